@@ -109,15 +109,9 @@ class BenchmarkSource:
 
 
 def read_benchmark(source: BenchmarkSource, seed: int = 0) -> SourceReading:
-    """Read the questions of a benchmark, one per row, in the order of the rows.
+    """Read the questions of a benchmark, one per row, and the rows that a layout dropped.
 
-    Args:
-        source: The benchmark and the path of its data.
-        seed: Seed of shuffled options, 0 or more.
-
-    Returns:
-        Questions with the ids `label:row`, or `label:file:row` if there are several files, and the rows that a layout
-        dropped.
+    Ids are `label:row`, or `label:file:row` if there are several files.
 
     Raises:
         UserError: If nothing can be read, or a row has no question or no answer.
@@ -138,15 +132,7 @@ def read_benchmark(source: BenchmarkSource, seed: int = 0) -> SourceReading:
 
 
 def reference_answer(value: Any) -> str | None:
-    """Return an answer as text.
-
-    Args:
-        value: The value of an answer's column.
-
-    Returns:
-        Text without space around it; a whole number without decimals; a list of answers joined by commas, as
-        math-verify reads sets; None if there is no answer.
-    """
+    """Return an answer as text: a whole number without decimals, a list joined by commas; None if there is none."""
     if isinstance(value, str):
         text = value.strip()
         listed = _as_list(text)

@@ -104,18 +104,13 @@ def _expression(parts: Sequence[tuple[Fraction, str]], target: int) -> str | Non
 
 
 def countdown_puzzles(num_numbers: int, max_number: int, targets: range, min_number: int = 1) -> list[CountdownPuzzle]:
-    """List every solvable puzzle of a size.
-
-    A puzzle is a multiset of numbers and a target that some expression over all of them reaches.
+    """List every multiset of numbers with every target that some expression over all of them reaches, in order.
 
     Args:
         num_numbers: Numbers per puzzle, 1 to 5; the time grows about a hundredfold with each.
         max_number: Largest number, at least `min_number`.
         targets: The targets, 0 or more, such as `range(1, 100)`.
         min_number: Smallest number, 1 or more.
-
-    Returns:
-        The puzzles, ordered by numbers, then by target.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -176,34 +171,20 @@ def _two_parts(numbers: tuple[int, ...]) -> set[tuple[tuple[int, ...], tuple[int
 
 
 def numbers_are_held_out(numbers: Iterable[int], held_out_fraction: float, seed: int) -> bool:
-    """Whether a multiset of numbers is held out, a pure function of the multiset and the seed; see `uniform_hash`.
-
-    Args:
-        numbers: The multiset, in any order.
-        held_out_fraction: Expected fraction of multisets that are held out, 0 to 1.
-        seed: Seed of the split.
-
-    Raises:
-        ValueError: If the fraction is outside 0 to 1.
-    """
+    """Return whether a multiset of numbers is held out, by its hash and the seed; the expected fraction is 0 to 1."""
     if not 0 <= held_out_fraction <= 1:
         raise ValueError(f"held_out_fraction must be 0 to 1, got {held_out_fraction}")
     return uniform_hash(f"countdown split {seed}: {' '.join(map(str, sorted(numbers)))}") < held_out_fraction * 2**64
 
 
 def split_countdown(puzzles: Sequence[CountdownPuzzle], held_out_fraction: float, seed: int) -> Split[CountdownPuzzle]:
-    """Split puzzles by their multiset of numbers: training never sees held-out numbers.
-
-    Args:
-        puzzles: Distinct puzzles.
-        held_out_fraction: Expected fraction of multisets (not of puzzles) that are held out, 0 to 1.
-        seed: Seed of the split and of the order of the held-out puzzles, 0 or more.
+    """Split distinct puzzles by their multiset of numbers: training never sees held-out numbers.
 
     Returns:
         Training puzzles in their order, and held-out puzzles in a seeded shuffle: its first k are a uniform sample.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If the held-out fraction (of multisets) or the seed is out of its range.
     """
     train: list[CountdownPuzzle] = []
     held_out: list[CountdownPuzzle] = []

@@ -55,20 +55,12 @@ def read_questions(source: FileSource) -> list[Question]:
 
 
 def read_source(source: FileSource, seed: int = 0) -> SourceReading:
-    """Read a source's questions, in the order of its files (by name) and rows.
+    """Read a source's distinct questions, in the order of its files (by name) and rows.
 
     A question that repeats with the same answer is kept once. With a layout, all rows of a question that repeats with
-    another answer are dropped.
-
-    Args:
-        source: The path of the rows, and the meaning of their columns or their layout. A column name can have a key:
-            `reward_model.ground_truth` is the key `ground_truth` of the column `reward_model`, unless there is a column
-            of the whole name.
-        seed: Seed of the options that a layout shuffles.
-
-    Returns:
-        Distinct questions, at least one; ids are `name:number`, `name:file:number` if there are several files, or
-        `name:id` with an id column.
+    another answer are dropped. Ids are `name:number`, `name:file:number` if there are several files, or `name:id` with
+    an id column. The column `reward_model.ground_truth` is the key `ground_truth` of the column `reward_model`, unless
+    there is a column of the whole name.
 
     Raises:
         UserError: If nothing can be read, a row is not a question with an answer or not of the layout, ids repeat, a

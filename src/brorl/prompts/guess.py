@@ -45,16 +45,10 @@ class Guess(NamedTuple):
 def guess_meaning(
     path: str, prompt_column: str | None = None, answer_column: str | None = None, domain: str | None = None
 ) -> Guess:
-    """Guess the meaning of the columns of a file.
+    """Guess the meaning of the columns of a file, a folder or a data set; columns or the domain may be known.
 
     A layout is chosen if all its columns are there, and it reads the rows. For mathematics, columns that are clear by
     themselves take precedence.
-
-    Args:
-        path: A file, a folder or a data set, as in `read_rows`.
-        prompt_column: Column of the question, if known.
-        answer_column: Column of the answer, if known.
-        domain: Domain of the questions, if known.
 
     Raises:
         UserError: If the file cannot be read, or there is no clear guess.

@@ -208,12 +208,7 @@ class Instructions:
 
     @classmethod
     def from_lists(cls, kinds: Sequence[str], arguments: Sequence[Any], loose: bool = False) -> Instructions:
-        """Make instructions from two lists, as most data sets store them.
-
-        Args:
-            kinds: K ids of instructions.
-            arguments: The arguments of each, K mappings; None is the same as an empty one.
-            loose: See the class.
+        """Make instructions from two lists of one length, as most data sets store them; None is no arguments.
 
         Raises:
             ValueError: If the lists do not fit together or an instruction is unusable.

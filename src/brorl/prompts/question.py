@@ -97,20 +97,15 @@ class Split(NamedTuple, Generic[_T]):
 def split_held_out(questions: Iterable[Question], fraction: float, seed: int) -> Split[Question]:
     """Split questions by a hash of their words (`Question.asked`).
 
-    The side of a question depends on its words and the seed alone, not on other rows or its source: the same question
-    in two sources is on one side. With one seed, a larger fraction holds out all that a smaller one does.
-
-    Args:
-        questions: The questions.
-        fraction: Expected fraction of distinct questions that are held out, 0 to 1.
-        seed: Seed of the split.
+    The side of a question depends on its words and the seed alone: the same question in two sources is on one side.
+    With one seed, a larger fraction holds out all that a smaller one does.
 
     Returns:
         Training questions in their order, and held-out questions in a seeded shuffle by their words: its first k are a
         uniform sample, and the same ones for every fraction that holds out k or more.
 
     Raises:
-        ValueError: If the fraction is out of its range.
+        ValueError: If the fraction of distinct questions is not 0 to 1.
     """
     if not 0 <= fraction <= 1:
         raise ValueError(f"held_out_fraction must be 0 to 1, got {fraction}")

@@ -68,14 +68,6 @@ def render(questions: Sequence[Question], format: PromptFormat, tokenizer: Token
     then adds its tokens at the beginning; an end token that it appends is removed, since the answer follows. A template
     that writes today's date always writes 1 January 2026: a resumed run has the same prompts.
 
-    Args:
-        questions: The questions.
-        format: The text around them.
-        tokenizer: The model's tokenizer.
-
-    Returns:
-        One prompt per question.
-
     Raises:
         UserError: If the format cannot show a question, or it has no tokens.
     """

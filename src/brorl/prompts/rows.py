@@ -59,10 +59,7 @@ class Row(NamedTuple):
 
 
 def is_local(path: str) -> bool:
-    """Return whether rows are read from files here, not with `datasets`.
-
-    Args:
-        path: As in `read_rows`.
+    """Return whether rows are read from files here, not with `datasets`; the path is as in `read_rows`.
 
     Raises:
         UserError: If there are no such files, and it cannot be a data set of the hub.
@@ -328,10 +325,7 @@ def _data_set_rows(path: str, subset: str | None, split: str, wanted: Collection
 
 @contextmanager
 def _without_retries(datasets: Any, path: str) -> Iterator[None]:
-    """Send the hub one short request; if it does not answer, restrict `datasets` to downloaded files.
-
-    The retries of `datasets` take most of a minute and fill the screen.
-    """
+    """Send the hub one short request; without an answer, use downloaded files only: the retries take a minute."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -50,18 +50,9 @@ class Choices:
 
     @classmethod
     def permuted(cls, options: Sequence[str], right: int, question: str, seed: int) -> Choices:
-        """Order options by a hash of the question, the option and a seed.
+        """Order the options of a row, of which `right` is right, by a hash of the question, the option and a seed.
 
         Options such as `all of the above` come last. Options that name letters keep all options in place.
-
-        Args:
-            options: The options of a row.
-            right: Place of the right one, from 0.
-            question: The text of the question.
-            seed: Seed of the order.
-
-        Raises:
-            ValueError: See the class.
         """
         cls(tuple(options), right)
         places = list(range(len(options)))
@@ -128,8 +119,7 @@ def read_science_reference(text: str) -> Choices | MeasuredAnswer:
     """Return what a reference stands for; text that is not a JSON object is an answer without a tolerance.
 
     Raises:
-        ValueError: If a JSON object is neither `Choices` nor `MeasuredAnswer`, a field is unusable, or the text is
-            empty.
+        ValueError: If a JSON object is neither `Choices` nor `MeasuredAnswer`, a field is unusable, or it is empty.
     """
     try:
         data = json.loads(text) if text.lstrip().startswith("{") else None

@@ -40,19 +40,10 @@ class Grader:
         return [self.decode(tokens) for tokens, _ in tree.responses()]
 
     def group(self, prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict], step: int) -> Group | None:
-        """Return the verified rollouts of a prompt with their rewards.
+        """Return the verified rollouts of a prompt with their rewards; steps count from 0.
 
-        Unverified responses leave the tree with all of their rollouts, and N of the group is smaller.
-
-        Args:
-            prompt: The prompt.
-            tree: Its rollouts, with L distinct responses.
-            verdicts: The L verdicts, aligned with the leaves.
-            step: Number of the step, from 0 on, for rewards that depend on it.
-
-        Returns:
-            The group, whose leaves are aligned with `verified(verdicts)`. None if no rollout was verified, or only one
-            of several: a single rollout has no other rollouts to be compared with.
+        Unverified responses leave the tree with all of their rollouts, and N of the group is smaller. None if no
+        rollout was verified, or only one of several: a single rollout has no other rollouts to be compared with.
         """
         kept = verified(verdicts)
         if len(kept) < len(verdicts):
@@ -89,16 +80,7 @@ class Grader:
         return Group(prompt, tree, correct_L, reward_L)
 
     def groups(self, prompts: Sequence[Prompt], trees: Sequence[RolloutTree], step: int) -> list[Group | None]:
-        """Verify and reward all rollouts.
-
-        Args:
-            prompts: P prompts.
-            trees: Their P trees.
-            step: Number of the step, from 0 on, for rewards that depend on it.
-
-        Returns:
-            For each prompt the result of `group`.
-        """
+        """Verify and reward all rollouts of P prompts; see `group`."""
         graded = zip(prompts, trees, self.verdicts(prompts, trees), strict=True)
         return [self.group(prompt, tree, verdicts, step) for prompt, tree, verdicts in graded]
 
@@ -120,7 +102,10 @@ def grade(
     decode: Callable[[tuple[int, ...]], str],
     accept_truncated: bool = False,
 ) -> list[list[Verdict]]:
-    """Verify every distinct response of every tree.
+    """Verify every distinct response of every tree; return the L verdicts of each, aligned with its leaves.
+
+    A response that could not be verified is verified again after all others; if that fails too, its verdict is
+    `unverified`.
 
     Args:
         prompts: P prompts.
@@ -128,10 +113,6 @@ def grade(
         verifiers: The verifier of each domain that occurs.
         decode: Token ids of a response, end token included, to its text without special tokens.
         accept_truncated: Verify unfinished responses too. By default they are incorrect with the reason `truncated`.
-
-    Returns:
-        For each tree L verdicts, aligned with its leaves. A response that could not be verified is verified
-        again after all others; if that fails too, its verdict is `unverified`.
 
     Raises:
         ValueError: If the numbers of trees and prompts differ, a tree belongs to another prompt, or a domain has no

@@ -63,18 +63,11 @@ class Agreement:
 def match_questions(
     responses: Sequence[StoredResponse], questions: Sequence[Question]
 ) -> tuple[list[tuple[StoredResponse, Question]], list[StoredResponse]]:
-    """Find the question of each response.
+    """Return the responses with their questions, which have distinct ids, and the responses of unknown questions.
 
     The id decides if it is that of a question. Otherwise the text decides, with differences of white space ignored, and
     then the part of an id after the name of its source. A text or part of an id that several questions share decides
     nothing.
-
-    Args:
-        responses: The responses.
-        questions: Questions with distinct ids.
-
-    Returns:
-        Responses with their questions, and responses of unknown questions.
     """
     by_id = {question.id: question for question in questions}
     by_text = _unambiguous([(question.asked, question) for question in questions])
@@ -101,19 +94,10 @@ def rescore(
     observe: Callable[[int], None] = lambda _: None,
     unreadable: Collection[str] = (),
 ) -> tuple[list[Rescored], float]:
-    """Verify stored responses, each distinct one once.
+    """Verify stored responses, each distinct one once; return their verdicts, and the wall time in seconds.
 
     A response that is stored as truncated keeps that verdict, because it was never verified. One that could not be
     verified is verified a second time. A response to a question with an unreadable reference is incorrect.
-
-    Args:
-        matched: Responses with their questions.
-        verifiers: The verifier of each domain.
-        observe: Called with the number of distinct responses that have been verified.
-        unreadable: Ids of questions whose reference answer their verifier cannot read.
-
-    Returns:
-        The responses with their verdicts, in order, and the wall time of the verification in seconds.
     """
     items: dict[tuple[str, str], tuple[Prompt, str]] = {}
     prompt_of: dict[str, Prompt] = {}

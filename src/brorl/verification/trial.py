@@ -37,12 +37,7 @@ class Trial(NamedTuple):
 
 
 def try_verifier(verifier: Verifier, prompts: Sequence[Prompt]) -> Trial:
-    """Verify a right and a wrong response to the first prompt, and right responses to others.
-
-    Args:
-        verifier: The verifier of the prompts' domain.
-        prompts: At least one prompt; the reference answers of the others are wrong answers to the first.
-    """
+    """Verify a right and a wrong response to the first prompt, and right responses to others."""
     prompt = prompts[0]
     others = dict.fromkeys(p.reference for p in prompts[1:] if p.reference != prompt.reference)
     made = verifier.trial_responses(prompt.reference, list(others)[:_OTHERS])

@@ -45,15 +45,12 @@ class VerdictCache:
         find: Callable[[Prompt, str], Verdict | str],
         decide: Callable[[list[Pair]], Sequence[tuple[Verdict, float]]],
     ) -> list[Verdict]:
-        """Verify responses, each distinct pair of a reference and an answer once.
+        """Verify responses, each distinct pair of a reference and an answer once, and return their verdicts in order.
 
         Args:
             items: Pairs of a prompt and a response.
             find: Returns the answer in a response, or the verdict if the form of the response decides.
             decide: Returns the verdict on each unknown pair, and how long to keep it in seconds; 0 keeps none.
-
-        Returns:
-            One verdict per item, in the same order. Of equal answers, the first one has the time of the verification.
         """
         verdicts: list[Verdict | None] = []
         own_s: list[float] = []

@@ -85,12 +85,7 @@ class Verdict:
 
 
 def unverified_verdict(cause: str, seconds: float = 0.0) -> Verdict:
-    """Return the verdict on a response that could not be verified because of an infrastructure failure.
-
-    Args:
-        cause: What went wrong in a few words: `a worker was lost`.
-        seconds: Wall time that was spent, 0 or more.
-    """
+    """Return the verdict on a response that an infrastructure failure, such as `a worker was lost`, left unverified."""
     return Verdict(False, 0.0, None, f"{UNVERIFIED}{_SEPARATOR}{cause}", seconds)
 
 
@@ -113,16 +108,10 @@ class Verifier(Protocol):
     """Verifies the responses of one domain."""
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify many responses in one call; a verifier can spread them over workers.
+        """Verify distinct pairs of a prompt and a response's text in one call; return one verdict per pair, in order.
 
-        Args:
-            items: Pairs of a prompt, whose `reference` the verifier reads, and a response's text without special
-                tokens, any string. No pair occurs twice.
-
-        Returns:
-            One verdict per pair, in the same order. A response that took too long has the reason `timeout`. One that
-            could not be verified because of an infrastructure failure has an `unverified_verdict`; it may be passed
-            again later.
+        A verifier can spread them over workers. A response that took too long has the reason `timeout`. One that could
+        not be verified because of an infrastructure failure has an `unverified_verdict`; it may be passed again later.
 
         Raises:
             ValueError: If a prompt's reference is malformed; never because of a response.
@@ -130,24 +119,15 @@ class Verifier(Protocol):
         ...
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find reference answers that no response can match.
+        """Return the problem of each reference answer that no response can match, in order.
 
-        Args:
-            references: Any number of reference answers; repeated ones are checked once.
-
-        Returns:
-            The problem of each such reference, in order of the references. It continues a sentence that begins with
-            "the reference answer ..., which": `{"4": "is not a countdown puzzle"}`.
+        It continues a sentence that begins with "the reference answer ..., which": `{"4": "is not a countdown
+        puzzle"}`.
         """
         ...
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Make responses for a trial of this verifier.
-
-        Args:
-            reference: The reference answer of one prompt.
-            others: Different reference answers of other prompts, possibly none.
-        """
+        """Make responses for a trial of this verifier, from a reference answer and different ones of other prompts."""
         ...
 
 
@@ -157,14 +137,7 @@ def verify_distinct(
     observe: Callable[[int], None] = lambda _: None,
     at_once: int | None = None,
 ) -> dict[Key, Verdict]:
-    """Verify items, domain by domain, and those that could not be verified a second time after all others.
-
-    Args:
-        items: Distinct pairs of a prompt and the text of a response.
-        verifiers: The verifier of each domain that occurs.
-        observe: Called with the number of items that have been verified.
-        at_once: Most items in one call of a verifier; None for all.
-    """
+    """Verify distinct items, domain by domain, `at_once` in a call; unverified ones again after all others."""
     verdict_of: dict[Key, Verdict] = {}
     for _ in range(2):
         keys_of: dict[str, list[Key]] = {}

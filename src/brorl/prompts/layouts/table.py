@@ -107,12 +107,7 @@ def layouts_of(data_set: str) -> list[str]:
 
 
 def read_fields(row: Row, layout: Layout, seed: int) -> Fields:
-    """Return the fields of a row.
-
-    Args:
-        row: The row, with the values of at least the columns of the layout that it has.
-        layout: The layout.
-        seed: Seed of shuffled options, 0 or more.
+    """Return the fields of a row, which has at least the columns of the layout; the seed shuffles options.
 
     Raises:
         Dropped: If the row has no question that can be verified.

@@ -100,18 +100,11 @@ class CodeVerifier:
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses; each distinct pair of tests and code runs once.
 
-        Args:
-            items: Pairs of a prompt, whose reference is the text of `CodeTests`, and a response.
-
-        Returns:
-            One verdict per pair, in the same order, with the reason `correct`, `correct (weak)`, `no code block`,
-            `answer too long`, `syntax error`, `wrong answer`, `raised ...`, `exited`, `timeout`, `timeout of all
-            programs`, `out of memory`, `too much output`, `too many threads`, `broke the protocol of the sandbox`,
-            `killed by signal ...` or `returned no plain value`. Verdicts are kept, those of a case that ran into a
-            limit of time for an hour: the limits can depend on the speed of the machine.
-
-        Raises:
-            ValueError: If a reference is malformed.
+        The reasons are `correct`, `correct (weak)`, `no code block`, `answer too long`, `syntax error`, `wrong answer`,
+        `raised ...`, `exited`, `timeout`, `timeout of all programs`, `out of memory`, `too much output`, `too many
+        threads`, `broke the protocol of the sandbox`, `killed by signal ...` and `returned no plain value`. Verdicts
+        are kept, those of a case that ran into a limit of time for an hour: the limits can depend on the speed of the
+        machine.
         """
         plans = {reference: _plan(reference) for reference in dict.fromkeys(prompt.reference for prompt, _ in items)}
 
@@ -165,11 +158,7 @@ class CodeVerifier:
         return judge_beside(source, tests, clock) if tests.weak else judge_test_code(source, tests, clock)
 
     def _clock(self, tests: CodeTests | None) -> Clock:
-        """Return the limits of one answer.
-
-        A case may take three times the limit of the data set, since that is made for compiled languages, and at least
-        one second; the setting bounds it. The memory limit of the data set is raised to 512 MiB.
-        """
+        """Return the limits of an answer: three times the data set's, and at least 1 s and 512 MiB."""
         case_s, memory = self._timeout_s, self._memory_bytes
         if tests is not None and tests.time_limit_s is not None:
             case_s = min(case_s, max(_MIN_CASE_S, _SLOWER * tests.time_limit_s))
@@ -238,19 +227,13 @@ def _module(prelude: str, code: str) -> str:
 
 
 def extract_code(response: str) -> str | None:
-    """Return the last block marked as Python, or else the last block without a language.
+    """Return the code of the last block marked as Python, or else of the last block without a language.
 
     - Blocks of other languages (`text`, `bash`, `output`) are never the answer, and neither are blank blocks.
     - A block without a closing fence ends with the response, or with the next fence that has an info string.
     - A closing fence is at least as long as the opening one, at the start or the end of a line. Shorter fences, and
       fences of the other character, are part of the code.
     - The indentation of the opening fence is removed from the lines of the block.
-
-    Args:
-        response: Any string.
-
-    Returns:
-        The code without the fences; None if there is no such block.
     """
     marked = unmarked = None
     for language, code in _blocks(response):

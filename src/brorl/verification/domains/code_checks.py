@@ -345,10 +345,7 @@ def _made(kind: type, *parts: object) -> object:
 
 
 def _assertion_kind(function: ast.FunctionDef) -> Kind:
-    """Return the kind of a function `assertion(out, exp, atol)` of evalplus, from the lines that distinguish them.
-
-    The one for optional values asserts nothing, by mistake; its comparison is used here.
-    """
+    """Return the kind of a function `assertion(out, exp, atol)` of evalplus, from the lines that distinguish them."""
     if [part.arg for part in function.args.args] != ["out", "exp", "atol"]:
         raise _UnknownError
     body = ast.unparse(function)

@@ -207,11 +207,7 @@ def judge_first_call(test: TestCode, clock: Clock) -> Judge[str | None]:
 
 
 def _load_tests(test: TestCode, clock: Clock) -> LoadProgram:
-    """Return the request that runs test code in a process without the answer.
-
-    All programs start with the same random state. The test code gets one of its own, else an answer could draw the
-    same random inputs and results.
-    """
+    """Return the request that runs test code in a process without the answer, with a random state of its own."""
     seed = blake2b(test.code.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     source = f"__import__('random').seed({seed!r})\n{_NUMPY.read_text()}\ninstall()\n{test.code}"
     limits = Limits(clock.total_s, clock.memory_bytes, _VALUE_BYTES)

@@ -31,15 +31,10 @@ class CountdownVerifier:
         return [self.verify(prompt, response) for prompt, response in items]
 
     def verify(self, prompt: Prompt, response: str) -> Verdict:
-        """Verify one response.
+        """Verify one response; `extracted` is the expression without spaces.
 
-        Args:
-            prompt: A countdown prompt.
-            response: Any string.
-
-        Returns:
-            A verdict with the reason `correct`, `wrong value 7`, `numbers used do not match`, `division by zero`, `not
-            an expression`, `too long` or `too deep`; `extracted` is the expression without spaces.
+        The reasons are `correct`, `wrong value 7`, `numbers used do not match`, `division by zero`, `not an
+        expression`, `too long` and `too deep`.
 
         Raises:
             ValueError: If the prompt's reference is no countdown puzzle.

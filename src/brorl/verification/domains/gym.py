@@ -85,19 +85,10 @@ class GymVerifier:
         self._partial_credit = partial_credit
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses.
+        """Verify responses. Verdicts of the scorer are kept, timeouts for an hour, crashes are not.
 
-        Args:
-            items: Pairs of a prompt, whose reference is the text of a `GymTask`, and a response.
-
-        Returns:
-            One verdict per pair, in the same order, with the reason `correct`, `wrong answer`, `no answer`, `answer too
-            long`, `wrong answer: ` and a problem such as `the scorer raised ValueError`, `timeout`, `timeout of all
-            programs`, `out of memory` or `verifier crashed`. Verdicts of the scorer are kept, timeouts for an hour,
-            crashes are not.
-
-        Raises:
-            ValueError: If a reference is not the text of a task.
+        The reasons are `correct`, `wrong answer`, `no answer`, `answer too long`, `wrong answer: ` and a problem such
+        as `the scorer raised ValueError`, `timeout`, `timeout of all programs`, `out of memory` and `verifier crashed`.
         """
         task_of = {text: GymTask.from_text(text) for text in {prompt.reference for prompt, _ in items}}
 
@@ -151,15 +142,11 @@ def _groups(pairs: Sequence[Pair], task_of: Mapping[str, GymTask]) -> list[list[
 
 
 def extract_answer(response: str) -> str | None:
-    r"""Find the answer in a response.
+    r"""Return the answer in a response, without space around it.
 
-    Args:
-        response: Any string.
-
-    Returns:
-        The text between the last `</answer>` and the last `<answer>` before it; else the content of the last
-        `\boxed{}`; else the text after the last `</think>`, or the whole response. Space around it is removed. None if
-        nothing is left, words beside the box deny it, or the only box is not closed.
+    It is the text between the last `</answer>` and the last `<answer>` before it; else the content of the last
+    `\boxed{}`; else the text after the last `</think>`, or the whole response. None if nothing is left, words beside
+    the box deny it, or the only box is not closed.
     """
     end = response.rfind(_CLOSING)
     start = response.rfind(_OPENING, 0, max(end, 0))
@@ -189,10 +176,7 @@ def _keep_s(reason: str) -> float:
 
 
 def _judge(pairs: Sequence[Pair], limits: Limits) -> Judge[list[Reply]]:
-    """Score pairs in one process; a process that an answer has ended is replaced.
-
-    A limit that ends the loading of the scorers is an infrastructure failure.
-    """
+    """Score pairs in one process; a process that an answer has ended is replaced."""
     replies: list[Reply] = []
     loaded = False
     for pair in pairs:

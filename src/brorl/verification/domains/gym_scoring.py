@@ -66,11 +66,7 @@ def scorer_of(name: str, config: str) -> ProceduralDataset:
 
 @lru_cache(maxsize=256)
 def _without_constructor(data_set: type[ProceduralDataset]) -> Any:
-    """Return a class that scores like a data set and is made in no time.
-
-    Some constructors read files for half a second. Most scorers use nothing but the entry and the settings; what else
-    they use is made when it is first used.
-    """
+    """Return a class that scores like a data set without its constructor, which can read files for half a second."""
 
     class Scorer(data_set):  # type: ignore[misc]
         def __init__(self, config: Any) -> None:

@@ -44,15 +44,10 @@ class InstructionsVerifier:
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify pairs of a prompt and a response, one after the other.
 
-        Args:
-            items: Pairs of a prompt, whose reference is the text of `Instructions`, and a response.
-
-        Returns:
-            One verdict per pair, in the same order, with the reason `correct`, `no answer`, `response too long` (over
-            200,000 characters) or `not followed: ` and the kind of the first instruction that is not followed.
+        The reasons are `correct`, `no answer`, `response too long` (over 200,000 characters) and `not followed: ` with
+        the kind of the first instruction that is not followed.
 
         Raises:
-            ValueError: If a reference is not the text of `Instructions`.
             UserError: If an instruction is about the language, and langdetect is not installed.
         """
         verdicts = [_verify(_instructions(prompt.reference), response) for prompt, response in items]

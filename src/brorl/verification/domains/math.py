@@ -57,16 +57,10 @@ class MathVerifier:
             raise ValueError(f"limit_s must be above 0, got {limit_s}")
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses.
+        """Verify responses. The verdicts of math-verify are kept, with the timeouts of its CPU time.
 
-        Args:
-            items: Pairs of a prompt, whose reference is the right answer, and a response.
-
-        Returns:
-            One verdict per pair, in the same order, with the reason `correct`, `wrong answer`, `no answer`, `answer too
-            long`, `no single answer`, `not parsed`, `timeout`, `out of memory`, `verifier crashed` or
-            `unverified: ...`. The verdicts of math-verify are kept, with the timeouts of its CPU time; failures of a
-            worker are not.
+        The reasons are `correct`, `wrong answer`, `no answer`, `answer too long`, `no single answer`, `not parsed`,
+        `timeout`, `out of memory`, `verifier crashed` and `unverified: ...`.
         """
 
         def find(prompt: Prompt, response: str) -> Verdict | str:
@@ -80,10 +74,7 @@ class MathVerifier:
         return self._cache.verify_all(items, find, decide)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find the references that math-verify cannot parse.
-
-        Args:
-            references: Right answers, of any number; each distinct one is parsed once.
+        """Find the references that math-verify cannot parse; each distinct one is parsed once.
 
         Raises:
             LoadError: If workers were lost.
@@ -115,15 +106,9 @@ def _verdict(answer: str, reply: Reply) -> tuple[Verdict, float]:
 
 
 def verify_by_form(reference: str, answer: str | None) -> Verdict | None:
-    """Verify an answer that needs no mathematics, always as math-verify would.
+    """Return the verdict on an answer that needs no mathematics, always as math-verify would, else None.
 
-    Args:
-        reference: The right answer.
-        answer: The extracted answer, None if there is none.
-
-    Returns:
-        A verdict for a missing or too long answer, for equal strings, for an integer and an integer or a
-        word, and for two choices; else None.
+    These are a missing or too long answer, equal strings, an integer and an integer or a word, and two choices.
     """
     if answer is None:
         return Verdict(False, 0.0, None, NO_ANSWER, 0.0)

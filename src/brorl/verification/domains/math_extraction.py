@@ -36,14 +36,9 @@ _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9,]*)?\.?[0-9]+(?:/[0-9]+)?(?:\s*\\?%)?")
 
 
 def extract_answer(response: str, with_unit: bool = False) -> str | None:
-    """Find the answer in a response.
+    """Return the answer in a response on one line, without surrounding space, `$` and full stop; None if there is none.
 
-    Args:
-        response: Any string.
-        with_unit: Keep the words after a number, which may be its unit, and never take the last number without them.
-
-    Returns:
-        The answer without surrounding space, `$` and full stop, on one line; None if there is none.
+    `with_unit` keeps the words after a number, which may be its unit, and never takes the last number without them.
     """
     boxed = _boxed(response)
     if boxed is not None or has_open_box(response):

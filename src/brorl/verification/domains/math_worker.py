@@ -49,13 +49,12 @@ class _OverrunError(BaseException):
 
 
 def compare(reference: str, answer: str, limit_s: float, tolerance: float | None = None) -> dict[str, object]:
-    """Compare an answer with its reference.
+    """Compare an answer with its reference, which is LaTeX or plain text.
 
     Args:
-        reference: The right answer, as LaTeX or plain text.
+        reference: The right answer.
         answer: The answer that was found in a response.
-        limit_s: CPU time of this process for parsing and comparing in seconds, above 0. It does not depend on the
-            load of the machine. C code may exceed it.
+        limit_s: CPU time of this process for parsing and comparing in seconds, above 0; C code may exceed it.
         tolerance: Accepted difference of two numbers, relative to the reference, above 0.
 
     Returns:

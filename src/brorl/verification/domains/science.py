@@ -54,16 +54,9 @@ class ScienceVerifier:
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses.
 
-        Args:
-            items: Pairs of a prompt, whose reference is described in the module, and a response.
-
-        Returns:
-            One verdict per pair, in the same order. Reasons of multiple choice: `correct`, `wrong answer`, `no answer`,
-            `not an option`, `several options`. Reasons of other answers: these first three, `no single answer`,
-            `another unit`, `answer too long`, `not parsed`, `timeout`, `out of memory`, `verifier crashed`.
-
-        Raises:
-            ValueError: If a reference looks like `Choices` or `MeasuredAnswer` and is malformed.
+        The reasons of multiple choice are `correct`, `wrong answer`, `no answer`, `not an option` and `several
+        options`. Those of other answers are the first three, `no single answer`, `another unit`, `answer too long`,
+        `not parsed`, `timeout`, `out of memory` and `verifier crashed`.
         """
         verdicts: list[Verdict | None] = []
         own_s: list[float] = []

@@ -178,12 +178,7 @@ def sides_of(text: str) -> list[str]:
 
 
 def without_unit(text: str, is_number: bool) -> str:
-    r"""Remove the words after a value: `\text{ cm}`, and of a number also plain words that may be its unit.
-
-    Args:
-        text: One side of an answer.
-        is_number: Whether the reference has no letters, so that words after a number are no variables.
-    """
+    r"""Remove the words after a value: `\text{ cm}`, and of a number also plain words that may be its unit."""
     for match in _PROSE.finditer(text):
         head, tail = text[: match.start()].rstrip(), text[match.start() :]
         if not head or not (head[-1].isalnum() or head[-1] in "}%)]") or _FUNCTION.match(tail):

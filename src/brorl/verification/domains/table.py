@@ -44,16 +44,13 @@ def make_verifiers(
     workers: Workers,
     with_fractions: bool = False,
 ) -> dict[str, Verifier]:
-    """Make the verifiers of some domains.
+    """Make the verifier of each domain, sorted by domain.
 
     Args:
         domains: The domains.
         functions: Import path of the user's function by domain; it replaces a built-in verifier.
         workers: Processes for the verifiers that need them.
         with_fractions: Score incorrect responses where the domain is in `WITH_FRACTIONS`.
-
-    Returns:
-        The verifier of each domain, sorted by domain.
 
     Raises:
         UserError: If a domain has no verifier, or a function cannot be loaded.
@@ -77,12 +74,7 @@ def make_verifiers(
 def unreadable_references(
     verifiers: Mapping[str, Verifier], questions: Sequence[Question]
 ) -> list[tuple[Question, str]]:
-    """Return the questions whose reference answer no response can match, each with the problem, domain by domain.
-
-    Args:
-        verifiers: The verifier of each domain that occurs.
-        questions: Questions of any domains.
-    """
+    """Return the questions whose reference answer no response can match, each with the problem, domain by domain."""
     problems_of: list[tuple[Question, str]] = []
     for domain, verifier in verifiers.items():
         own = [question for question in questions if question.domain == domain]

@@ -141,14 +141,7 @@ _POWER = re.compile(r"([^\W\d_]+|°C|°)(?:\s*\^\s*\(?\s*([-+]?\d{1,2})\s*\)?|(-
 
 @lru_cache(maxsize=4096)
 def parse_unit(text: str) -> Unit | None:
-    """Return the unit that a text stands for.
-
-    Args:
-        text: Plain text or LaTeX.
-
-    Returns:
-        The unit; None if a part of the text is unknown, or the text has more than 80 characters.
-    """
+    """Return the unit that plain text or LaTeX stands for; None if a part is unknown, or above 80 characters."""
     if len(text) > _MAX_CHARACTERS:
         return None
     text = with_plain_symbols(text)

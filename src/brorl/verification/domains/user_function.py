@@ -52,13 +52,9 @@ class FunctionVerifier:
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses.
 
-        Args:
-            items: Pairs of a prompt and a response.
-
-        Returns:
-            One verdict per pair, in the same order. The reason is the function's, or `correct` or `wrong answer`, or
-            after a failure `verifier raised ...`, `verifier returned ...`, `timeout`, `out of memory`, `verifier
-            crashed` or `unverified: ...`. A function that cannot decide returns `False` with such a reason itself.
+        The reason is the function's, or `correct` or `wrong answer`, or after a failure `verifier raised ...`,
+        `verifier returned ...`, `timeout`, `out of memory`, `verifier crashed` or `unverified: ...`. A function that
+        cannot decide returns `False` with such a reason itself.
         """
         calls = [
             VerifierCall(self._function, (response, prompt.reference, *([prompt.text] if self._takes_prompt else [])))

@@ -168,11 +168,10 @@ class JudgeLoop(Generic[T]):
         self._results: dict[int, T | Lost] = {}
 
     def run(self) -> list[T | Lost]:
-        """Run all judges and wait for them.
+        """Run all judges and wait for them; return the decision of each, in order.
 
-        Returns:
-            For each its decision, in the same order; `CutOff` if it used its part and the time was over before it could
-            decide; `Lost` if the time was over before that, or after infrastructure failures.
+        It is `CutOff` if the judge used its part and the time was over before it could decide; `Lost` if the time was
+        over before that, or after infrastructure failures.
 
         Raises:
             PreloadError: If a server cannot be set up.

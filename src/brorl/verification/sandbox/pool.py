@@ -152,15 +152,11 @@ class WorkerPool(_Pool):
         self._loaded: set[str] = set()
 
     def run(self, calls: Sequence[VerifierCall]) -> list[Reply]:
-        """Make calls, one at once per worker, and wait for all of them.
+        """Make calls, one at once per worker, and return one reply per call, in order.
 
-        Args:
-            calls: Any number of calls.
-
-        Returns:
-            One reply per call, in the same order. Its value is the returned one after a round trip through JSON. Its
-            failure is `timeout`, `out of memory`, `verifier crashed` or `verifier raised ...` for a fault of the call,
-            and `unverified: ...` after two infrastructure failures.
+        Its value is the returned one after a round trip through JSON. Its failure is `timeout`, `out of memory`,
+        `verifier crashed` or `verifier raised ...` for a fault of the call, and `unverified: ...` after two
+        infrastructure failures.
 
         Raises:
             LoadError: If a function cannot be loaded.
@@ -271,17 +267,12 @@ class ProgramPool(_Pool):
         return choose_level(self.sandbox)
 
     def run(self, judges: Sequence[Callable[[], Judge[T]]]) -> list[T | Lost]:
-        """Run judges, one per worker at once, and wait for all of them, or until the time of the batch is over.
+        """Run judges, one per worker at once, until all are done or the time of the batch is over.
 
         Each judge first gets an equal part of half of that time, which its programs use also when they sleep, but not
-        while others keep them from their core. Judges that need more run again after all others.
-
-        Args:
-            judges: Functions that make a judge; one is called again after an infrastructure failure.
-
-        Returns:
-            For each its decision, or `Lost`, in the same order. A judge without a decision at the end of the time is
-            `CutOff` if its programs have used their part, which is their own fault, and else `Lost`.
+        while others keep them from their core. Judges that need more run again after all others. A judge without a
+        decision at the end is `CutOff` if its programs have used their part, which is their own fault, and else `Lost`.
+        A judge is made again after an infrastructure failure.
 
         Raises:
             UserError: If no confinement holds on this machine, a module cannot be preloaded, or this process cannot

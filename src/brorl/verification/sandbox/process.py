@@ -350,12 +350,7 @@ class Process:
         return Fault.TIMEOUT if -code == signal.SIGXCPU else f"{Fault.KILLED} {-code}"
 
     def _why_trusted(self, code: int) -> str:
-        """Return why a trusted worker ended.
-
-        SIGKILL and SIGTERM come from outside: from the kernel when the machine is out of memory, from a guard of the
-        system, or from a person. A call that aborts, exits, crashes or exceeds its own limit of memory ends in another
-        way.
-        """
+        """Return why a trusted worker ended: SIGKILL and SIGTERM come from outside (the kernel, a guard, a person)."""
         if code == EXIT_OUT_OF_MEMORY:
             return Fault.OUT_OF_MEMORY
         if self._has_value and -code in (signal.SIGKILL, signal.SIGTERM):

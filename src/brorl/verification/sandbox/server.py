@@ -203,10 +203,7 @@ _OPEN: weakref.WeakSet[Server] = weakref.WeakSet()
 
 
 def _free_core() -> int | None:
-    """Return the core of this process that the fewest servers have; processes of one machine begin at different ones.
-
-    A program has one core, so that its threads take no time from programs of other workers.
-    """
+    """Return the core with the fewest servers; with one core, a program takes no time from other workers."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     cores = sorted(os.sched_getaffinity(0))

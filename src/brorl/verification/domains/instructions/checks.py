@@ -58,10 +58,7 @@ def _paragraphs(text: str, num_paragraphs: int, divider: str = "***") -> bool:
 
 
 def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """There are as many paragraphs between empty lines as wanted, and the n-th starts with the word.
-
-    As in the original, empty paragraphs are not counted but have a place: after three line ends, text is in place 2.
-    """
+    """Paragraph n of the wanted number starts with the word; as in the original, empty ones have a place."""
     paragraphs = [part.strip() for part in text.split("\n\n")]
     if len(list(filter(None, paragraphs))) != num_paragraphs:
         return False
@@ -187,12 +184,7 @@ CHECKS: Mapping[str, Callable[..., bool]] = {
 
 
 def broken(text: str, instructions: Instructions) -> list[Instruction]:
-    """Return the instructions that a text does not follow; an empty text follows none.
-
-    Args:
-        text: The response.
-        instructions: Its instructions, with the strict or the loose reading.
-    """
+    """Return the instructions, read strictly or loosely, that a text does not follow; an empty text follows none."""
     readings = list(dict.fromkeys(_loose(text))) if instructions.loose else [text]
     readings = [reading for reading in readings if reading.strip()]
     return [

@@ -87,10 +87,9 @@ def main() -> None:
 
 
 def _die_with_parent(lifeline: int) -> None:
-    """Have the kernel kill this process when its parent ends, even inside C code; exit now if the parent has ended.
+    """Have the kernel kill this process when its parent closes the lifeline; exit now if the parent has ended.
 
-    The parent holds the other end of the lifeline and never writes to it. The signal of a parent's death (PDEATHSIG)
-    does not help: the kernel sends it when the thread that started this process ends.
+    PDEATHSIG does not help: the kernel sends it when the thread that started this process ends.
     """
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
@@ -245,10 +244,7 @@ class _Server:
 
 
 def _fork() -> int:
-    """Fork this process as `os.fork` does, without renewing locks and seeds, which takes longer than the fork.
-
-    No other thread can hold a lock: this process has one, unless a preloaded package started more.
-    """
+    """Fork as `os.fork` does, without renewing locks and seeds, which takes longer; no other thread can hold a lock."""
     if threading.active_count() > 1:
         return os.fork()
     pid: int = _C.fork()
