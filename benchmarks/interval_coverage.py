@@ -135,7 +135,7 @@ class Result(NamedTuple):
 
 
 def simulate(cell: Cell) -> dict[str, Result]:
-    """Repeat an experiment; data sets that agree get one interval."""
+    """Repeat an experiment; datasets that agree get one interval."""
     rng, truth = np.random.default_rng(cell.seed), cell.prior.pass_at(cell.k)
     count: dict[bytes, int] = defaultdict(int)
     for _ in range(cell.experiments):

@@ -17,8 +17,8 @@ from worker import Turns
 
 CACHE_GIB = 4  # keys and values: 260,000 tokens of the big model
 # The same for all N: they determine the compilation, which should happen once per workload.
-LEAST_ROWS = 512
-LEAST_BATCHED_TOKENS = 4096
+MIN_ROWS = 512
+MIN_BATCHED_TOKENS = 4096
 
 
 def measure(job: Job, workload: Workload, turns: Turns) -> None:
@@ -46,8 +46,8 @@ def measure(job: Job, workload: Workload, turns: Turns) -> None:
         dtype="float32",
         skip_tokenizer_init=True,
         max_model_len=longest,
-        max_num_seqs=max(LEAST_ROWS, num_rows),
-        max_num_batched_tokens=max(LEAST_BATCHED_TOKENS, num_rows, longest),
+        max_num_seqs=max(MIN_ROWS, num_rows),
+        max_num_batched_tokens=max(MIN_BATCHED_TOKENS, num_rows, longest),
         enable_prefix_caching=True,
         seed=0,
     )

@@ -1,6 +1,6 @@
-"""Write docs/reference/gym.md: every data set of Reasoning Gym, what its scorer gives junk, and its guard.
+"""Write docs/reference/gym.md: every dataset of Reasoning Gym, what its scorer gives junk, and its guard.
 
-It generates entries of every data set. It scores junk, and right answers denied or joined with wrong ones, with the
+It generates entries of every dataset. It scores junk, and right answers denied or joined with wrong ones, with the
 scorer alone and behind the guard. It takes some minutes of CPU time. The extra `gym` must be installed.
 
     python scripts/make_gym_table.py
@@ -39,17 +39,17 @@ DENIED = (
 )  # fmt: skip
 NUMBERS_JOINED = 4  # numbers within a right answer that are joined with a wrong one
 INTRODUCTION = """\
-# Data sets of Reasoning Gym
+# Datasets of Reasoning Gym
 
-`scripts/make_gym_table.py` writes this page: {number} data sets of reasoning-gym {version}, {entries} entries of each,
+`scripts/make_gym_table.py` writes this page: {number} datasets of reasoning-gym {version}, {entries} entries of each,
 seed 0. Each entry is tried with {junk} junk answers, the text of the question, its right answer denied (`not 5`), and
 joined with wrong ones (`5 or 6`, `6, 5`, two lines).
 [Reasoning Gym](../how-to/verifiers.md#reasoning-gym-domain-gym) explains the guards.
 
 - {evaluated} scorers evaluate the answer as code: {evaluated_names}.
-- The scorers of {holes} data sets give junk 0.99 or more: {holes_names}. Behind the guards, none does. The \
+- The scorers of {holes} datasets give junk 0.99 or more: {holes_names}. Behind the guards, none does. The \
 other guards close holes that were found by reading the scorers and by changing right answers.
-- The scorers of {joined} data sets give a right answer denied, or joined with a wrong one, 0.99 or more: \
+- The scorers of {joined} datasets give a right answer denied, or joined with a wrong one, 0.99 or more: \
 {joined_names}. Behind the guards, none does.
 - {floor} scorers give every incorrect answer, or almost every one, a small score; with `rewards.partial_credit` that \
 is a reward.
@@ -57,16 +57,16 @@ is a reward.
 - {without} have no answer of their own, only a scorer: {without_names}.
 - Entries of {dropped} do not have an accepted answer of their own and are dropped: {dropped_names}.
 
-The column *answer* is `exact` if only the text of the data set's own answer is correct, and `scored` if the data set
+The column *answer* is `exact` if only the text of the dataset's own answer is correct, and `scored` if the dataset
 has its own scorer. The column *junk* is the greatest score of junk without the guard.
 
-| data set | settings | answer | junk | guard: what the scorer alone accepts |
+| dataset | settings | answer | junk | guard: what the scorer alone accepts |
 |---|---|---|---|---|
 """
 
 
 def settings() -> dict[str, Any]:
-    """Return the version of Reasoning Gym, and the settings of every data set that a source can name; for workers."""
+    """Return the version of Reasoning Gym, and the settings of every dataset that a source can name; for workers."""
     import dataclasses
     from importlib.metadata import version
 
@@ -79,17 +79,17 @@ def settings() -> dict[str, Any]:
 
 
 def measure(name: str, number: int, first: int = 0) -> dict[str, Any]:
-    """Score junk, and right answers denied or joined with wrong ones, for entries of a data set; for workers.
+    """Score junk, and right answers denied or joined with wrong ones, for entries of a dataset; for workers.
 
     Args:
-        name: Name of the data set.
+        name: Name of the dataset.
         number: Number of entries.
         first: Index of the first entry.
 
     Returns:
         `junk`, the greatest score of junk without the guard; `joined`, that of a right answer denied or joined with a
         wrong one; `least`, the median score of junk; `raised`, whether the scorer raised; `accepted`, the wrong answers
-        that are correct behind the guard; `exact`, whether the data set has no scorer of its own; `without`, whether it
+        that are correct behind the guard; `exact`, whether the dataset has no scorer of its own; `without`, whether it
         has no answers; and `dropped`, the entries of which the own answer is not accepted.
     """
     from reasoning_gym.dataset import ProceduralDataset
@@ -138,7 +138,7 @@ def measure(name: str, number: int, first: int = 0) -> dict[str, Any]:
 
 
 def differs(junk: str, task: GymTask) -> bool:
-    """Whether junk differs from the data set's own answer, as text and as a number."""
+    """Whether junk differs from the dataset's own answer, as text and as a number."""
     right = (task.answer or "").strip().lower()
     if junk.strip().lower() == right:
         return False
@@ -148,7 +148,7 @@ def differs(junk: str, task: GymTask) -> bool:
 
 
 def right_answer(task: GymTask) -> str | None:
-    """Return the data set's own answer, or the example in its metadata; None if it has neither."""
+    """Return the dataset's own answer, or the example in its metadata; None if it has neither."""
     metadata = task.entry["metadata"]
     if task.answer or "possible_answer" not in metadata:
         return task.answer or metadata.get("example_correct_answer")
@@ -215,19 +215,19 @@ def wrapped(text: str) -> str:
 
 
 def row(name: str, keys: list[str], one: dict[str, Any]) -> str:
-    """Return the row of a data set."""
+    """Return the row of a dataset."""
     return (
         f"| {first_cells(name, keys)} | {'exact' if one['exact'] else 'scored'} | {one['junk']:.2f} | {guard(name)} |\n"
     )
 
 
 def first_cells(name: str, keys: list[str]) -> str:
-    """Return the name and the settings of a data set as cells."""
+    """Return the name and the settings of a dataset as cells."""
     return f"`{name}` | {', '.join(f'`{key}`' for key in keys)}"
 
 
 def guard(name: str) -> str:
-    """Return the last cell of a data set."""
+    """Return the last cell of a dataset."""
     return GUARDS[name].why if name in GUARDS else ""
 
 

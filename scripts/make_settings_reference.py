@@ -40,7 +40,7 @@ over the recipe, and the recipe over these defaults. A key that does not exist i
 """
 SOURCES = """\
 `data.sources` and `evaluation.sources` take one source or a list. Each source is a built-in puzzle, a file, or
-data sets of Reasoning Gym. `evaluation.sources` takes no puzzles. [Use your own data](../how-to/data.md) has examples.
+datasets of Reasoning Gym. `evaluation.sources` takes no puzzles. [Use your own data](../how-to/data.md) has examples.
 """
 PHASES = """\
 `phases` is a list of phases. Each has its own group `advantage`, with the settings of the section `advantage` above.
@@ -57,8 +57,8 @@ def page() -> str:
     parts += ["## Sources\n", SOURCES]
     for title, source in (
         ("A built-in puzzle", CountdownSource),
-        ("A file or a data set", FileSource),
-        ("Data sets of Reasoning Gym", GymSource),
+        ("A file or a dataset", FileSource),
+        ("Datasets of Reasoning Gym", GymSource),
     ):
         parts += [f"### {title}\n", f"{_summary(source)}\n", _table(_settings(source), "")]
     parts += ["## Phases\n", PHASES, _table(_settings(PhaseSettings), "")]

@@ -365,7 +365,7 @@ def _continued(responses: Responses, width: int) -> RolloutTree:
             logprobs = [[logprob_of((*prefix, *r[: i + 1])) for i in range(len(r))] for r in rest]
             ends = [len(r) <= done + width for r in responses if len(r) > done and r[:done] == prefix]
             subtrees.append(RolloutTree.from_responses((7, 8, *prefix), rest, logprobs, ends))
-        tree, done = tree.extended(leaves, subtrees), done + width
+        tree, done = tree.graft(leaves, subtrees), done + width
         tree.validate()
     return tree
 
@@ -373,16 +373,16 @@ def _continued(responses: Responses, width: int) -> RolloutTree:
 def test_only_unfinished_responses_without_others_below_them_are_continued() -> None:
     tree = build([(1, 2), (1, 2), (1, 3), (2,)], [False, False, True, False])
     more = RolloutTree.from_responses((7, 8, 1, 2), [(5,), (6,)])
-    extended = tree.extended(np.array([0]), [more])
+    extended = tree.graft(np.array([0]), [more])
     assert Counter(dict(extended.responses())) == Counter({(1, 2, 5): 1, (1, 2, 6): 1, (1, 3): 1, (2,): 1})
     with pytest.raises(ValueError, match="response 1 cannot be continued, because it is finished"):
-        tree.extended(np.array([1]), [RolloutTree.from_responses((7, 8, 1, 3), [(5,)])])
+        tree.graft(np.array([1]), [RolloutTree.from_responses((7, 8, 1, 3), [(5,)])])
     with pytest.raises(ValueError, match="response 2 do not have the prompt and it"):
-        tree.extended(np.array([2]), [RolloutTree.from_responses((7, 8, 3), [(5,)])])
+        tree.graft(np.array([2]), [RolloutTree.from_responses((7, 8, 3), [(5,)])])
     with pytest.raises(ValueError, match="response 0 has 2 rollouts, and its continuations have 1"):
-        tree.extended(np.array([0]), [RolloutTree.from_responses((7, 8, 1, 2), [(5,)])])
+        tree.graft(np.array([0]), [RolloutTree.from_responses((7, 8, 1, 2), [(5,)])])
     with pytest.raises(ValueError, match="got 2 responses to continue and 1 trees"):
-        tree.extended(np.array([0, 2]), [more])
+        tree.graft(np.array([0, 2]), [more])
     nested = build([(1,), (1, 2)], [False, True])
     with pytest.raises(ValueError, match="another response goes on below"):
-        nested.extended(np.array([0]), [RolloutTree.from_responses((7, 8, 1), [(5,)])])
+        nested.graft(np.array([0]), [RolloutTree.from_responses((7, 8, 1), [(5,)])])

@@ -29,7 +29,7 @@ from gpu.models import HOOKED, STATE_SPACE, VARIANTS
 from gpu.speed import Ceilings, Setting, Speed, markdown, measure_ceilings
 from harness import DeviceLostError, Findings, Limits, OtherOptionsError, Part, Record, run_parts
 
-_LEAST_S = 10.0  # of an exactness part
+_MIN_S = 10.0  # of an exactness part
 _SIZES = {  # the default, the value with --small, and the help
     "runs": (5, 2, "runs of a measurement, after a warm-up"),
     "part-s": (20.0, 1.0, "seconds for the runs of a measurement with 1,024 tokens; doubled for 4,096"),
@@ -109,13 +109,13 @@ def _options(arguments: argparse.Namespace, device: Device) -> dict[str, object]
 def _exactness(arguments: argparse.Namespace, device: Device) -> Iterator[Part]:
     trial = Trial(arguments.exact_rollouts, arguments.exact_tokens, arguments.seed)
     for kind in (*HOOKED, *STATE_SPACE):
-        yield Part(f"exactness: {kind}, device", partial(device_part, kind, device, trial), _LEAST_S)
+        yield Part(f"exactness: {kind}, device", partial(device_part, kind, device, trial), _MIN_S)
         for precision in ("float64", "float32", "bfloat16"):
             if kind in STATE_SPACE and precision == "float64":
                 continue  # their states are float32 in every precision
             for what, part in (("learner", learner_part), ("engine", engine_part)):
                 run = partial(part, kind, precision, device, trial)
-                yield Part(f"exactness: {kind}, {what} {precision}", run, _LEAST_S)
+                yield Part(f"exactness: {kind}, {what} {precision}", run, _MIN_S)
 
 
 def _long(arguments: argparse.Namespace, device: Device) -> Part:
@@ -123,7 +123,7 @@ def _long(arguments: argparse.Namespace, device: Device) -> Part:
     trial = LongTrial(
         arguments.sizes[0], 8, arguments.prompt_tokens, arguments.response_tokens[0], arguments.nodes, arguments.seed
     )
-    return Part("exactness: long responses", partial(long_part, device, trial), 2 * _LEAST_S)
+    return Part("exactness: long responses", partial(long_part, device, trial), 2 * _MIN_S)
 
 
 def _setting(arguments: argparse.Namespace, size: str, low_entropy: bool, tokens: int) -> Setting:

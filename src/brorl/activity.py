@@ -1,8 +1,6 @@
-"""Activities: reports of the current work, from the parts that do it.
+"""Activities: the engine, the collector, the learner and the loop report what they are doing.
 
-In: nothing. Out: small values. The engine reports its rollouts, the collector its rounds, the learner its mini-batches,
-and the loop its steps and phases. Reports never change the results. An observer returns quickly; it may raise to end
-the work.
+Reports never change the results. An observer returns quickly; it may raise to end the work.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ def make_parser(chosen: Collection[str], with_settings: bool = True) -> argparse
     """Make the parser of all commands; only the `chosen` ones get options, because their modules are imported."""
     parser = _Parser(
         prog="brorl",
-        description="Reinforcement learning from verifiable rewards at many rollouts per prompt, as one tree.",
+        description="RLVR with many rollouts per prompt, computed as one tree.",
     )
     parser.add_argument("--version", action="version", version=f"brorl {brorl.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)

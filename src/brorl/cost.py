@@ -1,8 +1,4 @@
-"""Units of cost, the cost of steps, and budgets.
-
-In: lines of a run's metrics. Out: their cost in every unit, whether a budget is spent, and amounts as text. Evaluations
-are not part of any cost.
-"""
+"""Units of cost, the cost of steps, and budgets. Evaluations are not part of any cost."""
 
 from __future__ import annotations
 
@@ -73,9 +69,7 @@ class Budget:
             raise ValueError(f"a budget must be above 0, not {self.limit} {self.unit}")
         wrong = next((m for m in self.eval_points if not 0 < m <= self.limit), None)
         if wrong is not None:
-            raise ValueError(
-                f"evaluation points must lie above 0 and up to the budget of {self.limit} {self.unit}, not at {wrong}"
-            )
+            raise ValueError(f"evaluation points must be in (0, {self.limit}], the budget in {self.unit}, got {wrong}")
 
     def is_spent(self, spent: Cost) -> bool:
         """Return whether a run that spent this has reached the limit."""

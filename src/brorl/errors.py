@@ -4,7 +4,7 @@ STOPPED = 130  # exit code of a command that Ctrl-C, SIGTERM or SIGHUP stopped
 
 
 class UserError(Exception):
-    """An input of the user does not work; the message names the fix and is printed without a traceback.
+    """Invalid user input; the message names the fix and is printed without a traceback.
 
     Attributes:
         exit_code: Exit code of the command: 2 for an error before the work starts, 1 for one that ends a run.

@@ -1,7 +1,4 @@
-"""Numbers, intervals, and durations as short text: one set of formats for the whole package.
-
-In: numbers, and estimates with a 95% interval. Out: text without markup. Amounts of a unit of cost are in `brorl.cost`.
-"""
+"""Numbers, intervals and durations as short text: one set of formats for the whole package."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whether a path that the user names exists.
+"""Check whether a user's path exists.
 
-In: a path. Out: a truth value. No file can have a name of more than 255 bytes, so such a path is false, where the
-methods of `pathlib` raise an OSError. Their other errors stay, such as a missing permission.
+No file name is longer than 255 bytes. Such a path returns False here, where `pathlib` raises an OSError. Other errors
+of `pathlib` are raised, such as a missing permission.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The base of every group of settings; a room declares its groups in its module `settings`."""
+"""The base class of all groups of settings; each package declares its own in its module `settings`."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def listed(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else [value]
 
 
-Listed = BeforeValidator(listed)
-Names = Annotated[tuple[str, ...], Listed, Field(strict=False)]
+AsList = BeforeValidator(listed)
+Names = Annotated[tuple[str, ...], AsList, Field(strict=False)]

@@ -1,7 +1,6 @@
-"""Seeds of random generators, derived from the seed of a run.
+"""Seeds of random generators, derived from the seed of a run and two counters, such as a step and a call.
 
-In: a seed and two counters, such as a step and the number of a call. Out: a seed sequence or an integer seed, different
-for every combination. Numbers out of range are rejected.
+Every combination has its own seed. Numbers out of range are rejected.
 """
 
 from __future__ import annotations

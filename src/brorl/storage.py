@@ -1,7 +1,7 @@
 """Writing files: after a kill at any moment, a file has either its old content or its new content.
 
-In: a path and its content. Out: the file on disk. A failed write is a `StorageError` that names the file. A
-`TemporaryFolder` is removed by a later process if its own process is killed.
+A failed write is a `StorageError` that names the file. If a process is killed, a later one removes its
+`TemporaryFolder`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def dotted(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class TemporaryFolder:
-    """A folder whose lock marks it as used until this process ends, also if the process is killed.
+    """A folder whose lock marks it as used until this process ends, even if it is killed.
 
     Attributes:
         path: Its path.

@@ -1,8 +1,8 @@
 """Experiment trackers: copies of the metrics in Weights & Biases, TensorBoard or trackio.
 
-In: the records of `metrics.jsonl`, which is always written. Out: their finite numbers in each tracker, under names such
-as `sampling/reward`, with the step as the x axis. Lists are left out because they are per prompt. A tracker that fails
-does not stop the run: it is closed with one message, and a resumed run sends it the missing steps.
+`metrics.jsonl` is always written. A tracker gets its finite numbers, under names such as `sampling/reward`, with the
+step as the x axis, and no lists, which are per prompt. A tracker that fails is closed with one message, and the run
+continues. A resumed run sends it the missing steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, assert_never
 from pydantic import Field
 
 from brorl.errors import UserError, first_line
-from brorl.section import Listed, Section
+from brorl.section import AsList, Section
 from brorl.storage import replace_file, storage_errors
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _START_HINTS: dict[TrackerName, str] = {
 class TrackingSettings(Section):
     """Trackers that get the metrics in addition to metrics.jsonl."""
 
-    to: Annotated[tuple[TrackerName, ...], Listed, Field(strict=False)] = Field(
+    to: Annotated[tuple[TrackerName, ...], AsList, Field(strict=False)] = Field(
         (), description="wandb, tensorboard or trackio (each an extra of the package), or a list"
     )
     project: str = Field("brorl", min_length=1, description="project of the run in the tracker")

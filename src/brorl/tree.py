@@ -1,12 +1,9 @@
 """The rollout tree: N rollouts of one prompt, stored once per distinct prefix, with counts.
 
-In: the responses of one prompt, or the nodes that an engine grew. Out: a frozen `RolloutTree`, on which sampling,
-verifying and learning all work. Empty responses are an error. A token that rollouts share is stored once.
-
 A node is a distinct token prefix of a response. Its count is the number of the N rollouts that pass through it. Nodes
-are in depth-first preorder with siblings sorted by token. A tree has one representation: two trees are equal
-exactly when their rollouts are equal as multisets. Preorder also makes every subtree, and every consecutive run of
-responses, a slice.
+are in depth-first preorder with siblings sorted by token. A tree has one representation: two trees are equal exactly
+when their rollouts are equal as multisets. Preorder also makes every subtree, and every consecutive run of responses, a
+slice. Empty responses are an error.
 """
 
 from __future__ import annotations
@@ -308,7 +305,7 @@ class RolloutTree:
         )
         return tree, node_index
 
-    def extended(self, leaves: IntArray, subtrees: Sequence[RolloutTree]) -> RolloutTree:
+    def graft(self, leaves: IntArray, subtrees: Sequence[RolloutTree]) -> RolloutTree:
         """Continue unfinished responses: graft onto each the tree of its continuations.
 
         Args:

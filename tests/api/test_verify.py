@@ -67,8 +67,8 @@ def test_verdicts_and_agreement_against_plain_counting(suffix: str, key: str, rn
     assert found.only_new == pairs.count((False, True))
     assert found.fraction == pytest.approx(np.mean([stored == now for stored, now in pairs]))
     assert result.agrees == (found.fraction == 1)
-    assert [one.response.place for one in result.disagreements] == [
-        one.response.place for one, (stored, now) in zip(result.rescored, pairs, strict=True) if stored != now
+    assert [one.response.location for one in result.disagreements] == [
+        one.response.location for one, (stored, now) in zip(result.rescored, pairs, strict=True) if stored != now
     ]
 
 

@@ -1,4 +1,4 @@
-"""The defaults of all data sets of Reasoning Gym, checked in a worker."""
+"""The defaults of all datasets of Reasoning Gym, checked in a worker."""
 
 from __future__ import annotations
 

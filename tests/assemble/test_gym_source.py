@@ -102,8 +102,8 @@ def test_an_error_names_its_source() -> None:
 @pytest.mark.parametrize(
     ("given", "configs", "number", "problem"),
     [
-        (["leg_countin"], {}, 9, "'leg_countin' is not a data set of Reasoning Gym; did you mean leg_counting"),
-        (["composite"], {}, 9, "composite combines data sets"),
+        (["leg_countin"], {}, 9, "'leg_countin' is not a dataset of Reasoning Gym; did you mean leg_counting"),
+        (["composite"], {}, 9, "composite combines datasets"),
         (["maze"], {"maze": {"min_dits": 3}}, 9, "has no setting 'min_dits' .*did you mean min_dist"),
         (["maze"], {"maze": {"size": 3}}, 9, "has its size from the source; set num_questions"),
         (["maze"], {"maze": {"seed": 3}}, 9, "has its seed from the source; set seed"),
@@ -124,7 +124,7 @@ def test_an_error_names_its_source() -> None:
         (["basic_arithmetic"], {"basic_arithmetic": {"whitespace": "two"}}, 9, "one of no_space, single, random"),
         (["xylophones"], {}, 9, "gym: 'xylophones' is not .*; docs/reference/gym.md lists the 105 names"),
         (["maze"], {"maze": {"color": 1}}, 9, "config: maze has no setting 'color' .*; docs/reference/gym.md lists"),
-        (["maze", "gcd"], {"mase": {}}, 9, "'mase' is not a data set of this source; did you mean maze"),
+        (["maze", "gcd"], {"mase": {}}, 9, "'mase' is not a dataset of this source; did you mean maze"),
         (["acre"], {}, 4_901, "first_index: acre has 5,000 entries, and index 5,000 is beyond .* at most 99"),
         (["gcd", "acre"], {}, 9_802, "acre has 5,000 entries, and index 5,000 is beyond"),
         (["acre"], {}, 6_000, "lower num_questions to fewer"),
@@ -166,7 +166,7 @@ def test_an_entry_is_the_same_whatever_was_made_before(pool: WorkerPool, rng: np
 @needs_gym
 @pytest.mark.slow
 def test_questions_take_turns_are_distinct_and_held_out() -> None:
-    """Through the whole assembly: two data sets, one that repeats itself, and an overlapping source to evaluate on."""
+    """Through the whole assembly: two datasets, one that repeats itself, and an overlapping source to evaluate on."""
     before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
     recipe = {
         "data.sources": {"gym": ["leg_counting", "tower_of_hanoi"], "num_questions": 60, "name": "both"},

@@ -143,7 +143,7 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
     assert (forecast.kept_fraction, forecast.num_prompts) == (None, 8)
     assert forecast.num_rollouts == sum(tree.num_rollouts for one in sampled[1:] for tree in trees_of(one))
 
-    monkeypatch.setattr(step_forecast, "MOST_TOKENS", 3)
+    monkeypatch.setattr(step_forecast, "MAX_TOKENS", 3)
     cut = step_forecast.forecast_step(parts, 64, tmp_path)
     unfinished = sum(int(t.leaf_count[~t.finished].sum()) for t in trees_of(sampled[-1]))
     added = unfinished * (config.sampling.max_new_tokens - 3) * (cost["generation"] + cost["training"])

@@ -18,7 +18,7 @@ from brorl.api.compare import _machine, _slots
 from brorl.api.comparison_plan import Arguments, arm_folders, plan_for, plan_in
 from brorl.assemble.comparison import ArmPlan, check_arms, differences, sweep_arms
 from brorl.comparison import report as comparison_report
-from brorl.comparison.arms import labelled
+from brorl.comparison.arms import labeled
 from brorl.comparison.reading import read_comparison
 from brorl.config.settings import TrainConfig
 from brorl.cost import Budget, total_cost
@@ -439,7 +439,7 @@ def test_arms_have_short_names_and_titles_where_these_are_letters() -> None:
     assert told({"optimizer.learning_rate": [1e-4, 3e-4], "optimizer.mini_batches": [1, 4]}) == [
         ("A", "learning_rate=0.0001, mini_batches=1"), ("B", "learning_rate=0.0003, mini_batches=4")
     ]  # fmt: skip
-    letters = [name for name, _ in labelled([f"a name that is too long {i}" for i in range(54)])]
+    letters = [name for name, _ in labeled([f"a name that is too long {i}" for i in range(54)])]
     assert letters[:2] + letters[25:28] + letters[51:54] == ["A", "B", "Z", "AA", "AB", "AZ", "BA", "BB"]
     assert len({*letters}) == 54
 

@@ -31,8 +31,8 @@ pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 @pytest.fixture(autouse=True)
 def several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brorl.assemble.evaluation._LEAST_PROMPTS", 2)
-    monkeypatch.setattr("brorl.assemble.evaluation._MOST_PROMPTS", 2)
+    monkeypatch.setattr("brorl.assemble.evaluation._MIN_PROMPTS", 2)
+    monkeypatch.setattr("brorl.assemble.evaluation._MAX_PROMPTS", 2)
 
 
 @pytest.fixture(scope="module")
@@ -306,9 +306,9 @@ def test_a_benchmark_with_an_unreadable_answer_is_evaluated_and_a_file_is_refuse
         (["quickstart", "--data=aime23=x.jsonl"], "NAME in NAME=PATH must be one of aime24, aime25"),
         (["quickstart", "--data=aime24=x.jsonl"], "--data aime24=x.jsonl: there is no file or folder x.jsonl"),
         (["quickstart", "--data={path: x, color: red}"], "color is not a setting"),
-        (["quickstart", "--data={benchmark: aime24, color: red}"], "the keys are benchmark, path, name"),
+        (["quickstart", "--data={benchmark: aime24, color: red}"], "use the keys benchmark, path, name"),
         (["quickstart", "--data={benchmark: aime23}"], "there is no benchmark 'aime23'"),
-        (["quickstart", "--data=countdown", "--data=countdown"], "two data sets have the name 'countdown'"),
+        (["quickstart", "--data=countdown", "--data=countdown"], "two datasets have the name 'countdown'"),
         (["quickstart", "--prompt.template=none"], "prompt.template must have {prompt} once"),
         (["quickstart", "--device=cuda:0"], "torch finds no CUDA device"),
         (["quickstart", "--output-dir=/proc/eval"], "cannot write to --output-dir /proc/eval"),

@@ -6,7 +6,7 @@ from math import comb, exp, log
 import numpy as np
 from numpy.typing import NDArray
 
-from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score, labelled
+from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score, labeled
 from brorl.comparison.results import results_of
 from brorl.comparison.text import text_of
 from brorl.cost import Cost, Unit
@@ -56,7 +56,7 @@ def comparison_of(
 
 def _arms(numbers: Sequence[int | None], names: Sequence[str] | None, runs: Sequence[Sequence[RunScores]]) -> list[Arm]:
     """Arms of so many rollouts, whose name is N unless names are given."""
-    labels = labelled(names or ["adaptive" if number is None else f"N={number}" for number in numbers])
+    labels = labeled(names or ["adaptive" if number is None else f"N={number}" for number in numbers])
     return [
         Arm(name, title, n, 16, {"rollouts_per_prompt": "adaptive" if n is None else str(n)}, tuple(of_arm))
         for (name, title), n, of_arm in zip(labels, numbers, runs, strict=True)

@@ -102,7 +102,7 @@ def test_task_panels_name_the_kind() -> None:
 def test_many_tasks_are_cut_to_those_with_the_most_prompts(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brorl.comparison.figure._MOST_TASKS", 6)
+    monkeypatch.setattr("brorl.comparison.figure._MAX_TASKS", 6)
     comparison = synthetic(rng, num_tasks=12, num_prompts=24, num_seeds=1, eval_points=(40.0,))
     more = tuple(replace(p, source="the largest") if i < 6 else p for i, p in enumerate(comparison.prompts))
     figure = make_figure(replace(comparison, prompts=more))

@@ -117,5 +117,5 @@ def test_budget_is_spent_at_its_limit_and_evaluation_points_are_passed_once() ->
     assert passed == [False, True, False, True, True, False]
     with pytest.raises(ValueError, match="above 0"):
         Budget("samples", 0)
-    with pytest.raises(ValueError, match="not at 101"):
+    with pytest.raises(ValueError, match="got 101"):
         Budget("samples", 100, (50, 101))

@@ -313,7 +313,7 @@ def test_an_answer_that_has_come_is_no_stall() -> None:
 
 def test_another_folder_with_the_path_of_the_run_directory_is_not_shared(tmp_path: Path) -> None:
     token = tmp_path / "run" / "token"
-    for error in ("m1 has a learner rank and does not see the run directory", "another folder with the same path"):
+    for error in ("m1 has a learner rank and cannot access the run directory", "another folder with the same path"):
         with pytest.raises(UserError, match=error):
             check_shared(token, "m1")
         token.parent.mkdir(exist_ok=True)

@@ -150,7 +150,7 @@ def test_memory_is_planned_with_the_shapes_that_decoding_has(model_type: str) ->
         return plan_memory(model.config, settings, Workload(100, max_new_tokens, num_rows=rows)).sampling.num_bytes
 
     cache = RowCache(model, kv_shapes(model), 1 << 40, rows, 2 * length)
-    cache.place(np.arange(rows), 0, length, 0)
+    cache.rearrange(np.arange(rows), 0, length, 0)
     reserved = sum(x.numel() * x.element_size() for x in (*cache.key, *cache.value))
     assert planned(2 * length) - planned(length) == reserved
 

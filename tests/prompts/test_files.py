@@ -218,10 +218,10 @@ class TestDataSets:
             "set data.sources[].answer_column: answer"
         )
         (tmp_path / "one" / "state.json").write_text("{}")
-        assert refusal(str(tmp_path / "one")).startswith(f"the data set in {tmp_path}/one cannot be read (")
+        assert refusal(str(tmp_path / "one")).startswith(f"the dataset in {tmp_path}/one cannot be read (")
 
     def test_the_hub_is_asked_for_ids(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A shuffled data set with a numpy format, whose rows are not in the order of its table."""
+        """A shuffled dataset with a numpy format, whose rows are not in the order of its table."""
         monkeypatch.chdir(tmp_path)
         table = datasets.Dataset.from_dict(
             {"question": [f"q{i}" for i in range(9)], "answer": [f"x #### {i}" for i in range(9)]}
@@ -258,19 +258,19 @@ class TestDataSets:
         monkeypatch.setattr(datasets, "load_dataset", load)
         end = "; check data.sources[].path, subset and split, and the connection (there is no local file or folder of this name either)"
         assert refusal("o/d", split="tset") == (
-            "the Hugging Face data set o/d (split tset) cannot be loaded: "
+            "the Hugging Face dataset o/d (split tset) cannot be loaded: "
             f"Unknown split \"tset\". Should be one of ['train']{end}"
         )
         assert refusal("o/d", subset="main") == (
-            "the Hugging Face data set o/d (subset main, split train) cannot be loaded: "
+            "the Hugging Face dataset o/d (subset main, split train) cannot be loaded: "
             f"BuilderConfig 'main' not found. Available: ['default']{end}"
         )
-        assert refusal("o/none").startswith("the Hugging Face data set o/none (split train) cannot be loaded: ")
+        assert refusal("o/none").startswith("the Hugging Face dataset o/none (split train) cannot be loaded: ")
 
     def test_without_the_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "datasets", None)
         assert refusal("openai/gsm8k") == (
-            "openai/gsm8k is not a file here but may be a Hugging Face data set, which needs the "
+            "openai/gsm8k is not a file here but may be a Hugging Face dataset, which needs the "
             "datasets package; run: pip install 'brorl[datasets]'"
         )
         assert read_questions(FileSource(path=write_lines(tmp_path / "q.jsonl", [DEFAULT]), name="s"))
@@ -280,7 +280,7 @@ class TestPaths:
     def test_nothing_of_this_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("asked the hub for a file"))
-        hint = "(the id of a Hugging Face data set looks like openai/gsm8k)"
+        hint = "(the id of a Hugging Face dataset looks like openai/gsm8k)"
         for path in (
             "prompts.jsonl",
             "data/prompts.parquet",
@@ -307,7 +307,7 @@ class TestPaths:
         )
         write_lines(tmp_path / "q.jsonl", [DEFAULT])
         assert refusal("q.jsonl", subset="main") == (
-            "q.jsonl is not a Hugging Face data set, so it has no subset 'main'; drop data.sources[].subset"
+            "q.jsonl is not a Hugging Face dataset, so it has no subset 'main'; drop data.sources[].subset"
         )
 
     @pytest.mark.parametrize(("name", "separator"), [("my sums.csv", ","), ("sums.TSV", "\t")])

@@ -1,4 +1,4 @@
-"""Layouts of instruction following, on rows made by hand in the shape of the public data sets."""
+"""Layouts of instruction following, on rows made by hand in the shape of the public datasets."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sources in the layout of a public data set: questions, dropped rows with their reasons, and errors."""
+"""Sources in the layout of a public dataset: questions, dropped rows with their reasons, and errors."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from brorl.prompts.layouts.layout import Dropped, Fields, Layout
 from brorl.prompts.layouts.table import LAYOUTS, layouts_of
 from brorl.prompts.settings import FileSource
 
-# Rows in the shape of the public data sets. Each has a question and its reference, or the reason why it is dropped.
+# Rows in the shape of the public datasets. Each has a question and its reference, or the reason why it is dropped.
 EURUS = [
     {"role": "system", "content": "\nWhen tackling complex reasoning tasks, ...\n"},
     {

@@ -1,4 +1,4 @@
-"""Layouts of science, on rows made by hand in the shape of the public data sets."""
+"""Layouts of science, on rows made by hand in the shape of the public datasets."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from brorl.errors import UserError
-from brorl.reporting.samples import MOST_PROMPTS, Kind, find_samples
+from brorl.reporting.samples import MAX_PROMPTS, Kind, find_samples
 from brorl.reporting.visible_text import visible_text
 from brorl.runs.run_directory import RunDirectory
 from made_up_runs import Stored, held_out_answers, make_run, random_step
@@ -111,7 +111,7 @@ def test_tables_fit_a_terminal(run: Run, rng: np.random.Generator) -> None:
     RunDirectory(path).write_responses("rollouts", 50, step.groups, step.verdicts, step.texts)
     lines = shown(path).splitlines()
     table = [line for line in lines if re.match(r" *\d+ +\d+/\d+ ", line)]
-    assert len(table) == MOST_PROMPTS
+    assert len(table) == MAX_PROMPTS
     assert max(len(line) for line in table) <= 80
     assert any(line.split() == ["#", "correct", "distinct", "cut", "question"] for line in lines)
     assert any("20 of 60 prompts, evenly spaced by pass rate" in line for line in lines)

@@ -126,7 +126,7 @@ def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
     monkeypatch.setattr(reload, "initialize_layerwise_reload", lambda _: None)
     monkeypatch.setattr(reload, "finalize_layerwise_reload", lambda *_: None)
-    monkeypatch.setattr(vllm_transfer, "_LEAST_PACKED_BYTES", 1)  # several chunks
+    monkeypatch.setattr(vllm_transfer, "_MIN_PACKED_BYTES", 1)  # several chunks
 
 
 def random_weights(rng: np.random.Generator, updates: int = 1) -> list[dict[str, Tensor]]:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.errors import OutOfMemoryError, UserError
-from brorl.model.passes import LEAST_NODES
+from brorl.model.passes import MIN_NODES
 from brorl.prompts.prompt import Prompt
 from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
@@ -121,7 +121,7 @@ def test_memory_that_is_too_small_for_anything_ends_with_the_ways_out(rng: np.ra
         "lora.rank",
         "reference.offload",
         "engine.gradient_checkpointing",
-        f"with {LEAST_NODES} tree",
+        f"with {MIN_NODES} tree",
     ):
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)

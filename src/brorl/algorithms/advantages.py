@@ -1,11 +1,9 @@
 """Advantages: how much better each response did than its group, from rewards and counts.
 
-All rollouts that gave the same response have the same reward, hence the same advantage: one number per distinct
-response, weighted by its count wherever the formula sums over rollouts. x_i below is the reward of rollout i, sums
-run over the N rollouts of the group, and all standard deviations divide by the number of entries.
-
-`outcome_weighted` makes an advantage from any weight of `brorl.algorithms.outcome_weights`. With rewards of 0 and 1,
-`rloo`, `grpo` and `reinforce_pp_baseline` (before the batch's scale) are special cases of it.
+Rollouts with the same response have the same reward, hence the same advantage: one number per distinct response,
+weighted by its count wherever a formula sums over rollouts. x_i below is the reward of rollout i, sums run over the N
+rollouts of the group, and standard deviations divide by the number of entries. With rewards of 0 and 1, `rloo`, `grpo`
+and `reinforce_pp_baseline` (before the batch's scale) are special cases of `outcome_weighted`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """Importance correction between the policy that sampled and the policy that learns.
 
-In: trees with the log-probs that the engine sampled with, and the log-probs of the same nodes under the learner's own
-forward pass at the start of the step (the old policy). Out: factors for the weights of the policy term, and how far
-the two are apart. Unknown log-probs are an error.
-
 The two policies have the same weights but not the same numerics: an engine may compute in bfloat16 or with other
 kernels. The ratio w = exp(old - sampler) of a token is a function of (prefix, token), hence of the node; a mask on
 whole responses acts on leaves. Both are exact on the tree. Factors multiply the policy term only, never the KL term,
-and denominators stay as they are: a masked token counts as a token of loss 0.
+and denominators stay as they are: a masked token counts as a token of loss 0. Unknown log-probs are an error.
 """
 
 from __future__ import annotations

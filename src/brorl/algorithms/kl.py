@@ -1,16 +1,13 @@
 """The KL penalty against a reference policy, estimated on the sampled tokens.
 
-In: log-probs of nodes under the policy and under the reference. Out: an estimate per node, or rewards with the penalty
-taken off. Each estimate is a function of (prefix, token), hence of the node: exact on the tree, weighted by counts.
-
 With x = log pi - log ref at a token that pi sampled, the estimators of KL(pi || ref) are
 
     k1 = x        k2 = x^2 / 2        k3 = exp(-x) - 1 + x
 
-k1 and k3 have the right mean, k2 does not (it is right to second order in x). As a *loss* it is the mean gradient that
-matters, and on-policy that is another matter. k2's is the gradient of KL(pi || ref). k3's is the gradient of
-KL(ref || pi). k1's is zero: E[grad log pi] = 0, so k1 in the loss only adds noise, and is there for comparisons; k1
-belongs into the reward, where it gives the gradient of KL(pi || ref) of whole responses.
+Each is a function of (prefix, token), hence of the node: exact on the tree, weighted by counts. k1 and k3 have the
+right mean, k2 only to second order in x. In a *loss* the mean gradient matters, which is on-policy that of KL(pi ||
+ref) for k2 and that of KL(ref || pi) for k3. For k1 it is zero, E[grad log pi] = 0: k1 in the loss only adds noise, and
+is there for comparisons. k1 in the reward gives the gradient of KL(pi || ref) of whole responses.
 """
 
 from __future__ import annotations

@@ -17,8 +17,6 @@ G is the gamma function and (alpha)_j = alpha (alpha+1) ... (alpha+j-1). With W_
 sum_{k<=T} W_k / k, and `power` is sum_{k<N} (alpha)_{k-1}/(k-1)! W_k / k. `power` behaves like (c/N)^-alpha. For
 mixed groups it is `rloo` at alpha = 0 and `maxrl` at alpha = 1, and it is unbiased at every alpha between.
 `brorl.theory.outcome_weights` computes the expectation for any weight.
-
-In: N and c. Out: a weight, in float64. Rewards are not an input.
 """
 
 from __future__ import annotations

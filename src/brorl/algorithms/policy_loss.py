@@ -1,14 +1,11 @@
 """The policy loss on trees: PPO, CISPO and GSPO from two weights per node.
 
-In: log-probs of nodes and the summed advantages of the rollouts below them. Out: a loss that equals that of the N x T
-batch, in any number of parts, since the denominator is an argument.
-
-Rollouts that share a prefix share the ratio r of each of its tokens. PPO's term for a rollout with advantage A is
-A min(r, 1 + clip_high) if A > 0 and A max(r, 1 - clip_low) if A < 0, so a node needs only the sum of the positive
-and the sum of the negative advantages of the rollouts that pass through it. Dual clip bounds the second ratio from
-above too, with the same two weights. CISPO needs only their sum. GSPO's ratio is one of a whole response and no
-function of a node: its loss takes the log-probs of all nodes first, and returns the coefficient of each node's
-log-prob.
+Rollouts that share a prefix share the ratio r of each of its tokens. PPO's term for a rollout with advantage A is A
+min(r, 1 + clip_high) if A > 0 and A max(r, 1 - clip_low) if A < 0, so a node needs only the sum of the positive and the
+sum of the negative advantages of the rollouts that pass through it. Dual clip bounds the second ratio from above too,
+with the same two weights. CISPO needs only their sum. GSPO's ratio is one of a whole response and no function of a
+node: its loss takes the log-probs of all nodes first, and returns the coefficient of each node's log-prob. The
+denominator is an argument, so the loss equals that of the N x T batch in any number of parts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Rewards of responses, from verdicts, lengths and truncation.
-
-In: for one prompt's L distinct responses the verdict, the verifier's score, the number of tokens, whether the
-response was truncated and whether it has the wanted format. Out: their rewards. All rollouts with the same response
-have the same reward: one number per distinct response.
+"""Rewards of responses, from verdicts, lengths and truncation: one number per distinct response.
 
 `shaped_rewards` applies these steps in order, each to the result of the previous one:
 

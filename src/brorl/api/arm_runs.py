@@ -1,7 +1,6 @@
-"""The runs of a comparison as child processes: several in parallel, each on its own cores.
+"""The runs of a comparison as child processes: several in parallel, each on its own cores or GPU.
 
-In: runs, each with a recipe, a run directory and a budget. Out: finished run directories. An unfinished run is resumed
-and a complete one is left alone. No two runs share a core or a GPU.
+An unfinished run is resumed and a complete one is left alone.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
     import torch
 
     from brorl.planning.report import seconds_text
-    from brorl.planning.step_forecast import MOST_TOKENS
+    from brorl.planning.step_forecast import MAX_TOKENS
 
     total, rollouts = forecast.seconds["total"], config.samples_per_step // config.prompts_per_step
     phases = ", ".join(f"{name} {seconds_text(forecast.seconds[name])}" for name in _PHASES if name in forecast.seconds)
@@ -218,7 +218,7 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
         )
     if forecast.most_seconds > 1.01 * total:
         lines.append(
-            f"measured responses were cut at {MOST_TOKENS} tokens; if all of these grow to "
+            f"measured responses were cut at {MAX_TOKENS} tokens; if all of these grow to "
             f"{config.sampling.max_new_tokens:,}, a step takes up to about {seconds_text(forecast.most_seconds)} s"
         )
     if forecast.seconds_of_threads:

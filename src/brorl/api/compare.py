@@ -1,7 +1,4 @@
-"""`brorl.compare`: train arms from one checkpoint with one budget, and conclude which is better.
-
-In: recipes or a sweep, a budget, seeds. Out: a folder with all runs, and a `FinishedComparison`.
-"""
+"""`brorl.compare`: train arms from one checkpoint with one budget, and conclude which is better."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The plan of a comparison: arms, budget, evaluation points and seeds, from arguments or from a folder.
 
-In: the arguments of `brorl.compare`. Out: a `ComparisonPlan`, its runs, and the file `compare.json`. Contradictions are
-errors, and so is a folder that holds another comparison.
+Contradictions are errors, and so is a folder with another comparison.
 """
 
 from __future__ import annotations

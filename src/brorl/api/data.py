@@ -293,7 +293,7 @@ def _hint(file: str) -> str:
     )
 
 
-class _Shown(NamedTuple):
+class _Preview(NamedTuple):
     """Prompts, those that `data.max_prompt_tokens` keeps, and the problem of each that a run rejects."""
 
     prompts: list[ShownPrompt]
@@ -317,7 +317,9 @@ def describe_data(config: TrainConfig, show: int, with_model: bool = True, obser
         notes.append("lengths are in characters, because no model was named; --model NAME checks the prompts")
     kinds = {one.label: one.kind for one in (*config.data.sources, *config.evaluation.sources)}
     total = sum(one.weight for one in sources if one.train)
-    parts = [(_rendered(one.train, config, model), _rendered(one.held_out, config, model)) for one in sources]
+    parts = [
+        (_render_preview(one.train, config, model), _render_preview(one.held_out, config, model)) for one in sources
+    ]
     summaries, shown = [], []
     for number, (one, (train, held_out)) in enumerate(zip(sources, parts, strict=True)):
         summaries.append(_summary(one, kinds[one.name], one.weight / total, train, held_out))
@@ -330,7 +332,7 @@ def describe_data(config: TrainConfig, show: int, with_model: bool = True, obser
     return DataResult(tuple(summaries), tuple(shown), "tokens" if model else "characters", tuple(notes), problem)
 
 
-def _summary(source: SourceQuestions, kind: str, fraction: float, train: _Shown, held_out: _Shown) -> SourceSummary:
+def _summary(source: SourceQuestions, kind: str, fraction: float, train: _Preview, held_out: _Preview) -> SourceSummary:
     lengths = sorted(prompt.length for prompt in train.prompts or held_out.prompts) or [0]
     return SourceSummary(
         name=source.name,
@@ -349,7 +351,7 @@ def _summary(source: SourceQuestions, kind: str, fraction: float, train: _Shown,
 
 
 def _check(config: TrainConfig, sources: Sequence[SourceQuestions]) -> list[str]:
-    """Check domains and reference answers as training does; return lines about public data sets and skipped checks."""
+    """Check domains and reference answers as training does; return lines about public datasets and skipped checks."""
     from brorl.assemble.inputs import check_left, check_source_references  # imports torch
 
     notes = []
@@ -383,7 +385,7 @@ def _load(config: TrainConfig, notes: list[str]) -> _Model | None:
         return None
 
 
-def _rendered(questions: Sequence[Question], config: TrainConfig, model: _Model | None) -> _Shown:
+def _render_preview(questions: Sequence[Question], config: TrainConfig, model: _Model | None) -> _Preview:
     style = config.prompt
     if model is None:
         texts = ["\n\n".join(message.content for message in style.messages_of(one)) for one in questions]
@@ -391,12 +393,12 @@ def _rendered(questions: Sequence[Question], config: TrainConfig, model: _Model 
             ShownPrompt(one.id, one.domain, one.reference, text, len(text))
             for one, text in zip(questions, texts, strict=True)
         ]
-        return _Shown(characters, characters, [])
+        return _Preview(characters, characters, [])
     prompts = render(questions, style, model[0])
     kept = drop_long(prompts, config.data.max_prompt_tokens)[0] if config.data.max_prompt_tokens else prompts
     advice = ", or set data.max_prompt_tokens"
     problems = [*prompt_problems(config.model, kept, response_limits(config), *model, advice)]
-    return _Shown(_examples(prompts), _examples(kept), problems)
+    return _Preview(_examples(prompts), _examples(kept), problems)
 
 
 def _examples(prompts: Sequence[Prompt]) -> list[ShownPrompt]:
@@ -406,11 +408,11 @@ def _examples(prompts: Sequence[Prompt]) -> list[ShownPrompt]:
 def _spread(prompts: Sequence[ShownPrompt], number: int) -> list[ShownPrompt]:
     """Return `number` prompts at even distances."""
     number = min(number, len(prompts))
-    return [prompts[place * len(prompts) // number] for place in range(number)]
+    return [prompts[index * len(prompts) // number] for index in range(number)]
 
 
 def _errors(
-    sources: Sequence[SourceQuestions], parts: Sequence[tuple[_Shown, _Shown]], config: TrainConfig
+    sources: Sequence[SourceQuestions], parts: Sequence[tuple[_Preview, _Preview]], config: TrainConfig
 ) -> Iterator[str]:
     """Yield the errors with which a run stops, in the order of its checks."""
     for source, (train, held_out) in zip(sources, parts, strict=True):
@@ -421,7 +423,7 @@ def _errors(
         yield no_held_out_prompt(config)
 
 
-def _rejected(parts: Sequence[tuple[_Shown, _Shown]]) -> str:
+def _rejected(parts: Sequence[tuple[_Preview, _Preview]]) -> str:
     """Return how many prompts a run rejects; empty if there are none."""
     both = [part for pair in parts for part in pair]
     number, every = sum(len(part.problems) for part in both), sum(len(part.prompts) for part in both)
@@ -429,7 +431,7 @@ def _rejected(parts: Sequence[tuple[_Shown, _Shown]]) -> str:
 
 
 def _notes(
-    summaries: Sequence[SourceSummary], parts: Sequence[tuple[_Shown, _Shown]], config: TrainConfig
+    summaries: Sequence[SourceSummary], parts: Sequence[tuple[_Preview, _Preview]], config: TrainConfig
 ) -> list[str]:
     evaluated, notes = sum(len(held_out.kept) for _, held_out in parts), []
     if evaluated:

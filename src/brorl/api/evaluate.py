@@ -1,7 +1,7 @@
 """`brorl.evaluate`: pass@k of a model on benchmarks, files, puzzles or held-out prompts.
 
-In: a model, data, and sampling parameters. Out: pass@k with intervals, and a folder with every response. An interrupted
-evaluation continues in its folder. Settings and data are checked before the model is loaded.
+Settings and data are checked before the model is loaded. Every response is stored, and an interrupted evaluation
+continues in its folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from brorl.evaluation.responses import ResponseStore, StoredBatch
 
 Say = Callable[[str], None]
-_MOST_SAMPLES = 2**20
+_MAX_SAMPLES = 2**20
 _SINGLE = (
     "device", "dtype", "engine.kind", "engine.memory_gib", "engine.threads", "sampling.end_token",
     "evaluation.num_prompts",
@@ -67,7 +67,7 @@ class _Options:
     def __post_init__(self) -> None:
         limit = self.max_new_tokens
         for option, value, is_right, expected in (
-            ("samples", self.samples, 1 <= self.samples <= _MOST_SAMPLES, f"a number from 1 to {_MOST_SAMPLES:,}"),
+            ("samples", self.samples, 1 <= self.samples <= _MAX_SAMPLES, f"a number from 1 to {_MAX_SAMPLES:,}"),
             ("temperature", self.temperature, 0 <= self.temperature < float("inf"), "a number of at least 0"),
             ("top-p", self.top_p, 0 < self.top_p <= 1, "a number above 0 and at most 1"),
             ("max-new-tokens", limit, limit is None or limit >= 1, "a number of at least 1"),
@@ -130,7 +130,7 @@ def evaluate(
         seed: Seed of the sampling, at least 0.
         progress: Print the settings and the progress, as the command does.
         overrides: Settings of a recipe, nested or by dotted name: device, dtype, engine.kind, engine.memory_gib,
-            engine.threads, sampling.end_token, evaluation.num_prompts (most prompts of each data set), and those in
+            engine.threads, sampling.end_token, evaluation.num_prompts (most prompts of each dataset), and those in
             `prompt`, `verification`, `engine.vllm` and `cluster`. An evaluation uses a cluster only if cluster.nodes is
             given.
 
@@ -182,7 +182,7 @@ def _request(options: _Options) -> Request:
         "evaluation.temperature": options.temperature,
         "evaluation.top_p": options.top_p,
         "evaluation.max_new_tokens": options.max_new_tokens or own_limit,
-        "evaluation.num_prompts": _MOST_SAMPLES,  # without effect: the request has the limit
+        "evaluation.num_prompts": _MAX_SAMPLES,  # without effect: the request has the limit
         "seed": options.seed,
     }
     config = make_config(settings, overrides, source if belongs_to_run else "the options")
@@ -218,9 +218,9 @@ def _evaluate(options: _Options, request: Request, say: Say, observe: Observe) -
         raise
     except KeyboardInterrupt:
         done = sum(store.file_of(batch).is_file() for batch in inputs.batches)
-        place = "" if options.output_dir else f" (it finds {output})"
+        hint = "" if options.output_dir else f" (it finds {output})"
         kept = f"{done} of {len(inputs.batches)} batches are stored"
-        say(f"\nstopped: {kept}; rerun the command to continue{place}")
+        say(f"\nstopped: {kept}; rerun the command to continue{hint}")
         raise KeyboardInterrupt(kept) from None
 
 

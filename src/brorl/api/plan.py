@@ -41,7 +41,7 @@ _CLUSTER = ("engine", "response_tokens", "distinct_fraction", "group_parts")
 _NOT_COMPARED = ("rollouts_per_prompt", "prompts_per_step", "seed", "steps", "evaluation.every")  # compare sets these
 _COMPARED_STEPS = 100  # length of the recommended comparison
 _LARGE_N = 512
-_LEAST_PROMPTS, _LEAST_ROLLOUTS, _MOST_ROLLOUTS = 8, 4, 2**20
+_MIN_PROMPTS, _MIN_ROLLOUTS, _MAX_ROLLOUTS = 8, 4, 2**20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -112,15 +112,15 @@ class _Question:
     aim: Aim
 
     def __post_init__(self) -> None:
-        if not self.rollouts or min(self.rollouts) < 2 or max(self.rollouts) > _MOST_ROLLOUTS:
+        if not self.rollouts or min(self.rollouts) < 2 or max(self.rollouts) > _MAX_ROLLOUTS:
             raise UserError(
-                f"rollouts: every number must lie between 2 and {_MOST_ROLLOUTS:,}, not {list(self.rollouts)}"
+                f"rollouts: every number must lie between 2 and {_MAX_ROLLOUTS:,}, not {list(self.rollouts)}"
             )
-        if self.pilot_prompts < _LEAST_PROMPTS:
-            raise UserError(f"pilot_prompts must be at least {_LEAST_PROMPTS}, not {self.pilot_prompts}")
-        if self.pilot_rollouts < _LEAST_ROLLOUTS or self.pilot_rollouts % 2:
+        if self.pilot_prompts < _MIN_PROMPTS:
+            raise UserError(f"pilot_prompts must be at least {_MIN_PROMPTS}, not {self.pilot_prompts}")
+        if self.pilot_rollouts < _MIN_ROLLOUTS or self.pilot_rollouts % 2:
             raise UserError(
-                f"pilot_rollouts must be an even number of at least {_LEAST_ROLLOUTS} (the gradients of two halves are "
+                f"pilot_rollouts must be an even number of at least {_MIN_ROLLOUTS} (the gradients of two halves are "
                 f"compared), not {self.pilot_rollouts}"
             )
         if self.seconds_per_step is not None and not 0 < self.seconds_per_step < float("inf"):

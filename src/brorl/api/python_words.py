@@ -1,7 +1,6 @@
-"""Errors of the commands in the words of Python: keyword arguments in place of options.
+"""Errors of the commands in the words of Python: keyword arguments instead of options.
 
-In: functions that commands call too, whose errors name options of the command line. Out: the same functions, whose
-errors name their arguments. Commands to run in a shell stay as they are.
+Commands to run in a shell stay as they are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The training of a run in this process: from its settings and directory to its end or an interruption.
-
-In: checked settings, a locked run directory and a screen. Out: a `TrainingResult`. All calls of `build_run` and of the
-training loop for `brorl.train` are here.
-"""
+"""The training of a run in this process: from its settings and directory to its end or an interruption."""
 
 from __future__ import annotations
 

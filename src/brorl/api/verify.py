@@ -140,7 +140,7 @@ class VerifyResult(Result):
         rate = f", {len(distinct) / self.seconds:,.0f} per second" if self.seconds > 0 else ""
         lines.append(f"{counted(len(distinct), 'distinct response')} in {self.seconds:.2f} s{rate}")
         slowest = sorted(distinct.values(), key=lambda one: -one.verdict.seconds)[:_SLOWEST]
-        listed = ", ".join(f"{one.verdict.seconds:.2f} s ({one.response.place})" for one in slowest)
+        listed = ", ".join(f"{one.verdict.seconds:.2f} s ({one.response.location})" for one in slowest)
         return [*lines, f"slowest: {listed}"]
 
     def parts(self) -> Iterator[str | Text | Table]:
@@ -163,7 +163,7 @@ class VerifyResult(Result):
         """Yield one JSON object per response of a known question."""
         for one in self.rescored:
             yield {
-                "id": one.question.id, "domain": one.question.domain, "place": one.response.place,
+                "id": one.question.id, "domain": one.question.domain, "location": one.response.location,
                 "correct": None if one.verdict.unverified else one.verdict.correct, "score": one.verdict.score,
                 "extracted": one.verdict.extracted, "reason": one.verdict.reason, "seconds": one.verdict.seconds,
                 "stored_correct": one.response.correct, "response": one.response.text,
@@ -194,7 +194,7 @@ def verify(
     Args:
         file: A file, folder or pattern of JSONL, JSON or Parquet rows, each with a response and the id or the text of
             its question; a run directory (the rollouts of its last stored step); or the folder of an evaluation.
-        data: The questions: a recipe, a run directory, or a data set as in brorl eval (default: those of the run of
+        data: The questions: a recipe, a run directory, or a dataset as in brorl eval (default: those of the run of
             FILE).
         response_column: Column of the response.
         id_column: Column of the question's id (default: a usual name).
@@ -295,7 +295,7 @@ def _no_match(path: str, data: str, responses: Sequence[StoredResponse], ids: Se
 def _named(response: StoredResponse) -> str:
     """Return the place of a response with the id or the text of its question."""
     question = response.question_id if response.question_id is not None else response.question or ""
-    return f"{response.place} ({_short(question)})"
+    return f"{response.location} ({_short(question)})"
 
 
 def _disagreement(one: Rescored) -> list[str]:
@@ -304,7 +304,8 @@ def _disagreement(one: Rescored) -> list[str]:
     extracted = "none" if one.verdict.extracted is None else _short(one.verdict.extracted)
     tail = one.response.text.strip()[-_LONGEST:]
     return [
-        f"{one.question.id}, {one.response.place}: stored {stored}{before}, now {now} ({_short(one.verdict.reason)})",
+        f"{one.question.id}, {one.response.location}: stored {stored}{before}, now {now} "
+        f"({_short(one.verdict.reason)})",
         f"  extracted: {extracted}; reference: {_short(one.question.reference)}",
         f"  the response ends with: {visible_text(tail, one_line=True)}",
     ]

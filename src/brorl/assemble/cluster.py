@@ -1,7 +1,7 @@
 """The parts of a run on a cluster, from its settings: the machines, the learner ranks, the rollout workers.
 
-In: a checked `TrainConfig` with `cluster.nodes` above 0. Out: an engine and a learner with the protocols of the
-training loop, whose work is done in other processes. Ray is imported when the first of these functions is called.
+Engine and learner have the protocols of the training loop; their work is done in other processes. Ray is imported when
+the first of these functions is called.
 """
 
 from __future__ import annotations
@@ -197,14 +197,14 @@ def _make_verifiers(config: TrainConfig, domains: tuple[str, ...], folder: Path)
 
 
 def _make_learner(
-    config: TrainConfig, model_path: str, context: int, place: RankPlace, say: Say, observe: Observe
+    config: TrainConfig, model_path: str, context: int, of: RankPlace, say: Say, observe: Observe
 ) -> Learner:
     """Load the model and make the learner of a rank, in its process."""
     torch.set_num_threads(config.cluster.cpus_per_worker)
     torch.manual_seed(derived_seed(config.seed, 0))  # as `prepare` does: new adapters start from it
     inputs = ModelInputs(model_path, load_tokenizer(model_path, config.sampling.end_token), context)
     backend: Backend = "nccl" if config.cluster.gpus_per_learner_rank else "gloo"
-    ranks = join(place.rank, place.size, place.address, place.port, backend, config.cluster.learner_timeout_s)
+    ranks = join(of.rank, of.size, of.address, of.port, backend, config.cluster.learner_timeout_s)
     return build_rank(config, inputs, ranks, say, observe)
 
 

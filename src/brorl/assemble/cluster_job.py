@@ -1,7 +1,7 @@
 """From a config to the job of a cluster plan: the work of a step, the model's shape, the unit costs.
 
-In: a checked config, options of the command, and the metrics of a run where there is one. Out: a `Job`. Values of the
-recipe and of options are "given", those of a run "measured here", and the rest "assumed". No weights are loaded.
+Values of the recipe and of options are "given", those of a run "measured here", and the rest "assumed". No weights are
+loaded.
 """
 
 from __future__ import annotations

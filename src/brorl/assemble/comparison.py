@@ -1,8 +1,7 @@
 """The arms of a comparison as checked configs that differ only where they should.
 
-In: recipes, finished runs, settings for all arms, a sweep. Out: one config per arm. Arms that cannot be compared are an
-error before anything is trained: another start, other held-out prompts, another way of sampling them, steps too large
-for the budget.
+Arms that cannot be compared are an error before anything is trained: another start, other held-out prompts, another way
+of sampling them, steps too large for the budget.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, TypeAlias
 
 from brorl.assemble.cluster import check_ray
 from brorl.assemble.inputs import prepare
-from brorl.comparison.arms import labelled
+from brorl.comparison.arms import labeled
 from brorl.comparison.matching import TOLERANCE
 from brorl.config.reading import builtin_recipes, make_config, parse_yaml, read_recipe, settings_of
 from brorl.config.settings import TrainConfig
@@ -151,7 +150,7 @@ def _named(plans: Sequence[ArmPlan]) -> list[ArmPlan]:
         names = [f"N={n}" for n in rollouts]
     elif len({*names}) < len(plans):
         names = [f"{i}: {name}" for i, name in enumerate(names, 1)]
-    return [replace(plan, name=name, title=title) for plan, (name, title) in zip(plans, labelled(names), strict=True)]
+    return [replace(plan, name=name, title=title) for plan, (name, title) in zip(plans, labeled(names), strict=True)]
 
 
 def check_arms(plans: Sequence[ArmPlan], unit: Unit, budget: float, seeds: int, jobs: int) -> None:

@@ -1,7 +1,6 @@
 """The data of a run: settings to questions, before any model is loaded, and questions to prompts.
 
-In: a checked `TrainConfig`. Out: training prompts with their order, and held-out prompts. Bad rows, and prompts that
-the tokenizer cannot encode or that do not fit into the model, are errors.
+Bad rows are errors, and so are prompts that the tokenizer cannot encode or that do not fit into the model.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class SourceQuestions:
         num_rows: Rows read; 0 if the questions were generated.
         num_repeated: Rows that repeat a question with the same answer.
         dropped: Rows that the layout dropped, by reason.
-        published: Whether it is in the layout of a public data set, whose rows the user cannot correct.
+        published: Whether it is in the layout of a public dataset, whose rows the user cannot correct.
     """
 
     name: str

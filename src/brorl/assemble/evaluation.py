@@ -1,8 +1,7 @@
 """An evaluation from its settings: prompts of named benchmarks, files and puzzles, verifiers, engine.
 
-In: a checked `TrainConfig`, the model, and the data sets as the user named them. Out: batches of prompts, and the model
-with its verifiers. Cheap checks come first: the data's rows, the verifiers, the tokenizer and the prompts, the memory,
-the reference answers. The model's weights are loaded last.
+Cheap checks come first: the data's rows, the verifiers, the tokenizer and the prompts, the memory, the reference
+answers. The model's weights are loaded last.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ from brorl.verification.verifier import Verifier
 if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
 
-_BATCH_TOKENS, _LEAST_PROMPTS, _MOST_PROMPTS = 2**19, 8, 64
+_BATCH_TOKENS, _MIN_PROMPTS, _MAX_PROMPTS = 2**19, 8, 64
 LONGEST_RESPONSE = 32_768  # the paper's context
 _VALUES_OF_A_TENSOR = 65_536
 
@@ -71,7 +70,7 @@ class EvaluationInputs(NamedTuple):
         verifiers: Verifier of each domain.
         sampling: Sampling parameters.
         settings: Everything except the weights that decides the responses and verdicts, as JSON values.
-        unreadable: Ids of questions whose reference answer the verifier cannot read, by data set.
+        unreadable: Ids of questions whose reference answer the verifier cannot read, by dataset.
         notes: Lines for the user.
     """
 
@@ -180,7 +179,7 @@ def _fingerprint(config: TrainConfig) -> str:
 
 def prompts_per_batch(num_samples: int, max_new_tokens: int) -> int:
     """Return the number of prompts in a batch: fewer if their responses may be long, so that less work can be lost."""
-    return min(_MOST_PROMPTS, max(_LEAST_PROMPTS, _BATCH_TOKENS // (num_samples * max_new_tokens)))
+    return min(_MAX_PROMPTS, max(_MIN_PROMPTS, _BATCH_TOKENS // (num_samples * max_new_tokens)))
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:
@@ -196,7 +195,7 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
 def _render(
     sets: Sequence[QuestionSet], request: Request, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[dict[str, list[Prompt]], list[str]]:
-    """Turn questions into prompts by data set; return lines about dropped prompts and added instructions too."""
+    """Turn questions into prompts by dataset; return lines about dropped prompts and added instructions too."""
     prompts_of: dict[str, list[Prompt]] = {}
     notes: list[str] = []
     longest = request.config.data.max_prompt_tokens
@@ -219,7 +218,7 @@ def _render(
 
 
 def _asked(sets: Sequence[QuestionSet]) -> list[str]:
-    """Return a line for each usual template that adds text to the questions of some data sets."""
+    """Return a line for each usual template that adds text to the questions of some datasets."""
     names_of: dict[str, list[str]] = {}
     for data_set in sets:
         if not data_set.published:

@@ -1,7 +1,4 @@
-"""The data sets of an evaluation or of stored responses: benchmarks, files, puzzles, or the questions of a run.
-
-In: data sets as the user named them, and the settings. Out: their questions, with the prompt format of each data set.
-"""
+"""The datasets of an evaluation or of stored responses: benchmarks, files, puzzles, or the questions of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from brorl.prompts.settings import CountdownSource, FileSource, GymSource, Promp
 
 _NO_LIMIT = 2**31
 GYM_BENCHMARK = "gym"
-# Five questions of each of its data sets, at indices that training does not reach.
+# Five questions of each of its datasets, at indices that training does not reach.
 _GYM = GymSource(gym=("all",), name=GYM_BENCHMARK, num_questions=530, first_index=9_000)
 NAMES = (*BENCHMARKS, GYM_BENCHMARK)
 """Names of all benchmarks."""
@@ -40,10 +37,10 @@ class Request:
     Attributes:
         config: Settings; those of the checkpoint's run if it has one. `evaluation.max_new_tokens` is null if neither
             the user nor the run sets it.
-        data: Data sets as the user named them; none for the questions that the run held out.
+        data: Datasets as the user named them; none for the questions that the run held out.
         belongs_to_run: Whether the prompt format is that of a run or of the shipped model's recipe.
         own_template: Whether the user set prompt.template or prompt.domain_templates.
-        limit: Most prompts of each data set; None for all.
+        limit: Most prompts of each dataset; None for all.
     """
 
     config: TrainConfig
@@ -54,7 +51,7 @@ class Request:
 
 
 class QuestionSet(NamedTuple):
-    """A data set.
+    """A dataset.
 
     Attributes:
         name: Its name.
@@ -74,7 +71,7 @@ class QuestionSet(NamedTuple):
 
 
 def read_sets(request: Request) -> list[QuestionSet]:
-    """Read all data sets.
+    """Read all datasets.
 
     Raises:
         UserError: If one cannot be read, two have one name, or there is none.
@@ -84,7 +81,7 @@ def read_sets(request: Request) -> list[QuestionSet]:
     names = [data_set.name for data_set in sets]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
-        raise UserError(f"two data sets have the name {repeated!r}; rename one: --data '{{path: ..., name: ...}}'")
+        raise UserError(f"two datasets have the name {repeated!r}; rename one: --data '{{path: ..., name: ...}}'")
     if request.limit is None:
         return sets
     seed = request.config.data.split_seed
@@ -97,7 +94,7 @@ def read_sets(request: Request) -> list[QuestionSet]:
 
 
 def parse_data(text: str) -> DataSource:
-    """Return the data set that a value of --data names.
+    """Return the dataset that a value of --data names.
 
     Args:
         text: Name of a benchmark, `NAME=PATH_OR_HUB_ID`, a puzzle, a file or hub id, or a YAML mapping.
@@ -119,7 +116,7 @@ def parse_data(text: str) -> DataSource:
         known = BenchmarkSource.__dataclass_fields__
         wrong = next((key for key in value if key not in known or not isinstance(value[key], str | None)), None)
         if wrong is not None:
-            raise UserError(f"--data {text}: the keys are {', '.join(known)}, each with a text value, not {wrong}")
+            raise UserError(f"--data {text}: key {wrong!r}; use the keys {', '.join(known)}, each with a text value")
         try:
             return BenchmarkSource(**value)
         except ValueError as error:
@@ -152,11 +149,11 @@ def _read_set(text: str, request: Request, own: PromptFormat) -> QuestionSet:
 
 @contextmanager
 def naming_data(text: str, source: DataSource) -> Iterator[None]:
-    """Name the option --data, in place of a setting of a recipe, in an error of a data set.
+    """Name the option --data, in place of a setting of a recipe, in an error of a dataset.
 
     Args:
         text: The value of --data.
-        source: Its data set.
+        source: Its dataset.
 
     Raises:
         UserError: The error inside, with the option and the names of benchmarks like it.
@@ -173,7 +170,7 @@ def naming_data(text: str, source: DataSource) -> Iterator[None]:
 
 
 def _public_set(name: str, origin: str, reading: SourceReading, request: Request, own: PromptFormat) -> QuestionSet:
-    """Return a public data set, with the usual templates of its domains unless the run or the user has its own."""
+    """Return a public dataset, with the usual templates of its domains unless the run or the user has its own."""
     style = own
     if not (request.belongs_to_run or request.own_template):
         domains = {question.domain for question in reading.questions}
@@ -209,10 +206,10 @@ def _held_out(request: Request, own: PromptFormat) -> list[QuestionSet]:
 
 
 def read_all_questions(data: str, overrides: Mapping[str, Any]) -> tuple[TrainConfig, list[Question]]:
-    """Read all questions of a recipe or a data set.
+    """Read all questions of a recipe or a dataset.
 
     Args:
-        data: Name of a built-in recipe, path of a YAML file or a run directory, or a data set: a benchmark, a file, a
+        data: Name of a built-in recipe, path of a YAML file or a run directory, or a dataset: a benchmark, a file, a
             hub id, a puzzle, or a YAML mapping.
         overrides: Settings of the verification by dotted name.
 

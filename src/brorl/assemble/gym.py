@@ -1,7 +1,7 @@
 """The questions of Reasoning Gym: a source's settings to questions, generated in worker processes.
 
-In: a checked `GymSource`. Out: distinct questions, the same in every process. Names and settings that the installed
-version does not have are rejected before anything is generated. The questions of several data sets take turns.
+The questions are distinct, and the same in every process; those of several datasets take turns. Names and settings that
+the installed version does not have are rejected before anything is generated.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from brorl.prompts.settings import GymSource
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 
 _CHECK, _GENERATE = (f"{Path(__file__).with_name('gym_worker.py')}:{name}" for name in ("check", "generate"))
-_TIMEOUT_S = 1800.0  # of one call: some data sets take seconds for an entry
+_TIMEOUT_S = 1800.0  # of one call: some datasets take seconds for an entry
 _MEMORY_BYTES = 4 << 30
 _ENTRIES_PER_CALL = 20
 
-_Row = tuple[str, int, str, str, str | None]  # data set, index, question, task, why it was dropped
+_Row = tuple[str, int, str, str, str | None]  # dataset, index, question, task, why it was dropped
 
 
-def read_gym(source: GymSource, workers: int | None, place: str = "data.sources[]") -> SourceReading:
+def read_gym(source: GymSource, workers: int | None, location: str = "data.sources[]") -> SourceReading:
     """Generate the questions of a source.
 
     Args:
         source: The settings of the source.
         workers: Number of worker processes; None for one per core.
-        place: Name of the source in errors, such as `data.sources[1]`.
+        location: Name of the source in errors, such as `data.sources[1]`.
 
     Returns:
-        Distinct questions with the ids `name:index`, or `name:data_set:index` if there are several data sets. Entries
+        Distinct questions with the ids `name:index`, or `name:data_set:index` if there are several datasets. Entries
         whose own answer is not accepted by the verifier are dropped and counted.
 
     Raises:
-        UserError: If Reasoning Gym is not installed, a data set or a setting does not exist, or nothing is left.
+        UserError: If Reasoning Gym is not installed, a dataset or a setting does not exist, or nothing is left.
     """
     require_reasoning_gym()
     try:
         config = _config_text(source)
         rows = _rows(source.gym, config, source.num_questions, source.first_index, source.seed, workers)
     except ValueError as error:
-        raise UserError(f"{place}.{error}") from error
+        raise UserError(f"{location}.{error}") from error
     dropped = Counter(why for *_, why in rows if why)
     several = len({name for name, *_ in rows}) > 1
     questions: dict[str, Question] = {}
@@ -58,7 +58,7 @@ def read_gym(source: GymSource, workers: int | None, place: str = "data.sources[
             questions.setdefault(question.asked, question)
     if not questions:
         raise UserError(
-            f"{place}: no question of {source.label} can be used ({', '.join(dropped)}); raise num_questions, or "
+            f"{location}: no question of {source.label} can be used ({', '.join(dropped)}); raise num_questions, or "
             "change gym or config"
         )
     repeated = len(rows) - dropped.total() - len(questions)
@@ -66,13 +66,13 @@ def read_gym(source: GymSource, workers: int | None, place: str = "data.sources[
 
 
 def _config_text(source: GymSource) -> str:
-    """Return the settings by data set as JSON text."""
+    """Return the settings by dataset as JSON text."""
     single = len(source.gym) == 1 and source.gym[0] != "all"
     configs = {source.gym[0]: source.config} if single else source.config
     for name, config in configs.items():
         if not isinstance(config, dict):
             raise ValueError(
-                f"config: of several data sets it has their names as keys, got {name}: {config!r}; write "
+                f"config: of several datasets it has their names as keys, got {name}: {config!r}; write "
                 "config: {leg_counting: {min_animals: 3}}"
             )
     try:
@@ -87,11 +87,11 @@ def _config_text(source: GymSource) -> str:
 def _rows(
     given: tuple[str, ...], config: str, number: int, first: int, seed: int, workers: int | None
 ) -> tuple[_Row, ...]:
-    """Generate the entries of all data sets in turn."""
+    """Generate the entries of all datasets in turn."""
     configs: dict[str, dict[str, Any]] = json.loads(config)
     with WorkerPool(workers, _TIMEOUT_S, _MEMORY_BYTES) as pool:
         names = _checked_names(pool, given, configs, first, number)
-        fractions = [len(range(place, number, len(names))) for place in range(len(names))]
+        fractions = [len(range(location, number, len(names))) for location in range(len(names))]
         parts = [
             (name, start, min(_ENTRIES_PER_CALL, fraction - start))
             for name, fraction in zip(names, fractions, strict=True)
@@ -107,7 +107,7 @@ def _rows(
                 last = first + start + size - 1
                 raise ValueError(
                     f"gym: {name} cannot generate its questions {first + start} to {last} ({result.failure}); change "
-                    "first_index or config, or leave the data set out"
+                    "first_index or config, or leave the dataset out"
                 )
             for turn, row in enumerate(result.value, start):
                 rows_of[turn, name] = (name, first + turn, *row)
@@ -117,7 +117,7 @@ def _rows(
 def _checked_names(
     pool: WorkerPool, given: tuple[str, ...], configs: dict[str, dict[str, Any]], first: int, number: int
 ) -> list[str]:
-    """Return the names of the data sets."""
+    """Return the names of the datasets."""
     (result,) = pool.run([VerifierCall(_CHECK, (given, configs, first, number))])
     if result.failure:
         raise UserError(f"Reasoning Gym cannot be used ({result.failure}); run: pip install 'brorl[gym]'")

@@ -1,9 +1,8 @@
 """The generators of Reasoning Gym, as a worker process calls them.
 
-In: the name of a data set, its settings, a seed and indices. Out: questions with the texts of their tasks. Only workers
-load this file: the import takes seconds, and some generators use the global random state. It is set before every entry,
-so entry i is the same whatever other entries were made. Entries of five data sets also depend on the order of sets of
-strings, which is the same in every worker.
+Only workers load this file: the import takes seconds, and some generators use the global random state. It is set before
+every entry, so entry i is the same whatever other entries were made. Entries of five datasets also depend on the order
+of sets of strings, which is the same in every worker.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from brorl.verification.domains.gym_scoring import score_task
 
 ALL = "all"
 _COMPOSED = "composite"
-_OWN = {"size": "num_questions", "seed": "seed"}  # settings of a data set that are settings of the source
-# These data sets choose or check their entries by their size; in all others the size has no effect.
+_OWN = {"size": "num_questions", "seed": "seed"}  # settings of a dataset that are settings of the source
+# These datasets choose or check their entries by their size; in all others the size has no effect.
 _SIZES = {"acre": 5_000, "gsm_symbolic": 1_000_000, "list_functions": 1_000_000, "word_ladder": 20_000}
 _SIZE = 500
 _PAGE = "docs/reference/gym.md"
@@ -40,10 +39,10 @@ _UNWRITTEN = (datetime.time, datetime.date)  # a recipe has no values of these t
 
 
 class Checked(NamedTuple):
-    """The data sets of a source.
+    """The datasets of a source.
 
     Attributes:
-        names: Names of the data sets.
+        names: Names of the datasets.
         problem: What is wrong with the source, after the name of a setting (`config: ...`); None if nothing is.
     """
 
@@ -52,35 +51,35 @@ class Checked(NamedTuple):
 
 
 def check(given: Sequence[str], configs: Mapping[str, Mapping[str, Any]], first: int, number: int) -> Checked:
-    """Find the data sets of a source, and check their settings.
+    """Find the datasets of a source, and check their settings.
 
     Args:
-        given: Names of data sets, or `all`.
-        configs: Settings by data set.
-        first: Index of the first entry of each data set.
-        number: Number of entries, over all data sets in turn.
+        given: Names of datasets, or `all`.
+        configs: Settings by dataset.
+        first: Index of the first entry of each dataset.
+        number: Number of entries, over all datasets in turn.
     """
     known = sorted(set(DATASETS) - {_COMPOSED})
     names = known if ALL in given else list(dict.fromkeys(given))
     last_index = first - 1 - (-number // len(names))
     for name in names:
         if name == _COMPOSED:
-            return Checked([], "gym: composite combines data sets; list them: gym: [leg_counting, maze]")
+            return Checked([], "gym: composite combines datasets; list them: gym: [leg_counting, maze]")
         if name not in known:
             nearest = _nearest(name, known) or f"; {_PAGE} lists the {len(known)} names"
-            return Checked([], f"gym: {name!r} is not a data set of Reasoning Gym{nearest}")
+            return Checked([], f"gym: {name!r} is not a dataset of Reasoning Gym{nearest}")
         if problem := _problem_of(name, configs.get(name, {})):
             return Checked([], f"config: {name} {problem}")
         if last_index >= _SIZES.get(name, last_index + 1):
             return Checked([], _beyond(name, first, last_index))
     unused = next((name for name in configs if name not in names), None)
     if unused is not None:
-        return Checked([], f"config: {unused!r} is not a data set of this source{_nearest(unused, names)}")
+        return Checked([], f"config: {unused!r} is not a dataset of this source{_nearest(unused, names)}")
     return Checked(names, None)
 
 
 def _beyond(name: str, first: int, last_index: int) -> str:
-    """Return the problem of an index that a data set does not have."""
+    """Return the problem of an index that a dataset does not have."""
     size, needed = _SIZES[name], last_index - first + 1
     lower = f"first_index to at most {size - needed:,}" if needed <= size else "num_questions to fewer"
     return (
@@ -90,7 +89,7 @@ def _beyond(name: str, first: int, last_index: int) -> str:
 
 
 def _problem_of(name: str, config: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the settings of a data set."""
+    """Return what is wrong with the settings of a dataset."""
     settings = DATASETS[name][1]
     known = [field.name for field in dataclasses.fields(settings) if field.name not in _OWN]
     types = typing.get_type_hints(settings)
@@ -109,7 +108,7 @@ def _problem_of(name: str, config: Mapping[str, Any]) -> str | None:
     try:
         if config:
             _made(name, json.dumps(config), 0, _SIZE)
-    except Exception as error:  # a data set checks its settings by assertions, in its own way
+    except Exception as error:  # a dataset checks its settings by assertions, in its own way
         why = " ".join(str(error).split()) or type(error).__name__
         return f"rejects config = {dict(config)}: {why}; {_PAGE} lists the settings"
     return None
@@ -170,7 +169,7 @@ def generate(name: str, config: Mapping[str, Any], seed: int, first: int, number
     """Generate entries.
 
     Args:
-        name: Name of the data set.
+        name: Name of the dataset.
         config: Its settings, without `seed` and `size`.
         seed: Its seed.
         first: Index of the first entry.
@@ -193,13 +192,13 @@ def _generated(name: str, config: Mapping[str, Any], seed: int, index: int) -> G
     if entry["answer"] is not None and not (task.answer or "").strip():
         return Generated("", "", "the right answer is empty")
     if task.answer is not None and not score_task(task, task.answer.strip()).correct:
-        return Generated("", "", "the data set's own answer is not accepted")
+        return Generated("", "", "the dataset's own answer is not accepted")
     return Generated(entry["question"], text)
 
 
 @lru_cache(maxsize=8)
 def _made(name: str, config: str, seed: int, size: int) -> ProceduralDataset:
-    """Make a data set; `config` is JSON text."""
+    """Make a dataset; `config` is JSON text."""
     data_set, settings = DATASETS[name]
     made: ProceduralDataset = data_set(settings(**json.loads(config), seed=seed, size=size))
     return made

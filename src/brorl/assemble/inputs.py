@@ -1,6 +1,6 @@
 """The checked inputs of a run: data, verifiers, tokenizer, prompts, and the memory that the run needs.
 
-In: a checked `TrainConfig`. Out: `RunInputs`. Cheap checks come first, and the model's weights are not loaded.
+Cheap checks come first, and the model's weights are not loaded.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class RunInputs(ModelInputs):
         prompts: Training and held-out prompts.
         grader: Verifies and rewards responses.
         memory: The memory that the run will need.
-        notes: Lines about dropped rows and unreadable reference answers of public data sets.
+        notes: Lines about dropped rows and unreadable reference answers of public datasets.
     """
 
     prompts: Prompts
@@ -148,7 +148,7 @@ def check_source_references(verifiers: Mapping[str, Verifier], sources: Sequence
     """Reject unreadable reference answers in the user's own data.
 
     Returns:
-        A line for the unreadable reference answers of each public data set.
+        A line for the unreadable reference answers of each public dataset.
 
     Raises:
         UserError: On the first one in the user's own data.

@@ -1,7 +1,6 @@
 """The check that a run can be resumed, before the data and the model are read.
 
-In: the current settings, the run directory and its last checkpoint. Changed settings, missing checkpoints and a damaged
-checkpoint are errors that name the command to use instead.
+Changed settings, missing checkpoints and a damaged checkpoint are errors that name the command to use instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A run from its config: the parts of training, at the last checkpoint or at the start.
 
-In: a checked `TrainConfig` and a run directory. Out: a `TrainingRun` and the state to start from. Cheap checks come
-first: the data's rows, the verifiers, the tokenizer and the prompts, the memory. The model's weights are loaded last.
+Cheap checks come first: the data's rows, the verifiers, the tokenizer and the prompts, the memory. The model's weights
+are loaded last.
 """
 
 from __future__ import annotations

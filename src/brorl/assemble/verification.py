@@ -96,7 +96,7 @@ def _advice(question: Question) -> str:
     is_object = question.domain != MATH_DOMAIN and question.reference.lstrip().startswith("{")  # in math, a set
     if is_object or question.domain in _ONLY_JSON:  # the whole answer is JSON text, never its last part
         return (
-            "fix or delete the row, set data.sources[].layout if it is a row of a public data set, or set another "
+            "fix or delete the row, set data.sources[].layout if it is a row of a public dataset, or set another "
             "domain or your own verifier in verification.functions"
         )
     return (

@@ -1,9 +1,8 @@
 """The values of a comparison: arms, each with runs of several seeds, and the scores and costs of each run.
 
-Plain values, which `brorl.comparison.reading` reads from run directories, and the scores at an evaluation point (an
-amount of the budget's unit) as arrays of runs and prompts. A run that was not evaluated there is an error, unless it
-ended early: then its last score counts, because it could not have spent more. Dimensions: A arms, S seeds (runs of an
-arm), M evaluation points, P held-out prompts (the same for all runs), n responses per prompt.
+A run that was not evaluated at an evaluation point (an amount of the budget's unit) is an error, unless it ended early:
+then its last score counts, because it could not have spent more. Dimensions: A arms, S seeds (runs of an arm), M
+evaluation points, P held-out prompts (the same for all runs), n responses per prompt.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class HeldOutPrompt:
     """A prompt that all runs are evaluated on."""
 
     id: str
-    source: str  # its data set (a "task" of a comparison)
+    source: str  # its dataset (a "task" of a comparison)
     domain: str  # the domain of its verifier
     text: str  # the text that the model reads
     reference: str
@@ -110,7 +109,7 @@ class Comparison:
         return np.array([i for i, prompt in enumerate(self.prompts) if prompt.source == task])
 
 
-def labelled(names: Sequence[str]) -> list[tuple[str, str]]:
+def labeled(names: Sequence[str]) -> list[tuple[str, str]]:
     """Return the short name and the title of each arm: the names without titles if all are short, else A, B, C, ..."""
 
     def letters(index: int) -> str:  # A to Z, then AA, AB, ...

@@ -1,23 +1,14 @@
 """The same runs compared at equal cost in any unit, and at equal pass@1.
 
-In: a comparison whose runs were evaluated during training. Out: the arms' scores where each run had spent the same
-amount of a unit, and the arms' coverage where each had the same pass@1, on straight lines between evaluations. No score
-is read between the start and a run's first evaluation, between two evaluations that lie far apart, or beyond the last
-one.
+Scores lie on straight lines between evaluations. None is read between the start and a run's first evaluation, between
+two evaluations that lie a factor of more than about 2 apart, or beyond the last one. docs/explanation/comparing.md has
+the reasons, and the error rates in simulations.
 
-Equal cost. A score rises by less and less, so a long straight line runs below it, and of two equal arms the one that
-was evaluated there seems to lead. In 100 simulated comparisons of two such arms (100 prompts, 32 samples, 5 seeds; one
-arm evaluated at the cost itself, the other before and after it, where the score still rises) a difference was found in
-5 if the two evaluations were a factor of 1.4 apart (the default evaluation points), in 12 at 2, in 70 at 4, in 99 at 8,
-and in all from the start. Hence the limit of about 2.
-
-Equal pass@1. Training sharpens: pass@1 rises and pass@k of a large k falls. At equal cost a slow arm has the better
-pass@k because it is slow. So every arm is measured where its own pass@1 first reached the level that all of them
-reached. Arms whose pass@1 is not shown to have risen are left out. The value is read from mean curves, so it is not a
-mean over prompts or seeds. Leaving out a prompt or a seed and reading again, at the level that all arms then reach,
-gives the jackknife's pseudo-values (Tukey 1958), from which the intervals are made as usual (`paired`). They are wide:
-in 590 simulated comparisons with 5 seeds (324 with 3) of two arms on one curve, the second at half the speed (200
-prompts, 64 samples, 5 evaluation points, speeds of runs varying by 0 to 30%), a difference was found in 1.2% (1.2%).
+At equal cost a slow arm has the better pass@k because it is slow: training sharpens, pass@1 rises and pass@k of a large
+k falls. So every arm is also measured where its own pass@1 first reached the level that all of them reached. Arms whose
+pass@1 is not shown to have risen are left out. This value is read from mean curves, so it is not a mean over prompts or
+seeds. Leaving out a prompt or a seed and reading again gives the jackknife's pseudo-values (Tukey 1958), from which the
+intervals are made as usual (`paired`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The figures of a comparison: scores against cost, and for more than two arms the best arm at each budget.
 
-In: a comparison. Out: PNGs whose title is the answer. `comparison.png` shows scores against cost from the checkpoint
-on, the same in other units, and by task. Of more than 24 tasks, the 24 with the most prompts are drawn, and the title
-names the number. `frontier.png` has a column for pass@1, pass@k (coverage) and worst@k (sharpness): above, each arm's
-score at every budget and the best of them; below, the best N at each budget and how sure that is, with the sigmoid if
-the data support one. A cross is an arm that is not matched at an evaluation point.
+The title of each PNG is the answer. `comparison.png` shows scores against cost from the checkpoint on, the same in
+other units, and by task (at most 24, those with the most prompts). `frontier.png` has a column for pass@1, pass@k
+(coverage) and worst@k (sharpness): above, each arm's score at every budget and the best of them; below, the best N at
+each budget and how sure that is, with the sigmoid if the data support one. A cross is an arm that is not matched.
 
 Source: the panels of BroRL (arXiv 2510.01180), Figures 1 and 4.
 """
@@ -39,9 +38,9 @@ _BLUE, _ORANGE = "#1f5fa8", "#cc7417"
 _ANY = (_BLUE, _ORANGE, "#2e8b6a", "#b3382c", "#7b5ea7", "#8a6d3b", "#5b626d", "#c2508f")
 # from light to dark and from warm to cold: the order survives color blindness and gray printing
 _RAMP = LinearSegmentedColormap.from_list("rollouts", ["#d3901c", "#cf5a3c", "#9a3f77", "#4c489c", "#142f57"])
-_MOST_TASKS, _TASKS_A_ROW = 24, 4
+_MAX_TASKS, _TASKS_A_ROW = 24, 4
 _LARGEST_BUBBLE = 330.0  # area in square points of a fraction of 1
-_LEAST_FRACTION = 0.02  # of resamples, for a bubble to be drawn
+_MIN_FRACTION = 0.02  # of resamples, for a bubble to be drawn
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
@@ -65,7 +64,7 @@ def draw_frontier(comparison: Comparison, path: Path) -> None:
 def make_figure(comparison: Comparison) -> Figure:
     """Make the figure of a comparison."""
     results = results_of(comparison)
-    largest = sorted(comparison.task_names(), key=lambda name: -len(comparison.prompts_of(name)))[:_MOST_TASKS]
+    largest = sorted(comparison.task_names(), key=lambda name: -len(comparison.prompts_of(name)))[:_MAX_TASKS]
     tasks = sorted(largest) if len(largest) > 1 else []
     heights = [4.4, 2.7, *([0.35 + 2.15 * -(-len(tasks) // _TASKS_A_ROW)] if tasks else [])]
     figure = Figure(figsize=(11, 0.75 + sum(heights) + 0.21 * len(results.key)), layout="constrained")
@@ -244,10 +243,10 @@ def _draw_frontier(axis: Axes, frontier: Frontier, results: ComparisonResults) -
     comparison = results.comparison
     colors = arm_colors(comparison)
     best = [frontier.at(b.eval_point)[b.arm].score for b in frontier.best]
-    places = [b.eval_point for b in frontier.best]
+    points = [b.eval_point for b in frontier.best]
     low, high = [score.low for score in best], [score.high for score in best]
-    axis.fill_between(places, low, high, color=_PALE, alpha=0.42, linewidth=0, zorder=1)
-    axis.plot(places, [score.value for score in best], color=_BAND, linewidth=9, alpha=0.75, zorder=2,
+    axis.fill_between(points, low, high, color=_PALE, alpha=0.42, linewidth=0, zorder=1)
+    axis.plot(points, [score.value for score in best], color=_BAND, linewidth=9, alpha=0.75, zorder=2,
               solid_capstyle="round", solid_joinstyle="round", gid="frontier")  # fmt: skip
     for arm in comparison.arms:
         of_arm = [point for point in frontier.points if point.arm == arm.name]
@@ -288,23 +287,23 @@ def _draw_best(axis: Axes, frontier: Frontier, results: ComparisonResults, *, fi
     """Draw the fraction of resamples in which each arm is best at each budget, the best arm, and the sigmoid."""
     comparison = results.comparison
     colors = arm_colors(comparison)
-    places, names = rows_of(comparison)
+    row_of, names = rows_of(comparison)
     compared = {b.eval_point for b in frontier.best}
     for point in frontier.points:
-        if point.eval_point in compared and point.best_fraction is not None and point.best_fraction >= _LEAST_FRACTION:
+        if point.eval_point in compared and point.best_fraction is not None and point.best_fraction >= _MIN_FRACTION:
             axis.scatter(
-                point.eval_point, places[point.arm], s=_LARGEST_BUBBLE * point.best_fraction, color=colors[point.arm],
+                point.eval_point, row_of[point.arm], s=_LARGEST_BUBBLE * point.best_fraction, color=colors[point.arm],
                 alpha=0.85, linewidth=0, zorder=3,
             )  # fmt: skip
     axis.plot(
-        [b.eval_point for b in frontier.best], [np.nan if b.is_tied else places[b.arm] for b in frontier.best],
+        [b.eval_point for b in frontier.best], [np.nan if b.is_tied else row_of[b.arm] for b in frontier.best],
         color=_BAND, linewidth=5, alpha=0.6, zorder=2, solid_capstyle="round", solid_joinstyle="round", gid="best",
     )  # fmt: skip
     _log_cost_axis(axis, comparison.unit, comparison.eval_points)
     _draw_sigmoid(axis, frontier, results)
-    axis.set_yticks(list(places.values()), [names[arm] for arm in places])
+    axis.set_yticks(list(row_of.values()), [names[arm] for arm in row_of])
     axis.yaxis.set_minor_locator(NullLocator())
-    low, high = min(places.values()), max(places.values())
+    low, high = min(row_of.values()), max(row_of.values())
     axis.set_ylim(low - 0.13 * (high - low), high + 0.13 * (high - low))
     _style(axis)
     if first:
@@ -339,8 +338,8 @@ def rows_of(comparison: Comparison) -> tuple[dict[str, float], dict[str, str]]:
     if not comparison.ordered_by_rollouts:
         return {arm.name: float(i) for i, arm in enumerate(arms)}, {arm.name: arm.name for arm in arms}
     top = max(log2(arm.num_rollouts) for arm in arms if arm.num_rollouts is not None)
-    places = {arm.name: top + 1.5 if arm.num_rollouts is None else log2(arm.num_rollouts) for arm in arms}
-    return places, {arm.name: arm.name if arm.num_rollouts is None else f"{arm.num_rollouts:,}" for arm in arms}
+    row_of = {arm.name: top + 1.5 if arm.num_rollouts is None else log2(arm.num_rollouts) for arm in arms}
+    return row_of, {arm.name: arm.name if arm.num_rollouts is None else f"{arm.num_rollouts:,}" for arm in arms}
 
 
 def _title(frontier: Frontier) -> str:
@@ -413,23 +412,23 @@ def _label_ends(axis: Axes, end: float, labels: Mapping[str, tuple[float, str]],
     colors = arm_colors(comparison)
     low, high = axis.get_ylim()
     order = sorted(labels, key=lambda name: labels[name][0])
-    place_A = apart(np.array([(labels[name][0] - low) / (high - low) for name in order]), 0.062)
-    for name, place in zip(order, place_A, strict=True):
+    height_A = apart(np.array([(labels[name][0] - low) / (high - low) for name in order]), 0.062)
+    for name, label_y in zip(order, height_A, strict=True):
         value, text = labels[name]
         axis.annotate(
-            text, xy=(end, value), xytext=(1.02, place), textcoords="axes fraction", color=colors[name], fontsize=9.5,
+            text, xy=(end, value), xytext=(1.02, label_y), textcoords="axes fraction", color=colors[name], fontsize=9.5,
             va="center", annotation_clip=False,
         )  # fmt: skip
 
 
-def apart(place_A: FloatArray, gap: float) -> FloatArray:
-    """Move rising places as little as leaves a gap between neighbors and all of them between 0 and 1.
+def apart(height_A: FloatArray, gap: float) -> FloatArray:
+    """Move rising heights as little as leaves a gap between neighbors and all of them between 0 and 1.
 
-    It is the least-squares solution. If there are too many places for the bounds, the gaps are smaller.
+    It is the least-squares solution. If there are too many heights for the bounds, the gaps are smaller.
     """
-    last = len(place_A) - 1
-    shift_A = min(gap, 1 / max(last, 1)) * np.arange(len(place_A))
-    rising_A = isotonic_regression(place_A - shift_A).x
+    last = len(height_A) - 1
+    shift_A = min(gap, 1 / max(last, 1)) * np.arange(len(height_A))
+    rising_A = isotonic_regression(height_A - shift_A).x
     moved_A: FloatArray = np.clip(rising_A, 0, max(0, 1 - shift_A[-1])) + shift_A
     return moved_A
 

@@ -1,12 +1,12 @@
 """The best arm at each budget: the frontier, the ranges of budgets that one arm leads, and whether arms still rise.
 
-In: a comparison of several arms. Out: every arm's score at every evaluation point, the best arm of each point with
-the evidence for its lead, a fit of the best N against the budget if the data support one, and each arm's last change.
-An arm that is not matched at an evaluation point is left out there and named.
+An arm that is not matched at an evaluation point is left out there and named. The best N against the budget C is fitted
+by least squares, if the data support it, as
 
-The fit is log2 N = low + (high - low) / (1 + exp(-slope (log C - middle))) for the budget C, by least squares. The
-levels lie between the smallest and the largest N of the arms and the middle among the evaluation points: the fit does
-not extrapolate.
+    log2 N = low + (high - low) / (1 + exp(-slope (log C - middle)))
+
+The levels lie between the smallest and the largest N of the arms and the middle among the evaluation points: the fit
+does not extrapolate.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What runs spent, whether they are compute-matched, and their scores per token and samples per second.
 
-In: arms with the costs of their runs. Out: the cost of each run at an evaluation point, and whether it is equal on the
-unit of the budget up to the length of a step: an overshoot beyond the tolerance is never called matched. Evaluations
-are not part of any cost. A ratio is None if no run has its denominator.
+Runs are matched if their costs in the unit of the budget are equal up to the length of a step. An overshoot beyond the
+tolerance is never called matched. A ratio is None if no run has its denominator.
 """
 
 from __future__ import annotations

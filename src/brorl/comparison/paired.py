@@ -1,37 +1,14 @@
 """Whether arm B scores higher than arm A on the same prompts: the difference, its interval, and the conclusion.
 
-In: scores of P prompts by S runs of each arm. Out: means with intervals, tests, and a conclusion. Scores of different
-prompts are an error. With a single number the interval is as wide as possible.
-
-The interval. A run's mean score varies with the prompts (others could have been held out) and with the seed (another
-seed trains another model). With D the differences, v_P = var(D averaged over seeds) / P and v_S = var(D averaged over
-prompts) / S,
+A run's mean score varies with the prompts (others could have been held out) and with the seed (another seed trains
+another model). With D the differences of P prompts and S seeds, v_P = var(D averaged over seeds) / P and v_S = var(D
+averaged over prompts) / S,
 
     half-width^2 = t(P - 1)^2 v_P + t(S - 1)^2 v_S,    t(d) the 97.5% quantile of Student's t with d degrees of freedom.
 
-At another level L, t(d) is the quantile at 1 - (1 - L) / 2. For normal effects of prompts, seeds, and both together
-this covers at least L whatever the fractions of the variances: the mean has at most the variance E v_P + E v_S (the
-joint effect counts twice), and for weights w_i that add to 1 the probability of Z^2 <= sum w_i t_i^2 chi_i^2 / d_i is
-concave in the weights, so it is at least the mean of the probabilities of each part alone, L (Banerjee 1961, for the
-two-means problem). If runs of the arms are not paired, the v_S of the two arms are separate parts.
-
-Why no narrower interval. In 2,000 simulated comparisons of two arms that do not differ (200 prompts, 16 samples; every
-prompt's logit is moved by each arm with a standard deviation of 0.3 and by each run with 0.2; every run moves all
-prompts together by 0, 0.1, 0.3) "a difference" was found in
-
-                                          5 seeds              3 seeds              2 seeds
-    this interval                         1%, 3%, 4%           1%, 2%, 4%           0%, 2%, 4%
-    random effects, Satterthwaite         3%, 6%, 6%           3%, 5%, 7%           2%, 7%, 11%
-    bootstrap over prompts and seeds      2%, 5%, 12%          1%, 7%, 22%          2%, 10%, 32%
-    the paper's t-test over prompts       5%, 22%, 64%         5%, 26%, 67%         5%, 27%, 68%
-    t-test over seeds                     13%, 7%, 5%          9%, 6%, 5%           5%, 5%, 5%
-
-so the conclusion uses the first, which alone keeps its 5% everywhere. The price is paid with few seeds: t(1) = 12.7,
-t(2) = 4.3, t(4) = 2.8, so 3 seeds give an interval 1.5 to 2 times as wide as 5 seeds do, and 2 seeds 4 to 6 times.
-
-Several intervals side by side. Of m intervals at 95% each, m/20 exclude the truth by chance. At the level 1 - 0.05/m
-each (Bonferroni), all m contain the truth with a probability of at least 95%, however they depend on each other. Holm's
-procedure would show a few more differences, but whether one is shown would then depend on the other rows.
+At another level L, t(d) is the quantile at 1 - (1 - L) / 2. If runs of the arms are not paired, the v_S of the two arms
+are separate parts. docs/explanation/comparing.md shows why it covers at least L, and how often narrower intervals do
+not. Scores of different prompts are an error. With a single number the interval is as wide as possible.
 """
 
 from __future__ import annotations

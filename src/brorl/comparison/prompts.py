@@ -1,9 +1,8 @@
 """Which prompts and which tasks changed: prompts gained and lost since the checkpoint, and the trend of each task.
 
-In: a comparison, an amount of the budget. Out: counts and names of prompts, how many gains and losses luck alone would
-give, and for each task (source of prompts) the changes of pass@1 with the trend that they show. A prompt is solved if
-at least one of n responses is correct. At low pass rates that depends on n, so every count comes with the expected
-number of prompts solved in k attempts, which does not. A change counts only if its interval excludes 0.
+A prompt is solved if at least one of n responses is correct. At low pass rates that depends on n, so every count comes
+with the expected number of prompts solved in k attempts, which does not, and with the gains and losses that luck alone
+would give. A change counts only if its interval excludes 0.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A comparison read from its folder: `compare.json`, and the metrics of the run directories that it names.
 
-In: the folder of `brorl compare`. Out: a `Comparison`. A run that is not complete is an error, and so are runs whose
-held-out prompts, samples per prompt or pass@k differ.
+A run that is not complete is an error, and so are runs whose held-out prompts, samples per prompt or pass@k differ.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score, labelled
+from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score, labeled
 from brorl.cost import Budget, Cost, cost_of_step
 from brorl.errors import UserError
 from brorl.runs.run_directory import Record, RunDirectory
@@ -35,7 +34,7 @@ def read_comparison(folder: Path) -> Comparison:
     budget = Budget(spec["unit"], spec["budget"], tuple(spec["marks"]))
     arms: list[Arm] = []
     first: tuple[str, _Setup] | None = None
-    labels = labelled([arm["name"] for arm in spec["arms"]])  # an earlier version wrote long names
+    labels = labeled([arm["name"] for arm in spec["arms"]])  # an earlier version wrote long names
     for (name, title), arm in zip(labels, spec["arms"], strict=True):
         runs = []
         for run in arm["runs"]:

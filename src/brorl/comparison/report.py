@@ -1,7 +1,6 @@
 """A comparison for people and for programs: the files `comparison.json`, `comparison.md` and the figures.
 
-In: a comparison. Out: the answer in sentences, GitHub Markdown, a dictionary that JSON can hold, and all of them
-written to a folder. In the dictionary, numbers without a value and infinite ends are null.
+In JSON, numbers without a value and infinite ends are null.
 """
 
 from __future__ import annotations

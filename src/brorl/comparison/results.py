@@ -1,8 +1,4 @@
-"""All numbers of a comparison, computed once for its tables, text, record and figures.
-
-In: a comparison of two arms or more. Out: scores and costs of each arm at each evaluation point, whether the runs are
-matched, and either the differences of the pair (two arms) or the frontier (more).
-"""
+"""All numbers of a comparison, computed once for its tables, text, record and figures."""
 
 from __future__ import annotations
 

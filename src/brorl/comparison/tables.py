@@ -1,9 +1,6 @@
-"""The tables of a comparison, with the layout of the paper's.
+"""The tables of a comparison, in the layout of the paper's. Of more than two arms the frontier replaces paired tests.
 
-In: the results of a comparison. Out: tables of text: cost and scores of the arms, use of the samples, pass@k, paired
-tests, equal cost and equal score, scores per token, tasks with their trends, prompts gained and lost, settings that
-differ. For more than two arms the frontier replaces the paired tests. Long lists (all evaluation points of all runs,
-all prompts) are only in the record.
+Long lists (all evaluation points of all runs, all prompts) are only in the record.
 
 Source: the layout of BroRL (arXiv 2510.01180), Tables 1 to 5.
 """
@@ -22,7 +19,7 @@ from brorl.evaluation.pass_at_k import Estimate
 from brorl.format import interval, p_value, short, short_time, signed, significant_interval
 from brorl.table import Table
 
-_MOST_POINTS = 4  # rows of an arm in the first table of two arms
+_MAX_POINTS = 4  # rows of an arm in the first table of two arms
 _NOT_KNOWN = "Empty: the arm was not evaluated close enough to that cost; a larger --marks adds evaluation points."
 _LONGEST_VALUE = 9  # characters of a setting in a column
 
@@ -71,10 +68,10 @@ def cost_table(results: ComparisonResults) -> Table:
 
 def shown_points(eval_points: tuple[float, ...]) -> tuple[float, ...]:
     """Choose at most 4 evaluation points, spread evenly over all and with the last."""
-    if len(eval_points) <= _MOST_POINTS:
+    if len(eval_points) <= _MAX_POINTS:
         return eval_points
     last = len(eval_points) - 1
-    return tuple(eval_points[round(last * (i + 1) / _MOST_POINTS)] for i in range(_MOST_POINTS))
+    return tuple(eval_points[round(last * (i + 1) / _MAX_POINTS)] for i in range(_MAX_POINTS))
 
 
 def _cost_row(arm: Arm, at: ArmScores) -> tuple[str, ...]:

@@ -1,8 +1,7 @@
 """The answer of a comparison in sentences, and the command that follows it.
 
-In: the results of a comparison. Out: sentences, and one command with its reason. They state "did not win" if no arm
-did, "no difference was shown" if nothing was, and call nothing matched or shown that is not. Of two arms, the second is
-measured against the first; of more, the best arm at each budget is named.
+The sentences state "did not win" if no arm did, "no difference was shown" if nothing was, and call nothing matched or
+shown that is not. Of two arms, the second is measured against the first; of more, the best arm at each budget is named.
 """
 
 from __future__ import annotations
@@ -348,7 +347,7 @@ def _trends(results: ComparisonResults) -> list[str]:
 
 
 def _differing_settings(arms: Sequence[Arm]) -> list[str]:
-    """Name the settings that differ if the result is not due to one of them, or to N with its prompts per step."""
+    """Warn that several settings differ, unless only N and the prompts per step do."""
     names = sorted({name for arm in arms for name in arm.differs})
     others = [name for name in names if name not in _EXPECTED]
     if not others or len(names) == 1:

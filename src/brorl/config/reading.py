@@ -1,8 +1,7 @@
 """Recipes: read from YAML, checked, and turned into a `TrainConfig`.
 
-In: a YAML recipe (a file or a built-in name) and overrides from the command line or Python. Out: a frozen
-`TrainConfig`. An unknown key, a value of the wrong type and settings that do not fit together are `UserError`s of one
-line that name the fix.
+An unknown key, a value of the wrong type and settings that do not fit together are `UserError`s of one line that name
+the fix.
 """
 
 from __future__ import annotations

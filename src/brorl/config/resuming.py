@@ -1,7 +1,4 @@
-"""The settings that can change when a run is resumed, and those that cannot.
-
-In: the settings when a run began, and the current ones. Out: the first setting that must not change and did.
-"""
+"""The settings that can change when a run is resumed, and those that cannot."""
 
 from __future__ import annotations
 

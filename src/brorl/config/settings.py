@@ -1,7 +1,6 @@
 """Every setting of a training recipe: typed, documented, checked before any work starts.
 
-In: nested values, from YAML, the command line or Python (`brorl.config.reading`). Out: a frozen `TrainConfig`. Each
-section checks its own settings; `TrainConfig` composes the sections, and checks them against each other.
+Each section checks its own settings; `TrainConfig` composes the sections, and checks them against each other.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from brorl.paths import is_folder
 from brorl.prompts.settings import DataSettings, PromptFormat
 from brorl.rollout.settings import EngineSettings
 from brorl.sampling import SamplingSettings
-from brorl.section import Listed, Section
+from brorl.section import AsList, Section
 from brorl.trackers import TrackingSettings
 from brorl.training.settings import (
     AdaptiveSettings,
@@ -74,7 +73,7 @@ class TrainConfig(Section):
     verification: VerificationSettings = VerificationSettings()
     rewards: RewardShaping = RewardShaping()
     advantage: AdvantageSettings = AdvantageSettings()
-    phases: Annotated[tuple[PhaseSettings, ...], Listed, Field(strict=False)] = Field(
+    phases: Annotated[tuple[PhaseSettings, ...], AsList, Field(strict=False)] = Field(
         (), description="objectives that follow one another in place of `advantage`, such as broaden and sharpen "
         "(docs/how-to/broaden.md)",
     )  # fmt: skip

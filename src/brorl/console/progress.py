@@ -1,7 +1,4 @@
-"""Progress of a training run: one line per step, and tables at the end.
-
-In: lines of the metrics. Out: lines and tables on the screen and in `run.log`.
-"""
+"""Progress of a training run on the screen and in `run.log`: one line per step, and tables at the end."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The terminal, file or pipe that a command writes to.
 
-In: permanent lines and tables, and activities. Out: on a terminal, the permanent lines above one live status line;
-elsewhere, the permanent lines and the status line after every 30 seconds without output. A log file receives the
-permanent lines, without control characters.
+A terminal shows the permanent lines above one live status line. A file or pipe gets the permanent lines, and the status
+line after every 30 seconds without output. A log file gets the permanent lines, without control characters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The status line: the current work, its progress and the time left.
+"""The status line: the current work, its progress, the time left, and the answer to a stop request.
 
-In: activities. Out: one line of text, and the answer to a stop request. A time estimate comes from an earlier step or
-evaluation, or from the finished fraction of the rollouts; without these the line has none.
+A time estimate comes from an earlier step or evaluation, or from the finished fraction of the rollouts; without these
+the line has none.
 """
 
 from __future__ import annotations

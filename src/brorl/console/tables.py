@@ -1,7 +1,4 @@
-"""The tables and lines at the end of a run.
-
-In: lines of the metrics. Out: tables of at most 80 columns, and lines.
-"""
+"""The tables (at most 80 columns) and lines at the end of a run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The machines of a run: starts or joins Ray, checks the machines, and reserves a place for each process.
+"""The machines of a run: starts or joins Ray, checks the machines, and reserves CPUs and GPUs for each process.
 
-In: the number of machines and of processes of each kind, and the CPUs and GPUs of each. Out: the options with which an
-actor is started at its place. Missing machines, CPUs and GPUs are errors before anything is loaded. `close` ends every
-process of the run; a cluster that was joined continues to run.
+Missing machines, CPUs and GPUs are errors before anything is loaded. `close` ends every process of the run; a cluster
+that was joined continues to run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The examination of a Ray cluster: the facts of its machines, and its faults, with one line and one fix for each.
 
-In: the address of a running cluster and a folder that its machines should share. Out: `ClusterFacts`, and `Fault`
-values. The first machine, the head, is the standard that the others are compared with. One actor on each machine
-gathers facts and connects to the others. It leaves the cluster and the folder as they were.
+The first machine, the head, is the standard that the others are compared with. One actor on each machine gathers facts
+and connects to the others. It leaves the cluster and the shared folder as they were.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from brorl.format import counted, memory_size
 
 PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")  # whose versions must be equal on all machines
 LARGEST_OFFSET_S = 1.0
-LEAST_FREE_FRACTION = 0.9
+MIN_FREE_FRACTION = 0.9
 _CONNECT_TIMEOUT_S = 3.0
 _CLOCK_READINGS = 5
 _TIMEOUT_S = 120.0
@@ -153,7 +152,7 @@ def _gpu_faults(nodes: Sequence[NodeFacts]) -> Iterator[Fault]:
         yield Fault(f"the GPUs differ: {', '.join(sorted(kinds))}", "use GPUs of one kind: the slowest sets the pace")
     for node in nodes:
         for number, gpu in enumerate(node.gpus):
-            if gpu.free_bytes < LEAST_FREE_FRACTION * gpu.total_bytes:
+            if gpu.free_bytes < MIN_FREE_FRACTION * gpu.total_bytes:
                 yield Fault(
                     f"GPU {number} of {node.address} has {memory_size(gpu.free_bytes)} of "
                     f"{memory_size(gpu.total_bytes)} free",

@@ -1,7 +1,6 @@
-"""A learner rank: an actor that holds a learner, or one fraction of it, and makes calls on it.
+"""A learner rank: an actor with a learner, or one shard of it, and the calls on it.
 
-In: a function that makes the learner of a rank, and calls. Out: the results of rank 0. Between two results rank 0
-reports its activities and its lines for the user.
+The results are those of rank 0. Between two results it reports its activities and its lines for the user.
 """
 
 from __future__ import annotations
@@ -176,7 +175,7 @@ def check_shared(token: Path, machine: str) -> None:
     folder = token.parent
     fix = "set output_dir to storage that all machines mount at the same path"
     if not folder.is_dir():
-        raise UserError(f"machine {machine} has a learner rank and does not see the run directory {folder}; {fix}")
+        raise UserError(f"machine {machine} has a learner rank and cannot access the run directory {folder}; {fix}")
     if not token.is_file():
         raise UserError(
             f"machine {machine} has a learner rank, and its folder {folder} is not the run directory but another "

@@ -1,8 +1,7 @@
 """A learner whose ranks are actors: every rank gets each call, and the result is that of rank 0.
 
-In: a cluster, and a function that makes the learner of a rank. Out: an object with the protocol `Learner`. Groups
-travel once, through the object store. The weights stay there and never pass through this process. A rank that dies or
-stalls is a `LearnerLostError`: the updates since the last checkpoint are lost.
+Groups travel once, through the object store. The weights stay there and never pass through this process. A rank that
+dies or stalls is a `LearnerLostError`: the updates since the last checkpoint are lost.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A pool of rollout workers as Ray actors, each with its own engine.
 
-In: sampling tasks and weights. Out: trees, with the version of the weights that sampled them. The trees of a task are
-fetched from the object store when `done` returns them. Weights are put there once, and each worker loads them between
-two tasks.
+The trees of a task are fetched from the object store when `done` returns them. Weights are put there once, and each
+worker loads them between two tasks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Workers of one kind as Ray actors: starts them, gives each one call after the other, and replaces the lost ones.
 
-In: a function that makes a worker, and jobs. Out: the receipt and the payload of each job. A free worker takes the
-oldest job. A worker that dies, or gives no answer in time, is killed and replaced, and its job is the next one to be
-given out. Each worker has a thread here that waits for it while the caller computes. Ray restarts actors and repeats
-their tasks on its own, but it knows no time limit, and a restarted actor would lack its weights.
+A free worker takes the oldest job. A worker that dies, or gives no answer in time, is killed and replaced, and its job
+is the next one to be given out. Each worker has a thread here that waits for it while the caller computes. Ray restarts
+actors and repeats their tasks on its own, but it knows no time limit, and a restarted actor would lack its weights.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class WorkerPoolConfig:
     Attributes:
         kind: The kind of the workers in messages: `rollout worker`.
         number: Number of workers, 1 or more.
-        options: Returns the options of the Ray actor of a worker, given its place, 0 to `number` - 1.
+        options: Returns the options of the Ray actor of a worker, given its index, 0 to `number` - 1.
         timeout_s: Seconds after which a worker that does a job is lost.
         max_restarts: Lost workers that are replaced; one more is an error.
         start_timeout_s: Seconds after which a worker that starts is lost.
@@ -184,8 +183,8 @@ class Supervisor:
         self._restarts = 0
         self._workers: list[_Worker | None] = [None] * pool_config.number
         self._threads = [
-            threading.Thread(target=self._keep, args=(place,), name=f"{pool_config.kind} {place + 1}", daemon=True)
-            for place in range(pool_config.number)
+            threading.Thread(target=self._keep, args=(index,), name=f"{pool_config.kind} {index + 1}", daemon=True)
+            for index in range(pool_config.number)
         ]
         for thread in self._threads:
             thread.start()
@@ -199,7 +198,7 @@ class Supervisor:
 
     @property
     def started(self) -> list[Started]:
-        """The receipts of the workers that have started, by place."""
+        """The receipts of the workers that have started, by index."""
         return [worker.started for worker in self._workers if worker is not None and worker.started is not None]
 
     def submit(self, call: WorkerCall) -> int:
@@ -311,19 +310,19 @@ class Supervisor:
 
     # The threads: all methods below run in them, except that any thread can end the work.
 
-    def _keep(self, place: int) -> None:
-        """Keep a worker at a place: start one, make calls on it, and replace it whenever it is lost."""
-        options = {**self._config.options(place), "max_restarts": 0, "max_task_retries": 0}
+    def _keep(self, index: int) -> None:
+        """Keep one worker running: start one, make calls on it, and replace it whenever it is lost."""
+        options = {**self._config.options(index), "max_restarts": 0, "max_task_retries": 0}
         try:
             while True:
                 with self._changed:
                     if self._failure is not None:
                         return
-                    worker = self._workers[place] = _Worker(_Host.options(**options).remote())
+                    worker = self._workers[index] = _Worker(_Host.options(**options).remote())
                 try:
                     self._serve(worker)
                 except _LostError as error:
-                    self._lose(place, worker, str(error))
+                    self._lose(index, worker, str(error))
         except BaseException as error:  # `finished` must not wait for a thread that has ended
             self._end(error)
 
@@ -357,7 +356,7 @@ class Supervisor:
                 raise answer.error
             worker.ticket = None
 
-    def _lose(self, place: int, worker: _Worker, reason: str) -> None:
+    def _lose(self, index: int, worker: _Worker, reason: str) -> None:
         """Kill a worker, and put back its call."""
         with self._changed:
             if self._failure is not None:
@@ -366,7 +365,7 @@ class Supervisor:
             process = "" if worker.started is None else f" ({worker.started.host}, process {worker.started.pid})"
             call = None if worker.ticket is None else self._open.get(worker.ticket)
             work = "" if call is None else f" while {call.title}"
-            lost = f"{self._config.kind} {place + 1}{process} was lost{work}: {reason}"
+            lost = f"{self._config.kind} {index + 1}{process} was lost{work}: {reason}"
             if self._count_loss(lost, "it is replaced" + ("" if call is None else ", and its work is repeated")):
                 self._put_back(worker.ticket, reason)
 

@@ -1,8 +1,7 @@
 """Verifier workers as Ray actors, each with its own verifiers and their processes.
 
-In: prompts, each with the text of one response. Out: the verdicts of local verification. The responses are cut into
-batches, and a free worker takes the next batch. A batch whose worker was lost is verified again. After a second loss,
-its responses are unverified.
+The verdicts are those of local verification. The responses are cut into batches, and a free worker takes the next
+batch. A batch whose worker was lost is verified again. After a second loss, its responses are unverified.
 """
 
 from __future__ import annotations

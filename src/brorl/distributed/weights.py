@@ -1,7 +1,6 @@
 """Weights in the object store of the cluster: put there once, and read by each worker that loads them.
 
-In: named tensors, or a reference to weights that another process has put. Out: an iterable of named tensors. The
-process that passes it on never holds the weights. On the machine of the store, the tensors share its memory.
+The process that passes them on never holds the weights. On the machine of the store, the tensors share its memory.
 """
 
 from __future__ import annotations

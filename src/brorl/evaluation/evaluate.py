@@ -1,8 +1,4 @@
-"""Evaluates prompts batch by batch: sample, verify, store.
-
-In: a model with its verifiers, and batches of prompts, some of which may be stored already. Out: the counts of all
-prompts, and a line of progress after every batch.
-"""
+"""Evaluates prompts batch by batch: sample, verify, store. Batches that are stored already are not sampled again."""
 
 from __future__ import annotations
 
@@ -72,7 +68,7 @@ def evaluate_batches(
         batches: All batches, stored ones included.
         model: The model under evaluation.
         store: Where batches are read from and written to.
-        say: Receives a line of progress after each new batch; its time left is for all data sets.
+        say: Receives a line of progress after each new batch; its time left is for all datasets.
 
     Returns:
         The stored counts of every batch, in order.

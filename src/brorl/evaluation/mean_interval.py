@@ -1,22 +1,15 @@
-"""The mean of a number over a population of prompts, estimated from a sample of prompts, with a 95% interval.
+"""The mean of a number from 0 to 1 over a population of prompts, from a sample of prompts, with a 95% interval.
 
-In: one number from 0 to 1 per prompt. Out: their mean, and an interval for the mean over all prompts of that kind. It
-uses no random numbers.
-
-Method. Add one value to the P values: 0 for the low end, 1 for the high end. It stands for the prompts that were not
-drawn. Weight the P + 1 values at random; all weights that sum to 1 are equally likely (a flat Dirichlet distribution).
-The low end is the 2.5% quantile of the weighted mean, the high end is the 97.5% quantile. Consequences:
+Add one value to the P values: 0 for the low end, 1 for the high end. It stands for the prompts that were not drawn.
+Weight the P + 1 values at random; all weights that sum to 1 are equally likely (a flat Dirichlet distribution). The low
+end is the 2.5% quantile of the weighted mean, the high end is the 97.5% quantile. No random numbers are used.
 
 - Raising a value never lowers an end, because it lowers no weighted mean.
 - The interval contains the mean of the values. The density of a weighted mean is log-concave, so at least 1/e of it
   lies on each side of its expectation (Grünbaum), and the added value moves the expectation outward.
-- For values 0 and 1 (k = n, or n = 1) it is the exact interval of Clopper and Pearson. Without a success that is
-  [0, 1 - q] with q = 0.025^(1/P).
-- For P values that all equal x it is [x q, 1 - (1 - x) q], the tolerance limits of Wilks.
+- For values 0 and 1 it is the exact interval of Clopper and Pearson; for P equal values, the tolerance limits of Wilks.
 
-Level. For values 0 and 1 each end misses in at most 2.5% of all samples. For every other distribution on 0 to 1 this is
-a conjecture to which no exception is known; docs/explanation/intervals.md shows measured levels. A bootstrap interval
-and a t interval miss far more often when most values are near 0, because they ignore the prompts that were not drawn.
+docs/explanation/intervals.md shows measured levels.
 
 Source: Gaffke, "Three test statistics for a nonparametric one-sided hypothesis on the mean of a nonnegative variable",
 Mathematical Methods of Statistics 14 (2005). Learned-Miller and Thomas, arXiv 1905.06208, state it as a bound.

@@ -1,7 +1,6 @@
 """pass@k and worst@k: the chance that at least one, or all, of k responses to a prompt are correct.
 
-In: the number of correct responses among n to each prompt. Out: unbiased estimates for each prompt. Counts above n and
-k above n are rejected.
+The estimates are unbiased. Counts above n and k above n are rejected.
 """
 
 from __future__ import annotations

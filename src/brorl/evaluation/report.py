@@ -1,8 +1,4 @@
-"""The result of an evaluation, as tables, lines and JSON.
-
-In: the counts of every prompt, their summary, and the settings. Out: tables, lines of text, a dictionary. This module
-computes nothing but ratios of these numbers.
-"""
+"""The result of an evaluation, as tables, lines and JSON."""
 
 from __future__ import annotations
 
@@ -26,10 +22,10 @@ class EvaluationResult:
     """The result of an evaluation."""
 
     path: Path  # folder with `evaluation.json` and every response
-    summary: EvaluationSummary  # pass@k with 95% intervals, and totals: over all prompts, by data set, by domain
+    summary: EvaluationSummary  # pass@k with 95% intervals, and totals: over all prompts, by dataset, by domain
     prompts: Sequence[PromptResult]  # the counts of every prompt
     settings: Mapping[str, Any]  # everything that decides the responses
-    # ids of questions whose reference answer the verifier cannot read, by data set
+    # ids of questions whose reference answer the verifier cannot read, by dataset
     unreadable: Mapping[str, Sequence[str]]
     sessions: Sequence[Mapping[str, Any]]  # versions, machine and command of each process that sampled
     # how the settings differ from those of the run's own evaluations, and the command that repeats them; empty if they
@@ -76,12 +72,12 @@ class EvaluationResult:
 
 
 def pass_table(result: EvaluationResult) -> Table:
-    """Return the table of pass@k by data set, by domain if there are several, and over all prompts."""
+    """Return the table of pass@k by dataset, by domain if there are several, and over all prompts."""
     overall = result.summary.overall
     ks = shown_ks(list(overall.pass_at))
     return Table(
         f"pass@k from n = {overall.num_samples:,}: mean over prompts [95% interval]",
-        ("data set", *(f"pass@{k}" for k in ks)),
+        ("dataset", *(f"pass@{k}" for k in ks)),
         tuple(
             (name, *(interval(summary.pass_at[k], end_digits=2) if k in summary.pass_at else "" for k in ks))
             for name, summary in _rows(result.summary)
@@ -93,7 +89,7 @@ def response_table(result: EvaluationResult) -> Table:
     """Return the table of the number, length and cost of the responses."""
     return Table(
         "Responses",
-        ("data set", "solved", "tokens\neach", "cut off", "tokens", "computed", "seconds"),
+        ("dataset", "solved", "tokens\neach", "cut off", "tokens", "computed", "seconds"),
         tuple(
             (
                 name,

@@ -1,10 +1,9 @@
 """The responses of an evaluation on disk, in batches of prompts. An interrupted evaluation can be continued.
 
-In: batches of prompts of one data set, each with a seed, and the trees and verdicts of a batch. Out: one Parquet file
-per batch (`part-*.parquet`), one row per distinct response, with the counts of the prompts in the file's metadata. A
-file gets its name when it is complete, and the responses of a batch depend on the batch alone. So a stored batch is
-never sampled again, and a continued evaluation equals an uninterrupted one. Folders that hold another evaluation or
-other files are rejected.
+Each batch is one Parquet file (`part-*.parquet`) with one row per distinct response, and the counts of the prompts in
+its metadata. A file gets its name when it is complete, and the responses of a batch depend on the batch alone. So a
+stored batch is never sampled again, and a continued evaluation equals an uninterrupted one. Folders of another
+evaluation and folders with other files are rejected.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ SCHEMA = pa.schema([
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """Prompts of one data set that one call of the engine samples."""
+    """Prompts of one dataset that one call of the engine samples."""
 
     index: int  # number of the batch, from 0
-    data_set: str  # the data set
+    data_set: str  # the dataset
     prompts: tuple[Prompt, ...]  # its prompts
-    seed: int  # seed of the sampling. It depends on the evaluation's seed, the data set and the place in it alone.
+    seed: int  # seed of the sampling. It depends on the evaluation's seed, the dataset and the place in it alone.
 
 
 @dataclass(frozen=True)
@@ -57,15 +56,15 @@ class StoredBatch:
 
 
 def split_into_batches(prompts_of: Mapping[str, Sequence[Prompt]], size: int, seed: int) -> list[PromptBatch]:
-    """Split data sets into batches.
+    """Split datasets into batches.
 
     Args:
-        prompts_of: Prompts of each data set.
-        size: Prompts per batch, at least 1. The last batch of a data set may have fewer.
+        prompts_of: Prompts of each dataset.
+        size: Prompts per batch, at least 1. The last batch of a dataset may have fewer.
         seed: Seed of the evaluation.
 
     Returns:
-        All batches. A batch does not depend on later prompts of its data set, nor on other data sets.
+        All batches. A batch does not depend on later prompts of its dataset, nor on other datasets.
     """
     batches: list[PromptBatch] = []
     for name, prompts in prompts_of.items():

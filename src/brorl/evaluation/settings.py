@@ -31,7 +31,7 @@ class EvaluationSettings(Section):
         None, ge=1, description="maximum length of a response, in tokens; null uses sampling.max_new_tokens"
     )
     sources: Annotated[tuple[EvaluationSource, ...], BeforeValidator(as_sources), Field(strict=False)] = Field(
-        (), description="files, Hugging Face data sets or Reasoning Gym, for evaluation only"
+        (), description="files, Hugging Face datasets or Reasoning Gym, for evaluation only"
     )
     keep_best: bool = Field(True, description="keep the checkpoint with the best held-out pass@k, for the smallest k")
 

@@ -1,8 +1,4 @@
-"""Results of an evaluation: by data set, by domain and over all prompts, with 95% intervals.
-
-In: for every prompt, the number of correct responses among its n responses, and their cost. Out: pass@k as means over
-prompts, each prompt counted once, and totals.
-"""
+"""Results of an evaluation: by dataset, by domain and over all prompts, with 95% intervals. Each prompt counts once."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ class PromptResult:
     """Counts over the n responses to one prompt."""
 
     prompt_id: str  # name of the prompt
-    data_set: str  # its data set
+    data_set: str  # its dataset
     domain: str  # its domain, which decides the verifier
     num_samples: int  # responses, duplicates included, n
     num_correct: int  # correct responses, 0 to the number of verified ones
@@ -72,7 +68,7 @@ class EvaluationSummary:
     """Results of an evaluation."""
 
     overall: Summary  # over all prompts
-    by_data_set: dict[str, Summary]  # for each data set, in the given order
+    by_data_set: dict[str, Summary]  # for each dataset, in the given order
     by_domain: dict[str, Summary]  # for each domain, in alphabetical order
 
 
@@ -156,12 +152,12 @@ def summarize(results: Sequence[PromptResult], ks: Sequence[int], seconds: float
 def summarize_all(
     results: Sequence[PromptResult], ks: Sequence[int], seconds_of: Mapping[str, float]
 ) -> EvaluationSummary:
-    """Summarize over all prompts, by data set and by domain.
+    """Summarize over all prompts, by dataset and by domain.
 
     Args:
         results: All prompts, at least one, with the same number of responses n.
         ks: Values of k for pass@k, each 1 to n.
-        seconds_of: Time that each data set took.
+        seconds_of: Time that each dataset took.
     """
     sets = dict.fromkeys(result.data_set for result in results)
     domains = sorted({result.domain for result in results})

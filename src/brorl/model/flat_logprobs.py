@@ -1,9 +1,8 @@
 """Log-probabilities of every tree node through the model's own forward pass: exact, differentiable, chunked.
 
-In: any causal LM, and trees. Out: the same log-probs as `logprobs`, for models that tree attention cannot reach. Each
-distinct response goes through the model once, with its prompt, whatever its count. Each node takes its log-prob from
-the first response that has it, so the gradient is that of the tree. Rows are padded on the right: a causal model never
-reads the padding.
+For models that tree attention cannot reach. Each distinct response goes through the model once, with its prompt,
+whatever its count. Each node takes its log-prob from the first response that has it, so the gradient is that of the
+tree. Rows are padded on the right: a causal model never reads the padding.
 
 Dimensions: B rows, S tokens of the longest row, K owned nodes of a chunk.
 """

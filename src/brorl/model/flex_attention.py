@@ -1,18 +1,13 @@
 """Attention of chunks by PyTorch's FlexAttention: one kernel per layer, with the tree as its block mask.
 
-In: the prompt and depth of the input nodes of a chunk, and their queries, keys and values. Out: the attention of every
-node to its prompt and its path, with exact gradients. On CUDA the kernel is compiled, and no scores are stored. On
-other devices PyTorch's uncompiled version runs. It stores all scores and has no backward pass: it serves the tests.
+On CUDA the kernel is compiled, and no scores are stored. Elsewhere PyTorch's uncompiled version runs, which stores all
+scores and has no backward pass: it serves the tests.
 
 The keys are the tokens of the prompts, packed, and then the nodes. Nodes are in preorder, so consecutive queries see a
-key: a prompt's token is seen by the nodes of its prompt, and a node by itself and its descendants. Two numbers per key
-hold the whole mask. Blocks of 128 queries and 128 keys are skipped, masked or taken whole. They are counted from these
-numbers, without a mask of queries times keys.
-
-Queries and keys are padded to whole blocks, because lengths that are not multiples of 128 have given NaN gradients in
-PyTorch. Padding queries see the padding keys only: a query without keys would depend on how a version treats it. There
-are at least two blocks of queries, and more blocks of keys, because `torch.compile` compiles sizes of 1 and equal sizes
-separately. Other sizes share a kernel.
+key: two numbers per key are the whole mask, and blocks of 128 queries and 128 keys are skipped, masked or taken whole
+without a mask of queries times keys. Queries and keys are padded to whole blocks, because other lengths have given NaN
+gradients in PyTorch. Padding queries see the padding keys only. There are at least two blocks of queries, and more
+blocks of keys, because `torch.compile` compiles sizes of 1 and equal sizes separately; other sizes share a kernel.
 
 Dimensions: F nodes, S tokens of prompts, T keys with padding, B blocks of queries, C blocks of keys.
 """

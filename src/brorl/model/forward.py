@@ -1,9 +1,8 @@
 """The two ways in which trees go through a model: as trees, or as one row per distinct response.
 
-In: a causal LM. Out: a `Forward`, with which the learner computes log-probs and the engine decodes. Tree attention
-computes every distinct token once. It needs a model whose attention can be hooked. Any other causal LM takes the flat
-path: its own forward pass, in which a prefix that responses share is computed again for each of them. Both give the
-same log-probs and the same gradient.
+Tree attention computes every distinct token once. It needs a model whose attention can be hooked. Any other causal LM
+takes the flat path: its own forward pass, in which a prefix that responses share is computed again for each of them.
+Both give the same log-probs and the same gradient.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Gradient checkpointing under tree attention: the backward pass computes layers again.
-
-In: a Hugging Face causal LM. Out: the same model, whose decoder layers keep only their inputs while it is in training
-mode and gradients are recorded.
+"""Gradient checkpointing under tree attention: decoder layers keep their inputs, and the backward pass runs them again.
 
 Hugging Face's own switch is not enough. A layer looks up its attention when it runs, and the backward pass may run it
 again after the block of `tree_attention` has ended. The wrong attention would give a wrong gradient. So the attention

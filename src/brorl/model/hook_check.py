@@ -1,9 +1,9 @@
 """Checks once, before any sampling, that a path reproduces a model: tree attention, FlexAttention, or its own cache.
 
-In: a causal LM. Out: the shapes of its keys and values. Two small trees with prompts of different lengths and branching
-responses go through the model. The log-probs of their nodes are compared with a plain forward pass over the flattened
-rows. An architecture that raises an error or whose log-probs differ is an error. `check_flex` compares FlexAttention
-with the other attention of the trees, forward and backward. `check_own_cache` decodes with the model's own cache.
+Two small trees with prompts of different lengths and branching responses go through the model. The log-probs of their
+nodes are compared with a plain forward pass over the flattened rows; a difference is an error. `check_flex` compares
+FlexAttention with the other attention of the trees, forward and backward. `check_own_cache` decodes with the model's
+own cache.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def check_own_cache(model: PreTrainedModel) -> None:
         cache = OwnCache(model, row_LT[[0, 2], :5])
         logits = [cache.logits_RV[[0, 0, 1, 1]]]
         cache.take(torch.tensor([0, 0, 1, 1], device=model.device))
-        logits += [cache.feed(row_LT[:, place]) for place in range(5, 9)]
+        logits += [cache.feed(row_LT[:, index]) for index in range(5, 9)]
     if not _close(torch.stack(logits, 1), expected_LTV[:, 4:], _tolerance(model), expected_LTV):
         raise CacheError.of(model, "its logits change when it decodes with its cache")
 

@@ -1,8 +1,6 @@
-"""Loads a Hugging Face causal LM and its tokenizer.
+"""Loads a Hugging Face causal LM, with dropout off, and its tokenizer.
 
-In: the name of the shipped model, a local folder or a hub id. Out: a model on a device, with dropout off, and its
-tokenizer. A tokenizer without an end-of-sequence token is an error, since no response could finish. A padding token is
-not needed.
+A tokenizer without an end-of-sequence token is an error, since no response could finish. A padding token is not needed.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Logits of the rows of a forward pass: whole if they are few, else in blocks of rows.
+"""Logits of the rows of a forward pass: whole if they are few, else in blocks of at most 2^26.
 
-In: a causal LM and a call of it. Out: the logits [R, V], or the inputs of the model's output embedding [R, h], from
-which `NodeOutputs` computes the logits of some rows after the other. A block has at most 2^26 logits, whatever R and V.
-The backward pass computes the logits of a block again.
-
-The output embedding is called as a module. Bias, adapters, tied and frozen weights and autocast therefore need no code
-here. If the model is sharded, the call reads the weights that the root's forward pass has gathered. A model that
-changes its logits after its output embedding (soft-capping, a scale) needs whole logits.
+The backward pass computes the logits of a block again. The output embedding is called as a module, so bias, adapters,
+tied and frozen weights and autocast need no code here; if the model is sharded, the call reads the weights that the
+root's forward pass has gathered. A model that changes its logits after its output embedding (soft-capping, a scale)
+needs whole logits.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Log-probabilities of every tree node under a model: exact, differentiable, chunked.
 
-In: a causal LM and trees. Out: one log-prob (nats) per node, given its prompt and prefix. `tree_logprobs` returns
-them as tensors that can be differentiated. `chunk_logprobs` yields them chunk by chunk. The caller back-propagates each
-chunk before the next, which keeps the learner's memory independent of N. In both, a prompt is computed once, and its
-keys and values collect the gradient of all chunks before it flows through the prompt. The logits of a long response or
-a large vocabulary are computed in blocks of rows (`row_logits`).
+`tree_logprobs` returns them as tensors that can be differentiated. `chunk_logprobs` yields them chunk by chunk; the
+caller back-propagates each chunk before the next, which keeps the learner's memory independent of N. In both, a prompt
+is computed once, and its keys and values collect the gradient of all chunks before it flows through the prompt.
 """
 
 from __future__ import annotations

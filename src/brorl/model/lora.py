@@ -1,8 +1,7 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685): a few trained weights in a model whose weights are frozen.
 
-In: a causal LM. Out: the same object with adapters in its linear layers; attention hooks, sampling and log-probs work
-as before. Adapters have no dropout: a ratio of new to old probabilities would contain its noise. Everything here needs
-the extra `peft`.
+Attention hooks, sampling and log-probs work as before. Adapters have no dropout: a ratio of new to old probabilities
+would contain its noise. Everything here needs the extra `peft`.
 """
 
 from __future__ import annotations

@@ -1,22 +1,8 @@
-"""Prediction of the memory of a run, before its model is loaded.
+"""Prediction of the memory of a run, before its model is loaded: the bytes of each part at the peak.
 
-In: a model's config and the settings that decide the memory. Out: the bytes of each part at the peak, their sum, and
-the machine's free memory. The model is made on PyTorch's meta device: to count its weights takes no memory. `check`
-rejects a run whose certain parts do not fit, and names the settings that shrink them.
-
-Weights, gradients, AdamW's moments, the sampling copy and the reference are exact. The engine's line is its limit, or
-less if its rows cannot fill it. vLLM has its own weights and a file of them, and keeps its whole cache. The learner's
-line is an estimate for responses of the maximum length: the activations of `ModelShape.pass_bytes` for nodes and
-prompts, attention weights 4 H (T + S) per node, and 3 * nodes * V * 4 bytes (logits, their softmax, their gradient),
-with H heads, S the longest prompt, T the longest response, V the vocabulary.
-
-Two terms stop growing. More than 2^26 attention weights of a layer are computed in tiles, and only those of one tile
-are in memory: 4 * 2^25 numbers. More than 2^27 logits are computed in blocks: 3 * 2^26 numbers, and twice the gradient
-of the output embedding, which is summed over the blocks. Tiles and blocks are not in memory together: the larger of the
-two counts. FlexAttention has no attention weights and no tiles. It keeps a copy of the prompts' keys and values for
-each layer. Both are counted where a check at the start of the run chooses. The default number of nodes on CUDA is
-halved down to 1024 until the prediction fits; the learner halves it when memory runs out. docs/how-to/memory.md
-compares the predictions with measured peaks.
+The model is made on PyTorch's meta device: to count its weights takes no memory. `check` rejects a run whose certain
+parts do not fit, and names the settings that shrink them. docs/how-to/memory.md has the formula and compares it with
+measured peaks.
 """
 
 from __future__ import annotations
@@ -48,7 +34,7 @@ _LOGITS_PER_DRAW = 1 << 24  # the engine's
 _BYTES_PER_DRAWN_LOGIT = 24  # scaled, padded, softmax, and a copy in float64
 _SCORES_IN_TILE = 4  # scores, weights, their gradient, and a cast
 _BYTES = {"float64": (8, 8), "float32": (4, 4), "bfloat16": (4, 2)}  # per number of trained weights, and computed
-_LEAST_NODES = 1024  # the default on a CPU; the learner goes below it
+_MIN_NODES = 1024  # the default on a CPU; the learner goes below it
 
 
 @dataclass(frozen=True)
@@ -111,7 +97,7 @@ class MemoryPlan:
 
     @property
     def certain_bytes(self) -> int:
-        """Bytes that a run certainly needs or may use: the kept parts and the engine's limit."""
+        """Bytes that a run needs at least: the kept parts and the engine's limit."""
         return self.kept_bytes + self.sampling.num_bytes
 
     @property
@@ -158,7 +144,7 @@ def plan_memory(
     )
     casts = 2 * num_weights if settings.autocasts else 0  # autocast keeps its casts of the weights during a pass
     room = inf if available is None else available - casts - sum(line.num_bytes for line in kept)
-    least = settings.nodes_per_pass or _LEAST_NODES
+    least = settings.nodes_per_pass or _MIN_NODES
     while (learning := activations.learning_bytes(settings, workload, nodes)) > room and nodes > least:
         nodes //= 2  # as the learner does when memory runs out
     learning += casts

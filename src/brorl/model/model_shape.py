@@ -1,7 +1,6 @@
-"""The sizes of a model that decide its memory and its costs.
+"""The sizes of a model that decide its memory and its costs, from its config or from numbers.
 
-In: a model's config, or numbers. Out: a `ModelShape`: weights, operations per token, bytes of keys and values per
-token, and of the activations of a pass. The config's model is made on PyTorch's meta device, which takes no memory.
+The config's model is made on PyTorch's meta device, which takes no memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Decoding with a model's own cache, whose rows can be chosen and repeated.
+"""Decoding with a model's own cache, for any causal LM of transformers with a cache.
 
-In: any causal LM of transformers with a cache. Out: logits after prompts, and after one more token per row. The rows of
-the cache are chosen by index between two steps: a row that continues in several ways is repeated.
+The rows of the cache are chosen by index between two steps: a row that continues in several ways is repeated.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class OwnPasses:
 
 T = TypeVar("T")
 
-LEAST_NODES = 16
+MIN_NODES = 16
 _CPU_MESSAGES = ("can't allocate memory", "DefaultCPUAllocator")
 
 
@@ -110,9 +110,9 @@ class ChunkSize:
     def _halve(self, reason: str) -> None:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-        if self.value <= LEAST_NODES:
+        if self.value <= MIN_NODES:
             raise OutOfMemoryError(too_little_memory(self.value, reason))
-        half = max(LEAST_NODES, self.value // 2)
+        half = max(MIN_NODES, self.value // 2)
         self._say(f"out of memory with {self.value} tree nodes per pass; retrying with engine.nodes_per_pass: {half}")
         self.value = half
         self.retries += 1

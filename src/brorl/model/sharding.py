@@ -1,8 +1,7 @@
 """Sharding of a model over ranks: each rank keeps a part of every parameter, and gathers a layer while it computes it.
 
-In: a causal LM without weights on every rank, and its weights on rank 0. Out: the same objects with their parameters as
-shards (FSDP2), and `SyncedForward`, which make all ranks do the same sequence of passes. A pass of a sharded model is
-collective: it blocks until every rank makes it.
+A pass of a sharded model (FSDP2) is collective: it blocks until every rank makes it. `SyncedForward` makes all ranks do
+the same sequence of passes.
 """
 
 from __future__ import annotations
@@ -237,7 +236,7 @@ class SyncedForward:
         root: Any = self._model
         if not hasattr(root, "reset_iter_state"):  # an older torch
             raise OutOfMemoryError(
-                f"out of memory in a pass of a sharded model, which torch {torch.__version__} cannot repeat; lower "
+                f"out of memory in a pass of a sharded model, which torch {torch.__version__} cannot retry; lower "
                 "engine.nodes_per_pass, or install a newer torch"
             )
         self._collectives.made, self._collectives.left_out = 0, self._collectives.made

@@ -1,9 +1,8 @@
 """Finds the model of a name, and rejects models that cannot be trained before any weight is read.
 
-In: the name of a shipped model, a local folder (also a checkpoint of a run or its `best` link) or a hub id. Out: the
-place that transformers loads it from, its config, and the base of an adapter. Errors of one line: a model that does not
-exist, is gated or cannot be reached, a folder without config or weights, a model that is no causal LM, quantized
-weights, and a model that needs its own code.
+A name is that of a shipped model, a local folder (also a checkpoint of a run or its `best` link) or a hub id. Errors of
+one line: a model that does not exist, is gated or cannot be reached, a folder without config or weights, a model that
+is no causal LM, quantized weights, and a model that needs its own code.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Attention of long chunks in tiles of queries, with bounded memory and exact gradients.
 
-In: the prompt, depth and order of the input nodes of a chunk, and their queries, keys and values. Out: the attention of
-every node to its prompt and its path. Nothing is approximated: one softmax per query covers all of its keys.
-
 A tile is a run of consecutive nodes of one prompt. Nodes are in preorder, so a node of the tile attends to the prompt,
-to ancestors of the tile's first node, and to nodes of the tile. Scores exist for one tile only, at most 2^25 of them.
-The backward pass computes them again. It keeps nothing but queries, keys, values and the output.
+to ancestors of the tile's first node, and to nodes of the tile. Scores exist for one tile only, at most 2^25 of them,
+and the backward pass computes them again. Nothing is approximated: one softmax per query covers all of its keys.
 
 Dimensions: F nodes, B queries of a tile, U of its keys that some of its queries do not see.
 """

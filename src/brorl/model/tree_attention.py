@@ -1,9 +1,8 @@
 """Attention over trees, hooked into Hugging Face decoder models without changing them.
 
-In: a causal LM, packed tokens [1, T] with explicit positions, and a context that computes the attention of these
-tokens. Out: the output of the model's forward pass, in which every token attends to its prompt and its prefix. Sliding
-windows shorter than a context, soft-capping, attention sinks and dropout are errors. `hook_check.check_hooks` rejects
-all other models whose output differs.
+The tokens are packed, [1, T], with explicit positions, and a context computes their attention: every token attends to
+its prompt and its prefix. Sliding windows shorter than a context, soft-capping, attention sinks and dropout are errors.
+`hook_check.check_hooks` rejects all other models whose output differs.
 
 Notation: H query heads, K key-value heads, G = H / K, D head dimension (keys and values may have different ones), S
 prompt length.

@@ -1,11 +1,9 @@
 """Splits trees into chunks that fit in memory, and lays out each chunk for one packed forward pass.
 
-In: the trees whose prompts share a `PromptCache`. Out: chunks of consecutive distinct responses. A chunk owns the
-nodes that no earlier chunk owns, and computes the few ancestors of its first response again. The input nodes of a
-chunk are its nodes that have children: a response's last token needs no forward pass.
-
-Within a chunk the input nodes form chains (a node, its first child, that child's first child, ...). A chain of at most
-W nodes is a row of queries. The keys of the row are the path from the prompt to the end of the chain.
+A chunk is a run of consecutive distinct responses. It owns the nodes that no earlier chunk owns, and computes the few
+ancestors of its first response again. Its input nodes are those with children: a response's last token needs no forward
+pass. They form chains (a node, its first child, that child's first child, ...). A chain of at most W nodes is a row of
+queries. The keys of the row are the path from the prompt to the end of the chain.
 
 Dimensions: F input nodes, C chains, W queries per chain, T longest path, K owned nodes of a chunk.
 """

@@ -1,7 +1,6 @@
 """The estimators at each N, for the pilot's pass rates: where the gradient goes, its noise, and the choice for an aim.
 
-In: a plan with its fitted pass rates. Out: for each estimator and N the fraction of the gradient by difficulty and the
-noise against RLOO; for each aim an estimator and an N. The rule of each aim is in `_choices` and the constants above.
+The rule of each aim is in `_choices` and the constants above.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ FOR_PASS_1 = ("reinforce_pp_baseline", "grpo", "rloo")  # a recipe's own one of 
 K = 16  # of pass_at_k
 RARE = 1 / 16  # pass rates below this are out of the reach of N = 16
 _FAR = 2048  # coverage: the N that a group is compared with
-_LEAST_REACH = 0.5  # coverage: least fraction of the rare prompts' gradient at _FAR
-_MOST_NOISE = 1.25  # pass@k: largest noise, relative to known pass rates
+_MIN_REACH = 0.5  # coverage: least fraction of the rare prompts' gradient at _FAR
+_MAX_NOISE = 1.25  # pass@k: largest noise, relative to known pass rates
 
 _WEIGHTS: Mapping[str, OutcomeWeight] = {
     "reinforce_pp_baseline": outcome_weights.reinforce_pp_baseline,
@@ -131,16 +130,16 @@ def _choices(plan: RolloutPlan, rows: list[EstimatorRow], own: str) -> Iterator[
     at = {(row.estimator, row.num_rollouts): row for row in rows}
     fitting = [(i, r.num_rollouts) for i, r in enumerate(plan.rows) if r.budget_prompts]
     above_k = [(i, at["pass_at_k", n]) for i, n in fitting if n > K]
-    quiet = [i for i, row in above_k if row.noise_to_known <= _MOST_NOISE]
+    quiet = [i for i, row in above_k if row.noise_to_known <= _MAX_NOISE]
     reason = (
-        f"For pass@{K} the rule is the smallest N above {K} whose gradient noise is at most {_MOST_NOISE} times that "
+        f"For pass@{K} the rule is the smallest N above {K} whose gradient noise is at most {_MAX_NOISE} times that "
         "with known pass rates"
     )
     yield _choice("pass@k", "pass_at_k", quiet, [i for i, _ in above_k], reason)
-    reaching = [i for i, n in fitting if at["maxrl", n].reach >= _LEAST_REACH]
+    reaching = [i for i, n in fitting if at["maxrl", n].reach >= _MIN_REACH]
     reason = (
         f"For coverage the rule is the smallest N that gives prompts with a pass rate below 1/{1 / RARE:.0f} at least "
-        f"{_LEAST_REACH:.0%} of their gradient at N = {_FAR}"
+        f"{_MIN_REACH:.0%} of their gradient at N = {_FAR}"
     )
     yield _choice("coverage", "maxrl", reaching, [i for i, _ in fitting], reason)
 

@@ -1,7 +1,4 @@
-"""A plan as a figure: fractions, tokens, seconds and noise against the number of rollouts.
-
-In: a plan with its measurements. Out: a PNG.
-"""
+"""A plan as a figure: fractions, tokens, seconds and noise against the number of rollouts."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
 """The noise of a batch gradient at any number of rollouts and prompts, from one pilot.
 
-In: a copy of the model, and the pilot's groups. Each prompt's policy gradient is estimated twice, from independent
-halves of its rollouts; long gradients are projected at random, which keeps inner products in the mean. Out: the squared
-length of the mean gradient, its variance between prompts and within them, from these the relative noise of a batch of N
-rollouts of each of P prompts, and a p value for a mean gradient of 0.
-
-With g_p the leave-one-out policy gradient of prompt p, E[g_p] = G_p does not depend on N, and
+Each prompt's policy gradient is estimated twice, from independent halves of its rollouts; long gradients are projected
+at random, which keeps inner products in the mean. With g_p the leave-one-out policy gradient of prompt p, E[g_p] = G_p
+does not depend on N, and
 
     |G|^2 = E over pairs of prompts of g_p . g_q            G = mean of G_p
     M     = E |G_p|^2 = E g_p1 . g_p2                       g_p1, g_p2 from the two halves of n / 2 rollouts

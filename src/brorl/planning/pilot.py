@@ -1,8 +1,4 @@
-"""The pilot of a plan: a few rollouts of a few training prompts, graded.
-
-In: the parts of a run before its first step. Out: groups with their verdicts and times, and a summary of them. The run
-does not change: the draws have their own seeds.
-"""
+"""The pilot of a plan: a few rollouts of a few training prompts, graded. The draws have their own seeds."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The pilot's counts, prompt by prompt, and the expected fractions and sizes of groups at other N.
 
-In: counts of correct rollouts, expected tree sizes and gradients of P prompts, at J numbers of rollouts. Out: means
-over prompts, with equal weights or in B replicates with random weights. A replicate uses the same weights for pass
-rates and sizes, which keeps their dependence.
+Means over prompts have equal weights, or random ones in B replicates. A replicate uses the same weights for pass rates
+and sizes, which keeps their dependence.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """The recommendation: N and number of prompts for a time budget, from the measurements of a pilot.
 
-In: the pilot's counts of correct rollouts, the expected sizes of its trees at every N to compare, inner products of its
-gradients, and the costs of this machine. Out: one row for each N; the N and number of prompts whose batch gradient has
-the least relative noise for the same seconds per step; and every N that the pilot cannot distinguish from it. All
-intervals come from resampling the pilot's prompts.
-
-The plan holds for the current policy. It does not predict the final performance of a run.
+It is the N and number of prompts whose batch gradient has the least relative noise for the same seconds per step, with
+every N that the pilot cannot distinguish from it. All intervals come from resampling the pilot's prompts. The plan
+holds for the current policy. It does not predict the final performance of a run.
 """
 
 from __future__ import annotations
@@ -29,10 +26,10 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 _REPLICATES = 400
-_LEAST_TIME_ERROR = 0.05  # the seconds of a step are never known better than this
+_MIN_TIME_ERROR = 0.05  # the seconds of a step are never known better than this
 _SIGNIFICANT = 0.025
 NEARLY_BEST = 1.1  # an uncertain pilot must not recommend the largest N
-_LEAST_FRACTION = 1e-9  # in a replicate; a step without mixed groups then takes practically forever
+_MIN_FRACTION = 1e-9  # in a replicate; a step without mixed groups then takes practically forever
 _MISSING = Estimate(np.nan, np.nan, np.nan)
 
 
@@ -115,7 +112,7 @@ class _Steps:
         fraction = expected.mixed[row, column] if self.settings.dynamic_sampling else 1.0
         at = (row, column)
         return Work.of_step(
-            num_prompts, np.maximum(fraction, _LEAST_FRACTION), nodes=expected.nodes[at], tokens=expected.tokens[at],
+            num_prompts, np.maximum(fraction, _MIN_FRACTION), nodes=expected.nodes[at], tokens=expected.tokens[at],
             responses=expected.responses[at], trained=expected.trained[at], updates=self.settings.mini_batches,
             rounds=rounds,
         )  # fmt: skip
@@ -197,7 +194,7 @@ def make_plan(
     least, most = settings.mini_batches, settings.most_prompts
     prompts = [prompts_that_fit(partial(steps.total, j), budget, least, most) for j in columns]
     redrawn_BJ = np.stack([steps.redrawn_prompts(drawn, j, prompts[j]) for j in columns], axis=1)
-    time_error = max(cost.worst_error, _LEAST_TIME_ERROR)
+    time_error = max(cost.worst_error, _MIN_TIME_ERROR)
     best, tied, ratio_BJ = compare(noise.excess_J, np.array(prompts), noise.excess_BJ / redrawn_BJ, time_error)
     mixed, solved = fraction_estimates(counts, point, drawn)
     rows = [

@@ -1,8 +1,4 @@
-"""A plan as tables, sentences and JSON.
-
-In: a plan, its measurements, and the predicted memory. Out: tables, lines of text, a dictionary. Nothing is
-computed here except ratios of numbers in the plan.
-"""
+"""A plan as tables, sentences and JSON. Nothing is computed here except ratios of numbers in the plan."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Seconds and memory of a training step at any number of rollouts and prompts, from a few measured steps.
 
-In: timings and peaks of memory, each with its amounts of work; the fraction of groups that dynamic sampling keeps. Out:
-the expected seconds by phase of a step, and the bytes at its peak. Both are affine with nonnegative coefficients: a
-fixed cost, and a cost per unit of work. The engine's own prediction for its rows is the known part of sampling. The
-models interpolate; far beyond the measured sizes they are a guess.
+Both are affine with nonnegative coefficients: a fixed cost, and a cost per unit of work. The engine's own prediction
+for its rows is the known part of sampling. The models interpolate; far beyond the measured sizes they are a guess.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _FEATURES = {  # what the seconds of each phase are affine in; None is a constan
     "storing": (None, "responses"),
     "diagnostics": (None, "unique_tokens"),
 }
-_CHAINS, _STEPS, _WARM_UP, _MOST_ROUNDS = 64, 24, 4, 2000
+_CHAINS, _STEPS, _WARM_UP, _MAX_ROUNDS = 64, 24, 4, 2000
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
     rounds = 0
     for step in range(_WARM_UP + _STEPS):
         kept_C, sampled_C, mixed_C = carried_C, np.zeros(_CHAINS, np.int64), np.zeros(_CHAINS, np.int64)
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             missing_C = np.maximum(num_prompts - kept_C, 0)
             if not missing_C.any():
                 break

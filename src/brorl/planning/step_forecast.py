@@ -1,8 +1,7 @@
 """The expected seconds of a step, from a few small steps on this machine.
 
-In: the parts of a run before its first step, and the size of a step. Out: seconds by phase. Rollouts are cut after
-`MOST_TOKENS` tokens to keep the measurement short; the forecast bounds the time of longer responses. The model is
-trained by the small steps and must be discarded.
+Rollouts are cut after `MAX_TOKENS` tokens to keep the measurement short; the forecast bounds the time of longer
+responses. The model is trained by the small steps and must be discarded.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from brorl.planning.step_timing import StepTimer
 from brorl.planning.tree_growth import tree_growth
 from brorl.theory.pass_rates import fit_pass_rates
 
-MOST_TOKENS = 128  # of a measured response
+MAX_TOKENS = 128  # of a measured response
 _SIZES = ((8, 2), (16, 4), (32, 8), (64, 8))  # largest rollouts and prompts of the measured steps
 _SECONDS = 5.0  # after this no further size is measured
 _REPEATS = 3  # of a step with each number of threads
@@ -50,7 +49,7 @@ def forecast_step(
 ) -> StepForecast:
     """Run small steps and extrapolate to a whole one."""
     limit = parts.sampling.max_new_tokens
-    parts = replace(parts, sampling=replace(parts.sampling, max_new_tokens=min(limit, MOST_TOKENS)))
+    parts = replace(parts, sampling=replace(parts.sampling, max_new_tokens=min(limit, MAX_TOKENS)))
     timer = StepTimer(parts, parts.model, scratch)
     sizes = sorted({(min(n, rollouts_per_prompt), min(p, parts.prompts_per_step)) for n, p in _SIZES})
     num_rollouts, num_prompts = sizes[0]  # a step to warm up: imports and one-time setup are not part of a step

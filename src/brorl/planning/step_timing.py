@@ -1,7 +1,6 @@
 """Measures a plan: takes the pilot, and times the real phases of a step at a few sizes.
 
-In: the parts of a run before its first step, the size of the pilot, the numbers of rollouts to compare. Out: counts,
-costs in seconds, a model of memory. The run's model does not change: a copy is trained.
+The run's model does not change: a copy is trained.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """The expected size of a rollout tree at another number of rollouts, from one tree with known log-probs.
 
-In: a tree of n independent rollouts, with the log-prob of every node under untruncated sampling. Out: the expected
-number of nodes, of distinct responses and of live rows at each depth for N' rollouts of the same prompt. A prefix of
-probability p is a node of the tree of N' rollouts with probability 1 - (1 - p)^N', so weighting each node of the
-pilot's tree by
+A prefix of probability p is a node of the tree of N' rollouts with probability 1 - (1 - p)^N', so weighting each node
+of a tree of n independent rollouts by
 
     (1 - (1 - p)^N') / (1 - (1 - p)^n)
 
-(Horvitz and Thompson 1952) is exactly unbiased for every N', below n and above. Trees without log-probs are rejected.
+(Horvitz and Thompson 1952) is exactly unbiased for every N', below n and above. Sampling must not be truncated. Trees
+without log-probs are rejected.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-r"""Benchmarks by name: their data sets, and the meaning of their columns.
+r"""Benchmarks by name: their datasets, and the meaning of their columns.
 
-In: a name, and the path of the data if it is not the usual one. Out: one question per row, with its reference answer.
 Benchmarks of code, science and instruction following have the layout of their authors, which drops rows that cannot be
-verified. The data sets of a mathematical benchmark have different column names; the first known name that a row has is
+verified. The datasets of a mathematical benchmark have different column names; the first known name that a row has is
 used, in upper or lower case. An answer can be text, a whole number (142.0 is 142), a list of answers, the text after
-`####`, or the last `\boxed{...}` of a solution. A row without question or answer is an error of one line with its
-columns. No row is skipped or dropped as a repetition there.
+`####`, or the last `\boxed{...}` of a solution. No row of these is skipped: a row without question or answer is an
+error of one line with its columns.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+")
 
 
 class Hub(NamedTuple):
-    """A data set of a benchmark on the Hugging Face hub: its id, the split to evaluate on, and its configuration."""
+    """A dataset of a benchmark on the Hugging Face hub: its id, the split to evaluate on, and its configuration."""
 
     id: str
     split: str
@@ -44,11 +43,11 @@ class PublicBenchmark(NamedTuple):
     """A benchmark."""
 
     title: str  # its name and size
-    hubs: tuple[Hub, ...]  # its data sets; the first is the default
-    layout: str | None = None  # name of the layout of its data sets; None for mathematics in columns of any usual name
+    hubs: tuple[Hub, ...]  # its datasets; the first is the default
+    layout: str | None = None  # name of the layout of its datasets; None for mathematics in columns of any usual name
 
 
-# Name, title, layout, and data sets as `id split subset`.
+# Name, title, layout, and datasets as `id split subset`.
 BENCHMARKS: Mapping[str, PublicBenchmark] = {
     name: PublicBenchmark(title, tuple(Hub(*hub.split()) for hub in hubs), layout)
     for name, title, layout, *hubs in (
@@ -83,10 +82,10 @@ class BenchmarkSource:
     """
 
     benchmark: str  # one of `BENCHMARKS`
-    path: str | None = None  # file, folder, pattern or hub id; None for the default data set
+    path: str | None = None  # file, folder, pattern or hub id; None for the default dataset
     name: str | None = None  # name in ids and tables; None for the benchmark's name
-    split: str | None = None  # split of a hub data set; None for its known split, else that of the default data set
-    subset: str | None = None  # configuration of a hub data set; None for its known subset
+    split: str | None = None  # split of a hub dataset; None for its known split, else that of the default dataset
+    subset: str | None = None  # configuration of a hub dataset; None for its known subset
 
     def __post_init__(self) -> None:
         if self.benchmark not in BENCHMARKS:
@@ -193,6 +192,6 @@ def _reference_of(row: Row, name: str) -> str:
 
 def _missing(row: Row, name: str, what: str, expected: str) -> UserError:
     return UserError(
-        f"{row.place} has no {what} for {name} (columns: {', '.join(row.columns) or 'none'}; expected one of "
+        f"{row.location} has no {what} for {name} (columns: {', '.join(row.columns) or 'none'}; expected one of "
         f"{expected}); name the columns: --data '{{path: ..., prompt_column: ..., answer_column: ...}}'"
     )

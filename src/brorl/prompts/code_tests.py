@@ -1,8 +1,7 @@
 """The tests of a programming question, which decide whether an answer is correct.
 
-In: test cases or test code of a data set. Out: `CodeTests`, with a codec to the text of a reference. There are three
-kinds of tests: programs with standard input and output, calls of a function, and test code with assertions. Cases are
-JSON values; test code stays text and is not executed here.
+There are three kinds of tests: programs with standard input and output, calls of a function, and test code with
+assertions. Cases are JSON values; test code stays text and is not executed here.
 """
 
 from __future__ import annotations
@@ -125,11 +124,11 @@ class CodeTests:
 
     Args:
         tests: The cases or the test code.
-        time_limit_s: Time limit of one case that the data set states, in seconds, for a compiled language; None if it
+        time_limit_s: Time limit of one case that the dataset states, in seconds, for a compiled language; None if it
             states none.
-        memory_bytes: Memory limit that the data set states; None if it states none.
-        prelude: Code that runs before the answer, such as the imports that a data set's own judge adds.
-        solution: An answer that passes, for trials of the verifier; None if the data set has none in Python 3.
+        memory_bytes: Memory limit that the dataset states; None if it states none.
+        prelude: Code that runs before the answer, such as the imports that a dataset's own judge adds.
+        solution: An answer that passes, for trials of the verifier; None if the dataset has none in Python 3.
 
     Raises:
         ValueError: If a limit is not above 0.
@@ -227,7 +226,7 @@ def _frozen(name: str, value: Any) -> Any:
         return value
     if not isinstance(value, list):
         raise ValueError(f"{name} must be a list with one entry per case, got {_shown(value)}")
-    wrong = next((place for place, part in enumerate(value) if not isinstance(part, list)), None)
+    wrong = next((index for index, part in enumerate(value) if not isinstance(part, list)), None)
     if name == "arguments" and wrong is not None:
         raise ValueError(f"arguments[{wrong}] must be the list of a call's arguments, got {_shown(value[wrong])}")
     return tuple(tuple(part) for part in value) if name == "arguments" else tuple(value)
@@ -251,6 +250,6 @@ def _check_tolerance(tolerance: float | None) -> None:
 
 
 def _check_text(name: str, texts: tuple[str, ...]) -> None:
-    wrong = next((place for place, text in enumerate(texts) if not isinstance(text, str)), None)
+    wrong = next((index for index, text in enumerate(texts) if not isinstance(text, str)), None)
     if wrong is not None:
         raise ValueError(f"{name}[{wrong}] must be text, got {_shown(texts[wrong])}; write it in quotes")

@@ -1,8 +1,7 @@
-"""The user's questions: files and data sets to `Question`s.
+"""The user's questions: files and datasets to `Question`s.
 
-In: a `FileSource` with the path of the rows, and the meaning of their columns or the layout of a public data set. Out:
-distinct questions. A row that is not a question with an answer is an error of one line with the file, the line, the
-column and the fix; no row is skipped or guessed. A layout drops rows that cannot be verified, and they are counted.
+A row that is not a question with an answer is an error of one line with the file, the line, the column and the fix; no
+row is skipped or guessed. A layout drops rows that cannot be verified, and they are counted.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from brorl.prompts.question import Message, Question
 from brorl.prompts.rows import JSON_NAMES, MISSING, Row, is_local, read_rows
 from brorl.prompts.settings import FileSource
 
-# Names of these columns in other data sets, the most specific first.
+# Names of these columns in other datasets, the most specific first.
 USUAL_NAMES = {
     "prompt_column": ("prompt", "question", "problem", "instruction", "query", "messages", "input", "text"),
     "answer_column": (
@@ -70,7 +69,7 @@ def read_source(source: FileSource, seed: int = 0) -> SourceReading:
     first: dict[bytes, Question] = {}  # by the digest of a question
     rows, dropped = Counter[bytes](), Counter[str]()
     contradicted: set[bytes] = set()
-    place_of_id: dict[str, str] = {}
+    location_of_id: dict[str, str] = {}
     number = 0
     most = None if source.limit is None else min(source.limit, sys.maxsize)
     for row in islice(read_rows(source.path, source.subset, source.split, _wanted(source)), most):
@@ -80,11 +79,11 @@ def read_source(source: FileSource, seed: int = 0) -> SourceReading:
         except Dropped as reason:
             dropped[str(reason)] += 1
             continue
-        if source.id_column and place_of_id.setdefault(question.id, row.place) is not row.place:
+        if source.id_column and location_of_id.setdefault(question.id, row.location) is not row.location:
             raise UserError(
-                f"{row.place} has the {source.id_column} {question.id.partition(':')[2]!r} of "
-                f"{place_of_id[question.id]} again; ids must be distinct: fix them, or drop data.sources[].id_column "
-                "to number the rows"
+                f"{row.location} has the {source.id_column} {question.id.partition(':')[2]!r} of "
+                f"{location_of_id[question.id]} again; ids must be distinct: fix them, or drop "
+                "data.sources[].id_column to number the rows"
             )
         digest = blake2b(question.key.encode(), digest_size=16).digest()
         rows[digest] += 1
@@ -126,7 +125,7 @@ def _contradiction(first: Question, question: Question) -> str:
     what = "answer" if question.reference != first.reference else "domain"
     one, other = (first.reference, question.reference) if what == "answer" else (first.domain, question.domain)
     return (
-        f"{question.place} has the question of {first.place} with another {what} ({_short(one)} there, "
+        f"{question.location} has the question of {first.location} with another {what} ({_short(one)} there, "
         f"{_short(other)} here); the same response would be right and wrong: correct one of them or delete both"
     )
 
@@ -135,27 +134,27 @@ def _question(row: Row, source: FileSource, seed: int) -> Question:
     key = row.key
     if source.id_column:
         value = _cell(row, source.id_column, "id_column", source)
-        key = _text(value, row.place, source.id_column, "an id is text or a number")
+        key = _text(value, row.location, source.id_column, "an id is text or a number")
     if source.layout:
         fields = read_fields(row, find_layout(source.layout), seed)
-        return Question(f"{source.label}:{key}", *fields, source.label, place=row.place)
+        return Question(f"{source.label}:{key}", *fields, source.label, location=row.location)
     prompt = _cell(row, source.prompt_column, "prompt_column", source)
     text, messages = "", tuple[Message, ...]()
     if isinstance(prompt, list):
-        messages = _messages(prompt, row.place, source.prompt_column)
+        messages = _messages(prompt, row.location, source.prompt_column)
         if len(messages) == 1:  # the same question as its plain text
             text, messages = messages[0].content, ()
     else:
-        text = _text(prompt, row.place, source.prompt_column, "a prompt is text or a list of messages")
+        text = _text(prompt, row.location, source.prompt_column, "a prompt is text or a list of messages")
     answer = _cell(row, source.answer_column, "answer_column", source)
-    reference = _text(answer, row.place, source.answer_column, _answer_advice(answer, row, source))
+    reference = _text(answer, row.location, source.answer_column, _answer_advice(answer, row, source))
     if source.answer_after is not None:
-        reference = _after(reference, row.place, source)
+        reference = _after(reference, row.location, source)
     domain = source.domain
     if source.domain_column:
         value = _cell(row, source.domain_column, "domain_column", source)
-        domain = _text(value, row.place, source.domain_column, "a domain is the name of a verifier")
-    return Question(f"{source.label}:{key}", text, reference, domain, source.label, messages, row.place)
+        domain = _text(value, row.location, source.domain_column, "a domain is the name of a verifier")
+    return Question(f"{source.label}:{key}", text, reference, domain, source.label, messages, row.location)
 
 
 def _cell(row: Row, column: str, setting: str, source: FileSource) -> Any:
@@ -167,8 +166,8 @@ def _cell(row: Row, column: str, setting: str, source: FileSource) -> Any:
     meant = _nearest(column, [name for name in row.columns if name not in taken], setting)
     advice = f"set data.sources[].{setting}: {meant}" if meant else f"set data.sources[].{setting} to one of them"
     if known := layouts_of(source.path):
-        advice = f"set data.sources[].layout: {' or '.join(known)}, which reads this data set"
-    raise UserError(f"{row.place} has no column {column!r} (columns: {', '.join(row.columns) or 'none'}); {advice}")
+        advice = f"set data.sources[].layout: {' or '.join(known)}, which reads this dataset"
+    raise UserError(f"{row.location} has no column {column!r} (columns: {', '.join(row.columns) or 'none'}); {advice}")
 
 
 def _nearest(column: str, columns: list[str], setting: str) -> str | None:
@@ -181,23 +180,23 @@ def _nearest(column: str, columns: list[str], setting: str) -> str | None:
     return lower[alike[0]] if alike else None
 
 
-def _text(value: Any, place: str, column: str, advice: str) -> str:
+def _text(value: Any, location: str, column: str, advice: str) -> str:
     """Return text or a number as text; anything else is an error."""
     if value is None:
-        raise UserError(f"{place}: {column} is null; fill it in or delete the row")
+        raise UserError(f"{location}: {column} is null; fill it in or delete the row")
     if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
         kind = JSON_NAMES[type(value)] if type(value) in (dict, list) else f"of type {type(value).__name__}"
-        raise UserError(f"{place}: {column} is {_short(value)}, {kind}; {advice}")
+        raise UserError(f"{location}: {column} is {_short(value)}, {kind}; {advice}")
     if isinstance(value, float) and not isfinite(value):
-        raise UserError(f"{place}: {column} is {value}, not a finite number; fill it in or delete the row")
+        raise UserError(f"{location}: {column} is {value}, not a finite number; fill it in or delete the row")
     text = str(value)
     if not text.strip():
-        raise UserError(f"{place}: {column} is empty; fill it in or delete the row")
+        raise UserError(f"{location}: {column} is empty; fill it in or delete the row")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise UserError(
-            f"{place}: {column} holds half a character (\\u{ord(text[error.start]):04x}); write both surrogates"
+            f"{location}: {column} holds half a character (\\u{ord(text[error.start]):04x}); write both surrogates"
         ) from error
     return text
 
@@ -218,25 +217,25 @@ def _answer_advice(answer: Any, row: Row, source: FileSource) -> str:
     return "an answer is one text or number: write the one answer, or JSON text if your verifier reads a structure"
 
 
-def _after(answer: str, place: str, source: FileSource) -> str:
+def _after(answer: str, location: str, source: FileSource) -> str:
     _, marker, reference = answer.rpartition(source.answer_after or "")
     column = source.answer_column
     if not marker:
         raise UserError(
-            f"{place}: {column} has no {source.answer_after!r} ({_short(answer)}); fix the row, or drop "
+            f"{location}: {column} has no {source.answer_after!r} ({_short(answer)}); fix the row, or drop "
             "data.sources[].answer_after to take the whole column"
         )
     if not reference.strip():
-        raise UserError(f"{place}: {column} has nothing after the last {source.answer_after!r}; fix the row")
+        raise UserError(f"{location}: {column} has nothing after the last {source.answer_after!r}; fix the row")
     return reference.strip()
 
 
-def _messages(values: list[Any], place: str, column: str) -> tuple[Message, ...]:
+def _messages(values: list[Any], location: str, column: str) -> tuple[Message, ...]:
     """Check a list of messages; a chat template would silently drop unknown keys."""
     form, form_keys = '[{"role": "user", "content": "..."}]', ("role", "content")
     messages: list[Message] = []
     for number, value in enumerate(values, 1):
-        where = f"{place}: message {number} of {column}"
+        where = f"{location}: message {number} of {column}"
         if not isinstance(value, Mapping) or not {"role", "content"} <= set(value):
             raise UserError(f"{where} is {_short(value)}; a list of messages looks like {form}")
         extra = sorted(key for key in value if key not in form_keys and value[key] is not None)
@@ -244,14 +243,14 @@ def _messages(values: list[Any], place: str, column: str) -> tuple[Message, ...]
             raise UserError(f"{where} has the key {extra[0]!r}; keep only role and content")
         if not isinstance(value["role"], str) or not isinstance(value["content"], str):
             raise UserError(f"{where} is {_short(value)}; its role and its content must be text")
-        role, content = (_text(value[key], place, f"{key} of message {number} of {column}", "") for key in form_keys)
+        role, content = (_text(value[key], location, f"{key} of message {number} of {column}", "") for key in form_keys)
         messages.append(Message(role, content))
     if not messages:
-        raise UserError(f"{place}: {column} is an empty list; fill it in or delete the row")
+        raise UserError(f"{location}: {column} is an empty list; fill it in or delete the row")
     if messages[-1].role != "user":
         raise UserError(
-            f"{place}: the last message of {column} has the role {messages[-1].role!r}; end with the user's message, "
-            "for the model to answer"
+            f"{location}: the last message of {column} has the role {messages[-1].role!r}; end with the user's "
+            "message, for the model to answer"
         )
     return tuple(messages)
 

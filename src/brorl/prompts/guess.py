@@ -1,7 +1,6 @@
 """A guess at the meaning of a data file: the columns of question and answer, and the verifier; or a layout.
 
-In: the path of a file, and the columns or the domain if the user gave them. Out: a guess with its reasons, from the
-first rows. If there is no clear guess, a `UserError` names the columns and the option to set.
+Only the first rows are read. If there is no clear guess, a `UserError` names the columns and the option to set.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _MATH_WORDS = {"pi", "sqrt", "frac", "sin", "cos", "tan", "log", "exp", "inf", "
 class Guess(NamedTuple):
     """The probable meaning of a file."""
 
-    # layout of a public data set, which decides the columns and the domain; None for the columns below
+    # layout of a public dataset, which decides the columns and the domain; None for the columns below
     layout: str | None
     prompt_column: str  # column of the question; empty with a layout, as the answer's
     answer_column: str  # column of the answer; with a dot, a key inside a column
@@ -45,7 +44,7 @@ class Guess(NamedTuple):
 def guess_meaning(
     path: str, prompt_column: str | None = None, answer_column: str | None = None, domain: str | None = None
 ) -> Guess:
-    """Guess the meaning of the columns of a file, a folder or a data set; columns or the domain may be known.
+    """Guess the meaning of the columns of a file, a folder or a dataset; columns or the domain may be known.
 
     A layout is chosen if all its columns are there, and it reads the rows. For mathematics, columns that are clear by
     themselves take precedence.

@@ -1,8 +1,8 @@
-"""One task of Reasoning Gym, as a reference answer: the data set, its settings, and the generated entry.
+"""One task of Reasoning Gym, as a reference answer: the dataset, its settings, and the generated entry.
 
-In: an entry of a data set. Out: JSON text, from which a verifier in another process scores answers exactly as in the
-process that generated the entry. The entry itself is stored, because some take a second to generate. It keeps the exact
-types of its tuples, sets and dict keys. An entry with an object of any other type is rejected.
+From its JSON text a verifier in another process scores answers exactly as the process that generated the entry. The
+entry itself is stored, because some take a second to generate. It keeps the exact types of its tuples, sets and dict
+keys. An entry with an object of any other type is rejected.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _TUPLE, _SET, _PAIRS, _FRACTION = _MARKS = ("tuple!", "set!", "pairs!", "fractio
 class GymTask:
     """A generated question with all that its scorer reads."""
 
-    data_set: str  # name of the data set in Reasoning Gym
+    data_set: str  # name of the dataset in Reasoning Gym
     entry: Mapping[str, Any]  # the generated entry: `question`, `answer` and `metadata`
-    # settings of the data set that differ from its defaults, without `seed` and `size`; JSON values
+    # settings of the dataset that differ from its defaults, without `seed` and `size`; JSON values
     config: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0  # seed of the data set
+    seed: int = 0  # seed of the dataset
     index: int = 0  # index of the entry
 
     @property
     def answer(self) -> str | None:
-        """One right answer; None for a data set that only checks answers."""
+        """One right answer; None for a dataset that only checks answers."""
         answer = self.entry.get("answer")
         return None if answer is None else str(answer)
 

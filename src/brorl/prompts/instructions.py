@@ -1,11 +1,9 @@
 """The reference of an instruction-following question: the instructions that a response must follow.
 
-In: the 25 kinds of instructions of IFEval with their arguments (arXiv 2311.07911). Out: a checked value and its JSON
-text. A kind keeps the id and the argument names of the original, `section_spliter` included. The original replaces a
-missing or unusable argument by a random one. Here it is an error.
-
-Three arguments go beyond the original, for data sets that need them. A relation can also be `at most`, `exactly` or
-`around`. `number_paragraphs` can have a `divider`, and `constrained_response` can have `options`.
+They are the 25 kinds of IFEval (arXiv 2311.07911), with its ids and argument names, `section_spliter` included. The
+original replaces a missing or unusable argument by a random one. Here it is an error. Three arguments go beyond the
+original, for datasets that need them: a relation can also be `at most`, `exactly` or `around`, `number_paragraphs` can
+have a `divider`, and `constrained_response` can have `options`.
 """
 
 from __future__ import annotations
@@ -208,7 +206,7 @@ class Instructions:
 
     @classmethod
     def from_lists(cls, kinds: Sequence[str], arguments: Sequence[Any], loose: bool = False) -> Instructions:
-        """Make instructions from two lists of one length, as most data sets store them; None is no arguments.
+        """Make instructions from two lists of one length, as most datasets store them; None is no arguments.
 
         Raises:
             ValueError: If the lists do not fit together or an instruction is unusable.

@@ -31,7 +31,7 @@ class Question:
         domain: Name of the verifier.
         source: Name of the data that the question is from.
         messages: A conversation that ends with the user's turn, in place of `text`.
-        place: File and row, for messages; empty if it is generated. It is not part of the identity of a question.
+        location: File and row, for messages; empty if it is generated. It is not part of the identity of a question.
 
     Raises:
         ValueError: If there are both a text and messages or neither, or the last message is not the user's.
@@ -43,7 +43,7 @@ class Question:
     domain: str
     source: str = ""
     messages: tuple[Message, ...] = ()
-    place: str = field(default="", compare=False)
+    location: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if bool(self.text) == bool(self.messages):
@@ -60,7 +60,7 @@ class Question:
     @property
     def name(self) -> str:
         """The id, with its file and row if it has them: `rows:9 (rows.jsonl line 9)`."""
-        return f"{self.id} ({self.place})" if self.place else self.id
+        return f"{self.id} ({self.location})" if self.location else self.id
 
     @property
     def last_turn(self) -> str:

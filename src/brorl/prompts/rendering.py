@@ -1,7 +1,6 @@
-"""Questions to prompts: the text around a question, the chat template, and the tokens.
+"""Questions to prompts: the text around a question, the chat template, and the tokens, without an end token.
 
-In: questions, a `PromptFormat` and a tokenizer. Out: prompts as the model reads them, without an end token. Messages
-that a chat template rejects or silently drops are a `UserError`.
+Messages that a chat template rejects or silently drops are a `UserError`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Rows of a file, a folder or a Hugging Face data set, one after the other.
+"""Rows of a file, a folder or a Hugging Face dataset, one after the other, each with its location.
 
-In: the path of the data. Out: its rows as mappings, each with its place, in a fixed order. JSON Lines, Parquet and data
-sets are streamed; a JSON array is read whole and decoded row by row. Unreadable data is a `UserError` of one line that
-names the file and the line.
+JSON Lines, Parquet and datasets are streamed; a JSON array is read whole and decoded row by row. Unreadable data is a
+`UserError` of one line that names the file and the line.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ MISSING = object()
 class Row(NamedTuple):
     """A row."""
 
-    place: str  # its file, or the data set and its split, with the number of the line or row
+    location: str  # its file, or the dataset and its split, with the number of the line or row
     number: int  # number of the line or row, from 1 on
     part: str  # its file among several, relative to their common folder; empty for a single file
     columns: Sequence[str]  # names of all columns
@@ -62,7 +61,7 @@ def is_local(path: str) -> bool:
     """Return whether rows are read from files here, not with `datasets`; the path is as in `read_rows`.
 
     Raises:
-        UserError: If there are no such files, and it cannot be a data set of the hub.
+        UserError: If there are no such files, and it cannot be a dataset of the hub.
     """
     local = Path(path).expanduser()
     return not _is_saved_data_set(local) and _files_of(path, local) is not None
@@ -73,9 +72,9 @@ def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
 
     Args:
         path: A file (`.jsonl`, `.json`, `.parquet`), a folder or a pattern (`*`, `?`, `[...]`, `**`) of such files, a
-            folder that `datasets` saved, or the id of a data set on the Hugging Face hub.
-        subset: Configuration of a hub data set.
-        split: Split of a data set; ignored for files.
+            folder that `datasets` saved, or the id of a dataset on the Hugging Face hub.
+        subset: Configuration of a hub dataset.
+        split: Split of a dataset; ignored for files.
         wanted: The columns that are used; the values of others can be missing.
 
     Raises:
@@ -91,7 +90,7 @@ def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
         return
     if subset is not None:
         raise UserError(
-            f"{path} is not a Hugging Face data set, so it has no subset {subset!r}; drop data.sources[].subset"
+            f"{path} is not a Hugging Face dataset, so it has no subset {subset!r}; drop data.sources[].subset"
         )
     wild = [i for i, part in enumerate(local.parts) if glob.has_magic(part)]
     root = local if is_folder(local) else Path(*local.parts[: wild[0]]) if wild else local.parent
@@ -106,7 +105,7 @@ def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
 
 
 def _files_of(path: str, local: Path) -> list[Path] | None:
-    """Return the files of a path, sorted; None if it can only be a data set of the hub."""
+    """Return the files of a path, sorted; None if it can only be a dataset of the hub."""
     if is_file(local):
         if local.suffix.lower() not in _SUFFIXES:
             raise UserError(f"{path} is not a file that brorl reads ({', '.join(_SUFFIXES)}); {_conversion(local)}")
@@ -125,7 +124,7 @@ def _files_of(path: str, local: Path) -> list[Path] | None:
     if local.suffix.lower() in (*_SUFFIXES, ".csv", ".txt", ".gz") or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", path):
         raise UserError(
             f"there is no file or folder {path} (working folder {Path.cwd()}); fix data.sources[].path "
-            "(the id of a Hugging Face data set looks like openai/gsm8k)"
+            "(the id of a Hugging Face dataset looks like openai/gsm8k)"
         )
     return None
 
@@ -150,12 +149,12 @@ def _files_in(path: str, folder: Path) -> list[Path]:
     if not files:
         raise UserError(f"the folder {path} holds no {', '.join(_SUFFIXES)} file; fix data.sources[].path")
     names = [file.relative_to(folder).as_posix() for file in files]
-    trained = [name for name in names if re.search(r"(?<![a-z])train(?![a-z])", name.lower())]
-    tested = [name for name in names if re.search(rf"(?<![a-z])({'|'.join(_OTHER_SPLITS)})(?![a-z])", name.lower())]
-    if trained and tested:
+    train_files = [name for name in names if re.search(r"(?<![a-z])train(?![a-z])", name.lower())]
+    test_files = [name for name in names if re.search(rf"(?<![a-z])({'|'.join(_OTHER_SPLITS)})(?![a-z])", name.lower())]
+    if train_files and test_files:
         raise UserError(
-            f"the folder {path} holds several splits ({trained[0]}, {tested[0]}); name the files to train on, such as "
-            f"data.sources[].path: {folder / trained[0]}"
+            f"the folder {path} holds several splits ({train_files[0]}, {test_files[0]}); name the files to train "
+            f"on, such as data.sources[].path: {folder / train_files[0]}"
         )
     return files
 
@@ -164,17 +163,17 @@ def _jsonl_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
     del wanted  # a line is decoded whole
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
-            place = f"{path} line {number}"
-            text = _decode(raw, place, first=number == 1)
+            location = f"{path} line {number}"
+            text = _decode(raw, location, first=number == 1)
             if not text.strip():
                 continue
             try:
                 values = json.loads(text.rstrip())
             except (ValueError, RecursionError) as error:
                 raise UserError(
-                    f"{place} is not JSON ({_problem(error)}); write one object a line, such as {ROW_FORM}"
+                    f"{location} is not JSON ({_problem(error)}); write one object a line, such as {ROW_FORM}"
                 ) from error
-            yield _row(values, place, number)
+            yield _row(values, location, number)
 
 
 def _json_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
@@ -259,19 +258,19 @@ _READERS: dict[str, Callable[[Path, Collection[str]], Iterator[Row]]] = {
 }
 
 
-def _decode(raw: bytes, place: str, first: bool) -> str:
+def _decode(raw: bytes, location: str, first: bool) -> str:
     try:
         return raw.decode("utf-8-sig" if first else "utf-8")
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{place} is not UTF-8 text (byte 0x{raw[error.start]:02x} at {error.start + 1}); save the file as UTF-8"
+            f"{location} is not UTF-8 text (byte 0x{raw[error.start]:02x} at {error.start + 1}); save the file as UTF-8"
         ) from error
 
 
-def _row(values: Any, place: str, number: int) -> Row:
+def _row(values: Any, location: str, number: int) -> Row:
     if not isinstance(values, dict):
-        raise UserError(f"{place} is {JSON_NAMES[type(values)]}, not an object; write rows such as {ROW_FORM}")
-    return Row(place, number, "", list(values), values)
+        raise UserError(f"{location} is {JSON_NAMES[type(values)]}, not an object; write rows such as {ROW_FORM}")
+    return Row(location, number, "", list(values), values)
 
 
 def _problem(error: Exception) -> str:
@@ -290,19 +289,19 @@ def _is_saved_data_set(folder: Path) -> bool:
 
 
 def _data_set_rows(path: str, subset: str | None, split: str, wanted: Collection[str]) -> Iterator[Row]:
-    """Read a folder that `datasets` saved, or a data set of the hub."""
+    """Read a folder that `datasets` saved, or a dataset of the hub."""
     try:
         import datasets
     except ImportError as error:
         raise UserError(
-            f"{path} is not a file here but may be a Hugging Face data set, which needs the datasets package; "
+            f"{path} is not a file here but may be a Hugging Face dataset, which needs the datasets package; "
             "run: pip install 'brorl[datasets]'"
         ) from error
     if _is_saved_data_set(Path(path)):
         try:
             rows = datasets.load_from_disk(path)
         except Exception as error:  # a broken folder can raise anything
-            raise UserError(f"the data set in {path} cannot be read ({first_line(error)}); save it again") from error
+            raise UserError(f"the dataset in {path} cannot be read ({first_line(error)}); save it again") from error
         if isinstance(rows, dict):
             if split not in rows:
                 raise UserError(f"{path} has no split {split!r} (splits: {', '.join(rows)}); set data.sources[].split")
@@ -311,9 +310,9 @@ def _data_set_rows(path: str, subset: str | None, split: str, wanted: Collection
         try:
             with _without_retries(datasets, path):
                 rows = datasets.load_dataset(path, subset, split=split)
-        except Exception as error:  # the network, the hub, or the data set's files
+        except Exception as error:  # the network, the hub, or the dataset's files
             raise UserError(
-                f"the Hugging Face data set {path} ({'' if subset is None else f'subset {subset}, '}split {split}) "
+                f"the Hugging Face dataset {path} ({'' if subset is None else f'subset {subset}, '}split {split}) "
                 f"cannot be loaded: {first_line(error)}; check data.sources[].path, subset and split, and the "
                 "connection (there is no local file or folder of this name either)"
             ) from error

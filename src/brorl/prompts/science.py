@@ -1,9 +1,8 @@
 """The references of science: the options of a multiple-choice question, or a measured answer with its tolerance.
 
-In: the options in the order in which the model reads them, or an answer as text. Out: checked values, their JSON text,
-and the lines of the options under the question. `Choices.permuted` orders the options of a row by a seed: the place of
-the right option in the data says nothing, and each row has its own order. The tolerance of a measured answer is
-required. An answer without one needs no such reference: its text alone is one.
+`Choices.permuted` orders the options of a row by a seed: the index of the right option in the data says nothing, and
+each row has its own order. The tolerance of a measured answer is required. An answer without one needs no such
+reference: its text alone is one.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ class Choices:
         Options such as `all of the above` come last. Options that name letters keep all options in place.
         """
         cls(tuple(options), right)
-        places = list(range(len(options)))
+        order = list(range(len(options)))
         if not any(_LETTERS.search(option) for option in options):
-            places.sort(key=lambda at: uniform_hash(f"choices {seed}: {question}\n{options[at]}"))
-            places.sort(key=lambda at: _LAST.fullmatch(options[at].strip()) is not None)
-        return cls(tuple(options[at] for at in places), places.index(right))
+            order.sort(key=lambda at: uniform_hash(f"choices {seed}: {question}\n{options[at]}"))
+            order.sort(key=lambda at: _LAST.fullmatch(options[at].strip()) is not None)
+        return cls(tuple(options[at] for at in order), order.index(right))
 
     @property
     def letters(self) -> str:

@@ -1,4 +1,4 @@
-"""Settings of the prompts: their sources (built-in puzzles, files, data sets), and the text around a question."""
+"""Settings of the prompts: their sources (built-in puzzles, files, datasets), and the text around a question."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class CountdownSource(Section):
 
 
 class FileSource(Section):
-    """Questions with reference answers, one per row: JSONL, JSON, Parquet, or a Hugging Face data set."""
+    """Questions with reference answers, one per row: JSONL, JSON, Parquet, or a Hugging Face dataset."""
 
-    path: str = Field(description="file, folder or pattern (*.jsonl), or hub id of a data set")
+    path: str = Field(description="file, folder or pattern (*.jsonl), or hub id of a dataset")
     name: str | None = Field(None, description="name of the source in tables; null uses the last part of the path")
     layout: str | None = Field(
-        None, description="layout of a public data set, in place of columns and domain (docs/how-to/data.md)"
+        None, description="layout of a public dataset, in place of columns and domain (docs/how-to/data.md)"
     )
     prompt_column: str = Field("prompt", description="column with the question: text, or a list of messages")
     answer_column: str = Field("answer", description="column with the reference answer")
@@ -76,8 +76,8 @@ class FileSource(Section):
     id_column: str | None = Field(None, description="column with a unique id; null numbers the rows")
     domain: str = Field("math", min_length=1, description="domain of the questions, which selects the verifier")
     domain_column: str | None = Field(None, description="column with the domain, if it differs between rows")
-    subset: str | None = Field(None, description="configuration of a Hugging Face data set")
-    split: str = Field("train", description="split of a Hugging Face data set")
+    subset: str | None = Field(None, description="configuration of a Hugging Face dataset")
+    split: str = Field("train", description="split of a Hugging Face dataset")
     limit: int | None = Field(None, ge=1, description="maximum number of rows to read")
     weight: float = Field(1.0, gt=0, description="weight among the training prompts, relative to other sources")
 
@@ -132,20 +132,20 @@ class FileSource(Section):
 
 
 class GymSource(Section):
-    """Questions that Reasoning Gym generates, at consecutive indices of its data sets; needs the extra `gym`."""
+    """Questions that Reasoning Gym generates, at consecutive indices of its datasets; needs the extra `gym`."""
 
     gym: Names = Field(
-        min_length=1, description="a data set of Reasoning Gym, a list of them, or all (docs/reference/gym.md)"
+        min_length=1, description="a dataset of Reasoning Gym, a list of them, or all (docs/reference/gym.md)"
     )
-    name: str | None = Field(None, description="name of the source in tables; null uses the data set's name, or gym")
-    num_questions: int = Field(1000, ge=1, le=10**7, description="questions to generate, over all data sets in turn")
+    name: str | None = Field(None, description="name of the source in tables; null uses the dataset's name, or gym")
+    num_questions: int = Field(1000, ge=1, le=10**7, description="questions to generate, over all datasets in turn")
     first_index: int = Field(
-        0, ge=0, le=10**9, description="index of the first entry of each data set; the next ones follow"
+        0, ge=0, le=10**9, description="index of the first entry of each dataset; the next ones follow"
     )
-    seed: int = Field(0, ge=0, le=2**31, description="random seed of the data sets")
+    seed: int = Field(0, ge=0, le=2**31, description="random seed of the datasets")
     config: dict[str, Any] = Field(
         {},
-        description="settings of the data set (docs/reference/gym.md); of several data sets by name: "
+        description="settings of the dataset (docs/reference/gym.md); of several datasets by name: "
         "{leg_counting: {min_animals: 3}}",
     )
     weight: float = Field(1.0, gt=0, description="weight among the training prompts, relative to other sources")
@@ -209,7 +209,7 @@ class DataSettings(Section):
     """The prompts."""
 
     sources: Annotated[tuple[Source, ...], BeforeValidator(as_sources), Field(strict=False)] = Field(
-        (CountdownSource(),), min_length=1, description="training data: files, Hugging Face data sets, "
+        (CountdownSource(),), min_length=1, description="training data: files, Hugging Face datasets, "
         "Reasoning Gym or built-in puzzles; one, or a list with weights (docs/how-to/data.md)",
     )  # fmt: skip
     held_out_fraction: float = Field(0.1, ge=0, lt=1, description="fraction of the prompts held out for evaluation")

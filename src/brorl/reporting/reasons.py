@@ -1,7 +1,6 @@
 """Reasons why a run has no such numbers, in sentences that hold for this run.
 
-In: runs with incomplete metrics. Out: text. The reasons follow from the settings and from the metrics. If neither
-explains a gap, the text states the gap alone.
+The reasons follow from the settings and from the metrics. If neither explains a gap, the text states the gap alone.
 """
 
 from __future__ import annotations

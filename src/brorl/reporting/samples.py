@@ -1,7 +1,6 @@
 """Stored rollouts as text: a step's prompts with their pass rates, and the most frequent responses to one prompt.
 
-In: a run directory, a step, a prompt. Out: text for a terminal or a notebook, with control characters written out. The
-stored responses to held-out prompts are shown in the same way.
+Control characters are written out. Stored responses to held-out prompts are shown in the same way.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_
 from brorl.verification.verifier import NO_ANSWER, NO_CODE, Verdict
 
 Kind = Literal["all", "wrong", "right"]
-MOST_PROMPTS = 20  # in the list; --prompt shows any of the others
+MAX_PROMPTS = 20  # in the list; --prompt shows any of the others
 _BAR = 16  # characters
 _PROMPT, _RESPONSE = 240, 480  # characters of an example
 _ANSWER = 480
@@ -112,17 +111,17 @@ def find_samples(
     step = steps[-1] if step is None else step
     rows: list[PromptRow] = []
     nearest: tuple[float, int, StoredGroup] | None = None  # to the choice
-    for place, group in enumerate(read_groups(run, step, folder), 1):
+    for index, group in enumerate(read_groups(run, step, folder), 1):
         tree = group.tree
         counts = (group.num_correct, tree.num_rollouts, group.num_verified, tree.num_responses, group.num_truncated)
-        rows.append(PromptRow(place, group.prompt_id, group.question, *counts))
+        rows.append(PromptRow(index, group.prompt_id, group.question, *counts))
         if prompt is None:
             distance = abs(rows[-1].pass_rate - 0.5) if _of_kind(group, kind).size else inf
         else:
             # A number takes precedence over a name that looks like one, so that every prompt has a number.
-            distance = 0.0 if prompt == str(place) else 1.0 if prompt == group.prompt_id else inf
+            distance = 0.0 if prompt == str(index) else 1.0 if prompt == group.prompt_id else inf
         if distance < (nearest[0] if nearest else inf):
-            nearest = (distance, place, group)
+            nearest = (distance, index, group)
     if not rows:
         raise UserError(f"step {step} of {run} sampled no prompts")
     if prompt is not None and nearest is None:
@@ -142,15 +141,15 @@ def unsolved_examples(run: Path, step: int, number: int = 2) -> list[str]:
     if step not in stored_steps(run):
         return []
     lines = []
-    for place, group in enumerate(read_groups(run, step), 1):
+    for index, group in enumerate(read_groups(run, step), 1):
         if group.num_correct:
             return []
-        if place <= number:
+        if index <= number:
             i = int(np.argmax(group.tree.leaf_count))
             answer = f"{answer}; " if (answer := _answer(group.verdicts[i])) else ""
             reference = "not stored" if group.reference is None else _beginning(group.reference)
             lines += [
-                f"\nexample {place}, prompt: {_end(group.prompt, _PROMPT)}",
+                f"\nexample {index}, prompt: {_end(group.prompt, _PROMPT)}",
                 f"response ({group.tree.leaf_count[i]} of {group.tree.num_rollouts} rollouts): "
                 f"{_end(group.texts[i], _RESPONSE)}",
                 f"{answer}reference answer: {reference}; verdict: {group.verdicts[i].reason}",
@@ -168,9 +167,9 @@ def _of_kind(group: StoredGroup, kind: Kind) -> NDArray[np.int64]:
 def _prompt_list(rows: tuple[PromptRow, ...], width: int) -> Iterator[RenderableType]:
     """Yield the table of the prompts by pass rate."""
     order = sorted(rows, key=lambda row: -row.pass_rate)
-    places = np.linspace(0, len(order) - 1, min(len(order), MOST_PROMPTS)).round().astype(int)
+    indices = np.linspace(0, len(order) - 1, min(len(order), MAX_PROMPTS)).round().astype(int)
     headings, cells = ("#", "correct", "", "distinct", "cut"), []
-    for prompt in (order[i] for i in places):
+    for prompt in (order[i] for i in indices):
         filled = round(prompt.pass_rate * _BAR)
         bar = Text.assemble(("#" * filled, "green"), ("." * (_BAR - filled), "dim"))
         counts = f"{prompt.num_correct}/{prompt.num_verified}", bar, str(prompt.num_responses)
@@ -185,8 +184,8 @@ def _prompt_list(rows: tuple[PromptRow, ...], width: int) -> Iterator[Renderable
         row[-1].truncate(max(left, 10), overflow="ellipsis")  # on a narrow terminal the question is cut
         table.add_row(*row)
     yield table
-    if len(order) > MOST_PROMPTS:
-        yield Text(f"{MOST_PROMPTS} of {len(order)} prompts, evenly spaced by pass rate; --prompt NUMBER shows any")
+    if len(order) > MAX_PROMPTS:
+        yield Text(f"{MAX_PROMPTS} of {len(order)} prompts, evenly spaced by pass rate; --prompt NUMBER shows any")
 
 
 def _responses(group: StoredGroup, number: int, kind: Kind, limit: int) -> Iterator[RenderableType]:

@@ -1,9 +1,8 @@
 """Simulations to files, a figure and a table.
 
-In: results of `brorl.theory.simulator.simulate` that differ only in the number of rollouts and in the seed. Out:
-`simulation.json` (settings and every record), `simulation.csv` (the same records, one per line), `simulation.png`
-(three panels over the steps, as in the paper's Figure 3) and a table of start and end. Files of these names that no
-simulation wrote are never replaced.
+`simulation.json` has settings and every record, `simulation.csv` the same records, `simulation.png` three panels over
+the steps, as in the paper's Figure 3. The results differ only in the number of rollouts and in the seed. Files of these
+names that no simulation wrote are never replaced.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A pool of rollout workers: tasks in, trees out, in the order in which they are done; and an engine over a pool.
 
-A pool places engines elsewhere: in other processes, on other machines. A task is sampled as one call of an engine, so
-its trees do not depend on the number of workers, on the worker, or on the other tasks. A task whose worker is lost is
-sampled again, with the same seed. The engine cuts each call into tasks, and waits for all of them. The cut does not
-depend on the number of workers either.
+Engines run elsewhere: in other processes, on other machines. A task is sampled as one call of an engine, so its trees
+do not depend on the number of workers, on the worker, or on the other tasks. A task whose worker is lost is sampled
+again, with the same seed. How calls are cut into tasks does not depend on the number of workers either.
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
 """The vLLM engine: samples N responses of each prompt as separate rows, and returns them as trees.
 
-In: prompts as token ids, N, sampling parameters, a seed. Out: one `RolloutTree` per prompt. vLLM shares the prompt's
-keys and values between the rows in whole blocks, and decodes each row separately; verification and learning cost
-distinct tokens again. An engine whose process dies is replaced, with the weights that were published last.
+vLLM shares the prompt's keys and values between the rows in whole blocks, and decodes each row separately; verification
+and learning cost distinct tokens again. An engine whose process dies is replaced, with the weights that were published
+last.
 
-Draws: response r of a prompt has its own seed, from the seed of the call, the number of the prompt and r. So neither
-the other prompts nor the split into requests changes its random numbers. The logits of a row can differ in the last
-bits with the rows beside it, and then a draw close to the border between two tokens differs too: vLLM's results are
-reproducible in distribution, and bit for bit only where vLLM itself is (its batch-invariant mode on GPUs).
+Response r of a prompt has its own seed, from the seed of the call, the number of the prompt and r. The logits of a row
+can differ in the last bits with the rows beside it, and then a draw close to the border between two tokens differs too:
+vLLM's results are reproducible in distribution, and bit for bit only where vLLM itself is (its batch-invariant mode on
+GPUs). Rows that share a prefix can have log-probs that differ in the last bits; a tree keeps one.
 
 Log-probs are those of the distribution that a token was drawn from: at the temperature, and without the stop tokens
 before `min_new_tokens`, like the learner's. With top_p < 1 or top_k > 0 vLLM renormalizes them over the kept tokens,
-and the trees have NaN in their place. Rows that share a prefix can have log-probs that differ in the last bits; a tree
-keeps one.
+and the trees have NaN instead.
 """
 
 from __future__ import annotations

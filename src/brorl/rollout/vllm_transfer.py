@@ -1,7 +1,7 @@
 """The transfer of new weights to a vLLM engine, by vLLM's four calls: init, start, update, finish.
 
-In: named tensors, or the folder of their file. Out: every worker of the engine has the weights, and no keys and values
-of older ones. A backend carries the bytes:
+Afterwards every worker of the engine has the weights, and no keys and values of older ones. A backend carries the
+bytes:
 
 - `host`: a file in shared memory, or the tensors themselves if the engine runs in this process. The receiver is
   `vllm_worker.HostTransfer`. It needs no GPU.
@@ -34,7 +34,7 @@ Weights = Path | Iterable[tuple[str, Tensor]]
 
 HOST_BACKEND = "brorl_host"
 """Name of `HostTransfer` among vLLM's backends."""
-_LEAST_PACKED_BYTES = 256 << 20
+_MIN_PACKED_BYTES = 256 << 20
 _GRACE_S = 10.0  # in which a sender ends after its engine has failed
 _THIS_MACHINE = "127.0.0.1"
 
@@ -135,7 +135,7 @@ class WeightStream:
     def packed_bytes(self) -> int:
         """Return the size of a buffer that holds every single tensor, and small ones together."""
         sizes = (tensor.numel() * self._dtype_of(tensor).itemsize for _, tensor in self.weights)
-        return max(_LEAST_PACKED_BYTES, *sizes)
+        return max(_MIN_PACKED_BYTES, *sizes)
 
     def _dtype_of(self, tensor: Tensor) -> torch.dtype:
         return self._dtype if tensor.is_floating_point() else tensor.dtype

@@ -1,15 +1,13 @@
 """Checkpoints: Hugging Face folders with the trainer's state beside the weights.
 
-A checkpoint is written under a temporary name, forced to disk, given a COMMIT file and only then its final name, so
-that a kill at any instant leaves the previous checkpoints intact and a half-written one is never mistaken for a
-whole one. COMMIT holds the step and the size of every file, which shows files that are truncated later. If the next
-step finds no mixed group, the checkpoint is written again, with the count of such attempts. A run that
-trains adapters saves the adapters alone, in peft's format, with the name of their base.
+A checkpoint is written under a temporary name, forced to disk, given a COMMIT file and only then its final name, so a
+kill at any instant leaves the previous checkpoints intact and a half-written one is never mistaken for a whole one.
+COMMIT has the step and the size of every file, which shows files that are truncated later. If the next step finds no
+mixed group, the checkpoint is written again, with the count of such attempts.
 
-A learner with several ranks writes its optimizer and its reference as shards, one file for each rank, into a subfolder.
-They are part of the checkpoint like every other file.
-
-`best` is a link to the checkpoint that evaluated best; it is never deleted.
+A run that trains adapters saves the adapters alone, in peft's format, with the name of their base. A learner with
+several ranks writes its optimizer and its reference as shards, one file per rank, into a subfolder. `best` is a link to
+the checkpoint that evaluated best; it is never deleted.
 """
 
 from __future__ import annotations
@@ -159,7 +157,7 @@ def _delete_old(folder: Path, keep: int, kept_steps: Collection[int | None]) -> 
 
 
 def mark_best(folder: Path, step: int) -> Path | None:
-    """Let the link `best` point to the checkpoint of a step; it changes at once or not at all.
+    """Atomically point the `best` symlink at the checkpoint of a step.
 
     Args:
         folder: Folder of all checkpoints of the run.

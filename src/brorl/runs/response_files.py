@@ -1,7 +1,6 @@
-"""Responses from files: rows of the user, or the rollouts and evaluations that brorl stores.
+"""Responses from files: JSONL, JSON or Parquet rows of the user, or the rollouts and evaluations that brorl stores.
 
-In: a file, folder or pattern of JSONL, JSON or Parquet rows, a run directory, or the folder of an evaluation. Out: one
-stored response per row. A row without a response is an error of one line.
+A row without a response is an error of one line.
 """
 
 from __future__ import annotations
@@ -93,25 +92,26 @@ def read_responses(path: str, columns: ResponseColumns) -> Iterator[StoredRespon
 def _response(row: Row, columns: ResponseColumns) -> StoredResponse:
     text = _named(row, columns.response, "give --response-column")
     if not isinstance(text, str):
-        raise UserError(f"{row.place}: {columns.response} must be text, not {_kind(text)}; write one response per row")
+        kind = _kind(text)
+        raise UserError(f"{row.location}: {columns.response} must be text, not {kind}; write one response per row")
     name = _id(row, columns)
     question = _question(_first(row, _QUESTIONS))
     if name is None and question is None:
         listed = ", ".join(row.columns) or "none"
         raise UserError(
-            f"{row.place} has neither the id nor the text of its question (columns: {listed}; expected "
+            f"{row.location} has neither the id nor the text of its question (columns: {listed}; expected "
             f"{', '.join((*_IDS, *_QUESTIONS))}); add one, or give --id-column"
         )
     reason = _first(row, (_REASON,))
     correct = _verdict(row, columns)
-    return StoredResponse(str(row.place), name, question, text, correct, None if reason is None else str(reason))
+    return StoredResponse(str(row.location), name, question, text, correct, None if reason is None else str(reason))
 
 
 def _named(row: Row, column: str, fix: str) -> Any:
     """Return the value of a column that the user named."""
     value = row.cell(column)
     if value is MISSING:
-        raise UserError(f"{row.place} has no column {column!r} (columns: {', '.join(row.columns) or 'none'}); {fix}")
+        raise UserError(f"{row.location} has no column {column!r} (columns: {', '.join(row.columns) or 'none'}); {fix}")
     return value
 
 
@@ -121,7 +121,7 @@ def _id(row: Row, columns: ResponseColumns) -> str | None:
     value = _named(row, own, "fix --id-column") if own else _first(row, _IDS)
     if isinstance(value, bool | list | Mapping):
         raise UserError(
-            f"{row.place}: the id of the question is {_kind(value)}; write text or a number, or fix --id-column"
+            f"{row.location}: the id of the question is {_kind(value)}; write text or a number, or fix --id-column"
         )
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -136,7 +136,7 @@ def _verdict(row: Row, columns: ResponseColumns) -> bool | None:
         return None
     if value not in (0, 1):  # True == 1
         raise UserError(
-            f"{row.place}: the stored verdict is {value!r}, not true, false, 1 or 0; fix it or --correct-column"
+            f"{row.location}: the stored verdict is {value!r}, not true, false, 1 or 0; fix it or --correct-column"
         )
     return bool(value)
 

@@ -1,7 +1,7 @@
-"""A run as its directory records it: settings, machine, and the lines of its metrics.
+"""A run as its directory records it: settings, machine, and the records of its metrics.
 
-In: a run directory of any version, finished or not. Out: plain values. The settings are read as YAML without checks, so
-that later versions can show old runs. A directory without metrics is rejected.
+The directory can be of any version, finished or not. The settings are read as YAML without checks, so that later
+versions can show old runs. A directory without metrics is rejected.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Stored rollouts, read back: each prompt of a step with its tree, texts, verdicts and rewards.
 
-In: `rollouts/step-*.parquet` of a run directory, or `evaluations/step-*.parquet` with the responses to a few held-out
-prompts in the same format. Out: groups, one after the other, so that one has to fit into memory. Steps that are not
-stored and damaged files are rejected.
+Groups come one after the other, so only one has to fit into memory. Steps that are not stored and damaged files are
+rejected. Responses to held-out prompts (`evaluations/step-*.parquet`) have the same format.
 """
 
 from __future__ import annotations

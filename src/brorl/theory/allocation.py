@@ -1,13 +1,10 @@
 """Adaptive allocation: a fixed number of rollouts over prompts, with extra rollouts for groups that are not mixed.
 
-In: rollouts and successes of each group of a pilot (G groups). Out: a prior of the pass rates, the chance that extra
-rollouts make a group mixed (some correct, some not), and the number of extra rollouts for each group. Nothing is
-sampled here. Impossible outcomes are rejected.
+Pass rates are Beta(a, b) a priori, with spikes at 0 and at 1: a plain Beta cannot fit the fractions of mixed groups
+(some rollouts correct, some not) at several N at once. A group that is already mixed never gets extra rollouts.
+Impossible outcomes are rejected.
 
-Pass rates are Beta(a, b) a priori, with spikes at 0 and at 1: a plain Beta cannot fit the fractions of mixed groups at
-several N at once. A group that is already mixed never gets extra rollouts.
-
-The chances hold for independent rollouts. Allocation that depends on outcomes makes successes / rollouts a biased
+The chances are for independent rollouts. Allocation that depends on outcomes makes successes / rollouts a biased
 estimate of an extended group's pass rate; docs/explanation/adaptive_rollouts.md gives the bias.
 """
 

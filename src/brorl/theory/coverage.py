@@ -1,10 +1,8 @@
 """Coverage of one prompt by N rollouts: sampled and unsampled mass, and the same at other N.
 
-In: the tree of a prompt, whose log-probs are those of the policy that sampled it, and the verdicts of its distinct
-responses. Out: probabilities of sets of responses. The outcome space is the set of whole responses (finished, or cut
-at the length limit), so sampled masses are exact. The unsampled mass is estimated from the probability pi that a
-response is among the N, 1 - (1-p)^N without top-p or top-k. Where every response is unique (`Coverage.all_unique`)
-these numbers carry no information about missed responses.
+The outcome space is the set of whole responses (finished, or cut at the length limit), so sampled masses are exact. The
+unsampled mass is estimated from the probability pi that a response is among the N, 1 - (1-p)^N without top-p or top-k.
+Where every response is unique (`Coverage.all_unique`) these numbers carry no information about missed responses.
 """
 
 from __future__ import annotations

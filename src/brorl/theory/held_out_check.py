@@ -1,8 +1,7 @@
 """The held-out check: did an update raise the probability of correct responses? For any network and any length.
 
-In: rollouts that were drawn before an update and kept out of it, with their log-probs before and after. Out: an
-unbiased estimate of the real, finite change of Q_pos with an interval, and the fraction of correct mass that rose.
-Never pass rollouts that the update was trained on: they overestimate the change.
+The estimate of the real, finite change of Q_pos is unbiased. Never pass rollouts that the update was trained on: they
+overestimate the change.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
 """Mass balance: the change of the total probability of the correct outcomes in one policy-gradient step.
 
-In: a softmax policy over V outcomes (tokens, or whole responses) as probabilities, the correct outcomes, and the
-sampled ones, as arrays. Out: the change of the correct mass Q_pos to first order in the learning
-rate, split into its sources, with a bound on the higher orders. Probabilities that do not add up to 1 are rejected, and
-so are indices in place of masks.
-
-Theorem 1 is about a surrogate that sums over the distinct sampled outcomes. The estimators that trainers use, with
-counts and baselines, are in `brorl.theory.policy_gradient`. All of it holds for a tabular softmax, one free logit per
-outcome, and samples drawn independently from the policy at temperature 1.
+The change of the correct mass Q_pos, to first order in the learning rate, is split into its sources, with a bound on
+the higher orders. All of it holds for a tabular softmax, one free logit per outcome (a token, or a whole response), and
+samples drawn independently from the policy at temperature 1. Theorem 1 is about a surrogate that sums over the distinct
+sampled outcomes. The estimators that trainers use, with counts and baselines, are in `brorl.theory.policy_gradient`.
 
 The surrogate's 1/N is part of its step: at a fixed learning rate the whole change vanishes as N grows. Compare numbers
 of rollouts by the sign and the fractions of the terms, not by the size of the total.
 
-Notation: P the correct outcomes, A the sampled correct ones, B the sampled incorrect ones, U the unsampled ones; a
-mass is a sum of p, a second moment a sum of p^2.
+Notation: P the correct outcomes, A the sampled correct ones, B the sampled incorrect ones, U the unsampled ones; a mass
+is a sum of p, a second moment a sum of p^2.
 """
 
 from __future__ import annotations

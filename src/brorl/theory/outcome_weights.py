@@ -1,8 +1,6 @@
 """Outcome weights in expectation: what N changes in the gradient of a prompt, and what it does not.
 
-In: an outcome weight w(N, c) as an array over c = 0..N, and pass rates p, one for each prompt or a fitted distribution.
-Out: how much a prompt counts in the expected gradient, the noise of its gradient, and the fractions of the prompts and
-of the gradient in bins of the pass rate. The weights themselves are in `brorl.algorithms.outcome_weights`.
+The weights themselves are in `brorl.algorithms.outcome_weights`.
 
 One prompt has pass rate p, N independent rollouts y_i with verdicts r_i in {0, 1}, c correct ones, and x = c/N. Its
 gradient is g = (1/N) sum_i A_i s_i with A_i = w(N, c) (r_i - x) and the scores s_i = grad log pi(y_i).
@@ -52,7 +50,7 @@ BIN_EDGES = (1 / 512, 1 / 64, 1 / 16, 1 / 4, 3 / 4)
 """Pass rates between the bins of difficulty; the first bin starts at 0, the last one ends at 1."""
 _LOG_ODDS = np.arange(-20.0, 20.1, 0.2)
 _EMPTY = 1e-9  # below this fraction, rounding decides the mean of a cell
-_DEVIATIONS, _LEAST_COUNTS = 10, 40  # counts further than this from the mean have no weight in float64
+_DEVIATIONS, _MIN_COUNTS = 10, 40  # counts further than this from the mean have no weight in float64
 
 
 @dataclass(frozen=True)
@@ -261,7 +259,7 @@ def _mean_over_others(value_C: FloatArray, pass_rate_G: ArrayLike) -> FloatArray
     if rate_G.size and not (rate_G.min() >= 0 and rate_G.max() <= 1):
         raise ValueError("pass rates must lie in [0, 1]")
     others = value_C.shape[-1] - 3
-    reach_G = np.ceil(_DEVIATIONS * np.sqrt(others * rate_G * (1 - rate_G))) + _LEAST_COUNTS
+    reach_G = np.ceil(_DEVIATIONS * np.sqrt(others * rate_G * (1 - rate_G))) + _MIN_COUNTS
     width = int(min(2 * reach_G.max(initial=0), others)) + 1
     first_G = np.clip(np.rint(others * rate_G - (width - 1) / 2), 0, others + 1 - width).astype(np.int64)
     count_GW = first_G[..., None] + np.arange(width)

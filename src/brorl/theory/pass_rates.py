@@ -1,9 +1,8 @@
 """Pass rates of prompts from a pilot: the fraction of groups that will be mixed at another N.
 
-In: how many of n rollouts of each of P prompts were correct. Out: for any N the chance that a group is mixed (correct
-and incorrect rollouts), and the chance that it has a success. Up to n rollouts these are unbiased counts without a
-model. Beyond n they follow from a fit: pass rates are Beta(a, b), with a fraction of prompts at exactly 0 and another
-at exactly 1. Counts of n cannot distinguish a pass rate of 0 from one far below 1 / n: report both readings beyond n.
+Up to the pilot's n rollouts these are unbiased counts without a model. Beyond n they follow from a fit: pass rates are
+Beta(a, b), with a fraction of prompts at exactly 0 and another at exactly 1. Counts of n cannot distinguish a pass rate
+of 0 from one far below 1 / n: report both readings beyond n.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The mass balance of the estimators that trainers use: the change of the correct mass Q_pos by N rollouts.
 
-In: a softmax policy over V outcomes as probabilities, the correct outcomes, and either the counts of one draw or the
-number of rollouts N. Out: the change of Q_pos to first order in the learning rate, for that draw or as exact mean and
-variance over draws. Invalid input of `brorl.theory.mass_balance` and counts that are not whole numbers are rejected.
+The change of Q_pos, to first order in the learning rate, is that of one draw or its exact mean and variance over draws.
 
 All estimators take one step on L = -(1/N) sum_n A_n log p(y_n), y_n drawn independently from p at temperature 1; they
 differ in the advantage A_n of a rollout with reward R_n:

@@ -1,11 +1,9 @@
-"""The token-level simulator: one softmax over a vocabulary, N draws a step, a trainer's gradient step on the logits.
+"""The token-level simulator: one softmax over a vocabulary, N draws per step, a trainer's gradient step on the logits.
 
-In: `SimulationSettings`. Out: a `SimulationResult`, the probabilities of the correct tokens over the steps. There is no
-model and no prompt: a token is a whole response, and the correct tokens are those with index < num_correct. Invalid
-settings are rejected, and the simulation stops when the logits are no longer finite.
-
-The settings that the paper leaves open (optimizer constants, duplicates, whether the anchor is correct) default to the
-values that reproduce its Figure 3; docs/explanation/simulator.md has the numbers for the alternatives.
+There is no model and no prompt: a token is a whole response, and the correct tokens are those with index < num_correct.
+Invalid settings are rejected, and the simulation stops when the logits are no longer finite. The settings that the
+paper leaves open (optimizer constants, duplicates, whether the anchor is correct) default to the values that reproduce
+its Figure 3; docs/explanation/simulator.md has the numbers for the alternatives.
 """
 
 from __future__ import annotations

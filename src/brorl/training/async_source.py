@@ -1,11 +1,9 @@
 """Asynchronous sampling: a source whose pool samples the next groups while the learner learns.
 
-In: a pool of rollout workers, prompts, published weights. Out: the groups of a step as soon as enough are done,
-whatever else is still being sampled. The staleness of a group and the memory of the source are bounded; see `Backlog`.
-
-In the background, a thread takes results from the pool, verifies them and submits tasks. Then the order of completions
-decides the groups of a step, and a repeated run differs. In the foreground, the same work is done within the calls of
-the training loop. Over a pool with a virtual clock, such a run is reproducible bit for bit.
+A step gets its groups as soon as enough are done. Their staleness and the memory of the source are bounded; see
+`Backlog`. In the background, a thread takes results from the pool, verifies them and submits tasks. Then the order of
+completions decides the groups of a step, and a repeated run differs. In the foreground, the same work is done within
+the calls of the training loop. Over a pool with a virtual clock, such a run is reproducible bit for bit.
 """
 
 from __future__ import annotations
@@ -293,8 +291,8 @@ class _PoolSampler:
         """Sample with the newest weights; see `Sampler.sample`. Training goes on sampling meanwhile."""
         source, size = self._source, self._source.prompts_per_task
         rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
-        places = range(0, len(prompts), size)
-        tasks = [SampleTask(prompts[i : i + size], rollouts_P[i : i + size], sampling, seed, first + i) for i in places]
+        starts = range(0, len(prompts), size)
+        tasks = [SampleTask(prompts[i : i + size], rollouts_P[i : i + size], sampling, seed, first + i) for i in starts]
         trees: list[list[RolloutTree]] = [[] for _ in tasks]
         missing = list(range(len(tasks)))
         while missing:  # once, unless a pool starts a task with older weights

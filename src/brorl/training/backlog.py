@@ -1,9 +1,9 @@
 """The prompts between the stream and a step: those that wait, those that are being sampled, and finished groups.
 
-In: finished groups, published versions, steps. Out: the prompts that may start, and the groups of a step. No more
-prompts start than the next `max_staleness` + 1 steps can train, and the oldest groups train first. So a group trains
-within `max_staleness` updates after the weights that sampled its first token, unless newer groups fill a step while its
-prompt is under way. Such stragglers train late, or the steps wait for them, or they are dropped and start again.
+No more prompts start than the next `max_staleness` + 1 steps can train, and the oldest groups train first. So a group
+trains within `max_staleness` updates after the weights that sampled its first token, unless newer groups fill a step
+while its prompt is being sampled. Such stragglers train late, or the steps wait for them, or they are dropped and start
+again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Start:
     # newest version of the weights when it began; later, that of the weights that sampled its first tokens
     version: int
     wave: int  # number of the call that began it, among those with the same version
-    place: int  # its place among the prompts of the call
+    index: int  # its index among the prompts of the call
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Flight:
         """
         if self.tree is None:
             prompt = self.start.prompt.token_ids
-            return SampleTask([prompt], self.num_rollouts, self._segment(0), self.seed, self.start.place)
+            return SampleTask([prompt], self.num_rollouts, self._segment(0), self.seed, self.start.index)
         leaves = self._unfinished(self.tree)
         if not leaves.size:
             return None
@@ -65,7 +65,7 @@ class Flight:
             [self.tree.prompt_ids + responses[leaf][0] for leaf in leaves],
             self.tree.leaf_count[leaves].tolist(),
             self._segment(int(self.tree.length[leaves[0]])),
-            derived_seed(self.seed, self.num_tasks, self.start.place),
+            derived_seed(self.seed, self.num_tasks, self.start.index),
         )
 
     def after(self, sampled: SampledTask) -> Flight:
@@ -74,7 +74,7 @@ class Flight:
         if self.tree is None:
             (tree,), start = sampled.trees, replace(start, version=sampled.version)
         else:
-            tree = self.tree.extended(self._unfinished(self.tree), sampled.trees)
+            tree = self.tree.graft(self._unfinished(self.tree), sampled.trees)
         seconds = self.worker_seconds + sampled.seconds
         return replace(self, start=start, tree=tree, num_tasks=self.num_tasks + 1, worker_seconds=seconds)
 
@@ -135,7 +135,7 @@ class Backlog:
     _under_way: dict[int, Start] = field(default_factory=dict)
     _ready: list[_Finished] = field(default_factory=list)
     _open: dict[int, Prompt] = field(default_factory=dict)  # all starts that no step has reported yet
-    _late: set[int] = field(default_factory=set)  # starts that are too stale for the bound
+    _stale_ids: set[int] = field(default_factory=set)  # starts that are too stale for the bound
     _times_late: dict[str, int] = field(default_factory=dict)  # in a row, of each prompt
     _late_at: Counter[int] = field(default_factory=Counter)  # since the last step, by length
 
@@ -164,8 +164,8 @@ class Backlog:
             return []
         self._waves += 1
         starts = [
-            Start(self._serials + place, prompt, self._version, self._waves, place)
-            for place, prompt in enumerate(prompts)
+            Start(self._serials + index, prompt, self._version, self._waves, index)
+            for index, prompt in enumerate(prompts)
         ]
         self._serials += len(starts)
         self._under_way |= {start.serial: start for start in starts}
@@ -209,8 +209,8 @@ class Backlog:
         start = self._under_way.pop(serial, None)
         if start is None:
             return False
-        late = {self._under_way[other].prompt.id for other in self._late & self._under_way.keys()}
-        if serial not in self._late and start.prompt.id not in late:
+        late = {self._under_way[other].prompt.id for other in self._stale_ids & self._under_way.keys()}
+        if serial not in self._stale_ids and start.prompt.id not in late:
             self._times_late.pop(start.prompt.id, None)
         if group is not None:
             self._ready.append(_Finished(start, group))
@@ -253,9 +253,9 @@ class Backlog:
     def _in_time(self, step: int, rest: list[_Finished]) -> bool:
         """Whether the steps after one can train all other groups and prompts under way within the bound."""
         versions = sorted(start.version for start in [*(done.start for done in rest), *self._under_way.values()])
-        places = self.prompts_per_step
+        per_step = self.prompts_per_step
         return all(
-            number <= places * (version + 1 + self.max_staleness - step) for number, version in enumerate(versions, 1)
+            number <= per_step * (version + 1 + self.max_staleness - step) for number, version in enumerate(versions, 1)
         )
 
     def report(self) -> None:
@@ -274,24 +274,24 @@ class Backlog:
         starts = self._under_way | {done.start.serial: done.start for done in self._ready}
         lengths = {done.start.serial: int(done.group.tree.length.max()) for done in self._ready} | length_of
         late = {serial for serial, start in starts.items() if start.version < version - self.max_staleness}
-        for serial in late - self._late:
+        for serial in late - self._stale_ids:
             prompt, length = starts[serial].prompt, lengths.get(serial, 0)
             self._times_late[prompt.id] = self._times_late.get(prompt.id, 0) + 1
             self._late_at[1 << length.bit_length() - 1 if length else 0] += 1
-        self._late = late
+        self._stale_ids = late
         return self._drop() if self.stragglers == "drop" else set()
 
     def _drop(self) -> set[int]:
         """Drop the late prompts; return those of them that were under way."""
         ready = {done.start.serial: done.start for done in self._ready}
-        for serial in sorted(self._late, reverse=True):
+        for serial in sorted(self._stale_ids, reverse=True):
             self._pending.appendleft((self._under_way.get(serial) or ready[serial]).prompt)
             self._open.pop(serial, None)
-        under_way = self._late & self._under_way.keys()
+        under_way = self._stale_ids & self._under_way.keys()
         for serial in under_way:
             del self._under_way[serial]
-        self._ready = [done for done in self._ready if done.start.serial not in self._late]
-        self._late = set()
+        self._ready = [done for done in self._ready if done.start.serial not in self._stale_ids]
+        self._stale_ids = set()
         return under_way
 
     def state(self) -> tuple[tuple[Group, ...], dict[str, Any]]:
@@ -323,6 +323,6 @@ class Backlog:
         self._ready = [_Finished(start, group) for start, group in zip(starts, carried, strict=True)]
         self._under_way, self._open = {}, {}
         oldest = self._version - self.max_staleness
-        self._late = {start.serial for start in starts if start.version < oldest}  # they have been counted
+        self._stale_ids = {start.serial for start in starts if start.version < oldest}  # they have been counted
         self._times_late = dict(plain["times_late"])
         self._late_at = Counter(dict(plain["late_at"]))

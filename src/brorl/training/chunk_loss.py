@@ -1,7 +1,6 @@
 """The loss of a chunk of nodes: policy term, KL penalty and entropy bonus, with sums for the metrics.
 
-In: log-probs of some nodes with a gradient, and the mini-batch's numbers. Out: a scalar to back-propagate. Losses and
-sums add up over the chunks of a mini-batch, and over ranks.
+Losses and sums add up over the chunks of a mini-batch, and over ranks.
 """
 
 from __future__ import annotations

@@ -178,13 +178,14 @@ class Collector(GroupSource):
 
 
 def _choose(prompts: Sequence[GradedPrompt], budget: int, max_rollouts: int, prior: PassRates) -> list[tuple[int, int]]:
-    """Return the prompts that get more rollouts, by place, each with the number."""
-    group_of = {place: p.group for place, p in enumerate(prompts) if p.group is not None}
-    groups, places = list(group_of.values()), list(group_of)
+    """Return the prompts that get more rollouts, by index, each with the number."""
+    group_of = {index: p.group for index, p in enumerate(prompts) if p.group is not None}
+    groups, indices = list(group_of.values()), list(group_of)
     rollouts_G, correct_G = [g.tree.num_rollouts for g in groups], [g.num_correct for g in groups]
     choice = allocate_rollouts(rollouts_G, correct_G, budget, max_rollouts, prior)
-    room_of = {place: max_rollouts - prompts[place].whole.tree.num_rollouts for place in places}  # unverified ones cost
-    return [(places[i], min(more, room_of[places[i]])) for i, more in choice if room_of[places[i]] > 0]
+    # unverified rollouts count
+    room_of = {index: max_rollouts - prompts[index].whole.tree.num_rollouts for index in indices}
+    return [(indices[i], min(more, room_of[indices[i]])) for i, more in choice if room_of[indices[i]] > 0]
 
 
 def _responses(tree: RolloutTree) -> list[tuple[tuple[int, ...], bool]]:

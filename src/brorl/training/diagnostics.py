@@ -1,7 +1,7 @@
 """Live diagnostics: the mass that each step's N rollouts sampled and missed, and a held-out check of its update.
 
-In: the groups of a step, and rollouts that were kept out of its update. Out: two sections of the metrics, `coverage` at
-every step and `held_out_check` for a held-out check. Nothing here changes the training: the draws have separate seeds.
+They are the sections `coverage` and `held_out_check` of the metrics. Nothing here changes the training: the draws have
+separate seeds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The journal of a run: everything that the training loop writes, and the reasons for which it ends.
+"""The journal of a run: its metrics, stored rollouts, evaluations and checkpoints, and the reasons for which it ends.
 
-In: a batch and an update. Out: a line of the metrics, stored rollouts, evaluations, checkpoints. All decisions depend
-on the metrics and the schedule only, and a resumed run makes the same ones.
+All decisions depend on the metrics and the schedule only, and a resumed run makes the same ones.
 """
 
 from __future__ import annotations

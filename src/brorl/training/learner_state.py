@@ -1,8 +1,7 @@
 """The state of a learner in a checkpoint: whole tensors of one process, or shards of several ranks.
 
-In: an optimizer, a reference policy, and a state from a checkpoint. Out: the state in memory, in the layout of this
-learner. One process keeps everything in its `state_dict`. Of several ranks each writes its own shards into a folder,
-and the `state_dict` holds small values and the name of the folder. Either learner reads both.
+One process keeps everything in its `state_dict`. Of several ranks each writes its own shards into a folder, and the
+`state_dict` has small values and the name of the folder. Either learner reads both.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The training loop: sample the tree, verify the tree, learn from the tree.
 
-In: the parts of a run and the state to start from. Out: a trained model in a run directory. There is one loop, for
-local and remote engines and learners.
+There is one loop, for local and remote engines and learners.
 """
 
 from __future__ import annotations

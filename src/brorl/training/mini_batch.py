@@ -1,8 +1,6 @@
 """From groups and advantages to the mini-batches of a step, before its first update.
 
-In: the groups of a step and their advantages. Out: the mini-batches of this rank, with old and reference log-probs,
-weights per node concatenated over the trees, and the denominators. All counts and masks are decided here; the passes of
-the model only look up numbers.
+All counts, masks and denominators are decided here; the passes of the model only look up numbers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The monitor of a run: the best evaluation, and signs of collapse, with advice.
 
-In: the lines of `metrics.jsonl`, in order. Out: the step of the best evaluation, and the signs that the last line shows
-for the first time. Lines may lack numbers (no evaluation, no reference). Sharpening is not a collapse: pass@k may fall
-while pass@1 still rises. The state depends on the metrics only; a resumed run rebuilds it from its file.
+Records may lack numbers (no evaluation, no reference). Sharpening is not a collapse: pass@k may fall while pass@1 still
+rises. The state depends on the metrics only; a resumed run rebuilds it from its file.
 """
 
 from __future__ import annotations

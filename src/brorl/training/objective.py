@@ -1,9 +1,8 @@
 """The objective of a run: how advantages are estimated, and with which learning rate, in each of its phases.
 
-In: the fraction of the budget that is spent, and the lines of the metrics. Out: the advantages of a batch, and a factor
-of the learning rate. Phases follow one another and never return. All decisions depend on the metrics only; a resumed
-run rebuilds the state from its file. If a resumed run has a larger budget, its current phase goes on, with the progress
-that its fraction of the new budget has, and not below 0.
+Phases follow one another and never return. All decisions depend on the metrics only; a resumed run rebuilds the state
+from its file. If a resumed run has a larger budget, its current phase goes on, with the progress that its fraction of
+the new budget has, and not below 0.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The processes that share a learner.
-
-In: the number of a process, and the address where the processes meet. Out: `Ranks`, with which they add up numbers.
-`ALONE` is a single process, in which every sum is its own number.
-"""
+"""The processes that share a learner, and their sums."""
 
 from __future__ import annotations
 

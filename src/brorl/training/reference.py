@@ -1,8 +1,7 @@
 """The reference policy: the weights that training started from, or was last reset to.
 
-In: the model that is trained. Out: the same model with the reference's weights in place for a while. Only trainable
-parameters are kept; frozen ones and buffers are shared, so with adapters a reference costs no more than the adapters.
-It refuses the state of another model.
+Only trainable parameters are kept; frozen ones and buffers are shared, so with adapters a reference costs no more than
+the adapters. The state of another model is rejected.
 """
 
 from __future__ import annotations

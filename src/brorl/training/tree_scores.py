@@ -1,7 +1,6 @@
 """The log-probs of trees under the current weights, on one process or many ranks.
 
-In: trees, the same on every rank. Out: log-probs of their nodes. The responses are dealt to the ranks by their cost. If
-memory runs out, the work starts again with smaller chunks.
+The responses are dealt to the ranks by their cost. If memory runs out, the work starts again with smaller chunks.
 """
 
 from __future__ import annotations

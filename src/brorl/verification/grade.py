@@ -145,10 +145,10 @@ def grade(
 def _check(prompts: Sequence[Prompt], trees: Sequence[RolloutTree], verifiers: Mapping[str, Verifier]) -> None:
     if len(prompts) != len(trees):
         raise ValueError(f"got {len(prompts)} prompts and {len(trees)} trees; pass one tree per prompt, in order")
-    for place, (prompt, tree) in enumerate(zip(prompts, trees, strict=True)):
+    for index, (prompt, tree) in enumerate(zip(prompts, trees, strict=True)):
         if tuple(tree.prompt_ids) != prompt.token_ids:
             raise ValueError(
-                f"tree {place} has other prompt tokens than prompt {prompt.id!r}; pass prompts and trees in the same "
+                f"tree {index} has other prompt tokens than prompt {prompt.id!r}; pass prompts and trees in the same "
                 "order"
             )
         if prompt.domain not in verifiers:

@@ -1,7 +1,6 @@
 """A verifier for several threads: their calls take turns.
 
-In: a verifier that one thread may call. Out: the same verdicts. Verifiers keep caches and worker processes, which calls
-at the same time would damage.
+Verifiers keep caches and worker processes, which calls at the same time would damage.
 """
 
 from __future__ import annotations

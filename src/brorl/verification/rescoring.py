@@ -1,7 +1,6 @@
 """Stored responses verified again: their questions, new verdicts, and the agreement with stored verdicts.
 
-In: stored responses, and questions with reference answers. Out: a verdict for each response of a known question. A
-response without a known question is returned as such, never guessed.
+A response without a known question is returned as such, never guessed.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _AT_ONCE = 1024
 class StoredResponse:
     """A response from a file."""
 
-    place: str  # its file and row
+    location: str  # its file and row
     question_id: str | None  # the id of its question, if the row has one
     question: str | None  # the text of its question, if the row has one
     text: str  # the response

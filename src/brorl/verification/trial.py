@@ -1,7 +1,6 @@
 """A trial of a verifier: one response that should be correct, and one that should not.
 
-In: a verifier and prompts of its domain. Out: the two responses with their verdicts, and the verdicts on the reference
-answers or stored solutions of more prompts.
+It also verifies the reference answers or stored solutions of more prompts.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def try_verifier(verifier: Verifier, prompts: Sequence[Prompt]) -> Trial:
     verdicts = verifier.verify_all([(prompt, response) for response in responses])
     right, *wrong = (Verified(*pair) for pair in zip(responses, verdicts, strict=True))
     incorrect = next((response for response in wrong if not response.verdict.correct), wrong[0])
-    spread = [prompts[place * len(prompts) // _MOST] for place in range(_MOST)]
+    spread = [prompts[index * len(prompts) // _MOST] for index in range(_MOST)]
     tried = [(other, verifier.trial_responses(other.reference, ())) for other in dict.fromkeys(spread)]
     answers = [(other, made.right) for other, made in tried if made.certain]
     accepted = verifier.verify_all(answers)

@@ -1,7 +1,6 @@
 """Verdicts by reference and answer, the least recently used ones forgotten.
 
-In: verdicts that another verification would reach again. Out: the same verdicts, with the time 0. An entry holds
-digests in place of the texts: references and answers can be long.
+A repeated verdict has the time 0. An entry has digests instead of the texts: references and answers can be long.
 """
 
 from __future__ import annotations
@@ -55,19 +54,19 @@ class VerdictCache:
         verdicts: list[Verdict | None] = []
         own_s: list[float] = []
         unknown: dict[Pair, list[int]] = {}
-        for place, (prompt, response) in enumerate(items):
+        for index, (prompt, response) in enumerate(items):
             start = time.perf_counter()
             answer = find(prompt, response)
             verdict = self.get(prompt.reference, answer) if isinstance(answer, str) else answer
             if isinstance(answer, str) and verdict is None:
-                unknown.setdefault((prompt.reference, answer), []).append(place)
+                unknown.setdefault((prompt.reference, answer), []).append(index)
             verdicts.append(verdict)
             own_s.append(time.perf_counter() - start)
-        for ((reference, _), places), (decided, keep_s) in zip(unknown.items(), decide([*unknown]), strict=True):
+        for ((reference, _), indices), (decided, keep_s) in zip(unknown.items(), decide([*unknown]), strict=True):
             if keep_s:
                 self.put(reference, decided, keep_s)
-            for place in places:
-                verdicts[place] = decided if place == places[0] else replace(decided, seconds=0.0)
+            for index in indices:
+                verdicts[index] = decided if index == indices[0] else replace(decided, seconds=0.0)
         return with_own_time(verdicts, own_s)
 
     def get(self, reference: str, answer: str) -> Verdict | None:

@@ -1,7 +1,7 @@
 """The protocol of verifiers, and their verdicts.
 
-In: prompts, each with the text of one response. Out: a `Verdict` for each. A verifier returns a verdict for every
-string: it never raises because of a response, never evaluates a response as code in this process, and bounds its time.
+A verifier returns a verdict for every string: it never raises because of a response, never evaluates a response as code
+in this process, and bounds its time.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence

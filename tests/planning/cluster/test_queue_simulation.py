@@ -133,5 +133,5 @@ def test_work_is_conserved(mode: str) -> None:
 def test_impossible_queues() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Queue(0, np.ones(2), 1, 1, 1.0)
-    with pytest.raises(ValueError, match="as many parts as rows"):
+    with pytest.raises(ValueError, match="parts must be at most group_rows"):
         Queue(1, np.ones(2), 2, 1, 1.0, parts=3)

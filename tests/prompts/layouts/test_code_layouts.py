@@ -1,4 +1,4 @@
-"""Rows of programming questions, made by hand in the shape of their public data sets."""
+"""Rows of programming questions, made by hand in the shape of their public datasets."""
 
 import base64
 import json

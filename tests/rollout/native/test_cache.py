@@ -27,7 +27,7 @@ def test_bytes_are_foreseen(rng: np.random.Generator, memory: int) -> None:
     for depth, wanted in enumerate(rows_D.tolist(), 1):
         num_rows = min(wanted, cache.rows_that_fit(depth, prompt_tokens * per_token))
         before = reserved(cache)
-        cache.place(np.arange(num_rows), depth - 1, depth, prompt_tokens * per_token)
+        cache.rearrange(np.arange(num_rows), depth - 1, depth, prompt_tokens * per_token)
         after = reserved(cache)
         twice = before[0] if after != before else 0
         peak = max(peak, prompt_tokens * per_token + sum(after) + twice + num_rows * 3 * 23 * 4)

@@ -180,7 +180,7 @@ def test_row_cache_budget_covers_what_it_holds(rng: np.random.Generator) -> None
         rows = 1
         for tokens in range(1, max_tokens + 1):
             rows = min(3 * rows, cache.rows_that_fit(tokens, prompt_bytes), 100)
-            cache.place(np.arange(rows) % max(1, rows // 3), 0, tokens, prompt_bytes)
+            cache.rearrange(np.arange(rows) % max(1, rows // 3), 0, tokens, prompt_bytes)
             held = sum(x.numel() * x.element_size() for x in (*cache.key, *cache.value))
             assert held + prompt_bytes <= memory
             assert cache.key[0].shape[0] >= rows

@@ -13,8 +13,8 @@ TEN = Choices(("one", "two", "three", "four", "five", "six", "seven", "eight", "
 
 
 def letter_of(response: str, choices: Choices = NOBLE) -> str | None:
-    place = choose(response, choices).place
-    return None if place is None else choices.letters[place]
+    option = choose(response, choices).option
+    return None if option is None else choices.letters[option]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_no_response_is_right_for_two_questions(rng: np.random.Generator) -> Non
         response = "".join(chance.choice(pieces) for _ in range(chance.randint(1, 8)))
         chosen = {choose(response, Choices(NOBLE.options, right)) for right in range(4)}
         assert len(chosen) == 1
-        named += chosen.pop().place is not None
+        named += chosen.pop().option is not None
     assert named > 120
 
 
@@ -139,7 +139,7 @@ def test_no_list_of_two_options_scores(rng: np.random.Generator) -> None:
     for _ in range(3000):
         parts = [chance.choice(forms).format(TEN.letters[at], TEN.options[at]) for at in chance.sample(range(10), 2)]
         response = chance.choice(places).format(chance.choice(joints).join(parts))
-        assert choose(response, TEN).place is None, response
+        assert choose(response, TEN).option is None, response
 
 
 @pytest.mark.parametrize(

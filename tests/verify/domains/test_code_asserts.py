@@ -161,7 +161,7 @@ def test_sets_of_mbpp() -> None:
 
 
 def test_optional_values_of_mbpp_are_compared() -> None:
-    """The function of the data set computes a comparison and does not assert it."""
+    """The function of the dataset computes a comparison and does not assert it."""
     code = MBPP.format(aux=NOT_NONE, inputs=[[1], [2]], results=[True, False], atol=0)
     assert passes_here(code, lambda _: "anything")
     for one, other, same in (

@@ -261,7 +261,7 @@ def test_verdicts_in_the_sandbox(pool: WorkerPool, verifier: GymVerifier, rng: n
 @linux
 @pytest.mark.slow
 def test_junk_is_never_correct(pool: WorkerPool) -> None:
-    """One entry of every data set, at a great index; the page of the docs has more entries."""
+    """One entry of every dataset, at a great index; the page of the docs has more entries."""
     (found,) = pool.run([VerifierCall(f"{TABLE}:settings", ())])
     names = list(found.value["settings"])
     results = pool.run([VerifierCall(f"{TABLE}:measure", (name, 1, 4_321)) for name in names])

@@ -18,7 +18,7 @@ MATRIX = entry("0 1\n1 2")
 PUZZLE = entry("4*(9 - 3) + 0", numbers=[4, 9, 3, 0], target=24)
 HALF = "2*x**2 + 1"
 
-# By data set: an entry, answers that pass, and answers that are rejected or cannot be correct.
+# By dataset: an entry, answers that pass, and answers that are rejected or cannot be correct.
 CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "advanced_geometry": (
         entry("(4.051, -5.487)"),

@@ -98,7 +98,7 @@ def test_a_missing_package_is_an_error_before_training(monkeypatch: pytest.Monke
     german = Instructions((Instruction("language:response_language", {"language": "de"}),)).to_text()
     english = Instructions((Instruction("change_case:english_capital", {}), NO_COMMA)).to_text()
     assert InstructionsVerifier().check_references([Instructions((NO_COMMA,)).to_text()]) == {}
-    for needing in (german, english):  # an error, because a row of a public data set gets only a warning
+    for needing in (german, english):  # an error, because a row of a public dataset gets only a warning
         with pytest.raises(UserError, match=r"langdetect; run: pip install 'brorl\[ifeval\]'"):
             InstructionsVerifier().check_references([needing])
     with pytest.raises(UserError, match=r"pip install 'brorl\[ifeval\]'"):

@@ -1,10 +1,9 @@
 """The plan of a job on a cluster: every way to use the GPUs, simulated steps on 1, 2, 4, ... GPUs, the tree's saving.
 
-In: a job and a cluster. Out: a `ClusterPlan`. Colocated, all GPUs sample, then learn: the phases add up. Apart, some
-GPUs sample and the others learn; synchronous phases add up, and asynchronous ones overlap, so that a step takes the
-longest of them plus the transfer. The split is the one with the least seconds. Waiting for the longest response is not
-in the seconds of a `Way`; the simulation has it, in the middle of the assumed ranges. A simulated row stands for
-several real ones where there are many. A job that does not fit has no ways, and lines that name the fix.
+Colocated, all GPUs sample, then learn: the phases add up. Apart, some GPUs sample and the others learn; synchronous
+phases add up, and asynchronous ones overlap, so that a step takes the longest of them plus the transfer. The split is
+the one with the least seconds. Waiting for the longest response is not in the seconds of a `Way`; the simulation has
+it, in the middle of the assumed ranges. A job that does not fit has no ways, and lines that name the fix.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 PAYING = 1.5
 """A doubling of the GPUs pays if it makes a step at least this many times faster: halfway between 1 and 2."""
 _ROWS_PER_STEP = 1536  # most simulated rows of a step
-_LEAST_SLOTS = 8  # simulated slots of a worker, where it has that many
+_MIN_SLOTS = 8  # simulated slots of a worker, where it has that many
 _FRACTIONS = (0.5, 0.1)  # hypothetical fractions of distinct tokens
 _SMALL_N = 16
 
@@ -239,7 +238,7 @@ def simulated_step(job: Job, way: Way, settings: SimulationSettings) -> Simulate
     """Simulate a step, with rows bundled so that it has few thousand of them."""
     worker, phases, work = way.worker, way.cases["middle"], job.work
     rows = work.sampled_groups * worker.rows_per_group
-    bundle = max(1, min(ceil(rows / _ROWS_PER_STEP), worker.slots // _LEAST_SLOTS))
+    bundle = max(1, min(ceil(rows / _ROWS_PER_STEP), worker.slots // _MIN_SLOTS))
     group_rows = max(1, round(worker.rows_per_group / bundle))
     slots = min(max(1, worker.slots // bundle), ceil(work.sampled_groups + 1) * group_rows)
     queue = Queue(

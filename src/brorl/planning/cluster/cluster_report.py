@@ -1,7 +1,4 @@
-"""A cluster plan as tables, sentences, JSON and a figure.
-
-In: a plan. Out: tables, lines of text, a dictionary, a PNG. Nothing is computed here except ratios and units.
-"""
+"""A cluster plan as tables, sentences, JSON and a figure. Nothing is computed here except ratios and units."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """The hardware of a cluster plan: GPUs from published figures, and the unit costs of running on them.
 
-In: `8xH200`, or a number with the figures of another GPU; an engine. Out: a `Cluster`, and `UnitCosts`, each with its
-range and its origin. A published or measured figure is one number; an assumed one is a range, from its most favorable
-end to its least favorable end. Figures are per GPU, of the vendor's data sheet, and without sparsity. No figure of a
-GPU was measured by this project.
+A published or measured figure is one number; an assumed one is a range, from its most favorable end to its least
+favorable end. Figures are per GPU, of the vendor's data sheet, and without sparsity. No figure of a GPU was measured by
+this project.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Case = Literal["best", "middle", "worst"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 CASES: tuple[Case, ...] = get_args(Case)
 
-_MOST_GPUS = 65_536
+_MAX_GPUS = 65_536
 _CPU = "docs/explanation/benchmarks.md, verifying five domains, 2 workers"
 _ANSWERS_PER_SECOND = {  # per core, on the slower machine
     "code": 53 / 2,
@@ -93,8 +92,8 @@ def parse_cluster(text: str) -> Cluster:
     if match is None:
         raise UserError(f"--cluster should be a number of GPUs and their name, such as 8xH200, not {text!r}")
     number, name, figures = int(match[1]), match[2], match[3]
-    if not 1 <= number <= _MOST_GPUS:
-        raise UserError(f"--cluster: the number of GPUs must lie between 1 and {_MOST_GPUS:,}, not {number}")
+    if not 1 <= number <= _MAX_GPUS:
+        raise UserError(f"--cluster: the number of GPUs must lie between 1 and {_MAX_GPUS:,}, not {number}")
     if figures is not None:
         return Cluster(number, _described(name, figures))
     known = {key.lower(): gpu for key, gpu in GPUS.items()}

@@ -1,10 +1,10 @@
 """The phases of a step on GPUs: sampling by a rollout worker, and learning on R ranks, with their memory.
 
-In: a job. Out: rows that a memory holds, bytes, seconds. A decoding step reads the weights once and the keys and values
-of every row, or computes the rows' matrix products, whichever takes longer (the roofline), plus a fixed time. An engine
-that shares rows decodes each distinct prefix once and reads a shared prompt once. The learner's weights, gradients,
-AdamW's moments and reference are float32 and sharded over the ranks; each layer is gathered in bfloat16 for a pass.
-Attention does not store its weights, and logits exist for a part of the nodes, as in the sharded learner.
+A decoding step reads the weights once and the keys and values of every row, or computes the rows' matrix products,
+whichever takes longer (the roofline), plus a fixed time. An engine that shares rows decodes each distinct prefix once
+and reads a shared prompt once. The learner's weights, gradients, AdamW's moments and reference are float32 and sharded
+over the ranks; each layer is gathered in bfloat16 for a pass. Attention does not store its weights, and logits exist
+for a part of the nodes, as in the sharded learner.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FloatArray = NDArray[np.float64]
 TREE_BYTES = 32
 """Bytes of a node of a rollout tree: token, parent, count and log-prob of 8 bytes each."""
 _ROW_LOGITS = 3 * 4  # bytes per token of the vocabulary and row: logits, their softmax, a copy
-_LEAST_SLOTS = 16  # fewer rows than this are not worth a worker
+_MIN_SLOTS = 16  # fewer rows than this are not worth a worker
 _PASS_NODES = 8_192  # of a forward pass where the recipe does not set them, as in brorl.model.logprobs
 _LOGIT_NODES = 1024  # nodes whose logits exist at once
 
@@ -122,7 +122,7 @@ def smallest_worker(job: Job, most_gpus: int, other_bytes: float = 0.0) -> Rollo
     """Return the worker with the fewest GPUs (1, 2, 4, ...) that holds a few rows; None if none does."""
     sizes = (1 << power for power in range(max(0, most_gpus).bit_length()))
     workers = (RolloutWorker(job, gpus, other_bytes) for gpus in sizes)
-    return next((worker for worker in workers if worker.slots >= _LEAST_SLOTS), None)
+    return next((worker for worker in workers if worker.slots >= _MIN_SLOTS), None)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """A simulation of the queue of a run: rollout workers, verifiers and a learner, event by event.
 
-In: a `Queue`, a source of lengths, a seed. Out: seconds per step, and what was sampled and waited for. A synchronous
-step samples rounds as the collector does, verifies, learns and publishes. An asynchronous run samples while the
-learner learns. A group starts only if the next `max_staleness` + 1 steps can train it; the oldest groups train first,
-stragglers late. The results are a function of the seed.
+A synchronous step samples rounds as the collector does, verifies, learns and publishes. An asynchronous run samples
+while the learner learns. A group starts only if the next `max_staleness` + 1 steps can train it; the oldest groups
+train first, stragglers late. The results are a function of the seed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ FloatArray = NDArray[np.float64]
 Lengths = Callable[[int, np.random.Generator], FloatArray]
 Owner = TypeVar("Owner")
 
-_MOST_EVENTS = 20_000_000
+_MAX_EVENTS = 20_000_000
 _ROUNDING = 1e-6  # tokens; rows that end within it end together
 
 
@@ -124,9 +123,9 @@ class Queue:
 
     def __post_init__(self) -> None:
         if min(self.workers, self.group_rows, self.groups, self.parts) < 1 or self.step_seconds_B.size < 2:
-            raise ValueError("workers, slots, rows of a group, groups and parts must each be at least 1")
+            raise ValueError("workers, group_rows, groups and parts must be at least 1, and step_seconds_B needs two")
         if self.parts > self.group_rows or not 0 < self.kept_fraction <= 1:
-            raise ValueError("a group has at most as many parts as rows, and the kept fraction lies in (0, 1]")
+            raise ValueError("parts must be at most group_rows, and kept_fraction must be in (0, 1]")
 
 
 @dataclass(frozen=True)
@@ -218,12 +217,12 @@ class _Simulation:
 
     def run_until(self, steps: int) -> None:
         """Run until some steps are done."""
-        for _ in range(_MOST_EVENTS):
+        for _ in range(_MAX_EVENTS):
             if self.steps >= steps:
                 return
             self.time, _, action = heapq.heappop(self._events)
             action()
-        raise RuntimeError(f"{_MOST_EVENTS:,} events did not complete {steps} steps; raise the kept fraction")
+        raise RuntimeError(f"{_MAX_EVENTS:,} events did not complete {steps} steps; raise the kept fraction")
 
     def _at(self, time: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, next(self._number), action))

@@ -1,9 +1,8 @@
 """The work of one step at any size: prompts, rollouts, tokens, nodes.
 
-In: the settings of a recipe, and measurements of a run where there are any. Out: counts of rows and tokens that are
-sampled, verified and trained. Lengths of responses are lognormal and cut at the length limit. Without measurements the
-fraction of distinct tokens is that of a policy with the same entropy at every token. A real policy of the same mean
-entropy shares more, so that this is an upper bound.
+Lengths of responses are lognormal and cut at the length limit. Without measurements the fraction of distinct tokens is
+that of a policy with the same entropy at every token. A real policy of the same mean entropy shares more, so this is an
+upper bound.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Layouts: the columns of public data sets, each by one word."""
+"""Layouts: the columns of public datasets, each by one word."""

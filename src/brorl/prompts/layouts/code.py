@@ -1,8 +1,8 @@
-"""Layouts of public data sets of programming questions.
+"""Layouts of public datasets of programming questions.
 
-In: rows as their authors published them. Out: a question and its `CodeTests`. Expected outputs are compared exactly, up
-to white space and the notation of numbers. A row with several valid outputs, without tests, or with an interactive or
-file-based program is dropped. Text is added to a question only where a model could not know the form of the answer.
+Expected outputs are compared exactly, up to white space and the notation of numbers. A row with several valid outputs,
+without tests, or with an interactive or file-based program is dropped. Text is added to a question only where a model
+could not know the form of the answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STDIN = "Write a Python program that reads from standard input and writes to st
     "program"
 )
 _NUMPY_CLOSE = 1e-5  # of the judges of APPS, TACO and CodeContests
-# The judges of these data sets import the usual names before the answer, and raise the recursion limit. The import of
+# The judges of these datasets import the usual names before the answer, and raise the recursion limit. The import of
 # `builtins` restores names such as `pow`.
 PRELUDE = "\n".join(
     [
@@ -75,7 +75,7 @@ def apps(row: Cells, _seed: int) -> Fields:
     tests = _tests(
         question, _read_json(column, "input_output") if column else None, float(seconds[1]) if seconds else 0
     )
-    return _fields(_asked(question, row.get("starter_code") or "", tests), tests)
+    return _fields(_question_text(question, row.get("starter_code") or "", tests), tests)
 
 
 def code_contests(row: Cells, _seed: int) -> Fields:
@@ -98,7 +98,7 @@ def code_contests(row: Cells, _seed: int) -> Fields:
         row["memory_limit_bytes"] or None,
         solution=next((code for language, code in pairs if language == 3), None),  # 3 is Python 3
     )
-    return _fields(_asked(question, "", tests), tests)
+    return _fields(_question_text(question, "", tests), tests)
 
 
 def codeforces(row: Cells, _seed: int) -> Fields:
@@ -124,7 +124,7 @@ def codeforces(row: Cells, _seed: int) -> Fields:
     cases_of_question = _stdin_cases(question, list(cases), list(cases.values()), 1e-6)
     memory = row["memory_limit"]
     tests = CodeTests(cases_of_question, row["time_limit"] or None, int(memory * 2**20) if memory else None)
-    return _fields(_asked(question, "", tests), tests)
+    return _fields(_question_text(question, "", tests), tests)
 
 
 def live_code_bench(row: Cells, _seed: int) -> Fields:
@@ -140,7 +140,7 @@ def live_code_bench(row: Cells, _seed: int) -> Fields:
         tests = CodeTests(_call_cases(question, function, inputs, outputs), prelude=PRELUDE)
     else:
         tests = CodeTests(_stdin_cases(question, inputs, outputs, 0.0, "lines"), prelude=PRELUDE)
-    return _fields(_asked(question, starter, tests), tests)
+    return _fields(_question_text(question, starter, tests), tests)
 
 
 class _TextUnpickler(pickle.Unpickler):
@@ -175,7 +175,7 @@ def eurus2(row: Cells, seed: int) -> Fields:
     question, answer = math.last_turn(row["prompt"]), math.ground_truth(row)
     tests = _tests(question, _read_json(answer, "reward_model.ground_truth") if answer else None)
     names_form = not isinstance(tests.tests, CallCases) or tests.tests.function in question
-    return _fields(question if names_form else _asked(question, "", tests), tests)
+    return _fields(question if names_form else _question_text(question, "", tests), tests)
 
 
 def eurus2_code(row: Cells, seed: int) -> Fields:
@@ -227,7 +227,7 @@ def _tests(question: str, cases: Any, seconds: float = 0.0) -> CodeTests:
     return CodeTests(_stdin_cases(question, inputs, outputs, _NUMPY_CLOSE), seconds or None, prelude=PRELUDE)
 
 
-def _asked(question: str, starter: str, tests: CodeTests) -> str:
+def _question_text(question: str, starter: str, tests: CodeTests) -> str:
     """Return a question with the code to start from and the form of the answer."""
     code = f"Start from this code:\n\n```python\n{starter.strip()}\n```\n\n" if starter.strip() else ""
     form = _STDIN
@@ -265,8 +265,8 @@ def _stdin_cases(
     )
     kept = _chosen(inputs, outputs)
     return StdinCases(
-        tuple(inputs[place] for place in kept),
-        tuple(outputs[place] for place in kept),
+        tuple(inputs[index] for index in kept),
+        tuple(outputs[index] for index in kept),
         compare,
         tolerance,
         ignore_case=bool(_ANY_CASE.search(question)),
@@ -284,8 +284,8 @@ def _call_cases(question: str, function: Any, inputs: Sequence[Any], outputs: Se
         raise Dropped(_UNREADABLE)
     return CallCases(
         function,
-        tuple(tuple(arguments[place]) for place in kept),
-        tuple(expected[place] for place in kept),
+        tuple(tuple(arguments[index]) for index in kept),
+        tuple(expected[index] for index in kept),
         any_order=bool(_ANY_ORDER.search(question)),
         unwrap=all(isinstance(one, list) and len(one) == 1 for one in expected),
         int_keys=True,
@@ -297,20 +297,20 @@ def _chosen(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
     if len(inputs) != len(outputs):
         raise Dropped(_UNREADABLE)
     number = len(inputs)
-    places = list(range(number))
+    indices = list(range(number))
     if number > _MAX_CASES:
-        places = sorted({round(k * (number - 1) / (_MAX_CASES - 1)) for k in range(_MAX_CASES)})
+        indices = sorted({round(k * (number - 1) / (_MAX_CASES - 1)) for k in range(_MAX_CASES)})
     room, kept = _MAX_TESTS_CHARACTERS, list[int]()
-    for place in places:
-        size = len(str(inputs[place])) + len(str(outputs[place]))
+    for index in indices:
+        size = len(str(inputs[index])) + len(str(outputs[index]))
         if size <= room or not kept:
-            kept.append(place)
+            kept.append(index)
             room -= size
     return kept
 
 
 def _read_json(text: Any, column: str) -> Any:
-    """Return a JSON value; a few rows of large data sets hold text that is none, or integers too long to read."""
+    """Return a JSON value; a few rows of large datasets hold text that is none, or integers too long to read."""
     if not isinstance(text, str):
         raise ValueError(f"{column} must be JSON text, got {text!r:.40}")
     try:

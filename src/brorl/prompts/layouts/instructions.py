@@ -1,7 +1,6 @@
-"""Layouts of public data sets of instruction following.
+"""Layouts of public datasets of instruction following.
 
-In: rows as their authors published them. Out: the prompt and the text of `Instructions`. A row is dropped if one of its
-instructions is not one of the 25 kinds of IFEval, or lacks an argument.
+A row is dropped if one of its instructions is not one of the 25 kinds of IFEval, or lacks an argument.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The layout of a data set: from a row to the fields of a question, or the reason why the row is dropped."""
+"""The layout of a dataset: from a row to the fields of a question, or the reason why the row is dropped."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Dropped(Exception):  # noqa: N818
 
 
 class Layout(NamedTuple):
-    """How the rows of some public data sets are read."""
+    """How the rows of some public datasets are read."""
 
     name: str  # the word that selects it in `data.sources[].layout`
     columns: tuple[str, ...]  # the columns that `read` reads
     # A row, with its columns by name, and a seed (of shuffled options) to fields. It raises `Dropped`, or a ValueError
     # with the problem for a row that is not of this layout.
     read: Callable[[Mapping[str, Any], int], Fields]
-    data_sets: tuple[str, ...]  # hub ids of data sets with this layout
+    data_sets: tuple[str, ...]  # hub ids of datasets with this layout
     summary: str  # one line for the documentation

@@ -1,7 +1,7 @@
-r"""Layouts of public data sets of mathematics.
+"""Layouts of public datasets of mathematics.
 
-In: rows as their authors published them. Out: a problem without the instructions that some authors put around it, and
-its answer as LaTeX or plain text. A row without one answer that can be verified is dropped.
+The instructions that some authors put around a problem are removed. A row without one answer that can be verified is
+dropped.
 """
 
 from __future__ import annotations

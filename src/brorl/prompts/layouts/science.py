@@ -1,8 +1,7 @@
-r"""Layouts of public data sets of science.
+"""Layouts of public datasets of science.
 
-In: rows as their authors published them. Out: a question with its options and the text of `Choices`, or a problem with
-its answer. Options are permuted by the row and the seed. A row whose options are equal, or whose solution has no short
-answer, is dropped.
+Options are permuted by the row and the seed. A row whose options are equal, or whose solution has no short answer, is
+dropped.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def sciq(row: Cells, seed: int) -> Fields:
 
 
 def mmlu_pro(row: Cells, seed: int) -> Fields:
-    """Read a list of options with the letter and the place of the right one."""
+    """Read a list of options with the letter and the index of the right one."""
     options, right = row["options"], row["answer_index"]
     if not isinstance(options, list | tuple) or not all(isinstance(option, str) for option in options):
         raise ValueError("options must be a list of texts")

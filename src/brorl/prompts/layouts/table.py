@@ -1,4 +1,4 @@
-"""The layouts of public data sets by name, and the reading of their rows.
+"""The layouts of public datasets by name, and the reading of their rows.
 
 A new layout is a function in the file of its domain and a line here. A row of another layout is an error of one line
 with the row, the problem and the layout that fits.
@@ -41,7 +41,7 @@ LAYOUTS: Mapping[str, Layout] = {
         ("gsm8k", math.gsm8k, "question, answer", "openai/gsm8k",
          "word problems; the answer is the number after #### (subset: main)"),
         ("math", math.boxed_solution, "problem, solution", "EleutherAI/hendrycks_math",
-         "the MATH data set; the answer is the last box of the solution"),
+         "the MATH dataset; the answer is the last box of the solution"),
         ("gpqa", science.gpqa, _GPQA, "Idavidrein/gpqa",
          "graduate questions of biology, physics and chemistry with four options"),
         ("mmlu_pro", science.mmlu_pro, "question, options, answer, answer_index", "TIGER-Lab/MMLU-Pro",
@@ -102,7 +102,7 @@ def find_layout(name: str) -> Layout:
 
 
 def layouts_of(data_set: str) -> list[str]:
-    """Return the names of the layouts of a data set on the hub; none if it is unknown."""
+    """Return the names of the layouts of a dataset on the hub; none if it is unknown."""
     return [layout.name for layout in LAYOUTS.values() if data_set in layout.data_sets]
 
 
@@ -154,6 +154,6 @@ def _other_layout(row: Row, layout: Layout, problem: str) -> UserError:
     else:
         advice = "no layout fits these columns; name them with data.sources[].prompt_column and answer_column"
     return UserError(
-        f"{row.place} is not of the layout {layout.name}: {problem} (columns: {', '.join(row.columns) or 'none'}); "
+        f"{row.location} is not of the layout {layout.name}: {problem} (columns: {', '.join(row.columns) or 'none'}); "
         f"{advice}"
     )

@@ -1,6 +1,6 @@
 """The charts of the page; `charts.toml` has their words, and the numbers that simple ones draw.
 
-In: runs. Out: charts of plotly traces. A chart without numbers gives the reason.
+A chart without numbers gives the reason.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def _chart(runs: Sequence[RunRecord], name: str, why: Why, drawn: tuple[Trace, .
     layout: dict[str, Any] = {"yaxis": {"title": {"text": y}, "rangemode": "tozero"} | percent}
     if "x" in texts:
         layout["xaxis"] = {"title": {"text": texts["x"]}, "type": "log", "dtick": 0.30103}
-    if place := texts.get("no_change"):
-        layout["shapes"] = [{"type": "line", "line": {"width": 1}, "name": "no change", "showlegend": True, **place}]
+    if shape := texts.get("no_change"):
+        layout["shapes"] = [{"type": "line", "line": {"width": 1}, "name": "no change", "showlegend": True, **shape}]
     layout |= texts.get("layout", {})
     marks = texts.get("marks", False)
     return Chart(name, title, explanation, drawn, reason(runs, why), layout, "x" not in texts, marks)

@@ -1,7 +1,6 @@
 """A comparison as one HTML file: the answer, the tables, the figures, the conditions and the next command.
 
-In: a comparison in sentences, its tables and the files of its figures. Out: the text of the page. The file is complete,
-and its content security policy blocks all requests.
+The file is complete, and its content security policy blocks all requests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Data inside an HTML file. Model output stays data.
-
-In: values made of numbers, strings, lists and dictionaries. Out: ASCII that is safe inside a script element.
-"""
+"""Data inside an HTML file: ASCII that is safe inside a script element. Model output stays data."""
 
 from __future__ import annotations
 

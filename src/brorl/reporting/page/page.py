@@ -1,7 +1,7 @@
 """The report of some runs as one HTML file: charts, rollouts, settings.
 
-In: run directories. Out: the file, which replaces earlier reports and no other file. It is complete: plotly's script,
-data, styles. Its content security policy blocks all requests, and model output is inserted as text only.
+The file is complete: plotly's script, data, styles. Its content security policy blocks all requests, and model output
+is inserted as text only. It replaces earlier reports and no other file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from brorl.storage import replace_file, storage_errors
 REPORT = "report.html"
 ROLLOUT_BYTES = 4_000_000  # with plotly's 4.8 MB the page stays below 10 MB
 _EVALUATION_FRACTION = 4  # the responses of evaluations may take a quarter of these bytes
-_MOST_STEPS = 40  # most steps with rollouts on the page, over all runs
+_MAX_STEPS = 40  # most steps with rollouts on the page, over all runs
 _TABLE_NOTE = (
     "Held-out scores: at the first evaluation → at the last one, with 95% intervals over prompts. Time: that of the "
     "steps, without evaluations and checkpoints. Dropped: rollouts of groups that were not mixed."
@@ -89,7 +89,7 @@ class _RunPart:
 
 def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> str:
     """Make the report of at least one run, with at most `rollout_bytes` of compressed rollouts over all runs."""
-    parts = [_run_part(run, rollout_bytes // len(runs), max(_MOST_STEPS // len(runs), 2)) for run in runs]
+    parts = [_run_part(run, rollout_bytes // len(runs), max(_MAX_STEPS // len(runs), 2)) for run in runs]
     charts = {
         "LEARNING": learning_charts(runs),
         "COVERAGE": coverage_charts(runs),

@@ -1,8 +1,7 @@
 """The rollouts on the page: some steps of a run, each with its prompts' trees, within a number of bytes.
 
-In: a run directory. Out: compressed data for each step, and the counts of omitted items. Steps of training are
-evenly spaced; evaluations are the first, the best and the last. A step that is too large loses its rarest responses
-first, then prompts.
+Steps of training are evenly spaced; evaluations are the first, the best and the last. A step that is too large loses
+its rarest responses first, then prompts. Omitted items are counted.
 """
 
 from __future__ import annotations
@@ -183,12 +182,12 @@ def _text_if_needed(text: str, tokens: Sequence[int], text_of: TokenText) -> str
 def _step_data(step: int, groups: Sequence[dict[str, Any]], text_of: TokenText) -> dict[str, Any]:
     """Return a step with one list of its distinct tokens; the groups hold indices into it."""
     tokens = sorted({token for group in groups for token in group["token"]})
-    place = {token: i for i, token in enumerate(tokens)}
+    index = {token: i for i, token in enumerate(tokens)}
     pieces = [text_of(token) for token in tokens]
     return {
         "step": step,
         "tokenIds": tokens,
         "tokenTexts": [text for text, _ in pieces],
         "special": [i for i, (_, special) in enumerate(pieces) if special],
-        "groups": [{**group, "token": [place[token] for token in group["token"]]} for group in groups],
+        "groups": [{**group, "token": [index[token] for token in group["token"]]} for group in groups],
     }

@@ -1,7 +1,7 @@
 """The summary above the charts: tiles for one run, a row of a table for each of several, and notes on every run.
 
-In: runs. Out: text and numbers, no HTML. Both ends of a change of a held-out score have the same prompts, so the
-interval of the change is narrower than those of the two scores.
+Both ends of a change of a held-out score have the same prompts, so the interval of the change is narrower than those of
+the two scores.
 """
 
 from __future__ import annotations
@@ -128,12 +128,12 @@ def score_change(run: RunRecord, k: int) -> tuple[Direction, Estimate | None]:
     The interval is over the prompts that were verified at both; without counts of prompts there is none. A score rose
     or fell if this interval excludes 0, or without it, if the intervals of the two scores do not overlap.
     """
-    ends = [run.evaluations[place]["evaluation"] for place in (0, -1)]
+    ends = [run.evaluations[index]["evaluation"] for index in (0, -1)]
     prompts = [end.get("prompts") or {} for end in ends]
     correct = [each.get("num_correct") or [] for each in prompts]
     lost = [each["num_unverified"] for each in prompts if "num_unverified" in each]
     kept = [i for i in range(len(correct[0])) if not any(each[i] for each in lost)]
-    before, after = (_score(run.evaluations[place], k) for place in (0, -1))
+    before, after = (_score(run.evaluations[index], k) for index in (0, -1))
     if len(correct[0]) != len(correct[1]) or not kept:
         bounds = Estimate(after.value - before.value, after.low - before.high, after.high - before.low)
         return _DIRECTIONS[conclusion_of(bounds)], None
@@ -266,13 +266,13 @@ def _batch(run: RunRecord) -> str:
     return f"{prompts or '?'} x {'adaptive' if is_adaptive(run) else rollouts or '?'}"
 
 
-def _before_after(run: RunRecord, place: int) -> str:
+def _before_after(run: RunRecord, index: int) -> str:
     """Return the score of the smallest (0) or the largest (-1) k at both ends, as text that breaks at the arrow."""
     scores = list(_scores(run).items())
     if not scores:
         return "not evaluated"
-    k, ends = scores[place]
-    return f"pass@{k}: " * (place != 0) + " → ".join(_unbroken(interval(score)) for score in ends)
+    k, ends = scores[index]
+    return f"pass@{k}: " * (index != 0) + " → ".join(_unbroken(interval(score)) for score in ends)
 
 
 def _coverage_note(run: RunRecord) -> list[str]:

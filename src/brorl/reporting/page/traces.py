@@ -1,8 +1,8 @@
 """Traces of the charts: lines over the course of runs, against k, and against N.
 
-In: runs, and the names of numbers in their metrics. Out: plotly traces as plain values. The page adds colors and x
-values in the browser, where the reader chooses them: `meta` of a trace names the run, the lines of its metrics, and the
-role of its color. With one run the color shows the quantity; with several it shows the run, and dashes the quantity.
+The page adds colors and x values in the browser, where the reader chooses them: `meta` of a trace names the run, its
+records, and the role of its color. With one run the color shows the quantity; with several it shows the run, and dashes
+the quantity.
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ def pass_at_curves(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
     traces = []
     for i, run in enumerate(runs):
         most = min(len(run.evaluations), _CURVES if len(runs) == 1 else 2)
-        places = sorted({round(c * (len(run.evaluations) - 1) / max(most - 1, 1)) for c in range(most)})
-        for c, place in enumerate(places, 1):
-            record, name, color, dash = run.evaluations[place], "", f"sequence:{c / len(places):.3f}", "solid"
+        indices = sorted({round(c * (len(run.evaluations) - 1) / max(most - 1, 1)) for c in range(most)})
+        for c, index in enumerate(indices, 1):
+            record, name, color, dash = run.evaluations[index], "", f"sequence:{c / len(indices):.3f}", "solid"
             if len(runs) > 1:
-                name, color, dash = f"{run.name} · ", f"run:{i}", "solid" if place == places[-1] else "dot"
+                name, color, dash = f"{run.name} · ", f"run:{i}", "solid" if index == indices[-1] else "dot"
             traces += _pass_at_curve(record["evaluation"], f"{name}step {record['step']}", color, dash)
     return tuple(traces)
 

@@ -1,7 +1,7 @@
 """Feeding tokens of rows to a model: with tree attention, or with the model's own cache.
 
-In: prompts, then one token per row and step. Out: logits. A decoder holds the keys, values or states of the rows, and
-computes how many fit into its memory. Both decoders feed each distinct prefix once.
+A decoder keeps the keys, values or states of the rows, and computes how many fit into its memory. Both decoders feed
+each distinct prefix once.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class RowCache:
         fits: int = left // row_bytes
         return fits
 
-    def place(self, source_R: IntArray, num_tokens: int, new_tokens: int, other_bytes: int) -> None:
+    def rearrange(self, source_R: IntArray, num_tokens: int, new_tokens: int, other_bytes: int) -> None:
         """Let slot r continue the row in slot source_R[r], and make room for one set of new tokens.
 
         Args:
@@ -240,7 +240,7 @@ class TreeDecoder:
         """Return how many rows of so many tokens fit beside the prompts; see `RowCache.rows_that_fit`."""
         return self._cache.rows_that_fit(num_tokens, self._prompts.num_bytes)
 
-    def place(self, rows: Rows, source_R: IntArray) -> Rows:
+    def rearrange(self, rows: Rows, source_R: IntArray) -> Rows:
         """Let each row continue the row that was fed at its source; return the rows in the order of the next feed.
 
         The first child of a row keeps the slot of its parent, and the others are copied into free ones.
@@ -254,12 +254,12 @@ class TreeDecoder:
             slot_R = source_R.copy()
             slot_R[~stays_R] = np.flatnonzero(free)
         order = np.argsort(slot_R)
-        self._cache.place(source_R[order], stored_tokens, rows.depth, self._prompts.num_bytes)
+        self._cache.rearrange(source_R[order], stored_tokens, rows.depth, self._prompts.num_bytes)
         return rows.take(order)
 
     def restart(self, prompt_R: IntArray, num_tokens: int) -> None:
         """Begin with rows of an earlier wave, which are fed again: the prompt of each among the wave's, shape [R]."""
-        self._cache.place(np.arange(prompt_R.size), 0, num_tokens, self._prompts.num_bytes)
+        self._cache.rearrange(np.arange(prompt_R.size), 0, num_tokens, self._prompts.num_bytes)
 
     def keep_prompts(self, prompts: IntArray) -> None:
         """Drop the prompts of the wave that have no rows any more."""
@@ -272,7 +272,7 @@ class TreeDecoder:
         return packed_logits(self._model, to_device(token_R, self._model.device), position_R, context, None)
 
 
-class OwnCacheDecoder:
+class ModelCacheDecoder:
     """The model's own cache: each row has its own copy of its prompt and its tokens, or the state after them."""
 
     def __init__(self, model: PreTrainedModel, memory_bytes: int) -> None:
@@ -314,8 +314,8 @@ class OwnCacheDecoder:
             )
         return self._memory_bytes // needed
 
-    def place(self, rows: Rows, source_R: IntArray) -> Rows:
-        """Choose and repeat the rows of the cache; see `TreeDecoder.place`."""
+    def rearrange(self, rows: Rows, source_R: IntArray) -> Rows:
+        """Choose and repeat the rows of the cache; see `TreeDecoder.rearrange`."""
         if not np.array_equal(source_R, np.arange(self._num_rows)):
             self._cache.take(self._tensor(source_R))
             self._num_rows = source_R.size
@@ -338,4 +338,4 @@ class OwnCacheDecoder:
         return to_device(array, self._model.device)
 
 
-Decoder = TreeDecoder | OwnCacheDecoder
+Decoder = TreeDecoder | ModelCacheDecoder

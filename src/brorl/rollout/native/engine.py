@@ -1,9 +1,8 @@
 """The native engine: samples N rollouts of each prompt as a tree, on any Hugging Face decoder, on CPU or GPU.
 
-In: prompts as token ids, N, sampling parameters, a seed. Out: one `RolloutTree` per prompt. The decoding batch has
-one row per distinct live prefix, whatever N is; a row with count c draws for its c rollouts at once. A model
-whose attention cannot be hooked decodes with its own cache. Memory stays within the limit: rows that do not fit wait,
-and are decoded afterwards from their prefix, with the same draws.
+The decoding batch has one row per distinct live prefix, whatever N is; a row with count c draws for its c rollouts at
+once. A model whose attention cannot be hooked decodes with its own cache. Memory stays within the limit: rows that do
+not fit wait, and are decoded afterwards from their prefix, with the same draws.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from brorl.activity import Decoding, Observe, unobserved
 from brorl.model.device import to_device
 from brorl.model.forward import FlatForward, TreeForward, choose_forward
 from brorl.rollout.engine import rollouts_of_prompts
-from brorl.rollout.native.decoder import Decoder, IntArray, OwnCacheDecoder, RowCache, Rows, TreeDecoder
+from brorl.rollout.native.decoder import Decoder, IntArray, ModelCacheDecoder, RowCache, Rows, TreeDecoder
 from brorl.rollout.native.draw import Uniforms, draw_tokens
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
@@ -68,14 +67,14 @@ class Forest:
     def trees(self) -> list[RolloutTree]:
         """Return one tree per prompt."""
         prompt, parent, token, count, depth = self._concatenated()
-        place, start = _preorder(prompt, parent, token, depth, len(self._prompts))
-        order = np.argsort(place)
-        parent = np.where(parent >= 0, place[parent] - start[prompt], -1)[order]
+        new_index, start = _preorder(prompt, parent, token, depth, len(self._prompts))
+        order = np.argsort(new_index)
+        parent = np.where(parent >= 0, new_index[parent] - start[prompt], -1)[order]
         token, count, logprob = token[order], count[order], np.concatenate(self._logprobs)[order]
 
         leaf, leaf_count, stopped = (np.concatenate(a) for a in zip(*self._leaves, strict=True))
-        leaf_order = np.argsort(place[leaf])
-        leaf, leaf_count = place[leaf][leaf_order], leaf_count[leaf_order]
+        leaf_order = np.argsort(new_index[leaf])
+        leaf, leaf_count = new_index[leaf][leaf_order], leaf_count[leaf_order]
         stopped = stopped[leaf_order].astype(np.bool_)
         leaf_start = np.searchsorted(leaf, start)
         return [
@@ -111,15 +110,15 @@ def _preorder(
     for level in reversed(levels):
         np.add.at(size, above[level], size[level])
 
-    place = np.empty(num_nodes + num_prompts, np.int64)
-    place[num_nodes:] = np.cumsum(size[num_nodes:]) - size[num_nodes:] - 1
+    new_index = np.empty(num_nodes + num_prompts, np.int64)
+    new_index[num_nodes:] = np.cumsum(size[num_nodes:]) - size[num_nodes:] - 1
     for level in levels:
         level = level[np.lexsort((token[level], above[level]))]
         before = np.cumsum(size[level]) - size[level]
         first = np.flatnonzero(np.append(True, above[level][1:] != above[level][:-1]))
         before -= np.repeat(before[first], np.diff(np.append(first, level.size)))
-        place[level] = place[above[level]] + 1 + before
-    return place[:num_nodes], np.append(place[num_nodes:] + 1, num_nodes)
+        new_index[level] = new_index[above[level]] + 1 + before
+    return new_index[:num_nodes], np.append(new_index[num_nodes:] + 1, num_nodes)
 
 
 class NativeEngine:
@@ -163,7 +162,7 @@ class NativeEngine:
 
     def _decoder(self, max_rows: int, max_tokens: int) -> Decoder:
         cache = self.row_costs(max_rows, max_tokens)
-        return OwnCacheDecoder(self.model, self._memory_bytes) if cache is None else TreeDecoder(self.model, cache)
+        return ModelCacheDecoder(self.model, self._memory_bytes) if cache is None else TreeDecoder(self.model, cache)
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -274,7 +273,7 @@ class _Growth:
                 rows, source_R = rows.take(kept), source_R[kept]
             if not rows.node_R.size:
                 return waiting
-            rows = self.decoder.place(rows, source_R)
+            rows = self.decoder.rearrange(rows, source_R)
             local = np.searchsorted(live, rows.prompt_R)
             still = np.unique(local)
             if 2 * still.size <= live.size:  # drop the prompts that are done

@@ -1,15 +1,14 @@
 r"""Finds the option that a response to a multiple-choice question names, by a strict grammar.
 
-In: a response's text and the options. Out: the place of one option, or why there is none. The right option is not read.
-The first of these that exists decides, and nothing else is read:
+The right option is not read. The first of these that exists decides, and nothing else is read:
 
 1. the last complete `\boxed{...}`; boxes of one paragraph must name the same option, and no word may deny it;
 2. the last `the answer is ...`, `Answer: ...` or `<answer>...`, with nothing after its statement;
 3. the whole response.
 
-A statement is a letter (`B`, `(b)`, `Option B.`), the text of an option, or a letter and the text of its option
-(`B. neon`, `B (neon)`, `B = neon`). Any other word in it, such as `B or C` or `B, I think`, makes it no option.
-2 only reads the last 2,000 characters. The time is linear in the response's length.
+A statement is a letter (`B`, `(b)`, `Option B.`), the text of an option, or a letter and the text of its option (`B.
+neon`, `B (neon)`, `B = neon`). Any other word in it, such as `B or C` or `B, I think`, makes it no option. 2 only reads
+the last 2,000 characters. The time is linear in the response's length.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _JOINT = re.compile(r"^(?:[\s.,;:=)\]]|-(?=\s))+")  # between a letter and the t
 class Chosen(NamedTuple):
     """The option that a response names."""
 
-    place: int | None  # place of the option, None if there is none
+    option: int | None  # index of the option, None if there is none
     text: str | None  # the statement that was read, None if there was none
     problem: str | None  # why the statement names no option; None if it names one, or there was none
 
@@ -66,46 +65,46 @@ def choose(response: str, choices: Choices) -> Chosen:
     if box is not None:
         denied = denial_before(response[: box.start]) or denial_after(response[box.end :])
         start = max(response.rfind("\n\n", 0, box.start), box.start - _READ, 0)
-        place = _place(box.content, choices)
+        option = _option(box.content, choices)
         beside = response[start : min(box.end, box.start + _READ)]
-        places = {place, *(_place(match[1], choices) for match in _BOX.finditer(beside))}
-        return _chosen(None if denied else place, box.content, several=len(places) > 1)
+        named = {option, *(_option(match[1], choices) for match in _BOX.finditer(beside))}
+        return _chosen(None if denied else option, box.content, several=len(named) > 1)
     tail = response[-_READ:]
     markers = list(_MARKER.finditer(tail))
     if markers:
         line = tail.rfind("\n", 0, markers[-1].start()) + 1
         statement = tail[markers[-1].end() :].strip()
         several = sum(marker.start() >= line for marker in markers) > 1
-        return _chosen(_place(statement, choices), statement, several)
-    place = _place(_WHOLE.sub("", response.strip(), count=1), choices) if len(response) <= _READ else None
-    return Chosen(place, None if place is None else response.strip(), None)
+        return _chosen(_option(statement, choices), statement, several)
+    option = _option(_WHOLE.sub("", response.strip(), count=1), choices) if len(response) <= _READ else None
+    return Chosen(option, None if option is None else response.strip(), None)
 
 
-def _chosen(place: int | None, statement: str, several: bool) -> Chosen:
-    problem = SEVERAL if several else NO_OPTION if place is None else None
-    return Chosen(None if problem else place, statement[:_SHOWN].strip(), problem)
+def _chosen(option: int | None, statement: str, several: bool) -> Chosen:
+    problem = SEVERAL if several else NO_OPTION if option is None else None
+    return Chosen(None if problem else option, statement[:_SHOWN].strip(), problem)
 
 
-def _place(statement: str, choices: Choices) -> int | None:
-    """Return the place of the option that a statement names; None if it names none, or has anything else."""
+def _option(statement: str, choices: Choices) -> int | None:
+    """Return the index of the option that a statement names; None if it names none, or has anything else."""
     if len(statement) > _READ or "\n" in statement.replace("</answer>", "").strip():
         return None
     text = _clean(statement)
-    place = _place_of_text(text, choices)
-    if place is not None and (len(text) > 1 or not text.isalpha()):
-        return place
+    option = _option_of_text(text, choices)
+    if option is not None and (len(text) > 1 or not text.isalpha()):
+        return option
     match = _LETTER.fullmatch(text)
-    place = choices.letters.find((match[1] or match[2]).upper()) if match else -1
-    if match is None or place < 0:
+    option = choices.letters.find((match[1] or match[2]).upper()) if match else -1
+    if match is None or option < 0:
         return None
     joined = _JOINT.sub("", match[3])
     bare = joined[1:-1] if joined[:1] + joined[-1:] in ("()", "[]") else joined
-    meant = {_place_of_text(form, choices) for form in (match[3], joined, bare)} - {None}
-    return place if meant == {place} or (not meant and not joined.strip("!")) else None
+    meant = {_option_of_text(form, choices) for form in (match[3], joined, bare)} - {None}
+    return option if meant == {option} or (not meant and not joined.strip("!")) else None
 
 
-def _place_of_text(text: str, choices: Choices) -> int | None:
-    """Return the place of the option with a text, without regard to case if only one option has it."""
+def _option_of_text(text: str, choices: Choices) -> int | None:
+    """Return the index of the option with a text, without regard to case if only one option has it."""
     cleaned, text = _cleaned(choices.options), _clean(text)
     for wanted, given in ((cleaned, text), ([option.casefold() for option in cleaned], text.casefold())):
         if wanted.count(given) == 1:

@@ -1,7 +1,6 @@
 """Verifier of Python programs, by running them in the sandbox.
 
-In: prompts whose reference is the text of `CodeTests`, and responses. Out: verdicts. The code is the last fenced block
-of Python. Programs run in sandboxed processes; expected values stay in this process, and values are compared here.
+The code is the last fenced block of Python. Expected values stay in this process, and values are compared here.
 """
 
 from __future__ import annotations
@@ -158,7 +157,7 @@ class CodeVerifier:
         return judge_beside(source, tests, clock) if tests.weak else judge_test_code(source, tests, clock)
 
     def _clock(self, tests: CodeTests | None) -> Clock:
-        """Return the limits of an answer: three times the data set's, and at least 1 s and 512 MiB."""
+        """Return the limits of an answer: three times the dataset's, and at least 1 s and 512 MiB."""
         case_s, memory = self._timeout_s, self._memory_bytes
         if tests is not None and tests.time_limit_s is not None:
             case_s = min(case_s, max(_MIN_CASE_S, _SLOWER * tests.time_limit_s))

@@ -1,10 +1,9 @@
 """The checks of answers: calls with expected values, which stay in this process.
 
-In: a value that a program returned, or test code of a data set, which is never executed here. Out: whether the value is
-the expected one, by type and value: True is not 1, text is not a number, and 2 equals 2.0. Nothing here runs a method
-of the answer: values arrive as exact builtin types. Of test code, one `Check` for each call that it makes, or None if
-it does more than this file understands: assertions with literal arguments and values, and the loops over `inputs` and
-`results` of HumanEval+ and MBPP+.
+A value is compared by type and value: True is not 1, text is not a number, and 2 equals 2.0. Values arrive as exact
+builtin types, so nothing here runs a method of the answer. Test code of a dataset becomes one `Check` for each call
+that it makes, or None if it does more than this file understands: assertions with literal arguments and values, and the
+loops over `inputs` and `results` of HumanEval+ and MBPP+.
 """
 
 from __future__ import annotations

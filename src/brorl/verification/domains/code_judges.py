@@ -1,8 +1,7 @@
 """Judges of programs: each runs one answer against its tests.
 
-In: the source of an answer and its tests. Out: an `Outcome`. The expected values stay in this process, except for test
-code that must run beside the answer (`TestCode.weak`). The first case that fails ends a judge, unless the fraction of
-passed cases is wanted.
+The expected values stay in this process, except for test code that must run beside the answer (`TestCode.weak`). The
+first case that fails ends a judge, unless the fraction of passed cases is wanted.
 """
 
 from __future__ import annotations

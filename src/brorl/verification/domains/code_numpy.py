@@ -1,7 +1,6 @@
-"""A stand-in for the few parts of numpy that test code of public data sets uses. Sandboxed processes have no numpy.
+"""A stand-in for the few parts of numpy that test code of public datasets uses. Sandboxed processes have no numpy.
 
-In: numbers, and lists and tuples of them. Out: whether they are close. A process
-executes this file and calls `install` before test code.
+A process executes this file and calls `install` before test code.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Verifier of the countdown puzzles.
 
-In: prompts whose reference is a `CountdownPuzzle`, and responses. Out: verdicts. A response is parsed as an expression
-of non-negative integers, + - * / and parentheses, and computed in exact rational arithmetic. The verifier never calls
-`eval` and accepts no sign in front of a number, no other operator, no equation and no text around the expression.
+A response is parsed as an expression of non-negative integers, + - * / and parentheses, and computed in exact rational
+arithmetic. The verifier never calls `eval` and accepts no sign in front of a number, no other operator, no equation and
+no text around the expression.
 """
 
 import re

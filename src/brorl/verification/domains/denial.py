@@ -1,8 +1,7 @@
 r"""Finds words around an answer that take it back: `not \boxed{4}`, `I doubt the answer is 4`, `$4$ or $5$`.
 
-In: the text before or after an answer. Out: the words, or an empty string. A denial stands in the sentence of
-the answer, with nothing but words such as `the answer is` between them. Only the 200 characters beside the answer are
-read.
+A denial stands in the sentence of the answer, with nothing but words such as `the answer is` between them. Only the 200
+characters beside the answer are read.
 """
 
 from __future__ import annotations

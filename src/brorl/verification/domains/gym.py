@@ -1,9 +1,9 @@
-r"""Verifier of Reasoning Gym: the scorer of each data set, behind guards, in the sandbox.
+r"""Verifier of Reasoning Gym: the scorer of each dataset, behind guards, in the sandbox.
 
-In: prompts whose reference is the text of a `GymTask`, and responses. Out: verdicts. The answer is the text in the last
-`<answer>...</answer>`, without such tags the last `\boxed{...}`, and without a box the whole response after the last
-`</think>`. An answer of more than 100,000 characters is incorrect. Each distinct pair of a task and an answer is scored
-once, in a confined process: some scorers evaluate an answer as code, and some run for as long as an answer asks for.
+The answer is the text in the last `<answer>...</answer>`, without such tags the last `\boxed{...}`, and without a box
+the whole response after the last `</think>`. An answer of more than 100,000 characters is incorrect. Each distinct pair
+of a task and an answer is scored once, in a confined process: some scorers evaluate an answer as code, and some run for
+as long as an answer asks for.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _ANSWERS_PER_PROCESS = 16
 
 
 class GymVerifier:
-    """Accepts answers to which the scorer of their data set gives 0.99 or more, and which pass the data set's guard.
+    """Accepts answers to which the scorer of their dataset gives 0.99 or more, and which pass the dataset's guard.
 
     Args:
         programs: The sandbox.
@@ -128,7 +128,7 @@ class GymVerifier:
         return problems
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return the right answers of the tasks in tags; some data sets have none."""
+        """Return the right answers of the tasks in tags; some datasets have none."""
         right, *wrong = (GymTask.from_text(text).answer for text in (reference, *others))
         tagged = [f"{_OPENING}{answer}{_CLOSING}" for answer in wrong if answer]
         return TrialResponses(f"{_OPENING}{right or ''}{_CLOSING}", tagged, certain=bool(right))
@@ -160,7 +160,7 @@ def extract_answer(response: str) -> str | None:
 
 
 def _find_answer(task: GymTask, response: str) -> Verdict | str:
-    """Return the answer in a response, or the verdict if it is missing, too long, or the data set's own."""
+    """Return the answer in a response, or the verdict if it is missing, too long, or the dataset's own."""
     answer = extract_answer(response)
     if answer is None or len(answer) > _MAX_ANSWER:
         return Verdict(False, 0.0, None, NO_ANSWER if answer is None else TOO_LONG, 0.0)

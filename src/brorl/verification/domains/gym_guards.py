@@ -1,8 +1,8 @@
-"""Guards: tests that an answer must pass beside the scorer of its data set in Reasoning Gym.
+"""Guards: tests that an answer must pass beside the scorer of its dataset in Reasoning Gym.
 
-In: an answer and the entry of its task. Out: whether the answer may be correct. Some scorers accept wrong answers, some
-accept several answers in one, and some evaluate an answer as code. A policy finds all three. A guard has the reason in
-one line; `scripts/make_gym_table.py` tests every data set for more. No guard evaluates an answer as code.
+Some scorers accept wrong answers, some accept several answers in one, and some evaluate an answer as code. A policy
+finds all three. A guard has the reason in one line; `scripts/make_gym_table.py` tests every dataset for more. No guard
+evaluates an answer as code.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _always(_answer: str, _entry: Entry) -> bool:
 
 @dataclass(frozen=True)
 class Guard:
-    """What an answer to a data set must pass beside its scorer."""
+    """What an answer to a dataset must pass beside its scorer."""
 
     why: str  # the wrong answers that the scorer alone accepts
     admits: Test = _always  # false for an answer that gets no score; it does not reach the scorer
@@ -290,4 +290,4 @@ GUARDS: dict[str, Guard] = {
 }
 
 EVALUATED = frozenset(name for name, guard in GUARDS.items() if guard.why.startswith(_CODE))
-"""Data sets whose scorers evaluate answers as code."""
+"""Datasets whose scorers evaluate answers as code."""

@@ -18,7 +18,7 @@ from brorl.prompts.gym_task import GymTask
 from brorl.verification.domains.gym_guards import GUARDS, UNGUARDED
 
 _NOISE = 1e-9  # of a score above 1
-_MOST_PARTIAL = 0.98  # the most partial credit of an answer that is not correct
+_MAX_PARTIAL = 0.98  # the most partial credit of an answer that is not correct
 
 
 class Scored(NamedTuple):
@@ -53,20 +53,20 @@ def score_task(task: GymTask, answer: str) -> Scored:
         return Scored(False, 0.0, f"the scorer returned {str(result)[:40]}")
     least = 1.0 if type(scorer).score_answer is ProceduralDataset.score_answer else guard.least
     if result < least:
-        return Scored(False, min(float(result), _MOST_PARTIAL))
+        return Scored(False, min(float(result), _MAX_PARTIAL))
     return Scored(True, 1.0) if guard.confirms(answer, task.entry) else Scored(False, 0.0, "rejected by a guard")
 
 
 @lru_cache(maxsize=256)
 def scorer_of(name: str, config: str) -> ProceduralDataset:
-    """Return a data set that scores answers, by its name and the JSON text of its settings."""
+    """Return a dataset that scores answers, by its name and the JSON text of its settings."""
     data_set, settings = DATASETS[name]
-    return _without_constructor(data_set)(settings(**json.loads(config), seed=0))
+    return _scorer_class_without_init(data_set)(settings(**json.loads(config), seed=0))
 
 
 @lru_cache(maxsize=256)
-def _without_constructor(data_set: type[ProceduralDataset]) -> Any:
-    """Return a class that scores like a data set without its constructor, which can read files for half a second."""
+def _scorer_class_without_init(data_set: type[ProceduralDataset]) -> Any:
+    """Return a class that scores like a dataset without its constructor, which can read files for half a second."""
 
     class Scorer(data_set):  # type: ignore[misc]
         def __init__(self, config: Any) -> None:

@@ -1,10 +1,8 @@
 """Verifier of instruction following: the 25 kinds of instructions of IFEval.
 
-In: prompts whose reference is the text of `Instructions`, and responses. Out: verdicts. A response is correct if it
-follows all instructions. With partial credit, its score is the fraction that it follows. The checks are plain functions
-of the text in this process, each linear in its length. No language model judges.
-
-If a response has a `</think>`, the text after the last one is judged. Otherwise the text before the first `<think>` is.
+A response is correct if it follows all instructions. With partial credit, its score is the fraction that it follows.
+The checks are plain functions of the text in this process, each linear in its length. No language model is used. The
+text after the last `</think>` is checked, or, without one, the text before the first `<think>`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-r"""Verifier of mathematical answers, by math-verify in killable workers.
+"""Verifier of mathematical answers, by math-verify in killable workers.
 
-In: prompts whose reference is the right answer, as LaTeX or plain text, and responses. Out: verdicts. `math_extraction`
-extracts the answer. Equal strings, two integers, two choices, and a word with an integer are compared here. math-verify
-compares anything else in a worker, once per distinct reference and answer. `math_worker` lists the verdicts of
-math-verify that are corrected. Answers of more than 2,000 characters are incorrect.
+`math_extraction` extracts the answer. Equal strings, two integers, two choices, and a word with an integer are compared
+here. math-verify compares anything else in a worker, once per distinct reference and answer. `math_worker` lists the
+verdicts of math-verify that are corrected. Answers of more than 2,000 characters are incorrect.
 """
 
 import re

@@ -1,6 +1,6 @@
 r"""Extracts the answer from a response to a mathematical question.
 
-In: a response's text. Out: the answer as the model wrote it, or None. The first of these that exists:
+The answer is the first of these that exists, as the model wrote it:
 
 1. the content of the last complete `\boxed{...}` or `\fbox{...}`, with those that `and`, `or` or a comma join to it;
 2. what follows the last `answer is`, `answer:` or `answer =`: its first formula if there is one in that line, else the
@@ -8,8 +8,8 @@ In: a response's text. Out: the answer as the model wrote it, or None. The first
 3. the last formula in `$...$`, `$$...$$`, `\(...\)` or `\[...\]`;
 4. the last number.
 
-Words that deny an answer (`not \boxed{4}`) stay with it. A response whose only box is not closed has no answer.
-2 to 4 only read the last 2,000 characters. The time is linear in the response's length.
+Words that deny an answer (`not \boxed{4}`) stay with it. A response whose only box is not closed has no answer. 2 to 4
+only read the last 2,000 characters. The time is linear in the response's length.
 """
 
 import re

@@ -1,11 +1,10 @@
 """The functions of math-verify that a worker calls, with a bound on their CPU time.
 
-In: a reference and an answer. Out: whether they agree, or why that is unknown. `single_answer` rejects what is not one
-value. math-verify reads the rest as LaTeX, all of it or nothing. Two verdicts of math-verify are corrected:
-numbers below a thousandth agree if they differ by at most half a unit of the third digit (math-verify
-compares six decimals, or ignores a difference of 1e-15), and `II` is no number (it is i times i there) unless the
-reference is complex. Only workers load this file: it needs the main thread, and math-verify may take all memory that
-the worker has.
+`single_answer` rejects what is not one value. math-verify reads the rest as LaTeX, all of it or nothing. Two verdicts
+of math-verify are corrected: numbers below a thousandth agree if they differ by at most half a unit of the third digit
+(math-verify compares six decimals, or ignores a difference of 1e-15), and `II` is no number (it is i times i there)
+unless the reference is complex. Only workers load this file: it needs the main thread, and math-verify may take all
+memory that the worker has.
 """
 
 import functools

@@ -1,8 +1,8 @@
-r"""Verifier of scientific answers: multiple choice, numbers with units, formulas.
+"""Verifier of scientific answers: multiple choice, numbers with units, formulas.
 
-In: prompts and responses. A reference is the text of `Choices`, the text of `MeasuredAnswer`, or the answer as LaTeX or
-plain text. Out: verdicts. Options are compared here. Numbers that are written with digits are compared here too,
-exactly, with their units converted. math-verify compares anything else in a worker.
+A reference is the text of `Choices`, the text of `MeasuredAnswer`, or the answer as LaTeX or plain text. Options are
+compared here, and so are numbers that are written with digits, exactly, with their units converted. math-verify
+compares anything else in a worker.
 
 Two numbers agree if their difference is at most the tolerance times the reference; the tolerance is at least a
 millionth. Whole numbers without a unit and a tolerance must be equal. An answer without a unit is read in the unit of
@@ -61,7 +61,7 @@ class ScienceVerifier:
         verdicts: list[Verdict | None] = []
         own_s: list[float] = []
         unknown: dict[Call, list[tuple[int, str | None]]] = {}
-        for place, (prompt, response) in enumerate(items):
+        for index, (prompt, response) in enumerate(items):
             start = time.perf_counter()
             reference = read_science_reference(prompt.reference)
             answer: str | None
@@ -74,15 +74,15 @@ class ScienceVerifier:
                 verdicts.append(Verdict(reason == CORRECT, float(reason == CORRECT), answer, reason, 0.0))
             else:
                 verdicts.append(None)
-                unknown.setdefault(reason, []).append((place, answer))
+                unknown.setdefault(reason, []).append((index, answer))
             own_s.append(time.perf_counter() - start)
         limit_s = self._pool.timeout_s / 2
         results = self._pool.run([VerifierCall(_COMPARE, (*call[:2], limit_s, call[2])) for call in unknown])
-        for places, result in zip(unknown.values(), results, strict=True):
+        for pending, result in zip(unknown.values(), results, strict=True):
             correct = result.failure is None and bool(result.value["correct"])
             said = result.failure or str(result.value["reason"])
-            for number, (place, answer) in enumerate(places):
-                verdicts[place] = Verdict(correct, float(correct), answer, said, 0.0 if number else result.seconds)
+            for number, (index, answer) in enumerate(pending):
+                verdicts[index] = Verdict(correct, float(correct), answer, said, 0.0 if number else result.seconds)
         return with_own_time(verdicts, own_s)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
@@ -114,8 +114,8 @@ class ScienceVerifier:
 
 def _choose(choices: Choices, response: str) -> tuple[str | None, str]:
     """Return the statement that names an option, and the reason of the verdict."""
-    place, text, problem = choose(response, choices)
-    return text, problem or (NO_ANSWER if place is None else CORRECT if place == choices.right else WRONG)
+    option, text, problem = choose(response, choices)
+    return text, problem or (NO_ANSWER if option is None else CORRECT if option == choices.right else WRONG)
 
 
 @lru_cache(maxsize=4096)

@@ -1,7 +1,7 @@
-r"""The grammar of one mathematical answer: a value, with a left-hand side, a unit and spacing around it.
+"""The grammar of one mathematical answer: a value, with a left-hand side, a unit and spacing around it.
 
-In: the text of an answer, and that of its reference. Out: the value as LaTeX for math-verify, or the finding that the
-answer is not a single one. Nothing is evaluated here. Every pattern takes time linear in the length of the text.
+The value is returned as LaTeX for math-verify. Nothing is evaluated here. Every pattern takes time linear in the length
+of the text.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 r"""Units of measurement with exact factors, and numbers with units in text.
 
-In: text such as `kJ/mol`, `m s^{-2}` or `\text{km/h}`, or an answer such as `3.0 \times 10^8\ \text{m/s}`. Out: the
-dimension and the factor to SI base units, as a fraction, or None if it is no known unit; and the number of an answer.
+Text such as `kJ/mol`, `m s^{-2}` or `\text{km/h}` has a dimension and a factor to SI base units, as a fraction.
 Everything after a slash, up to the next one, divides: `J/mol K` is J/(mol K). Degrees Celsius and degrees of arc have
-dimensions of their own, since they convert to no other unit by an exact factor. A number that is written with digits
-is read exactly; any other expression, such as `\sqrt{2}`, is left to math-verify.
+dimensions of their own, since they convert to no other unit by an exact factor. A number that is written with digits is
+read exactly; any other expression, such as `\sqrt{2}`, is left to math-verify.
 """
 
 from __future__ import annotations

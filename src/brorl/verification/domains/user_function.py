@@ -1,9 +1,8 @@
 """Verifier that calls a user's function in killable workers.
 
-In: prompts, responses, and the import path of a function. Out: verdicts. The function is called as
-`function(response, reference)`, or `function(response, reference, prompt)` if it takes three arguments, and returns a
-bool, a number from 0 to 1, or a dict. An exception, a wrong return value or a timeout becomes a verdict; a function
-that cannot be loaded is an error before training.
+The function is called as `function(response, reference)`, or `function(response, reference, prompt)` if it takes three
+arguments, and returns a bool, a number from 0 to 1, or a dict. An exception, a wrong return value or a timeout becomes
+a verdict; a function that cannot be loaded is an error before training.
 """
 
 import re

@@ -1,7 +1,6 @@
 """The loop that runs judges: one per worker at once, each with its processes on one fork server.
 
-In: functions that make a judge. Out: its decision, or why there is none. A judge runs once more if an infrastructure
-failure ended one of its processes. The loop has no threads.
+A judge runs once more if an infrastructure failure ended one of its processes. The loop has no threads.
 """
 
 from __future__ import annotations

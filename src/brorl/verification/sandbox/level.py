@@ -1,7 +1,7 @@
 """The levels of confinement, and which of them holds on this machine.
 
-In: the setting `verification.sandbox`. Out: a level that has withstood real attacks in this process, or a UserError
-before any untrusted code runs. The levels, from the strongest:
+A level counts only if it has withstood real attacks in this process. Otherwise a UserError comes before any untrusted
+code runs. The levels, from the strongest:
 
 - `landlock`: Landlock and seccomp. A program can read the standard library and nothing else.
 - `seccomp`: seccomp alone, for kernels without Landlock. A program can open no file at all; it can import the modules
@@ -34,7 +34,7 @@ from brorl.verification.sandbox.requests import (
 from brorl.verification.sandbox.server import PreloadError, Server, ServerSettings
 
 AUTO = "auto"
-WISHES = (AUTO, LANDLOCK, SECCOMP, UNSAFE)
+CHOICES = (AUTO, LANDLOCK, SECCOMP, UNSAFE)
 _LADDER = (LANDLOCK, SECCOMP)
 _LIMITS = Limits(seconds=30.0)
 _SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
@@ -59,16 +59,16 @@ class Level:
     problem: str | None  # why the level does not hold; None if it does
 
 
-def choose_level(wish: str) -> Level:
+def choose_level(requested: str) -> Level:
     """Return the level that the setting names; for `auto` the strongest that holds.
 
     Args:
-        wish: One of `WISHES`.
+        requested: One of `CHOICES`.
 
     Raises:
         UserError: If the level does not hold, or none does.
     """
-    if wish == UNSAFE:
+    if requested == UNSAFE:
         return Level(UNSAFE, (), None)
     if sys.platform != "linux":
         raise UserError(
@@ -76,7 +76,7 @@ def choose_level(wish: str) -> Level:
             "Linux, or set verification.sandbox: unsafe to run the code of the model with your files and your network"
         )
     problems = []
-    for name in _LADDER if wish == AUTO else (wish,):
+    for name in _LADDER if requested == AUTO else (requested,):
         level = probe_level(name)
         if level.problem is None:
             return level

@@ -26,7 +26,7 @@ from brorl.errors import UserError
 from brorl.verification.sandbox.inside.confinement import TRUSTED
 from brorl.verification.sandbox.inside.functions import MAX_REPLY_BYTES, RAISED
 from brorl.verification.sandbox.judging import JudgeLoop
-from brorl.verification.sandbox.level import WISHES, Level, choose_level
+from brorl.verification.sandbox.level import CHOICES, Level, choose_level
 from brorl.verification.sandbox.requests import CallFunction, Fault, Judge, Limits, LoadFunction, Lost, Reply, T
 from brorl.verification.sandbox.server import PreloadError, Server, ServerSettings
 from brorl.verification.verifier import CRASHED, OUT_OF_MEMORY, TIMEOUT, UNVERIFIED
@@ -236,8 +236,8 @@ class ProgramPool(_Pool):
         super().__init__(num_workers)
         if not batch_timeout_s > 0:
             raise ValueError(f"batch_timeout_s must be above 0, got {batch_timeout_s}")
-        if sandbox not in WISHES:
-            raise ValueError(f"sandbox must be one of {', '.join(WISHES)}, got {sandbox!r}")
+        if sandbox not in CHOICES:
+            raise ValueError(f"sandbox must be one of {', '.join(CHOICES)}, got {sandbox!r}")
         self.sandbox = sandbox
         self._preload = preload
         self._packages = packages

@@ -1,12 +1,11 @@
 """Plain Python values as JSON text, for the way between this process and a sandboxed program.
 
-In: values of `None`, `bool`, `int`, `float`, `complex`, `str`, `bytes`, `list`, `tuple`, `set`, `frozenset` and `dict`.
-Out: ASCII text, and from it equal values of exactly the same types. The text may come from a hostile program: `decode`
-either returns plain values in time proportional to the length of the text, or raises ValueError. Nothing in the text
-names a class or a function.
+The types are `None`, `bool`, `int`, `float`, `complex`, `str`, `bytes`, `list`, `tuple`, `set`, `frozenset` and `dict`,
+and they stay exact. The text may come from a hostile program: `decode` either returns plain values in time proportional
+to the length of the text, or raises ValueError. Nothing in the text names a class or a function.
 
-Numbers, strings, lists, `null`, `true` and `false` are themselves. Any other value is an object of one key:
-`{"t": [1, 2]}` is a tuple, `{"d": [["a", 1]]}` a dict, `{"i": "-ff"}` an integer of more than 63 bits.
+Numbers, strings, lists, `null`, `true` and `false` are themselves. Any other value is an object of one key: `{"t": [1,
+2]}` is a tuple, `{"d": [["a", 1]]}` a dict, `{"i": "-ff"}` an integer of more than 63 bits.
 """
 
 from __future__ import annotations

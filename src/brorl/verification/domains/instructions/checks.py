@@ -1,8 +1,7 @@
 """The check of each kind of instruction, and the strict and the loose reading of a response.
 
-In: a response's text and the arguments of the instruction. Out: whether the text follows it. All checks are linear in
-the length of the text. Keywords are literal. The original reads them as regular expressions, so that `C++` stops it;
-where a pattern of the original is quadratic, each line is searched, with the same result.
+All checks are linear in the length of the text. Keywords are literal. The original reads them as regular expressions,
+so that `C++` stops it; where a pattern of the original is quadratic, each line is searched, with the same result.
 """
 
 from __future__ import annotations

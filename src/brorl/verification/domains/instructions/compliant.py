@@ -1,6 +1,6 @@
-"""A response that follows some instructions, for a trial of the verifier before training.
+"""A response that follows most combinations of instructions, for a trial of the verifier before training.
 
-In: the instructions of one question. Out: a text that follows most combinations. The caller checks whether it does.
+The caller checks whether it does.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Instructions about the language of a response, with langdetect.
 
-In: a response's text and the arguments of the instruction. Out: whether the text follows it. langdetect draws random
-numbers. Here every detection starts from the same seed, and its profiles are loaded in the order of their names, so a
-text has one language on every machine. It reads the first 10,000 characters.
-
-A text whose language cannot be detected, such as `123`, follows no instruction about languages. The original accepts it
-for every language. langdetect ignores words in capitals, so a text in capitals is detected in lower case.
+langdetect draws random numbers. Here every detection starts from the same seed, and its profiles are loaded in the
+order of their names, so a text has one language on every machine. It reads the first 10,000 characters. It ignores
+words in capitals, so a text in capitals is detected in lower case. A text whose language cannot be detected, such as
+`123`, follows no instruction about languages. The original accepts it for every language.
 """
 
 from __future__ import annotations

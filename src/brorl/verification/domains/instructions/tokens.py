@@ -1,9 +1,9 @@
 """Words and sentences of a text, in time linear in its length.
 
-In: any text. Out: counts. The original counts with NLTK, whose model of sentences is a download. Words are the same
-here. Words in capitals follow the Penn Treebank rules as far as they matter for capitals. Sentences follow rules of our
-own: a sentence ends with `.`, `!` or `?` before white space, and it has a letter. NLTK counts `???` as three sentences
-and `1.` as one, which a policy finds within a few steps.
+The original counts with NLTK, whose model of sentences is a download. Words are the same here. Words in capitals follow
+the Penn Treebank rules as far as they matter for capitals. Sentences follow rules of our own: a sentence ends with `.`,
+`!` or `?` before white space, and it has a letter. NLTK counts `???` as three sentences and `1.` as one, which a policy
+finds within a few steps.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """What confines a process of the sandbox: limits, another user, no privileges, Landlock, seccomp.
 
-In: the level, made once in the fork server. Out: `enter`, called in each fork before any untrusted code; it raises
-OSError if the kernel rejects a part, and the fork then runs nothing.
-
-Landlock and seccomp each deny the files, the network and the other processes. A program at the level UNSAFE has a limit
-of memory and its own session, and otherwise everything that the user has. The level TRUSTED is for functions of the
-user: it adds nothing but a session and the end with the server.
+`enter` is called in each fork before any untrusted code. It raises OSError if the kernel rejects a part, and the fork
+then runs nothing. Landlock and seccomp each deny the files, the network and the other processes. A program at the level
+UNSAFE has a limit of memory and its own session, and otherwise everything that the user has. The level TRUSTED is for
+functions of the user: it adds nothing but a session and the end with the server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The fork server: a small process that starts the processes of one worker as forks of itself.
 
-In: messages of the parent on a socket, with the descriptors of a process to start, or the number of one to kill. Out: a
-message when a process has ended. The parent talks to the processes directly, through the descriptors that it sent.
+The parent sends the descriptors of a process to start, or the number of one to kill, on a socket, and gets a message
+when a process has ended. It talks to the processes directly, through the descriptors that it sent.
 
 The server is started by exec, never as a fork of a process that may hold a GPU. It has one thread and no other
 descriptors of its parent, nor its environment unless it is trusted. It ends with its parent, and its processes end with
@@ -119,8 +119,8 @@ def _readable() -> list[str]:
     """Return the directories of the standard library and of installed packages, from where programs can import."""
     library = os.path.dirname(os.__file__)
     own = (library, os.path.join(library, "lib-dynload"))
-    places = [path for path in sys.path if path in own or path.endswith(("site-packages", "dist-packages"))]
-    return [path for path in places if os.path.isdir(path)]
+    folders = [path for path in sys.path if path in own or path.endswith(("site-packages", "dist-packages"))]
+    return [path for path in folders if os.path.isdir(path)]
 
 
 class _Server:
@@ -199,8 +199,8 @@ class _Server:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             requests, replies, *streams = descriptors
-            for descriptor, place in zip((requests, replies, *streams), (_REQUESTS, _REPLIES, 0, 1), strict=False):
-                os.dup2(descriptor, place, inheritable=place < 2)
+            for descriptor, target in zip((requests, replies, *streams), (_REQUESTS, _REPLIES, 0, 1), strict=False):
+                os.dup2(descriptor, target, inheritable=target < 2)
             try:
                 self._confinement.enter(message["memory_bytes"], message["cpu_seconds"], message["core"])
             except OSError as error:

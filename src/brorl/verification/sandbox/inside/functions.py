@@ -1,7 +1,6 @@
 """What a trusted worker does: it imports functions by their path and calls them, one call after the other.
 
-In: requests as frames with JSON bodies. Out: replies. It contains accidents, not adversaries. Only the standard library
-and the functions of the calls are imported.
+It contains accidents, not adversaries. Only the standard library and the functions of the calls are imported.
 """
 
 from __future__ import annotations
@@ -79,15 +78,15 @@ def load(name: str) -> Callable[..., object]:
         Exception: Any exception of the import.
         TypeError: If the imported object cannot be called.
     """
-    place, _, attribute = name.rpartition(":")
-    if not place or not attribute:
+    module_name, _, attribute = name.rpartition(":")
+    if not module_name or not attribute:
         raise ValueError("not of the form package.module:function or path/to/file.py:function")
-    if place.endswith(".py"):
-        module = _load_file(Path(place))
+    if module_name.endswith(".py"):
+        module = _load_file(Path(module_name))
     else:
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
-        module = importlib.import_module(place)
+        module = importlib.import_module(module_name)
     function: object = module
     for part in attribute.split("."):
         function = getattr(function, part)

@@ -1,8 +1,9 @@
 """Landlock: no access to files but reading the standard library, no network, no signals to other processes.
 
-In: directories that can be read. Out: a ruleset, made once in the fork server, and its enforcement in a fork. Source:
-`Documentation/userspace-api/landlock.rst` of Linux. Every version of the interface from 1 on is used as far as it goes;
-seccomp denies again what older ones do not cover.
+The ruleset is made once in the fork server and enforced in each fork. Every version of the interface from 1 on is used
+as far as it goes; seccomp denies again what older ones do not cover.
+
+Source: `Documentation/userspace-api/landlock.rst` of Linux.
 """
 
 from __future__ import annotations

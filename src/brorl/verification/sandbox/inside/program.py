@@ -1,6 +1,5 @@
 """What a sandboxed process does: run one program, or load one and call its functions.
 
-In: requests as frames on one descriptor. Out: replies on another; a whole program writes its output to descriptor 1.
 Nothing here protects anything: the program is untrusted, shares this interpreter and can change all of it. The confined
 process is the boundary, and the parent checks every byte that comes back.
 """

@@ -1,9 +1,8 @@
 """The seccomp filter: which system calls a sandboxed program can make.
 
-In: whether files can be opened for reading. Out: a program for the kernel's filter machine (classic BPF), and its
-installation in this process, for good. The filter is a list of allowed calls, some with conditions on their arguments.
-Any other call fails with EPERM: a program gets the exception that a lack of permission raises. A call by the numbers of
-another architecture kills the process.
+The filter (classic BPF) is a list of allowed calls, some with conditions on their arguments. Any other call fails with
+EPERM: a program gets the exception that a lack of permission raises. A call by the numbers of another architecture
+kills the process. An installed filter stays for good.
 """
 
 from __future__ import annotations
