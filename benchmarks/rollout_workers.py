@@ -95,7 +95,7 @@ def quickstart_engine() -> Engine:
 def pool_of(number: int) -> RayRolloutPool:
     """Start rollout workers."""
     pool_config = WorkerPoolConfig("rollout worker", number, lambda _: {"num_cpus": 1}, timeout_s=600.0, max_restarts=0)
-    return RayRolloutPool(quickstart_engine, pool_config, threads=1, say=lambda line: print(line, file=sys.stderr))
+    return RayRolloutPool(quickstart_engine, pool_config, threads=1, echo=lambda line: print(line, file=sys.stderr))
 
 
 def measure(samplers: dict[str, Sample], rounds: int) -> dict[str, list[Turn]]:

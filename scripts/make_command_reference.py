@@ -22,7 +22,7 @@ Every command of `brorl`. `scripts/make_command_reference.py` writes this page f
 `brorl COMMAND --help` prints the same.
 
 Commands with `--key value` also accept [settings](settings.md) by their dotted names, such as
-`--optimizer.learning_rate 2e-6`. The command line takes precedence over the recipe. Names may contain `-` in place of
+`--optimizer.learning_rate 2e-6`. The command line takes precedence over the recipe. Names may contain `-` instead of
 `_`.
 
 ## Exit codes

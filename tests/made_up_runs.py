@@ -82,7 +82,7 @@ def random_step(rng: np.random.Generator, num_groups: int, num_rollouts: int, lo
 
 
 def step_record(rng: np.random.Generator, step: int, stored: Stored) -> dict[str, Any]:
-    """A line of the metrics, made by the code that makes real ones where there is any."""
+    """A metrics record, made by the code that makes real ones where there is any."""
     groups = [g for g in stored.groups if np.isfinite(g.tree.logprob).all()]
     prompts = [GradedPrompt(g, verdicts, g) for g, verdicts in zip(stored.groups, stored.verdicts, strict=True)]
     batch = Batch(sampled=prompts, rounds=1)

@@ -59,7 +59,7 @@ FRUITLESS = ("--steps=1", "--sampling.max_new_tokens=1", "--dynamic_sampling.max
 
 
 def keys_of(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys of a line of the metrics; a number, the name of a source or a reason is `*`."""
+    """Yield the dotted keys of a metrics record; a number, the name of a source or a reason is `*`."""
     for key, inner in value.items():
         name = f"{prefix}{'*' if key.isdigit() or key in SOURCES or ': ' in key else key}"
         if isinstance(inner, dict):
@@ -178,7 +178,7 @@ def test_the_settings_reference_names_every_setting() -> None:
 
 
 def templates(source: str) -> Iterator[str]:
-    """Yield every text of a Python file, adjacent ones joined, with `<>` in place of each value in an f-string."""
+    """Yield every text of a Python file, adjacent ones joined, with `<>` instead of each value in an f-string."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.JoinedStr):
             yield "".join(str(part.value) if isinstance(part, ast.Constant) else "<>" for part in node.values)
@@ -187,7 +187,7 @@ def templates(source: str) -> Iterator[str]:
 
 
 def test_quoted_errors_are_those_of_the_source() -> None:
-    """Each quote, with `<...>` in place of values, must be part of one text of the source."""
+    """Each quote, with `<...>` instead of values, must be part of one text of the source."""
     page = (DOCS / "troubleshooting.md").read_text("utf-8")
     quotes = [re.sub("<[^>]*>", "<>", " ".join(q.split())) for q in re.findall(r"```text\n(.*?)```", page, re.DOTALL)]
     assert len(quotes) == page.count("\n## ")

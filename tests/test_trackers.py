@@ -23,7 +23,7 @@ needs_tensorboard = pytest.mark.skipif(not find_spec("tensorboard"), reason="pip
 
 
 def record(step: int, rng: np.random.Generator) -> dict[str, Any]:
-    """A line of the metrics; a later line of the same step differs."""
+    """A metrics record; a later line of the same step differs."""
     line: dict[str, Any] = {
         "step": step,
         "sampling": {"reward": float(rng.random()), "groups": int(rng.integers(9)), "adaptive": True},

@@ -64,7 +64,7 @@ class VirtualPool:
             timeout_s: Longest wait in virtual seconds; None for no limit.
 
         Raises:
-            RuntimeError: If the wait would never end, because no task is under way.
+            RuntimeError: If the wait would never end, because no task is in progress.
         """
         if self._running and (timeout_s is None or self._running[0][0] <= self.now + timeout_s):
             end, _, sampled = heapq.heappop(self._running)
@@ -72,7 +72,7 @@ class VirtualPool:
             self._start()
             return [sampled]
         if timeout_s is None:
-            raise RuntimeError("no task is under way; submit one before waiting without a limit")
+            raise RuntimeError("no task is in progress; submit one before waiting without a limit")
         self.now += timeout_s
         self._event = self.now
         return []

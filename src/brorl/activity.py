@@ -56,6 +56,7 @@ class Updating:
 
 Activity = Step | Phase | Round | Decoding | Updating
 Observe = Callable[[Activity], None]
+Echo = Callable[[str], None]  # receives a line for the user
 
 
 def unobserved(_: Activity) -> None:

@@ -299,7 +299,7 @@ def _usage(action: argparse.Action) -> str:
 
 
 def _help_of(docstring: str) -> dict[str, str]:
-    """Return the descriptions of the arguments in a docstring, as help: in lower case, without a full stop."""
+    """Return the descriptions of the arguments in a docstring, as help: in lower case, without a period."""
     _, _, section = re.sub(r"(?m)^    ", "", docstring).partition("\nArgs:\n")
     section = section or re.sub(r"(?m)^    ", "", docstring).partition("\nAttributes:\n")[2]
     section = re.split(r"\n(?=\S)", section)[0]

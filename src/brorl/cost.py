@@ -40,7 +40,7 @@ class Cost:
 
 
 def cost_of_step(record: Mapping[str, Any]) -> Cost:
-    """Return the cost of a step from its line of the metrics; zero for the line of the start.
+    """Return the cost of a step from its metrics record; zero for the line of the start.
 
     A step without mixed groups made no update: it counts in every unit except steps.
     """

@@ -54,5 +54,5 @@ class WorkersLostError(UserError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message without a full stop; its type if there is no message."""
+    """Return the first line of an exception's message without a period; its type if there is no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

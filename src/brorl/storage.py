@@ -25,7 +25,7 @@ _GRACE_S = 60.0  # a younger folder may not have its lock yet, or its processes 
 
 @contextmanager
 def storage_errors(target: Path, then: str = "resume the run") -> Iterator[None]:
-    """Raise a `StorageError` that names the file in place of an OSError.
+    """Raise a `StorageError` that names the file instead of an OSError.
 
     Args:
         target: The file or folder to write.

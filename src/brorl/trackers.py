@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, assert_never
 
 from pydantic import Field
 
+from brorl.activity import Echo
 from brorl.errors import UserError, first_line
 from brorl.section import AsList, Section
 from brorl.storage import replace_file, storage_errors
@@ -63,9 +64,9 @@ class Trackers:
     sent twice.
     """
 
-    def __init__(self, state_file: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, state_file: Path, echo: Echo) -> None:
         self._state_file = state_file
-        self._say = say
+        self._echo = echo
         self.open: dict[str, _Tracker] = {}
         self.state = _read_state(state_file)
 
@@ -94,7 +95,7 @@ class Trackers:
 
     def _drop(self, name: str, when: str, error: Exception) -> None:
         tracker = self.open.pop(name)
-        self._say(
+        self._echo(
             f"the tracker {name} failed {when} ({first_line(error)}); the run continues without it, metrics.jsonl has "
             "every number, and resuming the run sends the missing steps"
         )
@@ -113,18 +114,18 @@ def open_trackers(
     run_name: str,
     config: Mapping[str, Any],
     directory: Path,
-    say: Callable[[str], None],
+    echo: Echo,
     history: Sequence[Record] = (),
 ) -> Trackers:
     """Open the trackers of a new or resumed run, and send them the steps that they miss.
 
     A run that went back to a checkpoint repeats some steps. TensorBoard replaces these steps. Weights & Biases and
     trackio cannot, and keep the first version; if runs are bitwise reproducible, only times differ. The history is all
-    lines of the metrics up to the checkpoint.
+    metrics records up to the checkpoint.
     """
     for name in names:
         require_package(name)
-    trackers = Trackers(directory / _STATE_FILE, say)
+    trackers = Trackers(directory / _STATE_FILE, echo)
     last_step = int(history[-1]["step"]) if history else _NO_STEP
     for name in dict.fromkeys(names):
         earlier = trackers.state.get(name)
@@ -164,7 +165,7 @@ def require_package(name: TrackerName) -> None:
 
 
 def flat_numbers(record: Mapping[Any, Any], prefix: str = "") -> dict[str, float]:
-    """Return the finite numbers of a line of the metrics by their path: `evaluation/pass_at/16/value`.
+    """Return the finite numbers of a metrics record by their path: `evaluation/pass_at/16/value`.
 
     True and false become 1 and 0. Without a prefix, the step is left out.
     """

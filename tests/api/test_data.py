@@ -322,8 +322,8 @@ def test_a_run_and_a_recipe_in_json_are_recipes(recipe: dict[str, Any]) -> None:
             "there is no file or folder none.jsonl",
         ),
         ("empty.yaml", "", "empty.yaml has no settings; write lines like `steps: 100`"),
-        ("rows.csv", "prompt,answer\n1,2\n", "if it holds questions, run: brorl init rows.csv"),
-        ("list.yaml", '[{"prompt": "a"}]', "if it holds questions, run: brorl init list.yaml"),
+        ("rows.csv", "prompt,answer\n1,2\n", "if it contains questions, run: brorl init rows.csv"),
+        ("list.yaml", '[{"prompt": "a"}]', "if it contains questions, run: brorl init list.yaml"),
     ],
 )
 def test_errors_name_the_fix(recipe: dict[str, Any], name: str, content: str | None, said: str) -> None:  # noqa: ARG001

@@ -1,4 +1,4 @@
-"""The report on this machine: which level is in force and why, and what that means."""
+"""The report on this machine: which level is active and why, and what that means."""
 
 from importlib import metadata
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_without_a_level_the_exit_code_is_1_and_the_fixes_are_shown(
     assert "for landlock: Linux 5.13 or later" in text
     assert "for seccomp: a kernel with seccomp filters" in text
     assert main(["doctor"]) == 1
-    assert "in force: none" in capsys.readouterr().out
+    assert "active: none" in capsys.readouterr().out
 
 
 def test_another_system_shows_why_it_has_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,7 +181,7 @@ def test_a_whole_number_as_a_float_is_an_id(rng: np.random.Generator) -> None:
     [
         ("hello", 'write one object a line, such as {"id": ..., "response": ...}'),
         (f'{{"id": {"9" * 5000}}}', "a number has more than 4,300 digits; write it as text"),
-        ("", "r.jsonl holds no responses; give a file with at least one"),
+        ("", "r.jsonl contains no responses; give a file with at least one"),
     ],
 )
 def test_a_file_that_holds_no_responses(content: str, said: str) -> None:
@@ -205,7 +205,7 @@ def test_what_cannot_be_verified() -> None:
         verify("", data=data)
     with pytest.raises(UserError, match=r"there is no file or folder missing\.jsonl"):
         verify("missing.jsonl", data=data)
-    assert "holds no stored verdicts" in command("verify", responses, f"--data={data}", "--require-agreement").err
+    assert "contains no stored verdicts" in command("verify", responses, f"--data={data}", "--require-agreement").err
     Path("run").mkdir()
     Path("run/config.yaml").write_text("steps: 1\n")
     with pytest.raises(UserError, match="the run run stored no rollouts; train with --store_rollouts_every 1"):

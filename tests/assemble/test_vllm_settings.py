@@ -157,7 +157,7 @@ def test_settings_reach_the_engine() -> None:
 
 
 class _Engine(NativeEngine):
-    """A native engine in place of vLLM; it counts the engines that run."""
+    """A native engine instead of vLLM; it counts the engines that run."""
 
     running = 0
 

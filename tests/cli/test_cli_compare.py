@@ -117,9 +117,9 @@ def test_a_complete_comparison_is_only_shown_again(compared: Compared) -> None:
 
 def test_another_comparison_is_not_mixed_in(compared: Compared) -> None:
     said = refusal("quickstart", *SWEEP, "--budget=9", *TINY, "--output-dir", compared.folder)
-    assert "holds a comparison with budget 8.0, not 9.0; choose another --output-dir" in said
+    assert "contains a comparison with budget 8.0, not 9.0; choose another --output-dir" in said
     said = refusal("quickstart", *SWEEP, *TINY, "--optimizer.learning_rate=1e-4", "--output-dir", compared.folder)
-    assert "holds a comparison of other arms (N=8, N=16) or with other settings" in said
+    assert "contains a comparison of other arms (N=8, N=16) or with other settings" in said
     assert "--budget would change it; only --seeds and --jobs may" in refusal(compared.folder, "--budget=3")
     assert "--seeds can only add" in refusal(compared.folder, "--seeds=1")
 
@@ -232,7 +232,7 @@ def test_ctrl_c_saves_the_runs_and_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 def num_steps(run: Path) -> int:
-    """Count the whole lines of the metrics after that of the start."""
+    """Count the whole metrics records after that of the start."""
     metrics = run / "metrics.jsonl"
     return max(metrics.read_bytes().count(b"\n") - 1, 0) if metrics.is_file() else 0
 

@@ -158,7 +158,7 @@ def test_what_cannot_work_is_refused(rng: np.random.Generator) -> None:
     assert "empty.jsonl is empty" in refusal("empty.jsonl", "--output=b.yaml")
     long = "Let us think. " * 30
     write("solved.jsonl", [{"prompt": f"{i}?", "solution": f"{long}\\boxed{{{i}}}"} for i in range(5)])
-    assert "holds whole solutions with the answer in \\boxed{}" in refusal("solved.jsonl", "--output=b.yaml")
+    assert "contains whole solutions with the answer in \\boxed{}" in refusal("solved.jsonl", "--output=b.yaml")
     write("twice.jsonl", [{"prompt": "1?", "answer": "1"}, {"prompt": "1?", "answer": "2"}])
     assert "twice.jsonl line 1 with another answer" in refusal("twice.jsonl", "--output=b.yaml")
     assert "DATA_FILE" in refusal()
@@ -189,7 +189,7 @@ SOLVED = {"problem": "2+2?", "solution": "Let us think. " * 30 + "\\boxed{4}", "
         ("taco", "code", {**APPS, "time_limit": "2.0 seconds"}),  # the more columns, the more likely
         ("ifeval", "ifeval", IFEVAL),
         ("sciq", "science", SCIQ),
-        ("math", "math", SOLVED),  # its column of answers holds whole solutions
+        ("math", "math", SOLVED),  # its column of answers contains whole solutions
     ],
 )
 def test_the_layout_of_a_public_data_set_is_found(layout: str, domain: str, row: dict[str, Any]) -> None:

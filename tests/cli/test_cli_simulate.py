@@ -97,7 +97,7 @@ def test_an_earlier_simulation_is_replaced_and_other_files_are_not() -> None:
     assert command("simulate", *TINY, "--rollouts=2").code == 0
     first = Path("runs/simulation/simulation.json").read_text()
     again = command("simulate", *TINY, "--rollouts=3", "--seeds=7")
-    assert "in place of the earlier simulation" in again.said
+    assert "instead of the earlier simulation" in again.said
     assert Path("runs/simulation/simulation.json").read_text() != first
     Path("runs/simulation/simulation.json").write_text("{}")
     assert "did not write" in refusal(*TINY)

@@ -85,7 +85,7 @@ def is_alive(pid: int) -> bool:
 
 
 def num_steps(run: Path) -> int:
-    """Count the whole lines of the metrics after that of the start."""
+    """Count the whole metrics records after that of the start."""
     metrics = run / "metrics.jsonl"
     return max(metrics.read_bytes().count(b"\n") - 1, 0) if metrics.is_file() else 0
 

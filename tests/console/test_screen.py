@@ -26,7 +26,7 @@ def test_what_stays_is_in_the_log_without_control_characters(
     with Screen("brorl 1.2.3") as screen:
         screen.observe(Phase("loading", "model"))
         screen.log_to(log)
-        screen.say(Text("in color", style="bold red"))
+        screen.echo(Text("in color", style="bold red"))
         table = Table("a", "b")
         table.add_row("[bold]1[/bold]", "2" * 150)
         screen.show(table)
@@ -51,7 +51,7 @@ def test_a_pipe_hears_at_once_and_then_whenever_nothing_was_said_for_a_while(
     said = log.read_text()
     assert capsys.readouterr().out == said
     assert set(said.splitlines()) == {"loading model for 0s"}
-    screen.say("afterwards")
+    screen.echo("afterwards")
     assert log.read_text() == said + "afterwards\n"
 
 
@@ -76,7 +76,7 @@ with Screen("brorl") as screen:
     for done in range(100):
         screen.observe(Decoding(done, 99_999, 10**9, 10**6))
         time.sleep(0.01)
-    screen.say("it stays " * 40)
+    screen.echo("it stays " * 40)
 """
     ours, theirs = pty.openpty()
     child = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What is under way, against a clock that the tests turn by hand."""
+"""What is in progress, against a clock that the tests turn by hand."""
 
 import random
 

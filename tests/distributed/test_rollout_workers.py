@@ -40,7 +40,7 @@ def make_pool(
 
     lines: list[str] = []
     pool_config = WorkerPoolConfig("rollout worker", number, lambda _: {"num_cpus": 1}, timeout_s, max_restarts)
-    return RayRolloutPool(build, pool_config, say=lines.append), lines
+    return RayRolloutPool(build, pool_config, echo=lines.append), lines
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -206,7 +206,7 @@ def test_tasks_carry_the_version_of_their_weights(rng: np.random.Generator, shar
     pool, _, _ = shared
     task, local = random_tasks(rng, 1)[0], NativeInBothPrecisions(0)
     tickets: list[tuple[int, int, list[tuple[str, Tensor]]]] = []
-    for version in (11, 12, 13):  # tasks of the version before are queued and under way when the weights change
+    for version in (11, 12, 13):  # tasks of the version before are queued and in progress when the weights change
         weights = random_weights(seed=int(rng.integers(2**30)))
         pool.publish(RemoteWeights.put(weights) if version == 12 else iter(weights), version)
         tickets += [(pool.submit(task), version, weights) for _ in range(4)]

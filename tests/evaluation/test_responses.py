@@ -220,14 +220,14 @@ def test_another_evaluation_is_refused_by_its_first_difference(
     store.begin(SETTINGS)
     store.check({"samples": N})  # some of them, before the weights are known
     before = store.settings_file.read_bytes()
-    with pytest.raises(UserError, match=f"holds another evaluation: {said}"):
+    with pytest.raises(UserError, match=f"contains another evaluation: {said}"):
         store.begin({**SETTINGS, **change})
     assert store.settings_file.read_bytes() == before
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match=r"is not empty \(metrics.jsonl, ...\) and holds no evaluation"):
+    with pytest.raises(UserError, match=r"is not empty \(metrics.jsonl, ...\) and contains no evaluation"):
         ResponseStore(tmp_path).begin(SETTINGS)
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(UserError, match=r"settings.json is damaged"):
@@ -241,7 +241,7 @@ def test_a_damaged_batch_and_one_of_other_prompts_are_rejected(tmp_path: Path) -
     evaluate_batches(every, evaluated(RandomEngine()), store)
     assert isinstance(store.read(every[0]), StoredBatch)
     store.file_of(every[1]).write_bytes(store.file_of(every[0]).read_bytes())
-    with pytest.raises(UserError, match=r"part-00001.parquet holds other prompts than those of batch 1; delete it"):
+    with pytest.raises(UserError, match=r"part-00001.parquet contains other prompts than those of batch 1; delete it"):
         store.read(every[1])
     for content_of_file in (b"", store.file_of(every[0]).read_bytes()[:-20]):
         store.file_of(every[0]).write_bytes(content_of_file)

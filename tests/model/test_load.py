@@ -141,7 +141,7 @@ def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
 def test_weights_that_are_not_used_are_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     change_config(folder, num_hidden_layers=1, layer_types=None)
     load_model(str(folder), CPU, torch.float32)
-    assert "holds weights that Qwen3ForCausalLM does not use (model.layers.1.input_layernorm.weight" in caplog.text
+    assert "contains weights that Qwen3ForCausalLM does not use (model.layers.1.input_layernorm.weight" in caplog.text
 
 
 def test_the_vocabulary_must_fit_the_embedding(folder: Path) -> None:

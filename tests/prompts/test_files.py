@@ -299,7 +299,7 @@ class TestPaths:
             f"no file matches data/*.jsonl (.jsonl, .json, .parquet; working folder {tmp_path}); fix data.sources[].path"
         )
         (tmp_path / "empty").mkdir()
-        assert refusal("empty") == "the folder empty holds no .jsonl, .json, .parquet file; fix data.sources[].path"
+        assert refusal("empty") == "the folder empty contains no .jsonl, .json, .parquet file; fix data.sources[].path"
         (tmp_path / "a.arrow").write_text("prompt,answer")
         assert refusal("a.arrow") == (
             "a.arrow is not a file that brorl reads (.jsonl, .json, .parquet); convert it, for instance with datasets: "
@@ -328,7 +328,7 @@ class TestPaths:
         assert len(read_questions(FileSource(path=str(tmp_path), name="s"))) == 1
         write_lines(tmp_path / "test-00.jsonl", [DEFAULT])
         assert refusal(str(tmp_path)) == (
-            f"the folder {tmp_path} holds several splits (train-00.jsonl, test-00.jsonl); name the files to train on, "
+            f"the folder {tmp_path} contains several splits (train-00.jsonl, test-00.jsonl); name the files to train on, "
             f"such as data.sources[].path: {tmp_path}/train-00.jsonl"
         )
 
@@ -360,7 +360,7 @@ class TestRefusals:
             ({"prompt": "?", "answer": None}, "answer is null; fill it in or delete the row"),
             ({"prompt": "?", "answer": True}, 'answer is True, of type bool; an answer is text or a number: write it as the text of the answer, such as "true" or "yes"'),
             ({"prompt": "?", "answer": ["2", "two"]}, "answer is ['2', 'two'], a list; an answer is one text or number: write the one answer, or JSON text if your verifier reads a structure"),
-            ({"prompt": "?", "answer": {"value": 2}}, "answer is {'value': 2}, an object; name the key that holds the answer, as in data.sources[].answer_column: answer.value"),
+            ({"prompt": "?", "answer": {"value": 2}}, "answer is {'value': 2}, an object; name the key that contains the answer, as in data.sources[].answer_column: answer.value"),
             ({"prompt": "?", "answer": float("nan")}, "answer is nan, not a finite number; fill it in or delete the row"),
             ({"prompt": {"text": "?"}, "answer": "2"}, "prompt is {'text': '?'}, an object; a prompt is text or a list of messages"),
             ({"prompt": False, "answer": "2"}, "prompt is False, of type bool; a prompt is text or a list of messages"),
@@ -419,7 +419,7 @@ class TestRefusals:
             (b"{'prompt': 1}", """ line 2 is not JSON (Expecting property name enclosed in double quotes at column 2); write one object a line, such as {"prompt": ..., "answer": ...}"""),
             (b"[" * 100_000, """ line 2 is not JSON (nested too deeply); write one object a line, such as {"prompt": ..., "answer": ...}"""),
             (b'{"prompt": "\xe9t\xe9"}', " line 2 is not UTF-8 text (byte 0xe9 at 13); save the file as UTF-8"),
-            (b'{"prompt": "\\ud800", "answer": "1"}', " line 2: prompt holds half a character (\\ud800); write both surrogates"),
+            (b'{"prompt": "\\ud800", "answer": "1"}', " line 2: prompt contains half a character (\\ud800); write both surrogates"),
             (b'{"prompt": "?", "answer": 1e999}', " line 2: answer is inf, not a finite number; fill it in or delete the row"),
         ],
     )  # fmt: skip

@@ -153,7 +153,7 @@ def test_why_no_responses_were_stored(tmp_path: Path, rng: np.random.Generator) 
     said = evaluations_shown(run, choose_evaluations(run, token_text(None), 1_000_000))
     assert said.startswith("Held-out prompts: the responses to 3 of 12 prompts, chosen by their place in the list")
     assert f"brorl samples {tmp_path / 'run'} --held-out" in said
-    interrupted = replace(run, records=run.records[1:2])  # stored, and the line of the metrics is not written yet
+    interrupted = replace(run, records=run.records[1:2])  # stored, and the metrics record is not written yet
     said = evaluations_shown(interrupted, choose_evaluations(interrupted, token_text(None), 1_000_000))
     assert said.startswith("Held-out prompts: the responses to 3 prompts, chosen by")
 

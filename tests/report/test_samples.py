@@ -140,7 +140,7 @@ def test_kinds_that_do_not_occur(tmp_path: Path, rng: np.random.Generator) -> No
 def test_what_is_not_there_is_named_with_what_is(run: Run, tmp_path: Path) -> None:
     path, _ = run
     for folder, step, prompt, said in (
-        (path, 3, None, r"holds no rollouts of step 3; it holds steps 2, 4$"),
+        (path, 3, None, r"contains no rollouts of step 3; it holds steps 2, 4$"),
         (path, 4, "6", r"step 4 of .* has no prompt 6; give a number from 1 to 5, or a name such as "),
         (path, 4, "0\x1b", r"has no prompt 0\\x1b; give"),
         (tmp_path / "none", None, None, r"there is no run directory"),
@@ -151,9 +151,9 @@ def test_what_is_not_there_is_named_with_what_is(run: Run, tmp_path: Path) -> No
         assert "\n" not in str(error.value)
     (tmp_path / "config.yaml").write_text("store_rollouts_every: 0\n")
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
-    with pytest.raises(UserError, match=r"holds no rollouts: No rollouts were stored \(store_rollouts_every: 0\)"):
+    with pytest.raises(UserError, match=r"contains no rollouts: No rollouts were stored \(store_rollouts_every: 0\)"):
         find_samples(tmp_path)
-    with pytest.raises(UserError, match=r"holds no evaluations: The metrics hold no evaluation"):
+    with pytest.raises(UserError, match=r"contains no evaluations: The metrics hold no evaluation"):
         find_samples(tmp_path, held_out=True)
 
 
@@ -171,7 +171,7 @@ def test_the_responses_to_held_out_prompts(run: Run, rng: np.random.Generator) -
     first = console.file.getvalue().splitlines()[0]
     assert first.startswith("held-out prompts at step 3 of ")
     assert f"2 prompts, {rollouts} rollouts" in first
-    with pytest.raises(UserError, match="holds no rollouts of step 3"):
+    with pytest.raises(UserError, match="contains no rollouts of step 3"):
         find_samples(path, step=3)
 
 

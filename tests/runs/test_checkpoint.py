@@ -232,7 +232,7 @@ def test_another_runs_state_is_read_without_restoring_random_numbers(
 def test_a_state_that_could_not_be_loaded_is_not_saved(
     tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, learner: dict, where: str
 ) -> None:
-    with pytest.raises(TypeError, match=f"{where}; a checkpoint holds tensors"):
+    with pytest.raises(TypeError, match=f"{where}; a checkpoint stores tensors"):
         save_checkpoint(tmp_path, TrainerState(2, learner, None), model, tokenizer)
     assert last_checkpoint(tmp_path) is None
 

@@ -99,7 +99,7 @@ def reset() -> None:
 
 
 def _functions(devices: int) -> dict[str, Any]:
-    """Return functions in place of those of `torch.cuda`."""
+    """Return functions instead of those of `torch.cuda`."""
     ops = torch.ops.simulated_cuda
 
     def returning(value: object) -> Callable[..., object]:

@@ -153,7 +153,7 @@ def num_under_way(source: AsyncSource, name: str) -> int:
 
 
 def test_a_straggler_blocks_no_step_and_trains_late() -> None:
-    """One prompt takes far longer than the others; one copy of it is under way, and it trains as soon as it is done."""
+    """One prompt takes far longer than the others; one copy of it is sampled, and it trains as soon as it is done."""
     source, pool = virtual_source(WordyEngine(longest=5), workers=6, duration=straggling(200.0), num_prompts=12)
     source.publish([], 0)
     late = []

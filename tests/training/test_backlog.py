@@ -36,7 +36,7 @@ def test_steps_wait_exactly_when_later_ones_could_not_train_the_rest_in_time(
     stragglers: Literal["train", "wait", "drop"], per_step: int, staleness: int, num_prompts: int, seed: int
 ) -> None:
     """Newer prompts end earlier half of the time. A prompt is late only if newer groups filled a step while it was
-    under way."""
+    in progress."""
     generator = np.random.default_rng(seed)
     backlog = Backlog(PromptStream(prompts_of(num_prompts), 0), per_step, staleness, stragglers)
     under_way: dict[int, Start] = {}

@@ -183,7 +183,7 @@ def test_a_restored_learner_with_a_reference_continues_bitwise(rng: np.random.Ge
     for (_, a), (_, b) in zip(learner.weights(), restored.weights(), strict=True):
         assert torch.equal(a, b)
     del state["reference"]
-    with pytest.raises(ValueError, match=r"holds no reference policy.*resume with the settings"):
+    with pytest.raises(ValueError, match=r"contains no reference policy.*resume with the settings"):
         restored.load_state_dict(state)
 
 

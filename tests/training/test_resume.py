@@ -76,7 +76,7 @@ def with_all_checkpoints(child: ChildRuns, reference: Reference) -> Path:
 
 
 def check_beginning(run: Path, reference: Reference, num_steps: int) -> None:
-    """Check that the whole lines of the metrics are those of the reference, step 0 to `num_steps`."""
+    """Check that the whole metrics records are those of the reference, step 0 to `num_steps`."""
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True) if num_steps >= 0 else []
     records = [json.loads(line) for line in lines if line.endswith("\n")]
     for record in records:
@@ -122,7 +122,7 @@ INSTANTS = {
     "between two updates of a step": Instant(Harm("kill", r"update 5$"), 2, "step-000002"),
     "after the last update of a step": Instant(Harm("kill", r"update 6$"), 2, "step-000002"),
     "before rollouts have their name": Instant(Harm("kill", r"rename .*step-000003\.parquet"), 2, "step-000002"),
-    "in a line of the metrics": Instant(Harm("tear", r"open a .*metrics\.jsonl", nth=4), 2, "step-000002"),
+    "in a metrics record": Instant(Harm("tear", r"open a .*metrics\.jsonl", nth=4), 2, "step-000002"),
     "before an evaluation has its name": Instant(
         Harm("kill", r"rename .*evaluations/\.?step-000004\.parquet"), 3, "step-000002"
     ),
@@ -154,7 +154,7 @@ INSTANTS = {
             "in the middle of the trainer's state",
             "before an old checkpoint is withdrawn",
         ),
-        ("in the first checkpoint", "in a line of the metrics", "before COMMIT"),
+        ("in the first checkpoint", "in a metrics record", "before COMMIT"),
         ("after the last update of a step", "before a checkpoint has its name"),
     ],
     ids=" | ".join,

@@ -1,4 +1,4 @@
-"""Signals while a step is under way."""
+"""Signals while a step is in progress."""
 
 import ctypes
 import os

@@ -87,7 +87,7 @@ class RunProgress:
         return 1.0 if self.ended else min(self.spent.of(budget.unit) / budget.limit, 1.0)
 
     def update(self) -> None:
-        """Read the new lines of the metrics."""
+        """Read the new metrics records."""
         metrics = self.run.directory / "metrics.jsonl"
         if not metrics.is_file():
             return

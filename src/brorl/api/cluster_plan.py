@@ -35,7 +35,7 @@ class ClusterQuestion:
         engine: Engine that samples, `native` or `vllm` (default: engine.kind).
         response_tokens: Mean tokens of a response (default: those of the run, or half of sampling.max_new_tokens).
         distinct_fraction: Distinct tokens over sampled tokens (default: that of the run, or a formula).
-        model_shape: Sizes of the model in place of its config: `parameters`, `layers`, `hidden`, `kv_heads`,
+        model_shape: Sizes of the model instead of its config: `parameters`, `layers`, `hidden`, `kv_heads`,
             `vocabulary`, and more.
         group_parts: Parts of a group that may run on different rollout workers, >= 1.
     """

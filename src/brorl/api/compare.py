@@ -199,7 +199,7 @@ def _model_of(checkpoint: str | Path) -> str:
 
 
 def _folder_and_plan(arguments: Arguments, output_dir: str | Path | None) -> tuple[Path, ComparisonPlan]:
-    """Return the folder, which is new or holds the same comparison, and the plan."""
+    """Return the folder, which is new or contains the same comparison, and the plan."""
     from brorl.api.comparison_plan import plan_for, plan_in
 
     first = arguments.arms[0] if len(arguments.arms) == 1 else None

@@ -252,13 +252,13 @@ def _eval_points(marks: int | Sequence[float] | None, budget: float, unit: Unit)
 
 
 def _require_same(folder: Path, before: ComparisonPlan, now: ComparisonPlan) -> None:
-    """Raise a UserError if a folder holds another comparison."""
+    """Raise a UserError if a folder contains another comparison."""
     for name, attribute in (("unit", "unit"), ("budget", "budget"), ("evaluation points", "eval_points")):
         old, new = getattr(before, attribute), getattr(now, attribute)
         if old != new:
-            raise UserError(f"{folder} holds a comparison with {name} {old}, not {new}; choose another --output-dir")
+            raise UserError(f"{folder} contains a comparison with {name} {old}, not {new}; choose another --output-dir")
     if [(arm.config, arm.run) for arm in before.arms] != [(arm.config, arm.run) for arm in now.arms]:
         raise UserError(
-            f"{folder} holds a comparison of other arms ({', '.join(arm.full_name for arm in before.arms)}) or with "
+            f"{folder} contains a comparison of other arms ({', '.join(arm.full_name for arm in before.arms)}) or with "
             f"other settings; choose another --output-dir, or continue that one: brorl compare {folder}"
         )

@@ -255,7 +255,7 @@ def data(
 
 
 def _questions_file(path: ConfigOrPath) -> str | None:
-    """Return the path of a file or folder of questions that stands in place of a recipe; None for a recipe."""
+    """Return the path of a file or folder of questions given instead of a recipe; None for a recipe."""
     if not isinstance(path, str | Path):
         return None
     local = Path(path).expanduser()

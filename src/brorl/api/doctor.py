@@ -48,7 +48,7 @@ class Diagnosis(Result):
     """What `brorl doctor` found.
 
     Attributes:
-        level: The level of the sandbox in force with `verification.sandbox: auto`; None if none holds.
+        level: The active level of the sandbox with `verification.sandbox: auto`; None if none holds.
         tables: The report.
         faults: Faults of a cluster, each with its fix; None for this machine.
     """
@@ -198,7 +198,7 @@ def _sandbox(levels: tuple[Level, ...], in_force: str | None) -> Table:
     rows = [("result", *("holds" if level.problem is None else "does not hold" for level in levels))]
     rows += [(name, *(outcome_of.get((level.name, name), "not tried") for level in levels)) for name in attacks]
     notes = tuple(f"{level.name}: {level.problem}" for level in levels if level.problem)
-    strongest = f"in force: {in_force}, the strongest level that holds" if in_force else "in force: none"
+    strongest = f"active: {in_force}, the strongest level that holds" if in_force else "active: none"
     columns = ("attack", *(f"{level.name}*" if level.name == in_force else level.name for level in levels))
     words = frozenset(range(len(columns)))
     return Table("Sandbox of untrusted code", columns, tuple(rows), (*notes, strongest), words, frozenset({0}))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import brorl
-from brorl.activity import Observe, Phase, unobserved
+from brorl.activity import Echo, Observe, Phase, unobserved
 from brorl.api.recipe import resolve_checkpoint, resolve_config
 from brorl.api.runs_folder import make_output_folder
 from brorl.config.reading import flat_settings, make_config, read_recipe
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from brorl.evaluation.report import EvaluationResult
     from brorl.evaluation.responses import ResponseStore, StoredBatch
 
-Say = Callable[[str], None]
 _MAX_SAMPLES = 2**20
 _SINGLE = (
     "device", "dtype", "engine.kind", "engine.memory_gib", "engine.threads", "sampling.end_token",
@@ -125,7 +124,7 @@ def evaluate(
         top_p: Nucleus mass, above 0 and at most 1.
         max_new_tokens: Length limit of a response in tokens, at least 1. By default that of the run, else the longest
             that fits the model, at most 32,768.
-        output_dir: Folder of the evaluation. A folder that holds this evaluation is continued. By default one in
+        output_dir: Folder of the evaluation. A folder that contains this evaluation is continued. By default one in
             `runs/evaluations`, named after the model and the settings.
         seed: Seed of the sampling, at least 0.
         progress: Print the settings and the progress, as the command does.
@@ -154,7 +153,7 @@ def evaluate(
         return _evaluate(options, request, lambda _: None, unobserved)
 
     with Screen(f"brorl {brorl.__version__}") as screen:
-        return _evaluate(options, request, lambda line: screen.say(line, is_command=True), screen.observe)
+        return _evaluate(options, request, lambda line: screen.echo(line, is_command=True), screen.observe)
 
 
 def _request(options: _Options) -> Request:
@@ -190,7 +189,7 @@ def _request(options: _Options) -> Request:
     return Request(config, options.data, belongs_to_run, own_template, limit)
 
 
-def _evaluate(options: _Options, request: Request, say: Say, observe: Observe) -> EvaluationResult:
+def _evaluate(options: _Options, request: Request, echo: Echo, observe: Observe) -> EvaluationResult:
     from brorl.assemble.cluster import build_cluster
     from brorl.assemble.evaluation import prepare_evaluation
     from brorl.evaluation.responses import ResponseStore
@@ -204,12 +203,12 @@ def _evaluate(options: _Options, request: Request, say: Say, observe: Observe) -
         with RunDirectory(output).locked():
             store.check(inputs.settings)
             differences = _compare_with_own(options.checkpoint, run_config, inputs.settings) if run_config else []
-            _announce(inputs, output, [*inputs.notes, *differences[:1]], say)
-            cluster = build_cluster(request.config, say, learns=False, advice="Rerun the command to continue.")
+            _announce(inputs, output, [*inputs.notes, *differences[:1]], echo)
+            cluster = build_cluster(request.config, echo, learns=False, advice="Rerun the command to continue.")
             with ExitStack() as parts:
                 if cluster is not None:
                     parts.enter_context(closing(cluster))
-                stored = _sample(inputs, store, say, observe, cluster, parts)
+                stored = _sample(inputs, store, echo, observe, cluster, parts)
             return _finish(inputs, stored, options.ks, store, differences)
     except UserError:
         if is_new:
@@ -220,7 +219,7 @@ def _evaluate(options: _Options, request: Request, say: Say, observe: Observe) -
         done = sum(store.file_of(batch).is_file() for batch in inputs.batches)
         hint = "" if options.output_dir else f" (it finds {output})"
         kept = f"{done} of {len(inputs.batches)} batches are stored"
-        say(f"\nstopped: {kept}; rerun the command to continue{hint}")
+        echo(f"\nstopped: {kept}; rerun the command to continue{hint}")
         raise KeyboardInterrupt(kept) from None
 
 
@@ -241,24 +240,24 @@ def _label(model: str) -> str:
     return re.sub(r"[^\w.-]+", "_", "-".join(chosen)) or "model"
 
 
-def _announce(inputs: EvaluationInputs, output: Path, notes: Sequence[str], say: Say) -> None:
+def _announce(inputs: EvaluationInputs, output: Path, notes: Sequence[str], echo: Echo) -> None:
     """Print the settings."""
     settings, device = inputs.settings, inputs.settings["device"]
     sets = ", ".join(f"{name} ({one['prompts']:,} prompts)" for name, one in settings["data"].items())
     drawn = f"temperature {settings['temperature']:g}, top-p {settings['top_p']:g}"
-    say(f"brorl {brorl.__version__}: {settings['checkpoint']} on {device} ({settings['dtype']}), {sets}")
-    say(
+    echo(f"brorl {brorl.__version__}: {settings['checkpoint']} on {device} ({settings['dtype']}), {sets}")
+    echo(
         f"{settings['samples']:,} responses per prompt, {drawn}, at most {settings['max_new_tokens']:,} tokens each, "
         f"seed {settings['seed']}; folder {output}"
     )
     for note in notes:
-        say(note)
+        echo(note)
 
 
 def _sample(
     inputs: EvaluationInputs,
     store: ResponseStore,
-    say: Say,
+    echo: Echo,
     observe: Observe,
     cluster: RayCluster | None,
     parts: ExitStack,
@@ -273,13 +272,13 @@ def _sample(
     store.begin({**inputs.settings, "weights": weights})
     done = sum(store.file_of(batch).is_file() for batch in inputs.batches)
     if done:
-        say(f"continuing: {done} of {len(inputs.batches)} batches are stored already")
+        echo(f"continuing: {done} of {len(inputs.batches)} batches are stored already")
     if done < len(inputs.batches):
         RunDirectory(store.path).write_environment()
         environment = json.loads((store.path / "env.json").read_text("utf-8"))
         environment.pop("continued_from", None)
         store.add_session({"parts_before": done, **environment})
-    return evaluate_batches(inputs.batches, model, store, say)
+    return evaluate_batches(inputs.batches, model, store, echo)
 
 
 def _finish(

@@ -184,7 +184,7 @@ def plan(
         seconds_per_step: Time budget of a step, > 0 (default: the time of the recipe's own N and prompts).
         aim: What to recommend an N and an estimator for: `pass@1`, `pass@k` (pass@16), or `coverage` of rare successes.
         output_dir: Folder of the files; an earlier plan in it is replaced.
-        cluster: GPUs to plan for in place of this machine, such as `8xH200`, or a `ClusterQuestion` with more
+        cluster: GPUs to plan for instead of this machine, such as `8xH200`, or a `ClusterQuestion` with more
             options. Then nothing is measured, `checkpoint` may also be a recipe, the recipe is `brorl` by default, and
             the other arguments above except `recipe` and `output_dir` have no effect.
         progress: Print the output of the command.
@@ -247,7 +247,7 @@ def plan_command(
         data: File, hub id or puzzle of the prompts, as data.sources (default: the recipe's).
         cluster: Plan a step on these GPUs, such as 8xH200 or 512xH100, without a GPU, weights or a pilot;
             8xMINE:memory_gb=96,... describes another GPU (default recipe: brorl).
-        model_shape: With --cluster, sizes of the model in place of its config.json, as NAME=NUMBER,...: parameters,
+        model_shape: With --cluster, sizes of the model instead of its config.json, as NAME=NUMBER,...: parameters,
             layers, hidden, kv_heads, vocabulary, and heads, head_dim, inner, active_parameters.
         options: Those of `plan` and of `ClusterQuestion`.
 

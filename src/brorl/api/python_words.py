@@ -43,7 +43,7 @@ def with_python_words(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def in_python(message: str) -> str:
-    """Return a message with `budget=600` in place of `--budget 600`, and `budget` in place of `--budget`."""
+    """Return a message with `budget=600` instead of `--budget 600`, and `budget` instead of `--budget`."""
     return _PARTS.sub(_argument, message)
 
 

@@ -60,7 +60,7 @@ def simulate(
         raise StorageError(
             f"could not write to {output_dir}: {error.strerror}; free space or choose another --output-dir"
         ) from error
-    note = " (in place of the earlier simulation there)" if replaces else ""
+    note = " (instead of the earlier simulation there)" if replaces else ""
     files = f"simulation.json, simulation.csv and simulation.png are in {output_dir}{note}"
     console.print(files, soft_wrap=True, markup=False)
 

@@ -90,7 +90,7 @@ def train(
     """Train a model and return the result; the files are in the run directory.
 
     Ctrl-C, the interrupt of a notebook and SIGTERM stop the run: it saves a checkpoint and returns. A second one
-    discards the step under way and raises KeyboardInterrupt. Outside of the main thread, signals have no effect.
+    discards the step in progress and raises KeyboardInterrupt. Outside of the main thread, signals have no effect.
 
     Args:
         config_or_path: Name of a built-in recipe, path of a YAML file, nested settings, or a config; None is

@@ -74,7 +74,7 @@ class TrainingSession:
         except KeyboardInterrupt:
             last = last_checkpoint(self.directory.checkpoints)
             where = f"resume from {last.name}" if last else "there is no checkpoint yet; start again from step 0"
-            screen.say(f"\nstopped at once; unsaved work is discarded; {where} with: {self._resume}", is_command=True)
+            screen.echo(f"\nstopped at once; unsaved work is discarded; {where} with: {self._resume}", is_command=True)
             raise KeyboardInterrupt("stopped at once") from None
         return self._finish(progress, ending, message)
 
@@ -85,7 +85,7 @@ class TrainingSession:
     def _run(self, progress: TrainingProgress, stop: StopRequest) -> tuple[Ending, str]:
         """Train; after the loss of a remote learner continue from the last checkpoint, with new processes."""
         limit, advice = self.config.cluster.max_restarts, f"Continue from the last checkpoint with: {self._resume}"
-        cluster = build_cluster(self.config, self.screen.say, note=self.screen.log, advice=advice)
+        cluster = build_cluster(self.config, self.screen.echo, note=self.screen.log, advice=advice)
         with ExitStack() as parts:
             if cluster is not None:
                 parts.enter_context(closing(cluster))
@@ -101,7 +101,7 @@ class TrainingSession:
                             f"{self._resume}"
                         ) from error
                     where = f"from {last.name}" if last else "from the start"
-                    self.screen.say(f"{error}; continuing {where} (restart {restarts} of at most {limit})")
+                    self.screen.echo(f"{error}; continuing {where} (restart {restarts} of at most {limit})")
                     cluster.release()
         raise AssertionError("the loop ends with a return or an error")
 
@@ -117,7 +117,7 @@ class TrainingSession:
 
         if not directory.config_file.exists():  # a run that is killed from here on can be resumed
             self._write_config()
-        run, state = build_run(config, directory, progress.show, self.screen.say, observe, cluster, parts.callback)
+        run, state = build_run(config, directory, progress.show, self.screen.echo, observe, cluster, parts.callback)
         self._write_config(torch.get_num_threads())
         if not directory.begun_file.exists():
             directory.write_begun(fixed_settings(config), has_checkpoint=False)
@@ -130,7 +130,7 @@ class TrainingSession:
         )
         places = _placement_lines(config.cluster, cluster.num_machines) if cluster else []
         for line in [*_announcement(config, run, state.step), *places]:
-            self.screen.say(line)
+            self.screen.echo(line)
         return run, state
 
     def _write_config(self, threads: int | None = None) -> None:
@@ -144,12 +144,12 @@ class TrainingSession:
     def _train(
         self, run: TrainingRun, state: TrainerState, progress: TrainingProgress, stop: StopRequest
     ) -> tuple[Ending, str]:
-        """Train, and send every line of the metrics to the screen and the trackers."""
+        """Train, and send every metrics record to the screen and the trackers."""
         tracking, path = self.config.tracking, self.directory.path
         name, settings = tracking.run_name or path.name, self.config.model_dump(mode="json")
         past = self.directory.read_metrics()
         with closing(
-            open_trackers(tracking.to, tracking.project, name, settings, path, self.screen.say, past)
+            open_trackers(tracking.to, tracking.project, name, settings, path, self.screen.echo, past)
         ) as trackers:
 
             def report(record: Record) -> None:
@@ -177,7 +177,7 @@ class TrainingSession:
         progress.finish(result.metrics, result.path, message, hints)
         if ending is Ending.NO_MIXED_GROUPS:
             for line in self._examples(result.metrics[-1]):
-                self.screen.say(line, is_command=True)
+                self.screen.echo(line, is_command=True)
         return result
 
     def _hints(self, ending: Ending) -> list[str]:

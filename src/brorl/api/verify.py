@@ -250,7 +250,7 @@ def verify_command(*, require_agreement: bool = False, **arguments: Any) -> Veri
         return result
     Screen().console.print(result, soft_wrap=True)
     if not result.agreement.number:
-        raise UserError("--require-agreement: the file holds no stored verdicts; add them, or give --correct-column")
+        raise UserError("--require-agreement: the file contains no stored verdicts; add them, or give --correct-column")
     return 0 if result.agrees else 1
 
 
@@ -270,7 +270,7 @@ def _verify(
     with build_workers(config) as workers:
         verifiers = build_verifiers(without_other_domains(config, domains), domains, workers)
         for line in sandbox_lines(config, domains):
-            screen.say(line)
+            screen.echo(line)
         screen.observe(Phase("checking", "reference answers"))
         unreadable = unreadable_references(verifiers, asked)
         screen.observe(Phase("verifying", "responses"))
@@ -285,7 +285,7 @@ def _verify(
 
 def _no_match(path: str, data: str, responses: Sequence[StoredResponse], ids: Sequence[str]) -> str:
     if not responses:
-        return f"{path} holds no responses; give a file with at least one"
+        return f"{path} contains no responses; give a file with at least one"
     return (
         f"no response of {path} belongs to a question of {data} (ids there: {', '.join(ids[:_UNKNOWN])}, ...; first "
         f"response: {_named(responses[0])}); name the data of the responses with --data, or their id with --id-column"

@@ -7,7 +7,7 @@ the first of these functions is called.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from brorl.activity import Observe, Stopwatch
+from brorl.activity import Echo, Observe, Stopwatch
 from brorl.assemble.engine import build_engine, build_sampling_model, build_vllm_settings
 from brorl.assemble.inputs import ModelInputs, RunInputs
 from brorl.assemble.learner import build_rank
@@ -43,17 +43,19 @@ if TYPE_CHECKING:
     from brorl.distributed.rollout_workers import RayRolloutPool
     from brorl.distributed.supervisor import WorkerPoolConfig
 
-Say = Callable[[str], None]
-
 
 def build_cluster(
-    config: TrainConfig, say: Say, learns: bool = True, note: Say = lambda _: None, advice: str = "Rerun the command."
+    config: TrainConfig,
+    echo: Echo,
+    learns: bool = True,
+    note: Echo = lambda _: None,
+    advice: str = "Rerun the command.",
 ) -> RayCluster | None:
     """Return the cluster of a run or an evaluation before its start; None if it has one process.
 
     Args:
         config: The settings.
-        say: Receives lines for the user.
+        echo: Receives lines for the user.
         learns: Whether there are learner ranks.
         note: Receives the messages of Ray, for a log.
         advice: How to continue if Ray dies, as a sentence.
@@ -67,7 +69,7 @@ def build_cluster(
     check_ray(config)
     from brorl.distributed.cluster import RayCluster
 
-    return RayCluster(settings if learns else settings.without_learner(), say, note, advice)
+    return RayCluster(settings if learns else settings.without_learner(), echo, note, advice)
 
 
 def check_ray(config: TrainConfig) -> None:
@@ -95,7 +97,7 @@ def place_pool(cluster: RayCluster, config: TrainConfig, context: int) -> RayRol
     settings, shares_gpus = config.cluster, cluster.settings.shares_gpus
     recipe = partial(_make_engine, _on(config, settings.gpus_per_rollout_worker), context, shares_gpus)
     pool = RayRolloutPool(
-        recipe, _pool_config(cluster, config, "rollout"), settings.cpus_per_worker, cluster.say, shares_gpus
+        recipe, _pool_config(cluster, config, "rollout"), settings.cpus_per_worker, cluster.echo, shares_gpus
     )
     cluster.on_release(pool.close)
     return pool
@@ -145,7 +147,7 @@ def place_verifiers(
     from brorl.distributed.verifier_workers import RemoteVerifier, VerifierWorkers
 
     recipe = partial(_make_verifiers, config, tuple(verifiers), Path.cwd())
-    workers = VerifierWorkers(recipe, _pool_config(cluster, config, "verifier"), say=cluster.say)
+    workers = VerifierWorkers(recipe, _pool_config(cluster, config, "verifier"), echo=cluster.echo)
     cluster.on_release(workers.close)
     return {domain: RemoteVerifier(local, domain, workers) for domain, local in verifiers.items()}
 
@@ -175,7 +177,7 @@ def place_learner(
     recipe = partial(_make_learner, _on(config, config.cluster.gpus_per_learner_rank), model_path, inputs.context)
     halved = config.engine.kind == "vllm" and config.dtype == "bfloat16"  # of float32, to the format of the engine
     sent_dtype, timeout_s = torch.bfloat16 if halved else None, config.cluster.learner_timeout_s
-    return RemoteLearner(cluster, recipe, shared.resolve(), timeout_s, cluster.say, observe, sent_dtype)
+    return RemoteLearner(cluster, recipe, shared.resolve(), timeout_s, cluster.echo, observe, sent_dtype)
 
 
 def _make_engine(config: TrainConfig, context: int, shares_gpu: bool) -> Engine:
@@ -197,7 +199,7 @@ def _make_verifiers(config: TrainConfig, domains: tuple[str, ...], folder: Path)
 
 
 def _make_learner(
-    config: TrainConfig, model_path: str, context: int, of: RankPlace, say: Say, observe: Observe
+    config: TrainConfig, model_path: str, context: int, of: RankPlace, echo: Echo, observe: Observe
 ) -> Learner:
     """Load the model and make the learner of a rank, in its process."""
     torch.set_num_threads(config.cluster.cpus_per_worker)
@@ -205,7 +207,7 @@ def _make_learner(
     inputs = ModelInputs(model_path, load_tokenizer(model_path, config.sampling.end_token), context)
     backend: Backend = "nccl" if config.cluster.gpus_per_learner_rank else "gloo"
     ranks = join(of.rank, of.size, of.address, of.port, backend, config.cluster.learner_timeout_s)
-    return build_rank(config, inputs, ranks, say, observe)
+    return build_rank(config, inputs, ranks, echo, observe)
 
 
 def _on(config: TrainConfig, gpus: int) -> TrainConfig:

@@ -29,7 +29,7 @@ _LAST_STEPS = 20  # of a run
 
 @dataclass(frozen=True)
 class Given:
-    """Options of the command, each in place of an assumption; None if not given.
+    """Options of the command, each instead of an assumption; None if not given.
 
     Attributes:
         engine: The engine that samples; None for `engine.kind`.

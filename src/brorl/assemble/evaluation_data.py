@@ -149,7 +149,7 @@ def _read_set(text: str, request: Request, own: PromptFormat) -> QuestionSet:
 
 @contextmanager
 def naming_data(text: str, source: DataSource) -> Iterator[None]:
-    """Name the option --data, in place of a setting of a recipe, in an error of a dataset.
+    """Name the option --data, instead of a setting of a recipe, in an error of a dataset.
 
     Args:
         text: The value of --data.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
 
-from brorl.activity import Observe, Phase, unobserved
+from brorl.activity import Echo, Observe, Phase, unobserved
 from brorl.assemble.inputs import ModelInputs
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
@@ -48,7 +47,7 @@ def build_forward(
     config: TrainConfig,
     inputs: ModelInputs,
     model: PreTrainedModel,
-    say: Callable[[str], None] = lambda _: None,
+    echo: Echo = lambda _: None,
 ) -> TreeForward | FlatForward:
     """Choose how trees go through the model.
 
@@ -60,7 +59,7 @@ def build_forward(
         check_flex_device(choose_device(config.device), config.dtype)
     forward = choose_forward(model, config.engine.forward, inputs.context, attention)
     if isinstance(forward, FlatForward):
-        say(f"the flat path runs, because {forward.reason}: each distinct response goes through the model separately")
+        echo(f"the flat path runs, because {forward.reason}: each distinct response goes through the model separately")
         return forward
     if attention == "tiled" or config.dtype == "float64" or model.device.type != "cuda":  # one is sharded from the CPU
         return forward
@@ -70,7 +69,7 @@ def build_forward(
         if attention == "flex":
             raise
         reason = str(error).rpartition("; set ")[0]
-        say(f"attention in chains and tiles, without FlexAttention: {reason}")
+        echo(f"attention in chains and tiles, without FlexAttention: {reason}")
         return forward
     return replace(forward, model_pass=replace(forward.model_pass, attention="flex"))
 
@@ -103,7 +102,7 @@ def build_rank(
     config: TrainConfig,
     inputs: ModelInputs,
     ranks: Ranks,
-    say: Callable[[str], None] = lambda _: None,
+    echo: Echo = lambda _: None,
     observe: Observe = unobserved,
 ) -> TreeLearner:
     """Load the model and make one rank of the learner; every rank calls it, and rank 0 reads the weights.
@@ -114,11 +113,11 @@ def build_rank(
 
     def load(device: torch.device | None = None) -> tuple[PreTrainedModel, tuple[Forward, tuple[int, ...]]]:
         model = build_model(config, inputs, observe, device)
-        return model, (build_forward(config, inputs, model, say), end_tokens(model, inputs.tokenizer))
+        return model, (build_forward(config, inputs, model, echo), end_tokens(model, inputs.tokenizer))
 
     if ranks.size == 1:
         model, (forward, stop_token_ids) = load()
-        return TreeLearner(model, build_learner_settings(config, stop_token_ids, forward), say, observe)
+        return TreeLearner(model, build_learner_settings(config, stop_token_ids, forward), echo, observe)
     model, weights, (forward, stop_token_ids) = load_on_first_rank(
         ranks, lambda: load(torch.device("cpu")), config.adapters, config.engine.gradient_checkpointing
     )
@@ -126,4 +125,4 @@ def build_rank(
     shard(model, weights, choose_device(config.device), settings.autocast)
     if config.engine.attention == "flex" and isinstance(forward, TreeForward):
         check_flex(model, settings.autocast)
-    return TreeLearner(model, settings, say, observe, ranks)
+    return TreeLearner(model, settings, echo, observe, ranks)

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
-from brorl.activity import Observe, Phase, Stopwatch, unobserved
+from brorl.activity import Echo, Observe, Phase, Stopwatch, unobserved
 from brorl.algorithms import advantages
 from brorl.assemble.cluster import in_turns, place_async_source, place_engine, place_learner, place_verifiers
 from brorl.assemble.engine import OnEnd, build_engine, end_engine
@@ -60,7 +60,7 @@ def build_run(
     config: TrainConfig,
     directory: RunDirectory,
     report: Callable[[Record], None],
-    say: Callable[[str], None] = lambda _: None,
+    echo: Echo = lambda _: None,
     observe: Observe = unobserved,
     cluster: RayCluster | None = None,
     on_end: OnEnd = lambda _: None,
@@ -70,8 +70,8 @@ def build_run(
     Args:
         config: The run's settings.
         directory: The run's files.
-        report: Receives every line of the metrics.
-        say: Receives lines for the user.
+        report: Receives every metrics record.
+        echo: Receives lines for the user.
         observe: Receives the activity of the parts.
         cluster: Where the engine and the learner work; None for this process. It is started after the cheap checks.
         on_end: Receives a function that ends the engine, if this process has one.
@@ -90,10 +90,10 @@ def build_run(
     observe(Phase("loading", "data"))
     inputs = prepare(config, str(checkpoint) if checkpoint else config.model)
     for line in input_lines(inputs, config):
-        say(line)
+        echo(line)
     clock = Stopwatch(observe, _CLOCKS[config.engine.clock])
     if cluster is None:
-        source, learner = _local_parts(config, inputs, clock, say, observe, on_end)
+        source, learner = _local_parts(config, inputs, clock, echo, observe, on_end)
     else:
         observe(Phase("starting", "cluster"))
         cluster.start()
@@ -118,16 +118,16 @@ def _local_parts(
     config: TrainConfig,
     inputs: RunInputs,
     clock: Stopwatch,
-    say: Callable[[str], None],
+    echo: Echo,
     observe: Observe,
     on_end: OnEnd,
 ) -> tuple[GroupSource, Learner]:
     """Make a source and a learner with one model, in this process."""
     model = build_model(config, inputs, observe)
-    forward = build_forward(config, inputs, model, say)
+    forward = build_forward(config, inputs, model, echo)
     engine = build_engine(config, inputs.model_path, model, inputs.tokenizer, forward, inputs.context, observe)
     on_end(partial(end_engine, engine))
-    learner = TreeLearner(model, build_learner_settings(config, engine.stop_token_ids, forward), say, observe)
+    learner = TreeLearner(model, build_learner_settings(config, engine.stop_token_ids, forward), echo, observe)
     return _collector(config, inputs, engine, learner, clock, observe), learner
 
 

@@ -58,7 +58,7 @@ def untrusted_domains(config: TrainConfig, domains: Iterable[str]) -> list[str]:
 
 
 def sandbox_lines(config: TrainConfig, domains: Iterable[str]) -> list[str]:
-    """Return a line with the level of the sandbox in force, if a domain runs the code of responses.
+    """Return a line with the active level of the sandbox, if a domain runs the code of responses.
 
     Raises:
         UserError: If the level does not hold on this machine.

@@ -252,7 +252,7 @@ def seeds_needed(parts: VarianceParts, half_width: float = 0.02) -> SeedsNeeded 
 
         t(S - 1)^2 v / S + t(P - 1)^2 v_P <= half_width^2,
 
-    and the sum over both arms in place of v if runs are not paired. If the part of the prompts alone is above half of
+    and the sum over both arms instead of v if runs are not paired. If the part of the prompts alone is above half of
     half_width^2, no number of seeds is enough, or very many. The prompts are then the fewest whose part is at most half
     of it, and the seeds the fewest with these prompts. A true difference of the half-width is shown in about half of
     the comparisons. A variance that was measured with few seeds is known roughly, and so is the number of seeds.

@@ -95,7 +95,7 @@ def read_spec(folder: Path) -> dict[str, Any]:
     """Read the arms, budget and seeds of a comparison.
 
     Raises:
-        UserError: If the folder holds no comparison.
+        UserError: If the folder contains no comparison.
     """
     file = folder / SPEC_FILE
     if not file.is_file():

@@ -66,9 +66,9 @@ def read_recipe(recipe: str) -> dict[str, Any]:
     except UserError as error:
         if Path(recipe).suffix.lower() != ".json":
             raise
-        raise UserError(f"{error}; if it holds one question per line, give it the suffix .jsonl") from error
+        raise UserError(f"{error}; if it contains one question per line, give it the suffix .jsonl") from error
     if not isinstance(settings, dict):
-        advice = "" if settings is None else f"; if it holds questions, run: brorl init {recipe}"
+        advice = "" if settings is None else f"; if it contains questions, run: brorl init {recipe}"
         raise UserError(f"{recipe} has no settings; write lines like `steps: 100`{advice}")
     return settings
 

@@ -74,7 +74,7 @@ class TrainConfig(Section):
     rewards: RewardShaping = RewardShaping()
     advantage: AdvantageSettings = AdvantageSettings()
     phases: Annotated[tuple[PhaseSettings, ...], AsList, Field(strict=False)] = Field(
-        (), description="objectives that follow one another in place of `advantage`, such as broaden and sharpen "
+        (), description="objectives that follow one another instead of `advantage`, such as broaden and sharpen "
         "(docs/how-to/broaden.md)",
     )  # fmt: skip
     dynamic_sampling: DynamicSamplingSettings = DynamicSamplingSettings()

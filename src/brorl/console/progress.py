@@ -48,7 +48,7 @@ class TrainingProgress:
         self._screen.observe(activity)
         if isinstance(activity, Round) and activity.number > 2 and (activity.number - 2).bit_count() == 1:
             so_far = f"{activity.groups} of {activity.wanted} mixed groups so far"
-            self._screen.say(Text(f"step {activity.step}: round {activity.number}, {so_far}", style="dim"))
+            self._screen.echo(Text(f"step {activity.step}: round {activity.number}, {so_far}", style="dim"))
 
     def show(self, record: Record) -> None:
         """Write the line of a step or of an evaluation, and notes on anything unusual in it."""
@@ -57,38 +57,38 @@ class TrainingProgress:
             self._start, self._fraction_at_start = perf_counter(), self._fraction_done()
         if "update" in record:
             if begins := record.get("objective", {}).get("begins"):
-                self._screen.say(Text(f"begins: {begins}", style="bold"))
+                self._screen.echo(Text(f"begins: {begins}", style="bold"))
             self._show_step(record)
             indent = " " * 7
         elif "evaluation" in record or "evaluation_unverified" in record:
             when = "at the end" if record["step"] else "before training"
             if "evaluation" in record:
-                self._screen.say(f"held-out prompts {when}: {tables.pass_at_line(record['evaluation'])}")
+                self._screen.echo(f"held-out prompts {when}: {tables.pass_at_line(record['evaluation'])}")
             indent = ""
         else:
             return
         for note in (*notes(record), *self._warnings(record)):
-            self._screen.say(Text(f"{indent}{note}", style="yellow"))
+            self._screen.echo(Text(f"{indent}{note}", style="yellow"))
 
     def finish(self, records: Sequence[Record], run_path: Path, ending: str, hints: Sequence[str]) -> None:
         """Write the tables of a run, why it ended, and what to do next, with commands to copy."""
         for table in tables.result_tables(records):
             self._screen.show(table)
-        self._screen.say(f"\n{ending}; run directory: {run_path}")
+        self._screen.echo(f"\n{ending}; run directory: {run_path}")
         for line in [*tables.held_out_check_lines(records), *tables.coverage_hints(records)]:
-            self._screen.say(line)
+            self._screen.echo(line)
         for hint in hints:
-            self._screen.say(hint, is_command=True)
+            self._screen.echo(hint, is_command=True)
 
     def _show_step(self, record: Record) -> None:
         if self._num_lines == 0:
-            self._screen.say(Text(self._step_lines.legend, style="dim"))
+            self._screen.echo(Text(self._step_lines.legend, style="dim"))
         if self._num_lines % _LINES_PER_HEADER == 0:
-            self._screen.say(Text(self._step_lines.header, style="dim"))
+            self._screen.echo(Text(self._step_lines.header, style="dim"))
         self._num_lines += 1
         carried = min(self._carried, record["kept"]["groups"])
         self._carried = record["kept"]["carried"]
-        self._screen.say(self._step_lines.line(record, carried, self._time_left()))
+        self._screen.echo(self._step_lines.line(record, carried, self._time_left()))
 
     def _warnings(self, record: Record) -> list[str]:
         """Return warnings about unverified rollouts and cut-off programs, at most once in ten steps."""

@@ -66,7 +66,7 @@ class Screen:
             self._live.start(refresh=True)
         elif not self.console.quiet:
             if self._name:
-                self.say(f"{self._name}: starting")
+                self.echo(f"{self._name}: starting")
             self._thread = threading.Thread(target=self._print_status_when_quiet, name="status line", daemon=True)
             self._thread.start()
         return self
@@ -91,7 +91,7 @@ class Screen:
         """Update the status line."""
         self.status.observe(activity)
 
-    def say(self, text: str | Text, is_command: bool = False) -> None:
+    def echo(self, text: str | Text, is_command: bool = False) -> None:
         """Write a line; a narrow terminal does not wrap one that contains a command to copy."""
         self._write(text, wraps=self.console.is_terminal and not is_command)
 
@@ -106,7 +106,7 @@ class Screen:
     def answer_stop(self, discards: bool) -> None:
         """Write the answer to a stop request, which may discard the current work; from any thread."""
         with suppress(StorageError):  # the main thread reports a full disk
-            self.say(Text(self.status.stop_answer(discards), style="bold"))
+            self.echo(Text(self.status.stop_answer(discards), style="bold"))
 
     def _write(self, *parts: str | Text | Table, wraps: bool) -> None:
         with self._lock:
@@ -135,4 +135,4 @@ class Screen:
                 if wait <= 0:
                     wait = self._quiet_s
                     with suppress(StorageError):
-                        self.say(self.status.line())
+                        self.echo(self.status.line())

@@ -23,6 +23,7 @@ from ray.exceptions import RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from brorl.activity import Echo
 from brorl.distributed.connection import LastWords, connect, join_cluster, join_command, send_messages_of_ray
 from brorl.distributed.examination import version_faults, version_reader
 from brorl.distributed.settings import ClusterSettings, Kind
@@ -39,7 +40,7 @@ class RayCluster:
 
     Args:
         settings: The machines and processes.
-        say: Receives lines for the user.
+        echo: Receives lines for the user.
         note: Receives the messages of Ray, for a log.
         advice: How to continue if Ray dies, as a sentence.
     """
@@ -47,12 +48,12 @@ class RayCluster:
     def __init__(
         self,
         settings: ClusterSettings,
-        say: Callable[[str], None] = lambda _: None,
+        echo: Echo = lambda _: None,
         note: Callable[[str], None] = lambda _: None,
         advice: str = "Rerun the command.",
     ) -> None:
         self.settings = settings
-        self.say = say
+        self.echo = echo
         self._note, self._advice = note, advice
         self._last_words: LastWords | None = None
         self._folder: TemporaryFolder | None = None
@@ -166,7 +167,7 @@ class RayCluster:
         while (missing := self.settings.nodes - len(_machines())) > 0:
             join = join_command()
             if not has_said:
-                self.say(f"waiting for {counted(missing, 'machine')}; run this on each of them: {join}")
+                self.echo(f"waiting for {counted(missing, 'machine')}; run this on each of them: {join}")
                 has_said = True
             if monotonic() > deadline:
                 raise UserError(

@@ -36,7 +36,7 @@ def connect(address: str, **options: Any) -> None:
 
 
 def send_messages_of_ray(note: Callable[[str], None]) -> None:
-    """Pass on what Ray prints about processes that died, in place of printing it."""
+    """Pass on what Ray prints about processes that died, instead of printing it."""
 
     def keep(data: dict[str, Any], ignore_prefix: bool) -> None:  # noqa: ARG001 (Ray gives it)
         for line in data["lines"]:

@@ -98,9 +98,9 @@ class LearnerRank:
         machine = socket.gethostname()
         if token is not None:
             check_shared(token, machine)
-        say = self._reports.put if self._rank == 0 else _ignore
+        echo = self._reports.put if self._rank == 0 else _ignore
         try:
-            self._learner = build(RankPlace(self._rank, size, *meeting_point), say, say)
+            self._learner = build(RankPlace(self._rank, size, *meeting_point), echo, echo)
         except FirstRankError:  # it names the rank and its machine
             raise
         except UserError as error:

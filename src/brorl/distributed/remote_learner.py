@@ -6,7 +6,7 @@ dies or stalls is a `LearnerLostError`: the updates since the last checkpoint ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ import ray
 import torch
 from ray.exceptions import RayError, RayTaskError
 
-from brorl.activity import Observe
+from brorl.activity import Echo, Observe
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.distributed.cluster import RayCluster
@@ -41,7 +41,7 @@ class RemoteLearner:
         build: Makes the learner of a rank, in its process; it can be pickled.
         shared: A folder that all ranks must see and write to; None for no check.
         timeout_s: A rank that neither answers nor reports for this many seconds has stalled.
-        say: Receives the lines of rank 0 for the user.
+        echo: Receives the lines of rank 0 for the user.
         observe: Receives the activities of rank 0.
         sent_dtype: Number format of the published weights; None for that of the learner.
 
@@ -54,11 +54,11 @@ class RemoteLearner:
         build: BuildLearner,
         shared: Path | None,
         timeout_s: float,
-        say: Callable[[str], None],
+        echo: Echo,
         observe: Observe,
         sent_dtype: torch.dtype | None = None,
     ) -> None:
-        self.timeout_s, self._say, self._observe = timeout_s, say, observe
+        self.timeout_s, self._echo, self._observe = timeout_s, echo, observe
         size, shared_gpu = cluster.settings.learner_ranks, cluster.settings.shares_gpus
         remote: Any = ray.remote  # its types do not know concurrency groups
         actor = remote(concurrency_groups={"reports": 1})(LearnerRank)
@@ -200,7 +200,7 @@ class RemoteLearner:
     def _pass_on(self, reports: Sequence[Any]) -> None:
         for report in reports:
             if isinstance(report, str):
-                self._say(report)
+                self._echo(report)
             else:
                 self._observe(report)
 

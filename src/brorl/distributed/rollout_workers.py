@@ -13,6 +13,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from brorl.activity import Echo
 from brorl.distributed.supervisor import Supervisor, WorkerCall, WorkerPoolConfig
 from brorl.distributed.weights import RemoteWeights
 from brorl.rollout.engine import Engine
@@ -65,7 +66,7 @@ class RayRolloutPool:
         build: Makes the engine in a worker's process; it can be pickled, and gives the same engine in every process.
         pool_config: The workers.
         threads: Threads of torch in each worker.
-        say: Receives a line for each lost worker.
+        echo: Receives a line for each lost worker.
         shares_gpus: Whether learner ranks use the GPUs of the workers between two calls.
 
     Raises:
@@ -78,10 +79,10 @@ class RayRolloutPool:
         build: Callable[[], Engine],
         pool_config: WorkerPoolConfig,
         threads: int = 1,
-        say: Callable[[str], None] = lambda _: None,
+        echo: Echo = lambda _: None,
         shares_gpus: bool = False,
     ) -> None:
-        self._supervisor = Supervisor(partial(EngineWorker, build, threads, shares_gpus), pool_config, say)
+        self._supervisor = Supervisor(partial(EngineWorker, build, threads, shares_gpus), pool_config, echo)
         self.num_workers = pool_config.number
         self.stop_token_ids: tuple[int, ...] = self._supervisor.started[0].receipt
 

@@ -24,6 +24,7 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import RayError, RayTaskError
 
+from brorl.activity import Echo
 from brorl.errors import WorkersLostError, first_line
 
 _POLL_S = 0.2  # Python handles a signal that comes just before a wait only after it: short waits keep Ctrl-C working
@@ -158,20 +159,18 @@ class Supervisor:
     Args:
         make: Makes a worker in its process; it can be pickled. See `WorkerHost`.
         pool_config: The workers.
-        say: Receives a line for each lost worker, from the thread that calls `finished`.
+        echo: Receives a line for each lost worker, from the thread that calls `finished`.
 
     Raises:
         Exception: The error of a worker that cannot be started.
         WorkersLostError: If more workers than `max_restarts` are lost during the start.
     """
 
-    def __init__(
-        self, make: Callable[[], object], pool_config: WorkerPoolConfig, say: Callable[[str], None] = lambda _: None
-    ) -> None:
+    def __init__(self, make: Callable[[], object], pool_config: WorkerPoolConfig, echo: Echo = lambda _: None) -> None:
         self._make = cloudpickle.dumps(make)  # workers unpickle it in `start`, where an error keeps its type
-        self._config, self._say = pool_config, say
+        self._config, self._echo = pool_config, echo
         self._num_tickets = 0
-        self._outbox: SimpleQueue[Finished | str] = SimpleQueue()  # from the threads, with lines for `say`
+        self._outbox: SimpleQueue[Finished | str] = SimpleQueue()  # from the threads, with lines for `echo`
         self._fetched: list[Finished] = []
         self._all_started = threading.Event()  # or the start has failed
         self._changed = threading.Condition()  # guards all that follows
@@ -289,7 +288,7 @@ class Supervisor:
     def _take(self, news: Finished | str) -> None:
         """Fetch a payload; one that was lost with its machine is made again."""
         if isinstance(news, str):
-            self._say(news)
+            self._echo(news)
             return
         call = self._open.get(news.ticket)
         if call is None:

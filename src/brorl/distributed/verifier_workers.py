@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from brorl.activity import Echo
 from brorl.distributed.supervisor import Supervisor, WorkerCall, WorkerPoolConfig
 from brorl.format import counted
 from brorl.prompts.prompt import Prompt
@@ -44,7 +45,7 @@ class VerifierWorkers:
         build: Makes the verifier of each domain in a worker's process; it can be pickled.
         pool_config: The workers.
         batch_size: Most responses of a batch, 1 or more.
-        say: Receives a line for each lost worker.
+        echo: Receives a line for each lost worker.
 
     Raises:
         Exception: The error of `build`.
@@ -56,10 +57,10 @@ class VerifierWorkers:
         build: Callable[[], Mapping[str, Verifier]],
         pool_config: WorkerPoolConfig,
         batch_size: int = 64,
-        say: Callable[[str], None] = lambda _: None,
+        echo: Echo = lambda _: None,
     ) -> None:
         self._batch_size = batch_size
-        self._supervisor = Supervisor(partial(VerifierWorker, build), pool_config, say)
+        self._supervisor = Supervisor(partial(VerifierWorker, build), pool_config, echo)
 
     @property
     def processes(self) -> list[tuple[str, int]]:

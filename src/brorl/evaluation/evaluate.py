@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from brorl.activity import Observe, Phase, unobserved
+from brorl.activity import Echo, Observe, Phase, unobserved
 from brorl.errors import UnverifiedResponsesError
 from brorl.evaluation.responses import PromptBatch, ResponseStore, StoredBatch
 from brorl.evaluation.summary import count
@@ -60,7 +60,7 @@ def evaluate_batches(
     batches: Sequence[PromptBatch],
     model: EvaluatedModel,
     store: ResponseStore,
-    say: Callable[[str], None] = lambda _: None,
+    echo: Echo = lambda _: None,
 ) -> list[StoredBatch]:
     """Evaluate all batches that are not stored yet.
 
@@ -68,7 +68,7 @@ def evaluate_batches(
         batches: All batches, stored ones included.
         model: The model under evaluation.
         store: Where batches are read from and written to.
-        say: Receives a line of progress after each new batch; its time left is for all datasets.
+        echo: Receives a line of progress after each new batch; its time left is for all datasets.
 
     Returns:
         The stored counts of every batch, in order.
@@ -86,7 +86,7 @@ def evaluate_batches(
         fractions = [r.num_correct / r.num_verified for r in results if r.num_verified]
         tokens_per_second = sum(r.sampled_tokens for r in new_batch.results) / max(new_batch.seconds, 1e-9)
         seconds_left = (perf_counter() - started) / new * (left - new)
-        say(
+        echo(
             f"{batch.data_set}  {len(results)}/{sum(len(batches[j].prompts) for j in same_set)} prompts  "
             f"pass@1 so far {sum(fractions) / max(len(fractions), 1):.3f}  {tokens_per_second:,.0f} tokens/s  "
             f"ETA {duration(seconds_left)}"

@@ -97,21 +97,21 @@ class ResponseStore:
         return self.path / "responses"
 
     def check(self, settings: Mapping[str, Any], complete: bool = False) -> None:
-        """Check that the folder is empty or holds an evaluation with these settings.
+        """Check that the folder is empty or contains an evaluation with these settings.
 
         Args:
             settings: Settings that decide the responses, as JSON values.
             complete: Whether these are all settings. Otherwise the folder may have more.
 
         Raises:
-            UserError: If the folder holds another evaluation, with the first difference, or other files.
+            UserError: If the folder contains another evaluation, with the first difference, or other files.
         """
         if not self.settings_file.is_file():
             others = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".") and p.name != "env.json")
             if others:
                 raise UserError(
-                    f"--output-dir {self.path} is not empty ({others[0]}, ...) and holds no evaluation; choose another "
-                    "folder"
+                    f"--output-dir {self.path} is not empty ({others[0]}, ...) and contains no evaluation; choose "
+                    "another folder"
                 )
             return
         stored = dict(dotted(_read_json(self.settings_file, "choose another --output-dir")))
@@ -120,7 +120,7 @@ class ResponseStore:
             old, new = stored.get(name), wanted.get(name)
             if old != new:
                 raise UserError(
-                    f"--output-dir {self.path} holds another evaluation: {name} is {_short(old)} there and "
+                    f"--output-dir {self.path} contains another evaluation: {name} is {_short(old)} there and "
                     f"{_short(new)} here; choose another folder, or use the settings of that evaluation to continue it"
                 )
 
@@ -128,7 +128,7 @@ class ResponseStore:
         """Store the settings, unless they are stored already, and remove the temporary files of a killed process.
 
         Raises:
-            UserError: If the folder holds another evaluation or other files.
+            UserError: If the folder contains another evaluation or other files.
             StorageError: If a file cannot be written.
         """
         self.check(settings, complete=True)
@@ -172,7 +172,7 @@ class ResponseStore:
         """Return the counts of a batch; None if it is not stored.
 
         Raises:
-            UserError: If its file is damaged or holds other prompts.
+            UserError: If its file is damaged or contains other prompts.
         """
         file = self.file_of(batch)
         if not file.is_file():
@@ -184,7 +184,7 @@ class ResponseStore:
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{file} is damaged ({first_line(error)}); delete it and {_RERUN}") from error
         if [r.prompt_id for r in results] != [p.id for p in batch.prompts]:
-            raise UserError(f"{file} holds other prompts than those of batch {batch.index}; delete it and {_RERUN}")
+            raise UserError(f"{file} contains other prompts than those of batch {batch.index}; delete it and {_RERUN}")
         return StoredBatch(results, seconds)
 
     def write(

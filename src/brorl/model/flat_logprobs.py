@@ -84,7 +84,7 @@ def flat_chunk_logprobs(
     """Yield the log-probs of all nodes in chunks, as `chunk_logprobs` does, with any causal LM.
 
     `max_nodes` limits the tokens of a forward pass, prompts and padding included. `recompute_prompts` changes nothing,
-    because each row holds its prompt.
+    because each row contains its prompt.
     """
     del recompute_prompts
     offsets, outputs = node_offsets(trees), NodeOutputs(next_token, entropy, whole_logits)

@@ -217,7 +217,7 @@ def _load(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
         )
     if info["unexpected_keys"]:
         unused = ", ".join(sorted(info["unexpected_keys"])[:3])
-        _log.warning("%s holds weights that %s does not use (%s, ...)", source.name, type(model).__name__, unused)
+        _log.warning("%s contains weights that %s does not use (%s, ...)", source.name, type(model).__name__, unused)
     return model
 
 

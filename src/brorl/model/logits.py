@@ -28,7 +28,7 @@ class RowLogits:
     """The logits of R rows, or the inputs of the output embedding that computes them."""
 
     row: Tensor  # logits, shape [R, V], or inputs of the output embedding, shape [R, h]
-    embedding: nn.Module | None = None  # the output embedding; None if `row` holds the logits
+    embedding: nn.Module | None = None  # the output embedding; None if `row` contains the logits
     vocabulary: int = 0  # its number of outputs V, where it is given
 
 

@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from brorl.activity import Echo
 from brorl.errors import OutOfMemoryError, first_line
 
 
@@ -55,7 +56,7 @@ class ChunkSize:
 
     Args:
         initial: Nodes to start with, >= 1.
-        say: Receives a line when the size is halved.
+        echo: Receives a line when the size is halved.
         passes: The passes of this process; all ranks halve together.
 
     Attributes:
@@ -63,10 +64,10 @@ class ChunkSize:
         retries: How often it was halved since `retries` was last set to 0.
     """
 
-    def __init__(self, initial: int, say: Callable[[str], None], passes: Passes | None = None) -> None:
+    def __init__(self, initial: int, echo: Echo, passes: Passes | None = None) -> None:
         self.value = initial
         self.retries = 0
-        self._say = say
+        self._echo = echo
         self._passes = passes or OwnPasses()
 
     def run(self, work: Callable[[], T]) -> T:
@@ -113,7 +114,7 @@ class ChunkSize:
         if self.value <= MIN_NODES:
             raise OutOfMemoryError(too_little_memory(self.value, reason))
         half = max(MIN_NODES, self.value // 2)
-        self._say(f"out of memory with {self.value} tree nodes per pass; retrying with engine.nodes_per_pass: {half}")
+        self._echo(f"out of memory with {self.value} tree nodes per pass; retrying with engine.nodes_per_pass: {half}")
         self.value = half
         self.retries += 1
 

@@ -196,7 +196,7 @@ def _text(value: Any, location: str, column: str, advice: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise UserError(
-            f"{location}: {column} holds half a character (\\u{ord(text[error.start]):04x}); write both surrogates"
+            f"{location}: {column} contains half a character (\\u{ord(text[error.start]):04x}); write both surrogates"
         ) from error
     return text
 
@@ -211,7 +211,7 @@ def _answer_advice(answer: Any, row: Row, source: FileSource) -> str:
         )
     if isinstance(answer, Mapping) and answer:
         inside = f"{source.answer_column}.{next(iter(answer))}"
-        return f"name the key that holds the answer, as in data.sources[].answer_column: {inside}"
+        return f"name the key that contains the answer, as in data.sources[].answer_column: {inside}"
     if isinstance(answer, bool):
         return 'an answer is text or a number: write it as the text of the answer, such as "true" or "yes"'
     return "an answer is one text or number: write the one answer, or JSON text if your verifier reads a structure"

@@ -154,8 +154,8 @@ def _domain(path: str, column: str, texts: Sequence[str]) -> tuple[str, str]:
     solutions = [text for text in texts if len(text) > _LONGEST_ANSWER]
     if solutions and all(last_box(text) is not None for text in solutions):
         raise UserError(
-            f"{path}: column {column!r} holds whole solutions with the answer in \\boxed{{}}; write the answers into a "
-            "column of their own and give --answer-column NAME"
+            f"{path}: column {column!r} contains whole solutions with the answer in \\boxed{{}}; write the answers "
+            "into another column and give --answer-column NAME"
         )
     if sum(map(_looks_mathematical, texts)) >= _MOSTLY * len(texts):
         return _MATH_DOMAIN, "the answers look like numbers or formulas"

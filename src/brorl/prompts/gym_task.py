@@ -116,7 +116,7 @@ def _encoded(value: Any) -> Any:
         if plain:
             return {str.__str__(key): _encoded(item) for key, item in value.items()}
         return {_PAIRS: [[_encoded(key), _encoded(item)] for key, item in value.items()]}
-    raise ValueError(f"an entry holds an object of type {type(value).__name__}, which cannot be stored")
+    raise ValueError(f"an entry contains an object of type {type(value).__name__}, which cannot be stored")
 
 
 def _decoded(value: Any) -> Any:

@@ -30,7 +30,7 @@ class Question:
         reference: The reference answer, as the verifier of `domain` reads it.
         domain: Name of the verifier.
         source: Name of the data that the question is from.
-        messages: A conversation that ends with the user's turn, in place of `text`.
+        messages: A conversation that ends with the user's turn, instead of `text`.
         location: File and row, for messages; empty if it is generated. It is not part of the identity of a question.
 
     Raises:
@@ -77,11 +77,11 @@ class Question:
     @property
     def asked(self) -> str:
         """The key without system messages and white space; no two questions to train and evaluate on share it."""
-        said = [message for message in self.messages if message.role != "system"]
-        if len(said) <= 1:
-            return " ".join((said[0].content if said else self.text).split())
-        turns = [[message.role, " ".join(message.content.split())] for message in said]
-        return json.dumps(turns, ensure_ascii=False)
+        turns = [message for message in self.messages if message.role != "system"]
+        if len(turns) <= 1:
+            return " ".join((turns[0].content if turns else self.text).split())
+        texts = [[message.role, " ".join(message.content.split())] for message in turns]
+        return json.dumps(texts, ensure_ascii=False)
 
 
 _T = TypeVar("_T")

@@ -23,7 +23,7 @@ TEMPLATES: Mapping[str, str] = {
     ),
     "gym": "{prompt}\n\nPlease reason step by step, and put your final answer between <answer> and </answer>.",
     "code": "{prompt}",  # the layouts write the form of the program into the question
-    "ifeval": "{prompt}",  # the question holds all instructions
+    "ifeval": "{prompt}",  # the question contains all instructions
 }
 """The usual text around a question of each domain: it requests an answer in the form that the verifier reads."""
 
@@ -51,7 +51,7 @@ class Tokenizer(Protocol):
         ...
 
     def __call__(self, text: Any, *, add_special_tokens: bool, verbose: bool) -> Any:
-        """Return a mapping whose `input_ids` holds token ids for each text."""
+        """Return a mapping whose `input_ids` contains token ids for each text."""
         ...
 
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:

@@ -147,13 +147,13 @@ def _files_in(path: str, folder: Path) -> list[Path]:
         if file.suffix.lower() in _SUFFIXES and not any(part.startswith(".") for part in file.relative_to(folder).parts)
     )
     if not files:
-        raise UserError(f"the folder {path} holds no {', '.join(_SUFFIXES)} file; fix data.sources[].path")
+        raise UserError(f"the folder {path} contains no {', '.join(_SUFFIXES)} file; fix data.sources[].path")
     names = [file.relative_to(folder).as_posix() for file in files]
     train_files = [name for name in names if re.search(r"(?<![a-z])train(?![a-z])", name.lower())]
     test_files = [name for name in names if re.search(rf"(?<![a-z])({'|'.join(_OTHER_SPLITS)})(?![a-z])", name.lower())]
     if train_files and test_files:
         raise UserError(
-            f"the folder {path} holds several splits ({train_files[0]}, {test_files[0]}); name the files to train "
+            f"the folder {path} contains several splits ({train_files[0]}, {test_files[0]}); name the files to train "
             f"on, such as data.sources[].path: {folder / train_files[0]}"
         )
     return files

@@ -66,7 +66,7 @@ class FileSource(Section):
     path: str = Field(description="file, folder or pattern (*.jsonl), or hub id of a dataset")
     name: str | None = Field(None, description="name of the source in tables; null uses the last part of the path")
     layout: str | None = Field(
-        None, description="layout of a public dataset, in place of columns and domain (docs/how-to/data.md)"
+        None, description="layout of a public dataset, instead of columns and domain (docs/how-to/data.md)"
     )
     prompt_column: str = Field("prompt", description="column with the question: text, or a list of messages")
     answer_column: str = Field("answer", description="column with the reference answer")
@@ -222,7 +222,7 @@ class PromptFormat(Section):
 
     template: str = Field(_PLACEHOLDER, description="text around the question; {prompt} marks its place")
     domain_templates: dict[str, str] = Field(
-        {}, description="templates of some domains, in place of `template`: {math: ..., code: ...}"
+        {}, description="templates of some domains, instead of `template`: {math: ..., code: ...}"
     )
     system_prompt: str | None = Field(None, description="system prompt before every question; null for none")
     chat: Literal["auto", "always", "never"] = Field(

@@ -97,7 +97,7 @@ def why_no_change(run: RunRecord) -> str:
 
 
 def why_no_rollouts(run: RunRecord) -> str:
-    """Return why a run directory holds no rollouts of training."""
+    """Return why a run directory contains no rollouts of training."""
     if run.settings.get("store_rollouts_every") == "0":
         return "No rollouts were stored (store_rollouts_every: 0)."
     if not run.updates:
@@ -108,7 +108,7 @@ def why_no_rollouts(run: RunRecord) -> str:
 
 
 def why_no_held_out_responses(run: RunRecord) -> str:
-    """Return why a run directory holds no responses to held-out prompts."""
+    """Return why a run directory contains no responses to held-out prompts."""
     if not run.evaluations:
         return why_no_evaluation(run)
     if run.settings.get("store_rollouts_every") == "0":

@@ -107,7 +107,7 @@ def find_samples(
     steps = stored_steps(run, folder)
     if not steps:
         why = why_no_held_out_responses if held_out else why_no_rollouts
-        raise UserError(f"{run} holds no {folder}: {why(read_run(run))}")
+        raise UserError(f"{run} contains no {folder}: {why(read_run(run))}")
     step = steps[-1] if step is None else step
     rows: list[PromptRow] = []
     nearest: tuple[float, int, StoredGroup] | None = None  # to the choice
@@ -245,6 +245,6 @@ def _beginning(text: str) -> str:
 
 
 def _end(text: str, size: int) -> str:
-    """Return the end of a text, which usually holds the answer."""
+    """Return the end of a text, which usually contains the answer."""
     text = text.strip()
     return visible_text(text if len(text) <= size else f"... {text[-size:]}")

@@ -67,7 +67,7 @@ class SamplingPool(Protocol):
         ...
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Sample with these weights all tasks that start from now on; tasks under way keep theirs."""
+        """Sample with these weights all tasks that start from now on; tasks in progress keep theirs."""
         ...
 
     def close(self) -> None:

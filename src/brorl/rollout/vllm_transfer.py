@@ -48,7 +48,7 @@ class TransferError(UserError):
 class WeightCalls:
     """The four calls on one engine, in the form of vLLM's protocol `VLLMWeightSyncClient`.
 
-    The scheduler is paused from `start` to `finish`. No request is under way then: `LLM.generate` returns when all of
+    The scheduler is paused from `start` to `finish`. No request is in progress then: `LLM.generate` returns when all of
     its requests are done. The pause mode is `keep`: a request that an interrupted call has left computes its keys and
     values again and continues with the new weights.
 

@@ -138,7 +138,7 @@ def save_checkpoint(
 
 
 def _name(complete: Path, target: Path) -> None:
-    """Give a complete checkpoint its name, in place of one of the same step; see `discard_unfinished` for kills."""
+    """Give a complete checkpoint its name, instead of one of the same step; see `discard_unfinished` for kills."""
     if is_checkpoint(target):
         (target / _COMMIT).unlink()
         shutil.rmtree(target)
@@ -325,7 +325,7 @@ def _check_plain(value: Any, where: str) -> None:
             _check_plain(item, f"{where}[{index}]")
     elif type(value) not in (bool, int, float, str, type(None), torch.Tensor, torch.nn.Parameter):
         raise TypeError(
-            f"{where} is a {type(value).__name__}; a checkpoint holds tensors, numbers, strings, lists and dicts only"
+            f"{where} is a {type(value).__name__}; a checkpoint stores tensors, numbers, strings, lists and dicts only"
         )
 
 

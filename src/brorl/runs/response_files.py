@@ -50,7 +50,7 @@ def find_responses(path: str) -> str:
     """Return the file or folder of the responses: for a run directory, the rollouts of its last stored step.
 
     Raises:
-        UserError: If it does not exist or holds no responses.
+        UserError: If it does not exist or contains no responses.
     """
     local = Path(path).expanduser()
     if not path.strip():

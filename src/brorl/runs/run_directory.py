@@ -101,7 +101,7 @@ class RunDirectory:
             os.fsync(file.fileno())
 
     def read_metrics(self) -> list[Record]:
-        """Return all complete lines of the metrics."""
+        """Return all complete metrics records."""
         return read_metrics(self.metrics_file)
 
     def rewind(self, step: int, attempts: int = 0) -> None:

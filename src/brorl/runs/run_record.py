@@ -31,7 +31,7 @@ class RunRecord:
         name: Name of the run among the others.
         settings: The settings by dotted name, values as text, in the order of `config.yaml`; empty if it is missing.
         environment: `env.json`; empty if it is missing.
-        records: The complete lines of the metrics, steps ascending.
+        records: The complete metrics records, steps ascending.
         held_out: Texts of the held-out prompts, in order; empty if they were not stored.
     """
 
@@ -111,7 +111,7 @@ def _read_run(path: Path, name: str) -> RunRecord:
     check_run(path)
     records = read_metrics(path / "metrics.jsonl")
     if not records:
-        raise UserError(f"{path} holds no metrics yet (metrics.jsonl); wait for the run's first line")
+        raise UserError(f"{path} contains no metrics yet (metrics.jsonl); wait for the run's first line")
     environment = _read_json(path / "env.json")
     held_out = _read_json(path / "held_out.json")
     return RunRecord(
@@ -189,7 +189,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def number(record: Mapping[str, Any], *keys: str) -> float | None:
-    """Return a number of a line of the metrics; None if it is missing or not finite.
+    """Return a number of a metrics record; None if it is missing or not finite.
 
     Args:
         record: The line.
@@ -204,5 +204,5 @@ def number(record: Mapping[str, Any], *keys: str) -> float | None:
 
 
 def total(records: Iterable[Mapping[str, Any]], *keys: str) -> float:
-    """Return the sum of a number over lines of the metrics; missing ones count as 0."""
+    """Return the sum of a number over metrics records; missing ones count as 0."""
     return sum(number(record, *keys) or 0.0 for record in records)

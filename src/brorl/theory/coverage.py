@@ -121,7 +121,7 @@ def unsampled_correct_at(tree: RolloutTree, correct_L: BoolArray, num_rollouts: 
     Returns:
         Unbiased estimates of the expected unsampled correct mass, shape [K].
 
-    Source: the coverage curve follows from Lemma 2 of BroRL (arXiv 2510.01180) with p in place of p^2.
+    Source: the coverage curve follows from Lemma 2 of BroRL (arXiv 2510.01180) with p instead of p^2.
     """
     p_A = response_masses(tree)[correct_L]
     _, seen_A = unseen_and_seen_mass(p_A, tree.num_rollouts)

@@ -109,7 +109,7 @@ class SimulationSettings:
 
     @property
     def decay(self) -> float:
-        """The weight decay, with torch's default in place of None."""
+        """The weight decay, with torch's default instead of None."""
         return _DEFAULT_WEIGHT_DECAY[self.optimizer] if self.weight_decay is None else self.weight_decay
 
 

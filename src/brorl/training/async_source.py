@@ -68,7 +68,7 @@ class AsyncSource(GroupSource):
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample with these weights all tasks that start from now on; see `GroupSource`.
 
-        Tasks under way keep their weights. Stragglers are dropped if the backlog does not keep them.
+        Tasks in progress keep their weights. Stragglers are dropped if the backlog does not keep them.
         """
         with self._changed:
             self._check()
@@ -208,7 +208,7 @@ class AsyncSource(GroupSource):
         ]
 
     def _add(self, flights: Sequence[Flight], graded: Sequence[GradedPrompt]) -> None:
-        """Add verified prompts, and begin others in place of those without a group to train on."""
+        """Add verified prompts, and begin others to replace those without a group to train on."""
         any_added = False
         for flight, prompt in zip(flights, graded, strict=True):
             kept = prompt.group if prompt.group and self._retries.keeps(prompt.group) else None

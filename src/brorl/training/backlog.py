@@ -110,7 +110,7 @@ class _Finished:
 class Backlog:
     """Bounds and orders the prompts of an asynchronous source; it samples nothing.
 
-    The number of groups that wait and prompts under way is at most P times the number of steps that can still train
+    The number of groups that wait and prompts in progress is at most P times the number of steps that can still train
     on the newest weights. Staleness is the number of updates between the weights that sampled the first token of a
     group and those that it trains.
 
@@ -151,7 +151,7 @@ class Backlog:
 
     @property
     def capacity(self) -> int:
-        """Most groups and prompts under way that the steps of the newest weights can train."""
+        """Most groups and prompts in progress that the steps of the newest weights can train."""
         return self.prompts_per_step * (self._version + 1 + self.max_staleness - self._steps_taken)
 
     def start(self) -> list[Start]:
@@ -175,7 +175,7 @@ class Backlog:
     def _next_prompts(self, number: int) -> list[Prompt]:
         """Return prompts to begin: those that wait, then those of the stream.
 
-        A straggler does not begin again while it is under way. Otherwise, prompts that are always too slow would come
+        A straggler does not begin again while it is in progress. Otherwise, prompts that are always too slow would come
         again with every epoch, and fill the capacity. It begins once more when it is done: the stream can return it
         many times meanwhile, and as many copies would fill whole steps.
         """
@@ -204,7 +204,7 @@ class Backlog:
         """Take a prompt whose rollouts are done, with its group, or None if it is not trained on.
 
         Returns:
-            Whether the prompt was under way. False if it was dropped.
+            Whether the prompt was in progress. False if it was dropped.
         """
         start = self._under_way.pop(serial, None)
         if start is None:
@@ -251,7 +251,7 @@ class Backlog:
         return groups, staleness
 
     def _in_time(self, step: int, rest: list[_Finished]) -> bool:
-        """Whether the steps after one can train all other groups and prompts under way within the bound."""
+        """Whether the steps after one can train all other groups and prompts in progress within the bound."""
         versions = sorted(start.version for start in [*(done.start for done in rest), *self._under_way.values()])
         per_step = self.prompts_per_step
         return all(
@@ -266,7 +266,7 @@ class Backlog:
     def advance(self, version: int, length_of: dict[int, int]) -> set[int]:
         """Note a new version of the weights, and the prompts that are now too stale; return the starts that it drops.
 
-        `length_of` has, by start, the tokens of the longest response so far of prompts under way.
+        `length_of` has, by start, the tokens of the longest response so far of prompts in progress.
         """
         if version != self._version:
             self._waves = 0
@@ -282,7 +282,7 @@ class Backlog:
         return self._drop() if self.stragglers == "drop" else set()
 
     def _drop(self) -> set[int]:
-        """Drop the late prompts; return those of them that were under way."""
+        """Drop the late prompts; return those of them that were in progress."""
         ready = {done.start.serial: done.start for done in self._ready}
         for serial in sorted(self._stale_ids, reverse=True):
             self._pending.appendleft((self._under_way.get(serial) or ready[serial]).prompt)
@@ -307,7 +307,7 @@ class Backlog:
         }
 
     def load_state(self, carried: tuple[Group, ...], plain: dict[str, Any] | None) -> None:
-        """Restore a state, with nothing under way; the stream is restored separately.
+        """Restore a state, with nothing in progress; the stream is restored separately.
 
         Args:
             carried: Groups that wait for a later step.

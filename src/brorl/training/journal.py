@@ -75,7 +75,7 @@ class Journal:
             yield self._step + 1
 
     def record(self, step: int, batch: Batch, held_out: Sequence[Group | None], metrics: StepMetrics) -> Record:
-        """Return the line of the metrics of a step, and store the step's rollouts when due."""
+        """Return the metrics record of a step, and store the step's rollouts when due."""
         clock = self._run.clock
         with clock("storing"):
             if is_due(step, self._run.schedule.store_rollouts_every):
@@ -110,7 +110,7 @@ class Journal:
             record["reference_reset"] = why
 
     def write(self, record: Record) -> None:
-        """Write a line of the metrics. A collapse is noted in it, and may end the run."""
+        """Write a metrics record. A collapse is noted in it, and may end the run."""
         monitor, outputs = self._run.measurements.monitor, self._run.outputs
         if sign := monitor.collapse(record):
             record["collapse"] = sign

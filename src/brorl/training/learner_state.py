@@ -147,7 +147,7 @@ def read_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Read tensors of `write_shards`, by any number of ranks, in the shape, type, device and layout of others.
 
     Raises:
-        ValueError: If the folder holds no such tensors, or is damaged.
+        ValueError: If the folder contains no such tensors, or is damaged.
     """
     reader = FileSystemReader(folder)
     try:

@@ -172,12 +172,12 @@ class Monitor:
         return float(estimates[min(estimates, key=int)]["value"]) if estimates else None
 
     def collapse(self, record: Record) -> str | None:
-        """Return a sign of collapse that is new with a line of the metrics, if there is one."""
+        """Return a sign of collapse that is new with a metrics record, if there is one."""
         sign = find_collapse([*self._records, self._counting(record)], self._limits)
         return None if sign is None else sign.text
 
     def remember(self, record: Record) -> None:
-        """Add a line of the metrics."""
+        """Add a metrics record."""
         self._records.append(self._counting(record))
         score = self.score(record)
         step = record["step"] if "update" in record else record["step"] - 1  # the step whose weights were evaluated

@@ -69,7 +69,7 @@ class Objective:
             self._enter(self._index + 1, fraction)
 
     def record(self) -> Record:
-        """Return the phase of this step for its line of the metrics; nothing if there is only one.
+        """Return the phase of this step for its metrics record; nothing if there is only one.
 
         `begins` is in the first line of each phase.
         """

@@ -46,7 +46,7 @@ class Outputs:
     tokenizer: PreTrainedTokenizerBase  # saved with every checkpoint
     keep_checkpoints: int  # regular checkpoints to keep; 0 for all
     grader: Grader  # gives the texts and rewards of responses that are stored
-    report: Callable[[Record], None]  # receives every line of the metrics
+    report: Callable[[Record], None]  # receives every metrics record
     observe: Observe = unobserved  # receives each step, and each phase of it, when it begins
 
 

@@ -51,7 +51,7 @@ def leave_terminal() -> None:
 
 
 class StopNow(Exception):  # noqa: N818 (it is no error)
-    """A stop was requested where the work under way can be discarded: nothing was learned in it."""
+    """A stop was requested where the work in progress can be discarded: nothing was learned in it."""
 
 
 class StopRequest:
@@ -60,7 +60,7 @@ class StopRequest:
     Outside of the main thread signals are left alone.
 
     Args:
-        answer: Called once, at the first signal and from another thread, with whether the work under way is discarded.
+        answer: Called once, at the first signal and from another thread, with whether work in progress is discarded.
     """
 
     def __init__(self, answer: Callable[[bool], None] = lambda _: None) -> None:
@@ -108,7 +108,7 @@ class StopRequest:
             self._discards = False
 
     def check(self) -> None:
-        """End the work under way if a stop was requested and the work can be discarded.
+        """End the work in progress if a stop was requested and the work can be discarded.
 
         Raises:
             StopNow: If so.

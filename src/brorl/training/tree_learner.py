@@ -11,7 +11,7 @@ update is that of one process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from brorl.activity import Observe, Updating, unobserved
+from brorl.activity import Echo, Observe, Updating, unobserved
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.algorithms.kl import penalized_group
@@ -44,7 +44,7 @@ class TreeLearner:
     Args:
         model: The model, sharded if there are several ranks; its current weights become the reference, if there is one.
         settings: How the model is updated.
-        say: Receives a line when memory runs out and smaller chunks are tried, and the cost of the flat path.
+        echo: Receives a line when memory runs out and smaller chunks are tried, and the cost of the flat path.
         observe: Receives an `Updating` before each update.
         ranks: The processes that share the model.
     """
@@ -53,7 +53,7 @@ class TreeLearner:
         self,
         model: PreTrainedModel,
         settings: LearnerSettings,
-        say: Callable[[str], None] = lambda _: None,
+        echo: Echo = lambda _: None,
         observe: Observe = unobserved,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -61,8 +61,8 @@ class TreeLearner:
         self._ranks = ranks
         self._passes = SyncedForward(model, ranks.maximum) if ranks.size > 1 else OwnPasses()
         self._observe = observe
-        self._say = say
-        self._cost_line_said = False
+        self._echo = echo
+        self._cost_line_shown = False
         self._settings = settings
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._parameters = list(self._trained.values())
@@ -75,7 +75,7 @@ class TreeLearner:
         )
         self._updates = 0
         nodes = settings.max_nodes or settings.forward.default_max_nodes(model)
-        self._nodes = ChunkSize(nodes, say, self._passes)
+        self._nodes = ChunkSize(nodes, echo, self._passes)
         self._reference = ReferencePolicy(model, settings.offload_reference) if settings.kl else None
         self._tensor = partial(to_tensor, model)
         self._scores = TreeScores(model, settings, self._nodes, self._passes, ranks)
@@ -94,10 +94,10 @@ class TreeLearner:
         if len(groups) < settings.mini_batches:
             raise ValueError(f"{settings.mini_batches} mini-batches need as many groups, got {len(groups)}")
         self.model.train()
-        if not self._cost_line_said:
-            self._cost_line_said = True
+        if not self._cost_line_shown:
+            self._cost_line_shown = True
             if line := settings.forward.cost_line([group.tree for group in groups]):
-                self._say(line)
+                self._echo(line)
 
         scores = None
         if settings.kl and settings.kl.placement == "reward":
@@ -198,8 +198,8 @@ class TreeLearner:
         if self._reference is not None:
             if "reference" not in state:
                 raise ValueError(
-                    "the state holds no reference policy, and kl.coefficient is above 0; resume with the settings that "
-                    "the run started with, or start a new run from its weights"
+                    "the state contains no reference policy, and kl.coefficient is above 0; resume with the settings "
+                    "that the run started with, or start a new run from its weights"
                 )
             self._reference.load_state_dict(state["reference"])
         self._optimizer.load_state_dict(state["optimizer"])

@@ -272,7 +272,7 @@ ATTACKS = {
     "nested without end": "def add(a, b):\n    x = []\n    x.append(x)\n    return x",
     "stack overflow": "def add(a, b):\n    return add(a, b)",
     "fork": "import os\ndef add(a, b):\n    os.fork()\n    return 1",
-    "own class in place of int": "class int(int):\n    pass\ndef add(a, b):\n    return int(1)",
+    "own class instead of int": "class int(int):\n    pass\ndef add(a, b):\n    return int(1)",
     "caller's variables": "import sys\ndef add(a, b):\n    f = sys._getframe()\n    while f:\n"
                           "        for v in list(f.f_locals.values()):\n"
                           "            if type(v).__name__ == 'Check': return v.expected\n        f = f.f_back\n"

@@ -141,5 +141,5 @@ def _seconds_chart(runs: Sequence[RunRecord]) -> Chart:
 
 
 def _estimate(*path: str) -> Quantity:
-    """Return where the value and the ends of an estimate of an evaluation stand in a line of the metrics."""
+    """Return where the value and the ends of an estimate of an evaluation stand in a metrics record."""
     return [("evaluation", *path, end) for end in ("value", "low", "high")]

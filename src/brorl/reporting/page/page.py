@@ -319,7 +319,7 @@ def _chart_data(chart: Chart) -> dict[str, Any]:
 
 
 def event_marks(run: RunRecord) -> list[dict[str, Any]]:
-    """Return the lines of the metrics at which the reference was reset or a phase began, with a label."""
+    """Return the metrics records at which the reference was reset or a phase began, with a label."""
     marks = [(at, "reset of the reference") for at, r in enumerate(run.records) if "reference_reset" in r]
     begins = [(at, r["objective"]["name"]) for at, r in enumerate(run.records) if "begins" in r.get("objective", {})]
     marks += [(at, plotly_text(f"{name} begins")) for at, name in begins[1:]]

@@ -57,7 +57,7 @@ def _values(record: Record, quantity: Quantity) -> list[float]:
 
 
 def line(runs: Sequence[RunRecord], i: int, label: str, j: int, points: Sequence[tuple[int, float]]) -> Trace:
-    """Return a line over the course of run `i`: quantity `j` at some lines of the metrics."""
+    """Return a line over the course of run `i`: quantity `j` at some metrics records."""
     several = len(runs) > 1
     return {
         "type": "scatter",

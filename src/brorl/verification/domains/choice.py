@@ -118,6 +118,6 @@ def _cleaned(options: tuple[str, ...]) -> list[str]:
 
 
 def _clean(text: str) -> str:
-    """Remove markup, quotes and a full stop around a text, and surplus space."""
+    """Remove markup, quotes and a period around a text, and surplus space."""
     text = _MARKUP.sub(" ", text).translate(_DASHES)
     return " ".join(text.split()).strip(_QUOTES).removesuffix(".").strip(_QUOTES)

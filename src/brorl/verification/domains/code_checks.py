@@ -152,7 +152,7 @@ class Check:
     expected: object  # the expected value
     rule: ValueRule = _EQUAL  # when a value is the expected one
     # `value` compares the value, `set` the set of its elements, and `truth` its truth. `wrapped` also accepts the one
-    # element of an expected list alone, and `not none` any value but None in place of True.
+    # element of an expected list alone, and `not none` any value but None instead of True.
     kind: Kind = "value"
 
     @cached_property

@@ -101,7 +101,7 @@ class Clock:
         return over
 
     def limits(self, output_bytes: int = REPLY_BYTES) -> Limits:
-        """Return the limits of the next request; by default its reply holds no value."""
+        """Return the limits of the next request; by default its reply contains no value."""
         return Limits(max(0.01, min(self.case_s, self.total_s - self.spent_s)), self.memory_bytes, output_bytes)
 
     def request(self, request: Request) -> Generator[Request, Reply | Asked, Reply]:

@@ -26,7 +26,7 @@ _MAX_ANSWER = 2_000
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _WORD = re.compile(r"(?![iI]+$)[A-Za-z]{1,40}")  # a product of variables; `II` may be i times i
 _CHOICE = re.compile(r"[A-J]")
-# One letter alone, or one that a bracket, full stop or colon sets off from what follows; in \text{...} and its kin.
+# One letter alone, or one that a bracket, period or colon sets off from what follows; in \text{...} and its kin.
 _CHOSEN = re.compile(
     r"(?:\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|boldsymbol)\s*\{)?\s*"
     r"(?:\(([A-Ja-j])\)|([A-Ja-j])[.):]|([A-Ja-j]))(?:(?<=[.):])[\s\\}].*|\s*\}?)"

@@ -36,7 +36,7 @@ _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9,]*)?\.?[0-9]+(?:/[0-9]+)?(?:\s*\\?%)?")
 
 
 def extract_answer(response: str, with_unit: bool = False) -> str | None:
-    """Return the answer in a response on one line, without surrounding space, `$` and full stop; None if there is none.
+    """Return the answer in a response on one line, without surrounding space, `$` and period; None if there is none.
 
     `with_unit` keeps the words after a number, which may be its unit, and never takes the last number without them.
     """
@@ -73,7 +73,7 @@ def _in_context(text: str, start: int, end: int, answer: str) -> str:
 
 
 def tidy(answer: str) -> str:
-    r"""Strip an answer of space, line ends, emphasis, `$`, `\(`, `\[` and a full stop around it.
+    r"""Strip an answer of space, line ends, emphasis, `$`, `\(`, `\[` and a period around it.
 
     Args:
         answer: Any string; one of more than 4,000 characters without surplus space keeps what surrounds it.

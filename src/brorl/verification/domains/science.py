@@ -80,9 +80,9 @@ class ScienceVerifier:
         results = self._pool.run([VerifierCall(_COMPARE, (*call[:2], limit_s, call[2])) for call in unknown])
         for pending, result in zip(unknown.values(), results, strict=True):
             correct = result.failure is None and bool(result.value["correct"])
-            said = result.failure or str(result.value["reason"])
+            why = result.failure or str(result.value["reason"])
             for number, (index, answer) in enumerate(pending):
-                verdicts[index] = Verdict(correct, float(correct), answer, said, 0.0 if number else result.seconds)
+                verdicts[index] = Verdict(correct, float(correct), answer, why, 0.0 if number else result.seconds)
         return with_own_time(verdicts, own_s)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:

@@ -259,7 +259,7 @@ class ProgramPool(_Pool):
         return self._preloading[modules]
 
     def require(self) -> Level:
-        """Return the level of confinement in force; the first call of a process tries attacks on it.
+        """Return the active level of confinement; the first call of a process tries attacks on it.
 
         Raises:
             UserError: If none holds on this machine and `unsafe` was not chosen.

@@ -23,7 +23,7 @@ from brorl.verification.sandbox.inside import program
 T = TypeVar("T")
 
 REPLY_BYTES = 1 << 12
-"""Output limit of a request whose reply holds no value, or a short one; the text of any failure fits in."""
+"""Output limit of a request whose reply contains no value, or a short one; the text of any failure fits in."""
 
 
 class LostError(Exception):
