@@ -28,24 +28,16 @@ from brorl.training.stop_request import is_hangup, stop_signals
 
 
 class Command(NamedTuple):
-    """A command; functions and tuples are named `module:name`, without the package.
+    """A command; functions and tuples are named `module:name`, without the package."""
 
-    Attributes:
-        summary: What it does.
-        function: Its arguments are the options of the command.
-        inherits: Functions whose arguments are options too.
-        omit: Arguments that are no options.
-        settings: The settings that it accepts if a function takes `overrides`: a tuple of names and of sections
-            (`verification.`); empty for all of them.
-        is_shown: Whether the result is printed; otherwise the function prints it.
-    """
-
-    summary: str
-    function: str
-    inherits: tuple[str, ...] = ()
-    omit: tuple[str, ...] = ()
+    summary: str  # what it does
+    function: str  # its arguments are the options of the command
+    inherits: tuple[str, ...] = ()  # functions whose arguments are options too
+    omit: tuple[str, ...] = ()  # arguments that are no options
+    # the settings that it accepts if a function takes `overrides`: a tuple of names and of sections
+    # (`verification.`); empty for all of them
     settings: str = ""
-    is_shown: bool = True
+    is_shown: bool = True  # whether the result is printed; otherwise the function prints it
 
 
 COMMANDS = {

@@ -12,23 +12,17 @@ from brorl.section import Section
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Settings of one sampling run.
+    """Settings of one sampling run."""
 
-    Attributes:
-        temperature: Divisor of the logits; 0 is greedy decoding (all rollouts of a prompt agree).
-        top_p: Keep the smallest set of most probable tokens whose mass reaches this; 1 keeps all.
-        top_k: Keep this many most probable tokens (and ties with the last of them); 0 keeps all.
-        max_new_tokens: Length limit of a response in tokens, stop token included; a response that reaches it is cut.
-        stop_token_ids: Tokens that end a response, in addition to the engine's end-of-sequence tokens.
-        min_new_tokens: No stop token is drawn before a response has this many tokens. The distribution is then that of
-            the other tokens, and so are the log-probs.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    temperature: float = 1.0  # divisor of the logits; 0 is greedy decoding (all rollouts of a prompt agree)
+    top_p: float = 1.0  # keep the smallest set of most probable tokens whose mass reaches this; 1 keeps all
+    top_k: int = 0  # keep this many most probable tokens (and ties with the last of them); 0 keeps all
+    # length limit of a response in tokens, stop token included; a response that reaches it is cut
     max_new_tokens: int = 256
+    # tokens that end a response, in addition to the engine's end-of-sequence tokens
     stop_token_ids: tuple[int, ...] = ()
+    # No stop token is drawn before a response has this many tokens. The distribution is then that of the other
+    # tokens, and so are the log-probs.
     min_new_tokens: int = 0
 
     def __post_init__(self) -> None:

@@ -91,15 +91,10 @@ def dotted(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class TemporaryFolder:
-    """A folder whose lock marks it as used until this process ends, even if it is killed.
+    """A folder whose lock marks it as used until this process ends, even if it is killed."""
 
-    Attributes:
-        path: Its path.
-        descriptor: Open file that holds the lock; None where there are no locks.
-    """
-
-    path: Path
-    descriptor: int | None
+    path: Path  # its path
+    descriptor: int | None  # open file that holds the lock; None where there are no locks
 
     @classmethod
     def new(cls, parent: Path, prefix: str) -> TemporaryFolder:

@@ -33,28 +33,19 @@ _DTYPES: dict[str, type[np.generic]] = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RolloutTree:
-    """All rollouts of one prompt as a prefix tree with counts (M nodes, L distinct responses, N rollouts).
+    """All rollouts of one prompt as a prefix tree with counts (M nodes, L distinct responses, N rollouts)."""
 
-    Attributes:
-        prompt_ids: Token ids of the prompt; they are not nodes.
-        token: Token id of each node, shape [M].
-        parent: Index of each node's parent, shape [M]; -1 for the first token after the prompt. Parents come first.
-        count: Number of rollouts that pass through each node, shape [M].
-        logprob: Log-probability (nats) of the node's token given its prefix, under the policy that sampled it at the
-            sampling temperature, before any top-p or top-k truncation, shape [M]; NaN where it is unknown.
-        leaf: Node of the last token of each distinct response, in preorder, shape [L].
-        leaf_count: Number of rollouts that gave each distinct response, shape [L].
-        finished: Whether the response ended with a stop token (its last node) and was not cut, shape [L].
-    """
-
-    prompt_ids: tuple[int, ...]
-    token: IntArray
+    prompt_ids: tuple[int, ...]  # token ids of the prompt; they are not nodes
+    token: IntArray  # token id of each node, shape [M]
+    # Index of each node's parent, shape [M]; -1 for the first token after the prompt. Parents come first.
     parent: IntArray
-    count: IntArray
+    count: IntArray  # number of rollouts that pass through each node, shape [M]
+    # log-probability (nats) of the node's token given its prefix, under the policy that sampled it at the sampling
+    # temperature, before any top-p or top-k truncation, shape [M]; NaN where it is unknown
     logprob: FloatArray
-    leaf: IntArray
-    leaf_count: IntArray
-    finished: BoolArray
+    leaf: IntArray  # node of the last token of each distinct response, in preorder, shape [L]
+    leaf_count: IntArray  # number of rollouts that gave each distinct response, shape [L]
+    finished: BoolArray  # whether the response ended with a stop token (its last node) and was not cut, shape [L]
 
     def __post_init__(self) -> None:
         for name, dtype in _DTYPES.items():

@@ -13,25 +13,18 @@ from brorl.tree import RolloutTree
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """N rollouts of one prompt with their verdicts and rewards (L distinct responses).
+    """N rollouts of one prompt with their verdicts and rewards (L distinct responses)."""
 
-    Attributes:
-        prompt: The prompt.
-        tree: Its rollouts.
-        correct_L: Raw verdict of each distinct response, before any shaping of rewards, shape [L].
-        reward_L: Reward of each distinct response, shape [L].
-        old_logprob_M: Log-probs (nats) of the tree's nodes under the learner with the weights that sampled them, shape
-            [M]. None while the learner still holds these weights, where old log-probs are the engine's, and in
-            asynchronous training, where the old policy is that before the step.
-        version: Version of the weights that sampled the first tokens of the tree, and all tokens unless they were
-            sampled in segments: the number of the step whose update made them.
-    """
-
-    prompt: Prompt
-    tree: RolloutTree
-    correct_L: NDArray[np.bool_]
-    reward_L: NDArray[np.float64]
+    prompt: Prompt  # the prompt
+    tree: RolloutTree  # its rollouts
+    correct_L: NDArray[np.bool_]  # raw verdict of each distinct response, before any shaping of rewards, shape [L]
+    reward_L: NDArray[np.float64]  # reward of each distinct response, shape [L]
+    # Log-probs (nats) of the tree's nodes under the learner with the weights that sampled them, shape [M]. None while
+    # the learner still holds these weights, where old log-probs are the engine's, and in asynchronous training, where
+    # the old policy is that before the step.
     old_logprob_M: NDArray[np.float64] | None = None
+    # version of the weights that sampled the first tokens of the tree, and all tokens unless they were sampled in
+    # segments: the number of the step whose update made them
     version: int = 0
 
     def __post_init__(self) -> None:

@@ -24,15 +24,10 @@ _LARGEST_LOG_RATIO = 20.0  # keeps exp and its sums finite; any useful bound is 
 
 
 class ImportanceFactors(NamedTuple):
-    """Factors of the policy term's weights.
+    """Factors of the policy term's weights."""
 
-    Attributes:
-        node_M: Factor of each node, >= 0, shape [M].
-        response_L: Factor of each distinct response, 0 or 1, shape [L].
-    """
-
-    node_M: FloatArray
-    response_L: FloatArray
+    node_M: FloatArray  # factor of each node, >= 0, shape [M]
+    response_L: FloatArray  # factor of each distinct response, 0 or 1, shape [L]
 
 
 @dataclass(frozen=True)
@@ -42,19 +37,14 @@ class Mismatch:
     Log-ratios are clamped to +-20. The estimate of KL takes w to have mean 1 under the sampler, which top-p and top-k
     break.
 
-    Attributes:
-        num_tokens: Number of tokens.
-        sum: Sum of w.
-        max: Largest w; 0 without tokens.
-        kl_sum: Sum of w - 1 - log w.
 
     Source: the k3 estimator of Schulman, "Approximating KL divergence" (2020).
     """
 
-    num_tokens: int = 0
-    sum: float = 0.0
-    max: float = 0.0
-    kl_sum: float = 0.0
+    num_tokens: int = 0  # number of tokens
+    sum: float = 0.0  # sum of w
+    max: float = 0.0  # largest w; 0 without tokens
+    kl_sum: float = 0.0  # sum of w - 1 - log w
 
     @classmethod
     def of(cls, trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -> Mismatch:

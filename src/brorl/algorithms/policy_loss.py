@@ -24,15 +24,10 @@ FloatArray = NDArray[np.float64]
 
 
 class NodeWeights(NamedTuple):
-    """Summed advantages of the rollouts through each node.
+    """Summed advantages of the rollouts through each node."""
 
-    Attributes:
-        positive_M: Sum of the positive ones, >= 0, shape [M].
-        negative_M: Sum of the negative ones, <= 0, shape [M].
-    """
-
-    positive_M: FloatArray
-    negative_M: FloatArray
+    positive_M: FloatArray  # sum of the positive ones, >= 0, shape [M]
+    negative_M: FloatArray  # sum of the negative ones, <= 0, shape [M]
 
 
 def node_weights(tree: RolloutTree, advantage_L: FloatArray) -> NodeWeights:
@@ -50,19 +45,12 @@ def node_weights(tree: RolloutTree, advantage_L: FloatArray) -> NodeWeights:
 
 
 class PolicyLoss(NamedTuple):
-    """The loss of some nodes, with sums for the metrics.
+    """The loss of some nodes, with sums for the metrics."""
 
-    Attributes:
-        loss: Scalar; adds up over parts of a batch that are given the same `denominator`.
-        clipped_weight: Sum of |weight| whose gradient the clip removed (CISPO: bounded), scalar, no gradient.
-        clipped_low: The part of it at the lower bound, scalar, no gradient.
-        clipped_high: The part of it at the upper bound, scalar, no gradient. The rest is the part at `dual_clip`.
-    """
-
-    loss: Tensor
-    clipped_weight: Tensor
-    clipped_low: Tensor
-    clipped_high: Tensor
+    loss: Tensor  # scalar; adds up over parts of a batch that are given the same `denominator`
+    clipped_weight: Tensor  # sum of |weight| whose gradient the clip removed (CISPO: bounded), scalar, no gradient
+    clipped_low: Tensor  # the part of it at the lower bound, scalar, no gradient
+    clipped_high: Tensor  # The part of it at the upper bound, scalar, no gradient. The rest is the part at `dual_clip`.
 
 
 def clipped_policy_loss(
@@ -144,19 +132,12 @@ def cispo_loss(
 
 
 class SequenceLoss(NamedTuple):
-    """A loss of whole responses at the current weights.
+    """A loss of whole responses at the current weights."""
 
-    Attributes:
-        loss: Its value; adds up over trees that are given the same `denominator`.
-        coefficient_M: Its derivative by each node's log-prob, shape [M].
-        clipped_low: Sum of |weight| whose gradient the lower bound removed.
-        clipped_high: Sum of |weight| whose gradient the upper bound removed.
-    """
-
-    loss: float
-    coefficient_M: FloatArray
-    clipped_low: float
-    clipped_high: float
+    loss: float  # its value; adds up over trees that are given the same `denominator`
+    coefficient_M: FloatArray  # its derivative by each node's log-prob, shape [M]
+    clipped_low: float  # sum of |weight| whose gradient the lower bound removed
+    clipped_high: float  # sum of |weight| whose gradient the upper bound removed
 
 
 def gspo_loss(

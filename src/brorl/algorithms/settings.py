@@ -165,15 +165,10 @@ class AdvantageSettings(Section):
 
 
 class Clip(NamedTuple):
-    """Bounds of a ratio.
+    """Bounds of a ratio."""
 
-    Attributes:
-        low: How far it may fall below 1.
-        high: How far it may rise above 1.
-    """
-
-    low: float
-    high: float
+    low: float  # how far it may fall below 1
+    high: float  # how far it may rise above 1
 
 
 DEFAULT_CLIP: dict[LossKind, Clip] = {

@@ -35,19 +35,12 @@ _PHASES = ("generation", "verification", "training", "diagnostics", "storing")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CheckResult(Result):
-    """A recipe that can be trained.
+    """A recipe that can be trained."""
 
-    Attributes:
-        config: The checked settings.
-        trials: One trial of the verifier for each source and domain.
-        forecast: The expected seconds of a step; None without timing.
-        lines: The report.
-    """
-
-    config: TrainConfig
-    trials: tuple[Trial, ...]
-    forecast: StepForecast | None
-    lines: tuple[Text, ...]
+    config: TrainConfig  # the checked settings
+    trials: tuple[Trial, ...]  # one trial of the verifier for each source and domain
+    forecast: StepForecast | None  # the expected seconds of a step; None without timing
+    lines: tuple[Text, ...]  # the report
 
     def parts(self) -> tuple[Text, ...]:
         """Return the report."""

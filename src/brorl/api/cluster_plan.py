@@ -28,25 +28,18 @@ ENGINES = ("native", "vllm")
 
 @dataclass(frozen=True)
 class ClusterQuestion:
-    """What to plan, next to the recipe.
+    """What to plan, next to the recipe."""
 
-    Attributes:
-        cluster: `NxGPU`, such as 8xH200, or `NxNAME:figure=number,...`.
-        engine: Engine that samples, `native` or `vllm` (default: engine.kind).
-        response_tokens: Mean tokens of a response (default: those of the run, or half of sampling.max_new_tokens).
-        distinct_fraction: Distinct tokens over sampled tokens (default: that of the run, or a formula).
-        model_shape: Sizes of the model instead of its config: `parameters`, `layers`, `hidden`, `kv_heads`,
-            `vocabulary`, and more.
-        group_parts: Parts of a group that may run on different rollout workers, >= 1.
-    """
-
-    cluster: str
+    cluster: str  # `NxGPU`, such as 8xH200, or `NxNAME:figure=number,...`
     _: KW_ONLY
-    engine: Engine | None = None
+    engine: Engine | None = None  # engine that samples, `native` or `vllm` (default: engine.kind)
+    # mean tokens of a response (default: those of the run, or half of sampling.max_new_tokens)
     response_tokens: float | None = None
+    # distinct tokens over sampled tokens (default: that of the run, or a formula)
     distinct_fraction: float | None = None
+    # sizes of the model instead of its config: `parameters`, `layers`, `hidden`, `kv_heads`, `vocabulary`, and more
     model_shape: Mapping[str, float] | None = None
-    group_parts: int = 1
+    group_parts: int = 1  # parts of a group that may run on different rollout workers, >= 1
 
     def __post_init__(self) -> None:
         if self.engine not in (None, *ENGINES):
@@ -57,15 +50,10 @@ class ClusterQuestion:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ClusterPlanResult(Result):
-    """A cluster plan that was written.
+    """A cluster plan that was written."""
 
-    Attributes:
-        path: The folder of `plan.json` and `plan.png`.
-        plan: The plan.
-    """
-
-    path: Path
-    plan: ClusterPlan
+    path: Path  # the folder of `plan.json` and `plan.png`
+    plan: ClusterPlan  # the plan
 
     @property
     def json_file(self) -> Path:

@@ -34,26 +34,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FinishedComparison(Result):
-    """A comparison whose runs are complete.
+    """A comparison whose runs are complete."""
 
-    Attributes:
-        path: Its folder.
-        results: All numbers, with 95% intervals.
-        answer: Sentences that answer the question, the answer first.
-        remarks: Sentences on the basis and the limits of the answer.
-        tables: The tables, in the order of reading.
-        files: The written files: `comparison.json`, `comparison.md`, `comparison.png`, `frontier.png` for more than two
-            arms, and `comparison.html`.
-        next: The command that follows, with the reason for it.
-    """
-
-    path: Path
-    results: ComparisonResults
-    answer: tuple[str, ...]
-    remarks: tuple[str, ...]
-    tables: tuple[Table, ...]
+    path: Path  # its folder
+    results: ComparisonResults  # all numbers, with 95% intervals
+    answer: tuple[str, ...]  # sentences that answer the question, the answer first
+    remarks: tuple[str, ...]  # sentences on the basis and the limits of the answer
+    tables: tuple[Table, ...]  # the tables, in the order of reading
+    # the written files: `comparison.json`, `comparison.md`, `comparison.png`, `frontier.png` for more than two arms,
+    # and `comparison.html`
     files: tuple[Path, ...]
-    next: NextCommand
+    next: NextCommand  # the command that follows, with the reason for it
 
     @property
     def arms(self) -> tuple[Arm, ...]:

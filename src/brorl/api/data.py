@@ -60,91 +60,55 @@ _PROMPT, _REFERENCE = 2_000, 200  # characters that are shown
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of prompts.
+    """Lengths of prompts."""
 
-    Attributes:
-        median: Half of the prompts are at most this long.
-        p95: 95% of the prompts are at most this long.
-        longest: Length of the longest one.
-    """
-
-    median: float
-    p95: int
-    longest: int
+    median: float  # half of the prompts are at most this long
+    p95: int  # 95% of the prompts are at most this long
+    longest: int  # length of the longest one
 
 
 @dataclass(frozen=True)
 class SourceSummary:
-    """What one source becomes.
+    """What one source becomes."""
 
-    Attributes:
-        name: Its name.
-        kind: Its layout, `columns`, or the name of its generator.
-        num_rows: Rows read; None if its questions are generated.
-        num_train: Training questions, without those whose prompts are too long.
-        num_held_out: Questions held out from training.
-        num_repeated: Rows that repeat a question.
-        dropped: Rows that the layout dropped, by reason.
-        num_evaluated_on: Training questions removed because another source evaluates on them.
-        num_too_long: Prompts above `data.max_prompt_tokens`, among those to train and to evaluate on; 0 if their
-            lengths are in characters.
-        domains: Training questions by domain; those held out if it is only evaluated on. Prompts that are too long do
-            not count.
-        share: Fraction of the training prompts, 0 to 1.
-        lengths: Lengths of the prompts to train on, those that are too long included; to evaluate on if there are no
-            others.
-    """
-
-    name: str
-    kind: str
-    num_rows: int | None
-    num_train: int
-    num_held_out: int
-    num_repeated: int
-    dropped: Mapping[str, int]
-    num_evaluated_on: int
+    name: str  # its name
+    kind: str  # its layout, `columns`, or the name of its generator
+    num_rows: int | None  # rows read; None if its questions are generated
+    num_train: int  # training questions, without those whose prompts are too long
+    num_held_out: int  # questions held out from training
+    num_repeated: int  # rows that repeat a question
+    dropped: Mapping[str, int]  # rows that the layout dropped, by reason
+    num_evaluated_on: int  # training questions removed because another source evaluates on them
+    # prompts above `data.max_prompt_tokens`, among those to train and to evaluate on; 0 if their lengths are in
+    # characters
     num_too_long: int
+    # Training questions by domain; those held out if it is only evaluated on. Prompts that are too long do not count.
     domains: Mapping[str, int]
-    fraction: float
+    fraction: float  # fraction of the training prompts, 0 to 1
+    # lengths of the prompts to train on, those that are too long included; to evaluate on if there are no others
     lengths: Lengths
 
 
 @dataclass(frozen=True)
 class ShownPrompt:
-    """An example.
+    """An example."""
 
-    Attributes:
-        id: Name of the question.
-        domain: Its domain.
-        reference: Its reference answer.
-        text: The text that the model reads; without its chat template if the tokenizer could not be loaded.
-        length: Its length.
-    """
-
-    id: str
-    domain: str
-    reference: str
-    text: str
-    length: int
+    id: str  # name of the question
+    domain: str  # its domain
+    reference: str  # its reference answer
+    text: str  # the text that the model reads; without its chat template if the tokenizer could not be loaded
+    length: int  # its length
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DataResult(Result):
-    """What the sources of a recipe become.
+    """What the sources of a recipe become."""
 
-    Attributes:
-        sources: One summary per source.
-        prompts: Examples.
-        unit: `tokens`, or `characters` without a tokenizer.
-        notes: Lines for the user.
-        problem: Error with which a run stops; None if no check found one.
-    """
-
-    sources: tuple[SourceSummary, ...]
-    prompts: tuple[ShownPrompt, ...]
-    unit: str
-    notes: tuple[str, ...]
-    problem: str | None = None
+    sources: tuple[SourceSummary, ...]  # one summary per source
+    prompts: tuple[ShownPrompt, ...]  # examples
+    unit: str  # `tokens`, or `characters` without a tokenizer
+    notes: tuple[str, ...]  # lines for the user
+    problem: str | None = None  # error with which a run stops; None if no check found one
 
     @property
     def tables(self) -> list[Table]:

@@ -45,17 +45,11 @@ _FIXES = {
 
 @dataclass(frozen=True)
 class Diagnosis(Result):
-    """What `brorl doctor` found.
+    """What `brorl doctor` found."""
 
-    Attributes:
-        level: The active level of the sandbox with `verification.sandbox: auto`; None if none holds.
-        tables: The report.
-        faults: Faults of a cluster, each with its fix; None for this machine.
-    """
-
-    level: str | None
-    tables: tuple[Table, ...]
-    faults: tuple[Fault, ...] | None = None
+    level: str | None  # the active level of the sandbox with `verification.sandbox: auto`; None if none holds
+    tables: tuple[Table, ...]  # the report
+    faults: tuple[Fault, ...] | None = None  # faults of a cluster, each with its fix; None for this machine
 
     def parts(self) -> list[Table | str]:
         """Return the tables with empty lines between them."""

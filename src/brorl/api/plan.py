@@ -46,20 +46,14 @@ _MIN_PROMPTS, _MIN_ROLLOUTS, _MAX_ROLLOUTS = 8, 4, 2**20
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PlanResult(Result):
-    """A plan that was written.
+    """A plan that was written."""
 
-    Attributes:
-        path: The folder of `plan.json` and `plan.png`.
-        report: The plan with its measurements and the memory that it predicts.
-        train_command: The command that trains with the recommendation; None if no N fits in the budget, or if the
-            recipe has no name on the command line.
-        compare_command: The command that measures the plan; None if there is nothing to compare.
-    """
-
-    path: Path
-    report: PlanReport
+    path: Path  # the folder of `plan.json` and `plan.png`
+    report: PlanReport  # the plan with its measurements and the memory that it predicts
+    # the command that trains with the recommendation; None if no N fits in the budget, or if the recipe has no name
+    # on the command line
     train_command: str | None
-    compare_command: str | None
+    compare_command: str | None  # the command that measures the plan; None if there is nothing to compare
 
     @property
     def json_file(self) -> Path:

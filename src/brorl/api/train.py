@@ -26,25 +26,15 @@ _RECIPE = "quickstart"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainingResult(Result):
-    """A run that ended, or was interrupted and can be resumed.
+    """A run that ended, or was interrupted and can be resumed."""
 
-    Attributes:
-        path: The run directory.
-        ending: Why the run ended.
-        message: The same as a sentence, with the steps done.
-        metrics: The lines of metrics.jsonl; step 0 is the evaluation before training.
-        checkpoints: The complete checkpoints, oldest first; each loads with transformers.
-        best_checkpoint: The checkpoint with the best held-out pass@k; None if none was kept.
-        report: The HTML report; None if the run has none.
-    """
-
-    path: Path
-    ending: Ending
-    message: str
-    metrics: tuple[Record, ...]
-    checkpoints: tuple[Path, ...]
-    best_checkpoint: Path | None
-    report: Path | None
+    path: Path  # the run directory
+    ending: Ending  # why the run ended
+    message: str  # the same as a sentence, with the steps done
+    metrics: tuple[Record, ...]  # the lines of metrics.jsonl; step 0 is the evaluation before training
+    checkpoints: tuple[Path, ...]  # the complete checkpoints, oldest first; each loads with transformers
+    best_checkpoint: Path | None  # the checkpoint with the best held-out pass@k; None if none was kept
+    report: Path | None  # the HTML report; None if the run has none
 
     @property
     def cost(self) -> Cost:

@@ -50,23 +50,15 @@ _NUMBER = re.compile(r"-?[0-9]+(?:[./][0-9]+)*")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class VerifyResult(Result):
-    """Stored responses with new verdicts.
+    """Stored responses with new verdicts."""
 
-    Attributes:
-        path: The file or folder of the responses.
-        data: The name of their questions.
-        rescored: The responses of known questions, with their verdicts.
-        unknown: The responses of unknown questions.
-        unreadable: Questions with responses whose reference answer the verifier cannot read, each with the problem.
-        seconds: Wall time of the verification.
-    """
-
-    path: str
-    data: str
-    rescored: tuple[Rescored, ...]
-    unknown: tuple[StoredResponse, ...]
+    path: str  # the file or folder of the responses
+    data: str  # the name of their questions
+    rescored: tuple[Rescored, ...]  # the responses of known questions, with their verdicts
+    unknown: tuple[StoredResponse, ...]  # the responses of unknown questions
+    # questions with responses whose reference answer the verifier cannot read, each with the problem
     unreadable: tuple[tuple[Question, str], ...]
-    seconds: float
+    seconds: float  # wall time of the verification
 
     @cached_property
     def agreement(self) -> Agreement:

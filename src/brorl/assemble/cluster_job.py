@@ -29,17 +29,11 @@ _LAST_STEPS = 20  # of a run
 
 @dataclass(frozen=True)
 class Given:
-    """Options of the command, each instead of an assumption; None if not given.
+    """Options of the command, each instead of an assumption; None if not given."""
 
-    Attributes:
-        engine: The engine that samples; None for `engine.kind`.
-        mean_length: Tokens of a response.
-        distinct_fraction: Distinct tokens over sampled tokens.
-    """
-
-    engine: Engine | None = None
-    mean_length: float | None = None
-    distinct_fraction: float | None = None
+    engine: Engine | None = None  # the engine that samples; None for `engine.kind`
+    mean_length: float | None = None  # tokens of a response
+    distinct_fraction: float | None = None  # distinct tokens over sampled tokens
 
 
 def build_job(

@@ -40,19 +40,12 @@ _OWNED = {
 
 @dataclass(frozen=True)
 class ArmPlan:
-    """An arm before it is run.
+    """An arm before it is run."""
 
-    Attributes:
-        name: Its short name.
-        config: Its settings, without seed, output directory and budget.
-        run: The directory of a finished run; None if the arm is still to be run.
-        title: Its full name if the short name is a letter; else empty.
-    """
-
-    name: str
-    config: TrainConfig
-    run: Path | None = None
-    title: str = ""
+    name: str  # its short name
+    config: TrainConfig  # its settings, without seed, output directory and budget
+    run: Path | None = None  # the directory of a finished run; None if the arm is still to be run
+    title: str = ""  # its full name if the short name is a letter; else empty
 
     @property
     def full_name(self) -> str:

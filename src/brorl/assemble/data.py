@@ -28,50 +28,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourceQuestions:
-    """The questions of one source.
+    """The questions of one source."""
 
-    Attributes:
-        name: Its name.
-        weight: Its fraction of the training prompts, relative to other sources; 0 if it is only evaluated on.
-        train: Questions to train on.
-        held_out: Questions to evaluate on, in a seeded order; at most `evaluation.num_prompts`.
-        num_held_out: Number of questions held out, evaluated on or not.
-        asked: Number of training questions that were dropped because another source evaluates on them.
-        num_rows: Rows read; 0 if the questions were generated.
-        num_repeated: Rows that repeat a question with the same answer.
-        dropped: Rows that the layout dropped, by reason.
-        published: Whether it is in the layout of a public dataset, whose rows the user cannot correct.
-    """
-
-    name: str
-    weight: float
-    train: Sequence[Question]
-    held_out: Sequence[Question]
-    num_held_out: int = 0
-    asked: int = 0
-    num_rows: int = 0
-    num_repeated: int = 0
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    published: bool = False
+    name: str  # its name
+    weight: float  # its fraction of the training prompts, relative to other sources; 0 if it is only evaluated on
+    train: Sequence[Question]  # questions to train on
+    held_out: Sequence[Question]  # questions to evaluate on, in a seeded order; at most `evaluation.num_prompts`
+    num_held_out: int = 0  # number of questions held out, evaluated on or not
+    asked: int = 0  # number of training questions that were dropped because another source evaluates on them
+    num_rows: int = 0  # rows read; 0 if the questions were generated
+    num_repeated: int = 0  # rows that repeat a question with the same answer
+    dropped: Mapping[str, int] = field(default_factory=dict)  # rows that the layout dropped, by reason
+    published: bool = False  # whether it is in the layout of a public dataset, whose rows the user cannot correct
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts of a run.
+    """The prompts of a run."""
 
-    Attributes:
-        train: Training prompts in their order.
-        held_out: Prompts to evaluate on.
-        longest: Tokens of the longest prompt.
-        dropped: Number of prompts that `data.max_prompt_tokens` dropped.
-        asked: Number of training questions that were dropped because another source evaluates on them.
-    """
-
-    train: PromptSupply
-    held_out: Sequence[Prompt]
-    longest: int
-    dropped: int
-    asked: int
+    train: PromptSupply  # training prompts in their order
+    held_out: Sequence[Prompt]  # prompts to evaluate on
+    longest: int  # tokens of the longest prompt
+    dropped: int  # number of prompts that `data.max_prompt_tokens` dropped
+    asked: int  # number of training questions that were dropped because another source evaluates on them
 
 
 def check_first_rows(config: TrainConfig) -> None:

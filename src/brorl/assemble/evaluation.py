@@ -61,27 +61,16 @@ _VALUES_OF_A_TENSOR = 65_536
 
 
 class EvaluationInputs(NamedTuple):
-    """An evaluation before its model is loaded.
+    """An evaluation before its model is loaded."""
 
-    Attributes:
-        request: The model, the data and the settings.
-        tokenizer: Tokenizer of the model.
-        batches: All prompts, in batches.
-        verifiers: Verifier of each domain.
-        sampling: Sampling parameters.
-        settings: Everything except the weights that decides the responses and verdicts, as JSON values.
-        unreadable: Ids of questions whose reference answer the verifier cannot read, by dataset.
-        notes: Lines for the user.
-    """
-
-    request: Request
-    tokenizer: PreTrainedTokenizerBase
-    batches: list[PromptBatch]
-    verifiers: Mapping[str, Verifier]
-    sampling: SamplingParams
-    settings: dict[str, Any]
-    unreadable: dict[str, list[str]]
-    notes: list[str]
+    request: Request  # the model, the data and the settings
+    tokenizer: PreTrainedTokenizerBase  # tokenizer of the model
+    batches: list[PromptBatch]  # all prompts, in batches
+    verifiers: Mapping[str, Verifier]  # verifier of each domain
+    sampling: SamplingParams  # sampling parameters
+    settings: dict[str, Any]  # everything except the weights that decides the responses and verdicts, as JSON values
+    unreadable: dict[str, list[str]]  # ids of questions whose reference answer the verifier cannot read, by dataset
+    notes: list[str]  # lines for the user
 
 
 def prepare_evaluation(request: Request) -> EvaluationInputs:

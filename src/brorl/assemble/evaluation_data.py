@@ -32,42 +32,26 @@ DataSource: TypeAlias = BenchmarkSource | FileSource | GymSource | CountdownSour
 
 @dataclass(frozen=True)
 class Request:
-    """The model, the data and the settings of an evaluation.
+    """The model, the data and the settings of an evaluation."""
 
-    Attributes:
-        config: Settings; those of the checkpoint's run if it has one. `evaluation.max_new_tokens` is null if neither
-            the user nor the run sets it.
-        data: Datasets as the user named them; none for the questions that the run held out.
-        belongs_to_run: Whether the prompt format is that of a run or of the shipped model's recipe.
-        own_template: Whether the user set prompt.template or prompt.domain_templates.
-        limit: Most prompts of each dataset; None for all.
-    """
-
+    # Settings; those of the checkpoint's run if it has one. `evaluation.max_new_tokens` is null if neither the user
+    # nor the run sets it.
     config: TrainConfig
-    data: tuple[str, ...]
-    belongs_to_run: bool
-    own_template: bool
-    limit: int | None = None
+    data: tuple[str, ...]  # datasets as the user named them; none for the questions that the run held out
+    belongs_to_run: bool  # whether the prompt format is that of a run or of the shipped model's recipe
+    own_template: bool  # whether the user set prompt.template or prompt.domain_templates
+    limit: int | None = None  # most prompts of each dataset; None for all
 
 
 class QuestionSet(NamedTuple):
-    """A dataset.
+    """A dataset."""
 
-    Attributes:
-        name: Its name.
-        source: Its origin, for the record.
-        questions: Its questions.
-        style: Its prompt format.
-        published: Whether it is a published benchmark, which the user cannot correct.
-        note: A line about rows that its layout dropped; empty if there are none.
-    """
-
-    name: str
-    source: str
-    questions: Sequence[Question]
-    style: PromptFormat
-    published: bool
-    note: str = ""
+    name: str  # its name
+    source: str  # its origin, for the record
+    questions: Sequence[Question]  # its questions
+    style: PromptFormat  # its prompt format
+    published: bool  # whether it is a published benchmark, which the user cannot correct
+    note: str = ""  # A line about rows that its layout dropped; empty if there are none
 
 
 def read_sets(request: Request) -> list[QuestionSet]:

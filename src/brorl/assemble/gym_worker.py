@@ -39,14 +39,10 @@ _UNWRITTEN = (datetime.time, datetime.date)  # a recipe has no values of these t
 
 
 class Checked(NamedTuple):
-    """The datasets of a source.
+    """The datasets of a source."""
 
-    Attributes:
-        names: Names of the datasets.
-        problem: What is wrong with the source, after the name of a setting (`config: ...`); None if nothing is.
-    """
-
-    names: list[str]
+    names: list[str]  # names of the datasets
+    # what is wrong with the source, after the name of a setting (`config: ...`); None if nothing is
     problem: str | None
 
 
@@ -152,17 +148,11 @@ def _nearest(word: str, candidates: Sequence[str]) -> str:
 
 
 class Generated(NamedTuple):
-    """The entry of one index.
+    """The entry of one index."""
 
-    Attributes:
-        question: The question; empty if it was dropped.
-        task: The text of its `GymTask`; empty if it was dropped.
-        dropped: Why it cannot be used; None if it can.
-    """
-
-    question: str
-    task: str
-    dropped: str | None = None
+    question: str  # the question; empty if it was dropped
+    task: str  # the text of its `GymTask`; empty if it was dropped
+    dropped: str | None = None  # why it cannot be used; None if it can
 
 
 def generate(name: str, config: Mapping[str, Any], seed: int, first: int, number: int) -> list[Generated]:

@@ -47,34 +47,21 @@ from brorl.verification.verifier import Verifier
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """The inputs of a run that its learner needs.
+    """The inputs of a run that its learner needs."""
 
-    Attributes:
-        model_path: Name or folder of the model or checkpoint.
-        tokenizer: Its tokenizer.
-        context: Tokens of the longest prompt and the longest response together.
-    """
-
-    model_path: str
-    tokenizer: PreTrainedTokenizerBase
-    context: int
+    model_path: str  # name or folder of the model or checkpoint
+    tokenizer: PreTrainedTokenizerBase  # its tokenizer
+    context: int  # tokens of the longest prompt and the longest response together
 
 
 @dataclass(frozen=True)
 class RunInputs(ModelInputs):
-    """The checked inputs of a run; they are cheap, and complete before the model is loaded.
+    """The checked inputs of a run; they are cheap, and complete before the model is loaded."""
 
-    Attributes:
-        prompts: Training and held-out prompts.
-        grader: Verifies and rewards responses.
-        memory: The memory that the run will need.
-        notes: Lines about dropped rows and unreadable reference answers of public datasets.
-    """
-
-    prompts: Prompts
-    grader: Grader
-    memory: MemoryPlan
-    notes: Sequence[str] = ()
+    prompts: Prompts  # training and held-out prompts
+    grader: Grader  # verifies and rewards responses
+    memory: MemoryPlan  # the memory that the run will need
+    notes: Sequence[str] = ()  # lines about dropped rows and unreadable reference answers of public datasets
 
 
 def prepare(config: TrainConfig, model_path: str) -> RunInputs:

@@ -91,37 +91,27 @@ class TTest:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The difference of B's score less A's.
+    """The difference of B's score less A's."""
 
-    Attributes:
-        difference: Mean of B less A with the 95% interval that the conclusion uses.
-        parts: The parts of the variance of that mean, from which `at_level` makes intervals at other levels.
-        covers: The variation in that interval: prompts, seeds, both. With one seed an arm it shows which of
-            the trained models is better, not which setting.
-        conclusion: Which arm leads: the interval excludes 0.
-        bootstrap: The same difference with a 95% percentile bootstrap interval over prompts and seeds; too narrow if
-            seeds are few and differ much.
-        prompt_test: The paper's t-test over prompts of seed-averaged scores; None for one prompt. It takes the trained
-            models as given.
-        seed_test: t-test over seeds of prompt-averaged scores; None if an arm has one seed. It takes the prompts as
-            given.
-        seed_interval: The mean difference with the 95% interval of that test.
-        seeds_paired: Whether the arms have the same seeds, so that runs are paired.
-        num_prompts: P.
-        num_seeds: Runs of A and of B.
-    """
-
-    difference: Estimate
+    difference: Estimate  # mean of B less A with the 95% interval that the conclusion uses
+    # the parts of the variance of that mean, from which `at_level` makes intervals at other levels
     parts: VarianceParts
+    # The variation in that interval: prompts, seeds, both. With one seed an arm it shows which of the trained models
+    # is better, not which setting.
     covers: Covers
-    conclusion: Conclusion
+    conclusion: Conclusion  # which arm leads: the interval excludes 0
+    # the same difference with a 95% percentile bootstrap interval over prompts and seeds; too narrow if seeds are few
+    # and differ much
     bootstrap: Estimate
+    # The paper's t-test over prompts of seed-averaged scores; None for one prompt. It takes the trained models as
+    # given.
     prompt_test: TTest | None
+    # t-test over seeds of prompt-averaged scores; None if an arm has one seed. It takes the prompts as given.
     seed_test: TTest | None
-    seed_interval: Estimate | None
-    seeds_paired: bool
-    num_prompts: int
-    num_seeds: tuple[int, int]
+    seed_interval: Estimate | None  # the mean difference with the 95% interval of that test
+    seeds_paired: bool  # whether the arms have the same seeds, so that runs are paired
+    num_prompts: int  # P
+    num_seeds: tuple[int, int]  # runs of A and of B
 
     def at_level(self, level: float) -> Estimate:
         """Return `difference` with its interval at another level between 0 and 1."""

@@ -47,17 +47,11 @@ CHANGEABLE_ON_RESUME = (
 
 
 class Change(NamedTuple):
-    """A setting that must not change and did.
+    """A setting that must not change and did."""
 
-    Attributes:
-        name: Its dotted name.
-        before: Its value at the start of the run.
-        now: Its value now.
-    """
-
-    name: str
-    before: Any
-    now: Any
+    name: str  # its dotted name
+    before: Any  # its value at the start of the run
+    now: Any  # its value now
 
 
 def fixed_settings(config: TrainConfig) -> dict[str, Any]:

@@ -42,22 +42,15 @@ class GPU:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """A machine of a cluster.
+    """A machine of a cluster."""
 
-    Attributes:
-        address: Its IP address.
-        versions: Version of each installed package, and of `python`, `CUDA` and `NCCL` where there is a GPU.
-        gpus: Its GPUs.
-        folder_problem: Why the shared folder cannot be used; None if it can.
-        offset_s: How far its clock is certainly ahead of the head's (negative: behind), in seconds.
-        refused: The addresses to which it cannot connect, with the reason.
-    """
-
-    address: str
+    address: str  # its IP address
+    # version of each installed package, and of `python`, `CUDA` and `NCCL` where there is a GPU
     versions: Mapping[str, str]
-    gpus: tuple[GPU, ...]
-    folder_problem: str | None
-    offset_s: float = 0.0
+    gpus: tuple[GPU, ...]  # its GPUs
+    folder_problem: str | None  # why the shared folder cannot be used; None if it can
+    offset_s: float = 0.0  # how far its clock is certainly ahead of the head's (negative: behind), in seconds
+    # the addresses to which it cannot connect, with the reason
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -71,15 +64,10 @@ class ClusterFacts:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of a cluster.
+    """A fault of a cluster."""
 
-    Attributes:
-        problem: What is wrong, and on which machine.
-        fix: What to do.
-    """
-
-    problem: str
-    fix: str
+    problem: str  # what is wrong, and on which machine
+    fix: str  # what to do
 
     def __str__(self) -> str:
         return f"{self.problem}; {self.fix}"

@@ -28,38 +28,24 @@ _LONGEST_WAIT_S = 5.0
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The place of a rank among all ranks.
+    """The place of a rank among all ranks."""
 
-    Attributes:
-        rank: Its number, from 0.
-        size: Number of ranks.
-        address: Host of rank 0.
-        port: A port of this host, at which the ranks meet.
-    """
-
-    rank: int
-    size: int
-    address: str
-    port: int
+    rank: int  # its number, from 0
+    size: int  # number of ranks
+    address: str  # host of rank 0
+    port: int  # A port of this host, at which the ranks meet
 
 
 BuildLearner = Callable[[RankPlace, Callable[[str], None], Observe], Learner]
 
 
 class Built(NamedTuple):
-    """Facts of a learner that never change.
+    """Facts of a learner that never change."""
 
-    Attributes:
-        machine: Name of its machine.
-        process: Its process id there.
-        parameters: Number of parameters.
-        trained: Number of trained ones.
-    """
-
-    machine: str
-    process: int
-    parameters: int
-    trained: int
+    machine: str  # name of its machine
+    process: int  # its process id there
+    parameters: int  # number of parameters
+    trained: int  # number of trained ones
 
 
 class LearnerRank:

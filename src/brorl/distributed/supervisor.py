@@ -33,70 +33,42 @@ _GRACE_S = 10.0  # in which the threads end after their workers were killed
 
 @dataclass(frozen=True)
 class WorkerPoolConfig:
-    """How many workers there are, where they run, and what they may cost.
+    """How many workers there are, where they run, and what they may cost."""
 
-    Attributes:
-        kind: The kind of the workers in messages: `rollout worker`.
-        number: Number of workers, 1 or more.
-        options: Returns the options of the Ray actor of a worker, given its index, 0 to `number` - 1.
-        timeout_s: Seconds after which a worker that does a job is lost.
-        max_restarts: Lost workers that are replaced; one more is an error.
-        start_timeout_s: Seconds after which a worker that starts is lost.
-    """
-
-    kind: str
-    number: int
+    kind: str  # the kind of the workers in messages: `rollout worker`
+    number: int  # number of workers, 1 or more
+    # returns the options of the Ray actor of a worker, given its index, 0 to `number` - 1
     options: Callable[[int], Mapping[str, Any]]
-    timeout_s: float
-    max_restarts: int
-    start_timeout_s: float = 1800.0
+    timeout_s: float  # seconds after which a worker that does a job is lost
+    max_restarts: int  # lost workers that are replaced; one more is an error
+    start_timeout_s: float = 1800.0  # seconds after which a worker that starts is lost
 
 
 @dataclass(frozen=True)
 class WorkerCall:
-    """A call of a method of any worker.
+    """A call of a method of any worker."""
 
-    Attributes:
-        method: Its name.
-        arguments: Its arguments.
-        title: The work in messages: `sampling prompt 3`.
-        max_losses: Workers that may be lost on the call before it is given up; None for no limit.
-    """
-
-    method: str
-    arguments: tuple[Any, ...]
-    title: str
-    max_losses: int | None = None
+    method: str  # its name
+    arguments: tuple[Any, ...]  # its arguments
+    title: str  # the work in messages: `sampling prompt 3`
+    max_losses: int | None = None  # workers that may be lost on the call before it is given up; None for no limit
 
 
 class Finished(NamedTuple):
-    """A finished call.
+    """A finished call."""
 
-    Attributes:
-        ticket: The number that `submit` returned.
-        receipt: The receipt that the method returned.
-        payload: The payload that the method returned; its reference until it is fetched.
-        lost: Why the call was given up; None if it was done.
-    """
-
-    ticket: int
-    receipt: Any
-    payload: Any
-    lost: str | None = None
+    ticket: int  # the number that `submit` returned
+    receipt: Any  # the receipt that the method returned
+    payload: Any  # the payload that the method returned; its reference until it is fetched
+    lost: str | None = None  # why the call was given up; None if it was done
 
 
 class Started(NamedTuple):
-    """The receipt of a start.
+    """The receipt of a start."""
 
-    Attributes:
-        host: Name and address of the machine.
-        pid: The process id there.
-        receipt: The return value of the worker's `start`.
-    """
-
-    host: str
-    pid: int
-    receipt: Any
+    host: str  # name and address of the machine
+    pid: int  # the process id there
+    receipt: Any  # the return value of the worker's `start`
 
 
 class Raised(NamedTuple):

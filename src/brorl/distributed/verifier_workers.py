@@ -98,17 +98,11 @@ class VerifierWorkers:
 
 @dataclass(frozen=True)
 class RemoteVerifier:
-    """The verifier of one domain, which verifies responses on workers.
+    """The verifier of one domain, which verifies responses on workers."""
 
-    Attributes:
-        local: The verifier in this process; it checks references before the workers start.
-        domain: The domain.
-        workers: The workers; their verifier of the domain is made like `local`.
-    """
-
-    local: Verifier
-    domain: str
-    workers: VerifierWorkers
+    local: Verifier  # the verifier in this process; it checks references before the workers start
+    domain: str  # the domain
+    workers: VerifierWorkers  # the workers; their verifier of the domain is made like `local`
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses on the workers; see `Verifier`."""

@@ -21,13 +21,10 @@ from brorl.model.device import to_host
 
 @dataclass(frozen=True)
 class RemoteWeights:
-    """Named tensors in the object store; every iteration reads them.
+    """Named tensors in the object store; every iteration reads them."""
 
-    Attributes:
-        ref: The reference of their `stored_form`. The weights live as long as a process has the reference, and the
-            process that owns it lives: the one that called `put`, or that called the actor.
-    """
-
+    # The reference of their `stored_form`. The weights live as long as a process has the reference, and the process
+    # that owns it lives: the one that called `put`, or that called the actor.
     ref: Any
 
     @classmethod

@@ -67,15 +67,11 @@ ForwardChoice = Literal["auto", "tree", "flat"]
 
 @dataclass(frozen=True)
 class TreeForward:
-    """Tree attention.
+    """Tree attention."""
 
-    Attributes:
-        kv_shapes: For each layer the shape of its keys and values; empty for a model that was not checked.
-        model_pass: How chunks go through the model.
-    """
-
+    # for each layer the shape of its keys and values; empty for a model that was not checked
     kv_shapes: Sequence[KVShape] = ()
-    model_pass: ModelPass = DEFAULT_PASS
+    model_pass: ModelPass = DEFAULT_PASS  # how chunks go through the model
     response_costs = staticmethod(tree_costs)
 
     def default_max_nodes(self, model: PreTrainedModel) -> int:

@@ -60,12 +60,9 @@ class HostInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class HostUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """The call update of `HostTransfer`.
+    """The call update of `HostTransfer`."""
 
-    Attributes:
-        weights: Folder of `model.safetensors`, or the named tensors if the worker runs in the process of the caller.
-    """
-
+    # folder of `model.safetensors`, or the named tensors if the worker runs in the process of the caller
     weights: str | Iterable[tuple[str, Tensor]]
 
 

@@ -42,27 +42,17 @@ _TREE_ARRAYS = ("token", "parent", "count", "logprob", "leaf", "leaf_count", "fi
 
 @dataclass(frozen=True)
 class TrainerState:
-    """The state, in addition to the weights, from which a run continues exactly.
+    """The state, in addition to the weights, from which a run continues exactly."""
 
-    Attributes:
-        step: Number of steps done.
-        learner: State of the learner (optimizer, updates).
-        stream: Position of the prompt stream.
-        carried: Groups that were sampled but not yet trained on.
-        schedule: State of the schedule of reference resets; numbers, strings and lists of them.
-        held_out: Fingerprint of the prompts that are evaluated; None without.
-        attempts: How often the next step has found no mixed group.
-        ahead: State of an asynchronous source; None for others.
-    """
-
-    step: int
-    learner: dict[str, Any] | None
-    stream: dict[str, Any] | None
-    carried: tuple[Group, ...] = ()
+    step: int  # number of steps done
+    learner: dict[str, Any] | None  # state of the learner (optimizer, updates)
+    stream: dict[str, Any] | None  # position of the prompt stream
+    carried: tuple[Group, ...] = ()  # groups that were sampled but not yet trained on
+    # state of the schedule of reference resets; numbers, strings and lists of them
     schedule: dict[str, Any] | None = None
-    held_out: str | None = None
-    attempts: int = 0
-    ahead: dict[str, Any] | None = None
+    held_out: str | None = None  # fingerprint of the prompts that are evaluated; None without
+    attempts: int = 0  # how often the next step has found no mixed group
+    ahead: dict[str, Any] | None = None  # state of an asynchronous source; None for others
 
 
 class Saveable(Protocol):

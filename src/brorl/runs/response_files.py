@@ -26,16 +26,11 @@ _ROW_FORM = '{"id": ..., "response": ...}'
 
 @dataclass(frozen=True)
 class ResponseColumns:
-    """The columns of stored responses.
+    """The columns of stored responses."""
 
-    Attributes:
-        response: Column of the response.
-        question_id: Column of the question's id; None for the first usual name that a row has.
-        correct: Column of the stored verdict, true or false; None for the first usual name that a row has.
-    """
-
-    response: str = "response"
-    question_id: str | None = None
+    response: str = "response"  # column of the response
+    question_id: str | None = None  # column of the question's id; None for the first usual name that a row has
+    # column of the stored verdict, true or false; None for the first usual name that a row has
     correct: str | None = None
 
 

@@ -33,13 +33,9 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths of a run and the writing of its files.
+    """Paths of a run and the writing of its files."""
 
-    Attributes:
-        path: The directory; it exists.
-    """
-
-    path: Path
+    path: Path  # the directory; it exists
 
     @property
     def config_file(self) -> Path:

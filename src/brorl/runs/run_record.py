@@ -24,23 +24,15 @@ _GIVE = "give the directory that `brorl train` printed"
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:
-    """The contents of a run directory, apart from weights and rollouts.
+    """The contents of a run directory, apart from weights and rollouts."""
 
-    Attributes:
-        path: The directory.
-        name: Name of the run among the others.
-        settings: The settings by dotted name, values as text, in the order of `config.yaml`; empty if it is missing.
-        environment: `env.json`; empty if it is missing.
-        records: The complete metrics records, steps ascending.
-        held_out: Texts of the held-out prompts, in order; empty if they were not stored.
-    """
-
-    path: Path
-    name: str
+    path: Path  # the directory
+    name: str  # name of the run among the others
+    # the settings by dotted name, values as text, in the order of `config.yaml`; empty if it is missing
     settings: Mapping[str, str]
-    environment: Mapping[str, Any]
-    records: tuple[Record, ...]
-    held_out: tuple[str, ...] = ()
+    environment: Mapping[str, Any]  # `env.json`; empty if it is missing
+    records: tuple[Record, ...]  # the complete metrics records, steps ascending
+    held_out: tuple[str, ...] = ()  # texts of the held-out prompts, in order; empty if they were not stored
 
     @property
     def steps(self) -> tuple[Record, ...]:

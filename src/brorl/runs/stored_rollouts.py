@@ -35,31 +35,18 @@ Folder = Literal["rollouts", "evaluations"]
 
 @dataclass(frozen=True, eq=False)
 class StoredGroup:
-    """All rollouts of one prompt in one step.
+    """All rollouts of one prompt in one step."""
 
-    Attributes:
-        step: The step that sampled them.
-        prompt_id: Name of the prompt.
-        domain: Its domain.
-        prompt: The text that the model read.
-        question: The question alone; the whole prompt if the run did not store it.
-        tree: The rollouts, with empty `prompt_ids`, which are not stored.
-        texts: Text of each distinct response, L of them.
-        verdicts: Verdict of each distinct response, with 0 seconds, which are not stored.
-        reward_L: Reward of each distinct response, shape [L]; NaN for unverified ones.
-        reference: The reference answer; None if it was not stored.
-    """
-
-    step: int
-    prompt_id: str
-    domain: str
-    prompt: str
-    question: str
-    tree: RolloutTree
-    texts: tuple[str, ...]
-    verdicts: tuple[Verdict, ...]
-    reward_L: NDArray[np.float64]
-    reference: str | None = None
+    step: int  # the step that sampled them
+    prompt_id: str  # name of the prompt
+    domain: str  # its domain
+    prompt: str  # the text that the model read
+    question: str  # the question alone; the whole prompt if the run did not store it
+    tree: RolloutTree  # the rollouts, with empty `prompt_ids`, which are not stored
+    texts: tuple[str, ...]  # text of each distinct response, L of them
+    verdicts: tuple[Verdict, ...]  # verdict of each distinct response, with 0 seconds, which are not stored
+    reward_L: NDArray[np.float64]  # reward of each distinct response, shape [L]; NaN for unverified ones
+    reference: str | None = None  # the reference answer; None if it was not stored
 
     @cached_property
     def correct_L(self) -> NDArray[np.bool_]:

@@ -113,19 +113,14 @@ class Backlog:
     The number of groups that wait and prompts in progress is at most P times the number of steps that can still train
     on the newest weights. Staleness is the number of updates between the weights that sampled the first token of a
     group and those that it trains.
-
-    Attributes:
-        stream: The training prompts.
-        prompts_per_step: Groups of a step, P.
-        max_staleness: Largest staleness of a group, K.
-        stragglers: What happens to a prompt that takes longer. `train`: its group trains in the first step after it is
-            done. `wait`: a step waits for the prompts that later steps cannot train in time. `drop`: the prompt is
-            dropped, and starts again before all others.
     """
 
-    stream: PromptSupply
-    prompts_per_step: int
-    max_staleness: int
+    stream: PromptSupply  # the training prompts
+    prompts_per_step: int  # groups of a step, P
+    max_staleness: int  # largest staleness of a group, K
+    # What happens to a prompt that takes longer. `train`: its group trains in the first step after it is done.
+    # `wait`: a step waits for the prompts that later steps cannot train in time. `drop`: the prompt is dropped, and
+    # starts again before all others.
     stragglers: Stragglers
     _version: int = 0
     _steps_taken: int = 0  # the last step whose groups were taken

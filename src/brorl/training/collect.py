@@ -44,17 +44,13 @@ def prompts_of_round(
 
 @dataclass(kw_only=True)
 class Collector(GroupSource):
-    """A source that samples when it is called: it samples, verifies and keeps mixed groups.
+    """A source that samples when it is called: it samples, verifies and keeps mixed groups."""
 
-    Attributes:
-        engine: Samples trees.
-        adaptive: How many more rollouts groups that are not mixed may get, `rollouts_per_prompt` being the first
-            rollouts of every prompt; None for a fixed N.
-        keep_old_logprobs: Adds the old log-probs to groups that are carried to a later step.
-    """
-
-    engine: Engine
+    engine: Engine  # samples trees
+    # how many more rollouts groups that are not mixed may get, `rollouts_per_prompt` being the first rollouts of
+    # every prompt; None for a fixed N
     adaptive: AdaptiveAllocation | None = None
+    # adds the old log-probs to groups that are carried to a later step
     keep_old_logprobs: Callable[[Sequence[Group]], list[Group]] = list
 
     def __post_init__(self) -> None:

@@ -55,18 +55,14 @@ def fault_of(failure: str) -> Fault | None:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one request.
+    """Limits of one request."""
 
-    Attributes:
-        seconds: Wall time. Time in which the program waited for a core of a busy machine does not count, up to ten
-            times the limit.
-        memory_bytes: Memory of the program.
-        output_bytes: Size of its output, or of the text of a returned value. A longer text is not read: reading takes
-            this process about a second per MiB.
-    """
-
+    # Wall time. Time in which the program waited for a core of a busy machine does not count, up to ten times the
+    # limit.
     seconds: float = 4.0
-    memory_bytes: int = 1 << 29
+    memory_bytes: int = 1 << 29  # memory of the program
+    # Size of its output, or of the text of a returned value. A longer text is not read: reading takes this process
+    # about a second per MiB.
     output_bytes: int = 1 << 20
 
 
@@ -121,19 +117,15 @@ class GiveValue:
 
 @dataclass(frozen=True)
 class Reply:
-    """A program has run or has been loaded, or a call has ended.
+    """A program has run or has been loaded, or a call has ended."""
 
-    Attributes:
-        value: The output of a whole program, also of one that failed, decoded as UTF-8 with replacement. The value that
-            a function returned, of builtin types. None after loading and after a failed call.
-        failure: A `Fault`, such as `timeout` or `exited with code 3`, or the last line of an uncaught exception; of a
-            call also `exited inside the call` and `returned no plain value`. None after a normal end.
-        seconds: Wall time without that in which others had its core, and with that in which this process reads the
-            value.
-    """
-
+    # The output of a whole program, also of one that failed, decoded as UTF-8 with replacement. The value that a
+    # function returned, of builtin types. None after loading and after a failed call.
     value: Any
+    # A `Fault`, such as `timeout` or `exited with code 3`, or the last line of an uncaught exception; of a call also
+    # `exited inside the call` and `returned no plain value`. None after a normal end.
     failure: str | None
+    # wall time without that in which others had its core, and with that in which this process reads the value
     seconds: float
 
 

@@ -30,19 +30,12 @@ _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 
 
 class Condition(NamedTuple):
-    """A condition on one argument: argument & mask == value.
+    """A condition on one argument: argument & mask == value."""
 
-    Attributes:
-        argument: Index of the argument.
-        value: Its value, 32 bits.
-        mask: The bits that count. The high half of an argument does not count unless `high` is set.
-        high: Compare the high half of the argument, for pointers.
-    """
-
-    argument: int
-    value: int
-    mask: int = _EVERY_BIT
-    high: bool = False
+    argument: int  # index of the argument
+    value: int  # its value, 32 bits
+    mask: int = _EVERY_BIT  # The bits that count. The high half of an argument does not count unless `high` is set.
+    high: bool = False  # compare the high half of the argument, for pointers
 
 
 def _null(argument: int) -> tuple[Condition, ...]:
