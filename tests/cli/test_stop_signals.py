@@ -26,7 +26,7 @@ COMPARE = ("compare", "quickstart", "--sweep=rollouts_per_prompt=8,16", "--match
 WITHIN_S = 400.0  # no matter how busy the machine is
 
 
-class Started(Child):
+class StartReceipt(Child):
     """A command in a process that is forked for it, its output in a file."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
@@ -67,8 +67,8 @@ class Started(Child):
 
 
 @contextmanager
-def started(folder: Path, *arguments: str) -> Iterator[Started]:
-    command = Started(folder, *arguments)
+def started(folder: Path, *arguments: str) -> Iterator[StartReceipt]:
+    command = StartReceipt(folder, *arguments)
     try:
         yield command
     finally:

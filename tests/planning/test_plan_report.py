@@ -33,7 +33,7 @@ from brorl.planning.report import (
     step_table,
 )
 from brorl.planning.step_cost import AffineCost, StepCost, StepTiming, Work
-from brorl.planning.step_timing import Measured
+from brorl.planning.step_timing import PlanMeasurements
 from brorl.theory.pass_rates import PassRates
 
 SETTINGS = StepSettings(num_rollouts=64, prompts_per_step=16, mini_batches=4, dynamic_sampling=True, most_prompts=999)
@@ -76,7 +76,7 @@ def report(**changes: object) -> PlanReport:
     plan = replace(plan, **changes)
     wanted = np.array([16, 64, 256, 1024])
     empty = np.ones((8, 4))
-    measured = Measured(
+    measured = PlanMeasurements(
         counts=PilotCounts(
             32, np.arange(8), np.ones(8), wanted, empty, empty, empty,
             GradientProducts(np.eye(8), np.ones(8), np.ones(8), 16),

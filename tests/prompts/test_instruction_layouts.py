@@ -7,7 +7,7 @@ import pytest
 
 from brorl.prompts.instructions import KINDS, OPTIONAL, Instruction, Instructions
 from brorl.prompts.layouts import instructions as layouts
-from brorl.prompts.layouts.layout import Dropped
+from brorl.prompts.layouts.layout import DroppedRow
 from brorl.prompts.layouts.table import LAYOUTS
 
 KINDS_OF_ROW = [
@@ -86,7 +86,7 @@ def test_rows_with_several_instructions(layout: str, row: dict[str, Any], loose:
      rlvr(func_name="validate_placeholders"), layouts._UNUSABLE)],
 )  # fmt: skip
 def test_dropped_rows(layout: str, row: dict[str, Any], reason: str) -> None:
-    with pytest.raises(Dropped, match=reason):
+    with pytest.raises(DroppedRow, match=reason):
         LAYOUTS[layout].read(row, 0)
 
 

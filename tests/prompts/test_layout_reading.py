@@ -15,7 +15,7 @@ from pyarrow import parquet
 from brorl.errors import UserError
 from brorl.prompts.benchmarks import BENCHMARKS
 from brorl.prompts.files import CONTRADICTION, SourceReading, read_source
-from brorl.prompts.layouts.layout import Dropped, Fields, Layout
+from brorl.prompts.layouts.layout import DroppedRow, Fields, Layout
 from brorl.prompts.layouts.table import LAYOUTS, layouts_of
 from brorl.prompts.settings import FileSource
 
@@ -241,7 +241,7 @@ def test_unusable_fields_are_dropped(
 
     def made(row: Mapping[str, Any], _seed: int) -> Fields:
         if fields is None and not row["a"]:
-            raise Dropped(reason)
+            raise DroppedRow(reason)
         return good if row["a"] or fields is None else fields
 
     layout = Layout("odd", ("a",), made, (), "for a test")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from brorl.prompts.layouts.layout import Dropped, Fields
+from brorl.prompts.layouts.layout import DroppedRow, Fields
 from brorl.prompts.layouts.table import LAYOUTS
 from brorl.prompts.science import MeasuredAnswer, read_science_reference
 
@@ -67,7 +67,7 @@ def test_questions_with_options(layout: str, row: dict[str, Any], right: str, nu
      ("scibench", {**SCIBENCH_ROW, "answer_number": ""}, "no answer")],
 )  # fmt: skip
 def test_dropped_rows(layout: str, row: dict[str, Any], reason: str) -> None:
-    with pytest.raises(Dropped, match=f"^{reason}$"):
+    with pytest.raises(DroppedRow, match=f"^{reason}$"):
         LAYOUTS[layout].read(row, 0)
 
 
@@ -96,7 +96,7 @@ def test_scp_keeps_solutions_with_a_short_answer(solution: str, answer: str | No
     if answer:
         assert LAYOUTS["scp_116k"].read(row, 0) == Fields("How fast?", answer, "science")
     else:
-        with pytest.raises(Dropped, match="no short answer in the solution"):
+        with pytest.raises(DroppedRow, match="no short answer in the solution"):
             LAYOUTS["scp_116k"].read(row, 0)
 
 

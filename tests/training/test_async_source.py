@@ -307,12 +307,12 @@ def test_gives_up_without_mixed_groups_and_keeps_what_it_had() -> None:
 
 
 def test_gives_up_when_the_machine_loses_most_verdicts() -> None:
-    class Lost:
+    class Undecided:
         def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
             return [unverified_verdict("no memory") for _ in items]
 
     source, _ = virtual_source(WordyEngine())
-    source.grader = type(source.grader)({"first": Lost()}, source.grader.decode, source.grader.shaping)
+    source.grader = type(source.grader)({"first": Undecided()}, source.grader.decode, source.grader.shaping)
     source.publish([], 0)
     with pytest.raises(UnverifiedError, match=r"3 rounds in a row .*no memory"):
         source.next_batch(1)

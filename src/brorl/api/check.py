@@ -21,7 +21,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.reporting.visible_text import visible_text
 from brorl.table import Result
 from brorl.verification.domains.code import CODE_DOMAIN
-from brorl.verification.trial import Trial, Verified, try_verifier
+from brorl.verification.trial import Trial, VerifiedResponse, try_verifier
 from brorl.verification.verifier import is_failure, is_timeout
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _trial_lines(trial: Trial, is_own: bool) -> list[str]:
     return lines
 
 
-def _verified_line(name: str, verified: Verified) -> str:
+def _verified_line(name: str, verified: VerifiedResponse) -> str:
     verdict = verified.verdict
     outcome = "correct" if verdict.correct else "incorrect"
     reason = "" if verdict.reason == outcome else f", {_short(verdict.reason, quoted=False)}"

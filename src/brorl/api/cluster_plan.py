@@ -97,11 +97,11 @@ def plan_cluster(
     config, run = _resolve(source, recipe, overrides)
 
     with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:
-        from brorl.assemble.cluster_job import Given, build_job, build_shape
+        from brorl.assemble.cluster_job import JobOptions, build_job, build_shape
         from brorl.planning.cluster.cluster_plan import SimulationSettings, make_cluster_plan
         from brorl.planning.cluster.cluster_report import cluster_record, draw_cluster_plan
 
-        given = Given(question.engine, question.response_tokens, question.distinct_fraction)
+        given = JobOptions(question.engine, question.response_tokens, question.distinct_fraction)
         shape = build_shape(config.model, question.model_shape)
         job = build_job(config, cluster.gpu, given, shape, _metrics(run))
         folder = Path(output_dir).expanduser()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from brorl.planning.pilot import PilotParts
     from brorl.planning.recommendation import PlanRow, RolloutPlan
     from brorl.planning.report import PlanReport
-    from brorl.planning.step_timing import Measured
+    from brorl.planning.step_timing import PlanMeasurements
 
 ROLLOUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 RECIPE = "quickstart"
@@ -345,7 +345,7 @@ def _announcement(config: TrainConfig, parts: PilotParts, question: _Question) -
 
 def _measure(
     parts: PilotParts, question: _Question, rollouts: Sequence[int], folder: Path, console: Console
-) -> Measured:
+) -> PlanMeasurements:
     """Take a pilot and time some steps."""
     from tempfile import TemporaryDirectory
 
@@ -361,7 +361,7 @@ def _measure(
         return measure(parts, *pilot, np.array(rollouts), Path(scratch), announce)
 
 
-def _report(config: TrainConfig, parts: PilotParts, measured: Measured, question: _Question) -> PlanReport:
+def _report(config: TrainConfig, parts: PilotParts, measured: PlanMeasurements, question: _Question) -> PlanReport:
     from brorl.planning.recommendation import StepSettings, make_plan
     from brorl.planning.report import PlanReport
 

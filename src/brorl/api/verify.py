@@ -33,7 +33,7 @@ from brorl.table import Result, Table
 from brorl.verification.domains.table import unreadable_references
 from brorl.verification.rescoring import (
     Agreement,
-    Rescored,
+    RescoredResponse,
     StoredResponse,
     agreement,
     is_compared,
@@ -54,7 +54,7 @@ class VerifyResult(Result):
 
     path: str  # the file or folder of the responses
     data: str  # the name of their questions
-    rescored: tuple[Rescored, ...]  # the responses of known questions, with their verdicts
+    rescored: tuple[RescoredResponse, ...]  # the responses of known questions, with their verdicts
     unknown: tuple[StoredResponse, ...]  # the responses of unknown questions
     # questions with responses whose reference answer the verifier cannot read, each with the problem
     unreadable: tuple[tuple[Question, str], ...]
@@ -66,7 +66,7 @@ class VerifyResult(Result):
         return agreement(self.rescored)
 
     @cached_property
-    def disagreements(self) -> tuple[Rescored, ...]:
+    def disagreements(self) -> tuple[RescoredResponse, ...]:
         """Responses whose stored verdict is another one."""
         return tuple(one for one in self.rescored if is_compared(one) and one.response.correct != one.verdict.correct)
 
@@ -290,7 +290,7 @@ def _named(response: StoredResponse) -> str:
     return f"{response.location} ({_short(question)})"
 
 
-def _disagreement(one: Rescored) -> list[str]:
+def _disagreement(one: RescoredResponse) -> list[str]:
     stored, now = ("correct" if correct else "incorrect" for correct in (one.response.correct, one.verdict.correct))
     before = f" ({_short(one.response.reason)})" if one.response.reason and one.response.reason != stored else ""
     extracted = "none" if one.verdict.extracted is None else _short(one.verdict.extracted)

@@ -28,7 +28,7 @@ _LAST_STEPS = 20  # of a run
 
 
 @dataclass(frozen=True)
-class Given:
+class JobOptions:
     """Options of the command, each instead of an assumption; None if not given."""
 
     engine: Engine | None = None  # the engine that samples; None for `engine.kind`
@@ -37,7 +37,7 @@ class Given:
 
 
 def build_job(
-    config: TrainConfig, gpu: Gpu, given: Given, shape: ModelShape, metrics: Sequence[Mapping[str, Any]] = ()
+    config: TrainConfig, gpu: Gpu, given: JobOptions, shape: ModelShape, metrics: Sequence[Mapping[str, Any]] = ()
 ) -> Job:
     """Put the parts of a cluster plan together.
 
@@ -92,7 +92,7 @@ def build_shape(name: str, numbers: Mapping[str, float] | None) -> ModelShape:
         ) from error
 
 
-def build_work(config: TrainConfig, given: Given, metrics: Sequence[Mapping[str, Any]] = ()) -> StepWork:
+def build_work(config: TrainConfig, given: JobOptions, metrics: Sequence[Mapping[str, Any]] = ()) -> StepWork:
     """Return the work of a step.
 
     Raises:

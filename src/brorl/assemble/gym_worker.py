@@ -38,7 +38,7 @@ _LISTS = (list, tuple, Sequence)
 _UNWRITTEN = (datetime.time, datetime.date)  # a recipe has no values of these types
 
 
-class Checked(NamedTuple):
+class CheckedDatasets(NamedTuple):
     """The datasets of a source."""
 
     names: list[str]  # names of the datasets
@@ -46,7 +46,7 @@ class Checked(NamedTuple):
     problem: str | None
 
 
-def check(given: Sequence[str], configs: Mapping[str, Mapping[str, Any]], first: int, number: int) -> Checked:
+def check(given: Sequence[str], configs: Mapping[str, Mapping[str, Any]], first: int, number: int) -> CheckedDatasets:
     """Find the datasets of a source, and check their settings.
 
     Args:
@@ -60,18 +60,18 @@ def check(given: Sequence[str], configs: Mapping[str, Mapping[str, Any]], first:
     last_index = first - 1 - (-number // len(names))
     for name in names:
         if name == _COMPOSED:
-            return Checked([], "gym: composite combines datasets; list them: gym: [leg_counting, maze]")
+            return CheckedDatasets([], "gym: composite combines datasets; list them: gym: [leg_counting, maze]")
         if name not in known:
             nearest = _nearest(name, known) or f"; {_PAGE} lists the {len(known)} names"
-            return Checked([], f"gym: {name!r} is not a dataset of Reasoning Gym{nearest}")
+            return CheckedDatasets([], f"gym: {name!r} is not a dataset of Reasoning Gym{nearest}")
         if problem := _problem_of(name, configs.get(name, {})):
-            return Checked([], f"config: {name} {problem}")
+            return CheckedDatasets([], f"config: {name} {problem}")
         if last_index >= _SIZES.get(name, last_index + 1):
-            return Checked([], _beyond(name, first, last_index))
+            return CheckedDatasets([], _beyond(name, first, last_index))
     unused = next((name for name in configs if name not in names), None)
     if unused is not None:
-        return Checked([], f"config: {unused!r} is not a dataset of this source{_nearest(unused, names)}")
-    return Checked(names, None)
+        return CheckedDatasets([], f"config: {unused!r} is not a dataset of this source{_nearest(unused, names)}")
+    return CheckedDatasets(names, None)
 
 
 def _beyond(name: str, first: int, last_index: int) -> str:
@@ -147,7 +147,7 @@ def _nearest(word: str, candidates: Sequence[str]) -> str:
     return f"; did you mean {alike[0]}?" if alike else ""
 
 
-class Generated(NamedTuple):
+class GeneratedEntry(NamedTuple):
     """The entry of one index."""
 
     question: str  # the question; empty if it was dropped
@@ -155,7 +155,7 @@ class Generated(NamedTuple):
     dropped: str | None = None  # why it cannot be used; None if it can
 
 
-def generate(name: str, config: Mapping[str, Any], seed: int, first: int, number: int) -> list[Generated]:
+def generate(name: str, config: Mapping[str, Any], seed: int, first: int, number: int) -> list[GeneratedEntry]:
     """Generate entries.
 
     Args:
@@ -168,7 +168,7 @@ def generate(name: str, config: Mapping[str, Any], seed: int, first: int, number
     return [_generated(name, config, seed, index) for index in range(first, first + number)]
 
 
-def _generated(name: str, config: Mapping[str, Any], seed: int, index: int) -> Generated:
+def _generated(name: str, config: Mapping[str, Any], seed: int, index: int) -> GeneratedEntry:
     data_set = _made(name, json.dumps(config), seed, _SIZES.get(name, _SIZE))
     word = f"{name} {seed} {index}"
     random.seed(word)
@@ -177,13 +177,13 @@ def _generated(name: str, config: Mapping[str, Any], seed: int, index: int) -> G
     try:
         text = GymTask(name, entry, config, seed, index).to_text()
     except ValueError as error:
-        return Generated("", "", str(error))
+        return GeneratedEntry("", "", str(error))
     task = GymTask.from_text(text)  # as a verifier will read it
     if entry["answer"] is not None and not (task.answer or "").strip():
-        return Generated("", "", "the right answer is empty")
+        return GeneratedEntry("", "", "the right answer is empty")
     if task.answer is not None and not score_task(task, task.answer.strip()).correct:
-        return Generated("", "", "the dataset's own answer is not accepted")
-    return Generated(entry["question"], text)
+        return GeneratedEntry("", "", "the dataset's own answer is not accepted")
+    return GeneratedEntry(entry["question"], text)
 
 
 @lru_cache(maxsize=8)

@@ -28,7 +28,7 @@ _MIN_FRACTION = 0.05  # of the rollouts; a smaller finished share does not predi
 
 
 @dataclass(frozen=True)
-class _Now:
+class _CurrentWork:
     """The current work. A new value replaces the whole, so no thread reads a mixture of two states."""
 
     phase: Phase
@@ -55,7 +55,7 @@ class StatusLine:
 
     def __init__(self, phase: Phase, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._now = _Now(phase, clock())
+        self._now = _CurrentWork(phase, clock())
         self._phase_seconds: dict[str, float] = {}  # of the last time that each phase ended
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._saved_step: int | None = None
@@ -73,7 +73,7 @@ class StatusLine:
                 self._end_phase(now, time)
                 if now.step is not None:
                     self._step_seconds.append(time - now.step_start)
-                self._now = _Now(Phase("starting"), time, activity.number, time)
+                self._now = _CurrentWork(Phase("starting"), time, activity.number, time)
             case Phase() if activity.name == now.phase.name and activity.detail:  # the same phase continues
                 self._now = replace(now, phase=activity)
             case Phase():
@@ -86,7 +86,7 @@ class StatusLine:
             case Updating():
                 self._now = replace(now, updating=activity)
 
-    def _end_phase(self, now: _Now, time: float) -> None:
+    def _end_phase(self, now: _CurrentWork, time: float) -> None:
         self._phase_seconds[now.phase.name] = time - now.phase_start
         if now.phase.name == "saving":
             self._saved_step = now.step
@@ -116,7 +116,7 @@ class StatusLine:
         lost = "it" if self._saved_step == step - 1 else f"everything after step {self._saved_step or 0}"
         return f"finishing {current}, then saving{estimate}; Ctrl-C again stops now and discards {lost}"
 
-    def _details(self, now: _Now, time: float) -> list[str]:
+    def _details(self, now: _CurrentWork, time: float) -> list[str]:
         """Return the progress and the time left, the most important detail first."""
         details = []
         if now.phase.detail and now.phase.name == "evaluating":
@@ -136,7 +136,7 @@ class StatusLine:
             details.append(f"at token {now.decoding.depth:,}")
         return details
 
-    def _seconds_left(self, now: _Now, time: float) -> float | None:
+    def _seconds_left(self, now: _CurrentWork, time: float) -> float | None:
         """Estimate the time until the end of the step or evaluation; None without an estimate."""
         if now.phase.name == "evaluating":
             elapsed = time - now.phase_start
@@ -151,7 +151,7 @@ class StatusLine:
             left = median(self._step_seconds) - (time - now.step_start)
         return left if left > 0 else None
 
-    def _seconds_until_saved(self, now: _Now, step: int) -> float | None:
+    def _seconds_until_saved(self, now: _CurrentWork, step: int) -> float | None:
         """Estimate the time until a step that has begun to learn is saved; None without an estimate."""
         name = now.phase.name
         phases = [phase for phase in (name, *_REMAINING.get(name, ())) if phase != "saving"]

@@ -24,7 +24,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from brorl.activity import Echo
-from brorl.distributed.connection import LastWords, connect, join_cluster, join_command, send_messages_of_ray
+from brorl.distributed.connection import ExitMessage, connect, join_cluster, join_command, send_messages_of_ray
 from brorl.distributed.examination import version_faults, version_reader
 from brorl.distributed.settings import ClusterSettings, Kind
 from brorl.errors import UserError
@@ -55,7 +55,7 @@ class RayCluster:
         self.settings = settings
         self.echo = echo
         self._note, self._advice = note, advice
-        self._last_words: LastWords | None = None
+        self._exit_message: ExitMessage | None = None
         self._folder: TemporaryFolder | None = None
         self._connected = False
         self._groups: dict[Kind, PlacementGroup] = {}
@@ -118,9 +118,9 @@ class RayCluster:
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
-        if self._last_words is not None:
-            self._last_words.withdraw()
-            self._last_words = None
+        if self._exit_message is not None:
+            self._exit_message.withdraw()
+            self._exit_message = None
 
     @property
     def num_machines(self) -> int:
@@ -144,7 +144,7 @@ class RayCluster:
                 join_cluster(self.settings.address)
         self._connected = True
         send_messages_of_ray(self._note)
-        self._last_words = LastWords(
+        self._exit_message = ExitMessage(
             "brorl: the command was killed, or Ray ended it because one of Ray's own processes died (raylet or "
             f"gcs_server; the machine may have run out of memory). {self._advice}"
         )

@@ -99,7 +99,7 @@ def _check_answers(address: str) -> None:
     socket.create_connection((host, int(port)), timeout=_TIMEOUT_S).close()
 
 
-class LastWords:
+class ExitMessage:
     """Prints a line to stderr if this process ends before `withdraw`.
 
     Ray ends it without an exception when one of Ray's own processes dies. A small process prints the line then.

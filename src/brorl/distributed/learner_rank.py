@@ -39,7 +39,7 @@ class RankPlace:
 BuildLearner = Callable[[RankPlace, Callable[[str], None], Observe], Learner]
 
 
-class Built(NamedTuple):
+class LearnerFacts(NamedTuple):
     """Facts of a learner that never change."""
 
     machine: str  # name of its machine
@@ -69,7 +69,7 @@ class LearnerRank:
             listener.bind(("", 0))
             return ray.util.get_node_ip_address(), listener.getsockname()[1]
 
-    def build(self, build: BuildLearner, size: int, meeting_point: tuple[str, int], token: Path | None) -> Built:
+    def build(self, build: BuildLearner, size: int, meeting_point: tuple[str, int], token: Path | None) -> LearnerFacts:
         """Make the learner.
 
         Args:
@@ -92,7 +92,7 @@ class LearnerRank:
         except UserError as error:
             raise UserError(f"learner rank {self._rank} on machine {machine}: {error}") from error
         learner = self._learner
-        return Built(machine, os.getpid(), learner.num_parameters(), learner.num_parameters(only_trainable=True))
+        return LearnerFacts(machine, os.getpid(), learner.num_parameters(), learner.num_parameters(only_trainable=True))
 
     def call(self, method: str, *arguments: Any) -> tuple[Any, list[Report]]:
         """Call a method of the learner.

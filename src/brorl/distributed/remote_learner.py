@@ -22,7 +22,7 @@ from brorl.activity import Echo, Observe
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.distributed.cluster import RayCluster
-from brorl.distributed.learner_rank import BuildLearner, Built, LearnerRank
+from brorl.distributed.learner_rank import BuildLearner, LearnerFacts, LearnerRank
 from brorl.distributed.weights import RemoteWeights
 from brorl.errors import LearnerLostError
 from brorl.storage import storage_errors
@@ -74,7 +74,7 @@ class RemoteLearner:
         self._builds = [rank.build.remote(build, size, meeting_point, token) for rank in self._ranks]
 
     @cached_property
-    def built(self) -> list[Built]:
+    def built(self) -> list[LearnerFacts]:
         """The facts of each rank; waits until all ranks have made their learner.
 
         Raises:

@@ -54,7 +54,7 @@ class WorkerCall:
     max_losses: int | None = None  # workers that may be lost on the call before it is given up; None for no limit
 
 
-class Finished(NamedTuple):
+class FinishedCall(NamedTuple):
     """A finished call."""
 
     ticket: int  # the number that `submit` returned
@@ -63,7 +63,7 @@ class Finished(NamedTuple):
     lost: str | None = None  # why the call was given up; None if it was done
 
 
-class Started(NamedTuple):
+class StartReceipt(NamedTuple):
     """The receipt of a start."""
 
     host: str  # name and address of the machine
@@ -71,7 +71,7 @@ class Started(NamedTuple):
     receipt: Any  # the return value of the worker's `start`
 
 
-class Raised(NamedTuple):
+class FailedCall(NamedTuple):
     """The receipt of a call that raised an exception; the process is intact."""
 
     error: Exception
@@ -85,17 +85,17 @@ class WorkerHost:
     it.
     """
 
-    def start(self, make: bytes) -> Started | Raised:
+    def start(self, make: bytes) -> StartReceipt | FailedCall:
         """Make and start the worker; an exception in an actor's constructor would lose its type."""
         try:
             self._worker = pickle.loads(make)()
             machine = f"{socket.gethostname()} at {ray.util.get_node_ip_address()}"
-            return Started(machine, os.getpid(), self._worker.start())
+            return StartReceipt(machine, os.getpid(), self._worker.start())
         except Exception as error:
             return _raised(error)
 
     def call(self, method: str, *arguments: Any) -> tuple[Any, Any]:
-        """Call a method of the worker; return its receipt and payload, or `Raised` and None."""
+        """Call a method of the worker; return its receipt and payload, or `FailedCall` and None."""
         try:
             receipt, payload = getattr(self._worker, method)(*arguments)
         except Exception as error:
@@ -103,10 +103,10 @@ class WorkerHost:
         return receipt, payload
 
 
-def _raised(error: Exception) -> Raised:
+def _raised(error: Exception) -> FailedCall:
     """Return the receipt of an exception; pickling drops its traceback, so the text of it becomes a note."""
     error.add_note(f"In a worker on {socket.gethostname()}:\n{''.join(traceback.format_exception(error))}")
-    return Raised(error)
+    return FailedCall(error)
 
 
 _Host = ray.remote(WorkerHost)
@@ -117,7 +117,7 @@ class _Worker:
     """A worker process: its actor, the receipt of its start, and the ticket that it works on."""
 
     actor: Any
-    started: Started | None = None
+    started: StartReceipt | None = None
     ticket: int | None = None
 
 
@@ -142,8 +142,8 @@ class Supervisor:
         self._make = cloudpickle.dumps(make)  # workers unpickle it in `start`, where an error keeps its type
         self._config, self._echo = pool_config, echo
         self._num_tickets = 0
-        self._outbox: SimpleQueue[Finished | str] = SimpleQueue()  # from the threads, with lines for `echo`
-        self._fetched: list[Finished] = []
+        self._outbox: SimpleQueue[FinishedCall | str] = SimpleQueue()  # from the threads, with lines for `echo`
+        self._fetched: list[FinishedCall] = []
         self._all_started = threading.Event()  # or the start has failed
         self._changed = threading.Condition()  # guards all that follows
         self._failure: BaseException | None = None
@@ -168,7 +168,7 @@ class Supervisor:
             raise
 
     @property
-    def started(self) -> list[Started]:
+    def started(self) -> list[StartReceipt]:
         """The receipts of the workers that have started, by index."""
         return [worker.started for worker in self._workers if worker is not None and worker.started is not None]
 
@@ -202,7 +202,7 @@ class Supervisor:
             self._preparation = self._preparation[0] + 1, call
             self._changed.notify_all()
 
-    def finished(self, timeout_s: float | None = None) -> list[Finished]:
+    def finished(self, timeout_s: float | None = None) -> list[FinishedCall]:
         """Wait until a call is finished, and return all that are; each is returned once.
 
         Args:
@@ -221,8 +221,8 @@ class Supervisor:
                 self._check()
                 if monotonic() >= deadline:
                     break
-        done = [call for call in self._fetched if not isinstance(call.receipt, Raised)]
-        self._fetched = [call for call in self._fetched if isinstance(call.receipt, Raised)]
+        done = [call for call in self._fetched if not isinstance(call.receipt, FailedCall)]
+        self._fetched = [call for call in self._fetched if isinstance(call.receipt, FailedCall)]
         if self._fetched and not done:
             raise self._fetched.pop(0).receipt.error
         return done
@@ -257,7 +257,7 @@ class Supervisor:
             return False
         return True
 
-    def _take(self, news: Finished | str) -> None:
+    def _take(self, news: FinishedCall | str) -> None:
         """Fetch a payload; one that was lost with its machine is made again."""
         if isinstance(news, str):
             self._echo(news)
@@ -266,7 +266,7 @@ class Supervisor:
         if call is None:
             return
         try:
-            if news.lost is None and not isinstance(news.receipt, Raised):
+            if news.lost is None and not isinstance(news.receipt, FailedCall):
                 news = news._replace(payload=ray.get(news.payload))
         except RayError as error:
             reason = first_line(error)
@@ -300,7 +300,7 @@ class Supervisor:
     def _serve(self, worker: _Worker) -> None:
         """Start a worker, and make calls on it until the end of all workers."""
         started = _answer(worker.actor.start.remote(self._make), self._config.start_timeout_s)
-        if isinstance(started, Raised):
+        if isinstance(started, FailedCall):
             if not self._all_started.is_set():
                 raise started.error
             raise _LostError(f"it could not be started: {first_line(started.error)}")  # others could, so try again
@@ -322,8 +322,8 @@ class Supervisor:
                 receipt, payload = worker.actor.call.options(num_returns=2).remote(call.method, *call.arguments)
             answer = _answer(receipt, self._config.timeout_s)
             if worker.ticket is not None:
-                self._outbox.put(Finished(worker.ticket, answer, payload))
-            elif isinstance(answer, Raised):
+                self._outbox.put(FinishedCall(worker.ticket, answer, payload))
+            elif isinstance(answer, FailedCall):
                 raise answer.error
             worker.ticket = None
 
@@ -362,7 +362,7 @@ class Supervisor:
             return
         self._losses[ticket] += 1
         if call.max_losses is not None and self._losses[ticket] > call.max_losses:
-            self._outbox.put(Finished(ticket, None, None, lost=reason))
+            self._outbox.put(FinishedCall(ticket, None, None, lost=reason))
         else:
             self._waiting.appendleft(ticket)
             self._changed.notify()
@@ -383,12 +383,12 @@ def _answer(receipt: Any, timeout_s: float) -> Any:
     try:
         answer = receipt.future().result(timeout_s)
     except RayTaskError as error:  # the receipt could not be pickled
-        answer = Raised(error.cause)
+        answer = FailedCall(error.cause)
     except RayError as error:
-        answer = Raised(error)
+        answer = FailedCall(error)
     except TimeoutError:
         raise _LostError(f"it gave no answer for {timeout_s:g} seconds") from None
-    if isinstance(answer, Raised) and isinstance(answer.error, RayError):
+    if isinstance(answer, FailedCall) and isinstance(answer.error, RayError):
         lines = [line.strip() for line in str(answer.error).splitlines() if line.strip()]
         last = lines[-1] if lines else type(answer.error).__name__
         raise _LostError(last.split(" Some common causes include")[0].rstrip("."))

@@ -52,7 +52,7 @@ class PilotParts:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledGroups:
     """Groups of one call of the engine, with their verdicts and the time of each phase."""
 
     groups: list[Group]  # the groups all of whose rollouts were verified: a plan compares groups of one size
@@ -92,7 +92,7 @@ class PilotSummary:
         )
 
 
-def sample(parts: PilotParts, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> Sampled:
+def sample(parts: PilotParts, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> SampledGroups:
     """Sample and grade N rollouts of each prompt as a step does; the seed is that of the draws.
 
     Raises:
@@ -111,6 +111,6 @@ def sample(parts: PilotParts, prompts: Sequence[Prompt], num_rollouts: int, seed
             f"{reasons.most_common(1)[0][0]}); free memory and processes, then rerun the command"
         )
     groups = [parts.grader.group(prompts[i], trees[i], verdicts[i], step=1) for i in complete]
-    return Sampled(
+    return SampledGroups(
         [g for g in groups if g is not None], [verdicts[i] for i in complete], len(prompts) - len(complete), clock
     )

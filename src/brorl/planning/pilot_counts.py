@@ -71,7 +71,7 @@ class PilotCounts:
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedCounts:
     """Means over prompts at each N, with equal weights (B = 1) or in B replicates; each of shape [B, J]."""
 
     mixed: FloatArray  # fraction of mixed groups
@@ -82,7 +82,7 @@ class Expected:
     trained: FloatArray  # nodes of a kept group in the loss: each prompt is weighted by its chance to be kept
 
 
-def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = None) -> Expected:
+def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = None) -> ExpectedCounts:
     """Average over the pilot's prompts; beyond its rollouts, fractions continue with the fit, refitted per replicate.
 
     Args:
@@ -109,7 +109,7 @@ def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = N
             mixed, solved = refit_fractions(correct_P, n, weight, from_n)
         mixed_BJ[:, beyond] = _continued(part_BP @ mixed_in_subset(correct_P, n, n), mixed)
         solved_BJ[:, beyond] = _continued(part_BP @ solved_in_subset(correct_P, n, n), solved)
-    return Expected(
+    return ExpectedCounts(
         mixed=mixed_BJ,
         solved=solved_BJ,
         nodes=part_BP @ counts.nodes_PJ,
@@ -137,7 +137,9 @@ def with_interval(value: float, replicates_B: FloatArray) -> Estimate:
     return Estimate(float(value), float(min(low, value)), float(max(high, value)))
 
 
-def fraction_estimates(counts: PilotCounts, point: Expected, drawn: Expected) -> tuple[list[Estimate], list[Estimate]]:
+def fraction_estimates(
+    counts: PilotCounts, point: ExpectedCounts, drawn: ExpectedCounts
+) -> tuple[list[Estimate], list[Estimate]]:
     """Return the fractions of mixed groups and of prompts with a success at each N, with intervals.
 
     Beyond the pilot the intervals include three readings of the prompts with a single outcome: that outcome is certain,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from brorl.evaluation.pass_at_k import Estimate
 from brorl.planning.gradient_noise import NoiseMoments, mean_gradient_p_value, noise_moments
-from brorl.planning.pilot_counts import Expected, PilotCounts, expect, fraction_estimates, with_interval
+from brorl.planning.pilot_counts import ExpectedCounts, PilotCounts, expect, fraction_estimates, with_interval
 from brorl.planning.step_cost import StepCost, Work, mean_rounds
 from brorl.theory.pass_rates import PassRates, fit_pass_rates
 
@@ -98,7 +98,7 @@ class _Steps:
 
     cost: StepCost
     settings: StepSettings
-    point: Expected
+    point: ExpectedCounts
 
     def rounds(self, column: int, num_prompts: int) -> float:
         """Return the calls of the engine in a step."""
@@ -107,7 +107,7 @@ class _Steps:
         fraction = float(self.point.mixed[0, column])
         return mean_rounds(round(fraction, 3) or fraction, num_prompts)
 
-    def work(self, expected: Expected, row: Any, column: int, num_prompts: float, rounds: float) -> Work:
+    def work(self, expected: ExpectedCounts, row: Any, column: int, num_prompts: float, rounds: float) -> Work:
         """Return the work of a step that trains on `num_prompts` groups; in arrays for a slice of rows."""
         fraction = expected.mixed[row, column] if self.settings.dynamic_sampling else 1.0
         at = (row, column)
@@ -126,7 +126,7 @@ class _Steps:
         """Return the total seconds of a step."""
         return self.seconds(column, num_prompts)["total"]
 
-    def redrawn_prompts(self, drawn: Expected, column: int, num_prompts: int) -> FloatArray:
+    def redrawn_prompts(self, drawn: ExpectedCounts, column: int, num_prompts: int) -> FloatArray:
         """Return the number of prompts that takes the same time in each replicate, not rounded, shape [B].
 
         At a given number of rounds the cost is affine in the number of prompts. Where no prompts fit, return ones.
@@ -256,7 +256,13 @@ def compare(
 
 
 def _noise(
-    counts: PilotCounts, settings: StepSettings, point: Expected, drawn: Expected, weight_BP: FloatArray, *, seen: bool
+    counts: PilotCounts,
+    settings: StepSettings,
+    point: ExpectedCounts,
+    drawn: ExpectedCounts,
+    weight_BP: FloatArray,
+    *,
+    seen: bool,
 ) -> _Noise:
     moments, moments_B = noise_moments(counts.products), noise_moments(counts.products, weight_BP)
     columns_B = NoiseMoments(*(m[:, None] for m in vars(moments_B).values()))

@@ -14,7 +14,7 @@ from brorl.evaluation.pass_at_k import Estimate
 from brorl.format import plain
 from brorl.planning.estimators import RARE, Aim, Choice, EstimatorGuide, K
 from brorl.planning.recommendation import NEARLY_BEST, PlanRow, RolloutPlan, StepSettings
-from brorl.planning.step_timing import Measured
+from brorl.planning.step_timing import PlanMeasurements
 from brorl.storage import json_ready
 from brorl.table import Table
 
@@ -24,7 +24,7 @@ class PlanReport:
     """A plan with its measurements and the memory that it predicts."""
 
     plan: RolloutPlan
-    measured: Measured  # its measurements
+    measured: PlanMeasurements  # its measurements
     settings: StepSettings  # the recipe's settings of a step
     model: str  # name of the model
     device: str  # device of the measurements
@@ -38,7 +38,7 @@ class PlanReport:
     def of(
         cls,
         plan: RolloutPlan,
-        measured: Measured,
+        measured: PlanMeasurements,
         settings: StepSettings,
         names: tuple[str, str],
         aim: Aim = "pass@1",

@@ -20,7 +20,7 @@ from brorl.algorithms.groups import Group
 from brorl.errors import UserError
 from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
 from brorl.planning.gradient_noise import gradient_products
-from brorl.planning.pilot import PilotParts, PilotSummary, Sampled, sample
+from brorl.planning.pilot import PilotParts, PilotSummary, SampledGroups, sample
 from brorl.planning.pilot_counts import PilotCounts
 from brorl.planning.step_cost import MemoryModel, PeakMemory, StepCost, StepTiming, Work
 from brorl.planning.tree_growth import tree_growth
@@ -37,7 +37,7 @@ _QUICK_SECONDS = 10.0  # after a slower pilot, the timed steps have a quarter of
 
 
 @dataclass(frozen=True)
-class Measured:
+class PlanMeasurements:
     """The measurements that a plan is made from."""
 
     counts: PilotCounts  # the pilot, prompt by prompt
@@ -75,7 +75,7 @@ def measure(
     wanted: IntArray,
     scratch: Path,
     announce: Callable[[str], None],
-) -> Measured:
+) -> PlanMeasurements:
     """Take the pilot and time some steps.
 
     Args:
@@ -114,7 +114,7 @@ def measure(
     peaks = [timer.observe(prompts[:p], n, quick) for n, p in sizes]  # warms up, too
     timings = _time_steps(timer, prompts, sizes, calls[1:])
     growth = [tree_growth(g.tree, wanted, parts.sampling.max_new_tokens) for g in groups]
-    return Measured(
+    return PlanMeasurements(
         counts=PilotCounts.of(parts, groups, growth, wanted, products),
         summary=PilotSummary.of(groups, sum(s["generation"] for s in seconds)),
         cost=StepCost.fit(timings, timer.per_step),
@@ -157,7 +157,7 @@ class StepTimer:
         """Run a step."""
         return self.finish(sample(self._parts, prompts, num_rollouts, seed))
 
-    def finish(self, sampled: Sampled) -> StepTiming:
+    def finish(self, sampled: SampledGroups) -> StepTiming:
         """Run the phases after sampling and verification."""
         groups, clock = sampled.groups, sampled.clock
         updates = self._parts.learner_settings.mini_batches
@@ -208,7 +208,7 @@ class StepTimer:
 
 
 def _time_steps(
-    timer: StepTimer, prompts: Sequence[Prompt], sizes: Sequence[tuple[int, int]], pilot: Sequence[Sampled]
+    timer: StepTimer, prompts: Sequence[Prompt], sizes: Sequence[tuple[int, int]], pilot: Sequence[SampledGroups]
 ) -> list[StepTiming]:
     """Time a step of each size a few times, alternating, and finish calls of the pilot in between."""
     pilot_size = (pilot[0].groups[0].tree.num_rollouts, len(pilot[0].groups))

@@ -31,7 +31,7 @@ _SOLUTIONS = ("solution", "original_solution", "response", "output")
 _THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+")
 
 
-class Hub(NamedTuple):
+class HubDataset(NamedTuple):
     """A dataset of a benchmark on the Hugging Face hub: its id, the split to evaluate on, and its configuration."""
 
     id: str
@@ -43,13 +43,13 @@ class PublicBenchmark(NamedTuple):
     """A benchmark."""
 
     title: str  # its name and size
-    hubs: tuple[Hub, ...]  # its datasets; the first is the default
+    hubs: tuple[HubDataset, ...]  # its datasets; the first is the default
     layout: str | None = None  # name of the layout of its datasets; None for mathematics in columns of any usual name
 
 
 # Name, title, layout, and datasets as `id split subset`.
 BENCHMARKS: Mapping[str, PublicBenchmark] = {
-    name: PublicBenchmark(title, tuple(Hub(*hub.split()) for hub in hubs), layout)
+    name: PublicBenchmark(title, tuple(HubDataset(*hub.split()) for hub in hubs), layout)
     for name, title, layout, *hubs in (
         ("aime24", "AIME 2024, 30 problems", None, "HuggingFaceH4/aime_2024 train", "math-ai/aime24 test",
          "Maxwell-Jia/AIME_2024 train"),
@@ -99,12 +99,12 @@ class BenchmarkSource:
         return self.name or self.benchmark
 
     @property
-    def hub(self) -> Hub:
+    def hub(self) -> HubDataset:
         """Path, split and subset of the data; a local path has no split and no subset."""
         hubs = BENCHMARKS[self.benchmark].hubs
         path = self.path or hubs[0].id
-        known = next((hub for hub in hubs if hub.id == path), Hub(path, hubs[0].split))
-        return Hub(known.id, self.split or known.split, self.subset or known.subset)
+        known = next((hub for hub in hubs if hub.id == path), HubDataset(path, hubs[0].split))
+        return HubDataset(known.id, self.split or known.split, self.subset or known.subset)
 
 
 def read_benchmark(source: BenchmarkSource, seed: int = 0) -> SourceReading:

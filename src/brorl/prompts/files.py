@@ -19,7 +19,7 @@ from math import isfinite
 from typing import Any
 
 from brorl.errors import UserError
-from brorl.prompts.layouts.layout import Dropped
+from brorl.prompts.layouts.layout import DroppedRow
 from brorl.prompts.layouts.table import all_dropped, find_layout, layouts_of, read_fields
 from brorl.prompts.question import Message, Question
 from brorl.prompts.rows import JSON_NAMES, MISSING, Row, is_local, read_rows
@@ -76,7 +76,7 @@ def read_source(source: FileSource, seed: int = 0) -> SourceReading:
         number += 1
         try:
             question = _question(row, source, seed)
-        except Dropped as reason:
+        except DroppedRow as reason:
             dropped[str(reason)] += 1
             continue
         if source.id_column and location_of_id.setdefault(question.id, row.location) is not row.location:
@@ -110,7 +110,7 @@ def check_first_row(source: FileSource) -> None:
     """
     if is_local(source.path):
         for row in islice(read_rows(source.path, source.subset, source.split, _wanted(source)), 1):
-            with suppress(Dropped):
+            with suppress(DroppedRow):
                 _question(row, source, seed=0)
 
 

@@ -16,7 +16,7 @@ from brorl.errors import UserError
 from brorl.prompts.boxed import last_box
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN, is_countdown_reference
 from brorl.prompts.files import USUAL_NAMES
-from brorl.prompts.layouts.layout import Dropped
+from brorl.prompts.layouts.layout import DroppedRow
 from brorl.prompts.layouts.table import LAYOUTS, read_fields
 from brorl.prompts.rows import MISSING, Row, read_rows
 
@@ -78,7 +78,7 @@ def _fitting_layout(columns: Sequence[str], rows: Sequence[Row]) -> Guess | None
         fields = []
         try:
             for row in rows:
-                with suppress(Dropped):
+                with suppress(DroppedRow):
                     fields.append(read_fields(row, layout, seed=0))
         except UserError:  # a row of another layout
             continue

@@ -31,7 +31,7 @@ class StoredResponse:
     reason: str | None = None  # the stored reason, if the row has one
 
 
-class Rescored(NamedTuple):
+class RescoredResponse(NamedTuple):
     """A stored response with a new verdict."""
 
     response: StoredResponse
@@ -92,7 +92,7 @@ def rescore(
     verifiers: Mapping[str, Verifier],
     observe: Callable[[int], None] = lambda _: None,
     unreadable: Collection[str] = (),
-) -> tuple[list[Rescored], float]:
+) -> tuple[list[RescoredResponse], float]:
     """Verify stored responses, each distinct one once; return their verdicts, and the wall time in seconds.
 
     A response that is stored as truncated keeps that verdict, because it was never verified. One that could not be
@@ -114,16 +114,18 @@ def rescore(
             return truncated
         return unread if question.id in unreadable else verdict_of[question.id, response.text]
 
-    return [Rescored(response, question, verdict(response, question)) for response, question in matched], seconds
+    return [
+        RescoredResponse(response, question, verdict(response, question)) for response, question in matched
+    ], seconds
 
 
-def is_compared(rescored: Rescored) -> bool:
+def is_compared(rescored: RescoredResponse) -> bool:
     """Whether a response has a stored verdict and a new one that can be compared."""
     response, _, verdict = rescored
     return response.correct is not None and verdict.reason != TRUNCATED and not verdict.unverified
 
 
-def agreement(rescored: Sequence[Rescored]) -> Agreement:
+def agreement(rescored: Sequence[RescoredResponse]) -> Agreement:
     """Compare the stored verdicts with the new ones."""
     pairs = Counter((bool(item.response.correct), item.verdict.correct) for item in rescored if is_compared(item))
     return Agreement(pairs[True, True], pairs[False, False], pairs[True, False], pairs[False, True])

@@ -16,7 +16,7 @@ _MOST = 32  # prompts whose right response is tried
 _NO_ANSWER = "I do not know."
 
 
-class Verified(NamedTuple):
+class VerifiedResponse(NamedTuple):
     """A response and its verdict."""
 
     response: str
@@ -27,8 +27,8 @@ class Trial(NamedTuple):
     """The verdicts on two responses to a prompt."""
 
     prompt: Prompt  # the prompt
-    right: Verified  # A response with the reference answer
-    wrong: Verified  # A response with another answer; an incorrect one if there was any
+    right: VerifiedResponse  # A response with the reference answer
+    wrong: VerifiedResponse  # A response with another answer; an incorrect one if there was any
     certain: bool  # whether the verifier must accept `right`
     # for prompts at even distances, the first among them: the verdict on a response that it must accept. Prompts
     # without such a response are left out.
@@ -42,7 +42,7 @@ def try_verifier(verifier: Verifier, prompts: Sequence[Prompt]) -> Trial:
     made = verifier.trial_responses(prompt.reference, list(others)[:_OTHERS])
     responses = [made.right, *dict.fromkeys(r for r in (*made.wrong, _NO_ANSWER) if r != made.right)]
     verdicts = verifier.verify_all([(prompt, response) for response in responses])
-    right, *wrong = (Verified(*pair) for pair in zip(responses, verdicts, strict=True))
+    right, *wrong = (VerifiedResponse(*pair) for pair in zip(responses, verdicts, strict=True))
     incorrect = next((response for response in wrong if not response.verdict.correct), wrong[0])
     spread = [prompts[index * len(prompts) // _MOST] for index in range(_MOST)]
     tried = [(other, verifier.trial_responses(other.reference, ())) for other in dict.fromkeys(spread)]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
-from brorl.prompts.layouts.layout import Dropped, Fields
+from brorl.prompts.layouts.layout import DroppedRow, Fields
 from brorl.prompts.layouts.table import LAYOUTS
 
 SUM = "Two integers are given on one line. Print their sum.\n"
@@ -29,7 +29,7 @@ def loaded(layout: str, row: dict[str, Any]) -> CodeTests:
 
 
 def dropped(layout: str, row: dict[str, Any]) -> str:
-    with pytest.raises(Dropped) as caught:
+    with pytest.raises(DroppedRow) as caught:
         LAYOUTS[layout].read({name: row[name] for name in LAYOUTS[layout].columns}, 0)
     return str(caught.value)
 

@@ -24,15 +24,15 @@ from attacks.leftovers import inherit_orphans, remaining
 from attacks.scene import Scene, scenes
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.requests import (
-    Asked,
     CallFunction,
-    GiveValue,
     Judge,
     Limits,
     LoadProgram,
-    Lost,
+    OutsideCall,
     Reply,
+    ReturnValue,
     RunProgram,
+    Undecided,
 )
 
 SHORT = Limits(seconds=0.4, memory_bytes=256 << 20)  # of attacks that cannot end well
@@ -77,9 +77,9 @@ def attack_judge(scene: Scene) -> Judge[list[Reply]]:
             return replies
         reply = yield CallFunction(attack.function, (argument,), limits)
         questions = 0
-        while isinstance(reply, Asked) and questions < _QUESTIONS:
+        while isinstance(reply, OutsideCall) and questions < _QUESTIONS:
             questions += 1
-            reply = yield GiveValue(0)
+            reply = yield ReturnValue(0)
         replies.append(reply)
     return replies
 
@@ -99,15 +99,15 @@ def honest_judge(found: list[str], states: set[str]) -> Judge[None]:
     states.add(str(getattr(reply, "value", reply)) + str(getattr(reply, "failure", "")))
 
 
-def harm_of(scene: Scene, replies: list[Reply] | Lost) -> list[str]:
+def harm_of(scene: Scene, replies: list[Reply] | Undecided) -> list[str]:
     """Return the harm of one attack."""
-    if isinstance(replies, Lost):
+    if isinstance(replies, Undecided):
         return [*scene.harm(()), f"its verdict was lost: {replies.reason}"]
     found = scene.harm(tuple(_shown(reply) for reply in replies))
     if scene.attack.must_fail and not _failed(replies[-1]):
         found.append(f"did not fail: {_shown(replies[-1])[:200]}")
     for reply in replies:
-        if not isinstance(reply, Asked) and not _is_plain(getattr(reply, "value", None)):
+        if not isinstance(reply, OutsideCall) and not _is_plain(getattr(reply, "value", None)):
             found.append("returned a value that is not plain")
         if len(getattr(reply, "failure", None) or "") > 10_000:
             found.append("gave a reason of many characters")
@@ -135,7 +135,7 @@ def run(level: str, attacks: tuple[Attack, ...]) -> dict[str, object]:
         strangers += [
             f"an honest program was lost: {one.reason}"
             for one, (scene, _) in zip(outcomes, jobs, strict=True)
-            if scene is None and isinstance(one, Lost)
+            if scene is None and isinstance(one, Undecided)
         ]
         victims = {scene.victim for scene in made}
         strangers += [f"left {line}" for line in remaining(victims, 2)]
@@ -172,7 +172,7 @@ def main() -> None:
 
 
 def _failed(reply: Reply) -> bool:
-    return isinstance(reply, Asked) or reply.failure is not None
+    return isinstance(reply, OutsideCall) or reply.failure is not None
 
 
 def _shown(reply: Reply) -> str:

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.requests import (
     Judge,
-    Lost,
     LostError,
     Reply,
     Request,
     T,
+    Undecided,
 )
 
 Script = Callable[[Request], Reply]
@@ -34,18 +34,18 @@ class ScriptedPool(ProgramPool):
         self.num_judges = 0
         self.requests: list[Request] = []
 
-    def run(self, judges: Sequence[Callable[[], Judge[T]]]) -> list[T | Lost]:
+    def run(self, judges: Sequence[Callable[[], Judge[T]]]) -> list[T | Undecided]:
         self.num_judges += len(judges)
         return [self._decision(judge()) for judge in judges]
 
     def preloading(self, *_modules: str) -> ProgramPool:
         return self
 
-    def _decision(self, judge: Judge[T]) -> T | Lost:
+    def _decision(self, judge: Judge[T]) -> T | Undecided:
         try:
             return decision(judge, self._reply)
         except LostError as error:
-            return Lost(str(error))
+            return Undecided(str(error))
 
     def _reply(self, request: Request) -> Reply:
         self.requests.append(request)

@@ -13,7 +13,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.verification import verdict_cache
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.requests import CutOff, Judge, Lost, T
+from brorl.verification.sandbox.requests import Judge, JudgeTimeout, T, Undecided
 from brorl.verification.sandbox.values import MAX_DEPTH, decode
 from brorl.verification.verifier import Verdict
 
@@ -25,7 +25,7 @@ class CountingPool(ProgramPool):
 
     num_judges = 0
 
-    def run(self, judges: Sequence[Callable[[], Judge[T]]]) -> list[T | Lost]:
+    def run(self, judges: Sequence[Callable[[], Judge[T]]]) -> list[T | Undecided]:
         self.num_judges += len(judges)
         return super().run(judges)
 
@@ -450,9 +450,9 @@ class TestCache:
 
     def test_programs_that_used_their_part_are_incorrect_and_others_unverified(self) -> None:
         class ShortPool(CountingPool):
-            def run(self, judges: Sequence[Callable[[], Judge[T]]]) -> list[T | Lost]:
+            def run(self, judges: Sequence[Callable[[], Judge[T]]]) -> list[T | Undecided]:
                 self.num_judges += len(judges)
-                return [CutOff("over"), Lost("over")]
+                return [JudgeTimeout("over"), Undecided("over")]
 
         with ShortPool(1) as pool:
             verifier = CodeVerifier(pool)
@@ -464,9 +464,9 @@ class TestCache:
 
     def test_a_lost_worker_is_no_verdict_and_is_not_kept(self) -> None:
         class LosingPool(CountingPool):
-            def run(self, judges: Sequence[Callable[[], Judge[T]]]) -> list[T | Lost]:
+            def run(self, judges: Sequence[Callable[[], Judge[T]]]) -> list[T | Undecided]:
                 self.num_judges += len(judges)
-                return [Lost("a worker was lost") for _ in judges]
+                return [Undecided("a worker was lost") for _ in judges]
 
         losing = LosingPool(1)
         verifier = CodeVerifier(losing)

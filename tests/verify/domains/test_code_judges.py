@@ -12,13 +12,13 @@ from brorl.verification import verdict_cache
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.code_judges import Clock, judge_test_code
 from brorl.verification.sandbox.requests import (
-    Asked,
     CallFunction,
     Fault,
-    GiveValue,
     LoadProgram,
+    OutsideCall,
     Reply,
     Request,
+    ReturnValue,
     RunProgram,
 )
 from brorl.verification.verifier import Verdict
@@ -151,16 +151,18 @@ class TestTimeouts:
 
 
 class TestExceptionsOfTheAnswer:
-    def given(self, failure: str) -> GiveValue | str:
+    def given(self, failure: str) -> ReturnValue | str:
         """Return what the test code gets for a failed call, or else the reason of the outcome."""
-        found: list[GiveValue] = []
+        found: list[ReturnValue] = []
 
         def script(request: Request) -> Reply:
-            if isinstance(request, GiveValue):
+            if isinstance(request, ReturnValue):
                 found.append(request)
             if isinstance(request, CallFunction):
                 return Reply(None, failure, 0.0)
-            return Asked("f", (1,)) if isinstance(request, LoadProgram) and request.outside else Reply(None, None, 0)
+            return (
+                OutsideCall("f", (1,)) if isinstance(request, LoadProgram) and request.outside else Reply(None, None, 0)
+            )
 
         test = TestCode("f", "try:\n    f(1)\nexcept ValueError:\n    pass")
         outcome = decision(judge_test_code("def f(x): pass", test, Clock(1.0, 10.0, 1 << 29)), script)
@@ -170,7 +172,7 @@ class TestExceptionsOfTheAnswer:
     def test_an_exception_is_passed_on_by_its_name_with_its_message(self) -> None:
         for name in ("ValueError", "TypeError", "KeyError", "ZeroDivisionError", "Exception", "NotImplementedError"):
             given = self.given(f"{name}: no: {name}")
-            assert isinstance(given, GiveValue)
+            assert isinstance(given, ReturnValue)
             assert given.error == f"{name}: no: {name}"
             assert given.name == "tests"
 
@@ -206,7 +208,7 @@ class TestSizeOfReplies:
             if isinstance(request, RunProgram):
                 return Reply("", None, 0.0)
             asks = isinstance(request, LoadProgram) and bool(request.outside)
-            return Asked("f", (1,)) if asks else Reply(None, None, 0.0)
+            return OutsideCall("f", (1,)) if asks else Reply(None, None, 0.0)
 
         pool = ScriptedPool(script)
         prompt = Prompt("q", "?", (1,), CodeTests(tests).to_text(), "code")

@@ -16,16 +16,16 @@ from brorl.verification.domains.gym_guards import EVALUATED, GUARDS
 from brorl.verification.sandbox.pool import ProgramPool, VerifierCall, WorkerPool
 from brorl.verification.sandbox.requests import (
     CallFunction,
-    CutOff,
     Fault,
     Judge,
+    JudgeTimeout,
     Limits,
     LoadProgram,
-    Lost,
     LostError,
     Reply,
     Request,
     T,
+    Undecided,
 )
 from brorl.verification.verifier import Verdict
 
@@ -152,11 +152,11 @@ def test_an_answer_that_uses_the_time_of_all_harms_no_answer_beside_it() -> None
     class ShortPool(ScriptedPool):
         """Cuts off the judges whose answer is slow."""
 
-        def _decision(self, judge: Judge[T]) -> T | Lost:
+        def _decision(self, judge: Judge[T]) -> T | Undecided:
             begin = len(self.requests)
             found = super()._decision(judge)
             calls = [r for r in self.requests[begin:] if isinstance(r, CallFunction)]
-            return CutOff("over") if any(call.arguments[1] == "slow" for call in calls) else found
+            return JudgeTimeout("over") if any(call.arguments[1] == "slow" for call in calls) else found
 
     pool = ShortPool(lambda _request: Reply((False, 0.0, None), None, 0.1))
     verdicts = GymVerifier(pool).verify_all([(prompt(MAZE), answer) for answer in ("6", "slow", "9")])
@@ -323,7 +323,7 @@ def test_exploits_of_evaluating_scorers_reach_nothing(pool: WorkerPool, verifier
         assert not verdict.correct
         assert verdict.reason == "wrong answer: rejected by a guard"
         (reply,) = verifier._programs.run([lambda task=task: raw_judge(task.to_text(), exploit, limits)])
-        assert not isinstance(reply, Lost)
+        assert not isinstance(reply, Undecided)
         assert reply.value != 1.0
         assert not canary.exists(), name
         pool.run([VerifierCall(f"{Path(__file__).with_name('gym_raw.py')}:raw", (task.to_text(), exploit))])

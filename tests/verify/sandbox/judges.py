@@ -7,13 +7,13 @@ from pathlib import Path
 
 from brorl.verification.sandbox.pool import ProgramPool, VerifierCall
 from brorl.verification.sandbox.requests import (
-    Asked,
     CallFunction,
-    GiveValue,
     Judge,
     Limits,
     LoadProgram,
+    OutsideCall,
     Reply,
+    ReturnValue,
     RunProgram,
 )
 
@@ -45,13 +45,13 @@ def outside_judge(source: str, function: str, *arguments: object) -> Judge[list[
     reply = yield LoadProgram(source, LIMITS, "tests", ("add", "fail"))
     log: list[object] = []
     started = False
-    while isinstance(reply, Asked) or not started:
-        if isinstance(reply, Asked):
+    while isinstance(reply, OutsideCall) or not started:
+        if isinstance(reply, OutsideCall):
             log.append((reply.function, *reply.arguments))
             if reply.function == "add":
-                reply = yield GiveValue(sum(reply.arguments), name="tests")  # type: ignore[arg-type]
+                reply = yield ReturnValue(sum(reply.arguments), name="tests")  # type: ignore[arg-type]
             else:
-                reply = yield GiveValue(error=str(reply.arguments[0]), name="tests")
+                reply = yield ReturnValue(error=str(reply.arguments[0]), name="tests")
         else:
             started = True
             reply = yield CallFunction(function, arguments, LIMITS, "tests")

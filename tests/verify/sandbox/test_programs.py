@@ -29,15 +29,15 @@ from brorl.errors import UserError
 from brorl.verification.sandbox import judging, process, scheduling
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.requests import (
-    Asked,
     CallFunction,
-    GiveValue,
     Judge,
     Limits,
     LoadProgram,
-    Lost,
+    OutsideCall,
     Reply,
+    ReturnValue,
     RunProgram,
+    Undecided,
 )
 from brorl.verification.sandbox.server import LostError, Server, ServerSettings
 from brorl.verification.sandbox.values import MAX_DEPTH
@@ -312,7 +312,7 @@ def f():
 
 @pytest.mark.parametrize("source", FORGERS.values(), ids=FORGERS.keys())
 def test_forged_replies_gain_nothing(pool: ProgramPool, source: str) -> None:
-    """No forgery is `Lost`, which would take the response out of its group."""
+    """No forgery is `Undecided`, which would take the response out of its group."""
     replies = returned(pool, source, ("f", ()), ("f", ()), ("f", ()))
     assert replies[-1].failure == "broke the protocol of the sandbox"
 
@@ -359,11 +359,11 @@ def test_two_programs_talk_through_the_judge(pool: ProgramPool) -> None:
         yield LoadProgram("def check(x): return candidate(x)", LIMITS, "tests", ("candidate",))
         log: list[object] = []
         reply = yield CallFunction("check", (21,), LIMITS, "tests")
-        assert isinstance(reply, Asked)
+        assert isinstance(reply, OutsideCall)
         inner = yield CallFunction("answer", reply.arguments, LIMITS)
         assert isinstance(inner, Reply)
         log.append(inner.value)
-        reply = yield GiveValue(inner.value, name="tests")
+        reply = yield ReturnValue(inner.value, name="tests")
         assert isinstance(reply, Reply)
         return [*log, reply.value]
 
@@ -377,10 +377,10 @@ def test_the_deepest_value_passes_through_the_judge(pool: ProgramPool) -> None:
         yield LoadProgram(f"def answer(x):\n    for _ in range({MAX_DEPTH}): x = [x]\n    return x", LIMITS)
         yield LoadProgram("def check(x): return len(candidate(x))", LIMITS, "tests", ("candidate",))
         reply = yield CallFunction("check", (21,), LIMITS, "tests")
-        assert isinstance(reply, Asked)
+        assert isinstance(reply, OutsideCall)
         inner = yield CallFunction("answer", reply.arguments, LIMITS)
         assert isinstance(inner, Reply)
-        reply = yield GiveValue(inner.value, name="tests")
+        reply = yield ReturnValue(inner.value, name="tests")
         assert isinstance(reply, Reply)
         return reply.value
 
@@ -453,7 +453,7 @@ def test_requests_out_of_turn_are_errors_of_the_judge(pool: ProgramPool) -> None
 
     def unasked() -> Judge[None]:
         yield LoadProgram("def f(): pass", LIMITS)
-        yield GiveValue(1)
+        yield ReturnValue(1)
 
     with pytest.raises(ValueError, match="no program was loaded as 'answer'"):
         pool.run([unknown])
@@ -510,7 +510,7 @@ def test_a_lost_server_is_replaced_once() -> None:
 
     with ProgramPool(1) as own:
         assert own.run([judge]) == ["1\n"]
-        assert own.run([kill_servers]) == [Lost("a worker was lost")]
+        assert own.run([kill_servers]) == [Undecided("a worker was lost")]
         assert ended(own, "print(1)").value == "1\n"
     assert len(tries) == 2
 
@@ -524,7 +524,7 @@ def test_a_program_killed_from_outside_is_lost() -> None:
         return f"no loss: {reply}"
 
     with ProgramPool(1) as pool:
-        assert pool.run([judge]) == [Lost("a process was killed from outside")]
+        assert pool.run([judge]) == [Undecided("a process was killed from outside")]
 
 
 @pytest.mark.parametrize(
@@ -610,7 +610,7 @@ def test_a_judge_can_report_a_fault_of_the_machine(pool: ProgramPool) -> None:
         return name
 
     found = pool.run([lambda: judge("a", 0), lambda: judge("b", 1), lambda: judge("c", 2)])
-    assert found == ["a", "b", Lost("the scorers were not loaded")]
+    assert found == ["a", "b", Undecided("the scorers were not loaded")]
     assert sorted(begun) == ["a", "b", "b", "c", "c"]
 
 

@@ -12,12 +12,12 @@ from brorl.verification.sandbox import process, scheduling
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.requests import (
     CallFunction,
-    CutOff,
     Judge,
+    JudgeTimeout,
     Limits,
     LoadProgram,
-    Lost,
     Reply,
+    Undecided,
 )
 
 pytestmark = pytest.mark.linux
@@ -122,9 +122,9 @@ def test_only_others_deny_a_core(monkeypatch: pytest.MonkeyPatch, rng: np.random
 def test_a_program_without_its_core_is_unverified(pool: ProgramPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its wall time is over, and others had the core for most of it."""
     monkeypatch.setattr(process, "denied_s", lambda _pid: 0.99 * time.monotonic())
-    assert pool.run([lambda: run_judge(ASLEEP, limits=SHORT)]) == [Lost("the machine was overloaded")]
+    assert pool.run([lambda: run_judge(ASLEEP, limits=SHORT)]) == [Undecided("the machine was overloaded")]
     assert pool.run([lambda: call_judge(f"def f():\n  {ASLEEP.replace(chr(10), ';')}", ("f", ()), limits=SHORT)]) == [
-        Lost("the machine was overloaded")
+        Undecided("the machine was overloaded")
     ]
 
 
@@ -177,7 +177,7 @@ def test_programs_that_sleep_take_no_more_than_the_time_of_a_batch() -> None:
         assert ended(own, "print(2)").value == "2\n"
     assert took < 4 * batch_s
     assert [reply.value for reply in found if isinstance(reply, Reply)] == ["1\n"] * 3
-    assert sum(isinstance(reply, CutOff) for reply in found) == sleepers
+    assert sum(isinstance(reply, JudgeTimeout) for reply in found) == sleepers
 
 
 @pytest.mark.slow
@@ -203,7 +203,7 @@ def test_programs_that_never_ran_are_unverified() -> None:
 
     with ProgramPool(1, batch_timeout_s=0.2) as own:
         found = own.run([judge, lambda: run_judge("print(1)")])
-    assert [type(one) for one in found] == [Lost, Lost]
+    assert [type(one) for one in found] == [Undecided, Undecided]
     assert "verification.batch_timeout_s" in found[0].reason  # type: ignore[union-attr]
 
 

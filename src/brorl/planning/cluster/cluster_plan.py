@@ -2,8 +2,9 @@
 
 Colocated, all GPUs sample, then learn: the phases add up. Apart, some GPUs sample and the others learn; synchronous
 phases add up, and asynchronous ones overlap, so that a step takes the longest of them plus the transfer. The split is
-the one with the least seconds. Waiting for the longest response is not in the seconds of a `Way`; the simulation has
-it, in the middle of the assumed ranges. A job that does not fit has no ways, and lines that name the fix.
+the one with the least seconds. Waiting for the longest response is not in the seconds of a `GpuAllocation`; the
+simulation has it, in the middle of the assumed ranges. A job that does not fit has no ways, and lines that name the
+fix.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class PhaseSeconds:
 
 
 @dataclass(frozen=True)
-class Way:
+class GpuAllocation:
     """One way to use the GPUs, and its seconds without waiting."""
 
     num_gpus: int  # number of GPUs
@@ -76,7 +77,7 @@ class Way:
 class SimulatedStep:
     """A simulated step."""
 
-    way: Way  # the way to use the GPUs, and its seconds without waiting
+    way: GpuAllocation  # the way to use the GPUs, and its seconds without waiting
     result: QueueResult  # the simulation
     # GPU-seconds of decoding with full batches and of the learner's operations, over all GPU-seconds
     useful_fraction: float
@@ -119,7 +120,7 @@ class ClusterPlan:
     name: str  # name of the model
     cluster: Cluster  # the GPUs
     job: Job  # the model, the work of a step, and the unit costs
-    ways: Sequence[Way]  # placements and modes that fit, the fastest first
+    ways: Sequence[GpuAllocation]  # placements and modes that fit, the fastest first
     # simulated steps of the fastest synchronous and of the asynchronous way, by mode
     scaling: Mapping[Mode, Sequence[SimulatedStep]]
     savings: Sequence[TreeSaving]  # the saving of the tree
@@ -166,13 +167,13 @@ def make_cluster_plan(
     )
 
 
-def ways_that_fit(job: Job, num_gpus: int) -> list[Way]:
+def ways_that_fit(job: Job, num_gpus: int) -> list[GpuAllocation]:
     """Return all ways to use the GPUs that fit, the fastest first."""
     ways = (fastest_split(job, num_gpus, placement, mode) for placement, mode in WAYS)
     return sorted((way for way in ways if way is not None), key=lambda way: way.seconds)
 
 
-def fastest_split(job: Job, num_gpus: int, placement: Placement, mode: Mode) -> Way | None:
+def fastest_split(job: Job, num_gpus: int, placement: Placement, mode: Mode) -> GpuAllocation | None:
     """Return the way with the best split of the GPUs; None if the job does not fit.
 
     On many machines the learner has whole machines.
@@ -185,7 +186,7 @@ def fastest_split(job: Job, num_gpus: int, placement: Placement, mode: Mode) -> 
     return min((way for way in ways if way is not None), key=lambda way: way.seconds, default=None)
 
 
-def _split(job: Job, num_gpus: int, placement: Placement, mode: Mode, ranks: int) -> Way | None:
+def _split(job: Job, num_gpus: int, placement: Placement, mode: Mode, ranks: int) -> GpuAllocation | None:
     """Return the way with a number of learner ranks; None if it does not fit."""
     learner = ShardedLearner(job, ranks)
     colocated = placement == "colocated"
@@ -205,7 +206,7 @@ def _split(job: Job, num_gpus: int, placement: Placement, mode: Mode, ranks: int
         )
         for case in CASES
     }
-    return Way(num_gpus, placement, mode, worker, num_workers, learner, cases)
+    return GpuAllocation(num_gpus, placement, mode, worker, num_workers, learner, cases)
 
 
 def publish_seconds(job: Job, num_gpus: int, case: Case) -> float:
@@ -234,7 +235,7 @@ def scale(
     return rows
 
 
-def simulated_step(job: Job, way: Way, settings: SimulationSettings) -> SimulatedStep:
+def simulated_step(job: Job, way: GpuAllocation, settings: SimulationSettings) -> SimulatedStep:
     """Simulate a step, with rows bundled so that it has few thousand of them."""
     worker, phases, work = way.worker, way.cases["middle"], job.work
     rows = work.sampled_groups * worker.rows_per_group

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brorl.format import counted, memory_size, plain, short
-from brorl.planning.cluster.cluster_plan import MODES, PAYING, ClusterPlan, Mode, SimulatedStep, Way
+from brorl.planning.cluster.cluster_plan import MODES, PAYING, ClusterPlan, GpuAllocation, Mode, SimulatedStep
 from brorl.planning.cluster.hardware import CASES, UnitCost
 from brorl.storage import json_ready
 from brorl.table import Table
@@ -200,7 +200,7 @@ def cluster_record(plan: ClusterPlan) -> dict[str, Any]:
     return record
 
 
-def _way_record(way: Way) -> dict[str, Any]:
+def _way_record(way: GpuAllocation) -> dict[str, Any]:
     return {
         "placement": way.placement,
         "mode": way.mode,
@@ -286,7 +286,7 @@ def _draw(axis: Axes, plan: ClusterPlan, value: Callable[[SimulatedStep], float 
     axis.legend(frameon=False)
 
 
-def _way(way: Way) -> str:
+def _way(way: GpuAllocation) -> str:
     split = "" if way.placement == "colocated" else f" {way.num_workers * way.worker.gpus}+{way.learner.ranks}"
     return f"{way.placement}{split}, {way.mode}"
 

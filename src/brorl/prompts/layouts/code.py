@@ -19,7 +19,7 @@ from typing import Any
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.layouts import math
-from brorl.prompts.layouts.layout import Dropped, Fields
+from brorl.prompts.layouts.layout import DroppedRow, Fields
 
 _MAX_PRIVATE_BYTES = 1 << 28
 _MAX_CASES = 100
@@ -86,9 +86,9 @@ def code_contests(row: Cells, _seed: int) -> Fields:
     ]
     inputs, outputs = ([text for tests in columns for text in tests[name]] for name in ("input", "output"))
     if not inputs:
-        raise Dropped(_NO_TESTS)
+        raise DroppedRow(_NO_TESTS)
     if row["input_file"] or row["output_file"]:
-        raise Dropped(_USES_FILES)
+        raise DroppedRow(_USES_FILES)
     _check_outputs(question, is_call=False)
     limit, solutions = row["time_limit"] or {}, row.get("solutions")
     pairs = zip(solutions["language"], solutions["solution"], strict=True) if solutions else ()
@@ -104,14 +104,14 @@ def code_contests(row: Cells, _seed: int) -> Fields:
 def codeforces(row: Cells, _seed: int) -> Fields:
     """Read Codeforces, whose statement is in several columns."""
     if row["interaction_format"]:
-        raise Dropped("the program is interactive")
+        raise DroppedRow("the program is interactive")
     if row["input_mode"] not in (None, "stdio"):
-        raise Dropped(_USES_FILES)
+        raise DroppedRow(_USES_FILES)
     if row["generated_checker"]:
-        raise Dropped("the tests need a checker")
+        raise DroppedRow("the tests need a checker")
     cases = {case["input"]: case["output"] for case in (*(row["examples"] or ()), *(row["official_tests"] or ()))}
     if not cases:
-        raise Dropped(_NO_TESTS)
+        raise DroppedRow(_NO_TESTS)
     parts = [f"# {row['title']}", row["description"]]
     for title, column in (("Input", "input_format"), ("Output", "output_format"), ("Note", "note")):
         if row[column]:
@@ -132,7 +132,7 @@ def live_code_bench(row: Cells, _seed: int) -> Fields:
     question, starter = _text(row, "question_content"), row["starter_code"] or ""
     cases = [*_read_json(row["public_test_cases"], "public_test_cases"), *_private_cases(row["private_test_cases"])]
     if not cases:
-        raise Dropped(_NO_TESTS)
+        raise DroppedRow(_NO_TESTS)
     _check_outputs(question, is_call=bool(starter.strip()))
     inputs, outputs = [case["input"] for case in cases], [case["output"] for case in cases]
     if cases[0]["testtype"] == "functional":
@@ -171,7 +171,7 @@ def eurus2(row: Cells, seed: int) -> Fields:
     if row["ability"] == "math":
         return math.eurus2(row, seed)
     if row["ability"] != "code":
-        raise Dropped(f"the ability is {row['ability']}")
+        raise DroppedRow(f"the ability is {row['ability']}")
     question, answer = math.last_turn(row["prompt"]), math.ground_truth(row)
     tests = _tests(question, _read_json(answer, "reward_model.ground_truth") if answer else None)
     names_form = not isinstance(tests.tests, CallCases) or tests.tests.function in question
@@ -181,7 +181,7 @@ def eurus2(row: Cells, seed: int) -> Fields:
 def eurus2_code(row: Cells, seed: int) -> Fields:
     """Read rows of code."""
     if row["ability"] != "code":
-        raise Dropped(f"the ability is {row['ability']}, not code")
+        raise DroppedRow(f"the ability is {row['ability']}, not code")
     return eurus2(row, seed)
 
 
@@ -208,7 +208,7 @@ def mbpp(row: Cells, _seed: int) -> Fields:
         r"\bassert\s+(?:\(|not\s+|set\(|math\.isclose\(|abs\()*(\w+)\(", "\n".join(shown)
     )
     if not named:
-        raise Dropped(_NO_TESTS)
+        raise DroppedRow(_NO_TESTS)
     imports = "\n".join(row["test_imports"] or ())
     tests = CodeTests(TestCode(named[1], row["test"]), prelude=imports, solution=row["code"])
     cases = "\n".join(shown)
@@ -219,7 +219,7 @@ def mbpp(row: Cells, _seed: int) -> Fields:
 def _tests(question: str, cases: Any, seconds: float = 0.0) -> CodeTests:
     """Return the tests of a question whose cases are in the form of APPS."""
     if not cases or not cases.get("inputs"):
-        raise Dropped(_NO_TESTS)
+        raise DroppedRow(_NO_TESTS)
     function, inputs, outputs = cases.get("fn_name"), cases["inputs"], cases["outputs"]
     _check_outputs(question, is_call=bool(function))
     if function:
@@ -250,9 +250,9 @@ def _text(row: Cells, column: str) -> str:
 def _check_outputs(question: str, is_call: bool) -> None:
     """Drop a question that cannot be verified by its expected outputs."""
     if len(_IMAGE.sub("", question).strip()) < 20:
-        raise Dropped("the question is an image")
+        raise DroppedRow("the question is an image")
     if _SEVERAL.search(question) or (not is_call and _ANY_ORDER.search(question)):
-        raise Dropped("several outputs are valid")
+        raise DroppedRow("several outputs are valid")
 
 
 def _stdin_cases(
@@ -281,7 +281,7 @@ def _call_cases(question: str, function: Any, inputs: Sequence[Any], outputs: Se
         expected = [_read_json(text, "outputs") for text in outputs]
     kept = _chosen(arguments, expected)
     if not str(function).isidentifier() or not all(isinstance(one, list) for one in arguments):
-        raise Dropped(_UNREADABLE)
+        raise DroppedRow(_UNREADABLE)
     return CallCases(
         function,
         tuple(tuple(arguments[index]) for index in kept),
@@ -295,7 +295,7 @@ def _call_cases(question: str, function: Any, inputs: Sequence[Any], outputs: Se
 def _chosen(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
     """Return the cases to keep: all of up to 100, else 100 at even distances; large ones while they fit."""
     if len(inputs) != len(outputs):
-        raise Dropped(_UNREADABLE)
+        raise DroppedRow(_UNREADABLE)
     number = len(inputs)
     indices = list(range(number))
     if number > _MAX_CASES:
@@ -316,4 +316,4 @@ def _read_json(text: Any, column: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise Dropped(_UNREADABLE) from None
+        raise DroppedRow(_UNREADABLE) from None

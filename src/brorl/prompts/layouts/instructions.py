@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN, KINDS, Instructions
-from brorl.prompts.layouts.layout import Dropped, Fields
+from brorl.prompts.layouts.layout import DroppedRow, Fields
 
 _UNKNOWN_KIND = "an instruction that is not one of the 25 kinds of IFEval"
 _UNUSABLE = "an instruction with missing or unusable arguments"
@@ -73,23 +73,23 @@ def _fields(prompt: Any, kinds: Any, arguments: Any, loose: bool = False) -> Fie
         raise ValueError(f"the kinds of instructions and their arguments must be two lists, got {types}")
     text = _prompt(prompt)
     if any(kind not in KINDS for kind in kinds):
-        raise Dropped(_UNKNOWN_KIND)
+        raise DroppedRow(_UNKNOWN_KIND)
     try:
         return Fields(text, Instructions.from_lists(kinds, arguments, loose).to_text(), INSTRUCTIONS_DOMAIN)
     except ValueError:
-        raise Dropped(_UNUSABLE) from None
+        raise DroppedRow(_UNUSABLE) from None
 
 
 def _prompt(value: Any) -> str:
     """Return the text of a prompt, or of a conversation of one message."""
     if isinstance(value, list | tuple):
         if len(value) != 1:
-            raise Dropped("more than one message" if value else "no prompt")
+            raise DroppedRow("more than one message" if value else "no prompt")
         value = value[0].get("content") if isinstance(value[0], Mapping) else value[0]
     if not isinstance(value, str):
         raise ValueError(f"the prompt must be text or a list of one message, got {type(value).__name__}")
     if not value.strip():
-        raise Dropped("no prompt")
+        raise DroppedRow("no prompt")
     return value
 
 
@@ -130,7 +130,7 @@ def rlvr(row: Cells, _seed: int) -> Fields:
         raise ValueError("ground_truth must be a mapping with the key func_name")
     text = _prompt(row["messages"])
     if truth["func_name"] not in _FUNCTIONS:
-        raise Dropped(_UNKNOWN_KIND)
+        raise DroppedRow(_UNKNOWN_KIND)
     kind, names, fixed = _FUNCTIONS[truth["func_name"]]
     return _fields([text], [kind], [{**fixed, **{ours: truth.get(theirs) for theirs, ours in names.items()}}])
 

@@ -14,7 +14,7 @@ class Fields(NamedTuple):
     domain: str  # name of the verifier
 
 
-class Dropped(Exception):  # noqa: N818
+class DroppedRow(Exception):  # noqa: N818
     """A row has no question that can be verified; the message is a few words that many rows share: they are counted."""
 
 
@@ -23,8 +23,8 @@ class Layout(NamedTuple):
 
     name: str  # the word that selects it in `data.sources[].layout`
     columns: tuple[str, ...]  # the columns that `read` reads
-    # A row, with its columns by name, and a seed (of shuffled options) to fields. It raises `Dropped`, or a ValueError
-    # with the problem for a row that is not of this layout.
+    # A row, with its columns by name, and a seed (of shuffled options) to fields. It raises `DroppedRow`, or a
+    # ValueError with the problem for a row that is not of this layout.
     read: Callable[[Mapping[str, Any], int], Fields]
     data_sets: tuple[str, ...]  # hub ids of datasets with this layout
     summary: str  # one line for the documentation

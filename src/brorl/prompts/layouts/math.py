@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from brorl.prompts.boxed import last_box
-from brorl.prompts.layouts.layout import Dropped, Fields
+from brorl.prompts.layouts.layout import DroppedRow, Fields
 
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3})")
 _DAPO_BEFORE = "Solve the following math problem step by step."
@@ -25,7 +25,7 @@ Cells = Mapping[str, Any]
 def _fields(problem: Any, answer: Any) -> Fields:
     """Return the fields of a problem with its answer: text, or a number."""
     if problem is None or (isinstance(problem, str) and not problem.strip()):
-        raise Dropped("no problem")
+        raise DroppedRow("no problem")
     if not isinstance(problem, str):
         raise ValueError(f"the problem must be text, not {type(problem).__name__}")
     if isinstance(answer, bool) or not isinstance(answer, str | int | float | None):
@@ -33,7 +33,7 @@ def _fields(problem: Any, answer: Any) -> Fields:
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
     if answer is None or not str(answer).strip():
-        raise Dropped("no answer")
+        raise DroppedRow("no answer")
     return Fields(problem.strip(), str(answer).strip(), "math")
 
 
@@ -46,7 +46,7 @@ def gsm8k(row: Cells, _seed: int) -> Fields:
     """Read the number after `####`."""
     _, marker, answer = str(row["answer"]).rpartition("####")
     if not marker:
-        raise Dropped("no #### before the answer")
+        raise DroppedRow("no #### before the answer")
     return _fields(row["question"], _THOUSANDS.sub("", answer))
 
 
@@ -54,14 +54,14 @@ def boxed_solution(row: Cells, _seed: int) -> Fields:
     """Read the last box of the solution."""
     answer = last_box(str(row["solution"]))
     if answer is None:
-        raise Dropped("no \\boxed{} in the solution")
+        raise DroppedRow("no \\boxed{} in the solution")
     return _fields(row["problem"], answer)
 
 
 def open_math_reasoning(row: Cells, _seed: int) -> Fields:
     """Read rows whose answer is the author's, not a proof or the majority of a model's answers."""
     if row["problem_type"] != "has_answer_extracted":
-        raise Dropped("no answer by the author of the problem")
+        raise DroppedRow("no answer by the author of the problem")
     return _fields(row["problem"], row["expected_answer"])
 
 
@@ -93,13 +93,13 @@ def skywork(row: Cells, _seed: int) -> Fields:
         raise ValueError(f"reward_model.ground_truth must be a list of answers, not {type(answers).__name__}")
     distinct = list(dict.fromkeys(str(answer).strip() for answer in answers))
     if len(distinct) > 1:
-        raise Dropped("several accepted answers")
+        raise DroppedRow("several accepted answers")
     return _fields(last_turn(row["prompt"]), distinct[0] if distinct else None)
 
 
 def _check_ability(row: Cells) -> None:
     if row["ability"] != "math":
-        raise Dropped(f"the ability is {row['ability']}, not math")
+        raise DroppedRow(f"the ability is {row['ability']}, not math")
 
 
 def last_turn(prompt: Any) -> str:

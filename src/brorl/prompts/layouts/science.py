@@ -12,7 +12,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from brorl.prompts.boxed import last_box
-from brorl.prompts.layouts.layout import Dropped, Fields
+from brorl.prompts.layouts.layout import DroppedRow, Fields
 from brorl.prompts.science import Choices, MeasuredAnswer
 
 _MAX_ANSWER = 100
@@ -35,20 +35,20 @@ def _text(row: Cells, column: str) -> str:
 
 def _fields(question: str, reference: str, missing: str = "no answer") -> Fields:
     if not question:
-        raise Dropped("no question")
+        raise DroppedRow("no question")
     if not reference:
-        raise Dropped(missing)
+        raise DroppedRow(missing)
     return Fields(question, reference, "science")
 
 
 def _choice(question: str, options: Sequence[str], right: int, seed: int) -> Fields:
     """Return a question with permuted options; a row whose options are unusable is dropped."""
     if not question:
-        raise Dropped("no question")
+        raise DroppedRow("no question")
     try:
         choices = Choices.permuted(options, right, question, seed)
     except ValueError as error:
-        raise Dropped(str(error).removeprefix("has ")) from None
+        raise DroppedRow(str(error).removeprefix("has ")) from None
     return _fields(choices.under(question), choices.to_text())
 
 
@@ -72,7 +72,7 @@ def mmlu_pro(row: Cells, seed: int) -> Fields:
     if isinstance(right, bool) or not isinstance(right, int):
         raise ValueError(f"answer_index must be a whole number, got {right!r}")
     if _text(row, "answer") != ascii_uppercase[right : right + 1]:
-        raise Dropped("answer and answer_index of different options")
+        raise DroppedRow("answer and answer_index of different options")
     return _choice(_text(row, "question"), options, right, seed)
 
 
@@ -86,7 +86,7 @@ def arc(row: Cells, seed: int) -> Fields:
         raise ValueError("choices must have one text per label")
     key = _text(row, "answerKey")
     if key not in labels:
-        raise Dropped("no answer")
+        raise DroppedRow("no answer")
     return _choice(_text(row, "question"), texts, labels.index(key), seed)
 
 

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 
 from brorl.errors import UserError
 from brorl.prompts.layouts import code, instructions, math, science
-from brorl.prompts.layouts.layout import Dropped, Fields, Layout
+from brorl.prompts.layouts.layout import DroppedRow, Fields, Layout
 from brorl.prompts.rows import Row
 
 _GPQA = "Question, Correct Answer, Incorrect Answer 1, Incorrect Answer 2, Incorrect Answer 3"
@@ -121,11 +121,11 @@ def read_fields(row: Row, layout: Layout, seed: int) -> Fields:
         raise _other_layout(row, layout, str(error)) from error
     for name, text in (("question", fields.text), ("reference answer", fields.reference)):
         if not text.strip():
-            raise Dropped(f"empty {name}")
+            raise DroppedRow(f"empty {name}")
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise Dropped(f"{name} with half a character") from None
+            raise DroppedRow(f"{name} with half a character") from None
     return fields
 
 

@@ -46,7 +46,7 @@ _LETTER = re.compile(
 _JOINT = re.compile(r"^(?:[\s.,;:=)\]]|-(?=\s))+")  # between a letter and the text of its option
 
 
-class Chosen(NamedTuple):
+class ChosenOption(NamedTuple):
     """The option that a response names."""
 
     option: int | None  # index of the option, None if there is none
@@ -54,7 +54,7 @@ class Chosen(NamedTuple):
     problem: str | None  # why the statement names no option; None if it names one, or there was none
 
 
-def choose(response: str, choices: Choices) -> Chosen:
+def choose(response: str, choices: Choices) -> ChosenOption:
     """Find the option that a response names.
 
     Args:
@@ -77,12 +77,12 @@ def choose(response: str, choices: Choices) -> Chosen:
         several = sum(marker.start() >= line for marker in markers) > 1
         return _chosen(_option(statement, choices), statement, several)
     option = _option(_WHOLE.sub("", response.strip(), count=1), choices) if len(response) <= _READ else None
-    return Chosen(option, None if option is None else response.strip(), None)
+    return ChosenOption(option, None if option is None else response.strip(), None)
 
 
-def _chosen(option: int | None, statement: str, several: bool) -> Chosen:
+def _chosen(option: int | None, statement: str, several: bool) -> ChosenOption:
     problem = SEVERAL if several else NO_OPTION if option is None else None
-    return Chosen(None if problem else option, statement[:_SHOWN].strip(), problem)
+    return ChosenOption(None if problem else option, statement[:_SHOWN].strip(), problem)
 
 
 def _option(statement: str, choices: Choices) -> int | None:

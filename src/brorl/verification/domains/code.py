@@ -28,7 +28,7 @@ from brorl.verification.domains.code_judges import (
     judge_test_code,
 )
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.requests import CutOff, Judge, Lost
+from brorl.verification.sandbox.requests import Judge, JudgeTimeout, Undecided
 from brorl.verification.sandbox.values import MAX_DEPTH, NotPlainError, encode
 from brorl.verification.verdict_cache import KEEP_TIMEOUT_S, Pair, VerdictCache
 from brorl.verification.verifier import (
@@ -165,11 +165,11 @@ class CodeVerifier:
             memory = min(memory, max(_MIN_MEMORY, tests.memory_bytes))
         return Clock(case_s, _ALL_CASES * case_s, memory)
 
-    def _verdict(self, code: str, outcome: Outcome | Lost) -> tuple[Verdict, float]:
+    def _verdict(self, code: str, outcome: Outcome | Undecided) -> tuple[Verdict, float]:
         """Return the verdict, and how long to keep it in seconds."""
-        if isinstance(outcome, CutOff):
+        if isinstance(outcome, JudgeTimeout):
             return Verdict(False, 0.0, code, CUT_OFF, 0.0), 0.0
-        if isinstance(outcome, Lost):
+        if isinstance(outcome, Undecided):
             return unverified_verdict(outcome.reason), 0.0
         correct = outcome.reason in (CORRECT, WEAKLY_CORRECT)
         score = outcome.num_passed / outcome.num_cases if self._partial_credit else float(correct)

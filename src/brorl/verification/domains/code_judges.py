@@ -21,15 +21,15 @@ from brorl.prompts.code_tests import StdinCases, TestCode
 from brorl.verification.domains.code_checks import Check
 from brorl.verification.sandbox.requests import (
     REPLY_BYTES,
-    Asked,
     CallFunction,
     Fault,
-    GiveValue,
     Judge,
     Limits,
     LoadProgram,
+    OutsideCall,
     Reply,
     Request,
+    ReturnValue,
     RunProgram,
     fault_of,
 )
@@ -104,7 +104,7 @@ class Clock:
         """Return the limits of the next request; by default its reply contains no value."""
         return Limits(max(0.01, min(self.case_s, self.total_s - self.spent_s)), self.memory_bytes, output_bytes)
 
-    def request(self, request: Request) -> Generator[Request, Reply | Asked, Reply]:
+    def request(self, request: Request) -> Generator[Request, Reply | OutsideCall, Reply]:
         """Yield a request, and return its reply."""
         reply = yield request
         assert isinstance(reply, Reply)
@@ -175,7 +175,7 @@ def judge_test_code(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]
         return clock.outcome(0, 1, _reason(loaded.failure))
     num_calls, raised = 0, ""
     reply = yield _load_tests(test, clock)
-    while isinstance(reply, Asked):
+    while isinstance(reply, OutsideCall):
         num_calls += 1
         if clock.is_over():
             return clock.outcome(0, 1, TIMEOUT)
@@ -186,7 +186,7 @@ def judge_test_code(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]
         if error is None and returned.failure is not None:
             return clock.outcome(0, 1, _reason(returned.failure))
         raised = _reason(error) if error else ""
-        reply = yield GiveValue(returned.value, error, _TESTS)
+        reply = yield ReturnValue(returned.value, error, _TESTS)
     failure = reply.failure or ""
     if failure.startswith(_NO_PLAIN_VALUE):
         return clock.outcome(0, 1, f"{RAISED} {NO_PLAIN_ARGUMENT}")
@@ -202,7 +202,7 @@ def judge_test_code(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]
 def judge_first_call(test: TestCode, clock: Clock) -> Judge[str | None]:
     """Run test code up to its first call; return the problem if there is none."""
     reply = yield _load_tests(test, clock)
-    return None if isinstance(reply, Asked) else reply.failure or NO_CALL
+    return None if isinstance(reply, OutsideCall) else reply.failure or NO_CALL
 
 
 def _load_tests(test: TestCode, clock: Clock) -> LoadProgram:

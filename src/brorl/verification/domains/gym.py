@@ -22,13 +22,13 @@ from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.requests import (
     REPLY_BYTES,
     CallFunction,
-    CutOff,
     Judge,
+    JudgeTimeout,
     Limits,
     LoadProgram,
-    Lost,
     LostError,
     Reply,
+    Undecided,
     fault_of,
 )
 from brorl.verification.verdict_cache import KEEP_TIMEOUT_S, Pair, VerdictCache
@@ -104,11 +104,11 @@ class GymVerifier:
         verdict_of: dict[Pair, Verdict] = {}
         apart: list[list[Pair]] = []
         for group, result in zip(groups, results, strict=True):
-            if isinstance(result, CutOff) and len(group) > 1:
+            if isinstance(result, JudgeTimeout) and len(group) > 1:
                 apart += [[pair] for pair in group]
-            elif isinstance(result, CutOff):
+            elif isinstance(result, JudgeTimeout):
                 verdict_of[group[0]] = Verdict(False, 0.0, group[0][1], CUT_OFF, 0.0)
-            elif isinstance(result, Lost):
+            elif isinstance(result, Undecided):
                 verdict_of.update(dict.fromkeys(group, unverified_verdict(result.reason)))
             else:
                 for pair, reply in zip(group, result, strict=True):

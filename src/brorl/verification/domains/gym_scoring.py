@@ -21,7 +21,7 @@ _NOISE = 1e-9  # of a score above 1
 _MAX_PARTIAL = 0.98  # the most partial credit of an answer that is not correct
 
 
-class Scored(NamedTuple):
+class ScoredAnswer(NamedTuple):
     """The score of an answer: 1.0 for a right one, partial credit below 1 for others, or why there is none."""
 
     correct: bool
@@ -29,7 +29,7 @@ class Scored(NamedTuple):
     problem: str | None = None
 
 
-def score(reference: str, answer: str) -> Scored:
+def score(reference: str, answer: str) -> ScoredAnswer:
     """Score any string as an answer to the text of a `GymTask`.
 
     A scorer that raises, or returns no number from 0 to 1, gives a score of 0 with the problem.
@@ -37,24 +37,28 @@ def score(reference: str, answer: str) -> Scored:
     return score_task(GymTask.from_text(reference), answer)
 
 
-def score_task(task: GymTask, answer: str) -> Scored:
+def score_task(task: GymTask, answer: str) -> ScoredAnswer:
     """Score an answer to a task; see `score`."""
     guard = GUARDS.get(task.data_set, UNGUARDED)
     if not guard.admits(answer, task.entry):
-        return Scored(False, 0.0, "rejected by a guard")
+        return ScoredAnswer(False, 0.0, "rejected by a guard")
     scorer = scorer_of(task.data_set, json.dumps(task.config))
     try:
         result = scorer.score_answer(answer=answer, entry=task.entry)
     except (MemoryError, OSError):  # infrastructure failures
         raise
     except Exception as error:
-        return Scored(False, 0.0, f"the scorer raised {type(error).__name__}")
+        return ScoredAnswer(False, 0.0, f"the scorer raised {type(error).__name__}")
     if isinstance(result, bool) or not isinstance(result, int | float) or not 0 <= result <= 1 + _NOISE:
-        return Scored(False, 0.0, f"the scorer returned {str(result)[:40]}")
+        return ScoredAnswer(False, 0.0, f"the scorer returned {str(result)[:40]}")
     least = 1.0 if type(scorer).score_answer is ProceduralDataset.score_answer else guard.least
     if result < least:
-        return Scored(False, min(float(result), _MAX_PARTIAL))
-    return Scored(True, 1.0) if guard.confirms(answer, task.entry) else Scored(False, 0.0, "rejected by a guard")
+        return ScoredAnswer(False, min(float(result), _MAX_PARTIAL))
+    return (
+        ScoredAnswer(True, 1.0)
+        if guard.confirms(answer, task.entry)
+        else ScoredAnswer(False, 0.0, "rejected by a guard")
+    )
 
 
 @lru_cache(maxsize=256)

@@ -14,17 +14,17 @@ from typing import Generic
 
 from brorl.verification.sandbox.process import KILL_SECONDS, IdleLossError, Process
 from brorl.verification.sandbox.requests import (
-    Asked,
-    CutOff,
     Judge,
+    JudgeTimeout,
     LoadFunction,
     LoadProgram,
-    Lost,
     LostError,
+    OutsideCall,
     Reply,
     Request,
     RunProgram,
     T,
+    Undecided,
 )
 from brorl.verification.sandbox.server import Server, ServerSettings
 
@@ -97,7 +97,7 @@ class JudgeSession(Generic[T]):
         if self._closed_at is not None and self._ending and time.monotonic() >= self.deadline:
             raise LostError("a worker did not respond")
 
-    def _pass(self, reply: Reply | Asked | None) -> None:
+    def _pass(self, reply: Reply | OutsideCall | None) -> None:
         """Pass a reply to the judge, and its next request to a process."""
         self.process = None
         try:
@@ -164,13 +164,13 @@ class JudgeLoop(Generic[T]):
         self._tries = [0] * len(judges)
         self._lost_in_a_row = self._failed_starts = 0
         self._sessions: list[JudgeSession[T]] = []
-        self._results: dict[int, T | Lost] = {}
+        self._results: dict[int, T | Undecided] = {}
 
-    def run(self) -> list[T | Lost]:
+    def run(self) -> list[T | Undecided]:
         """Run all judges and wait for them; return the decision of each, in order.
 
-        It is `CutOff` if the judge used its part and the time was over before it could decide; `Lost` if the time was
-        over before that, or after infrastructure failures.
+        It is `JudgeTimeout` if the judge used its part and the time was over before it could decide; `Undecided` if the
+        time was over before that, or after infrastructure failures.
 
         Raises:
             PreloadError: If a server cannot be set up.
@@ -193,7 +193,7 @@ class JudgeLoop(Generic[T]):
                 session.close()
                 session.server.close()
         for number in range(len(self._judges)):
-            without = CutOff if number in self._used_part else Lost
+            without = JudgeTimeout if number in self._used_part else Undecided
             self._results.setdefault(number, without(OVER_TIME))
         return [self._results[number] for number in range(len(self._judges))]
 
@@ -238,13 +238,13 @@ class JudgeLoop(Generic[T]):
         if self._tries[number] < _TRIES:
             self._waiting.append(number)
         else:
-            self._results[number] = Lost(reason)
+            self._results[number] = Undecided(reason)
         if self._lost_in_a_row >= _MAX_LOST:
             self._give_up(reason)
 
     def _give_up(self, reason: str) -> None:
         while self._waiting:
-            self._results[self._waiting.popleft()] = Lost(reason)
+            self._results[self._waiting.popleft()] = Undecided(reason)
 
     def _wait(self) -> JudgeSession[T] | None:
         """Wait until a session can continue, and return the one that could do so first."""

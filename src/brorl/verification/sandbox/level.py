@@ -29,7 +29,7 @@ from brorl.verification.sandbox.requests import (
     Judge,
     Limits,
     LoadProgram,
-    Lost,
+    Undecided,
 )
 from brorl.verification.sandbox.server import PreloadError, Server, ServerSettings
 
@@ -101,7 +101,7 @@ def probe_level(name: str) -> Level:
         finally:
             for server in idle:
                 server.close()
-    if isinstance(outcome, Lost):
+    if isinstance(outcome, Undecided):
         return Level(name, (), outcome.reason)
     broken = [attack for attack in outcome if not attack.contained]
     problem = f"{broken[0].name}: {broken[0].detail}" if broken else None

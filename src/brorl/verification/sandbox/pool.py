@@ -27,7 +27,7 @@ from brorl.verification.sandbox.inside.confinement import TRUSTED
 from brorl.verification.sandbox.inside.functions import MAX_REPLY_BYTES, RAISED
 from brorl.verification.sandbox.judging import JudgeLoop
 from brorl.verification.sandbox.level import CHOICES, Level, choose_level
-from brorl.verification.sandbox.requests import CallFunction, Fault, Judge, Limits, LoadFunction, Lost, Reply, T
+from brorl.verification.sandbox.requests import CallFunction, Fault, Judge, Limits, LoadFunction, Reply, T, Undecided
 from brorl.verification.sandbox.server import PreloadError, Server, ServerSettings
 from brorl.verification.verifier import CRASHED, OUT_OF_MEMORY, TIMEOUT, UNVERIFIED
 
@@ -88,7 +88,7 @@ class _Pool:
 
     def _run_judges(
         self, judges: Sequence[Callable[[], Judge[T]]], settings: ServerSettings, timeout_s: float = inf
-    ) -> list[T | Lost]:
+    ) -> list[T | Undecided]:
         """Run judges, one per worker at once."""
         if self._pid != os.getpid():
             name = type(self).__name__
@@ -168,11 +168,11 @@ class WorkerPool(_Pool):
         settings = ServerSettings(TRUSTED, packages=tuple(path or str(Path.cwd()) for path in sys.path))
         problems: dict[str, list[str]] = defaultdict(list)
         results = self._run_judges([partial(self._judge, call, problems[call.function]) for call in calls], settings)
-        lost = next((result for result in results if isinstance(result, Lost)), None)
+        lost = next((result for result in results if isinstance(result, Undecided)), None)
         if lost and not self._loaded:
             raise LoadError(f"no worker for verification can start: {lost.reason}; free memory or processes")
         return [
-            Reply(None, f"{UNVERIFIED}: {result.reason}", 0.0) if isinstance(result, Lost) else result
+            Reply(None, f"{UNVERIFIED}: {result.reason}", 0.0) if isinstance(result, Undecided) else result
             for result in results
         ]
 
@@ -266,13 +266,13 @@ class ProgramPool(_Pool):
         """
         return choose_level(self.sandbox)
 
-    def run(self, judges: Sequence[Callable[[], Judge[T]]]) -> list[T | Lost]:
+    def run(self, judges: Sequence[Callable[[], Judge[T]]]) -> list[T | Undecided]:
         """Run judges, one per worker at once, until all are done or the time of the batch is over.
 
         Each judge first gets an equal part of half of that time, which its programs use also when they sleep, but not
         while others keep them from their core. Judges that need more run again after all others. A judge without a
-        decision at the end is `CutOff` if its programs have used their part, which is their own fault, and else `Lost`.
-        A judge is made again after an infrastructure failure.
+        decision at the end is `JudgeTimeout` if its programs have used their part, which is their own fault, and else
+        `Undecided`. A judge is made again after an infrastructure failure.
 
         Raises:
             UserError: If no confinement holds on this machine, a module cannot be preloaded, or this process cannot

@@ -21,15 +21,15 @@ from brorl.verification.sandbox.inside.functions import EXIT_OUT_OF_MEMORY, RAIS
 from brorl.verification.sandbox.inside.program import EXITED_IN_CALL, NO_PLAIN_VALUE
 from brorl.verification.sandbox.requests import (
     REPLY_BYTES,
-    Asked,
     CallFunction,
     Fault,
-    GiveValue,
     LoadFunction,
     LoadProgram,
     LostError,
+    OutsideCall,
     Reply,
     Request,
+    ReturnValue,
     RunProgram,
 )
 from brorl.verification.sandbox.scheduling import MAX_STRETCH, denied_s, waited_s
@@ -126,7 +126,7 @@ class Process:
 
     def request(self, request: Request) -> None:
         """Send a request to a process that has loaded something; one out of turn is a ValueError."""
-        if (self._asked_at is not None) != isinstance(request, GiveValue):
+        if (self._asked_at is not None) != isinstance(request, ReturnValue):
             state = "has not called an outside function" if self._asked_at is None else "waits for GiveValue"
             raise ValueError(f"the judge requested {type(request).__name__}, but the program {state}")
         if self._asked_at is not None:
@@ -164,7 +164,7 @@ class Process:
         return self._began + self._waited + seconds if self._started else inf
 
     def _send(self, request: Request) -> None:
-        if not isinstance(request, GiveValue):
+        if not isinstance(request, ReturnValue):
             self._limits = request.limits
             self._has_value = isinstance(request, CallFunction)
             self._widen(request.limits.output_bytes)
@@ -190,7 +190,7 @@ class Process:
             except BrokenPipeError:
                 self._unsent = b""
 
-    def advance(self, late_s: float = 0.0) -> Reply | Asked | None:
+    def advance(self, late_s: float = 0.0) -> Reply | OutsideCall | None:
         """Exchange what can be exchanged now, enforce the limits, and return the reply once there is one.
 
         Something may have waited here to be read for `late_s` seconds, which are no time of the reply. A LostError
@@ -241,7 +241,7 @@ class Process:
                 del self._output[limit:]
                 self._stop(Fault.TOO_MUCH_OUTPUT)
 
-    def _read_reply(self) -> Reply | Asked | None:
+    def _read_reply(self) -> Reply | OutsideCall | None:
         """Read frames; return the reply that one of them is."""
         while (frame := self._next_frame()) is not None:
             if frame.kind == frames.UNCONFINED and not self._started:
@@ -295,7 +295,7 @@ class Process:
             return None
         return Reply(value, f"{RAISED} {_line(frame.body)}" if frame.kind == frames.FAILED else None, self._reply_s())
 
-    def _reply(self, frame: Frame) -> Reply | Asked:
+    def _reply(self, frame: Frame) -> Reply | OutsideCall:
         if frame.kind == frames.FAILED:
             return Reply(None, _line(frame.body), self._reply_s())
         try:
@@ -305,7 +305,7 @@ class Process:
                 if name not in self._outside or type(arguments) is not tuple:
                     raise ValueError("not a call of an outside function")
                 self._asked_at = time.monotonic() - self._late_s
-                return Asked(name, arguments)
+                return OutsideCall(name, arguments)
         except (ValueError, TypeError) as error:
             failure = _line(f"{NO_PLAIN_VALUE}: {error}".encode("utf-8", "replace"))
             return Reply(None, failure, self._reply_s())
@@ -382,7 +382,7 @@ def _content(request: Request, trusted: bool) -> tuple[int, bytes]:
             return frames.CALL, json.dumps((request.function, request.arguments)).encode()
         case CallFunction():
             return frames.CALL, _encode((request.function, request.arguments, request.limits.output_bytes))
-        case GiveValue():
+        case ReturnValue():
             return frames.GIVE, _encode((request.value, request.error))
 
 

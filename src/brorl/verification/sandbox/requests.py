@@ -82,7 +82,7 @@ class LoadProgram:
     source: str  # the source code
     limits: Limits = field(default_factory=Limits)  # limits of loading; the memory limit also holds for later calls
     name: str = "answer"  # name of the process within this judge
-    # functions that the module finds defined. A call of one is passed to the judge as `Asked`.
+    # functions that the module finds defined. A call of one is passed to the judge as `OutsideCall`.
     outside: tuple[str, ...] = ()
 
 
@@ -96,7 +96,7 @@ class LoadFunction:
 
 @dataclass(frozen=True)
 class CallFunction:
-    """Call a function of a loaded program. The reply is a `Reply`, or `Asked` first."""
+    """Call a function of a loaded program. The reply is a `Reply`, or `OutsideCall` first."""
 
     function: str  # name in the module; `Solution.method` calls the method of a new `Solution()`
     # positional arguments of builtin types, as `values` encodes them. In a trusted worker, JSON values; None returns
@@ -107,8 +107,8 @@ class CallFunction:
 
 
 @dataclass(frozen=True)
-class GiveValue:
-    """Answer an `Asked`: the value that the outside function returns, or the text of the exception that it raises."""
+class ReturnValue:
+    """Answer an `OutsideCall`: the value that the outside function returns, or the text of its exception."""
 
     value: object = None
     error: str | None = None
@@ -130,23 +130,23 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A program has called one of its outside functions and waits for `GiveValue`."""
+class OutsideCall:
+    """A program has called one of its outside functions and waits for `ReturnValue`."""
 
     function: str
     arguments: tuple[object, ...]
 
 
 @dataclass(frozen=True)
-class Lost:
+class Undecided:
     """The decision that could not be reached because of an infrastructure failure, not of the response: unverified."""
 
     reason: str  # for example `a worker was lost`
 
 
-class CutOff(Lost):
+class JudgeTimeout(Undecided):
     """The time of the batch was over, and the programs of the judge had used their part of it: a time-out."""
 
 
-Request = RunProgram | LoadProgram | LoadFunction | CallFunction | GiveValue
-Judge = Generator[Request, Reply | Asked, T]
+Request = RunProgram | LoadProgram | LoadFunction | CallFunction | ReturnValue
+Judge = Generator[Request, Reply | OutsideCall, T]
