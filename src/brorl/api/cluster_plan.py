@@ -28,18 +28,25 @@ ENGINES = ("native", "vllm")
 
 @dataclass(frozen=True)
 class ClusterQuestion:
-    """What to plan, next to the recipe."""
+    """What to plan, next to the recipe.
 
-    cluster: str  # `NxGPU`, such as 8xH200, or `NxNAME:figure=number,...`
+    Attributes:
+        cluster: `NxGPU`, such as 8xH200, or `NxNAME:figure=number,...`.
+        engine: Engine that samples, `native` or `vllm` (default: engine.kind).
+        response_tokens: Mean tokens of a response (default: those of the run, or half of sampling.max_new_tokens).
+        distinct_fraction: Distinct tokens over sampled tokens (default: that of the run, or a formula).
+        model_shape: Sizes of the model instead of its config: `parameters`, `layers`, `hidden`, `kv_heads`,
+            `vocabulary`, and more.
+        group_parts: Parts of a group that may run on different rollout workers, >= 1.
+    """
+
+    cluster: str
     _: KW_ONLY
-    engine: Engine | None = None  # engine that samples, `native` or `vllm` (default: engine.kind)
-    # mean tokens of a response (default: those of the run, or half of sampling.max_new_tokens)
+    engine: Engine | None = None
     response_tokens: float | None = None
-    # distinct tokens over sampled tokens (default: that of the run, or a formula)
     distinct_fraction: float | None = None
-    # sizes of the model instead of its config: `parameters`, `layers`, `hidden`, `kv_heads`, `vocabulary`, and more
     model_shape: Mapping[str, float] | None = None
-    group_parts: int = 1  # parts of a group that may run on different rollout workers, >= 1
+    group_parts: int = 1
 
     def __post_init__(self) -> None:
         if self.engine not in (None, *ENGINES):

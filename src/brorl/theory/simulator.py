@@ -31,42 +31,54 @@ _DEFAULT_WEIGHT_DECAY = {"adamw": 0.01, "adam": 0.0, "sgd": 0.0}
 class SimulationSettings:
     """Settings of a simulation: the paper's by default, and where the paper leaves one open, the value of its Figure 3.
 
+    Attributes:
+        rollouts: Draws per step, N.
+        vocabulary_size: Number of tokens, V.
+        num_correct: Number of correct tokens; they have the lowest indices.
+        steps: Gradient steps, T.
+        init: Initial logits: "seeded" (0, correct tokens 3, anchor 5) or "normal" (the same plus normal noise).
+        init_spread: Standard deviation of that noise, in nats; > 0 with "normal", 0 with "seeded".
+        anchor: Whether the one token with logit 5 is "wrong" or "correct", or there is "none". The paper leaves it
+            open; "wrong" gives its start of 0.6296.
+        surrogate: The factor of each drawn token's advantage in the loss: its "probability" p, or the "ratio"
+            p / p_old, which at p = p_old has the gradient of log p (REINFORCE, and PPO before any clipping).
+        duplicates: Whether a token drawn c times enters the loss c times ("counted", the sum over draws) or once
+            ("distinct", the sum over sampled outcomes of Theorem 1). The 1/N in front and the mean over draws stay.
+        baseline: "mean" subtracts the mean reward of the N draws from each reward; "none" subtracts nothing.
+        reward_correct: Reward of a correct token.
+        reward_wrong: Reward of any other token; below reward_correct.
+        optimizer: "adamw", "adam" or "sgd", as in torch with its default betas and without momentum.
+        learning_rate: Learning rate, constant.
+        weight_decay: Decay of the logits toward 0, as torch defines it for the optimizer (decoupled for adamw, added
+            to the gradient for the others); torch's default (0.01 for adamw, else 0) if None.
+        epsilon: Constant in the denominator of adamw and adam. Gradients are as small as 1e-9 here, so it matters.
+        seed: Seed of the draws and of the noise in the initial logits, which is the same for every N.
+        record_every: Steps between two records; the start and the end are always recorded.
+
     Raises:
         ValueError: If a setting is out of range or two of them contradict each other.
 
     Source: BroRL (arXiv 2510.01180), section 4.1 and Figure 3.
     """
 
-    rollouts: int = 512  # draws per step, N
-    vocabulary_size: int = 128_000  # number of tokens, V
-    num_correct: int = 10_000  # number of correct tokens; they have the lowest indices
-    steps: int = 1000  # gradient steps, T
-    # initial logits: "seeded" (0, correct tokens 3, anchor 5) or "normal" (the same plus normal noise)
+    rollouts: int = 512
+    vocabulary_size: int = 128_000
+    num_correct: int = 10_000
+    steps: int = 1000
     init: Literal["seeded", "normal"] = "seeded"
-    init_spread: float = 0.0  # standard deviation of that noise, in nats; > 0 with "normal", 0 with "seeded"
-    # Whether the one token with logit 5 is "wrong" or "correct", or there is "none". The paper leaves it open;
-    # "wrong" gives its start of 0.6296.
+    init_spread: float = 0.0
     anchor: Literal["wrong", "correct", "none"] = "wrong"
-    # the factor of each drawn token's advantage in the loss: its "probability" p, or the "ratio" p / p_old, which at
-    # p = p_old has the gradient of log p (REINFORCE, and PPO before any clipping)
     surrogate: Literal["probability", "ratio"] = "probability"
-    # Whether a token drawn c times enters the loss c times ("counted", the sum over draws) or once ("distinct", the
-    # sum over sampled outcomes of Theorem 1). The 1/N in front and the mean over draws stay.
     duplicates: Literal["counted", "distinct"] = "counted"
-    # "mean" subtracts the mean reward of the N draws from each reward; "none" subtracts nothing
     baseline: Literal["mean", "none"] = "mean"
-    reward_correct: float = 1.0  # reward of a correct token
-    reward_wrong: float = -1.0  # reward of any other token; below reward_correct
-    # "adamw", "adam" or "sgd", as in torch with its default betas and without momentum
+    reward_correct: float = 1.0
+    reward_wrong: float = -1.0
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
-    learning_rate: float = 1e-3  # learning rate, constant
-    # decay of the logits toward 0, as torch defines it for the optimizer (decoupled for adamw, added to the gradient
-    # for the others); torch's default (0.01 for adamw, else 0) if None
+    learning_rate: float = 1e-3
     weight_decay: float | None = None
-    # Constant in the denominator of adamw and adam. Gradients are as small as 1e-9 here, so it matters.
     epsilon: float = 1e-8
-    seed: int = 0  # seed of the draws and of the noise in the initial logits, which is the same for every N
-    record_every: int = 10  # steps between two records; the start and the end are always recorded
+    seed: int = 0
+    record_every: int = 10
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
