@@ -307,9 +307,9 @@ def _type_of(annotation: Any, names: dict[str, Any]) -> Any:
     except NameError:  # of a module that is only imported to check types
         return str
     hints = [
-        one for one in (get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)) if one is not NoneType
+        part for part in (get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)) if part is not NoneType
     ]
-    sequences = [one for one in hints if get_origin(one) is Sequence]
+    sequences = [part for part in hints if get_origin(part) is Sequence]
     if sequences:
         return get_args(sequences[0])
     return hints[0] if len(hints) == 1 and (get_origin(hints[0]) is Literal or hints[0] in (bool, int, float)) else str
@@ -359,7 +359,7 @@ def _numbers_of(kind: type) -> Callable[[str], tuple[Any, ...]]:
 
 
 def _is_in(name: str, accepted: Collection[str]) -> bool:
-    return any(name == one or (one.endswith(".") and name.startswith(one)) for one in accepted)
+    return any(name == prefix or (prefix.endswith(".") and name.startswith(prefix)) for prefix in accepted)
 
 
 def _add_settings(parser: argparse.ArgumentParser, only: Callable[[str], bool]) -> None:

@@ -139,7 +139,7 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
     assert forecast.seconds["generation"] == pytest.approx(cost["generation"] * nodes, rel=1e-6)
     assert forecast.seconds["training"] == pytest.approx(cost["training"] * nodes, rel=1e-6)
     assert forecast.seconds["storing"] == pytest.approx(cost["storing"] * responses, rel=1e-6)
-    assert forecast.most_seconds == forecast.seconds["total"]  # nothing was cut short of the limit
+    assert forecast.max_seconds == forecast.seconds["total"]  # nothing was cut short of the limit
     assert (forecast.kept_fraction, forecast.num_prompts) == (None, 8)
     assert forecast.num_rollouts == sum(tree.num_rollouts for one in sampled[1:] for tree in trees_of(one))
 
@@ -147,7 +147,7 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
     cut = step_forecast.forecast_step(parts, 64, tmp_path)
     unfinished = sum(int(t.leaf_count[~t.finished].sum()) for t in trees_of(sampled[-1]))
     added = unfinished * (config.sampling.max_new_tokens - 3) * (cost["generation"] + cost["training"])
-    assert cut.most_seconds == pytest.approx(cut.seconds["total"] + added, rel=1e-6)
+    assert cut.max_seconds == pytest.approx(cut.seconds["total"] + added, rel=1e-6)
 
 
 def trees_of(sampled: object) -> list[object]:

@@ -124,7 +124,7 @@ def test_a_model_that_is_too_large() -> None:
         (["--cluster=8xH100", "--aim=coverage"], "--aim measures on this machine, and --cluster does not"),
         (["--response-tokens=100"], "--response-tokens needs --cluster"),
         (["--cluster=8xH100", "--response-tokens=99999"], "between 1 and sampling.max_new_tokens = 15,360, not 99999"),
-        (["--cluster=8xH100", "--distinct-fraction=1.5"], "--distinct-fraction must lie in (0, 1], not 1.5"),
+        (["--cluster=8xH100", "--distinct-fraction=1.5"], "--distinct-fraction must be in (0, 1], not 1.5"),
         (["--cluster=8xH100", "--model-shape=parameters=1e9"], "--model-shape lacks layers"),
         (["--cluster=8xH100", "--model-shape=parameters=much"], "should be like parameters=1.5e9,layers=28"),
         (["--cluster=8xH100", "--group-parts=0"], "group_parts must be at least 1, not 0"),

@@ -26,7 +26,12 @@ def test_messages_of_ray_go_to_the_log(monkeypatch: pytest.MonkeyPatch, capsys: 
 @pytest.mark.parametrize(("end", "expected"), [("os._exit(1)", "go on with this\n"), ("words.withdraw()", "")])
 def test_the_exit_message_of_a_process_that_is_ended(end: str, expected: str) -> None:
     program = "\n".join(
-        ["import os", "from brorl.distributed.connection import ExitMessage", "words = LastWords('go on with this')", end]
+        [
+            "import os",
+            "from brorl.distributed.connection import ExitMessage",
+            "words = ExitMessage('go on with this')",
+            end,
+        ]
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert (ended.stdout, ended.stderr) == ("", expected)

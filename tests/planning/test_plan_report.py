@@ -36,7 +36,7 @@ from brorl.planning.step_cost import AffineCost, StepCost, StepTiming, Work
 from brorl.planning.step_timing import PlanMeasurements
 from brorl.theory.pass_rates import PassRates
 
-SETTINGS = StepSettings(num_rollouts=64, prompts_per_step=16, mini_batches=4, dynamic_sampling=True, most_prompts=999)
+SETTINGS = StepSettings(num_rollouts=64, prompts_per_step=16, mini_batches=4, dynamic_sampling=True, max_prompts=999)
 
 
 def row(num_rollouts: int, prompts: int, to_best: float) -> PlanRow:

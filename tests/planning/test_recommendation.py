@@ -20,7 +20,7 @@ from brorl.theory.pass_rates import (
 
 WANTED = np.array([4, 16, 64, 256])
 N = 16
-SETTINGS = StepSettings(num_rollouts=16, prompts_per_step=8, mini_batches=2, dynamic_sampling=True, most_prompts=10_000)
+SETTINGS = StepSettings(num_rollouts=16, prompts_per_step=8, mini_batches=2, dynamic_sampling=True, max_prompts=10_000)
 
 
 def products(rng: np.random.Generator, num_prompts: int, signal: float, between: float, within: float):

@@ -61,5 +61,5 @@ def test_rounds_of_refill() -> None:
     # One prompt at a time and nothing to carry: the rounds until the first success.
     assert mean_rounds(0.25, 1) == pytest.approx(4.0, rel=0.25)
     for fraction in (0.0, 1.5):
-        with pytest.raises(ValueError, match="must lie in"):
+        with pytest.raises(ValueError, match="must be in"):
             mean_rounds(fraction, 4)

@@ -219,7 +219,7 @@ def test_several_weights_are_computed_together(rng: np.random.Generator) -> None
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="N >= 2"):
         gradient_coefficient([1.0, 1.0], [0.5])
-    with pytest.raises(ValueError, match=r"lie in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"must be in \[0, 1\]"):
         gradient_coefficient([1.0, 1.0, 1.0], [1.5])
     with pytest.raises(ValueError, match="no gradient"):
         gradient_moments([1.0, 1.0, 1.0], [0.0])

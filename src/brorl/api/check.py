@@ -209,10 +209,10 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
             "warning: none of the measured groups is mixed (correct and incorrect rollouts); without mixed groups a "
             "step samples again and again, takes longer than predicted, and learns nothing"
         )
-    if forecast.most_seconds > 1.01 * total:
+    if forecast.max_seconds > 1.01 * total:
         lines.append(
             f"measured responses were cut at {MAX_TOKENS} tokens; if all of these grow to "
-            f"{config.sampling.max_new_tokens:,}, a step takes up to about {seconds_text(forecast.most_seconds)} s"
+            f"{config.sampling.max_new_tokens:,}, a step takes up to about {seconds_text(forecast.max_seconds)} s"
         )
     if forecast.seconds_of_threads:
         lines.append(_threads_line(forecast.seconds_of_threads, torch.get_num_threads()))

@@ -244,7 +244,7 @@ def _eval_points(marks: int | Sequence[float] | None, budget: float, unit: Unit)
     else:
         if not all(0 < point <= budget for point in marks):
             given = ",".join(map(exact, marks))
-            raise UserError(f"--marks: amounts must lie above 0 and up to the budget of {exact(budget)}, not {given}")
+            raise UserError(f"--marks: amounts must be above 0 and up to the budget of {exact(budget)}, not {given}")
         points = [*marks, budget]
     if unit == "steps":
         points = [max(round(point), 1) for point in points]

@@ -116,7 +116,7 @@ class DataResult(Result):
         dropped = tuple(
             (source.name, reason, f"{count:,}")
             for source in self.sources
-            for reason, count in sorted(source.dropped.items(), key=lambda item: (-item[1], item[0]))
+            for reason, count in sorted(source.dropped.items(), key=lambda source: (-source[1], source[0]))
         )
         tables = [self._counts(), self._lengths()]
         if any(source.fraction for source in self.sources):
@@ -279,14 +279,15 @@ def describe_data(config: TrainConfig, show: int, with_model: bool = True, obser
     model = _load(config, notes) if with_model else None
     if not with_model:
         notes.append("lengths are in characters, because no model was named; --model NAME checks the prompts")
-    kinds = {one.label: one.kind for one in (*config.data.sources, *config.evaluation.sources)}
-    total = sum(one.weight for one in sources if one.train)
+    kinds = {source.label: source.kind for source in (*config.data.sources, *config.evaluation.sources)}
+    total = sum(source.weight for source in sources if source.train)
     parts = [
-        (_render_preview(one.train, config, model), _render_preview(one.held_out, config, model)) for one in sources
+        (_render_preview(source.train, config, model), _render_preview(source.held_out, config, model))
+        for source in sources
     ]
     summaries, shown = [], []
-    for number, (one, (train, held_out)) in enumerate(zip(sources, parts, strict=True)):
-        summaries.append(_summary(one, kinds[one.name], one.weight / total, train, held_out))
+    for number, (source, (train, held_out)) in enumerate(zip(sources, parts, strict=True)):
+        summaries.append(_summary(source, kinds[source.name], source.weight / total, train, held_out))
         examples = train.kept or held_out.kept or train.prompts or held_out.prompts
         shown += _spread(examples, show // len(sources) + (number < show % len(sources)))
     notes += _notes(summaries, parts, config)
@@ -352,10 +353,10 @@ def _load(config: TrainConfig, notes: list[str]) -> _Model | None:
 def _render_preview(questions: Sequence[Question], config: TrainConfig, model: _Model | None) -> _Preview:
     style = config.prompt
     if model is None:
-        texts = ["\n\n".join(message.content for message in style.messages_of(one)) for one in questions]
+        texts = ["\n\n".join(message.content for message in style.messages_of(source)) for source in questions]
         characters = [
-            ShownPrompt(one.id, one.domain, one.reference, text, len(text))
-            for one, text in zip(questions, texts, strict=True)
+            ShownPrompt(source.id, source.domain, source.reference, text, len(text))
+            for source, text in zip(questions, texts, strict=True)
         ]
         return _Preview(characters, characters, [])
     prompts = render(questions, style, model[0])
@@ -366,7 +367,10 @@ def _render_preview(questions: Sequence[Question], config: TrainConfig, model: _
 
 
 def _examples(prompts: Sequence[Prompt]) -> list[ShownPrompt]:
-    return [ShownPrompt(one.id, one.domain, one.reference, one.text, len(one.token_ids)) for one in prompts]
+    return [
+        ShownPrompt(source.id, source.domain, source.reference, source.text, len(source.token_ids))
+        for source in prompts
+    ]
 
 
 def _spread(prompts: Sequence[ShownPrompt], number: int) -> list[ShownPrompt]:
@@ -400,8 +404,8 @@ def _notes(
     evaluated, notes = sum(len(held_out.kept) for _, held_out in parts), []
     if evaluated:
         notes.append(f"evaluated on: {counted(evaluated, 'held-out question')} (evaluation.num_prompts per source)")
-    num_too_long = sum(one.num_too_long for one in summaries)
-    return notes + removed_lines(num_too_long, sum(one.num_evaluated_on for one in summaries), config)
+    num_too_long = sum(source.num_too_long for source in summaries)
+    return notes + removed_lines(num_too_long, sum(source.num_evaluated_on for source in summaries), config)
 
 
 def _shown(prompt: ShownPrompt, unit: str) -> list[Text]:

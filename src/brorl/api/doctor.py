@@ -172,10 +172,10 @@ def _unused_card() -> str | None:
             f"{card}, and torch {torch.__version__} is built without CUDA; install a build of torch with CUDA "
             "(https://pytorch.org/get-started/locally)"
         )
-    least = _MIN_DRIVER.get(int(cuda.split(".")[0]))
-    if version and least and int(version[1]) < least:
+    minimum = _MIN_DRIVER.get(int(cuda.split(".")[0]))
+    if version and minimum and int(version[1]) < minimum:
         return (
-            f"{card}, and torch {torch.__version__} is built for CUDA {cuda}, which needs driver {least} or newer; "
+            f"{card}, and torch {torch.__version__} is built for CUDA {cuda}, which needs driver {minimum} or newer; "
             "update the driver, or install a build of torch for an older CUDA (https://pytorch.org/get-started/locally)"
         )
     return (

@@ -243,7 +243,7 @@ def _label(model: str) -> str:
 def _announce(inputs: EvaluationInputs, output: Path, notes: Sequence[str], echo: Echo) -> None:
     """Print the settings."""
     settings, device = inputs.settings, inputs.settings["device"]
-    sets = ", ".join(f"{name} ({one['prompts']:,} prompts)" for name, one in settings["data"].items())
+    sets = ", ".join(f"{name} ({batch_result['prompts']:,} prompts)" for name, batch_result in settings["data"].items())
     drawn = f"temperature {settings['temperature']:g}, top-p {settings['top_p']:g}"
     echo(f"brorl {brorl.__version__}: {settings['checkpoint']} on {device} ({settings['dtype']}), {sets}")
     echo(
@@ -294,9 +294,9 @@ def _finish(
     from brorl.storage import replace_file, storage_errors
 
     seconds_of = {batch.data_set: 0.0 for batch in inputs.batches}
-    for batch, one in zip(inputs.batches, stored, strict=True):
-        seconds_of[batch.data_set] += one.seconds
-    prompts = [result for one in stored for result in one.results]
+    for batch, batch_result in zip(inputs.batches, stored, strict=True):
+        seconds_of[batch.data_set] += batch_result.seconds
+    prompts = [result for batch_result in stored for result in batch_result.results]
     result = EvaluationResult(
         path=store.path,
         summary=summarize_all(prompts, ks, seconds_of),

@@ -108,7 +108,7 @@ class _Question:
     def __post_init__(self) -> None:
         if not self.rollouts or min(self.rollouts) < 2 or max(self.rollouts) > _MAX_ROLLOUTS:
             raise UserError(
-                f"rollouts: every number must lie between 2 and {_MAX_ROLLOUTS:,}, not {list(self.rollouts)}"
+                f"rollouts: every number must be between 2 and {_MAX_ROLLOUTS:,}, not {list(self.rollouts)}"
             )
         if self.pilot_prompts < _MIN_PROMPTS:
             raise UserError(f"pilot_prompts must be at least {_MIN_PROMPTS}, not {self.pilot_prompts}")
@@ -370,7 +370,7 @@ def _report(config: TrainConfig, parts: PilotParts, measured: PlanMeasurements, 
         prompts_per_step=config.prompts_per_step,
         mini_batches=config.optimizer.mini_batches,
         dynamic_sampling=config.dynamic_sampling.enabled,
-        most_prompts=max(parts.stream.num_prompts, config.prompts_per_step),
+        max_prompts=max(parts.stream.num_prompts, config.prompts_per_step),
         estimator="phases" if config.phases else config.advantage.estimator,
     )
     recommendation = make_plan(measured.counts, measured.cost, settings, question.seconds_per_step, parts.generator(3))
@@ -408,8 +408,8 @@ def _next_commands(
         trained["output_dir"] = None  # the run's own directory is not empty
     trained |= others | {"rollouts_per_prompt": row.num_rollouts, "prompts_per_step": row.budget_prompts}
     train = ["brorl", "train", str(recipe), *_options(trained)]
-    least = K + 1 if others.get("advantage.estimator") == "pass_at_k" else 2
-    if not (sweep := _sweep(plan, row, least)):
+    minimum = K + 1 if others.get("advantage.estimator") == "pass_at_k" else 2
+    if not (sweep := _sweep(plan, row, minimum)):
         return shlex.join(train), None
     compared = {"from": model} if model else {}
     compared |= {name: value for name, value in others.items() if name not in _NOT_COMPARED}
@@ -424,9 +424,9 @@ def _options(settings: Mapping[str, Any]) -> list[str]:
     return [word for name, text in texts.items() for word in (f"--{name}", text)]
 
 
-def _sweep(plan: RolloutPlan, chosen: PlanRow, least: int) -> list[str]:
+def _sweep(plan: RolloutPlan, chosen: PlanRow, minimum: int) -> list[str]:
     """Return the options that compare a few N of the plan from `least` on, each with the prompts that fit its time."""
-    fitting = [row for row in plan.rows if row.budget_prompts and row.num_rollouts >= least]
+    fitting = [row for row in plan.rows if row.budget_prompts and row.num_rollouts >= minimum]
     if not fitting:
         return []
     wanted = {fitting[0].num_rollouts, plan.rows[plan.recipe].num_rollouts, chosen.num_rollouts, _LARGE_N}

@@ -68,12 +68,14 @@ class VerifyResult(Result):
     @cached_property
     def disagreements(self) -> tuple[RescoredResponse, ...]:
         """Responses whose stored verdict is another one."""
-        return tuple(one for one in self.rescored if is_compared(one) and one.response.correct != one.verdict.correct)
+        return tuple(
+            item for item in self.rescored if is_compared(item) and item.response.correct != item.verdict.correct
+        )
 
     @cached_property
     def num_unverified(self) -> int:
         """Number of responses that infrastructure failures kept from being verified, twice."""
-        return sum(one.verdict.unverified for one in self.rescored)
+        return sum(item.verdict.unverified for item in self.rescored)
 
     @property
     def agrees(self) -> bool:
@@ -84,8 +86,8 @@ class VerifyResult(Result):
     def tables(self) -> list[Table]:
         """Counts by domain and reason, and the agreement if there are stored verdicts."""
         reasons: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for one in self.rescored:
-            reasons[one.question.domain][_NUMBER.sub("#", one.verdict.reason)] += 1
+        for item in self.rescored:
+            reasons[item.question.domain][_NUMBER.sub("#", item.verdict.reason)] += 1
         rows: list[tuple[str, str, str, str]] = []
         hidden = 0
         for domain, counts in sorted(reasons.items()):
@@ -113,7 +115,7 @@ class VerifyResult(Result):
         """Lines about unknown questions, unverified responses, agreement and throughput."""
         lines = []
         if self.unknown:
-            shown = ", ".join(_named(one) for one in self.unknown[:_UNKNOWN])
+            shown = ", ".join(_named(item) for item in self.unknown[:_UNKNOWN])
             number = counted(len(self.unknown), "response")
             lines.append(f"not verified, because no question of {self.data} has its id or text: {number}, {shown}")
         if self.unreadable:
@@ -128,11 +130,11 @@ class VerifyResult(Result):
         if self.agreement.number:
             number = counted(self.agreement.number, "stored verdict")
             lines.append(f"agreement with {number}: {self.agreement.fraction:.2%}")
-        distinct = {(one.question.id, one.response.text): one for one in self.rescored}
+        distinct = {(item.question.id, item.response.text): item for item in self.rescored}
         rate = f", {len(distinct) / self.seconds:,.0f} per second" if self.seconds > 0 else ""
         lines.append(f"{counted(len(distinct), 'distinct response')} in {self.seconds:.2f} s{rate}")
-        slowest = sorted(distinct.values(), key=lambda one: -one.verdict.seconds)[:_SLOWEST]
-        listed = ", ".join(f"{one.verdict.seconds:.2f} s ({one.response.location})" for one in slowest)
+        slowest = sorted(distinct.values(), key=lambda item: -item.verdict.seconds)[:_SLOWEST]
+        listed = ", ".join(f"{item.verdict.seconds:.2f} s ({item.response.location})" for item in slowest)
         return [*lines, f"slowest: {listed}"]
 
     def parts(self) -> Iterator[str | Text | Table]:
@@ -142,30 +144,30 @@ class VerifyResult(Result):
         yield from self.lines
         if self.disagreements:
             yield Text(f"\nfirst disagreements ({len(self.disagreements):,} in all)", style="bold")
-            for one in self.disagreements[:_DISAGREEMENTS]:
-                yield from _disagreement(one)
+            for item in self.disagreements[:_DISAGREEMENTS]:
+                yield from _disagreement(item)
 
     def __repr__(self) -> str:
         agreement = f", {self.agreement.fraction:.2%} as stored" if self.agreement.number else ""
-        correct = sum(one.verdict.correct for one in self.rescored)
+        correct = sum(item.verdict.correct for item in self.rescored)
         responses = counted(len(self.rescored), "response")
         return f"VerifyResult({self.path!r}: {correct:,} of {responses} correct{agreement})"
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield one JSON object per response of a known question."""
-        for one in self.rescored:
+        for item in self.rescored:
             yield {
-                "id": one.question.id, "domain": one.question.domain, "location": one.response.location,
-                "correct": None if one.verdict.unverified else one.verdict.correct, "score": one.verdict.score,
-                "extracted": one.verdict.extracted, "reason": one.verdict.reason, "seconds": one.verdict.seconds,
-                "stored_correct": one.response.correct, "response": one.response.text,
+                "id": item.question.id, "domain": item.question.domain, "location": item.response.location,
+                "correct": None if item.verdict.unverified else item.verdict.correct, "score": item.verdict.score,
+                "extracted": item.verdict.extracted, "reason": item.verdict.reason, "seconds": item.verdict.seconds,
+                "stored_correct": item.response.correct, "response": item.response.text,
             }  # fmt: skip
 
     def _confusion(self) -> Table:
-        one = self.agreement
+        item = self.agreement
         rows = (
-            ("stored correct", f"{one.both_correct:,}", f"{one.only_stored:,}"),
-            ("stored incorrect", f"{one.only_new:,}", f"{one.both_incorrect:,}"),
+            ("stored correct", f"{item.both_correct:,}", f"{item.only_stored:,}"),
+            ("stored incorrect", f"{item.only_new:,}", f"{item.both_incorrect:,}"),
         )
         return Table("stored verdicts", ("", "now correct", "now incorrect"), rows)
 
@@ -290,15 +292,15 @@ def _named(response: StoredResponse) -> str:
     return f"{response.location} ({_short(question)})"
 
 
-def _disagreement(one: RescoredResponse) -> list[str]:
-    stored, now = ("correct" if correct else "incorrect" for correct in (one.response.correct, one.verdict.correct))
-    before = f" ({_short(one.response.reason)})" if one.response.reason and one.response.reason != stored else ""
-    extracted = "none" if one.verdict.extracted is None else _short(one.verdict.extracted)
-    tail = one.response.text.strip()[-_LONGEST:]
+def _disagreement(item: RescoredResponse) -> list[str]:
+    stored, now = ("correct" if correct else "incorrect" for correct in (item.response.correct, item.verdict.correct))
+    before = f" ({_short(item.response.reason)})" if item.response.reason and item.response.reason != stored else ""
+    extracted = "none" if item.verdict.extracted is None else _short(item.verdict.extracted)
+    tail = item.response.text.strip()[-_LONGEST:]
     return [
-        f"{one.question.id}, {one.response.location}: stored {stored}{before}, now {now} "
-        f"({_short(one.verdict.reason)})",
-        f"  extracted: {extracted}; reference: {_short(one.question.reference)}",
+        f"{item.question.id}, {item.response.location}: stored {stored}{before}, now {now} "
+        f"({_short(item.verdict.reason)})",
+        f"  extracted: {extracted}; reference: {_short(item.question.reference)}",
         f"  the response ends with: {visible_text(tail, one_line=True)}",
     ]
 

@@ -118,14 +118,14 @@ def build_prompts(
         UserError: If a prompt cannot be encoded or does not fit into the model.
     """
     limits = response_limits(config)
-    most = config.data.max_prompt_tokens
+    maximum = config.data.max_prompt_tokens
     train_of: list[tuple[SourceQuestions, list[Prompt]]] = []
     held_out: list[Prompt] = []
     dropped = 0
     for source in sources:
         train, kept = (render(part, config.prompt, tokenizer) for part in (source.train, source.held_out))
-        if most:
-            (train, long_train), (kept, long_kept) = drop_long(train, most), drop_long(kept, most)
+        if maximum:
+            (train, long_train), (kept, long_kept) = drop_long(train, maximum), drop_long(kept, maximum)
             dropped += long_train + long_kept
         check_prompts(config.model, [*train, *kept], limits, tokenizer, model_config, ", or set data.max_prompt_tokens")
         if source.train and not train:
@@ -142,15 +142,15 @@ def build_prompts(
 
 def no_train_prompt(name: str, config: TrainConfig) -> str:
     """Return the error on a source whose training prompts are all too long."""
-    most = config.data.max_prompt_tokens
-    return f"every prompt of {name} has more than data.max_prompt_tokens = {most} tokens; raise it"
+    maximum = config.data.max_prompt_tokens
+    return f"every prompt of {name} has more than data.max_prompt_tokens = {maximum} tokens; raise it"
 
 
 def no_held_out_prompt(config: TrainConfig) -> str:
     """Return the error on held-out prompts that are all too long."""
-    most = config.data.max_prompt_tokens
+    maximum = config.data.max_prompt_tokens
     return (
-        f"every held-out prompt has more than data.max_prompt_tokens = {most} tokens; raise it, or set "
+        f"every held-out prompt has more than data.max_prompt_tokens = {maximum} tokens; raise it, or set "
         "evaluation.num_prompts: 0"
     )
 
@@ -159,8 +159,8 @@ def removed_lines(num_too_long: int, num_asked: int, config: TrainConfig) -> lis
     """Return lines about prompts that are too long, and training questions that are also evaluated on."""
     lines = []
     if num_too_long:
-        most = counted(config.data.max_prompt_tokens or 0, "token")
-        lines.append(f"dropped: {counted(num_too_long, 'prompt')} of more than {most} (data.max_prompt_tokens)")
+        maximum = counted(config.data.max_prompt_tokens or 0, "token")
+        lines.append(f"dropped: {counted(num_too_long, 'prompt')} of more than {maximum} (data.max_prompt_tokens)")
     if num_asked:
         lines.append(f"removed from training: {counted(num_asked, 'question')} of the evaluation data")
     return lines

@@ -156,7 +156,7 @@ def _draw_other_units(part: SubFigure, results: ComparisonResults) -> None:
     axes = [first, *(part.add_subplot(grid[i], sharey=first) for i in range(1, len(units)))]
     for axis, unit in zip(axes, units, strict=True):
         _draw_lines(axis, comparison, unit, _curves(comparison, unit), small=True)
-        _cost_axis(axis, unit, most_ticks=4)
+        _cost_axis(axis, unit, max_ticks=4)
         axis.margins(y=0.1)
         axis.tick_params(labelleft=axis is first)
     first.set_ylabel("pass@1", fontsize=9, color=_INK)
@@ -198,7 +198,7 @@ def _draw_tasks(part: SubFigure, results: ComparisonResults, tasks: list[str]) -
         title = f"{task if len(task) <= 24 else f'{task[:21]}...'} ({len(prompts)})"
         trend = f"\n{fill(trends[task], 32)}" if trends else ""
         axis.set_title(f"{title}{trend}", fontsize=8.5, color=_INK, loc="left")
-        _cost_axis(axis, comparison.unit, most_ticks=3)
+        _cost_axis(axis, comparison.unit, max_ticks=3)
         axis.set_xlabel("")
         axis.tick_params(labelbottom=index + _TASKS_A_ROW >= len(tasks))
     for axis in axes.flat[len(tasks) :]:
@@ -442,10 +442,10 @@ def _style(axis: Axes) -> None:
     axis.set_axisbelow(True)
 
 
-def _cost_axis(axis: Axes, unit: Unit, *, most_ticks: int = 5) -> None:
+def _cost_axis(axis: Axes, unit: Unit, *, max_ticks: int = 5) -> None:
     """Label an axis of costs that starts at 0."""
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, unit)))
-    axis.locator_params(axis="x", nbins=most_ticks)
+    axis.locator_params(axis="x", nbins=max_ticks)
     axis.set_xlabel(_axis_label(unit), fontsize=9, color=_INK)
     axis.set_xlim(left=0)
 

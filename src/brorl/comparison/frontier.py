@@ -246,11 +246,15 @@ def _fit_best_rollouts(
     )
 
 
-def _supported_fit(x_M: FloatArray, y_1M: FloatArray, y_BM: FloatArray, least: float, most: float) -> Sigmoid | str:
+def _supported_fit(
+    x_M: FloatArray, y_1M: FloatArray, y_BM: FloatArray, low_limit: float, high_limit: float
+) -> Sigmoid | str:
     """Fit the numbers and their resamples; the resamples give the certainty of the rise and of the midpoint."""
-    low_1, high_1, slope_1, middle_1, _ = fit_sigmoids(x_M, y_1M, least, most)
+    low_1, high_1, slope_1, middle_1, _ = fit_sigmoids(x_M, y_1M, low_limit, high_limit)
     distinct_DM, of_B = np.unique(y_BM, axis=0, return_inverse=True)  # equal resamples are fitted once
-    parts = [fit_sigmoids(x_M, distinct_DM[i : i + 100], least, most) for i in range(0, len(distinct_DM), 100)]
+    parts = [
+        fit_sigmoids(x_M, distinct_DM[i : i + 100], low_limit, high_limit) for i in range(0, len(distinct_DM), 100)
+    ]
     low_B, high_B, _, middle_B, _ = np.concatenate(parts, axis=1)[:, of_B.ravel()]
     rising_B = high_B - low_B > _TIE
     if high_1[0] - low_1[0] <= _TIE or rising_B.mean() < _MUST_RISE:
@@ -259,17 +263,17 @@ def _supported_fit(x_M: FloatArray, y_1M: FloatArray, y_BM: FloatArray, least: f
     low, high = np.quantile(middle_B[rising_B], [0.025, 0.975])
     at_end = low < x_M[0] + _TIE or high > x_M[-1] - _TIE  # the rise may begin before the points or end after them
     if at_end or high - low > _WIDEST * (x_M[-1] - x_M[0]):
-        least_budget, most_budget, first, last = (plain(np.exp(v), 4) for v in (low, high, x_M[0], x_M[-1]))
+        min_budget, max_budget, first, last = (plain(np.exp(v), 4) for v in (low, high, x_M[0], x_M[-1]))
         return (
-            f"the midpoint of the rise is not known: it lies anywhere between budgets of {least_budget} and "
-            f"{most_budget} (95%), with evaluation points from {first} to {last}"
+            f"the midpoint of the rise is not known: it lies anywhere between budgets of {min_budget} and "
+            f"{max_budget} (95%), with evaluation points from {first} to {last}"
         )
     middle = float(middle_1[0])
     midpoint = Estimate(*(float(np.exp(v)) for v in (middle, min(low, middle), max(high, middle))))
     return Sigmoid(float(low_1[0]), float(high_1[0]), float(slope_1[0]), midpoint)
 
 
-def fit_sigmoids(x_M: FloatArray, y_BM: FloatArray, least: float, most: float) -> FloatArray:
+def fit_sigmoids(x_M: FloatArray, y_BM: FloatArray, low_limit: float, high_limit: float) -> FloatArray:
     """Fit a sigmoid that does not fall to each set of numbers.
 
     Slopes and middles are searched on a grid, from gentle to steep: of equally good curves the gentlest wins.
@@ -278,8 +282,8 @@ def fit_sigmoids(x_M: FloatArray, y_BM: FloatArray, least: float, most: float) -
     Args:
         x_M: Positions of the points, rising, shape [M], M >= 2.
         y_BM: Their numbers, shape [B, M].
-        least: The levels do not lie below this.
-        most: Nor above this.
+        low_limit: The levels are at least this.
+        high_limit: The levels are at most this.
 
     Returns:
         Shape [5, B]: the level on the left, the level on the right (the same if nothing that rises fits better than a
@@ -295,7 +299,7 @@ def fit_sigmoids(x_M: FloatArray, y_BM: FloatArray, least: float, most: float) -
     middles = np.linspace(x_M[0], x_M[-1], _NUM_MIDDLES)
     slope_G, middle_G = (grid.ravel() for grid in np.meshgrid(slopes, middles, indexing="ij"))
     rise_GM = expit(slope_G[:, None] * (x_M - middle_G[:, None]))
-    low_BG, high_BG, error_BG = _best_levels(rise_GM, y_BM, least, most)
+    low_BG, high_BG, error_BG = _best_levels(rise_GM, y_BM, low_limit, high_limit)
     rows = np.arange(len(y_BM))
     best_B = error_BG.round(9).argmin(1)  # smaller differences are rounding
     low_B, high_B, error_B = (values_BG[rows, best_B] for values_BG in (low_BG, high_BG, error_BG))
@@ -303,9 +307,9 @@ def fit_sigmoids(x_M: FloatArray, y_BM: FloatArray, least: float, most: float) -
 
 
 def _best_levels(
-    rise_GM: FloatArray, y_BM: FloatArray, least: float, most: float
+    rise_GM: FloatArray, y_BM: FloatArray, low_limit: float, high_limit: float
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Minimize the squared error over least <= low <= high <= most for each curve; returns of shape [B, G].
+    """Minimize the squared error over low_limit <= low <= high <= high_limit for each curve; returns of shape [B, G].
 
     The error is a convex quadratic in (low, high) and the levels form a triangle: the minimum is the free one if it
     lies inside, else it lies on one of the three sides.
@@ -317,12 +321,12 @@ def _best_levels(
     determinant_G = np.maximum(ss_G * rr_G - sr_G**2, np.finfo(np.float64).tiny)
     free_low_BG = (ss_G * yr_BG - sr_G * ys_BG) / determinant_G
     free_high_BG = (rr_G * ys_BG - sr_G * yr_BG) / determinant_G
-    free_BG = (least <= free_low_BG) & (free_low_BG <= free_high_BG) & (free_high_BG <= most)
-    flat_BG = np.broadcast_to(np.clip(y_BM.mean(1), least, most)[:, None], ys_BG.shape)
+    free_BG = (low_limit <= free_low_BG) & (free_low_BG <= free_high_BG) & (free_high_BG <= high_limit)
+    flat_BG = np.broadcast_to(np.clip(y_BM.mean(1), low_limit, high_limit)[:, None], ys_BG.shape)
     sides = [
         (np.where(free_BG, free_low_BG, flat_BG), np.where(free_BG, free_high_BG, flat_BG)),
-        (np.full_like(ys_BG, least), np.clip((ys_BG - least * sr_G) / ss_G, least, most)),
-        (np.clip((yr_BG - most * sr_G) / rr_G, least, most), np.full_like(ys_BG, most)),
+        (np.full_like(ys_BG, low_limit), np.clip((ys_BG - low_limit * sr_G) / ss_G, low_limit, high_limit)),
+        (np.clip((yr_BG - high_limit * sr_G) / rr_G, low_limit, high_limit), np.full_like(ys_BG, high_limit)),
     ]
     errors = [
         yy_B1 - 2 * (low * yr_BG + high * ys_BG) + low**2 * rr_G + high**2 * ss_G + 2 * low * high * sr_G

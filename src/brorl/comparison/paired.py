@@ -289,9 +289,9 @@ def resamples(
         Some of the resamples: the fraction of each prompt, shape [B, P], and for each arm the fraction of each run,
         shape [B, S].
     """
-    most = max(1, _MAX_WEIGHTS // num_prompts)
-    for done in range(0, num_resamples, most):
-        size = min(most, num_resamples - done)
+    maximum = max(1, _MAX_WEIGHTS // num_prompts)
+    for done in range(0, num_resamples, maximum):
+        size = min(maximum, num_resamples - done)
         prompts_BP = _fractions(num_prompts, size, generator)
         drawn = {runs: _fractions(len(runs), size, generator) for runs in dict.fromkeys(runs_of_arm)}
         yield prompts_BP, [drawn[runs] for runs in runs_of_arm]

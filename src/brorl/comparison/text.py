@@ -128,10 +128,10 @@ def match_words(results: ComparisonResults) -> list[str]:
     return [
         *_slow_runs(results),
         *(
-            f"NOT compute-matched: {name} spent up to {amount(most, unit)}, {most / budget - 1:.0%} more than "
+            f"NOT compute-matched: {name} spent up to {amount(spent, unit)}, {spent / budget - 1:.0%} more than "
             f"{amount(budget, unit)} (at most {TOLERANCE:.0%} is allowed), because its last step was long; raise the "
             "budget, or lower its prompts_per_step."
-            for name, most in unmatched
+            for name, spent in unmatched
         ),
     ]
 
@@ -323,16 +323,16 @@ def _seeds_needed(results: ComparisonResults) -> str:
     known = {arm: needed for arm, needed in results.seeds_needed.items() if needed is not None}
     if not known:
         return "The seeds that a small difference takes are unknown: that needs 2 seeds of each arm and 2 prompts."
-    arm, most = max(known.items(), key=lambda item: (item[1].prompts, item[1].seeds))
+    arm, needed = max(known.items(), key=lambda item: (item[1].prompts, item[1].seeds))
     several = len(results.names) > 2
-    start = f"To show a difference of {most.half_width:g} in pass@1{f' from {results.names[0]}' if several else ''}"
+    start = f"To show a difference of {needed.half_width:g} in pass@1{f' from {results.names[0]}' if several else ''}"
     note = f" ({arm} needs the most; without correction for several intervals)" if several else ""
-    if most.enough_prompts:
-        return f"{start} with these {most.prompts:,} prompts: {most.seeds:,} seeds an arm{note}."
+    if needed.enough_prompts:
+        return f"{start} with these {needed.prompts:,} prompts: {needed.seeds:,} seeds an arm{note}."
     number = len(results.comparison.prompts)
     return (
-        f"{start}: {most.prompts:,} prompts and {most.seeds:,} seeds an arm{note}. These {number:,} prompts are too "
-        "few: the prompts alone take most of that width, or more, with any number of seeds."
+        f"{start}: {needed.prompts:,} prompts and {needed.seeds:,} seeds an arm{note}. These {number:,} prompts are "
+        "too few: the prompts alone take most of that width, or more, with any number of seeds."
     )
 
 

@@ -144,8 +144,8 @@ def plan_memory(
     )
     casts = 2 * num_weights if settings.autocasts else 0  # autocast keeps its casts of the weights during a pass
     room = inf if available is None else available - casts - sum(line.num_bytes for line in kept)
-    least = settings.nodes_per_pass or _MIN_NODES
-    while (learning := activations.learning_bytes(settings, workload, nodes)) > room and nodes > least:
+    minimum = settings.nodes_per_pass or _MIN_NODES
+    while (learning := activations.learning_bytes(settings, workload, nodes)) > room and nodes > minimum:
         nodes //= 2  # as the learner does when memory runs out
     learning += casts
     fewer = "" if settings.gradient_checkpointing else "engine.gradient_checkpointing, "

@@ -41,7 +41,7 @@ class StepSettings:
     prompts_per_step: int  # the recipe's own number of groups
     mini_batches: int  # updates per step, and the least number of groups in a step
     dynamic_sampling: bool  # whether only mixed groups are kept, and the batch is refilled
-    most_prompts: int  # largest number of groups in a step
+    max_prompts: int  # largest number of groups in a step
     estimator: str = "reinforce_pp_baseline"  # the recipe's own `advantage.estimator`, or `phases` if it has several
 
 
@@ -191,8 +191,8 @@ def make_plan(
 
     steps = _Steps(cost, settings, point)
     budget = steps.total(recipe, settings.prompts_per_step) if budget is None else budget
-    least, most = settings.mini_batches, settings.most_prompts
-    prompts = [prompts_that_fit(partial(steps.total, j), budget, least, most) for j in columns]
+    minimum, maximum = settings.mini_batches, settings.max_prompts
+    prompts = [prompts_that_fit(partial(steps.total, j), budget, minimum, maximum) for j in columns]
     redrawn_BJ = np.stack([steps.redrawn_prompts(drawn, j, prompts[j]) for j in columns], axis=1)
     time_error = max(cost.worst_error, _MIN_TIME_ERROR)
     best, tied, ratio_BJ = compare(noise.excess_J, np.array(prompts), noise.excess_BJ / redrawn_BJ, time_error)
@@ -220,10 +220,10 @@ def make_plan(
     return RolloutPlan(rows, budget, recipe, best, tied, chosen, fit, noise.moments, p_value, time_error)
 
 
-def prompts_that_fit(seconds_of: Callable[[int], float], budget: float, least: int, most: int) -> int:
+def prompts_that_fit(seconds_of: Callable[[int], float], budget: float, minimum: int, maximum: int) -> int:
     """Return the largest number of prompts that takes at most `budget` seconds; 0 if none does."""
-    number = bisect_right(range(least, most + 1), budget, key=seconds_of)
-    return least + number - 1 if number else 0
+    number = bisect_right(range(minimum, maximum + 1), budget, key=seconds_of)
+    return minimum + number - 1 if number else 0
 
 
 def compare(
@@ -248,9 +248,9 @@ def compare(
         return None, [], noise_BJ
     noise_J = np.where(fits_J, excess_J / np.maximum(prompts_J, 1), np.inf)
     best = int(np.argmin(noise_J))
-    least_B1 = noise_BJ[:, best : best + 1]  # 0 in a replicate without noise in the best
-    seen_BJ = noise_BJ / np.where(least_B1 > 0, least_B1, 1.0)
-    ratio_BJ = np.where(least_B1 > 0, seen_BJ, np.where(noise_BJ > 0, np.inf, 1.0))
+    min_B1 = noise_BJ[:, best : best + 1]  # 0 in a replicate without noise in the best
+    seen_BJ = noise_BJ / np.where(min_B1 > 0, min_B1, 1.0)
+    ratio_BJ = np.where(min_B1 > 0, seen_BJ, np.where(noise_BJ > 0, np.inf, 1.0))
     tied = [j for j in np.flatnonzero(fits_J).tolist() if j == best or _ends(ratio_BJ[:, j])[0] <= 1 + time_error]
     return best, tied, ratio_BJ
 

@@ -127,7 +127,7 @@ def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
         ValueError: If the fraction is outside (0, 1].
     """
     if not 0 < kept_fraction <= 1:
-        raise ValueError(f"the fraction of kept groups must lie in (0, 1], not {kept_fraction}")
+        raise ValueError(f"the fraction of kept groups must be in (0, 1], not {kept_fraction}")
     generator = np.random.default_rng(0)
     carried_C = np.zeros(_CHAINS, np.int64)
     rounds = 0

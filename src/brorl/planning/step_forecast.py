@@ -34,7 +34,7 @@ class StepForecast:
     seconds: dict[str, float]  # seconds by phase and their total, for responses of the measured lengths
     # total if every cut response is as long as the length limit allows; equal to the total if no response was cut
     # before it
-    most_seconds: float
+    max_seconds: float
     # expected fraction of mixed groups; None if every group is trained on, or if no measured group was mixed and the
     # seconds are for a step that keeps all groups
     kept_fraction: float | None
@@ -72,7 +72,7 @@ def forecast_step(
     longest = _with_longer(work, groups, limit - parts.sampling.max_new_tokens, rollouts_per_prompt)
     return StepForecast(
         seconds=cost.seconds(work),
-        most_seconds=cost.seconds(longest)["total"],
+        max_seconds=cost.seconds(longest)["total"],
         kept_fraction=fraction,
         num_rollouts=sum(round(timing.work.groups) * timing.num_rollouts for timing in timings),
         num_prompts=max(num_prompts for _, num_prompts in sizes[: len(timings)]),

@@ -55,17 +55,17 @@ class NoMixedGroupError(UserError):
 
 
 def timing_sizes(
-    num_prompts: int, num_rollouts: int, prompts_per_step: int, most_rollouts: int, quick: bool
+    num_prompts: int, num_rollouts: int, prompts_per_step: int, max_rollouts: int, quick: bool
 ) -> list[tuple[int, int]]:
     """Choose (rollouts per prompt, prompts) of the timed steps, in addition to the pilot.
 
     No timed step has more rollouts than the pilot; after a slow pilot, at most a quarter of them.
     """
-    most = num_prompts * num_rollouts // (1 if quick else 4)
+    maximum = num_prompts * num_rollouts // (1 if quick else 4)
     low = min(16, num_rollouts)
     sizes = [(low, max(1, prompts_per_step // 4)), (low, prompts_per_step)]
-    sizes += [(min(factor * num_rollouts, most_rollouts, most), prompts_per_step) for factor in (4, 8)]
-    return sorted({(n, max(1, min(p, most // n, num_prompts))) for n, p in sizes})
+    sizes += [(min(factor * num_rollouts, max_rollouts, maximum), prompts_per_step) for factor in (4, 8)]
+    return sorted({(n, max(1, min(p, maximum // n, num_prompts))) for n, p in sizes})
 
 
 def measure(

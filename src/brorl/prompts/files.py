@@ -71,8 +71,8 @@ def read_source(source: FileSource, seed: int = 0) -> SourceReading:
     contradicted: set[bytes] = set()
     location_of_id: dict[str, str] = {}
     number = 0
-    most = None if source.limit is None else min(source.limit, sys.maxsize)
-    for row in islice(read_rows(source.path, source.subset, source.split, _wanted(source)), most):
+    maximum = None if source.limit is None else min(source.limit, sys.maxsize)
+    for row in islice(read_rows(source.path, source.subset, source.split, _wanted(source)), maximum):
         number += 1
         try:
             question = _question(row, source, seed)

@@ -108,7 +108,7 @@ def gradient_moments(weight_C: ArrayLike, pass_rate_G: ArrayLike) -> GradientMom
     weight_C = _checked(weight_C)
     rate_G = np.asarray(pass_rate_G, np.float64)
     if not ((rate_G > 0) & (rate_G < 1)).all():
-        raise ValueError("pass rates must lie between 0 and 1; at 0 and 1 a prompt has no gradient")
+        raise ValueError("pass rates must be between 0 and 1; at 0 and 1 a prompt has no gradient")
     num_rollouts = weight_C.shape[-1] - 1
     kept, spread_G = 1 - 1 / num_rollouts, rate_G * (1 - rate_G)
     x_C = np.arange(num_rollouts + 1) / num_rollouts
@@ -257,7 +257,7 @@ def _mean_over_others(value_C: FloatArray, pass_rate_G: ArrayLike) -> FloatArray
     """
     rate_G = np.asarray(pass_rate_G, np.float64)
     if rate_G.size and not (rate_G.min() >= 0 and rate_G.max() <= 1):
-        raise ValueError("pass rates must lie in [0, 1]")
+        raise ValueError("pass rates must be in [0, 1]")
     others = value_C.shape[-1] - 3
     reach_G = np.ceil(_DEVIATIONS * np.sqrt(others * rate_G * (1 - rate_G))) + _MIN_COUNTS
     width = int(min(2 * reach_G.max(initial=0), others)) + 1

@@ -84,9 +84,9 @@ class SimulationSettings:
         hints = get_type_hints(type(self))
         for name in (f.name for f in fields(self)):
             _check_type(name, getattr(self, name), hints[name])
-        for name, least in _MINIMUM.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        for name, minimum in _MINIMUM.items():
+            if getattr(self, name) < minimum:
+                raise ValueError(f"{name} must be at least {minimum}, not {getattr(self, name)}")
         if self.seed >= 2**64:
             raise ValueError(f"seed must be below 2**64, not {self.seed}")
         if self.num_correct >= self.vocabulary_size:

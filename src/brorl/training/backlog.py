@@ -89,10 +89,10 @@ class Flight:
 
     def _segment(self, length: int) -> SamplingParams:
         """Return the sampling of the tokens after the first `length`."""
-        most, least = self.sampling.max_new_tokens - length, max(self.sampling.min_new_tokens - length, 0)
+        maximum, minimum = self.sampling.max_new_tokens - length, max(self.sampling.min_new_tokens - length, 0)
         if self.segment_tokens is not None:
-            most = min(most, max(self.segment_tokens, least + 1))
-        return replace(self.sampling, max_new_tokens=most, min_new_tokens=least)
+            maximum = min(maximum, max(self.segment_tokens, minimum + 1))
+        return replace(self.sampling, max_new_tokens=maximum, min_new_tokens=minimum)
 
 
 Stragglers = Literal["train", "wait", "drop"]
@@ -240,8 +240,8 @@ class Backlog:
         groups = [done.group for done in chosen]
         updates = tuple(self._version - done.start.version for done in chosen)
         num_late = sum(number > self.max_staleness for number in updates)
-        most = max(self._times_late.values(), default=0)
-        staleness = Staleness(updates, num_late, len(self._ready), len(self._under_way), dict(self._late_at), most)
+        maximum = max(self._times_late.values(), default=0)
+        staleness = Staleness(updates, num_late, len(self._ready), len(self._under_way), dict(self._late_at), maximum)
         self.report()
         return groups, staleness
 

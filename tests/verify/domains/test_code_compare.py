@@ -201,7 +201,7 @@ def test_no_accepted_value_exceeds_the_bytes_that_are_read(rng: np.random.Genera
         if check.accepts(decode(text)):
             num_accepted += 1
             num_longer += len(text) > len(encode(expected))
-            assert len(text) <= check.most_bytes, (expected, value)
+            assert len(text) <= check.max_bytes, (expected, value)
     assert num_accepted > 1_000
     assert num_longer > 100
 
@@ -209,11 +209,11 @@ def test_no_accepted_value_exceeds_the_bytes_that_are_read(rng: np.random.Genera
 def test_few_bytes_are_read_where_a_short_value_is_expected(rng: np.random.Generator) -> None:
     """The bound is some 64 bytes for a number, as a complex one takes, and the length of the text for other values."""
     for expected in (7, -0.5, True, None, "a" * 50, b"abc"):
-        assert Check((), expected).most_bytes <= 64
+        assert Check((), expected).max_bytes <= 64
     numbers = rng.integers(-1000, 1000, size=1000).tolist()
-    assert len(encode(numbers)) < Check((), numbers).most_bytes <= 66_000
-    assert Check((), 1e300).most_bytes < 300
-    assert Check((), True, kind="truth").most_bytes == 0
+    assert len(encode(numbers)) < Check((), numbers).max_bytes <= 66_000
+    assert Check((), 1e300).max_bytes < 300
+    assert Check((), True, kind="truth").max_bytes == 0
 
 
 def test_elements_of_an_expected_set_may_be_repeated() -> None:
@@ -221,4 +221,4 @@ def test_elements_of_an_expected_set_may_be_repeated() -> None:
     check = Check(arguments, {*range(5)}, kind="set")
     value = [one for one in arguments[1] if one in arguments[0]]
     assert check.accepts(value)
-    assert len(encode(value)) < check.most_bytes < 1 << 18
+    assert len(encode(value)) < check.max_bytes < 1 << 18

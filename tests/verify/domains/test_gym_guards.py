@@ -119,7 +119,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     ),
     "word_sorting": (entry("a, b"), ["a, b", "a,b"], ["a, b, c", "b, a"]),
 }
-NEAR_MISSES = {name for name, guard in GUARDS.items() if guard.least == 1.0}
+NEAR_MISSES = {name for name, guard in GUARDS.items() if guard.minimum == 1.0}
 
 
 def passes(name: str, answer: str, of: dict[str, Any]) -> bool:

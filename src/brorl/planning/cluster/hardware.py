@@ -93,7 +93,7 @@ def parse_cluster(text: str) -> Cluster:
         raise UserError(f"--cluster should be a number of GPUs and their name, such as 8xH200, not {text!r}")
     number, name, figures = int(match[1]), match[2], match[3]
     if not 1 <= number <= _MAX_GPUS:
-        raise UserError(f"--cluster: the number of GPUs must lie between 1 and {_MAX_GPUS:,}, not {number}")
+        raise UserError(f"--cluster: the number of GPUs must be between 1 and {_MAX_GPUS:,}, not {number}")
     if figures is not None:
         return Cluster(number, _described(name, figures))
     known = {key.lower(): gpu for key, gpu in GPUS.items()}

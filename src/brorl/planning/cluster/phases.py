@@ -118,9 +118,9 @@ class RolloutWorker:
         return self.gpus * self.job.work.lengths.mean * step / self.slots
 
 
-def smallest_worker(job: Job, most_gpus: int, other_bytes: float = 0.0) -> RolloutWorker | None:
+def smallest_worker(job: Job, max_gpus: int, other_bytes: float = 0.0) -> RolloutWorker | None:
     """Return the worker with the fewest GPUs (1, 2, 4, ...) that holds a few rows; None if none does."""
-    sizes = (1 << power for power in range(max(0, most_gpus).bit_length()))
+    sizes = (1 << power for power in range(max(0, max_gpus).bit_length()))
     workers = (RolloutWorker(job, gpus, other_bytes) for gpus in sizes)
     return next((worker for worker in workers if worker.slots >= _MIN_SLOTS), None)
 

@@ -129,12 +129,12 @@ def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> 
     })  # fmt: skip
 
 
-def _run_part(run: RunRecord, max_bytes: int, most_steps: int) -> _RunPart:
+def _run_part(run: RunRecord, max_bytes: int, max_steps: int) -> _RunPart:
     tokenizer = load_tokenizer(run.path)
     text_of = token_text(tokenizer)
     evaluations = choose_evaluations(run, text_of, max_bytes // _EVALUATION_FRACTION)
     left = max_bytes - sum(len(step.data) for step in evaluations)
-    return _RunPart(run, choose_rollouts(run.path, text_of, left, most_steps), evaluations, tokenizer is not None)
+    return _RunPart(run, choose_rollouts(run.path, text_of, left, max_steps), evaluations, tokenizer is not None)
 
 
 def _card(chart: Chart) -> str:

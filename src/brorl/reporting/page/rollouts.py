@@ -66,12 +66,12 @@ def token_text(tokenizer: Any) -> TokenText:
     return text_of
 
 
-def choose_rollouts(run: Path, text_of: TokenText, max_bytes: int, most_steps: int) -> tuple[StepRollouts, ...]:
+def choose_rollouts(run: Path, text_of: TokenText, max_bytes: int, max_steps: int) -> tuple[StepRollouts, ...]:
     """Choose as many evenly spaced steps of training as fit, the first and the last among them."""
     stored = stored_steps(run)
     # At most a quarter of the bytes per step keeps at least four steps: progress shows between steps.
     encode = cache(lambda step: encode_step(run, step, text_of, max_bytes // min(4, len(stored))))
-    number = min(most_steps, len(stored))
+    number = min(max_steps, len(stored))
     largest = total = 0
     while number:
         total, steps = 0, []
@@ -107,13 +107,13 @@ def evenly_spaced(steps: Sequence[int], number: int) -> list[int]:
 
 def encode_step(run: Path, step: int, text_of: TokenText, max_bytes: int, folder: Folder = "rollouts") -> StepRollouts:
     """Encode a step's rollouts. A step that is too large loses its rarest responses, then prompts."""
-    most_nodes = max(max_bytes // _BYTES_PER_NODE, 1)
+    max_nodes = max(max_bytes // _BYTES_PER_NODE, 1)
     groups, all_responses = [], 0
     for group in read_groups(run, step, folder):
         all_responses += group.tree.num_responses
-        groups.append(_encode_group(group, text_of, most_nodes // _FEWEST_PROMPTS))
+        groups.append(_encode_group(group, text_of, max_nodes // _FEWEST_PROMPTS))
     nodes = sum(len(group["token"]) for group in groups)
-    kept = groups if nodes <= most_nodes else _spread(groups, max(len(groups) * most_nodes // nodes, 1))
+    kept = groups if nodes <= max_nodes else _spread(groups, max(len(groups) * max_nodes // nodes, 1))
     while len(data := compressed(_step_data(step, kept, text_of))) > max_bytes and kept:
         kept = _spread(kept, len(kept) * 2 // 3)
     return StepRollouts(step, data, len(kept), len(groups), sum(len(g["leaf"]) for g in kept), all_responses)

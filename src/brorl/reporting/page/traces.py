@@ -103,8 +103,8 @@ def pass_at_curves(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
     """Return pass@k curves: evenly spaced evaluations of one run, the first and the last of several."""
     traces = []
     for i, run in enumerate(runs):
-        most = min(len(run.evaluations), _CURVES if len(runs) == 1 else 2)
-        indices = sorted({round(c * (len(run.evaluations) - 1) / max(most - 1, 1)) for c in range(most)})
+        maximum = min(len(run.evaluations), _CURVES if len(runs) == 1 else 2)
+        indices = sorted({round(c * (len(run.evaluations) - 1) / max(maximum - 1, 1)) for c in range(maximum)})
         for c, index in enumerate(indices, 1):
             record, name, color, dash = run.evaluations[index], "", f"sequence:{c / len(indices):.3f}", "solid"
             if len(runs) > 1:
@@ -205,10 +205,10 @@ def success_histogram(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
     sizes = {int(n) for steps in measured for *_, num_rollouts in steps for n in num_rollouts}
     if not sizes:
         return None
-    most = max(sizes)
-    single = len(sizes) == 1 and most <= _FEW_ROLLOUTS
+    maximum = max(sizes)
+    single = len(sizes) == 1 and maximum <= _FEW_ROLLOUTS
     fractions = ["0", *(f"≤{10 * i}" for i in range(1, 10)), "<100", "100"]
-    labels = [str(k) for k in range(most + 1)] if single else fractions
+    labels = [str(k) for k in range(maximum + 1)] if single else fractions
 
     def count(num_correct: NDArray[np.int64], num_rollouts: NDArray[np.int64]) -> list[int]:
         # A tenth includes its upper end; the last bar is that of prompts with correct rollouts only.
@@ -217,7 +217,7 @@ def success_histogram(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
         return counts
 
     bars = [{"steps": [step for step, *_ in steps], "counts": [count(k, n) for _, k, n in steps]} for steps in measured]
-    unit = f"correct rollouts of {most}" if single else "fraction of correct rollouts, %"
+    unit = f"correct rollouts of {maximum}" if single else "fraction of correct rollouts, %"
     return {"labels": labels, "unit": unit, "runs": bars}
 
 

@@ -125,7 +125,7 @@ class RowCache:
             OutOfMemoryError: As in `rows_that_fit`.
         """
         prompt_bytes = prompt_tokens * self._bytes_per_token
-        slots, tokens, most = 0, 0, 0
+        slots, tokens, maximum = 0, 0, 0
         for depth, wanted in enumerate(rows_D.tolist(), 1):
             num_rows = min(wanted, self.rows_that_fit(depth, prompt_bytes))
             copied = 0
@@ -133,8 +133,8 @@ class RowCache:
                 copied = slots * tokens
                 slots, tokens = self._grown(slots, num_rows, depth, prompt_bytes)
             kept = slots * tokens * self._bytes_per_token + copied * self._largest_layer
-            most = max(most, prompt_bytes + kept + num_rows * self._bytes_per_row)
-        return most
+            maximum = max(maximum, prompt_bytes + kept + num_rows * self._bytes_per_row)
+        return maximum
 
     def _grown(self, slots: int, num_rows: int, new_tokens: int, other_bytes: int) -> tuple[int, int]:
         """Return how many slots, and tokens in each, to reserve for rows that do not fit in `slots` or their tokens."""

@@ -123,16 +123,16 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float | complex) and not isinstance(value, bool)
 
 
-def most_bytes(expected: object) -> int:
+def max_bytes(expected: object) -> int:
     """Return a bound of the size of all values that `ValueRule.same` can accept, as encoded text in bytes.
 
     A number has other forms: 1e300 equals an integer of 300 digits, and 2 a complex number. A list can be a tuple. All
     other values are written in one way.
     """
     if isinstance(expected, list | tuple | set | frozenset):
-        return _BRACKETS + sum(most_bytes(item) + 1 for item in expected)
+        return _BRACKETS + sum(max_bytes(item) + 1 for item in expected)
     if isinstance(expected, dict):
-        return _BRACKETS + sum(most_bytes(key) + most_bytes(item) + 4 for key, item in expected.items())
+        return _BRACKETS + sum(max_bytes(key) + max_bytes(item) + 4 for key, item in expected.items())
     if not _is_number(expected):
         return len(encode(expected))
     is_small = isinstance(expected, int | float) and abs(expected) < _SMALL
@@ -156,7 +156,7 @@ class Check:
     kind: Kind = "value"
 
     @cached_property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """Bound of the size of an accepted value, as encoded text in bytes.
 
         0 for a value of which only its truth, or whether it is None, counts: a long one is true. The elements of a set
@@ -164,8 +164,8 @@ class Check:
         """
         if self.kind in ("truth", "not none"):
             return 0
-        repeated = most_bytes(self.arguments) + _REPEATED_BYTES if self.kind == "set" else 0
-        return most_bytes(self.expected) + repeated
+        repeated = max_bytes(self.arguments) + _REPEATED_BYTES if self.kind == "set" else 0
+        return max_bytes(self.expected) + repeated
 
     def accepts(self, value: object) -> bool:
         """Whether a value of the program is the expected one."""

@@ -151,7 +151,7 @@ def judge_calls(
             if loaded.failure is not None:
                 problem = problem or _reason(loaded.failure)
                 break
-        limits = clock.limits(min(REPLY_BYTES + check.most_bytes, _VALUE_BYTES))
+        limits = clock.limits(min(REPLY_BYTES + check.max_bytes, _VALUE_BYTES))
         reply = yield from clock.request(CallFunction(called, check.arguments, limits))
         with clock.own_time():
             passes = _passes(check, reply)

@@ -52,7 +52,7 @@ class Guard:
     admits: Test = _always  # false for an answer that gets no score; it does not reach the scorer
     # false for an answer that cannot be correct. It keeps partial credit, unless its score is that of a correct answer.
     confirms: Test = _always
-    least: float = 0.99  # the least score of a correct answer
+    minimum: float = 0.99  # the least score of a correct answer
 
 
 UNGUARDED = Guard("")
@@ -236,8 +236,8 @@ _CODE = "the scorer evaluates the answer as code"
 GUARDS: dict[str, Guard] = {
     "advanced_geometry": Guard(_TAIL, _same_count_of_commas),
     "binary_matrix": Guard(_CODE, _characters(r"-0-9\s,\[\]")),
-    "calendar_arithmetic": Guard(_NEAR, least=1.0),
-    "codeio": Guard(_NEAR, least=1.0),
+    "calendar_arithmetic": Guard(_NEAR, minimum=1.0),
+    "codeio": Guard(_NEAR, minimum=1.0),
     "coin_flip": Guard("0 and the first digits of the right answer score 1", _close_probability),
     "complex_arithmetic": Guard("nan scores 1, and spaces in a number are removed", _finite),
     "countdown": Guard(
@@ -245,13 +245,13 @@ GUARDS: dict[str, Guard] = {
         _makes(lambda entry: int(entry["metadata"]["target"])),
     ),
     "cryptarithm": Guard("of several digits of a letter the last one counts", _assigns_each_name_once),
-    "emoji_mystery": Guard(_NEAR, least=1.0),
+    "emoji_mystery": Guard(_NEAR, minimum=1.0),
     "figlet_font": Guard(
         "ten right letters score 1, however many are wrong",
         confirms=_same(lambda text: text.replace(" ", "").strip().lower()),
     ),
     "fraction_simplification": Guard(_TAIL, _form(_FRACTION)),
-    "game_of_life": Guard(_NEAR, confirms=_same(_json_or_none), least=1.0),
+    "game_of_life": Guard(_NEAR, confirms=_same(_json_or_none), minimum=1.0),
     "game_of_life_halting": Guard("any answer scores 1", _same(lambda text: text.strip().lower())),
     "gsm_symbolic": Guard(
         "the first number of an answer counts, without its sign and the words around it", confirms=_one_number
@@ -284,7 +284,7 @@ GUARDS: dict[str, Guard] = {
     "spiral_matrix": Guard(_CODE, _characters(r"-0-9\s,\[\]")),
     "string_insertion": Guard(_CODE, _characters(r"A-Z\s,'\"\[\]")),
     "survo": Guard(_WORDS, _characters(r"0-9\s")),
-    "time_intervals": Guard(f"{_NEAR}; {_TAIL}", _one_duration, least=1.0),
+    "time_intervals": Guard(f"{_NEAR}; {_TAIL}", _one_duration, minimum=1.0),
     "tower_of_hanoi": Guard(_WORDS, _tokens(_HANOI_MOVE, r"\s*\n\s*")),
     "word_sorting": Guard(_TAIL, confirms=_same(lambda text: [word.strip() for word in text.split(",")])),
 }

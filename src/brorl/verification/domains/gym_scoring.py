@@ -51,8 +51,8 @@ def score_task(task: GymTask, answer: str) -> ScoredAnswer:
         return ScoredAnswer(False, 0.0, f"the scorer raised {type(error).__name__}")
     if isinstance(result, bool) or not isinstance(result, int | float) or not 0 <= result <= 1 + _NOISE:
         return ScoredAnswer(False, 0.0, f"the scorer returned {str(result)[:40]}")
-    least = 1.0 if type(scorer).score_answer is ProceduralDataset.score_answer else guard.least
-    if result < least:
+    minimum = 1.0 if type(scorer).score_answer is ProceduralDataset.score_answer else guard.minimum
+    if result < minimum:
         return ScoredAnswer(False, min(float(result), _MAX_PARTIAL))
     return (
         ScoredAnswer(True, 1.0)

@@ -39,14 +39,15 @@ class FunctionVerifier:
                 raise LoadError(f"cannot read the arguments of {function!r}: {result.failure}")
         except LoadError as error:
             raise UserError(f"{setting}: {error}; {_load_advice(function, str(error))}") from None
-        least, most = result.value
-        if least > 3 or (most is not None and most < 2):
-            arguments = f"{least}" if least == most else f"{least} to {'any number' if most is None else most}"
+        minimum, maximum = result.value
+        if minimum > 3 or (maximum is not None and maximum < 2):
+            upper = "any number" if maximum is None else maximum
+            arguments = f"{minimum}" if minimum == maximum else f"{minimum} to {upper}"
             raise UserError(
                 f"{setting}: {function!r} takes {arguments} arguments; "
                 "it must take two (response, reference) or three (response, reference, prompt)"
             )
-        self._takes_prompt = most is None or most >= 3
+        self._takes_prompt = maximum is None or maximum >= 3
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses.

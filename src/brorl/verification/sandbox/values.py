@@ -143,9 +143,9 @@ def _text(content: object) -> str:
 def _hashable(values: Iterable[Hashable]) -> list[Any]:
     """Return the values if a set of them takes linear time."""
     values = list(values)
-    most = Counter(map(hash, values)).most_common(1)
-    if most and most[0][1] > _MAX_EQUAL_HASHES:
-        raise ValueError(f"{most[0][1]} elements of one hash")
+    maximum = Counter(map(hash, values)).most_common(1)
+    if maximum and maximum[0][1] > _MAX_EQUAL_HASHES:
+        raise ValueError(f"{maximum[0][1]} elements of one hash")
     return values
 
 

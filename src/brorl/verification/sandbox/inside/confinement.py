@@ -132,9 +132,9 @@ class Confinement:
 
 def _limit(which: int, soft: int, hard: int | None = None) -> None:
     """Lower a limit; a hard limit that is lower already stays."""
-    most = resource.getrlimit(which)[1]
+    maximum = resource.getrlimit(which)[1]
     hard = soft if hard is None else hard
-    hard = hard if most == resource.RLIM_INFINITY else min(hard, most)
+    hard = hard if maximum == resource.RLIM_INFINITY else min(hard, maximum)
     resource.setrlimit(which, (min(soft, hard), hard))
 
 

@@ -111,14 +111,14 @@ def _load_file(path: Path) -> Any:
 
 def accepted_arguments(function: Callable[..., object]) -> tuple[int, int | None]:
     """Return the least and the greatest number of positional arguments of a function; None means no bound."""
-    least, most = 0, 0
+    minimum, maximum = 0, 0
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
-            return least, None
+            return minimum, None
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            most += 1
-            least += parameter.default is parameter.empty
-    return least, most
+            maximum += 1
+            minimum += parameter.default is parameter.empty
+    return minimum, maximum
 
 
 def describe(error: BaseException) -> str:
