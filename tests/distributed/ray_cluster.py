@@ -17,7 +17,7 @@ _ENVIRONMENT = {
     "RAY_worker_register_timeout_seconds": "600",
     "RAY_worker_niceness": "0",  # by default workers give way to all other processes
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": f"{_FOLDER}:{_FOLDER.parent}",  # workers import the functions and classes of the tests
+    "PYTHONPATH": f"{_FOLDER}:{_FOLDER.parent / 'support'}",  # workers import the functions and classes of the tests
 }
 
 

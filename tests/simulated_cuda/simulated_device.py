@@ -66,7 +66,7 @@ def run(library: Path, program: str, *arguments: str | Path, devices: int = 1, g
         AssertionError: If it fails, with its errors.
     """
     start = f"import simulated_device\nsimulated_device.install({str(library)!r}, {devices}, {gib})\n"
-    paths = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(HERE), str(HERE.parent / "support"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", start + program, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
