@@ -21,5 +21,5 @@ def test_ranges(name: str, refused: list[float], accepted: list[float]) -> None:
     for value in accepted:
         assert getattr(SamplingParams(**{name: value}), name) == value
     for value in refused:
-        with pytest.raises(ValueError, match=f"^{name} must .*not {value}($|:)"):
+        with pytest.raises(ValueError, match=f"^{name} must .*got {value}($|:)"):
             SamplingParams(**{name: value})

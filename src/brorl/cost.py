@@ -66,7 +66,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if not self.limit > 0:
-            raise ValueError(f"a budget must be above 0, not {self.limit} {self.unit}")
+            raise ValueError(f"a budget must be above 0, got {self.limit} {self.unit}")
         wrong = next((m for m in self.eval_points if not 0 < m <= self.limit), None)
         if wrong is not None:
             raise ValueError(f"evaluation points must be in (0, {self.limit}], the budget in {self.unit}, got {wrong}")

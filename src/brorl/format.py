@@ -82,7 +82,7 @@ def short(count: float) -> str:
             scaled = count / size
             digits = 0 if scaled >= 99.95 or (size == 1 and scaled == round(scaled)) else 1 if scaled >= 9.995 else 2
             return f"{scaled:,.{digits}f}{suffix}"
-    raise ValueError(f"a count must be finite, not {count}")
+    raise ValueError(f"a count must be finite, got {count}")
 
 
 def counted(number: int, noun: str) -> str:

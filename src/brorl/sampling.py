@@ -27,16 +27,16 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must be a finite number >= 0, not {self.temperature}")
+            raise ValueError(f"temperature must be a finite number >= 0, got {self.temperature}")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be in (0, 1], not {self.top_p}")
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
         if self.top_k < 0:
-            raise ValueError(f"top_k must be >= 0 (0 switches it off), not {self.top_k}")
+            raise ValueError(f"top_k must be >= 0 (0 switches it off), got {self.top_k}")
         if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be >= 1, not {self.max_new_tokens}")
+            raise ValueError(f"max_new_tokens must be >= 1, got {self.max_new_tokens}")
         if not 0 <= self.min_new_tokens < self.max_new_tokens:
             raise ValueError(
-                f"min_new_tokens must be at least 0 and below max_new_tokens = {self.max_new_tokens}, not "
+                f"min_new_tokens must be at least 0 and below max_new_tokens = {self.max_new_tokens}, got "
                 f"{self.min_new_tokens}: otherwise no response could end with a stop token"
             )
 

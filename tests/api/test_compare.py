@@ -99,7 +99,7 @@ def test_the_same_call_and_the_folder_give_the_same_result_without_new_runs(
 @pytest.mark.slow
 def test_wrong_arguments_are_errors_before_any_work(tmp_path: Path) -> None:
     for arguments, words in (
-        ({"jobs": 0}, "--jobs: at least 1 is needed, not 0"),
+        ({"jobs": 0}, "--jobs: at least 1 is needed, got 0"),
         ({"match": "hours", "budget": 1}, "'hours' is not a unit"),
         ({"sweep": {"rollouts_per_prompt": [8, 16]}}, "the budget of each run is missing"),
         ({"sweep": {"rollouts_per_prompt": [8, 16]}, "budget": 4, "marks": [5]}, "up to the budget of 4, not 5"),

@@ -82,7 +82,7 @@ def test_a_function_is_found_by_pickle() -> None:
 
 
 def test_errors_name_arguments_and_not_options(tmp_path: Path) -> None:
-    with pytest.raises(brorl.UserError, match=r"^jobs: at least 1 is needed, not 0$"):
+    with pytest.raises(brorl.UserError, match=r"^jobs: at least 1 is needed, got 0$"):
         brorl.compare(jobs=0)
     with pytest.raises(brorl.UserError, match=r"^temperature=0 is greedy: .*; add samples=1, or use a"):
         brorl.evaluate("quickstart", temperature=0)

@@ -243,8 +243,8 @@ def num_steps(run: Path) -> int:
         (["quickstart"], "the budget of each run is missing; give --budget X, in seconds"),
         (["quickstart", "--budget=5"], "a comparison needs two recipes, or one recipe and --sweep"),
         (["quickstart", "prorl", "--budget=5"], "start from the same checkpoint: give it with --from"),
-        (["quickstart", "quickstart-16", "--budget=0"], "--budget: an amount above 0 is needed, not 0"),
-        (["quickstart", "quickstart-16", "--budget=5", "--seeds=0"], "--seeds: at least 1 is needed, not 0"),
+        (["quickstart", "quickstart-16", "--budget=0"], "--budget: an amount above 0 is needed, got 0"),
+        (["quickstart", "quickstart-16", "--budget=5", "--seeds=0"], "--seeds: at least 1 is needed, got 0"),
         (["quickstart", "quickstart-16", "--budget=5", "--jobs=999"], "runs cannot share one; lower it"),
         (
             ["quickstart", "quickstart-16", "--budget=5", "--jobs=2", "--cluster.nodes=1"],
@@ -276,7 +276,7 @@ def num_steps(run: Path) -> int:
         (["quickstart", "--sweep=rewards.stop_properly=0.0,0.5", "--budget=5"], "rewards.stop_properly is 0 for"),
         (
             ["quickstart", "quickstart-16", "--match=steps", "--budget=2.5"],
-            "a whole number of steps is needed, not 2.5",
+            "a whole number of steps is needed, got 2.5",
         ),
         (
             ["quickstart", "quickstart-16", "--match=samples", "--budget=9000"],
@@ -369,7 +369,7 @@ def test_a_finished_run_must_tell_what_is_needed(compared: Compared, tmp_path: P
     given = next(f"{s.cost.samples:.3g}" for s in read_comparison(compared.folder).arms[0].runs[0].scores[1:])
     refused = refusal(run, *settings, "--match=samples", "--budget=3.33")
     assert "was not evaluated at 3.33 samples; give one of:" in refused  # a step has at least 16
-    assert "leave it out" in refusal(run, *settings, "--match=samples", f"--budget={given}", "--marks=3")
+    assert "remove --marks" in refusal(run, *settings, "--match=samples", f"--budget={given}", "--marks=3")
     (run / "held_out.json").unlink()
     assert "has no held_out.json" in refusal(run, *settings, "--match=samples")
     assert not (tmp_path / "out").exists()

@@ -76,9 +76,9 @@ def test_a_run_gives_its_settings_and_its_last_checkpoint(short_run: Path) -> No
     [
         (["--rollouts=16,many"], "--rollouts: expected numbers like 1,16,256"),
         (["--rollouts=1,16"], "rollouts: every number must be between 2 and"),
-        (["--pilot-prompts=3"], "pilot_prompts must be at least 8, not 3"),
+        (["--pilot-prompts=3"], "pilot_prompts must be at least 8, got 3"),
         (["--pilot-rollouts=7"], "pilot_rollouts must be an even number of at least 4"),
-        (["--seconds-per-step=-1"], "seconds_per_step must be above 0 and finite, not -1.0"),
+        (["--seconds-per-step=-1"], "seconds_per_step must be above 0 and finite, got -1.0"),
         (["--aim=pass@2"], "--aim"),
         (["--seconds-per-step=soon"], "--seconds-per-step"),
         (["--sampling.top_p=0.9"], "a plan needs sampling from the full distribution"),

@@ -123,11 +123,11 @@ def test_a_model_that_is_too_large() -> None:
         (["--cluster=8xH300"], "'H300' is not a known GPU (A100, B200, H100, H200, L4, L40S, MI300X and RTX4090)"),
         (["--cluster=8xH100", "--aim=coverage"], "--aim measures on this machine, and --cluster does not"),
         (["--response-tokens=100"], "--response-tokens needs --cluster"),
-        (["--cluster=8xH100", "--response-tokens=99999"], "between 1 and sampling.max_new_tokens = 15,360, not 99999"),
-        (["--cluster=8xH100", "--distinct-fraction=1.5"], "--distinct-fraction must be in (0, 1], not 1.5"),
+        (["--cluster=8xH100", "--response-tokens=99999"], "between 1 and sampling.max_new_tokens = 15,360, got 99999"),
+        (["--cluster=8xH100", "--distinct-fraction=1.5"], "--distinct-fraction must be in (0, 1], got 1.5"),
         (["--cluster=8xH100", "--model-shape=parameters=1e9"], "--model-shape lacks layers"),
         (["--cluster=8xH100", "--model-shape=parameters=much"], "should be like parameters=1.5e9,layers=28"),
-        (["--cluster=8xH100", "--group-parts=0"], "group_parts must be at least 1, not 0"),
+        (["--cluster=8xH100", "--group-parts=0"], "group_parts must be at least 1, got 0"),
         (["--cluster=8xH100", "--model=nobody/nothing"], "or give them: --model-shape parameters=1.78e9"),
         (["missing.yaml", "--cluster=8xH100"], "is neither a file nor a built-in recipe"),
         (["--cluster=8xH100", "--output-dir=/proc/plan"], "cannot write to --output-dir /proc/plan"),
@@ -142,5 +142,5 @@ def test_what_cannot_work_is_one_line(arguments: list[str], said: str) -> None:
 
 
 def test_an_unknown_engine_from_python() -> None:
-    with pytest.raises(UserError, match="engine must be one of native, vllm, not hf"):
+    with pytest.raises(UserError, match="engine must be one of native, vllm, got hf"):
         ClusterQuestion("8xH100", engine="hf")  # type: ignore[arg-type]

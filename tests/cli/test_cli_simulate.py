@@ -106,11 +106,11 @@ def test_an_earlier_simulation_is_replaced_and_other_files_are_not() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--rollouts=0",), "rollouts must be at least 1, not 0"),
+        (("--rollouts=0",), "rollouts must be at least 1, got 0"),
         (("--rollouts=4,x",), "argument --rollouts: expected numbers like 1,16,256, not '4,x'"),
         (("--rollouts=",), "expected numbers"),
         (("--rollouts=4,8,4",), "'4,8,4' has 4 twice"),
-        (("--seeds=-1",), "seed must be at least 0, not -1"),
+        (("--seeds=-1",), "seed must be at least 0, got -1"),
         (("--seeds=4-1",), "the range '4-1' is empty; give the lower seed first"),
         (("--seeds=1,1",), "has 1 twice"),
         (("--seeds=a-b",), "expected whole numbers"),

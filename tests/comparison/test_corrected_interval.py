@@ -46,7 +46,7 @@ def test_level_leaves_all_intervals_together_at_95() -> None:
     for number in (1, 2, 7, 54):
         assert number * (1 - corrected_level(number)) == pytest.approx(0.05, rel=1e-12)
     assert corrected_level(1) == 0.95
-    with pytest.raises(ValueError, match="at least 1, not 0"):
+    with pytest.raises(ValueError, match="at least 1, got 0"):
         corrected_level(0)
     assert CorrectedInterval.of(lambda _: Estimate(0.1, 0.01, 0.2), 3).conclusion == "B leads"
 

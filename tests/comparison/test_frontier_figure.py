@@ -149,7 +149,7 @@ def test_png_and_refusal(rng: np.random.Generator, tmp_path: Path) -> None:
     pixels = imread(tmp_path / "frontier.png")
     assert pixels[0, 0, :3].tolist() == [1, 1, 1]
     assert pixels[..., :3].std() > 0.05
-    with pytest.raises(ValueError, match="at least three arms, not 2"):
+    with pytest.raises(ValueError, match="at least three arms, got 2"):
         draw_frontier(synthetic(rng, num_prompts=4), tmp_path / "none.png")
 
 

@@ -44,10 +44,10 @@ def test_is_unbiased_for_independent_samples() -> None:
 @pytest.mark.parametrize(
     ("correct", "n", "k", "message"),
     [
-        ([1], 4, 0, "k from 1 to the number of samples 4, not 0"),
-        ([1], 4, 5, "k from 1 to the number of samples 4, not 5"),
-        ([5], 4, 1, "must be from 0 to 4"),
-        ([-1], 4, 1, "must be from 0 to 4"),
+        ([1], 4, 0, "between 1 and the number of samples 4, got 0"),
+        ([1], 4, 5, "between 1 and the number of samples 4, got 5"),
+        ([5], 4, 1, "must be between 0 and 4"),
+        ([-1], 4, 1, "must be between 0 and 4"),
     ],
 )
 def test_refuses_impossible_numbers(correct: list[int], n: int, k: int, message: str) -> None:

@@ -24,9 +24,9 @@ from brorl.planning.report import (
     aim_table,
     budget_table,
     difficulty_table,
+    format_noise,
     fraction_table,
     interval,
-    noise,
     pilot_line,
     plan_record,
     rare_table,
@@ -213,9 +213,9 @@ def test_json_holds_everything_and_nothing_else() -> None:
 
 
 def test_numbers_without_an_end() -> None:
-    assert noise(Estimate(inf, 2.34, inf)) == "above 2.3"
-    assert noise(Estimate(2.34, 1.26, 5.0)) == "2.3 [1.3, 5]"
-    assert noise(Estimate(nan, nan, nan)) == ""
+    assert format_noise(Estimate(inf, 2.34, inf)) == "above 2.3"
+    assert format_noise(Estimate(2.34, 1.26, 5.0)) == "2.3 [1.3, 5]"
+    assert format_noise(Estimate(nan, nan, nan)) == ""
     assert interval(Estimate(0.5, 0.25, 0.75)) == "0.50 [0.25, 0.75]"
     assert interval(Estimate(nan, nan, nan)) == ""
     assert "12,345 sampled tokens/s" in pilot_line(report())

@@ -130,7 +130,7 @@ def test_where_a_benchmark_is_read_from() -> None:
     assert (named.split, named.subset) == ("aime24", "all")
     with pytest.raises(ValueError, match="there is no benchmark 'aime23'"):
         BenchmarkSource("aime23")
-    with pytest.raises(ValueError, match="has a colon"):
+    with pytest.raises(ValueError, match="must have no colon"):
         BenchmarkSource("aime24", name="a:b")
 
 

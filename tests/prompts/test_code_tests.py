@@ -55,7 +55,7 @@ def test_integer_keys_come_back() -> None:
         ("[" * 100_000, "nested too deeply"),
         ('{"stdin": {"inputs": [], "outputs": []}}', "there is no test case"),
         ('{"stdin": {"inputs": ["1"], "outputs": []}}', "there are 1 inputs and 0 outputs"),
-        ('{"stdin": {"inputs": [1], "outputs": ["1"]}}', "inputs[0] must be text, got 1; write it in quotes"),
+        ('{"stdin": {"inputs": [1], "outputs": ["1"]}}', "inputs[0] must be a string, got 1; write it in quotes"),
         ('{"stdin": {"inputs": "1", "outputs": ["1"]}}', 'inputs must be a list with one entry per case, got "1"'),
         ('{"stdin": {"inputs": ["1"], "outputs": ["1"], "compare": "x"}}', "compare must be one of tokens, lines"),
         ('{"stdin": {"inputs": ["1"], "outputs": ["1"], "tolerance": 2}}', "tolerance must be 0 or more"),
@@ -68,7 +68,7 @@ def test_integer_keys_come_back() -> None:
         ('{"stdin": {"inputs": ["1"], "outputs": ["1"]}, "hint": 1}', "got stdin, hint; delete or correct 'hint'"),
         ('{"stdin": {"inputs": ["1"], "outputs": ["1"]}, "time_limit_s": 0}', "time_limit_s must be above 0"),
         ('{"stdin": {"inputs": ["1"], "outputs": ["1"]}, "time_limit_s": "2"}', "time_limit_s must be above 0"),
-        ('{"stdin": {"inputs": ["1"], "outputs": ["1"]}, "prelude": 2}', "prelude and solution must be text"),
+        ('{"stdin": {"inputs": ["1"], "outputs": ["1"]}, "prelude": 2}', "prelude and solution must be strings"),
         (
             '{"calls": {"function": "f", "arguments": [1], "expected": [1]}}',
             "arguments[0] must be the list of a call's arguments, got 1",

@@ -307,7 +307,7 @@ class TestPaths:
         )
         write_lines(tmp_path / "q.jsonl", [DEFAULT])
         assert refusal("q.jsonl", subset="main") == (
-            "q.jsonl is not a Hugging Face dataset, so it has no subset 'main'; drop data.sources[].subset"
+            "q.jsonl is not a Hugging Face dataset, so it has no subset 'main'; remove data.sources[].subset"
         )
 
     @pytest.mark.parametrize(("name", "separator"), [("my sums.csv", ","), ("sums.TSV", "\t")])
@@ -358,16 +358,16 @@ class TestRefusals:
             ({"prompt": " \n", "answer": "2"}, "prompt is empty; fill it in or delete the row"),
             ({"prompt": "?", "answer": ""}, "answer is empty; fill it in or delete the row"),
             ({"prompt": "?", "answer": None}, "answer is null; fill it in or delete the row"),
-            ({"prompt": "?", "answer": True}, 'answer is True, of type bool; an answer is text or a number: write it as the text of the answer, such as "true" or "yes"'),
+            ({"prompt": "?", "answer": True}, 'answer is True, of type bool; an answer is a string or a number: write it as the text of the answer, such as "true" or "yes"'),
             ({"prompt": "?", "answer": ["2", "two"]}, "answer is ['2', 'two'], a list; an answer is one text or number: write the one answer, or JSON text if your verifier reads a structure"),
             ({"prompt": "?", "answer": {"value": 2}}, "answer is {'value': 2}, an object; name the key that contains the answer, as in data.sources[].answer_column: answer.value"),
             ({"prompt": "?", "answer": float("nan")}, "answer is nan, not a finite number; fill it in or delete the row"),
-            ({"prompt": {"text": "?"}, "answer": "2"}, "prompt is {'text': '?'}, an object; a prompt is text or a list of messages"),
-            ({"prompt": False, "answer": "2"}, "prompt is False, of type bool; a prompt is text or a list of messages"),
+            ({"prompt": {"text": "?"}, "answer": "2"}, "prompt is {'text': '?'}, an object; a prompt is a string or a list of messages"),
+            ({"prompt": False, "answer": "2"}, "prompt is False, of type bool; a prompt is a string or a list of messages"),
             ({"prompt": [], "answer": "2"}, "prompt is an empty list; fill it in or delete the row"),
             ({"prompt": ["hi"], "answer": "2"}, """message 1 of prompt is 'hi'; a list of messages looks like [{"role": "user", "content": "..."}]"""),
             ({"prompt": [{"role": "user"}], "answer": "2"}, """message 1 of prompt is {'role': 'user'}; a list of messages looks like [{"role": "user", "content": "..."}]"""),
-            ({"prompt": [{"role": "user", "content": ["a"]}], "answer": "2"}, "message 1 of prompt is {'role': 'user', 'content': ['a']}; its role and its content must be text"),
+            ({"prompt": [{"role": "user", "content": ["a"]}], "answer": "2"}, "message 1 of prompt is {'role': 'user', 'content': ['a']}; its role and its content must be strings"),
             ({"prompt": [{"role": "user", "content": " "}], "answer": "2"}, "content of message 1 of prompt is empty; fill it in or delete the row"),
             ({"prompt": [{"role": "user", "content": "a", "tool_calls": [1]}], "answer": "2"}, "message 1 of prompt has the key 'tool_calls'; keep only role and content"),
             ({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "answer": "2"}, "the last message of prompt has the role 'assistant'; end with the user's message, for the model to answer"),
@@ -384,8 +384,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("row", "settings", "message"),
         [
-            ({"id": "a", "prompt": "?", "answer": "2"}, {"id_column": "id"}, "has the id 'a' of p.jsonl line 1 again; ids must be distinct: fix them, or drop data.sources[].id_column to number the rows"),
-            ({"id": [1], "prompt": "?", "answer": "2"}, {"id_column": "id"}, "id is [1], a list; an id is text or a number"),
+            ({"id": "a", "prompt": "?", "answer": "2"}, {"id_column": "id"}, "has the id 'a' of p.jsonl line 1 again; ids must be distinct: fix them, or remove data.sources[].id_column to number the rows"),
+            ({"id": [1], "prompt": "?", "answer": "2"}, {"id_column": "id"}, "id is [1], a list; an id is a string or a number"),
             ({"prompt": "?", "answer": "2", "domain": 1.0, "id": ""}, {"id_column": "id"}, "id is empty; fill it in or delete the row"),
             ({"prompt": "?", "answer": "2", "Id": "b"}, {"id_column": "id"}, "has no column 'id' (columns: prompt, answer, Id); set data.sources[].id_column: Id"),
             ({"prompt": "?", "answer": "2"}, {"domain_column": "domain"}, "has no column 'domain' (columns: prompt, answer); set data.sources[].domain_column to one of them"),
@@ -403,8 +403,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("answer", "message"),
         [
-            ("so 2", "answer has no '####' ('so 2'); fix the row, or drop data.sources[].answer_after to take the whole column"),
-            ("s" * 99, f"answer has no '####' ('{'s' * 56}...); fix the row, or drop data.sources[].answer_after to take the whole column"),
+            ("so 2", "answer has no '####' ('so 2'); fix the row, or remove data.sources[].answer_after to take the whole column"),
+            ("s" * 99, f"answer has no '####' ('{'s' * 56}...); fix the row, or remove data.sources[].answer_after to take the whole column"),
             ("1 #### 2 #### ", "answer has nothing after the last '####'; fix the row"),
         ],
     )  # fmt: skip
@@ -482,7 +482,7 @@ class TestRefusals:
         ({"path": " "}, "data.sources[].path is empty; give it a value"),
         ({"answer_column": ""}, "data.sources[].answer_column is empty; give it a value, or leave it out if it has a default"),
         ({"answer_after": ""}, "data.sources[].answer_after is empty; give it a value, or null"),
-        ({"name": "a:b"}, "data.sources[].name: 'a:b' has a colon, which ends it in ids; choose another name"),
+        ({"name": "a:b"}, "data.sources[].name: 'a:b' must have no colon, which separates the parts of ids; choose another name"),
         ({"limit": 0}, "greater than or equal to 1"),
     ],
 )  # fmt: skip

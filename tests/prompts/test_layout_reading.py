@@ -262,7 +262,7 @@ def test_a_wrong_layout_names_the_row_the_problem_and_the_layout_that_fits(tmp_p
         "columns; name them with data.sources[].prompt_column and answer_column"
     )
     path = write(tmp_path / "broken.jsonl", [{"question": 3, "answer": "#### 4"}])
-    assert "is not of the layout gsm8k: the problem must be text, not int (columns: question, answer)" in refusal(
+    assert "is not of the layout gsm8k: the problem must be a string, got int (columns: question, answer)" in refusal(
         path, "gsm8k"
     )
 

@@ -105,8 +105,8 @@ def refusal(mixture: PromptMixture, state: dict[str, object]) -> str:
 def test_refuses_states_of_other_data() -> None:
     state = PromptMixture(streams(2), [1, 2]).state_dict()
     assert refusal(PromptMixture(streams(2), [2, 1]), state) == (
-        "the data has changed since the run began: sources with the fractions 1/3, 2/3 then, 2/3, 1/3 now; "
-        "put the sources and their weights back as they were, or start a new run"
+        "the data has changed since the run began: the fractions of the sources were 1/3, 2/3 and are "
+        "2/3, 1/3; restore the sources and their weights, or start a new run"
     )
     assert refusal(PromptMixture(streams(3), [1, 2, 3]), state).startswith("the data has changed since the run began")
     assert refusal(PromptMixture(streams(2, size=4), [1, 2]), state) == (

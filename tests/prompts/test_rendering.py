@@ -205,7 +205,7 @@ class TestChat:
             "into prompt.template"
         )
         assert refusal(ask("a"), byte_tokenizer(), chat_template_options={"enable_thinking": False}) == (
-            "the tokenizer has no chat template for prompt.chat_template_options; drop them, or choose a chat model"
+            "the tokenizer has no chat template for prompt.chat_template_options; remove it, or choose a chat model"
         )
 
     def test_an_option_that_the_template_does_not_know(self) -> None:
@@ -247,13 +247,13 @@ class TestChat:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"template": "Q: prompt"}, "prompt.template must have {prompt} once, in the place of the question, not 0 times ('Q: prompt')"),
-        ({"template": "{prompt}{prompt}"}, "prompt.template must have {prompt} once, in the place of the question, not 2 times ('{prompt}{prompt}')"),
-        ({"domain_templates": {"code": "x"}}, "prompt.domain_templates.code must have {prompt} once, in the place of the question, not 0 times ('x')"),
+        ({"template": "Q: prompt"}, "prompt.template must have {prompt} once, in the place of the question, got 0 times ('Q: prompt')"),
+        ({"template": "{prompt}{prompt}"}, "prompt.template must have {prompt} once, in the place of the question, got 2 times ('{prompt}{prompt}')"),
+        ({"domain_templates": {"code": "x"}}, "prompt.domain_templates.code must have {prompt} once, in the place of the question, got 0 times ('x')"),
         ({"system_prompt": " "}, "prompt.system_prompt is blank; give it a text, or null for none"),
         ({"chat": "yes"}, "'auto', 'always' or 'never'"),
         ({"chat": "never", "chat_template_options": {"a": 1}}, "prompt.chat_template_options has no effect with prompt.chat: never; drop one of them"),
-        ({"chat_template_options": {"tokenize": True}}, "prompt.chat_template_options: tokenize is not a variable of a chat template; drop it"),
+        ({"chat_template_options": {"tokenize": True}}, "prompt.chat_template_options: tokenize is not a variable of a chat template; remove it"),
     ],
 )  # fmt: skip
 def test_a_format_checks_its_settings(fields: dict[str, Any], message: str) -> None:

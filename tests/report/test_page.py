@@ -475,7 +475,7 @@ def test_tokens_are_named_by_the_saved_tokenizer(tmp_path: Path) -> None:
         ({}, "is not a run directory"),
         ({"config.yaml": "steps: 1\n"}, "contains no metrics yet"),
         ({"metrics.jsonl": '{"step": 0}\n{"step"\n'}, "metrics.jsonl line 2 is not JSON"),
-        ({"metrics.jsonl": "[1]\n"}, "metrics.jsonl line 1 is not a line of metrics"),
+        ({"metrics.jsonl": "[1]\n"}, "metrics.jsonl line 1 is not a metrics record"),
         ({"metrics.jsonl": '{"step": 0}\n', "config.yaml": "a: [\n"}, "config.yaml is not YAML"),
         ({"metrics.jsonl": '{"step": 0}\n', "env.json": "{"}, "env.json is not JSON"),
     ],

@@ -116,5 +116,5 @@ def test_an_observer_that_raises_discards_the_rest(rng: np.random.Generator) -> 
 
 
 def test_there_is_one_number_of_rollouts_for_each_prompt(rng: np.random.Generator) -> None:
-    with pytest.raises(ValueError, match="3 numbers of rollouts for 2 prompts"):
+    with pytest.raises(ValueError, match="3 rollout counts for 2 prompts"):
         PooledEngine(local_pool(rng)).sample([[1], [2]], [1, 2, 3], _SAMPLING, seed=0)

@@ -149,7 +149,7 @@ def cpu_slots(num: int | None, threads: int) -> list[Slot]:
 
 
 def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], view: ComparisonView) -> None:
-    """Bring every run to its end.
+    """Run all runs to completion.
 
     Raises:
         UserError: If a run failed, or its steps are too long for its budget. The others stop after their step, and all

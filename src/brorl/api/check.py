@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from brorl.planning.step_forecast import StepForecast
 
 _ANSWER = "reference answer"
-_CLEARLY = 1.2  # times as slow: less is noise
+_MIN_SLOWDOWN = 1.2  # times as slow: less is noise
 _PHASES = ("generation", "verification", "training", "diagnostics", "storing")
 
 
@@ -226,7 +226,7 @@ def _threads_line(seconds: Mapping[int, float], chosen: int) -> str:
     timed = ", ".join(f"{seconds_text(time)} s with {counted(number, 'thread')}" for number, time in seconds.items())
     fastest = min(seconds, key=lambda number: seconds[number])
     slower = seconds.get(chosen, 0.0) / seconds[fastest]
-    advice = f"; faster here and now: engine.threads: {fastest}" if slower > _CLEARLY else ""
+    advice = f"; faster here and now: engine.threads: {fastest}" if slower > _MIN_SLOWDOWN else ""
     return f"threads: a small step takes {timed}; the run has {chosen}{advice}"
 
 

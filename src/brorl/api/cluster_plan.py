@@ -50,9 +50,9 @@ class ClusterQuestion:
 
     def __post_init__(self) -> None:
         if self.engine not in (None, *ENGINES):
-            raise UserError(f"engine must be one of {', '.join(ENGINES)}, not {self.engine}")
+            raise UserError(f"engine must be one of {', '.join(ENGINES)}, got {self.engine}")
         if self.group_parts < 1:
-            raise UserError(f"group_parts must be at least 1, not {self.group_parts}")
+            raise UserError(f"group_parts must be at least 1, got {self.group_parts}")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -120,7 +120,7 @@ def compare(
     from brorl.assemble.comparison import check_arms
 
     if jobs is not None and jobs < 1:
-        raise UserError(f"--jobs: at least 1 is needed, not {jobs}")
+        raise UserError(f"--jobs: at least 1 is needed, got {jobs}")
     arguments = Arguments(
         arms, sweep, None if checkpoint is None else _model_of(checkpoint), match, budget, marks, seeds,
         flat_settings(overrides),

@@ -166,7 +166,7 @@ def _new_plan(arguments: Arguments) -> ComparisonPlan:
         raise UserError(f"--match: {unit!r} is not a unit; the units are {', '.join(UNITS)}")
     seeds = _SEEDS if arguments.seeds is None else arguments.seeds
     if seeds < 1:
-        raise UserError(f"--seeds: at least 1 is needed, not {seeds}")
+        raise UserError(f"--seeds: at least 1 is needed, got {seeds}")
     amounts = _amounts_of_finished_run(arms, unit)
     budget = _budget(arguments, unit, amounts)
     if not amounts:
@@ -174,7 +174,9 @@ def _new_plan(arguments: Arguments) -> ComparisonPlan:
         marks = _DEFAULT_POINTS if default and arguments.marks is None else arguments.marks
         return ComparisonPlan(arms, unit, budget, _eval_points(marks, budget, unit), seeds)
     if arguments.marks:
-        raise UserError("--marks: the other arm is evaluated where the finished run was; leave it out")
+        raise UserError(
+            "--marks cannot be combined with a finished run, whose evaluation points both arms have; remove --marks"
+        )
     last = next((amount for amount in amounts if abs(amount - budget) <= _CLOSE * budget), None)
     if last is None:
         raise UserError(
@@ -192,9 +194,9 @@ def _budget(arguments: Arguments, unit: Unit, amounts: Sequence[float]) -> float
         raise UserError(f"the budget of each run is missing; give --budget X, in {UNIT_WORDS[unit]}")
     budget = _BUDGET_S if budget is None else float(budget)
     if not 0 < budget < float("inf"):
-        raise UserError(f"--budget: an amount above 0 is needed, not {exact(budget)}")
+        raise UserError(f"--budget: an amount above 0 is needed, got {exact(budget)}")
     if unit == "steps" and not budget.is_integer():
-        raise UserError(f"--budget: a whole number of steps is needed, not {exact(budget)}")
+        raise UserError(f"--budget: a whole number of steps is needed, got {exact(budget)}")
     return budget
 
 
@@ -244,7 +246,7 @@ def _eval_points(marks: int | Sequence[float] | None, budget: float, unit: Unit)
     else:
         if not all(0 < point <= budget for point in marks):
             given = ",".join(map(exact, marks))
-            raise UserError(f"--marks: amounts must be above 0 and up to the budget of {exact(budget)}, not {given}")
+            raise UserError(f"--marks: amounts must be above 0 and up to the budget of {exact(budget)}, got {given}")
         points = [*marks, budget]
     if unit == "steps":
         points = [max(round(point), 1) for point in points]

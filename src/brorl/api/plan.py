@@ -96,7 +96,7 @@ class PlanResult(Result):
 
 
 @dataclass(frozen=True)
-class _Question:
+class _PlanRequest:
     """The arguments of `plan` for this machine, checked."""
 
     pilot_prompts: int
@@ -108,19 +108,19 @@ class _Question:
     def __post_init__(self) -> None:
         if not self.rollouts or min(self.rollouts) < 2 or max(self.rollouts) > _MAX_ROLLOUTS:
             raise UserError(
-                f"rollouts: every number must be between 2 and {_MAX_ROLLOUTS:,}, not {list(self.rollouts)}"
+                f"rollouts: every number must be between 2 and {_MAX_ROLLOUTS:,}, got {list(self.rollouts)}"
             )
         if self.pilot_prompts < _MIN_PROMPTS:
-            raise UserError(f"pilot_prompts must be at least {_MIN_PROMPTS}, not {self.pilot_prompts}")
+            raise UserError(f"pilot_prompts must be at least {_MIN_PROMPTS}, got {self.pilot_prompts}")
         if self.pilot_rollouts < _MIN_ROLLOUTS or self.pilot_rollouts % 2:
             raise UserError(
                 f"pilot_rollouts must be an even number of at least {_MIN_ROLLOUTS} (the gradients of two halves are "
                 f"compared), not {self.pilot_rollouts}"
             )
         if self.seconds_per_step is not None and not 0 < self.seconds_per_step < float("inf"):
-            raise UserError(f"seconds_per_step must be above 0 and finite, not {self.seconds_per_step}")
+            raise UserError(f"seconds_per_step must be above 0 and finite, got {self.seconds_per_step}")
         if self.aim not in AIMS:
-            raise UserError(f"--aim must be one of {', '.join(AIMS)}, not {self.aim}")
+            raise UserError(f"--aim must be one of {', '.join(AIMS)}, got {self.aim}")
 
 
 @overload
@@ -198,7 +198,7 @@ def plan(
         return plan_cluster(
             asked, checkpoint, recipe=recipe, output_dir=output_dir, progress=progress, overrides=overrides
         )
-    question = _Question(pilot_prompts, pilot_rollouts, rollouts, seconds_per_step, aim)
+    request = _PlanRequest(pilot_prompts, pilot_rollouts, rollouts, seconds_per_step, aim)
     given = flat_settings(overrides)
     config, source = _resolve(checkpoint, recipe, given)
 
@@ -206,14 +206,14 @@ def plan(
         from brorl.planning.figure import draw_plan
         from brorl.planning.report import plan_record
 
-        parts = _parts(config, question.pilot_prompts, screen, ends)
+        parts = _parts(config, request.pilot_prompts, screen, ends)
         note = _note(recipe is None and source == RECIPE, given)
         with _folder(Path(output_dir).expanduser()) as folder:
-            for line in (*_announcement(config, parts, question), *note):
+            for line in (*_announcement(config, parts, request), *note):
                 screen.console.print(line, soft_wrap=True, markup=False)
             compared = sorted({*rollouts, config.rollouts_per_prompt})
-            measured = _measure(parts, question, compared, folder, screen.console)
-            report = _report(config, parts, measured, question)
+            measured = _measure(parts, request, compared, folder, screen.console)
+            report = _report(config, parts, measured, request)
             with storage_errors(folder):
                 replace_file(folder / "plan.json", json.dumps(plan_record(report), indent=2).encode())
                 draw_plan(report, folder / "plan.png")
@@ -248,17 +248,17 @@ def plan_command(
     Raises:
         UserError: If options of a pilot and of a cluster are combined.
     """
-    question = {name: options.pop(name) for name in _CLUSTER if name in options}
+    request = {name: options.pop(name) for name in _CLUSTER if name in options}
     if model_shape is not None:
-        question["model_shape"] = _sizes(model_shape)
-    if cluster is None and question:
-        raise UserError(f"--{next(iter(question)).replace('_', '-')} needs --cluster, such as --cluster 8xH200")
+        request["model_shape"] = _sizes(model_shape)
+    if cluster is None and request:
+        raise UserError(f"--{next(iter(request)).replace('_', '-')} needs --cluster, such as --cluster 8xH200")
     if cluster is not None:
         from brorl.api.cluster_plan import ClusterQuestion
 
         if wrong := next((name.replace("_", "-") for name in _MEASURING if name in options), None):
             raise UserError(f"--{wrong} measures on this machine, and --cluster does not; give one of them")
-        options["cluster"] = ClusterQuestion(cluster, **question)
+        options["cluster"] = ClusterQuestion(cluster, **request)
     if data is not None:
         options["data.sources"] = parse_yaml(data, "--data")
     try:
@@ -328,15 +328,15 @@ def _folder(path: Path) -> Iterator[Path]:
         raise
 
 
-def _announcement(config: TrainConfig, parts: PilotParts, question: _Question) -> list[str]:
+def _announcement(config: TrainConfig, parts: PilotParts, request: _PlanRequest) -> list[str]:
     """Return the plan's model, recipe and amount of work as lines."""
-    pilot = question.pilot_prompts * question.pilot_rollouts
+    pilot = request.pilot_prompts * request.pilot_rollouts
     step = config.rollouts_per_prompt * config.prompts_per_step
     parameters = sum(p.numel() for p in parts.model.parameters())
     return [
         f"brorl {brorl.__version__}: a plan for {config.model} ({parameters:,} parameters) on {parts.model.device}",
         f"the recipe: N = {config.rollouts_per_prompt} rollouts x {config.prompts_per_step} prompts per step",
-        f"pilot: {question.pilot_rollouts} rollouts of each of {question.pilot_prompts} training prompts, {pilot:,} in "
+        f"pilot: {request.pilot_rollouts} rollouts of each of {request.pilot_prompts} training prompts, {pilot:,} in "
         f"total ({plain(pilot / step, 2)} of a step), and two gradients of each prompt",
         "timings: the phases of a step at up to 5 sizes, 3 times each after 1 or 2 to warm up; none samples more than "
         "the pilot, or more than a quarter of it after a pilot of more than 10 s",
@@ -344,7 +344,7 @@ def _announcement(config: TrainConfig, parts: PilotParts, question: _Question) -
 
 
 def _measure(
-    parts: PilotParts, question: _Question, rollouts: Sequence[int], folder: Path, console: Console
+    parts: PilotParts, request: _PlanRequest, rollouts: Sequence[int], folder: Path, console: Console
 ) -> PlanMeasurements:
     """Take a pilot and time some steps."""
     from tempfile import TemporaryDirectory
@@ -356,12 +356,12 @@ def _measure(
     def announce(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False, style="dim")
 
-    pilot = question.pilot_prompts, question.pilot_rollouts
+    pilot = request.pilot_prompts, request.pilot_rollouts
     with TemporaryDirectory(dir=folder, prefix=".pilot-") as scratch:
         return measure(parts, *pilot, np.array(rollouts), Path(scratch), announce)
 
 
-def _report(config: TrainConfig, parts: PilotParts, measured: PlanMeasurements, question: _Question) -> PlanReport:
+def _report(config: TrainConfig, parts: PilotParts, measured: PlanMeasurements, request: _PlanRequest) -> PlanReport:
     from brorl.planning.recommendation import StepSettings, make_plan
     from brorl.planning.report import PlanReport
 
@@ -373,8 +373,8 @@ def _report(config: TrainConfig, parts: PilotParts, measured: PlanMeasurements, 
         max_prompts=max(parts.stream.num_prompts, config.prompts_per_step),
         estimator="phases" if config.phases else config.advantage.estimator,
     )
-    recommendation = make_plan(measured.counts, measured.cost, settings, question.seconds_per_step, parts.generator(3))
-    return PlanReport.of(recommendation, measured, settings, (config.model, str(parts.model.device)), question.aim)
+    recommendation = make_plan(measured.counts, measured.cost, settings, request.seconds_per_step, parts.generator(3))
+    return PlanReport.of(recommendation, measured, settings, (config.model, str(parts.model.device)), request.aim)
 
 
 def _estimator_settings(config: TrainConfig, estimator: str) -> dict[str, Any]:

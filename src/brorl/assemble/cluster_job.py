@@ -102,12 +102,12 @@ def build_work(config: TrainConfig, given: JobOptions, metrics: Sequence[Mapping
     measured = _measured(metrics)
     mean, mean_origin = _first(given.mean_length, measured.get("mean_length"), _MEAN_FRACTION * limit)
     if not 1 <= mean <= 0.999 * limit and mean != limit:
-        raise UserError(f"--response-tokens must be between 1 and sampling.max_new_tokens = {limit:,.0f}, not {mean:g}")
+        raise UserError(f"--response-tokens must be between 1 and sampling.max_new_tokens = {limit:,.0f}, got {mean:g}")
     fraction, fraction_origin = _first(
         given.distinct_fraction, measured.get("distinct_fraction"), distinct_fraction(config.rollouts_per_prompt, mean)
     )
     if not 0 < fraction <= 1:
-        raise UserError(f"--distinct-fraction must be in (0, 1], not {fraction:g}")
+        raise UserError(f"--distinct-fraction must be in (0, 1], got {fraction:g}")
     assumed_kept = _KEPT_FRACTION if config.dynamic_sampling.enabled else 1.0
     kept, kept_origin = _first(None, measured.get("kept_fraction"), assumed_kept)
     responses, response_origin = _first(None, measured.get("response_fraction"), 1.0)

@@ -85,7 +85,7 @@ def make_frontier_figure(comparison: Comparison) -> Figure:
     """Make the figure of the frontier."""
     results = results_of(comparison)
     if not results.frontiers:
-        raise ValueError(f"a frontier needs at least three arms, not {len(comparison.arms)}")
+        raise ValueError(f"a frontier needs at least three arms, got {len(comparison.arms)}")
     columns = len(results.frontiers)
     width = max(1.0 + 4.15 * columns, 8.5)
     figure = Figure(figsize=(width, 7.9 + 0.2 * max(0, len(results.key) - 2)), layout="constrained")

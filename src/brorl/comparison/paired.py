@@ -231,7 +231,7 @@ def corrected_level(num_intervals: int) -> float:
     Source: Dunn, Journal of the American Statistical Association 56 (1961), after Bonferroni's inequality.
     """
     if num_intervals < 1:
-        raise ValueError(f"the number of intervals must be at least 1, not {num_intervals}")
+        raise ValueError(f"the number of intervals must be at least 1, got {num_intervals}")
     return 1 - 0.05 / num_intervals
 
 

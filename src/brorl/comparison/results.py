@@ -164,7 +164,7 @@ def results_of(comparison: Comparison) -> ComparisonResults:
     """
     arms, names = comparison.arms, [arm.name for arm in comparison.arms]
     if len(names) < 2:
-        raise ValueError(f"a comparison needs at least two arms, not {len(names)}")
+        raise ValueError(f"a comparison needs at least two arms, got {len(names)}")
     if len(set(names)) < len(names):
         raise ValueError(f"arms need different names, not {', '.join(names)}")
     budget, ks = comparison.eval_points[-1], tuple(sorted({1, *comparison.ks}))
@@ -263,7 +263,7 @@ def _equal(comparison: Comparison) -> tuple[EqualCost, ...]:
 def _against_first(comparison: Comparison, ks: tuple[int, ...]) -> tuple[AgainstFirst, ...]:
     """Compare every later arm with the first as two arms, at the largest cost that every run of the two reached.
 
-    Steps are left out unless the budget counts them: steps of a larger N are larger.
+    Steps are left out unless the budget counts them: a step costs more at a larger N.
     """
     first, *others = comparison.arms
     units = (comparison.unit, *(unit for unit in UNITS if unit not in (comparison.unit, "steps")))

@@ -147,7 +147,7 @@ def _slow_runs(results: ComparisonResults) -> list[str]:
         path_of = {run.seed: run.path for run in arm.runs}
         lines += [
             f"Seed {run.seed} of {arm.name} made {run.spent.steps:,} steps in its time; {usual:,.0f} are usual for "
-            f"{arm.name}. The machine was busy with something else, so the scores of this run are too low. To repeat "
+            f"{arm.name}. The machine was probably busy with other work, so its scores are too low. To repeat "
             f"it, delete {path_of[run.seed]} and rerun the command."
             for run in runs
             if run.spent.steps < _SLOW * usual

@@ -77,7 +77,7 @@ def parse_yaml(text: str, source: str) -> Any:
     """Parse YAML 1.2 (in which 1e-6 is a number).
 
     Raises:
-        UserError: With source, line and column.
+        UserError: If the text is not valid YAML, with source, line and column.
     """
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -147,7 +147,7 @@ def _nested(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
         for depth, section in enumerate(sections, 1):
             target = target.setdefault(section, {})
             if not isinstance(target, dict):
-                raise UserError(f"{'.'.join(sections[:depth])} in {source} must be a group of settings, not {target!r}")
+                raise UserError(f"{'.'.join(sections[:depth])} in {source} must be a group of settings, got {target!r}")
         is_whole = name in _WHOLE and isinstance(value, float) and value.is_integer()
         target[key] = int(value) if is_whole else value
     return nested
@@ -223,7 +223,7 @@ def _expectation(problem: Any) -> str:
         "int_from_float": "the value should be a whole number",
         "float_type": "the value should be a number",
         "bool_type": "the value should be true or false",
-        "string_type": "the value should be text",
+        "string_type": "the value should be a string",
         "dict_type": "the value should be a mapping like {key: value}",
         "finite_number": "the value should be a finite number",
     }

@@ -64,7 +64,7 @@ class TrainConfig(Section):
     output_dir: str | None = Field(None, description="run directory, new or empty; null creates one under runs/")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["float32", "bfloat16", "float64"] = Field(
-        "float32", description="number format of the computation; with bfloat16 the trained weights stay float32"
+        "float32", description="dtype of the computation; with bfloat16 the trained weights stay float32"
     )
     data: DataSettings = DataSettings()
     prompt: PromptFormat = PromptFormat()

@@ -45,7 +45,7 @@ def mean_with_interval(value_P: FloatArray) -> Estimate:
         ValueError: If there is no value, or a value outside of 0 to 1.
     """
     if not value_P.size or not ((value_P >= 0) & (value_P <= 1)).all():
-        raise ValueError(f"a mean over prompts needs at least one value, each from 0 to 1, not {value_P}")
+        raise ValueError(f"a mean over prompts needs at least one value, each from 0 to 1, got {value_P}")
     return Estimate(float(value_P.mean()), _low_end(value_P), 1 - _low_end(1 - value_P))
 
 

@@ -89,9 +89,9 @@ def worst_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_samples: in
 def _checked(num_correct_P: Sequence[int] | NDArray[np.int64], num_samples: int, k: int) -> NDArray[np.int64]:
     num_correct = np.asarray(num_correct_P, np.int64)
     if not 1 <= k <= num_samples:
-        raise ValueError(f"pass@k and worst@k need k from 1 to the number of samples {num_samples}, not {k}")
+        raise ValueError(f"k must be between 1 and the number of samples {num_samples}, got {k}")
     if ((num_correct < 0) | (num_correct > num_samples)).any():
-        raise ValueError(f"counts of correct samples must be from 0 to {num_samples}, not {num_correct}")
+        raise ValueError(f"counts of correct samples must be between 0 and {num_samples}, got {num_correct}")
     return num_correct
 
 

@@ -14,12 +14,14 @@ class EvaluationSettings(Section):
     """Held-out evaluation during training."""
 
     every: int = Field(10, ge=0, description="steps between evaluations; 0 evaluates at the start and the end only")
-    num_prompts: int = Field(128, ge=0, description="most held-out prompts of each source; 0 switches evaluation off")
+    num_prompts: int = Field(
+        128, ge=0, description="maximum number of held-out prompts of each source; 0 switches evaluation off"
+    )
     skip_prompts: int = Field(
         0,
         ge=0,
-        description="held-out prompts of each source to skip during training, to tune on other prompts than the final "
-        "comparison; `brorl eval` skips none",
+        description="held-out prompts of each source that evaluations during training leave out, for a final "
+        "comparison on prompts that no tuning has used; `brorl eval` leaves out none",
     )
     num_samples: int = Field(256, ge=1, description="responses per prompt")
     ks: Annotated[tuple[int, ...], Field(strict=False)] = Field(
@@ -39,6 +41,6 @@ class EvaluationSettings(Section):
     def _samples_suffice(self) -> Self:
         if not self.ks or min(self.ks) < 1 or max(self.ks) > self.num_samples:
             raise ValueError(
-                f"evaluation.ks must be between 1 and evaluation.num_samples = {self.num_samples}, not {self.ks}"
+                f"evaluation.ks must be between 1 and evaluation.num_samples = {self.num_samples}, got {self.ks}"
             )
         return self

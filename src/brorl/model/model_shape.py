@@ -152,7 +152,7 @@ class ModelShape:
             if name not in (*_REQUIRED, *_OPTIONAL):
                 raise UserError(f"--model-shape: {name!r} is not one of {', '.join((*_REQUIRED, *_OPTIONAL))}")
             if not 1 <= value < 1e15:
-                raise UserError(f"--model-shape: {name} must be a number of at least 1, not {value:g}")
+                raise UserError(f"--model-shape: {name} must be a number of at least 1, got {value:g}")
         if missing := [name for name in _REQUIRED if name not in numbers]:
             raise UserError(f"--model-shape lacks {listed(missing)}; an example: --model-shape {EXAMPLE}")
         layers, hidden = int(numbers["layers"]), int(numbers["hidden"])

@@ -148,8 +148,8 @@ def packed_row_logits(
     limit = position_limit(model)
     if limit is not None and context.longest > limit[1]:
         raise HooksError(
-            f"{type(model).__name__} scales its positions ({limit[0]}) by the longest context of the batch "
-            f"beyond {limit[1]} tokens, and this one has {context.longest}; shorten prompts or max_new_tokens"
+            f"{type(model).__name__} uses {limit[0]} RoPE, which depends on the longest context of the batch "
+            f"above {limit[1]} tokens, and this one has {context.longest}; shorten prompts or max_new_tokens"
         )
 
     def forward() -> Tensor:

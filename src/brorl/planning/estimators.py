@@ -128,26 +128,26 @@ def _choices(plan: RolloutPlan, rows: list[EstimatorRow], own: str) -> Iterator[
     for_pass_1 = own if own in FOR_PASS_1 else FOR_PASS_1[0]
     yield Choice("pass@1", for_pass_1, plan.chosen, "It has the least noise for the gradient of pass@1.")
     at = {(row.estimator, row.num_rollouts): row for row in rows}
-    fitting = [(i, r.num_rollouts) for i, r in enumerate(plan.rows) if r.budget_prompts]
-    above_k = [(i, at["pass_at_k", n]) for i, n in fitting if n > K]
+    feasible = [(i, r.num_rollouts) for i, r in enumerate(plan.rows) if r.budget_prompts]
+    above_k = [(i, at["pass_at_k", n]) for i, n in feasible if n > K]
     quiet = [i for i, row in above_k if row.noise_to_known <= _MAX_NOISE]
     reason = (
         f"For pass@{K} the rule is the smallest N above {K} whose gradient noise is at most {_MAX_NOISE} times that "
         "with known pass rates"
     )
     yield _choice("pass@k", "pass_at_k", quiet, [i for i, _ in above_k], reason)
-    reaching = [i for i, n in fitting if at["maxrl", n].reach >= _MIN_REACH]
+    reaching = [i for i, n in feasible if at["maxrl", n].reach >= _MIN_REACH]
     reason = (
         f"For coverage the rule is the smallest N that gives prompts with a pass rate below 1/{1 / RARE:.0f} at least "
         f"{_MIN_REACH:.0%} of their gradient at N = {_FAR}"
     )
-    yield _choice("coverage", "maxrl", reaching, [i for i, _ in fitting], reason)
+    yield _choice("coverage", "maxrl", reaching, [i for i, _ in feasible], reason)
 
 
-def _choice(aim: Aim, estimator: str, allowed: list[int], fitting: list[int], reason: str) -> Choice:
+def _choice(aim: Aim, estimator: str, allowed: list[int], feasible: list[int], reason: str) -> Choice:
     """Choose the smallest allowed N, or else the largest that fits."""
     if allowed:
         return Choice(aim, estimator, allowed[0], f"{reason}.")
-    if fitting:
-        return Choice(aim, estimator, fitting[-1], f"{reason}. No N that fits reaches it; this is the largest.")
+    if feasible:
+        return Choice(aim, estimator, feasible[-1], f"{reason}. No N that fits reaches it; this is the largest.")
     return Choice(aim, estimator, None, f"{reason}. No such N fits in the budget; raise --seconds-per-step.")

@@ -101,7 +101,7 @@ def step_table(report: PlanReport) -> Table:
         total = row.seconds["total"]
         main = [row.seconds[p] for p in ("generation", "verification", "training")]
         phases = "/".join(f"{s:.2f}" for s in (*main, total - sum(main))) if isfinite(total) else "never full"
-        rows.append((_number(row), seconds_text(total), phases, _memory(memory), noise(row.noise)))
+        rows.append((_number(row), seconds_text(total), phases, _memory(memory), format_noise(row.noise)))
     columns = ("N", "seconds", "sample/verify/train/rest", "memory", "gradient noise")
     return Table(f"A step with {report.settings.prompts_per_step} prompts", columns, tuple(rows), words=frozenset())
 
@@ -119,7 +119,9 @@ def budget_table(report: PlanReport) -> Table:
             "the recipe's N": index == plan.recipe,
         }
         remark = ", ".join(remark for remark, holds in remarks.items() if holds)
-        rows.append((_number(row), f"{row.budget_prompts:,}", noise(row.budget_noise), interval(row.to_best), remark))
+        rows.append(
+            (_number(row), f"{row.budget_prompts:,}", format_noise(row.budget_noise), interval(row.to_best), remark)
+        )
     columns = ("N", "prompts", "gradient noise", "times the least", "")
     strong = frozenset(() if plan.chosen is None else {plan.chosen})
     return Table(f"Steps of {seconds_text(plan.budget)} s", columns, tuple(rows), words=frozenset({4}), strong=strong)
@@ -322,8 +324,8 @@ def interval(estimate: Estimate, digits: int = 2) -> str:
     return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {high}]"
 
 
-def noise(estimate: Estimate) -> str:
-    """Return a relative noise with its interval; only its lower end where the mean gradient was not seen."""
+def format_noise(estimate: Estimate) -> str:
+    """Format a relative noise with its interval; only its lower bound if the mean gradient may be 0."""
     if isnan(estimate.value) or isnan(estimate.low):
         return ""
     if isinf(estimate.value):

@@ -74,7 +74,7 @@ def fit_affine(feature_KF: FloatArray, cost_K: FloatArray, known_K: FloatArray |
         ValueError: If a cost is not positive.
     """
     if not (cost_K > 0).all():
-        raise ValueError(f"measured costs must be positive, not {cost_K.min()}")
+        raise ValueError(f"measured costs must be positive, got {cost_K.min()}")
     relative_KF = feature_KF / cost_K[:, None]
     scale_F = np.maximum(relative_KF.max(0), np.finfo(np.float64).tiny)
     rest_K = 1 - known_K / cost_K
@@ -127,7 +127,7 @@ def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
         ValueError: If the fraction is outside (0, 1].
     """
     if not 0 < kept_fraction <= 1:
-        raise ValueError(f"the fraction of kept groups must be in (0, 1], not {kept_fraction}")
+        raise ValueError(f"the fraction of kept groups must be in (0, 1], got {kept_fraction}")
     generator = np.random.default_rng(0)
     carried_C = np.zeros(_CHAINS, np.int64)
     rounds = 0

@@ -91,7 +91,9 @@ class BenchmarkSource:
         if self.benchmark not in BENCHMARKS:
             raise ValueError(f"there is no benchmark {self.benchmark!r} (there are: {', '.join(BENCHMARKS)})")
         if ":" in self.label:
-            raise ValueError(f"name: {self.name!r} has a colon, which ends it in ids; choose another name")
+            raise ValueError(
+                f"name: {self.name!r} must have no colon, which separates the parts of ids; choose another name"
+            )
 
     @property
     def label(self) -> str:

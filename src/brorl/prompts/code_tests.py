@@ -146,7 +146,7 @@ class CodeTests:
             if limit is not None and not (isinstance(limit, int | float) and isfinite(limit) and limit > 0):
                 raise ValueError(f"{name} must be above 0, or null, got {limit!r}")
         if not isinstance(self.prelude, str) or not isinstance(self.solution, str | None):
-            raise ValueError("prelude and solution must be text")
+            raise ValueError("prelude and solution must be strings")
 
     def to_text(self) -> str:
         """Return the tests as JSON text, the reference of a prompt."""
@@ -252,4 +252,4 @@ def _check_tolerance(tolerance: float | None) -> None:
 def _check_text(name: str, texts: tuple[str, ...]) -> None:
     wrong = next((index for index, text in enumerate(texts) if not isinstance(text, str)), None)
     if wrong is not None:
-        raise ValueError(f"{name}[{wrong}] must be text, got {_shown(texts[wrong])}; write it in quotes")
+        raise ValueError(f"{name}[{wrong}] must be a string, got {_shown(texts[wrong])}; write it in quotes")

@@ -82,7 +82,7 @@ def read_source(source: FileSource, seed: int = 0) -> SourceReading:
         if source.id_column and location_of_id.setdefault(question.id, row.location) is not row.location:
             raise UserError(
                 f"{row.location} has the {source.id_column} {question.id.partition(':')[2]!r} of "
-                f"{location_of_id[question.id]} again; ids must be distinct: fix them, or drop "
+                f"{location_of_id[question.id]} again; ids must be distinct: fix them, or remove "
                 "data.sources[].id_column to number the rows"
             )
         digest = blake2b(question.key.encode(), digest_size=16).digest()
@@ -134,7 +134,7 @@ def _question(row: Row, source: FileSource, seed: int) -> Question:
     key = row.key
     if source.id_column:
         value = _cell(row, source.id_column, "id_column", source)
-        key = _text(value, row.location, source.id_column, "an id is text or a number")
+        key = _text(value, row.location, source.id_column, "an id is a string or a number")
     if source.layout:
         fields = read_fields(row, find_layout(source.layout), seed)
         return Question(f"{source.label}:{key}", *fields, source.label, location=row.location)
@@ -145,7 +145,7 @@ def _question(row: Row, source: FileSource, seed: int) -> Question:
         if len(messages) == 1:  # the same question as its plain text
             text, messages = messages[0].content, ()
     else:
-        text = _text(prompt, row.location, source.prompt_column, "a prompt is text or a list of messages")
+        text = _text(prompt, row.location, source.prompt_column, "a prompt is a string or a list of messages")
     answer = _cell(row, source.answer_column, "answer_column", source)
     reference = _text(answer, row.location, source.answer_column, _answer_advice(answer, row, source))
     if source.answer_after is not None:
@@ -213,7 +213,7 @@ def _answer_advice(answer: Any, row: Row, source: FileSource) -> str:
         inside = f"{source.answer_column}.{next(iter(answer))}"
         return f"name the key that contains the answer, as in data.sources[].answer_column: {inside}"
     if isinstance(answer, bool):
-        return 'an answer is text or a number: write it as the text of the answer, such as "true" or "yes"'
+        return 'an answer is a string or a number: write it as the text of the answer, such as "true" or "yes"'
     return "an answer is one text or number: write the one answer, or JSON text if your verifier reads a structure"
 
 
@@ -222,7 +222,7 @@ def _after(answer: str, location: str, source: FileSource) -> str:
     column = source.answer_column
     if not marker:
         raise UserError(
-            f"{location}: {column} has no {source.answer_after!r} ({_short(answer)}); fix the row, or drop "
+            f"{location}: {column} has no {source.answer_after!r} ({_short(answer)}); fix the row, or remove "
             "data.sources[].answer_after to take the whole column"
         )
     if not reference.strip():
@@ -242,7 +242,7 @@ def _messages(values: list[Any], location: str, column: str) -> tuple[Message, .
         if extra:
             raise UserError(f"{where} has the key {extra[0]!r}; keep only role and content")
         if not isinstance(value["role"], str) or not isinstance(value["content"], str):
-            raise UserError(f"{where} is {_short(value)}; its role and its content must be text")
+            raise UserError(f"{where} is {_short(value)}; its role and its content must be strings")
         role, content = (_text(value[key], location, f"{key} of message {number} of {column}", "") for key in form_keys)
         messages.append(Message(role, content))
     if not messages:

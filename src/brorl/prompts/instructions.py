@@ -48,7 +48,7 @@ def _place(value: Any) -> int:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"must be text, got {_short(value)}")
+        raise ValueError(f"must be a string, got {_short(value)}")
     return value.strip()
 
 

@@ -113,7 +113,7 @@ def _chat_template(format: PromptFormat, tokenizer: Tokenizer) -> str | None:  #
             )
         if format.chat_template_options:
             raise UserError(
-                "the tokenizer has no chat template for prompt.chat_template_options; drop them, or choose a chat model"
+                "the tokenizer has no chat template for prompt.chat_template_options; remove it, or choose a chat model"
             )
         return None
     template = tokenizer.get_chat_template()

@@ -90,7 +90,7 @@ def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
         return
     if subset is not None:
         raise UserError(
-            f"{path} is not a Hugging Face dataset, so it has no subset {subset!r}; drop data.sources[].subset"
+            f"{path} is not a Hugging Face dataset, so it has no subset {subset!r}; remove data.sources[].subset"
         )
     wild = [i for i, part in enumerate(local.parts) if glob.has_magic(part)]
     root = local if is_folder(local) else Path(*local.parts[: wild[0]]) if wild else local.parent

@@ -174,7 +174,9 @@ class GymSource(Section):
 
 def _check_label(label: str) -> None:
     if ":" in label:
-        raise ValueError(f"data.sources[].name: {label!r} has a colon, which ends it in ids; choose another name")
+        raise ValueError(
+            f"data.sources[].name: {label!r} must have no colon, which separates the parts of ids; choose another name"
+        )
 
 
 def _kind(value: Any) -> str:
@@ -240,7 +242,7 @@ class PromptFormat(Section):
             count = text.count(_PLACEHOLDER)
             if count != 1:
                 raise ValueError(
-                    f"{name} must have {_PLACEHOLDER} once, in the place of the question, not {count} times ({text!r})"
+                    f"{name} must have {_PLACEHOLDER} once, in the place of the question, got {count} times ({text!r})"
                 )
         if self.system_prompt is not None and not self.system_prompt.strip():
             raise ValueError("prompt.system_prompt is blank; give it a text, or null for none")
@@ -248,7 +250,7 @@ class PromptFormat(Section):
             raise ValueError("prompt.chat_template_options has no effect with prompt.chat: never; drop one of them")
         own = sorted(_OWN_OPTIONS.intersection(self.chat_template_options))
         if own:
-            raise ValueError(f"prompt.chat_template_options: {own[0]} is not a variable of a chat template; drop it")
+            raise ValueError(f"prompt.chat_template_options: {own[0]} is not a variable of a chat template; remove it")
         return self
 
     def fill(self, text: str, domain: str) -> str:

@@ -208,15 +208,15 @@ class PromptMixture:
         if set(state) != {"turns", "shares", "streams"}:
             raise ValueError(
                 f"a mixture's state has the keys turns, shares and streams, got {sorted(state)}; "
-                "the data has changed since the run began, from or to a single source: put it back as it was, "
+                "the data has changed since the run began, from or to a single source: restore it, "
                 "or start a new run"
             )
         shares = [str(fraction) for fraction in self._fractions]
         if state["shares"] != shares:
             raise ValueError(
-                f"the data has changed since the run began: sources with the fractions {', '.join(state['shares'])} "
-                f"then, {', '.join(shares)} now; put the sources and their weights back as they were, or start a new "
-                "run"
+                f"the data has changed since the run began: the fractions of the sources were "
+                f"{', '.join(state['shares'])} and are {', '.join(shares)}; restore the sources and their weights, or "
+                "start a new run"
             )
         for stream, of_stream in zip(self._streams, state["streams"], strict=True):
             stream.load_state_dict(of_stream)

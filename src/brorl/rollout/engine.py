@@ -51,7 +51,7 @@ def rollouts_of_prompts(num_rollouts: int | Sequence[int], num_prompts: int) -> 
     if isinstance(num_rollouts, int):
         return [num_rollouts] * num_prompts
     if len(num_rollouts) != num_prompts:
-        raise ValueError(f"got {len(num_rollouts)} numbers of rollouts for {num_prompts} prompts; pass one of each")
+        raise ValueError(f"got {len(num_rollouts)} rollout counts for {num_prompts} prompts; pass one per prompt")
     return list(num_rollouts)
 
 

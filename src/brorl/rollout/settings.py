@@ -24,7 +24,7 @@ class VllmEngineSettings(Section):
         "apart, the GPUs beside it. A cluster has cluster.placement",
     )  # fmt: skip
     weight_transfer: Literal["auto", "host", "ipc", "nccl"] = Field(
-        "auto", description="way of new weights to the engine: host, through memory of the host | ipc, within a GPU "
+        "auto", description="how new weights reach the engine: host, through memory of the host | ipc, within a GPU "
         "that the learner shares (CUDA IPC) | nccl, from the learner's GPU to those of the engine | auto, host; ipc "
         "and nccl have not run on a GPU yet",
     )  # fmt: skip
@@ -63,7 +63,7 @@ class EngineSettings(Section):
     )  # fmt: skip
     attention: Literal["auto", "tiled", "flex"] = Field(
         "auto", description="attention of the learner on the tree path: auto, flex on CUDA if a check at the start "
-        "agrees, else whole, or in tiles where the attention weights are many | tiled, always in tiles | flex, "
+        "passes, otherwise dense, and tiled for large attention matrices | tiled, always in tiles | flex, "
         "PyTorch's FlexAttention, which needs CUDA and has not been measured on a GPU (docs/how-to/memory.md)",
     )  # fmt: skip
     memory_gib: float = Field(

@@ -88,7 +88,7 @@ def _response(row: Row, columns: ResponseColumns) -> StoredResponse:
     text = _named(row, columns.response, "give --response-column")
     if not isinstance(text, str):
         kind = _kind(text)
-        raise UserError(f"{row.location}: {columns.response} must be text, not {kind}; write one response per row")
+        raise UserError(f"{row.location}: {columns.response} must be a string, got {kind}; write one response per row")
     name = _id(row, columns)
     question = _question(_first(row, _QUESTIONS))
     if name is None and question is None:
@@ -112,8 +112,8 @@ def _named(row: Row, column: str, fix: str) -> Any:
 
 def _id(row: Row, columns: ResponseColumns) -> str | None:
     """Return the id of the question, None if there is none; a whole number that was stored as 3.0 is 3."""
-    own = columns.question_id
-    value = _named(row, own, "fix --id-column") if own else _first(row, _IDS)
+    column = columns.question_id
+    value = _named(row, column, "fix --id-column") if column else _first(row, _IDS)
     if isinstance(value, bool | list | Mapping):
         raise UserError(
             f"{row.location}: the id of the question is {_kind(value)}; write text or a number, or fix --id-column"
@@ -125,13 +125,13 @@ def _id(row: Row, columns: ResponseColumns) -> str | None:
 
 def _verdict(row: Row, columns: ResponseColumns) -> bool | None:
     """Return the stored verdict, None if there is none."""
-    own = columns.correct
-    value = _named(row, own, "fix --correct-column") if own else _first(row, _VERDICTS)
+    column = columns.correct
+    value = _named(row, column, "fix --correct-column") if column else _first(row, _VERDICTS)
     if value is None:
         return None
     if value not in (0, 1):  # True == 1
         raise UserError(
-            f"{row.location}: the stored verdict is {value!r}, not true, false, 1 or 0; fix it or --correct-column"
+            f"{row.location}: the stored verdict is {value!r}, not true, false, 1 or 0; fix it, or set --correct-column"
         )
     return bool(value)
 

@@ -132,7 +132,7 @@ def read_metrics(file: Path) -> list[Record]:
         except ValueError as error:
             raise UserError(f"{file} line {number} is not JSON; remove the line, then rerun the command") from error
         if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-            raise UserError(f"{file} line {number} is not a line of metrics; remove the line, then rerun the command")
+            raise UserError(f"{file} line {number} is not a metrics record; remove the line, then rerun the command")
         records.append(record)
     return records
 

@@ -40,10 +40,10 @@ class PassRates:
 
     def __post_init__(self) -> None:
         if not (self.a > 0 and self.b > 0):
-            raise ValueError(f"a Beta distribution needs a > 0 and b > 0, not {self.a} and {self.b}")
+            raise ValueError(f"a Beta distribution needs a > 0 and b > 0, got {self.a} and {self.b}")
         if min(self.never, self.always) < 0 or self.never + self.always > 1 + 1e-9:
             raise ValueError(
-                f"the spikes must be fractions that add up to at most 1, not {self.never} and {self.always}"
+                f"the spikes must be fractions that add up to at most 1, got {self.never} and {self.always}"
             )
 
     @property

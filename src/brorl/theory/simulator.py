@@ -86,9 +86,9 @@ class SimulationSettings:
             _check_type(name, getattr(self, name), hints[name])
         for name, minimum in _MINIMUM.items():
             if getattr(self, name) < minimum:
-                raise ValueError(f"{name} must be at least {minimum}, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
         if self.seed >= 2**64:
-            raise ValueError(f"seed must be below 2**64, not {self.seed}")
+            raise ValueError(f"seed must be below 2**64, got {self.seed}")
         if self.num_correct >= self.vocabulary_size:
             raise ValueError(
                 f"num_correct must be below vocabulary_size {self.vocabulary_size} (one token must be wrong), "
@@ -96,15 +96,15 @@ class SimulationSettings:
             )
         for name in ("learning_rate", "epsilon"):
             if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         if self.decay < 0:
-            raise ValueError(f"weight_decay must be at least 0, not {self.decay}")
+            raise ValueError(f"weight_decay must be at least 0, got {self.decay}")
         if (self.init == "normal") != (self.init_spread > 0) or self.init_spread < 0:
             needed = "above 0 with init normal, 0 with init seeded"
             raise ValueError(f"init_spread must be {needed}; not {self.init_spread} with init {self.init}")
         if self.reward_correct <= self.reward_wrong:
             raise ValueError(
-                f"reward_correct must be above reward_wrong, not {self.reward_correct} against {self.reward_wrong}"
+                f"reward_correct must be above reward_wrong, got {self.reward_correct} against {self.reward_wrong}"
             )
 
     @property
@@ -292,11 +292,11 @@ def _check_type(name: str, value: object, hint: object) -> None:
     """Raise a ValueError for a value of another type than its annotation, or a number that is not finite."""
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
-            raise ValueError(f"{name} must be one of {', '.join(get_args(hint))}, not {value}")
+            raise ValueError(f"{name} must be one of {', '.join(get_args(hint))}, got {value}")
     elif hint is int:
         if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(f"{name} must be a whole number, not {value}")
+            raise ValueError(f"{name} must be a whole number, got {value}")
     elif value is None and hint is not float:
         return
     elif not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, not {value}")
+        raise ValueError(f"{name} must be a finite number, got {value}")

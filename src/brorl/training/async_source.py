@@ -155,7 +155,7 @@ class AsyncSource(GroupSource):
         if self._error is not None:
             raise self._error
         if self._closed:
-            raise RuntimeError("the source is closed, and samples nothing; make a new one")
+            raise RuntimeError("the source is closed; create a new one")
 
     def _start_thread(self) -> None:
         if self.background and self._thread is None:

@@ -29,8 +29,8 @@ class LearnerSettings:
     mini_batches: int = 1  # updates per step, M; groups are dealt out to them at random
     # from logits to the distribution that the rollouts are drawn from
     next_token: NextToken = field(default_factory=NextToken)
-    betas: tuple[float, float] = (0.9, 0.95)  # adamW's decay rates
-    weight_decay: float = 0.0  # adamW's weight decay
+    betas: tuple[float, float] = (0.9, 0.95)  # AdamW's decay rates
+    weight_decay: float = 0.0  # AdamW's weight decay
     max_grad_norm: float = 1.0  # gradients are scaled down to this global norm
     warmup_updates: int = 0  # updates over which the learning rate rises linearly
     # back-propagate at most this many correct and this many incorrect distinct responses per group, with weights that

@@ -53,15 +53,15 @@ def find_collapse(records: Sequence[Record], limits: CollapseLimits, window: int
 def _signs(records: Sequence[Record], limits: CollapseLimits, window: int) -> dict[str, str]:
     """Return the signs after some records, each with its finding."""
     found = {
-        "entropy": _entropy_sign(_updates(records, "entropy"), limits, window),
-        "reference_kl": _reference_sign(_updates(records, "reference_kl"), limits, window),
+        "entropy": _entropy_sign(_update_values(records, "entropy"), limits, window),
+        "reference_kl": _reference_sign(_update_values(records, "reference_kl"), limits, window),
         "coverage": _coverage_sign([r["evaluation"] for r in records if r.get("evaluation")], limits),
     }
     return {sign: finding for sign, finding in found.items() if finding}
 
 
-def _updates(records: Sequence[Record], name: str) -> list[float]:
-    """Return a number of the updates, of the steps that have it."""
+def _update_values(records: Sequence[Record], name: str) -> list[float]:
+    """Return the values of a metric of the updates, from the records that have it."""
     values = [(r.get("update") or {}).get(name) for r in records]
     return [float(v) for v in values if v is not None]
 

@@ -137,7 +137,7 @@ class BudgetSettings(Section):
         "recipe's `steps`, unless `steps` is overridden too; null sets no budget",
     )  # fmt: skip
     marks: Annotated[tuple[float, ...], Field(strict=False)] = Field(
-        (), description="amounts of the budget at which the run is also evaluated"
+        (), description="additional evaluation points, in the unit of the budget"
     )
 
     @model_validator(mode="after")
@@ -145,7 +145,7 @@ class BudgetSettings(Section):
         wrong = [m for m in self.marks if self.limit is None or not 0 < m <= self.limit]
         if wrong:
             raise ValueError(
-                f"budget.marks must be above 0 and at most budget.limit = {self.limit}, not {wrong[0]:g}; remove it"
+                f"budget.marks must be above 0 and at most budget.limit = {self.limit}, got {wrong[0]:g}; remove it"
             )
         return self
 

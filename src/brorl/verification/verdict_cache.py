@@ -48,7 +48,7 @@ class VerdictCache:
 
         Args:
             items: Pairs of a prompt and a response.
-            find: Returns the answer in a response, or the verdict if the form of the response decides.
+            find: Returns the answer in a response, or the verdict if the format of the response already decides it.
             decide: Returns the verdict on each unknown pair, and how long to keep it in seconds; 0 keeps none.
         """
         verdicts: list[Verdict | None] = []

@@ -35,7 +35,7 @@ def test_a_described_gpu() -> None:
         ("8xH300", "'H300' is not a known GPU (A100, B200, H100, H200"),
         ("8xH300", "describe it: --cluster 8xMINE:memory_gb=96"),
         ("H100", "such as 8xH200, not 'H100'"),
-        ("0xH100", "between 1 and 65,536, not 0"),
+        ("0xH100", "between 1 and 65,536, got 0"),
         ("8xM:memory_gb=96", "M lacks memory_gb_s, tflops, link_gb_s and network_gb_s"),
         ("8xM:vram=96", "'vram' is not a figure"),
         ("8xM:memory_gb=big", "memory_gb should be a number, not 'big'"),

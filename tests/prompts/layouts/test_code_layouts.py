@@ -101,7 +101,7 @@ class TestApps:
         assert dropped("apps", broken) == "the tests cannot be read"
         huge = {**apps(), "input_output": '{"fn_name": "f", "inputs": [[1]], "outputs": [' + "9" * 5000 + "]}"}
         assert dropped("apps", huge) == "the tests cannot be read"
-        with pytest.raises(ValueError, match="question must be text, got None"):
+        with pytest.raises(ValueError, match="question must be a string, got None"):
             LAYOUTS["apps"].read({**apps(**cases), "question": None}, 0)
         with pytest.raises((ValueError, TypeError, AttributeError)):
             LAYOUTS["apps"].read({**apps(**cases), "input_output": '["a"]'}, 0)

@@ -230,7 +230,7 @@ def test_parts_of_a_batch_draw_what_the_batch_draws(rng: np.random.Generator) ->
 
 def test_one_number_of_rollouts_for_each_prompt(rng: np.random.Generator) -> None:
     engine, prompts = NativeEngine(small_model(), EOS), ragged_prompts(rng, 3)
-    with pytest.raises(ValueError, match="2 numbers of rollouts for 3 prompts"):
+    with pytest.raises(ValueError, match="2 rollout counts for 3 prompts"):
         engine.sample(prompts, [4, 5], SamplingParams(max_new_tokens=3), seed=0)
     with pytest.raises(ValueError, match="num_rollouts must be >= 1"):
         engine.sample(prompts, [4, 0, 5], SamplingParams(max_new_tokens=3), seed=0)

@@ -93,7 +93,7 @@ def parse_cluster(text: str) -> Cluster:
         raise UserError(f"--cluster should be a number of GPUs and their name, such as 8xH200, not {text!r}")
     number, name, figures = int(match[1]), match[2], match[3]
     if not 1 <= number <= _MAX_GPUS:
-        raise UserError(f"--cluster: the number of GPUs must be between 1 and {_MAX_GPUS:,}, not {number}")
+        raise UserError(f"--cluster: the number of GPUs must be between 1 and {_MAX_GPUS:,}, got {number}")
     if figures is not None:
         return Cluster(number, _described(name, figures))
     known = {key.lower(): gpu for key, gpu in GPUS.items()}
@@ -120,7 +120,7 @@ def _described(name: str, text: str) -> Gpu:
         raise UserError(f"--cluster: {name} lacks {listed(missing)}; give all figures: --cluster {_EXAMPLE}")
     for figure, number in figures.items():
         if not 0 < number < inf:
-            raise UserError(f"--cluster: {figure} must be above 0 and finite, not {number:g}")
+            raise UserError(f"--cluster: {figure} must be above 0 and finite, got {number:g}")
     per_machine = max(1, int(figures.pop("per_machine")))
     return Gpu(name, **figures, source="--cluster", network_source="--cluster", per_machine=per_machine)
 

@@ -34,9 +34,9 @@ class ResponseLengths:
 
     def __post_init__(self) -> None:
         if not 0 < self.mean <= self.limit or (self.spread > 0 and self.mean > 0.999 * self.limit):
-            raise ValueError(f"the mean length must be above 0 and below the limit {self.limit:g}, not {self.mean:g}")
+            raise ValueError(f"the mean length must be above 0 and below the limit {self.limit:g}, got {self.mean:g}")
         if self.spread < 0:
-            raise ValueError(f"the spread of lengths must be at least 0, not {self.spread:g}")
+            raise ValueError(f"the spread of lengths must be at least 0, got {self.spread:g}")
 
     @cached_property
     def location(self) -> float:
@@ -103,7 +103,7 @@ class StepWork:
     def __post_init__(self) -> None:
         for name in ("distinct_fraction", "response_fraction", "kept_fraction"):
             if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be in (0, 1], not {getattr(self, name):g}")
+                raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name):g}")
 
     @property
     def sampled_groups(self) -> float:

@@ -243,7 +243,7 @@ def _fields(question: str, tests: CodeTests) -> Fields:
 def _text(row: Cells, column: str) -> str:
     value = row[column]
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{column} must be text, got {value!r:.40}")
+        raise ValueError(f"{column} must be a string, got {value!r:.40}")
     return value
 
 

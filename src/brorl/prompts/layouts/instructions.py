@@ -87,7 +87,7 @@ def _prompt(value: Any) -> str:
             raise DroppedRow("more than one message" if value else "no prompt")
         value = value[0].get("content") if isinstance(value[0], Mapping) else value[0]
     if not isinstance(value, str):
-        raise ValueError(f"the prompt must be text or a list of one message, got {type(value).__name__}")
+        raise ValueError(f"the prompt must be a string or a list of one message, got {type(value).__name__}")
     if not value.strip():
         raise DroppedRow("no prompt")
     return value

@@ -27,9 +27,9 @@ def _fields(problem: Any, answer: Any) -> Fields:
     if problem is None or (isinstance(problem, str) and not problem.strip()):
         raise DroppedRow("no problem")
     if not isinstance(problem, str):
-        raise ValueError(f"the problem must be text, not {type(problem).__name__}")
+        raise ValueError(f"the problem must be a string, got {type(problem).__name__}")
     if isinstance(answer, bool) or not isinstance(answer, str | int | float | None):
-        raise ValueError(f"the answer must be text or a number, not {type(answer).__name__}")
+        raise ValueError(f"the answer must be a string or a number, got {type(answer).__name__}")
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
     if answer is None or not str(answer).strip():
@@ -87,10 +87,10 @@ def skywork(row: Cells, _seed: int) -> Fields:
         answers = ast.literal_eval(text) if isinstance(text, str) else text
     except (ValueError, SyntaxError) as error:
         raise ValueError(
-            f"reward_model.ground_truth must be a list of answers as text, not {str(text)[:60]!r}"
+            f"reward_model.ground_truth must be a list of answers as text, got {str(text)[:60]!r}"
         ) from error
     if not isinstance(answers, list):
-        raise ValueError(f"reward_model.ground_truth must be a list of answers, not {type(answers).__name__}")
+        raise ValueError(f"reward_model.ground_truth must be a list of answers, got {type(answers).__name__}")
     distinct = list(dict.fromkeys(str(answer).strip() for answer in answers))
     if len(distinct) > 1:
         raise DroppedRow("several accepted answers")

@@ -29,7 +29,7 @@ def _text(row: Cells, column: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str | int | float) or isinstance(value, bool):
-        raise ValueError(f"{column} must be text, got {type(value).__name__}")
+        raise ValueError(f"{column} must be a string, got {type(value).__name__}")
     return str(value).strip()
 
 

@@ -101,7 +101,7 @@ def notes(run: RunRecord) -> list[str]:
     if lost := total(run.evaluations, "evaluation", "num_unverified"):
         lines.append(f"{lost:,.0f} responses in evaluations could not be verified because of infrastructure failures.")
     stops = [r for r in run.records if "stopped" in r]
-    lines += [f"The machine stopped the run at step {r['step']}: {r['stopped']}." for r in stops]
+    lines += [f"An infrastructure failure stopped the run at step {r['step']}: {r['stopped']}." for r in stops]
     if retries := total(run.steps, "update", "out_of_memory_retries"):
         lines.append(f"Memory ran out {retries:.0f} times. Smaller passes with the same gradients followed.")
     return lines + _coverage_note(run)
@@ -232,7 +232,7 @@ def _dropped_tile(run: RunRecord) -> list[Tile]:
 def _progress_tile(run: RunRecord) -> Tile:
     last = run.records[-1]
     if "stopped" in last:
-        text = f"The machine stopped the run at step {last['step']}: most rollouts could not be verified."
+        text = f"An infrastructure failure stopped the run at step {last['step']}: most rollouts could not be verified."
     elif "ended" not in last:
         text = "The metrics end here: the run is not finished, or it was stopped." if _is_unfinished(run) else ""
     elif "update" in last:

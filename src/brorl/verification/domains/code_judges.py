@@ -140,7 +140,7 @@ def judge_calls(
     source: str, function: str, checks: Sequence[Check], clock: Clock, all_cases: bool = False
 ) -> Judge[Outcome]:
     """Call a function with the arguments of each check and compare; with `all_cases` also after one that failed."""
-    called = _callable_name(source, function)
+    function_name = _callable_name(source, function)
     passed, problem, is_loaded = 0, "", False
     for check in checks:
         if clock.is_over():
@@ -152,7 +152,7 @@ def judge_calls(
                 problem = problem or _reason(loaded.failure)
                 break
         limits = clock.limits(min(REPLY_BYTES + check.max_bytes, _VALUE_BYTES))
-        reply = yield from clock.request(CallFunction(called, check.arguments, limits))
+        reply = yield from clock.request(CallFunction(function_name, check.arguments, limits))
         with clock.own_time():
             passes = _passes(check, reply)
         is_loaded = fault_of(reply.failure or "") is None
@@ -169,7 +169,7 @@ def judge_test_code(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]
     The test code never shares a process with the answer: plain values alone pass between the two, and the names and
     messages of exceptions that a question can ask for.
     """
-    called = _callable_name(source, test.function)
+    function_name = _callable_name(source, test.function)
     loaded = yield from clock.request(LoadProgram(source, clock.limits()))
     if loaded.failure is not None:
         return clock.outcome(0, 1, _reason(loaded.failure))
@@ -180,7 +180,7 @@ def judge_test_code(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]
         if clock.is_over():
             return clock.outcome(0, 1, TIMEOUT)
         limits = clock.limits(_PASSED_BYTES + len(test.code))
-        returned = yield from clock.request(CallFunction(called, reply.arguments, limits))
+        returned = yield from clock.request(CallFunction(function_name, reply.arguments, limits))
         # A program can forge the failure: its name is looked up, and the message stays text.
         error = returned.failure if (returned.failure or "").partition(":")[0] in _PASSED_ON else None
         if error is None and returned.failure is not None:
@@ -235,11 +235,11 @@ def judge_beside(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]:
     return clock.outcome(0, 1, WRONG if is_wrong else _reason(returned.failure))
 
 
-def _as_function(test: TestCode, name: str, called: str) -> str:
+def _as_function(test: TestCode, name: str, function_name: str) -> str:
     """Return the test code as the body of a function of the answer's module; its star imports stay outside."""
     statements = ast.parse(test.code).body
     outside = [s for s in statements if isinstance(s, ast.ImportFrom) and any(n.name == "*" for n in s.names)]
-    bound = called.replace("Solution.", "Solution().")
+    bound = function_name.replace("Solution.", "Solution().")
     alias = "candidate" if test.function == bound else f"candidate = {test.function}"
     first = [] if bound == "candidate" else ast.parse(f"{alias} = {bound}").body
     last = ast.parse("_number").body[0]

@@ -1,7 +1,7 @@
-"""How long a process was ready to run and had to wait for a processor, as the kernel counts it.
+"""Run-queue delay: the time that a process was runnable and had no processor, as the kernel counts it.
 
-A call that computes, sleeps or waits for input on a free machine does not wait for a processor. Therefore this time is
-taken off a call's wall time. Where the system does not report it, it counts as 0.
+It is subtracted from a call's wall time, so that an overloaded machine causes no timeouts. Where the system does not
+report it, it counts as 0.
 """
 
 from __future__ import annotations
