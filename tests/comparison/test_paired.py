@@ -158,6 +158,13 @@ def test_bootstrap_spreads_as_the_pigeonhole_bootstrap_does(rng: np.random.Gener
     assert draws.var() == pytest.approx(prompts + seeds + left, rel=0.08)
 
 
+def test_bootstrap_ends_are_those_of_the_binomial() -> None:
+    """One run per arm, half of 40 prompts won: a resampled mean is a binomial fraction, with known quantiles."""
+    b_SP = np.repeat([[0.0, 1.0]], 20, 0).reshape(1, 40)
+    ends = paired_difference(np.zeros((1, 40)), b_SP, seeds_paired=True).bootstrap
+    assert [ends.low * 40, ends.high * 40] == pytest.approx(stats.binom.ppf([0.025, 0.975], 40, 0.5), abs=1e-9)
+
+
 def test_arms_of_the_same_seeds_are_resampled_alike(rng: np.random.Generator) -> None:
     several = list(resamples(700_000, [(0, 1), (0, 1), (0, 2)], rng, 7))
     assert sum(len(prompts_BP) for prompts_BP, _ in several) == 7
