@@ -64,7 +64,10 @@ def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) 
     source = source_over(
         pool,
         stream=PromptStream(prompts, 0),
-        grader=Grader({"first": FirstToken()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping()),
+        # Truncated responses count too. Else the model can unlearn its right first token when it repeats it to the end.
+        grader=Grader(
+            {"first": FirstToken()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping(stop_properly=1.0)
+        ),
         sampling=SamplingParams(max_new_tokens=5),
         rollouts_per_prompt=32,
         dynamic_sampling=False,
