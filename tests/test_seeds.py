@@ -34,11 +34,11 @@ def test_small_seeds_give_what_numpy_makes_of_the_list(rng: np.random.Generator)
 
 @pytest.mark.parametrize("seed", [-1, 2**64])
 def test_refuses_seeds_out_of_range(seed: int) -> None:
-    with pytest.raises(ValueError, match=rf"a seed must be 0 to 2\*\*64 - 1, got {seed}"):
+    with pytest.raises(ValueError, match=rf"a seed must be between 0 and 2\*\*64 - 1, got {seed}"):
         derived_seed(seed, 0)
 
 
 @pytest.mark.parametrize("counters", [(-1, 0), (0, -1), (2**32, 0), (0, 2**32)])
 def test_refuses_counters_out_of_range(counters: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="counters of a seed must be 0 to"):
+    with pytest.raises(ValueError, match="counters of a seed must be between 0 and"):
         seed_sequence(0, *counters)

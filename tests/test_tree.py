@@ -299,7 +299,7 @@ def test_validate_names_the_broken_invariant(invariant: str, change: dict) -> No
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_lengths_must_agree(name: str) -> None:
-    with pytest.raises(ValueError, match="of one length"):
+    with pytest.raises(ValueError, match="of equal length"):
         RolloutTree(**{**VALID, name: VALID[name][:-1]})
     with pytest.raises(ValueError, match="one-dimensional"):
         RolloutTree(**{**VALID, name: [VALID[name]]})
@@ -377,12 +377,12 @@ def test_only_unfinished_responses_without_others_below_them_are_continued() -> 
     assert Counter(dict(extended.responses())) == Counter({(1, 2, 5): 1, (1, 2, 6): 1, (1, 3): 1, (2,): 1})
     with pytest.raises(ValueError, match="response 1 cannot be continued, because it is finished"):
         tree.graft(np.array([1]), [RolloutTree.from_responses((7, 8, 1, 3), [(5,)])])
-    with pytest.raises(ValueError, match="response 2 do not have the prompt and it"):
+    with pytest.raises(ValueError, match="response 2 do not start with the prompt and that response"):
         tree.graft(np.array([2]), [RolloutTree.from_responses((7, 8, 3), [(5,)])])
     with pytest.raises(ValueError, match="response 0 has 2 rollouts, and its continuations have 1"):
         tree.graft(np.array([0]), [RolloutTree.from_responses((7, 8, 1, 2), [(5,)])])
     with pytest.raises(ValueError, match="got 2 responses to continue and 1 trees"):
         tree.graft(np.array([0, 2]), [more])
     nested = build([(1,), (1, 2)], [False, True])
-    with pytest.raises(ValueError, match="another response goes on below"):
+    with pytest.raises(ValueError, match="another response extends it"):
         nested.graft(np.array([0]), [RolloutTree.from_responses((7, 8, 1), [(5,)])])

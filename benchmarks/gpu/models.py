@@ -18,7 +18,7 @@ from measurement import Workload
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from brorl.model import logprobs, tiled_attention, tree_batch
+from brorl.model import logits, logprobs, tiled_attention, tree_batch
 from brorl.model.forward import FlatForward, Forward, TreeForward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.rollout.native.engine import NativeEngine
@@ -66,8 +66,8 @@ def small_model(kind: str, seed: int) -> PreTrainedModel:
         if head.weight is model.get_input_embeddings().weight:
             head.weight = torch.nn.Parameter(head.weight.detach().clone())
             model.config.tie_word_embeddings = False
-        logits = model(torch.randint(1, 61, (1, 64))).logits[0]
-        head.weight *= _scale_for(logits, _SMALL_ENTROPY_NATS)
+        logits_TV = model(torch.randint(1, 61, (1, 64))).logits[0]
+        head.weight *= _scale_for(logits_TV, _SMALL_ENTROPY_NATS)
     return model.eval()
 
 
@@ -163,9 +163,9 @@ class LearnerVariant:
                 stack.enter_context(patch.object(tree_batch, "MAX_CHAIN_SCORES", 0))
                 stack.enter_context(patch.object(tiled_attention, "SCORES_PER_TILE", _SCORES_PER_TILE))
             if self.small_blocks:
-                logits = _ROWS_PER_BLOCK * model.config.get_text_config().vocab_size
+                block = _ROWS_PER_BLOCK * model.config.get_text_config().vocab_size
                 stack.enter_context(patch.object(logits, "MAX_LOGITS", 0))
-                stack.enter_context(patch.object(logprobs, "LOGITS_PER_BLOCK", logits))
+                stack.enter_context(patch.object(logprobs, "LOGITS_PER_BLOCK", block))
             yield
 
 

@@ -91,7 +91,7 @@ def amount(value: float, unit: Unit) -> str:
 
 
 def short_amount(value: float, unit: Unit) -> str:
-    """Return an amount as a table or an axis holds it, without the unit unless it is a time: 40 s, 150, 1.2M."""
+    """Return an amount for a table or an axis, without the unit unless it is a time: 40 s, 150, 1.2M."""
     if unit == "steps":
         return f"{value:,.0f}"
     text = short_time(value) if unit == "seconds" else short(value)

@@ -26,9 +26,9 @@ def seed_sequence(seed: int, first: int, second: int = 0) -> np.random.SeedSeque
         ValueError: If a number is out of its range.
     """
     if not 0 <= seed < _WORD**2:
-        raise ValueError(f"a seed must be 0 to 2**64 - 1, got {seed}")
+        raise ValueError(f"a seed must be between 0 and 2**64 - 1, got {seed}")
     if not (0 <= first < _WORD and 0 <= second < _WORD):
-        raise ValueError(f"the counters of a seed must be 0 to 2**32 - 1, got {first} and {second}")
+        raise ValueError(f"the counters of a seed must be between 0 and 2**32 - 1, got {first} and {second}")
     return np.random.SeedSequence([seed % _WORD, first, second, seed // _WORD])
 
 

@@ -186,7 +186,7 @@ def _read_state(file: Path) -> dict[str, dict[str, Any]]:
         state = json.loads(file.read_text("utf-8"))
         return {name: {"id": str(entry["id"]), "told": int(entry["told"])} for name, entry in state.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file} is damaged; remove it, and the trackers of the run start again") from error
+        raise UserError(f"{file} is damaged; remove it, and the trackers start again") from error
 
 
 def _new_id(name: str, run_name: str) -> str:

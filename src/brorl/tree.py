@@ -56,9 +56,9 @@ class RolloutTree:
             object.__setattr__(self, name, array)
         nodes, leaves = self.token.shape, self.leaf.shape
         if len(nodes) != 1 or any(getattr(self, n).shape != nodes for n in ("parent", "count", "logprob")):
-            raise ValueError("token, parent, count and logprob must be one-dimensional and of one length")
+            raise ValueError("token, parent, count and logprob must be one-dimensional and of equal length")
         if len(leaves) != 1 or any(getattr(self, n).shape != leaves for n in ("leaf_count", "finished")):
-            raise ValueError("leaf, leaf_count and finished must be one-dimensional and of one length")
+            raise ValueError("leaf, leaf_count and finished must be one-dimensional and of equal length")
         if not self.leaf.size:
             raise ValueError("a tree needs at least one response")
 
@@ -70,7 +70,7 @@ class RolloutTree:
         logprobs: Sequence[Sequence[float]] | None = None,
         finished: Sequence[bool] | None = None,
     ) -> RolloutTree:
-        """Merge N responses (duplicates welcome) into their prefix tree.
+        """Merge N responses (duplicates allowed) into their prefix tree.
 
         Args:
             prompt_ids: Token ids of the prompt.
@@ -301,7 +301,7 @@ class RolloutTree:
 
         Args:
             leaves: Indices into `leaf` of the responses that are continued, ascending, shape [K], K >= 1. Each is
-                unfinished, and no other response goes on below its last node.
+                unfinished, and no other response extends it.
             subtrees: For each the tree of its continuations. Its prompt is this prompt and the response, and it has as
                 many rollouts as the response.
 
@@ -352,11 +352,11 @@ class RolloutTree:
             node = int(self.leaf[leaf])
             if self.finished[leaf] or self.end[node] > node + 1:
                 raise ValueError(
-                    f"response {leaf} cannot be continued, because it is finished or another response goes on below "
-                    "its last node; continue responses that were all cut at one length"
+                    f"response {leaf} cannot be continued, because it is finished or another response extends it; "
+                    "continue responses that were all cut at the same length"
                 )
             if tree.prompt_ids != self.prompt_ids + responses[leaf][0]:
-                raise ValueError(f"the continuations of response {leaf} do not have the prompt and it as their prompt")
+                raise ValueError(f"the continuations of response {leaf} do not start with the prompt and that response")
             if tree.num_rollouts != self.leaf_count[leaf]:
                 raise ValueError(
                     f"response {leaf} has {self.leaf_count[leaf]} rollouts, and its continuations have "
@@ -428,7 +428,7 @@ def _padded_like(values: Sequence[Sequence[float]] | None, length_N: IntArray, s
     if values is None:
         return padded
     if [len(v) for v in values] != length_N.tolist():
-        raise ValueError("logprobs must hold one number per token of every response")
+        raise ValueError("logprobs must contain one number per token of every response")
     for row, value in zip(padded, values, strict=True):
         row[: len(value)] = value
     return padded

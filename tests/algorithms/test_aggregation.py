@@ -25,5 +25,5 @@ def test_weights_over_the_denominator_equal_the_mean_over_rows(aggregation: str,
 
 
 def test_constant_needs_its_number(rng: np.random.Generator) -> None:
-    with pytest.raises(ValueError, match="give max_new_tokens"):
+    with pytest.raises(ValueError, match="pass max_new_tokens"):
         loss_denominator([random_tree(rng)], "constant", None)

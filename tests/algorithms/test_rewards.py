@@ -172,9 +172,9 @@ def test_settings_out_of_range_are_refused(make: Any, settings: dict[str, Any], 
 
 def test_a_reward_needs_what_it_depends_on() -> None:
     one = np.ones(1, np.bool_), np.ones(1), np.ones(1, np.int64), np.zeros(1, np.bool_)
-    with pytest.raises(ValueError, match="give formatted_L"):
+    with pytest.raises(ValueError, match="needs formatted_L"):
         shaped_rewards(*one, "math", 1, RewardShaping(format_pattern="<.*>"))
-    with pytest.raises(ValueError, match="give max_new_tokens"):
+    with pytest.raises(ValueError, match="pass max_new_tokens"):
         shaped_rewards(*one, "math", 1, RewardShaping(overlong_tokens=4))
 
 

@@ -102,7 +102,7 @@ def test_wrong_arguments_are_errors_before_any_work(tmp_path: Path) -> None:
         ({"jobs": 0}, "--jobs: at least 1 is needed, got 0"),
         ({"match": "hours", "budget": 1}, "'hours' is not a unit"),
         ({"sweep": {"rollouts_per_prompt": [8, 16]}}, "the budget of each run is missing"),
-        ({"sweep": {"rollouts_per_prompt": [8, 16]}, "budget": 4, "marks": [5]}, "up to the budget of 4, not 5"),
+        ({"sweep": {"rollouts_per_prompt": [8, 16]}, "budget": 4, "marks": [5]}, "up to the budget of 4, got 5"),
         ({"budget": 4, "evaluation": {"evry": 5}}, "did you mean evaluation.every"),
         ({"budget": 4, "seed": 5}, "seed is decided by the comparison; use --seeds N"),
     ):

@@ -312,7 +312,7 @@ def test_a_run_and_a_recipe_in_json_are_recipes(recipe: dict[str, Any]) -> None:
         ("nope.jsonl", None, "there is no file or folder nope.jsonl (working folder"),
         ("nope.yaml", None, "recipe 'nope.yaml' is neither a file nor a built-in recipe"),
         ("rows.jsonl", '{"question": "a", "answer": "1"}', "write a recipe such as data: {sources: {path: rows.jsonl,"),
-        ("empty.jsonl", "", "is empty; RECIPE must hold at least one row"),
+        ("empty.jsonl", "", "is empty; RECIPE must contain at least one row"),
         ("rows.json", '{"prompt": "a"}\n{"prompt": "b"}', "one question per line, give it the suffix .jsonl"),
         ("long.jsonl", f'{{"prompt": "a", "answer": {"9" * 5000}}}', "digits; write it as text)"),
         ("", None, "RECIPE is empty; give the path of a YAML file or a built-in name"),

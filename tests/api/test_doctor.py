@@ -29,7 +29,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, levels: list[Level]) -> None:
 
     def choose(_wish: str) -> Level:
         if not holding:
-            raise UserError("no sandbox for untrusted code holds on this machine; use another one")
+            raise UserError("no sandbox for untrusted code works on this machine; use another one")
         return holding[0]
 
     monkeypatch.setattr(module, "probe_level", by_name.__getitem__)
@@ -84,7 +84,7 @@ def test_another_system_shows_why_it_has_no_sandbox(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module.sys, "platform", "darwin")
     found = doctor(progress=False)
     assert found.level is None
-    assert "no sandbox for untrusted code holds on this machine" in shown(found)
+    assert "no sandbox for untrusted code works on this machine" in shown(found)
 
 
 def test_extras_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

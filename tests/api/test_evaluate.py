@@ -126,7 +126,7 @@ def test_an_evaluation_does_not_care_how_a_run_overlaps_its_work() -> None:
         ({"ks": []}, "--ks: expected numbers of at least 1, not []"),
         ({"max_new_tokens": 0}, "--max-new-tokens: expected a number of at least 1, not 0"),
         ({"temperature": float("nan")}, "--temperature: expected a number of at least 0, not nan"),
-        ({"loss": {"clip_high": 0.3}}, "loss.clip_high is not a setting of an evaluation; these are: device"),
+        ({"loss": {"clip_high": 0.3}}, "loss.clip_high is not a setting of an evaluation; the settings are: device"),
         ({"model": "other"}, "model is not a setting of an evaluation"),
         ({"prompt": {"template": "none"}}, "prompt.template must have {prompt} once"),
         ({"data": "chess.jsonl"}, "there is no file or folder chess.jsonl"),

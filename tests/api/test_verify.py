@@ -179,7 +179,7 @@ def test_a_whole_number_as_a_float_is_an_id(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("hello", 'write one object a line, such as {"id": ..., "response": ...}'),
+        ("hello", 'write one object per line, such as {"id": ..., "response": ...}'),
         (f'{{"id": {"9" * 5000}}}', "a number has more than 4,300 digits; write it as text"),
         ("", "r.jsonl contains no responses; give a file with at least one"),
     ],

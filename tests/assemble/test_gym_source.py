@@ -67,7 +67,7 @@ def test_a_missing_extra_is_an_error_with_the_command(monkeypatch: pytest.Monkey
 
 def test_settings_of_several_data_sets_are_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gym, "require_reasoning_gym", lambda: None)
-    with pytest.raises(UserError, match="names as keys, got min_animals: 3"):
+    with pytest.raises(UserError, match="the keys must be their names, got min_animals: 3"):
         read_gym(source(gym=["maze", "leg_counting"], config={"min_animals": 3}), 1)
 
 

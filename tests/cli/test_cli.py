@@ -131,7 +131,7 @@ def test_help_of_the_program_names_the_commands() -> None:
         (["train", "--evaluation.num_samples=8", "--evaluation.ks=[1, 9]"], "evaluation.num_samples = 8"),
         (["train", "--data.sources={task: countdown, min_target: 7, max_target: 6}"], "min_target = 7 is above"),
         (["train", "--data.sources=none.jsonl"], "none.jsonl"),
-        (["train", "--data.sources=[countdown, countdown]"], "two sources have the name 'countdown'"),
+        (["train", "--data.sources=[countdown, countdown]"], "two sources have the same name, 'countdown'"),
         (["train", "--rewards.domain_weights={math: 2}"], "names the domain 'math'"),
         (["train", "--optimizer.from_checkpoint=true"], "model = quickstart is not one"),
         (["train", "--optimizer.betas=[0.9"], "--optimizer.betas line 1"),
@@ -142,7 +142,7 @@ def test_help_of_the_program_names_the_commands() -> None:
         (["train", "--data.max_prompt_tokens=3"], "of countdown has more than data.max_prompt_tokens = 3"),
         (
             ["train", "--data.sources=[{task: countdown, name: one}, {task: countdown, num_numbers: 2, name: one}]"],
-            "two sources have the name 'one'",
+            "two sources have the same name, 'one'",
         ),
         (["resume"], "there is no run in runs/ to resume; start one with brorl train, or give the run's directory"),
         (["resume", "none"], "none is not a run directory"),

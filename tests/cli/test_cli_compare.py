@@ -260,7 +260,10 @@ def num_steps(run: Path) -> int:
             ["quickstart", "quickstart-16", "--budget=5", "--steps=3"],
             "steps is decided by the comparison; use --match steps --budget N",
         ),
-        (["quickstart", "--sweep=rollouts_per_prompt", "--budget=5"], "should look like rollouts_per_prompt=16,64,512"),
+        (
+            ["quickstart", "--sweep=rollouts_per_prompt", "--budget=5"],
+            "expected KEY=V,V,... such as",
+        ),
         (["quickstart", "--sweep=rollouts_per_promt=1,2", "--budget=5"], "did you mean rollouts_per_prompt"),
         (["quickstart", "--sweep=rollouts_per_prompt=4", "--budget=5"], "at least two"),
         (

@@ -308,7 +308,7 @@ def test_a_benchmark_with_an_unreadable_answer_is_evaluated_and_a_file_is_refuse
         (["quickstart", "--data={path: x, color: red}"], "color is not a setting"),
         (["quickstart", "--data={benchmark: aime24, color: red}"], "use the keys benchmark, path, name"),
         (["quickstart", "--data={benchmark: aime23}"], "there is no benchmark 'aime23'"),
-        (["quickstart", "--data=countdown", "--data=countdown"], "two datasets have the name 'countdown'"),
+        (["quickstart", "--data=countdown", "--data=countdown"], "two datasets have the same name, 'countdown'"),
         (["quickstart", "--prompt.template=none"], "prompt.template must have {prompt} once"),
         (["quickstart", "--device=cuda:0"], "torch finds no CUDA device"),
         (["quickstart", "--output-dir=/proc/eval"], "cannot write to --output-dir /proc/eval"),

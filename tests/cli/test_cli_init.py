@@ -153,7 +153,7 @@ def test_what_cannot_work_is_refused(rng: np.random.Generator) -> None:
     assert "there is no file or folder none.jsonl" in said
     assert "fix DATA_FILE" in said
     Path("mine.yaml").write_text("precious")
-    assert "mine.yaml exists already and is left as it is; choose another name with --output" in refusal(data)
+    assert "mine.yaml already exists; choose another name with --output" in refusal(data)
     Path("empty.jsonl").write_text("")
     assert "empty.jsonl is empty" in refusal("empty.jsonl", "--output=b.yaml")
     long = "Let us think. " * 30

@@ -187,7 +187,7 @@ def change_config(folder: Path, **changes: object) -> None:
             {"vocab_size": 64},
             r"do not fit its config.json: lm_head.weight has shape \(17, 32\), .* needs \(64, 32\)",
         ),
-        ({"num_hidden_layers": 3, "layer_types": None}, r"lacks weights \(model.layers.2"),
+        ({"num_hidden_layers": 3, "layer_types": None}, r"is missing weights \(model.layers.2"),
     ],
 )
 def test_models_that_cannot_be_trained_are_refused(folder: Path, changes: dict, message: str) -> None:
@@ -216,7 +216,7 @@ def test_weights_that_are_missing_or_damaged_are_named(folder: Path) -> None:
     assert len(shards) > 2
     load_model(str(folder), CPU, torch.float32)
     shards[1].unlink()
-    with pytest.raises(UserError, match=rf"lacks 1 of {len(shards)} weight files \({shards[1].name}"):
+    with pytest.raises(UserError, match=rf"is missing 1 of {len(shards)} weight files \({shards[1].name}"):
         load_model(str(folder), CPU, torch.float32)
 
 

@@ -95,7 +95,7 @@ def test_a_shape_from_numbers() -> None:
 @pytest.mark.parametrize(
     ("numbers", "said"),
     [
-        ({"parameters": 1e9}, "--model-shape lacks layers, hidden, kv_heads and vocabulary"),
+        ({"parameters": 1e9}, "--model-shape is missing layers, hidden, kv_heads and vocabulary"),
         ({"parameters": 1e9, "depth": 3}, "'depth' is not one of parameters, layers"),
         ({"parameters": 0, "layers": 1, "hidden": 1, "kv_heads": 1, "vocabulary": 1}, "parameters must be a number"),
     ],

@@ -77,7 +77,7 @@ def test_integer_keys_come_back() -> None:
         ('{"calls": {"function": "f", "arguments": [], "expected": []}}', "there is no test case"),
         (
             '{"calls": {"function": "f", "arguments": [[]], "expected": [1], "any_order": true, "tolerance": 0.1}}',
-            "any_order needs equal numbers",
+            "any_order compares numbers exactly",
         ),
         ('{"code": {"function": "f", "code": "assert f()", "weak": "yes"}}', 'weak must be true or false, got "yes"'),
         ('{"calls": {"function": "f", "arguments": [[]]}}', "calls has no key 'expected' (keys: function, arguments)"),

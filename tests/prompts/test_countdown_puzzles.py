@@ -68,8 +68,8 @@ class TestCountdownPuzzles:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ((0, 9, range(1, 10)), "num_numbers must be 1 to 5"),
-            ((6, 9, range(1, 10)), "num_numbers must be 1 to 5"),
+            ((0, 9, range(1, 10)), "num_numbers must be between 1 and 5"),
+            ((6, 9, range(1, 10)), "num_numbers must be between 1 and 5"),
             ((3, 0, range(1, 10)), "min_number <= max_number"),
             ((3, 9, range(0)), "range"),
             ((3, 9, range(-1, 10)), "range"),
@@ -162,7 +162,7 @@ class TestSplit:
 
     @pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan")])
     def test_refuses_a_fraction_outside_of_0_to_1(self, fraction: float) -> None:
-        with pytest.raises(ValueError, match="0 to 1"):
+        with pytest.raises(ValueError, match="between 0 and 1"):
             split_countdown(self.PUZZLES, fraction, 0)
 
 

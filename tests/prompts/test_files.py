@@ -415,11 +415,11 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("raw", "message"),
         [
-            (b'{"prompt": "?"', """ line 2 is not JSON (Expecting ',' delimiter at column 15); write one object a line, such as {"prompt": ..., "answer": ...}"""),
-            (b"{'prompt': 1}", """ line 2 is not JSON (Expecting property name enclosed in double quotes at column 2); write one object a line, such as {"prompt": ..., "answer": ...}"""),
-            (b"[" * 100_000, """ line 2 is not JSON (nested too deeply); write one object a line, such as {"prompt": ..., "answer": ...}"""),
+            (b'{"prompt": "?"', """ line 2 is not JSON (Expecting ',' delimiter at column 15); write one object per line, such as {"prompt": ..., "answer": ...}"""),
+            (b"{'prompt': 1}", """ line 2 is not JSON (Expecting property name enclosed in double quotes at column 2); write one object per line, such as {"prompt": ..., "answer": ...}"""),
+            (b"[" * 100_000, """ line 2 is not JSON (nested too deeply); write one object per line, such as {"prompt": ..., "answer": ...}"""),
             (b'{"prompt": "\xe9t\xe9"}', " line 2 is not UTF-8 text (byte 0xe9 at 13); save the file as UTF-8"),
-            (b'{"prompt": "\\ud800", "answer": "1"}', " line 2: prompt contains half a character (\\ud800); write both surrogates"),
+            (b'{"prompt": "\\ud800", "answer": "1"}', " line 2: prompt has an unpaired surrogate (\\ud800); write both surrogates"),
             (b'{"prompt": "?", "answer": 1e999}', " line 2: answer is inf, not a finite number; fill it in or delete the row"),
         ],
     )  # fmt: skip
@@ -431,9 +431,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("raw", "message"),
         [
-            (b"", " is empty; data.sources[].path must hold at least one row"),
-            (b"\xef\xbb\xbf \n", " is empty; data.sources[].path must hold at least one row"),
-            (b"[\n]", " is empty; data.sources[].path must hold at least one row"),
+            (b"", " is empty; data.sources[].path must contain at least one row"),
+            (b"\xef\xbb\xbf \n", " is empty; data.sources[].path must contain at least one row"),
+            (b"[\n]", " is empty; data.sources[].path must contain at least one row"),
             (b"3", """ line 1 is not JSON (no list); a .json file is a list [{"prompt": ..., "answer": ...}, ...]"""),
             (b"[\n3]", """ row 1 is a number, not an object; write rows such as {"prompt": ..., "answer": ...}"""),
             (b'[{"prompt": 1, "answer": 2}\n,\n]', """ line 3 is not JSON (Expecting value); a .json file is a list [{"prompt": ..., "answer": ...}, ...]"""),
@@ -441,7 +441,7 @@ class TestRefusals:
             (b'[{"prompt": 1, "answer": 2}\n]\n\n[', """ line 4 is not JSON (there is text after the list); a .json file is a list [{"prompt": ..., "answer": ...}, ...]"""),
             (b'[{"prompt": 1, "answer": 2}', """ line 1 is not JSON (a comma or the list's end ] is missing); a .json file is a list [{"prompt": ..., "answer": ...}, ...]"""),
             (b'[{"prompt": 1, "answer": 2}, {"prompt": 3}]', " row 2 has no column 'answer' (columns: prompt); set data.sources[].answer_column to one of them"),
-            (b'{\n "data": []\n}', """ line 1 is not JSON (Expecting property name enclosed in double quotes at column 2); write one object a line, such as {"prompt": ..., "answer": ...}"""),
+            (b'{\n "data": []\n}', """ line 1 is not JSON (Expecting property name enclosed in double quotes at column 2); write one object per line, such as {"prompt": ..., "answer": ...}"""),
             ("[]".encode("utf-16"), " is not UTF-8 text (byte 0xff at 1); save the file as UTF-8"),
         ],
     )  # fmt: skip
@@ -463,7 +463,7 @@ class TestRefusals:
         path.write_bytes(b"PAR1 no")
         assert refusal(str(path)).startswith(f"{path} is not a Parquet file that can be read (")
         parquet.write_table(pa.table({"x": pa.array([], pa.string())}), path)
-        assert refusal(str(path)) == f"{path} is empty; data.sources[].path must hold at least one row"
+        assert refusal(str(path)) == f"{path} is empty; data.sources[].path must contain at least one row"
 
     def test_the_same_question_with_the_same_answer_is_kept_once(
         self, tmp_path: Path, rng: np.random.Generator

@@ -39,11 +39,11 @@ def test_each_argument_is_needed_and_checked(kind: str) -> None:
      ("keywords:frequency", {"relation": "less than", "frequency": 0}, "which no response can follow"),
      ("keywords:letter_frequency", {"letter": "ab"}, "must be one character"),
      ("language:response_language", {"language": "German"}, "must be one of af"),
-     ("length_constraints:nth_paragraph_first_word", {"nth_paragraph": 4}, "nth_paragraph 4 of num_paragraphs 3"),
+     ("length_constraints:nth_paragraph_first_word", {"nth_paragraph": 4}, "nth_paragraph 4 above num_paragraphs 3"),
      ("length_constraints:nth_paragraph_first_word", {"first_word": "two words"}, "must be one word"),
      ("length_constraints:nth_paragraph_first_word", {"first_word": "don't"}, "must be one word without punctuation"),
      ("length_constraints:number_paragraphs", {"num_paragraphs": 0}, "must be 1 or more"),
-     ("length_constraints:number_words", {"num_words": 10**9}, "must be 0 to 1000000")],
+     ("length_constraints:number_words", {"num_words": 10**9}, "must be between 0 and 1000000")],
 )  # fmt: skip
 def test_what_no_response_can_follow(kind: str, changed: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
@@ -91,7 +91,7 @@ def test_unknown_names_have_the_nearest_and_the_allowed_ones() -> None:
     [("no_comma", "is not JSON text of instructions"), ("[1]", "is a list, and is not a mapping"),
      ('{"kinds": []}', "has the keys 'kinds'"), ("{}", "has the keys none"),
      ('{"instructions": {"kind": "x"}}', "instructions that are not a list: {'kind': 'x'}"),
-     ('{"instructions": [], "loose": 1}', "a loose that is not true or false: 1"),
+     ('{"instructions": [], "loose": 1}', "a value of loose that is not true or false: 1"),
      ('{"instructions": ["punctuation:no_comma"]}', "not a mapping with a kind: 'punctuation:no_comma'"),
      ('{"instructions": [{"num_words": 3}]}', "not a mapping with a kind: {'num_words': 3}")],
 )  # fmt: skip

@@ -230,7 +230,7 @@ def test_a_seed_and_the_row_reach_the_layout(monkeypatch: pytest.MonkeyPatch, tm
     [
         (Fields(" ", "1", "math"), "empty question"),
         (Fields("x", "", "math"), "empty reference answer"),
-        (Fields("\ud800", "1", "math"), "question with half a character"),
+        (Fields("\ud800", "1", "math"), "question with an unpaired surrogate"),
         (None, "no test cases"),
     ],
 )
@@ -281,9 +281,9 @@ def test_data_of_which_no_row_is_left_lists_the_reasons(tmp_path: Path) -> None:
     [
         ({"layout": "deepscalar"}, r"layout: 'deepscalar' is not a layout; did you mean deepscaler\?"),
         ({"layout": "zzz"}, r"'zzz' is not a layout; the layouts are deepscaler, "),
-        ({"layout": "gsm8k", "answer_after": "####"}, "answer_after: the layout gsm8k decides it; drop answer_after"),
-        ({"layout": "gsm8k", "prompt_column": "question"}, "prompt_column: the layout gsm8k decides it"),
-        ({"layout": "gsm8k", "domain": "code"}, "domain: the layout gsm8k decides it"),
+        ({"layout": "gsm8k", "answer_after": "####"}, "answer_after: the layout gsm8k sets it; remove answer_after"),
+        ({"layout": "gsm8k", "prompt_column": "question"}, "prompt_column: the layout gsm8k sets it"),
+        ({"layout": "gsm8k", "domain": "code"}, "domain: the layout gsm8k sets it"),
     ],
 )
 def test_settings_that_contradict_a_layout(settings: dict[str, Any], said: str) -> None:

@@ -110,8 +110,7 @@ def test_refuses_states_of_other_data() -> None:
     )
     assert refusal(PromptMixture(streams(3), [1, 2, 3]), state).startswith("the data has changed since the run began")
     assert refusal(PromptMixture(streams(2, size=4), [1, 2]), state) == (
-        "the data has changed since the run began: 3 training prompts then, 4 now; "
-        "put the data back as it was, or start a new run"
+        "the data has changed since the run began: 3 training prompts then, 4 now; restore the data, or start a new run"
     )
     assert "from or to a single source" in refusal(PromptMixture(streams(1), [1]), streams(1)[0].state_dict())
     PromptMixture(streams(2), [10, 20]).load_state_dict(state)  # the same fractions
@@ -122,7 +121,7 @@ def test_refuses_weights_that_are_not_positive(weight: float) -> None:
     with pytest.raises(ValueError, match="weight") as caught:
         PromptMixture(streams(2), [1, weight])
     assert str(caught.value) == (
-        f"the weight of a source must be a positive number, got {weight}; leave out a source that should not be used"
+        f"the weight of a source must be a positive number, got {weight}; remove a source that should not be used"
     )
 
 

@@ -100,7 +100,7 @@ def test_the_side_is_the_documented_hash_in_another_process_too() -> None:
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan")])
 def test_refuses_a_share_outside_of_0_to_1(fraction: float) -> None:
-    with pytest.raises(ValueError, match="held_out_fraction must be 0 to 1"):
+    with pytest.raises(ValueError, match="held_out_fraction must be between 0 and 1"):
         split_held_out(QUESTIONS, fraction, 0)
 
 

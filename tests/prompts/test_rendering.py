@@ -144,7 +144,7 @@ class TestPlainText:
         question = talk(("user", "a"), ("assistant", "b"), ("user", "c"))
         assert refusal(question, byte_tokenizer()) == (
             "question q is a conversation (user, assistant, user), which needs a chat template; choose a chat model and "
-            "leave prompt.chat at auto, or make the row's prompt one text"
+            "leave prompt.chat at auto, or make the prompt a single string"
         )
 
     def test_a_question_without_tokens(self) -> None:
@@ -252,7 +252,7 @@ class TestChat:
         ({"domain_templates": {"code": "x"}}, "prompt.domain_templates.code must have {prompt} once, in the place of the question, got 0 times ('x')"),
         ({"system_prompt": " "}, "prompt.system_prompt is blank; give it a text, or null for none"),
         ({"chat": "yes"}, "'auto', 'always' or 'never'"),
-        ({"chat": "never", "chat_template_options": {"a": 1}}, "prompt.chat_template_options has no effect with prompt.chat: never; drop one of them"),
+        ({"chat": "never", "chat_template_options": {"a": 1}}, "prompt.chat_template_options has no effect with prompt.chat: never; remove one of them"),
         ({"chat_template_options": {"tokenize": True}}, "prompt.chat_template_options: tokenize is not a variable of a chat template; remove it"),
     ],
 )  # fmt: skip

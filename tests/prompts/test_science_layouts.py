@@ -62,7 +62,7 @@ def test_questions_with_options(layout: str, row: dict[str, Any], right: str, nu
     [("gpqa", {**GPQA_ROW, "Incorrect Answer 1": "Helium"}, "two equal options"),
      ("gpqa", {**GPQA_ROW, "Incorrect Answer 1": None}, "an empty option"),
      ("gpqa", {**GPQA_ROW, "Question": " "}, "no question"),
-     ("mmlu_pro", {**MMLU_PRO_ROW, "answer": "C"}, "answer and answer_index of different options"),
+     ("mmlu_pro", {**MMLU_PRO_ROW, "answer": "C"}, "answer and answer_index name different options"),
      ("arc", {**ARC_ROW, "answerKey": "D"}, "no answer"),
      ("scibench", {**SCIBENCH_ROW, "answer_number": ""}, "no answer")],
 )  # fmt: skip

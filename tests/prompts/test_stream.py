@@ -127,7 +127,7 @@ class TestPromptStream:
             PromptStream(prompts, 0).load_state_dict(state)
         assert str(caught.value) == (
             "the data has changed since the run began: still 5 training prompts, but other ids, tokens, references or "
-            "domains, or another order; put the data, the prompt settings and the tokenizer back as they were, or "
+            "domains, or another order; restore the data, the prompt settings and the tokenizer, or "
             "start a new run"
         )
 
@@ -136,7 +136,7 @@ class TestPromptStream:
         with pytest.raises(ValueError, match="changed") as caught:
             PromptStream(some_prompts(4), 0).load_state_dict(state)
         assert str(caught.value) == (
-            "the data has changed since the run began: 5 training prompts then, 4 now; put the data back as it was, or "
+            "the data has changed since the run began: 5 training prompts then, 4 now; restore the data, or "
             "start a new run"
         )
         with pytest.raises(ValueError, match="another order"):
@@ -161,7 +161,7 @@ class TestPromptStream:
             PromptStream([], 0)
         with pytest.raises(ValueError, match="'p0'"):
             PromptStream(some_prompts(1) * 2, 0)
-        with pytest.raises(ValueError, match="a seed must be 0 to"):
+        with pytest.raises(ValueError, match="a seed must be between 0 and"):
             PromptStream(some_prompts(1), -1)
         with pytest.raises(ValueError, match="counters of a seed"):
             PromptStream(some_prompts(1), 0, source=-1)

@@ -140,7 +140,7 @@ def test_kinds_that_do_not_occur(tmp_path: Path, rng: np.random.Generator) -> No
 def test_what_is_not_there_is_named_with_what_is(run: Run, tmp_path: Path) -> None:
     path, _ = run
     for folder, step, prompt, said in (
-        (path, 3, None, r"contains no rollouts of step 3; it holds steps 2, 4$"),
+        (path, 3, None, r"contains no rollouts of step 3; it has steps 2, 4$"),
         (path, 4, "6", r"step 4 of .* has no prompt 6; give a number from 1 to 5, or a name such as "),
         (path, 4, "0\x1b", r"has no prompt 0\\x1b; give"),
         (tmp_path / "none", None, None, r"there is no run directory"),

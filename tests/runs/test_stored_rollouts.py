@@ -75,7 +75,7 @@ def test_a_step_that_sampled_nothing_has_no_groups(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("stored")
 def test_a_step_that_is_not_stored_names_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"contains no rollouts of step 3; it holds step 7$"):
+    with pytest.raises(UserError, match=r"contains no rollouts of step 3; it has step 7$"):
         list(read_groups(tmp_path, 3))
 
 

@@ -67,7 +67,7 @@ class LocalPool:
             return done
 
     def discard(self, tickets: Iterable[int]) -> None:
-        """Forget tasks; see `SamplingPool.discard`."""
+        """Discard tasks; see `SamplingPool.discard`."""
         tickets = {*tickets}
         with self._changed:
             self._wanted -= tickets

@@ -386,7 +386,7 @@ HALF, ONE = np.array([0.5, 0.5]), np.array([True, False])
         (lambda: balance_of([inf, 1.0], ONE, ONE, num_rollouts=1), "finite probabilities"),
         (lambda: balance_of([[0.5, 0.5]], ONE, ONE, num_rollouts=1), r"shape \[V\], got shape \(1, 2\)"),
         (lambda: balance_of(np.zeros(0), ONE, ONE, num_rollouts=1), r"got shape \(0,\)"),
-        (lambda: balance_of([1, 0], ONE, ONE, num_rollouts=1), "p must hold floats, got int64; convert"),
+        (lambda: balance_of([1, 0], ONE, ONE, num_rollouts=1), "p must contain floats, got int64; convert"),
         (
             lambda: balance_of(HALF, [0], ONE, num_rollouts=1),
             "correct must be .* got int64 .* indices are not accepted",
@@ -404,9 +404,9 @@ HALF, ONE = np.array([0.5, 0.5]), np.array([True, False])
         (lambda: balance_of(HALF, ONE, ONE, num_rollouts=1, learning_rate=np.nan), "learning_rate must be positive"),
         (
             lambda: pooled_change(Outcomes.of(HALF, ONE), [0.0, 0.0, 1.0]),
-            r"logit_step must hold 2 finite .* got shape \(3,\)",
+            r"logit_step must contain 2 finite .* got shape \(3,\)",
         ),
-        (lambda: pooled_change(Outcomes.of(HALF, ONE), [0.0, np.nan]), "logit_step must hold 2 finite numbers"),
+        (lambda: pooled_change(Outcomes.of(HALF, ONE), [0.0, np.nan]), "logit_step must contain 2 finite numbers"),
         (lambda: pooled_change(Outcomes.of(HALF, ONE), ONE), "got shape .* of bool"),
     ],
 )

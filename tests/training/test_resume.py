@@ -464,7 +464,7 @@ def test_resume_without_the_checkpoints_is_refused_and_keeps_the_metrics(
     before = (run / "metrics.jsonl").read_bytes()
     outcome = child("resume", run)
     assert outcome.code == 2
-    assert f"{run}/checkpoints no longer has a complete checkpoint; put the checkpoints back" in outcome.err
+    assert f"{run}/checkpoints no longer has a complete checkpoint; restore the checkpoints" in outcome.err
     assert f"brorl train {run}/config.yaml --output_dir null" in outcome.err
     assert (run / "metrics.jsonl").read_bytes() == before
 

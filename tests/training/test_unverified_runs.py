@@ -111,4 +111,4 @@ def test_a_broken_machine_ends_the_run_and_a_resume_continues_it(
     assert all("update" in r for r in records[2:])
     assert "evaluation" in records[-1]
     assert command("report", run).code == 0
-    assert "The machine stopped the run at step 1" in (run / "report.html").read_text()
+    assert "An infrastructure failure stopped the run at step 1" in (run / "report.html").read_text()

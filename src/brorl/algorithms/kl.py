@@ -56,7 +56,7 @@ def penalized_group(
     reference_logprob_M: NDArray[np.float64],
     penalty: KLPenalty,
 ) -> Group:
-    """Take the KL penalty of each response off its reward; verdicts stay.
+    """Subtract the KL penalty of each response from its reward; verdicts do not change.
 
     Args:
         group: The group.

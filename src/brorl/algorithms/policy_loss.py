@@ -239,7 +239,7 @@ def loss_denominator(
         case "constant":
             if max_new_tokens is None:
                 raise ValueError(
-                    "the constant aggregation divides by rollouts times max_new_tokens; give max_new_tokens"
+                    "the constant aggregation divides by rollouts times max_new_tokens; pass max_new_tokens"
                 )
             return num_rollouts * max_new_tokens
         case _:

@@ -57,11 +57,11 @@ def shaped_rewards(
     """
     if formatted_L is None:
         if shaping.format_pattern is not None:
-            raise ValueError("a format reward needs to know which responses have the format; give formatted_L")
+            raise ValueError("a format reward needs formatted_L, which responses have the format; pass it")
         formatted_L = np.zeros(correct_L.shape, np.bool_)
     if max_new_tokens is None:
         if shaping.cosine_length.every_steps or shaping.overlong_tokens:
-            raise ValueError("a reward of the length needs the length limit of responses; give max_new_tokens")
+            raise ValueError("a length reward needs the length limit of responses; pass max_new_tokens")
         max_new_tokens = 1
     shapes = [value.shape for value in (correct_L, score_L, length_L, truncated_L, formatted_L)]
     if len(set(shapes)) != 1 or len(shapes[0]) != 1:
@@ -82,7 +82,7 @@ def shaped_rewards(
 def cosine_length_reward(
     correct_L: BoolArray, length_L: IntArray, settings: CosineLength, max_length: int
 ) -> FloatArray:
-    """Let the reward go with the length, along half a cosine from its `short` to its `long` value.
+    """Interpolate the reward by length, along half a cosine from its `short` to its `long` value.
 
         r(t) = long + (short - long) (1 + cos(pi min(t, T) / T)) / 2,   T = max_length
 

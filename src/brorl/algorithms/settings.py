@@ -219,9 +219,7 @@ class PolicyLossSettings(Section):
     @model_validator(mode="after")
     def _clips_fit_the_kind(self) -> Self:
         if self.dual_clip is not None and self.kind != "ppo":
-            raise ValueError(
-                f"loss.dual_clip is a part of the ppo loss, and loss.kind = {self.kind}; leave loss.dual_clip out"
-            )
+            raise ValueError(f"loss.dual_clip is a part of the ppo loss, and loss.kind = {self.kind}; remove it")
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip.high:
             raise ValueError(
                 f"loss.dual_clip must be above 1 + loss.clip_high = {1 + self.clip.high:g}, got {self.dual_clip:g}; "

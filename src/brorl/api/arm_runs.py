@@ -60,7 +60,7 @@ class ArmRun:
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for one run: the cores that it may use (empty: no limit), and the only accelerator (None: all)."""
+    """The resources of one run: the cores that it may use (empty: no limit), and the only accelerator (None: all)."""
 
     cores: frozenset[int] = frozenset()
     device: str | None = None

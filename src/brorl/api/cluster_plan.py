@@ -28,7 +28,7 @@ ENGINES = ("native", "vllm")
 
 @dataclass(frozen=True)
 class ClusterQuestion:
-    """What to plan, next to the recipe.
+    """What to plan, in addition to the recipe.
 
     Attributes:
         cluster: `NxGPU`, such as 8xH200, or `NxNAME:figure=number,...`.

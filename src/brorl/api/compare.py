@@ -174,7 +174,7 @@ def _sweep(options: Sequence[str]) -> dict[str, list[Any]]:
         name, equals, values = option.partition("=")
         name = name.replace("-", "_")
         if not equals:
-            raise UserError(f"--sweep {option}: it should look like rollouts_per_prompt=16,64,512")
+            raise UserError(f"--sweep {option}: expected KEY=V,V,... such as rollouts_per_prompt=16,64,512")
         if name not in known:
             raise UserError(unknown_setting(name))
         if name in sweep:
@@ -184,7 +184,7 @@ def _sweep(options: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _model_of(checkpoint: str | Path) -> str:
-    """Return the model that a checkpoint stands for."""
+    """Return the model of a checkpoint."""
     model = resolve_checkpoint(str(checkpoint)).model
     return str(Path(model).resolve()) if Path(model).is_dir() else model
 
@@ -207,7 +207,7 @@ def _folder_and_plan(arguments: Arguments, output_dir: str | Path | None) -> tup
 
 
 def _run(folder: Path, plan: ComparisonPlan, slots: Sequence[Slot], machine: str, view: ComparisonView) -> None:
-    """Bring all runs to their end. The folder is locked meanwhile."""
+    """Run all runs to completion. The folder is locked meanwhile."""
     from brorl.runs.run_directory import RunDirectory
 
     runs = plan.runs_in(folder)
@@ -245,7 +245,7 @@ def _finished(folder: Path) -> FinishedComparison:
 
 
 def _slots(jobs: int | None, plan: ComparisonPlan) -> list[Slot]:
-    """Return the places of runs in parallel."""
+    """Return a slot for each run that is in progress at the same time."""
     from brorl.model.load import choose_device
 
     device = plan.arms[0].config.device
@@ -271,7 +271,7 @@ def _num_machines(plan: ComparisonPlan) -> int:
 
 
 def _machine(slots: Sequence[Slot], plan: ComparisonPlan) -> str:
-    """Return the processor or accelerator and the places of runs, in the wording that existing folders hold."""
+    """Return the processor or accelerator and the slots of runs, in the wording of existing folders."""
     import torch
 
     from brorl.runs.run_directory import processor_name

@@ -122,7 +122,7 @@ def plan_in(folder: Path, arguments: Arguments) -> ComparisonPlan:
 
 
 def plan_for(folder: Path | None, arguments: Arguments) -> ComparisonPlan:
-    """Make the plan of a comparison in a folder, which may hold the same comparison already and nothing else."""
+    """Make the plan of a comparison in a folder that is empty or has the same comparison."""
     plan = _new_plan(arguments)
     if folder is None or not folder.exists():
         return plan
@@ -218,7 +218,7 @@ def _amounts_of_finished_run(arms: Sequence[ArmPlan], unit: Unit) -> list[float]
         return []
     if len(runs) > 1:
         raise UserError(
-            "only one arm can be a finished run, because each was evaluated at its own amounts; give the recipes of "
+            "only one arm can be a finished run, because each has its own evaluation points; give the recipes of "
             f"the others: {runs[1]}/config.yaml"
         )
     if unit == "seconds":

@@ -69,7 +69,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class SourceSummary:
-    """What one source becomes."""
+    """The counts of one source."""
 
     name: str  # its name
     kind: str  # its layout, `columns`, or the name of its generator
@@ -91,7 +91,7 @@ class SourceSummary:
 
 @dataclass(frozen=True)
 class ShownPrompt:
-    """An example."""
+    """A prompt that is shown as an example."""
 
     id: str  # name of the question
     domain: str  # its domain
@@ -102,7 +102,7 @@ class ShownPrompt:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DataResult(Result):
-    """What the sources of a recipe become."""
+    """The counts and examples of the sources of a recipe."""
 
     sources: tuple[SourceSummary, ...]  # one summary per source
     prompts: tuple[ShownPrompt, ...]  # examples
@@ -233,7 +233,7 @@ def _questions_file(path: ConfigOrPath) -> str | None:
 
 
 def _is_list(file: Path) -> bool:
-    """Return whether a JSON file holds a list, and not the settings of a recipe."""
+    """Return whether a JSON file contains a list, and not the settings of a recipe."""
     with suppress(OSError), file.open("rb") as opened:
         return opened.read(1024).lstrip().startswith((b"[", b"\xef\xbb\xbf["))
     return False

@@ -91,7 +91,7 @@ class _Options:
             (name for name in self.overrides if name not in _SINGLE and not name.startswith(_SECTIONS)), None
         ):
             raise UserError(
-                f"{wrong} is not a setting of an evaluation; these are: {', '.join(_SINGLE)}, and all settings in "
+                f"{wrong} is not a setting of an evaluation; the settings are: {', '.join(_SINGLE)}, and all in "
                 f"{listed([section.rstrip('.') for section in _SECTIONS])}"
             )
 

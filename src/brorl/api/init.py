@@ -52,7 +52,7 @@ def init(
     """
     output = Path(output)
     if output.exists():
-        raise UserError(f"{output} exists already and is left as it is; choose another name with --output")
+        raise UserError(f"{output} already exists; choose another name with --output")
     try:
         guess = guess_meaning(data_file, prompt_column, answer_column, domain)
         questions = _read(data_file, guess)

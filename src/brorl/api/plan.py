@@ -162,7 +162,7 @@ def plan(
     progress: bool = True,
     **overrides: Any,
 ) -> PlanResult | ClusterPlanResult:
-    """Compare numbers of rollouts per prompt on this machine, and recommend one for a time budget.
+    """Compare N, the rollouts per prompt, on this machine, and recommend one for a time budget.
 
     It takes a pilot, times a few steps, and writes `plan.json` and `plan.png`. The model does not change. Ctrl-C stops
     it without a plan.
@@ -272,7 +272,7 @@ def _sizes(text: str) -> dict[str, float]:
     try:
         return {name.strip(): float(value) for name, _, value in (part.partition("=") for part in text.split(","))}
     except ValueError:
-        raise UserError(f"--model-shape: the value should be like parameters=1.5e9,layers=28, not {text!r}") from None
+        raise UserError(f"--model-shape: expected parameters=1.5e9,layers=28 and so on, got {text!r}") from None
 
 
 def _resolve(

@@ -103,7 +103,7 @@ class TrainingSession:
                     where = f"from {last.name}" if last else "from the start"
                     self.screen.echo(f"{error}; continuing {where} (restart {restarts} of at most {limit})")
                     cluster.release()
-        raise AssertionError("the loop ends with a return or an error")
+        raise AssertionError("the loop returns or raises")
 
     def _begin(
         self, progress: TrainingProgress, stop: StopRequest, cluster: RayCluster | None, parts: ExitStack

@@ -67,7 +67,7 @@ class VerifyResult(Result):
 
     @cached_property
     def disagreements(self) -> tuple[RescoredResponse, ...]:
-        """Responses whose stored verdict is another one."""
+        """Responses whose new verdict differs from the stored one."""
         return tuple(
             item for item in self.rescored if is_compared(item) and item.response.correct != item.verdict.correct
         )
@@ -287,7 +287,7 @@ def _no_match(path: str, data: str, responses: Sequence[StoredResponse], ids: Se
 
 
 def _named(response: StoredResponse) -> str:
-    """Return the place of a response with the id or the text of its question."""
+    """Return the location of a response with the id or the text of its question."""
     question = response.question_id if response.question_id is not None else response.question or ""
     return f"{response.location} ({_short(question)})"
 

@@ -153,7 +153,7 @@ def place_verifiers(
 
 
 def _pool_config(cluster: RayCluster, config: TrainConfig, kind: Literal["rollout", "verifier"]) -> WorkerPoolConfig:
-    """Return the number, the places and the limits of the workers of a kind."""
+    """Return the number, the placement and the limits of the workers of a kind."""
     from brorl.distributed.supervisor import WorkerPoolConfig
 
     settings = config.cluster
@@ -211,5 +211,5 @@ def _make_learner(
 
 
 def _on(config: TrainConfig, gpus: int) -> TrainConfig:
-    """Return settings with the device of a worker: Ray shows a worker its own GPUs alone."""
+    """Return settings with the device of a worker: Ray shows a worker only its own GPUs."""
     return config.model_copy(update={"device": "cuda" if gpus else "cpu"})

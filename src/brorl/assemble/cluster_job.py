@@ -39,7 +39,7 @@ class JobOptions:
 def build_job(
     config: TrainConfig, gpu: Gpu, given: JobOptions, shape: ModelShape, metrics: Sequence[Mapping[str, Any]] = ()
 ) -> Job:
-    """Put the parts of a cluster plan together.
+    """Build the job of a cluster plan.
 
     Args:
         config: The recipe.

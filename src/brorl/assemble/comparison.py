@@ -109,11 +109,11 @@ def sweep_arms(recipe: Recipe, settings: Mapping[str, Any], sweep: Mapping[str, 
         given = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise UserError(f"--sweep: settings change together and need as many values each, at least two ({given})")
     if both := next((name for name in sweep if name in settings), None):
-        raise UserError(f"--{both} and --sweep {both} both set it; leave one out")
+        raise UserError(f"--{both} and --sweep {both} both set it; remove one")
     rows = list(zip(*sweep.values(), strict=True))
     arms = [*map(repr, rows)]
     if repeated := next((arm for arm in arms if arms.count(arm) > 1), None):
-        raise UserError(f"--sweep: two arms would have the same values {repeated}; every arm needs its own")
+        raise UserError(f"--sweep: two arms would have the same values {repeated}; every arm needs different values")
     given_settings = _settings_of_recipe(recipe)
     name_of_recipe = str(recipe) if isinstance(recipe, str | Path) else "the recipe"
     plans = []

@@ -76,7 +76,7 @@ def build_questions(config: TrainConfig) -> list[SourceQuestions]:
     names = [source.name for source in sources]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
-        raise UserError(f"two sources have the name {repeated!r}; set a different `name` for one of them")
+        raise UserError(f"two sources have the same name, {repeated!r}; set a different `name` for one of them")
     asked = [question for source in sources for question in source.held_out]
     kept = [drop_asked(source.train, asked) for source in sources]
     return [
@@ -156,7 +156,7 @@ def no_held_out_prompt(config: TrainConfig) -> str:
 
 
 def removed_lines(num_too_long: int, num_asked: int, config: TrainConfig) -> list[str]:
-    """Return lines about prompts that are too long, and training questions that are also evaluated on."""
+    """Return lines about prompts that are too long, and about training questions that are also evaluated on."""
     lines = []
     if num_too_long:
         maximum = counted(config.data.max_prompt_tokens or 0, "token")
@@ -195,7 +195,7 @@ def _split(source: CountdownSource | GymSource | FileSource, config: TrainConfig
 
 
 def _questions(source: FileSource | GymSource, config: TrainConfig, held_out_fraction: float) -> SourceQuestions:
-    """Read a source that is evaluated on alone, with weight 0, unless the caller gives it one."""
+    """Read a source. One for evaluation only has weight 0, unless the caller gives it one."""
     reading = read_rows_of(source, config)
     train, held_out = split_held_out(reading.questions, held_out_fraction, config.data.split_seed)
     return SourceQuestions(
@@ -225,7 +225,7 @@ def read_rows_of(source: FileSource | GymSource, config: TrainConfig) -> SourceR
 
 
 def _last_evaluated(config: TrainConfig) -> int:
-    """Return how many of a source's held-out questions are skipped or evaluated; 0 without evaluation."""
+    """Return the number of a source's held-out questions that are skipped or evaluated; 0 without evaluation."""
     evaluation = config.evaluation
     return evaluation.skip_prompts + evaluation.num_prompts if evaluation.num_prompts else 0
 

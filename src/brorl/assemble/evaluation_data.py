@@ -65,7 +65,7 @@ def read_sets(request: Request) -> list[QuestionSet]:
     names = [data_set.name for data_set in sets]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
-        raise UserError(f"two datasets have the name {repeated!r}; rename one: --data '{{path: ..., name: ...}}'")
+        raise UserError(f"two datasets have the same name, {repeated!r}; rename one: --data '{{path: ..., name: ...}}'")
     if request.limit is None:
         return sets
     seed = request.config.data.split_seed

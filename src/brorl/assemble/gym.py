@@ -72,7 +72,7 @@ def _config_text(source: GymSource) -> str:
     for name, config in configs.items():
         if not isinstance(config, dict):
             raise ValueError(
-                f"config: of several datasets it has their names as keys, got {name}: {config!r}; write "
+                f"config: with several datasets the keys must be their names, got {name}: {config!r}; write "
                 "config: {leg_counting: {min_animals: 3}}"
             )
     try:
@@ -107,7 +107,7 @@ def _rows(
                 last = first + start + size - 1
                 raise ValueError(
                     f"gym: {name} cannot generate its questions {first + start} to {last} ({result.failure}); change "
-                    "first_index or config, or leave the dataset out"
+                    "first_index or config, or remove the dataset"
                 )
             for turn, row in enumerate(result.value, start):
                 rows_of[turn, name] = (name, first + turn, *row)

@@ -130,7 +130,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _described(hint: Any) -> str:
-    """Return words for the values that `_fits` admits."""
+    """Describe the values that `_fits` accepts."""
     parts, kind = typing.get_args(hint), typing.get_origin(hint) or hint
     if kind is typing.Union:
         return " or ".join(_described(part) for part in parts)

@@ -72,7 +72,7 @@ def prepare(config: TrainConfig, model_path: str) -> RunInputs:
     """
     torch.manual_seed(derived_seed(config.seed, 0))  # torch uses the low 32 bits alone on a CPU
     if choose_device(config.device).type != "cpu" and config.engine.clock == "cpu":
-        raise UserError("engine.clock = cpu does not see the time of a GPU; set device: cpu, or engine.clock: wall")
+        raise UserError("engine.clock = cpu cannot measure the time of a GPU; set device: cpu, or engine.clock: wall")
     if config.engine.attention == "flex" and not config.cluster.enabled:  # the learner's ranks check their own device
         check_flex_device(choose_device(config.device), config.dtype)
     if config.cluster.enabled and config.device.startswith("cuda") and not config.cluster.gpus_per_learner_rank:

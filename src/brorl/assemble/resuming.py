@@ -29,7 +29,7 @@ def check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: Pa
         )
     if checkpoint is None and begun.get("has_checkpoint", _steps_done(directory) > 0):
         raise UserError(
-            f"{directory.checkpoints} no longer has a complete checkpoint; put the checkpoints back to resume, or "
+            f"{directory.checkpoints} no longer has a complete checkpoint; restore the checkpoints to resume, or "
             f"start a new run: {start_anew(directory)}"
         )
     damage = checkpoint and find_damage(checkpoint)

@@ -46,7 +46,7 @@ def build_verifiers(config: TrainConfig, domains: Iterable[str], workers: Worker
         if unused is not None:
             raise UserError(
                 f"{setting} names the domain {unused!r}, but the domains of the data are {', '.join(verifiers)}; "
-                "correct the name, or set data.sources[].domain"
+                "fix the name, or set data.sources[].domain"
             )
     return verifiers
 

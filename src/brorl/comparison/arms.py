@@ -62,7 +62,7 @@ class RunScores:
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """One of the things compared."""
+    """One arm of a comparison, with its runs."""
 
     name: str  # its short name
     title: str  # its full name if the short name is a letter; else empty
@@ -156,7 +156,7 @@ def score_at(run: RunScores, unit: Unit, spent: float) -> Score:
     if run.ended_early is None:
         raise ValueError(
             f"the run in {run.path} (seed {run.seed}) has no evaluation at {amount(spent, unit)} or later: the last is "
-            f"at {amount(last.cost.of(unit), unit)}; finish the run, or compare at a smaller amount"
+            f"at {amount(last.cost.of(unit), unit)}; finish the run, or compare at a smaller budget"
         )
     return last
 

@@ -461,7 +461,7 @@ def _log_cost_axis(axis: Axes, unit: Unit, eval_points: Sequence[float]) -> None
 
 
 def tick_text(value: float, unit: Unit) -> str:
-    """Return an amount as short as a tick can hold it: 0, 40 s, 2.5M."""
+    """Return an amount in the short form of a tick label: 0, 40 s, 2.5M."""
     return "0" if value == 0 else short_amount(value, unit)
 
 

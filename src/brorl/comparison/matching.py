@@ -23,7 +23,7 @@ ALL_TASKS = "all"
 
 @dataclass(frozen=True)
 class Spread:
-    """A number of each run of an arm: the mean over runs, and the range."""
+    """The mean and the range over the runs of an arm."""
 
     mean: float
     least: float

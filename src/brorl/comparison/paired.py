@@ -300,7 +300,7 @@ def resamples(
 def _checked(score_SP: FloatArray) -> FloatArray:
     scores = np.asarray(score_SP, np.float64)
     if scores.ndim != 2 or not scores.size:
-        raise ValueError(f"scores must have the shape [seeds, prompts] and be at least one, got {scores.shape}")
+        raise ValueError(f"scores must have the shape [seeds, prompts] with at least one entry, got {scores.shape}")
     return scores
 
 

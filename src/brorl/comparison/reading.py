@@ -157,7 +157,7 @@ def _read_run(path: Path, seed: int, budget: Budget) -> tuple[RunScores, _Setup]
 
 def _score(path: Path, cost: Cost, evaluation: Mapping[str, Any]) -> Score:
     if "prompts" not in evaluation:
-        raise UserError(f"{path} was made by an earlier version, which stored no results by prompt; train it again")
+        raise UserError(f"{path} was made by an earlier version, which stored no results per prompt; train it again")
     correct, tokens = (np.array(evaluation["prompts"][name], np.int64) for name in ("num_correct", "sampled_tokens"))
     lost = evaluation["prompts"].get("num_unverified")
     return Score(cost, correct, tokens, evaluation["truncation_rate"], None if lost is None else np.array(lost))

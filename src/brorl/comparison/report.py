@@ -63,7 +63,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def comparison_record(comparison: Comparison) -> dict[str, Any]:
-    """Return everything that is known of a comparison as `comparison.json` holds it."""
+    """Return the content of `comparison.json`."""
     results = results_of(comparison)
     text = text_of(results)
     record = {

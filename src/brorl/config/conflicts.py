@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def conflicts(config: TrainConfig) -> Iterator[str]:
-    """Yield the conflicts between sections, the most basic ones first."""
+    """Yield the conflicts between settings of different sections, the most basic ones first."""
     if config.steps is None and config.budget.limit is None:
         yield "steps = null needs a budget to end the run; set budget.limit, or a number of steps"
     yield from _of_phases(config)

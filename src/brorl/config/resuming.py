@@ -55,7 +55,7 @@ class Change(NamedTuple):
 
 
 def fixed_settings(config: TrainConfig) -> dict[str, Any]:
-    """Return the settings that must not change, by dotted name, as JSON holds them.
+    """Return the settings that must not change, by dotted name, as JSON values.
 
     The run directory and the files of prompts can move: a checkpoint compares its prompts by their content.
     """

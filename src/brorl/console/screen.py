@@ -96,7 +96,7 @@ class Screen:
         self._write(text, wraps=self.console.is_terminal and not is_command)
 
     def log(self, text: str) -> None:
-        """Write text into the log file alone."""
+        """Write text only into the log file."""
         self._log(text)
 
     def show(self, table: Table) -> None:

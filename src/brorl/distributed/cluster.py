@@ -36,7 +36,7 @@ _POLL_S = 0.2
 
 
 class RayCluster:
-    """The connection to Ray, and the places of the processes.
+    """The connection to Ray, and the placement of the processes.
 
     Args:
         settings: The machines and processes.
@@ -62,7 +62,7 @@ class RayCluster:
         self._parts: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Start or join the cluster, wait for its machines, check them, and reserve the places; once.
+        """Start or join the cluster, wait for its machines, check them, and reserve their resources; once.
 
         Raises:
             UserError: If there is no cluster to join, machines, CPUs or GPUs are missing, or versions differ.
@@ -75,7 +75,7 @@ class RayCluster:
             self._reserve()
 
     def options(self, kind: Kind, number: int) -> dict[str, Any]:
-        """Return the options that start an actor at its place.
+        """Return the options that start an actor on its reserved resources.
 
         Args:
             kind: The kind of process.
@@ -102,7 +102,7 @@ class RayCluster:
         self._parts.append(end)
 
     def release(self) -> None:
-        """End the processes of the run and free their places; Ray continues to run."""
+        """End the processes of the run and free their resources; Ray continues to run."""
         while self._parts:
             self._parts.pop()()
         while self._groups:
@@ -196,7 +196,7 @@ class RayCluster:
                 )
 
     def _reserve(self) -> None:
-        """Reserve the places of all processes."""
+        """Reserve the resources of all processes."""
         kinds: tuple[Kind, ...] = ("learner", "rollout", "verifier")
         for kind in kinds:
             bundles = self.settings.bundles(kind)

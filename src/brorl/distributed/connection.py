@@ -46,7 +46,7 @@ def send_messages_of_ray(note: Callable[[str], None]) -> None:
 
 
 def _job() -> JobConfig:
-    """Return a job whose workers import modules from the folders of this program's path alone."""
+    """Return a job whose workers import modules only from the folders of this program's path."""
     script = str(Path(sys.argv[0]).resolve().parent)
     return _OwnPath(_py_driver_sys_path=[script] if script in sys.path else [])
 
@@ -100,7 +100,7 @@ def _check_answers(address: str) -> None:
 
 
 class ExitMessage:
-    """Prints a line to stderr if this process ends before `withdraw`.
+    """Prints a line to stderr if this process ends before `withdraw` is called.
 
     Ray ends it without an exception when one of Ray's own processes dies. A small process prints the line then.
 

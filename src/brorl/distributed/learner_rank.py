@@ -28,7 +28,7 @@ _LONGEST_WAIT_S = 5.0
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The place of a rank among all ranks."""
+    """The number of a rank, and where the ranks meet."""
 
     rank: int  # its number, from 0
     size: int  # number of ranks
@@ -49,7 +49,7 @@ class LearnerFacts(NamedTuple):
 
 
 class LearnerRank:
-    """Holds the learner of one rank; Ray makes this class an actor.
+    """The learner of one rank; Ray makes this class an actor.
 
     Args:
         rank: Its number.

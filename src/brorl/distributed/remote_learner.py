@@ -123,7 +123,7 @@ class RemoteLearner:
         return self.built[0].trained if only_trainable else self.built[0].parameters
 
     def save_pretrained(self, folder: Path) -> None:
-        """Let the ranks write the weights and the model's config in Hugging Face format."""
+        """Have the ranks write the weights and the model's config in Hugging Face format."""
         self._call("save_pretrained", folder.resolve())
 
     def reset_reference(self, clear_optimizer: bool) -> None:

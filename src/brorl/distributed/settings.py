@@ -25,7 +25,7 @@ class ClusterSettings(Section):
     rollout_workers: int = Field(1, ge=1, le=4096, description="processes that sample, each with its own engine")
     learner_ranks: int = Field(1, ge=1, le=4096, description="processes that share the learner, one per GPU")
     verifier_workers: int = Field(
-        0, ge=0, le=4096, description="processes that verify, each with verification.workers of its own; 0 verifies on "
+        0, ge=0, le=4096, description="processes that verify, each with its own verification.workers; 0 verifies on "
         "the machine that runs the loop",
     )  # fmt: skip
     placement: Literal["apart", "colocated"] = Field(
@@ -42,7 +42,7 @@ class ClusterSettings(Section):
         "bits, and not on the number of workers",
     )  # fmt: skip
     task_timeout_s: float = Field(
-        1800.0, gt=0, description="seconds after which the worker of a task is taken for stalled, and replaced"
+        1800.0, gt=0, description="seconds after which the worker of a task is considered stalled, and replaced"
     )
     learner_timeout_s: float = Field(
         3600.0, gt=0, description="seconds without an answer or a mini-batch after which the learner is taken for "
@@ -58,9 +58,9 @@ class ClusterSettings(Section):
         "token and those that it trains, except for stragglers; 0 samples and learns in turn",
     )  # fmt: skip
     stragglers: Literal["train", "wait", "drop"] = Field(
-        "train", description="async: prompts that exceed max_staleness because they take long. train: in the first "
-        "step after they are done | wait: steps wait for them | drop: discard and sample again, which biases to short "
-        "responses",
+        "train", description="async: prompts that exceed max_staleness because they take too long. train: in the first "
+        "step after they are done | wait: steps wait for them | drop: discard and sample again, which biases toward "
+        "short responses",
     )  # fmt: skip
     segment_tokens: int | None = Field(
         None, ge=1, description="async: rollouts are sampled in segments of this many tokens, each with the newest "

@@ -45,7 +45,7 @@ def bytes_in_use(device: torch.device) -> int | None:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Set the peak to the memory in use now."""
+    """Reset the peak to the memory in use now."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return

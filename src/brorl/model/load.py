@@ -77,7 +77,7 @@ def load_tokenizer(name: str, end_token: str | None = None) -> PreTrainedTokeniz
         if end_token not in tokenizer.get_vocab():
             raise UserError(
                 f"sampling.end_token {end_token!r} is not a token of the tokenizer of {name} (its special tokens: "
-                f"{special}); correct it"
+                f"{special}); fix it"
             )
         tokenizer.eos_token = end_token
     if tokenizer.eos_token_id is None:
@@ -213,7 +213,7 @@ def _load(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
     if info["missing_keys"]:
         missing = ", ".join(sorted(info["missing_keys"])[:3])
         raise UserError(
-            f"the model {source.name!r} lacks weights ({missing}); its folder is incomplete or of another model"
+            f"the model {source.name!r} is missing weights ({missing}); its folder is incomplete or of another model"
         )
     if info["unexpected_keys"]:
         unused = ", ".join(sorted(info["unexpected_keys"])[:3])

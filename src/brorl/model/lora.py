@@ -56,7 +56,7 @@ def target_layers(model: PreTrainedModel, target_modules: Sequence[str]) -> dict
         names = ", ".join(sorted({n.rpartition(".")[2] for n in linear}))
         raise UserError(
             f"lora.target_modules names {unused[0]!r}, and no linear layer of {type(model).__name__} has this "
-            f"name (there are {names}); correct it, or set {ALL_LINEAR}"
+            f"name (there are {names}); fix it, or set {ALL_LINEAR}"
         )
     return chosen
 

@@ -154,7 +154,7 @@ class ModelShape:
             if not 1 <= value < 1e15:
                 raise UserError(f"--model-shape: {name} must be a number of at least 1, got {value:g}")
         if missing := [name for name in _REQUIRED if name not in numbers]:
-            raise UserError(f"--model-shape lacks {listed(missing)}; an example: --model-shape {EXAMPLE}")
+            raise UserError(f"--model-shape is missing {listed(missing)}; an example: --model-shape {EXAMPLE}")
         layers, hidden = int(numbers["layers"]), int(numbers["hidden"])
         vocabulary, total = int(numbers["vocabulary"]), int(numbers["parameters"])
         head_dim = int(numbers.get("head_dim") or (hidden // numbers["heads"] if "heads" in numbers else 128))

@@ -1,4 +1,4 @@
-"""What the name of a model says without transformers: a model that comes with the package, or a folder."""
+"""What the name of a model refers to, without importing transformers: a shipped model, or a folder."""
 
 from __future__ import annotations
 

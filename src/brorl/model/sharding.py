@@ -103,7 +103,7 @@ def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> None:
 
 @torch.no_grad()
 def _scatter(parameter: Tensor, whole: Tensor | None, device: torch.device) -> None:
-    """Give a sharded parameter on the meta device its values; collective."""
+    """Materialize a sharded parameter of the meta device; collective."""
     assert isinstance(parameter, DTensor)
     size = parameter.device_mesh.size()
     rows = max(1, -(-parameter.shape[0] // size))  # of every shard but the last ones
@@ -125,7 +125,7 @@ def _scatter(parameter: Tensor, whole: Tensor | None, device: torch.device) -> N
 
 
 def _with_rows(piece: Tensor, rows: int) -> Tensor:
-    """Return a tensor with as many rows, the last ones zero."""
+    """Pad a tensor with zero rows to a number of rows."""
     if piece.shape[0] == rows:
         return piece
     padded = piece.new_zeros(rows, *piece.shape[1:])
@@ -220,7 +220,7 @@ class SyncedForward:
         self._collectives.made = self._collectives.left_out = 0
 
     def _reach(self, kind: _Kind) -> None:
-        """Agree on the next pass until it is of a kind."""
+        """Make passes with the other ranks until the next one is of this kind."""
         self._open = _Kind.NONE
         while (agreed := _Kind(self._maximum(kind))) != kind:
             if agreed == _Kind.FAILED:
@@ -245,7 +245,7 @@ class SyncedForward:
         self._back_to_shards()
 
     def _pass_without_effect(self, kind: _Kind) -> None:
-        """Make a pass over two tokens whose gradients are zero."""
+        """Run a pass over two tokens with zero gradients."""
         self._within = True
         try:
             token = torch.zeros(1, 2, dtype=torch.long, device=self._model.device)

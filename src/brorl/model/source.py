@@ -106,7 +106,7 @@ def check_weights(source: ModelSource) -> None:
     missing = [path.name for path in files if not path.exists()]
     if missing:
         raise UserError(
-            f"model folder {source.name} lacks {len(missing)} of {len(files)} weight files ({missing[0]}, ...); "
+            f"model folder {source.name} is missing {len(missing)} of {len(files)} weight files ({missing[0]}, ...); "
             "copy them there"
         )
     for path in files:
@@ -194,7 +194,7 @@ def _is_offline(name: str) -> bool:
         ) from error
     except RepositoryNotFoundError as error:
         raise UserError(
-            f"there is no model {name!r}: no such folder here, and no such public model on the hub; correct the name, "
+            f"there is no model {name!r}: no such folder here, and no such public model on the hub; fix the name, "
             "or, if it is private, run: hf auth login"
         ) from error
     except EntryNotFoundError as error:
@@ -203,9 +203,7 @@ def _is_offline(name: str) -> bool:
             "--local-dir FOLDER, and set model to that folder"
         ) from error
     except HFValidationError as error:
-        raise UserError(
-            f"{name!r} is neither a folder nor a hub id (like Qwen/Qwen3-0.6B); correct the name"
-        ) from error
+        raise UserError(f"{name!r} is neither a folder nor a hub id (like Qwen/Qwen3-0.6B); fix the name") from error
     except Exception as error:  # no network, no answer, a proxy: the errors of the HTTP client share no base class
         if isinstance(try_to_load_from_cache(name, "config.json"), str):
             return True

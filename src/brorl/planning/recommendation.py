@@ -94,7 +94,7 @@ class RolloutPlan:
 
 @dataclass(frozen=True)
 class _Steps:
-    """Work and seconds of steps, by column of the numbers to compare."""
+    """Work and seconds of steps, one column per N."""
 
     cost: StepCost
     settings: StepSettings
@@ -153,7 +153,7 @@ class _Noise:
     seen: bool
 
     def of(self, column: int, prompts: float, prompts_B: FloatArray | float) -> Estimate:
-        """Divide by |G|^2. There is no upper end where |G|^2 may be 0, and only a lower end where it was not seen."""
+        """Divide by |G|^2. No upper end where |G|^2 may be 0, and only a lower end where it is not significant."""
         signal, signal_B = float(self.moments.mean_squared), self.moments_B.mean_squared
         above_B = np.where(signal_B > 0, signal_B, 1.0)
         low, high = _ends(np.where(signal_B > 0, self.excess_BJ[:, column] / prompts_B / above_B, np.inf))
@@ -166,7 +166,7 @@ class _Noise:
 def make_plan(
     counts: PilotCounts, cost: StepCost, settings: StepSettings, budget: float | None, generator: np.random.Generator
 ) -> RolloutPlan:
-    """Compare numbers of rollouts.
+    """Compare N, and recommend one.
 
     Args:
         counts: The pilot's counts.
@@ -229,7 +229,7 @@ def prompts_that_fit(seconds_of: Callable[[int], float], budget: float, minimum:
 def compare(
     excess_J: FloatArray, prompts_J: IntArray, noise_BJ: FloatArray, time_error: float
 ) -> tuple[int | None, list[int], FloatArray]:
-    """Find the least noise, and the numbers of rollouts whose noise is within its uncertainty.
+    """Find the lowest noise, and every N whose noise cannot be distinguished from it.
 
     A number of rollouts is tied with the best if the lower end of the 95% interval of its noise divided by the best's
     is at most 1 + `time_error`.

@@ -207,7 +207,7 @@ def _against_recipe(plan: RolloutPlan, chosen: PlanRow, settings: StepSettings) 
 
 
 def _alternatives(plan: RolloutPlan, chosen: PlanRow) -> Iterator[str]:
-    """Name the numbers of rollouts that are tied with the best, or the second best."""
+    """Name every N that is tied with the best one, or else the second best."""
     others = [r for r in plan.rows if r is not chosen and r.budget_prompts]
     if len(plan.tied) > 1:
         *tied, last = [str(plan.rows[i].num_rollouts) for i in plan.tied]

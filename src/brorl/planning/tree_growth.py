@@ -50,7 +50,7 @@ def tree_growth(tree: RolloutTree, wanted: IntArray, max_depth: int) -> TreeGrow
     if np.isnan(tree.logprob).any():
         raise ValueError("the tree has nodes without log-probs; sample it with an engine that records them")
     if tree.length.max() > max_depth:
-        raise ValueError(f"max_depth is {max_depth} and the longest response has {tree.length.max()} tokens; raise it")
+        raise ValueError(f"max_depth is {max_depth} and a response has {tree.length.max()} tokens; raise max_depth")
     ratio_JM = growth_ratios(tree.prefix_logprob, tree.num_rollouts, wanted)
     live = np.unique(tree.parent[tree.parent >= 0])
     rows_JD = np.zeros((len(ratio_JM), max_depth))

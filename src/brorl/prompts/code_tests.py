@@ -78,7 +78,7 @@ class CallCases:
         _check_cases("arguments", len(self.arguments), "expected", len(self.expected))
         _check_tolerance(self.tolerance)
         if self.any_order and self.tolerance:
-            raise ValueError("any_order needs equal numbers; leave tolerance at 0, or set any_order to false")
+            raise ValueError("any_order compares numbers exactly; leave tolerance at 0, or set any_order to false")
 
     def cases(self) -> list[tuple[tuple[Any, ...], Any]]:
         """Return the arguments and the expected value of each case, as the function gets and returns them."""
@@ -234,7 +234,7 @@ def _frozen(name: str, value: Any) -> Any:
 
 def _check_cases(one: str, num_one: int, other: str, num_other: int) -> None:
     if num_one != num_other:
-        raise ValueError(f"there are {num_one} {one} and {num_other} {other}; each case needs one of both")
+        raise ValueError(f"there are {num_one} {one} and {num_other} {other}; each case needs one of each")
     if not num_one:
         raise ValueError(f"there is no test case; {one} and {other} need at least one entry")
 

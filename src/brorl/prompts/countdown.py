@@ -75,7 +75,7 @@ class CountdownPuzzle:
             return cls(tuple(int(number) for number in numbers.split(" ")), int(target))
         except ValueError as error:
             raise ValueError(
-                f"{reference!r} is no countdown reference; write ascending numbers and the target like '3 5 7 -> 22'"
+                f"{reference!r} is not a countdown reference; write ascending numbers and the target like '3 5 7 -> 22'"
             ) from error
 
 
@@ -116,11 +116,11 @@ def countdown_puzzles(num_numbers: int, max_number: int, targets: range, min_num
         ValueError: If an argument is out of its range.
     """
     if not 1 <= num_numbers <= 5:
-        raise ValueError(f"num_numbers must be 1 to 5, got {num_numbers}")
+        raise ValueError(f"num_numbers must be between 1 and 5, got {num_numbers}")
     if not 1 <= min_number <= max_number:
         raise ValueError(f"need 1 <= min_number <= max_number, got {min_number} and {max_number}")
     if not targets or min(targets) < 0:
-        raise ValueError(f"targets must be a range of integers from 0 up, such as range(1, 100), got {targets}")
+        raise ValueError(f"targets must be a range of integers of at least 0, such as range(1, 100), got {targets}")
     reachable: dict[tuple[int, ...], frozenset[_Rational]] = {}
     puzzles: list[CountdownPuzzle] = []
     for numbers in combinations_with_replacement(range(min_number, max_number + 1), num_numbers):
@@ -173,7 +173,7 @@ def _two_parts(numbers: tuple[int, ...]) -> set[tuple[tuple[int, ...], tuple[int
 def numbers_are_held_out(numbers: Iterable[int], held_out_fraction: float, seed: int) -> bool:
     """Return whether a multiset of numbers is held out, by its hash and the seed; the expected fraction is 0 to 1."""
     if not 0 <= held_out_fraction <= 1:
-        raise ValueError(f"held_out_fraction must be 0 to 1, got {held_out_fraction}")
+        raise ValueError(f"held_out_fraction must be between 0 and 1, got {held_out_fraction}")
     return uniform_hash(f"countdown split {seed}: {' '.join(map(str, sorted(numbers)))}") < held_out_fraction * 2**64
 
 

@@ -93,7 +93,7 @@ def read_source(source: FileSource, seed: int = 0) -> SourceReading:
                 raise UserError(_contradiction(earlier, question))
             contradicted.add(digest)
     if not number:
-        raise UserError(f"{source.path} is empty; data.sources[].path must hold at least one row")
+        raise UserError(f"{source.path} is empty; data.sources[].path must contain at least one row")
     if contradicted:
         dropped[CONTRADICTION] = sum(rows[digest] for digest in contradicted)
     kept = [question for digest, question in first.items() if digest not in contradicted]
@@ -196,7 +196,7 @@ def _text(value: Any, location: str, column: str, advice: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise UserError(
-            f"{location}: {column} contains half a character (\\u{ord(text[error.start]):04x}); write both surrogates"
+            f"{location}: {column} has an unpaired surrogate (\\u{ord(text[error.start]):04x}); write both surrogates"
         ) from error
     return text
 

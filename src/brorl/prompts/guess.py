@@ -54,7 +54,7 @@ def guess_meaning(
     """
     first = next(read_rows(path, None, "train", ()), None)
     if first is None:
-        raise UserError(f"{path} is empty; it should hold at least one question with an answer")
+        raise UserError(f"{path} is empty; it must contain at least one question with an answer")
     rows = list(islice(read_rows(path, None, "train", first.columns), _ROWS))
     columns = list(first.columns)
     given = prompt_column or answer_column or domain

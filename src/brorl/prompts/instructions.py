@@ -36,7 +36,7 @@ def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value != int(value):
         raise ValueError(f"must be a whole number, got {_short(value)}")
     if not 0 <= value <= _MAX_COUNT:
-        raise ValueError(f"must be 0 to {_MAX_COUNT}, got {_short(value)}")
+        raise ValueError(f"must be between 0 and {_MAX_COUNT}, got {_short(value)}")
     return int(value)
 
 
@@ -54,7 +54,7 @@ def _text(value: Any) -> str:
 
 def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not value:
-        raise ValueError(f"must be a list of texts, got {_short(value)}")
+        raise ValueError(f"must be a list of strings, got {_short(value)}")
     return tuple(_text(text) for text in value)
 
 
@@ -155,7 +155,7 @@ class Instruction:
         if self.kind not in KINDS:
             near = difflib.get_close_matches(self.kind.lower(), KINDS, 1)
             advice = f"did you mean {near[0]}?" if near else f"the kinds are {', '.join(KINDS)}"
-            raise ValueError(f"has the unknown instruction {_short(self.kind)}; {advice}")
+            raise ValueError(f"has an unknown instruction {_short(self.kind)}; {advice}")
         names = KINDS[self.kind]
         given = {name: value for name, value in self.arguments.items() if value is not None}
         missing = next((name for name in names if name not in given and name not in OPTIONAL), None)
@@ -180,7 +180,7 @@ class Instruction:
         nth, total = (self.arguments.get(name, 0) for name in ("nth_paragraph", "num_paragraphs"))
         if nth > total:
             raise ValueError(
-                f"has nth_paragraph {nth} of num_paragraphs {total} for {self.kind}, which no response can follow"
+                f"has nth_paragraph {nth} above num_paragraphs {total} for {self.kind}, which no response can follow"
             )
 
 
@@ -234,7 +234,7 @@ class Instructions:
         if not isinstance(listed, list):
             raise ValueError(f"has instructions that are not a list: {_short(listed)}; expected {_FORM}")
         if not isinstance(loose, bool):
-            raise ValueError(f"has a loose that is not true or false: {_short(loose)}; expected {_FORM}")
+            raise ValueError(f"has a value of loose that is not true or false: {_short(loose)}; expected {_FORM}")
         for instruction in listed:
             if not isinstance(instruction, dict) or not isinstance(instruction.get("kind"), str):
                 raise ValueError(

@@ -88,7 +88,7 @@ _T = TypeVar("_T")
 
 
 class Split(NamedTuple, Generic[_T]):
-    """What training sees, and what it never sees."""
+    """Questions to train on, and held-out questions that training never sees."""
 
     train: list[_T]
     held_out: list[_T]
@@ -108,7 +108,7 @@ def split_held_out(questions: Iterable[Question], fraction: float, seed: int) ->
         ValueError: If the fraction of distinct questions is not 0 to 1.
     """
     if not 0 <= fraction <= 1:
-        raise ValueError(f"held_out_fraction must be 0 to 1, got {fraction}")
+        raise ValueError(f"held_out_fraction must be between 0 and 1, got {fraction}")
     train: list[Question] = []
     held_out: list[tuple[int, Question]] = []
     for question in questions:

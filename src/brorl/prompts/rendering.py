@@ -169,7 +169,7 @@ def _plain_text(question: Question, format: PromptFormat) -> str:  # noqa: A002
     if roles not in (["user"], ["system", "user"]):
         raise UserError(
             f"question {question.id} is a conversation ({', '.join(roles)}), which needs a chat template; "
-            "choose a chat model and leave prompt.chat at auto, or make the row's prompt one text"
+            "choose a chat model and leave prompt.chat at auto, or make the prompt a single string"
         )
     return "\n\n".join(message.content for message in messages)
 

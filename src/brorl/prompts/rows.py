@@ -34,7 +34,7 @@ MISSING = object()
 
 
 class Row(NamedTuple):
-    """A row."""
+    """A row of a data file."""
 
     location: str  # its file, or the dataset and its split, with the number of the line or row
     number: int  # number of the line or row, from 1 on
@@ -171,7 +171,7 @@ def _jsonl_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
                 values = json.loads(text.rstrip())
             except (ValueError, RecursionError) as error:
                 raise UserError(
-                    f"{location} is not JSON ({_problem(error)}); write one object a line, such as {ROW_FORM}"
+                    f"{location} is not JSON ({_problem(error)}); write one object per line, such as {ROW_FORM}"
                 ) from error
             yield _row(values, location, number)
 

@@ -134,7 +134,7 @@ def _choices(data: dict[str, Any]) -> Choices:
         raise ValueError(f'is not of the form {{"options": ["He", "Ne"], "answer": "B"}} or {_FORM} ({_TOLERANCE})')
     options, answer = data["options"], data["answer"]
     if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
-        raise ValueError("has options that are not a list of texts")
+        raise ValueError("has options that are not a list of strings")
     letters = ascii_uppercase[: len(options)]
     if not isinstance(answer, str) or len(answer) != 1 or answer not in letters:
         raise ValueError(f"has the answer {str(answer)[:40]!r}, which is not the letter of an option ({letters})")

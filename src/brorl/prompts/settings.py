@@ -125,7 +125,7 @@ class FileSource(Section):
             given = next((name for name in _OF_A_LAYOUT if getattr(self, name) != fields[name].default), None)
             if given:
                 raise ValueError(
-                    f"data.sources[].{given}: the layout {self.layout} decides it; drop {given}, or drop layout and "
+                    f"data.sources[].{given}: the layout {self.layout} sets it; remove {given}, or remove layout and "
                     "name the columns"
                 )
         return self
@@ -247,7 +247,7 @@ class PromptFormat(Section):
         if self.system_prompt is not None and not self.system_prompt.strip():
             raise ValueError("prompt.system_prompt is blank; give it a text, or null for none")
         if self.chat == "never" and self.chat_template_options:
-            raise ValueError("prompt.chat_template_options has no effect with prompt.chat: never; drop one of them")
+            raise ValueError("prompt.chat_template_options has no effect with prompt.chat: never; remove one of them")
         own = sorted(_OWN_OPTIONS.intersection(self.chat_template_options))
         if own:
             raise ValueError(f"prompt.chat_template_options: {own[0]} is not a variable of a chat template; remove it")

@@ -104,13 +104,13 @@ class PromptStream:
         if state["num_prompts"] != self.num_prompts:
             raise ValueError(
                 f"the data has changed since the run began: {state['num_prompts']} training prompts then, "
-                f"{self.num_prompts} now; put the data back as it was, or start a new run"
+                f"{self.num_prompts} now; restore the data, or start a new run"
             )
         if state["fingerprint"] != self.fingerprint:
             raise ValueError(
                 f"the data has changed since the run began: still {self.num_prompts} training prompts, but other ids, "
-                "tokens, references or domains, or another order; put the data, the prompt settings and the tokenizer "
-                "back as they were, or start a new run"
+                "tokens, references or domains, or another order; restore the data, the prompt settings and the "
+                "tokenizer, or start a new run"
             )
         epoch, position = state["epoch"], state["position"]
         if epoch < 0 or not 0 <= position <= self.num_prompts:
@@ -155,7 +155,7 @@ class PromptMixture:
         for weight in weights:
             if not (isfinite(weight) and weight > 0):
                 raise ValueError(
-                    f"the weight of a source must be a positive number, got {weight}; leave out a source that "
+                    f"the weight of a source must be a positive number, got {weight}; remove a source that "
                     "should not be used"
                 )
         ids: set[str] = set()

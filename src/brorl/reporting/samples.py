@@ -37,7 +37,7 @@ _KIND_NAMES = {"all": "responses", "wrong": "incorrect responses", "right": "cor
 
 @dataclass(frozen=True)
 class PromptRow:
-    """A prompt in the list of a step's prompts, with the counts of its rollouts; `number` is its place, from 1."""
+    """A prompt in the list of a step's prompts, with the counts of its rollouts; `number` counts from 1."""
 
     number: int
     prompt_id: str

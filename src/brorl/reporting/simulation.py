@@ -184,7 +184,7 @@ def settings_line(settings: SimulationSettings) -> str:
 
 def _require_one_experiment(results: Sequence[SimulationResult]) -> None:
     if not results:
-        raise ValueError("needs at least one simulation")
+        raise ValueError("at least one simulation is needed")
     first = results[0].settings
     for result in results:
         if replace(result.settings, rollouts=first.rollouts, seed=first.seed) != first:

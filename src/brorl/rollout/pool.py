@@ -63,7 +63,7 @@ class SamplingPool(Protocol):
         ...
 
     def discard(self, tickets: Iterable[int]) -> None:
-        """Forget tasks; those that are being sampled end unseen."""
+        """Discard tasks; the results of those that are being sampled are dropped."""
         ...
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:

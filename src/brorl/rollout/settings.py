@@ -21,7 +21,7 @@ class VllmEngineSettings(Section):
     tensor_parallel: int = Field(1, ge=1, le=64, description="GPUs that share the engine")
     placement: Literal["colocated", "apart"] = Field(
         "colocated", description="GPUs of the engine in a run of one process: colocated, the learner's GPU, in turn | "
-        "apart, the GPUs beside it. A cluster has cluster.placement",
+        "apart, other GPUs. A cluster has cluster.placement",
     )  # fmt: skip
     weight_transfer: Literal["auto", "host", "ipc", "nccl"] = Field(
         "auto", description="how new weights reach the engine: host, through memory of the host | ipc, within a GPU "
@@ -44,7 +44,7 @@ class VllmEngineSettings(Section):
             )
         if self.weight_transfer == "ipc" and self.tensor_parallel > 1:
             raise ValueError(
-                "engine.vllm.weight_transfer = ipc reaches the learner's GPU alone, and engine.vllm.tensor_parallel = "
+                "engine.vllm.weight_transfer = ipc reaches only the learner's GPU, and engine.vllm.tensor_parallel = "
                 f"{self.tensor_parallel}; set engine.vllm.tensor_parallel: 1, or engine.vllm.weight_transfer: host"
             )
         return self
@@ -82,7 +82,7 @@ class EngineSettings(Section):
         "on the CPU, else the default of torch. A run stores the number and resumes with it",
     )  # fmt: skip
     clock: Literal["wall", "cpu"] = Field(
-        "wall", description="clock of all seconds: wall time | CPU time of this process, which other programs do not "
+        "wall", description="clock for all times: wall time | CPU time of this process, which other programs do not "
         "lengthen; for a model on the CPU with one thread, without verifiers in worker processes",
     )  # fmt: skip
     vllm: VllmEngineSettings = VllmEngineSettings()

@@ -47,7 +47,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 class EngineLostError(UserError):
-    """The engine died again and again."""
+    """The engine died too many times in a row."""
 
     exit_code = 1
 
@@ -173,7 +173,7 @@ class VllmEngine:
             return self._once(work)
         except EngineDiedError as error:
             raise EngineLostError(
-                f"the process of vLLM died {_MAX_RESTARTS + 1} times in a row ({error}); its log above has the cause. "
+                f"the process of vLLM died {_MAX_RESTARTS + 1} times in a row ({error}); see its log above. "
                 "Lower engine.memory_gib or engine.vllm.max_rows if memory is short, or set engine.kind: native"
                 f"{self._other_transfer()}"
             ) from error

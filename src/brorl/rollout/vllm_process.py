@@ -119,7 +119,7 @@ class VllmProcess:
                 self._llm = vllm.LLM(**_arguments(settings))
             except (RuntimeError, ValueError) as error:
                 raise UserError(
-                    f"vLLM could not start with {settings.source}: {first_line(error)} (its log above has the cause); "
+                    f"vLLM could not start with {settings.source}: {first_line(error)} (see its log above); "
                     "set engine.kind: native, or change the settings that the log names"
                 ) from error
         dtype = getattr(torch, settings.dtype)
@@ -298,6 +298,6 @@ def _check_head_size(source: str) -> None:
     supported = CPUAttentionBackend.get_supported_head_sizes()
     if size not in supported:
         raise UserError(
-            f"the attention heads of {source} have {size} numbers, and vLLM on a CPU supports "
+            f"the attention heads of {source} have dimension {size}, and vLLM on a CPU supports "
             f"{', '.join(map(str, supported))}; set engine.kind: native, or choose another model"
         )

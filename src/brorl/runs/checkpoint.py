@@ -215,7 +215,7 @@ def find_damage(checkpoint: Path) -> str | None:
 
 
 def read_state(checkpoint: Path) -> TrainerState:
-    """Read the trainer's state of a checkpoint for another run to look at; random numbers stay as they are.
+    """Read the trainer's state of a checkpoint for another run; random numbers stay as they are.
 
     Raises:
         UserError: If the folder is not a complete checkpoint of brorl.

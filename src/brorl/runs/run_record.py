@@ -147,7 +147,7 @@ def _read_settings(file: Path) -> dict[str, str]:
     try:
         settings = YAML(typ="safe", pure=True).load(_text(file))
     except YAMLError as error:
-        raise UserError(f"{file} is not YAML; put the run's config back, or move the file away") from error
+        raise UserError(f"{file} is not YAML; restore the run's config, or move the file away") from error
     if not isinstance(settings, dict) or not settings:
         return {}
     texts = ((n, v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)) for n, v in dotted(settings))

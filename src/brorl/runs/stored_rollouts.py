@@ -102,7 +102,7 @@ def read_groups(run: Path, step: int, folder: Folder = "rollouts") -> Iterator[S
     file = run / folder / f"step-{step:06d}.parquet"
     if not file.is_file():
         stored = step_list(stored_steps(run, folder))
-        raise UserError(f"{run} contains no {folder} of step {step}; it holds {stored}")
+        raise UserError(f"{run} contains no {folder} of step {step}; it has {stored}")
     rows: list[Row] = []
     left = 0  # rollouts of the current group that are still to come
     for row in _rows(file):

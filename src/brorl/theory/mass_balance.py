@@ -48,12 +48,12 @@ class Outcomes:
         """
         p_V = np.asarray(p)
         if p_V.dtype.kind != "f":
-            raise ValueError(f"p must hold floats, got {p_V.dtype}; convert it to float64")
+            raise ValueError(f"p must contain floats, got {p_V.dtype}; convert it to float64")
         precision, p_V = p_V.dtype, p_V.astype(np.float64)
         if p_V.ndim != 1 or not p_V.size:
             raise ValueError(f"p must be one row of probabilities, shape [V], got shape {p_V.shape}; pass one prompt")
         if not np.isfinite(p_V).all() or (p_V < 0).any():
-            raise ValueError("p must hold finite probabilities >= 0; apply softmax to logits, exp to log-probs")
+            raise ValueError("p must contain finite probabilities >= 0; apply softmax to logits, exp to log-probs")
         total, tolerance = float(p_V.sum()), sqrt(np.finfo(precision).eps)
         if abs(total - 1) > tolerance:
             raise ValueError(
@@ -224,7 +224,7 @@ def pooled_change(outcomes: Outcomes, logit_step: ArrayLike) -> tuple[float, flo
     step_V = np.asarray(logit_step)
     if step_V.shape != outcomes.p_V.shape or step_V.dtype.kind not in "fiu" or not np.isfinite(step_V).all():
         raise ValueError(
-            f"logit_step must hold {outcomes.p_V.size} finite numbers, one per outcome, got shape {step_V.shape} of "
+            f"logit_step must contain {outcomes.p_V.size} finite numbers, one per outcome, got shape {step_V.shape} of "
             f"{step_V.dtype}; pass the change of each logit"
         )
     step_V = step_V - step_V.min()  # nonnegative, so that a large common offset does not cancel

@@ -204,7 +204,7 @@ def _drawn_from(part_P: IntArray, total: int, drawn: int) -> FloatArray:
 
 def _histogram(correct_P: IntArray, num_rollouts: int) -> FloatArray:
     if not correct_P.size or correct_P.min() < 0 or correct_P.max() > num_rollouts:
-        raise ValueError(f"counts of correct rollouts must be between 0 and {num_rollouts}, for one prompt at least")
+        raise ValueError(f"counts of correct rollouts must be between 0 and {num_rollouts}, for at least one prompt")
     return np.bincount(correct_P, minlength=num_rollouts + 1).astype(np.float64)
 
 

@@ -187,12 +187,12 @@ def _checked(count: ArrayLike, size: int) -> FloatArray:
     count_V = np.asarray(count)
     if count_V.shape != (size,) or count_V.dtype.kind not in "fiu":
         raise ValueError(
-            f"count must hold {size} whole numbers, one per outcome, got {count_V.dtype} of shape {count_V.shape}; "
+            f"count must contain {size} whole numbers, one per outcome, got {count_V.dtype} of shape {count_V.shape}; "
             "count the rollouts that gave each outcome"
         )
     count_V = count_V.astype(np.float64)
     if not (np.isfinite(count_V) & (count_V >= 0) & (count_V == np.floor(count_V))).all() or not count_V.any():
-        raise ValueError("count must hold whole numbers >= 0, not all 0; count the rollouts that gave each outcome")
+        raise ValueError("count must contain whole numbers >= 0, not all 0; count the rollouts that gave each outcome")
     return count_V
 
 

@@ -288,7 +288,7 @@ class _PoolSampler:
         seed: int,
         first: int = 0,
     ) -> list[RolloutTree]:
-        """Sample with the newest weights; see `Sampler.sample`. Training goes on sampling meanwhile."""
+        """Sample with the newest weights; see `Sampler.sample`. Training continues to sample meanwhile."""
         source, size = self._source, self._source.prompts_per_task
         rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
         starts = range(0, len(prompts), size)
@@ -309,7 +309,7 @@ class _PoolSampler:
 
     @contextmanager
     def _asking(self, tasks: Sequence[SampleTask]) -> Iterator[list[int]]:
-        """Submit tasks, and forget them in the end, also if an observer raises."""
+        """Submit tasks, and discard them at the end, even if an observer raises."""
         source = self._source
         tickets = [source.pool.submit(task) for task in tasks]
         source._asked |= dict.fromkeys(tickets)

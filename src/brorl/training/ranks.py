@@ -81,7 +81,7 @@ ALONE = Ranks()
 
 
 def join(rank: int, size: int, address: str, port: int, backend: Backend = "gloo", timeout_s: float = 1800.0) -> Ranks:
-    """Meet the other processes of a learner; returns when all of them have come.
+    """Connect to the other processes of a learner; return when all are connected.
 
     Args:
         rank: Number of this process, 0 to size - 1.
@@ -109,7 +109,7 @@ def join(rank: int, size: int, address: str, port: int, backend: Backend = "gloo
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise UserError(
-            f"rank {rank} of {size} found no learner ranks at {address}:{port} within {timeout_s:g} s "
+            f"rank {rank} of {size} could not reach the other learner ranks at {address}:{port} within {timeout_s:g} s "
             f"({first_line(error)}); check that {size} ranks were started, and that {address} is reachable at this port"
         ) from error
     return Ranks(rank, size)

@@ -39,7 +39,7 @@ class ReferencePolicy:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the reference's weights into the model, and the model's own back at the end, whatever happens.
+        """Put the reference's weights into the model, and restore the model's own at the end, even if the block raises.
 
         The model's own weights come back bit by bit. Nothing that keeps a gradient may be computed meanwhile.
         """

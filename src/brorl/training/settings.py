@@ -44,7 +44,7 @@ class OptimizerSettings(Section):
         2e-6, gt=0, description="learning rate; scaled with the batch if reference_batch is set"
     )
     reference_batch: int | None = Field(
-        None, ge=1, description="rollouts per step at which learning_rate was tuned; the rate used is "
+        None, ge=1, description="rollouts per step at which learning_rate was tuned; the effective rate is "
         "learning_rate * sqrt(rollouts per step / reference_batch); null uses learning_rate as it is",
     )  # fmt: skip
     mini_batches: int = Field(4, ge=1, description="mini-batches per step, one update each")
@@ -52,7 +52,7 @@ class OptimizerSettings(Section):
         (0.9, 0.95), description="AdamW's decay rates"
     )
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
-    max_grad_norm: float = Field(1.0, gt=0, description="clip the gradient to this norm")
+    max_grad_norm: float = Field(1.0, gt=0, description="maximum gradient norm; larger gradients are clipped")
     warmup_updates: int = Field(0, ge=0, description="updates of linear learning-rate warmup")
     max_responses_per_outcome: int = Field(
         0, ge=0, description="train on at most this many correct and this many incorrect distinct responses per group, "
@@ -74,7 +74,7 @@ class OptimizerSettings(Section):
 class ReferenceSettings(Section):
     """The reference policy of the KL penalty: the policy at the start, or at the last reset."""
 
-    offload: bool = Field(False, description="keep its weights in CPU memory while unused")
+    offload: bool = Field(False, description="keep the reference's weights in CPU memory while unused")
     reset_every: int = Field(0, ge=0, description="steps between resets to the current policy; 0 for never")
     reset_kl_above: float | None = Field(
         None, gt=0, description="reset when the KL divergence stays above this, in nats; null for never"

@@ -166,7 +166,7 @@ class TreeLearner:
         return self._reference is not None
 
     def reset_reference(self, clear_optimizer: bool) -> None:
-        """Take the current weights as the reference; `clear_optimizer` forgets AdamW's moments (ProRL v1).
+        """Take the current weights as the reference; `clear_optimizer` clears AdamW's moments (ProRL v1).
 
         Raises:
             ValueError: If there is no reference.
@@ -227,7 +227,8 @@ class TreeLearner:
         grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
         if not (torch.isfinite(grad_norm) and torch.isfinite(sums.vector()).all()):
             raise DivergedError(
-                f"loss {float(sums.policy_loss)} with gradient norm {float(grad_norm)}; lower optimizer.learning_rate"
+                f"the loss is {float(sums.policy_loss)} and the gradient norm {float(grad_norm)}; "
+                "lower optimizer.learning_rate"
             )
         self._updates += 1
         for parameters in self._optimizer.param_groups:

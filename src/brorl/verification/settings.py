@@ -29,7 +29,7 @@ class VerificationSettings(Section):
     memory_mib: int = Field(1024, ge=256, description="memory limit of a worker process, in MiB")
     sandbox: Literal["auto", "landlock", "seccomp", "unsafe"] = Field(
         "auto",
-        description="confinement of untrusted code: auto, the strongest that holds here | landlock, with seccomp | "
+        description="confinement of untrusted code: auto, the strongest that works here | landlock, with seccomp | "
         "seccomp, no file can be opened | unsafe, none",
     )
     functions: dict[str, str] = Field(

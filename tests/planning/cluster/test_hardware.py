@@ -34,11 +34,11 @@ def test_a_described_gpu() -> None:
     [
         ("8xH300", "'H300' is not a known GPU (A100, B200, H100, H200"),
         ("8xH300", "describe it: --cluster 8xMINE:memory_gb=96"),
-        ("H100", "such as 8xH200, not 'H100'"),
+        ("H100", "such as 8xH200, got 'H100'"),
         ("0xH100", "between 1 and 65,536, got 0"),
-        ("8xM:memory_gb=96", "M lacks memory_gb_s, tflops, link_gb_s and network_gb_s"),
+        ("8xM:memory_gb=96", "M is missing memory_gb_s, tflops, link_gb_s and network_gb_s"),
         ("8xM:vram=96", "'vram' is not a figure"),
-        ("8xM:memory_gb=big", "memory_gb should be a number, not 'big'"),
+        ("8xM:memory_gb=big", "memory_gb must be a number, got 'big'"),
         ("8xM:memory_gb=0,memory_gb_s=1,tflops=1,link_gb_s=1,network_gb_s=1", "memory_gb must be above 0"),
     ],
 )

@@ -77,7 +77,7 @@ def test_a_very_long_response_is_incorrect() -> None:
 @pytest.mark.parametrize(
     ("reference", "problem"),
     [("no comma", "is not JSON text"), ("[]", "expected {"), ('{"instructions": []}', "has no instructions"),
-     ('{"instructions": [{"kind": "punctuation:no_dash"}]}', "has the unknown instruction 'punctuation:no_dash'"),
+     ('{"instructions": [{"kind": "punctuation:no_dash"}]}', "has an unknown instruction 'punctuation:no_dash'"),
      ('{"instructions": [{"kind": "length_constraints:number_words", "num_words": 3}]}', "has no relation for"),
      ('{"instructions": [{"kind": "length_constraints:number_words", "num_words": 0, "relation": "less than"}]}',
       "less than 0"),

@@ -195,7 +195,7 @@ def test_the_strongest_level_that_holds_is_chosen(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UserError, match=r"\(landlock: the kernel has no Landlock\).*verification.sandbox: unsafe"):
         choose_level("landlock")
     held["seccomp"] = "start a process: started process 7"
-    with pytest.raises(UserError, match=r"no sandbox .* holds on this machine .*; seccomp: start a process"):
+    with pytest.raises(UserError, match=r"no sandbox .* works on this machine .*; seccomp: start a process"):
         choose_level("auto")
     held["landlock"] = None
     assert choose_level("auto").name == "landlock"

@@ -53,7 +53,7 @@ class PhaseSeconds:
 
 @dataclass(frozen=True)
 class GpuAllocation:
-    """One way to use the GPUs, and its seconds without waiting."""
+    """One allocation of the GPUs to sampling and learning, and its seconds without waiting."""
 
     num_gpus: int  # number of GPUs
     placement: Placement  # where sampling and learning run
@@ -115,7 +115,7 @@ class TreeSaving:
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """A plan."""
+    """The plan of a job on a cluster."""
 
     name: str  # name of the model
     cluster: Cluster  # the GPUs
@@ -168,13 +168,13 @@ def make_cluster_plan(
 
 
 def ways_that_fit(job: Job, num_gpus: int) -> list[GpuAllocation]:
-    """Return all ways to use the GPUs that fit, the fastest first."""
+    """Return all allocations of the GPUs that fit, the fastest first."""
     ways = (fastest_split(job, num_gpus, placement, mode) for placement, mode in WAYS)
     return sorted((way for way in ways if way is not None), key=lambda way: way.seconds)
 
 
 def fastest_split(job: Job, num_gpus: int, placement: Placement, mode: Mode) -> GpuAllocation | None:
-    """Return the way with the best split of the GPUs; None if the job does not fit.
+    """Return the allocation with the fastest split of the GPUs; None if the job does not fit.
 
     On many machines the learner has whole machines.
     """
@@ -187,7 +187,7 @@ def fastest_split(job: Job, num_gpus: int, placement: Placement, mode: Mode) -> 
 
 
 def _split(job: Job, num_gpus: int, placement: Placement, mode: Mode, ranks: int) -> GpuAllocation | None:
-    """Return the way with a number of learner ranks; None if it does not fit."""
+    """Return the allocation with a number of learner ranks; None if it does not fit."""
     learner = ShardedLearner(job, ranks)
     colocated = placement == "colocated"
     sampling_gpus = num_gpus if colocated else num_gpus - ranks

@@ -292,7 +292,7 @@ def _way(way: GpuAllocation) -> str:
 
 
 def _range(best: float, worst: float) -> str:
-    """Return a range with two significant digits, which is all that assumed fractions allow."""
+    """Return a range with two significant digits; assumed values allow no more."""
     low, high = plain(best, 2), plain(worst, 2)
     return low if low == high else f"{_rounded(best)}-{_rounded(worst)}"
 

@@ -90,7 +90,7 @@ def parse_cluster(text: str) -> Cluster:
     """
     match = re.fullmatch(r"(\d+)\s*[xX*]\s*([^:\s]+)(?::(.+))?", text.strip())
     if match is None:
-        raise UserError(f"--cluster should be a number of GPUs and their name, such as 8xH200, not {text!r}")
+        raise UserError(f"--cluster: expected NxGPU such as 8xH200, got {text!r}")
     number, name, figures = int(match[1]), match[2], match[3]
     if not 1 <= number <= _MAX_GPUS:
         raise UserError(f"--cluster: the number of GPUs must be between 1 and {_MAX_GPUS:,}, got {number}")
@@ -115,9 +115,9 @@ def _described(name: str, text: str) -> Gpu:
         try:
             figures[key] = float(value)
         except ValueError:
-            raise UserError(f"--cluster: {key} should be a number, not {value!r}") from None
+            raise UserError(f"--cluster: {key} must be a number, got {value!r}") from None
     if missing := [figure for figure in _FIGURES if figure not in figures]:
-        raise UserError(f"--cluster: {name} lacks {listed(missing)}; give all figures: --cluster {_EXAMPLE}")
+        raise UserError(f"--cluster: {name} is missing {listed(missing)}; give all figures: --cluster {_EXAMPLE}")
     for figure, number in figures.items():
         if not 0 < number < inf:
             raise UserError(f"--cluster: {figure} must be above 0 and finite, got {number:g}")
@@ -143,7 +143,7 @@ class UnitCost:
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """All unit costs of a plan; the name of each says what it is (`UnitCosts.of`)."""
+    """All unit costs of a plan; see `UnitCosts.of` for each name."""
 
     bandwidth: UnitCost
     flops: UnitCost

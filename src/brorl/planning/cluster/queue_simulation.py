@@ -67,7 +67,7 @@ class DecodingWorker(Generic[Owner]):
         self._fill()
 
     def stall(self, time: float, seconds: float) -> None:
-        """Decode nothing for some seconds, in addition to a stall that has not ended."""
+        """Pause decoding for some seconds, in addition to a pause that has not ended."""
         self._advance(time)
         self._time = max(self._time, time) + seconds
         self.stamp += 1
@@ -105,7 +105,7 @@ class DecodingWorker(Generic[Owner]):
 
 @dataclass(frozen=True)
 class Queue:
-    """The stations of a run."""
+    """The workers and the work of a simulated run."""
 
     workers: int  # rollout workers, >= 1
     step_seconds_B: FloatArray  # seconds of a worker's decoding step with b rows, shape [slots + 1]
@@ -338,7 +338,7 @@ class _Simulation:
         self._at(self.time + self.queue.learn_seconds, self._learned)
 
     def _learned(self) -> None:
-        """Publish the weights; workers stand still until they have them."""
+        """Publish the weights; workers pause until they have them."""
         self.steps += 1
         self.drawn = self.mixed = 0
         if self.queue.mode == "async":

@@ -119,7 +119,7 @@ def multi_constraints(row: Cells, _seed: int) -> Fields:
     truth = truth[0] if isinstance(truth, Sequence) and len(truth) == 1 else truth
     truth = _decoded(truth, "ground_truth")
     if not isinstance(truth, Mapping) or not {"instruction_id", "kwargs"} <= set(truth):
-        raise ValueError("ground_truth must hold one mapping with the keys instruction_id and kwargs")
+        raise ValueError("ground_truth must contain one mapping with the keys instruction_id and kwargs")
     return _fields(row["messages"], truth["instruction_id"], truth["kwargs"])
 
 

@@ -68,11 +68,11 @@ def mmlu_pro(row: Cells, seed: int) -> Fields:
     """Read a list of options with the letter and the index of the right one."""
     options, right = row["options"], row["answer_index"]
     if not isinstance(options, list | tuple) or not all(isinstance(option, str) for option in options):
-        raise ValueError("options must be a list of texts")
+        raise ValueError("options must be a list of strings")
     if isinstance(right, bool) or not isinstance(right, int):
         raise ValueError(f"answer_index must be a whole number, got {right!r}")
     if _text(row, "answer") != ascii_uppercase[right : right + 1]:
-        raise DroppedRow("answer and answer_index of different options")
+        raise DroppedRow("answer and answer_index name different options")
     return _choice(_text(row, "question"), options, right, seed)
 
 

@@ -125,7 +125,7 @@ def read_fields(row: Row, layout: Layout, seed: int) -> Fields:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise DroppedRow(f"{name} with half a character") from None
+            raise DroppedRow(f"{name} with an unpaired surrogate") from None
     return fields
 
 

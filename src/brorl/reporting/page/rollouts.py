@@ -97,7 +97,7 @@ def choose_evaluations(run: RunRecord, text_of: TokenText, max_bytes: int) -> tu
 
 
 def evenly_spaced(steps: Sequence[int], number: int) -> list[int]:
-    """Return `number` of the steps, evenly spaced by their place: the last one, and from two on the first one."""
+    """Return `number` of the steps, evenly spaced by index: the last one, and from two on the first one."""
     if number >= len(steps):
         return list(steps)
     if number == 1:

@@ -107,7 +107,7 @@ def _read(value: dict[str, object]) -> tuple[bool, float, str | None, str | None
         raise ValueError(f"correct of type {type(correct).__name__}, not bool")
     extracted, reason = (_text(value, key) for key in ("extracted", "reason"))
     if reason is not None and is_unverified(reason) and (correct or outcome):
-        raise ValueError(f"the reason {reason!r} with an outcome")
+        raise ValueError(f"the reason {reason!r}, which needs the outcome 0 and not correct")
     return correct, float(outcome), extracted, reason
 
 

@@ -82,7 +82,7 @@ def choose_level(requested: str) -> Level:
             return level
         problems.append(f"{name}: {level.problem}")
     raise UserError(
-        f"no sandbox for untrusted code holds on this machine ({'; '.join(problems)}); use Linux 5.13 or later on "
+        f"no sandbox for untrusted code works on this machine ({'; '.join(problems)}); use Linux 5.13 or later on "
         "x86-64 or 64-bit ARM with seccomp, or set verification.sandbox: unsafe to run the code of the model with your "
         "files and your network (`brorl doctor` shows the attacks)"
     )

@@ -92,7 +92,7 @@ class _Pool:
         """Run judges, one per worker at once."""
         if self._pid != os.getpid():
             name = type(self).__name__
-            raise RuntimeError(f"a {name} cannot be used in a fork of the process that made it; make another one")
+            raise RuntimeError(f"a {name} cannot be used in a fork of the process that made it; create another one")
         if self not in _IN_USE:
             pools = [self, *(pool for pool in _IN_USE if pool._pid == self._pid)]
             _allow_open_files(sum(pool.num_workers for pool in pools), sum(pool._files_to_open() for pool in pools))

@@ -312,7 +312,7 @@ class Process:
         return Reply(value if self._has_value else None, None, self._reply_s())
 
     def _reply_s(self) -> float:
-        """Return the time of the request that has its reply, in seconds: this process may have been late to read it."""
+        """Return the seconds of a request that has been answered; this process may have read the reply late."""
         return max(0.0, self.used_s() - self._late_s)
 
     def _stop(self, failure: Fault) -> None:

@@ -121,7 +121,7 @@ def _decoded(item: object, depth: int) -> object:
     if depth == 0:
         raise ValueError("nested too deeply")
     if len(item) != 1:
-        raise ValueError("an object that has not one key")
+        raise ValueError("an object without exactly one key")
     ((kind, content),) = item.items()
     if kind not in _DECODERS:
         raise ValueError(f"an unknown kind of value: {kind[:20]!r}")

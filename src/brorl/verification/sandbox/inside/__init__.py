@@ -1,1 +1,1 @@
-"""Code that runs in the processes of the sandbox: it imports the standard library and `values` alone."""
+"""Code that runs in the processes of the sandbox: it imports only the standard library and `values`."""
