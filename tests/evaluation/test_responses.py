@@ -241,7 +241,7 @@ def test_a_damaged_batch_and_one_of_other_prompts_are_rejected(tmp_path: Path) -
     evaluate_batches(every, evaluated(RandomEngine()), store)
     assert isinstance(store.read(every[0]), StoredBatch)
     store.file_of(every[1]).write_bytes(store.file_of(every[0]).read_bytes())
-    with pytest.raises(UserError, match=r"part-00001.parquet contains other prompts than those of batch 1; delete it"):
+    with pytest.raises(UserError, match=r"part-00001.parquet does not contain the prompts of batch 1; delete it"):
         store.read(every[1])
     for content_of_file in (b"", store.file_of(every[0]).read_bytes()[:-20]):
         store.file_of(every[0]).write_bytes(content_of_file)

@@ -179,7 +179,7 @@ def change_config(folder: Path, **changes: object) -> None:
             {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}},
             r"needs its own code \(trust_remote_code",
         ),
-        ({"model_type": "qwen99"}, r"model_type 'qwen99', which this transformers does not support"),
+        ({"model_type": "qwen99"}, r"model_type 'qwen99', which the installed transformers does not support"),
         ({"model_type": "t5"}, r"is a t5, which is not a causal language model"),
         ({"model_type": "vit"}, r"is a vit, which is not a causal language model"),
         ({"architectures": ["Qwen3ForSequenceClassification"]}, r"is a Qwen3ForSequenceClassification, which does not"),

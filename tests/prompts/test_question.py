@@ -107,10 +107,10 @@ def test_refuses_a_share_outside_of_0_to_1(fraction: float) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "question 'q' needs either a text or messages, got text '' and 0 messages; leave one of them empty"),
+        ({}, "question 'q' must have exactly one of text and messages, got text '' and 0 messages"),
         (
             {"text": "a", "messages": (Message("user", "a"),)},
-            "question 'q' needs either a text or messages, got text 'a' and 1 messages; leave one of them empty",
+            "question 'q' must have exactly one of text and messages, got text 'a' and 1 messages",
         ),
         (
             {"messages": (Message("user", "a"), Message("assistant", "b"))},

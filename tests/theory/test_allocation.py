@@ -77,7 +77,7 @@ def test_nothing_is_to_be_won_in_a_mixed_group_or_a_pass_rate_is_certain() -> No
 
 @pytest.mark.parametrize(("n", "k"), [(4, 5), (4, -1), (0, 0)])
 def test_outcomes_that_cannot_be_are_refused(n: int, k: int) -> None:
-    with pytest.raises(ValueError, match="successes must be between 0 and the rollouts"):
+    with pytest.raises(ValueError, match="num_correct must be between 0 and num_rollouts"):
         next_rollout_gains(n, k, 3, PassRates(1.0, 1.0))
 
 

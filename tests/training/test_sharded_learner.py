@@ -299,7 +299,7 @@ def test_all_ranks_diverge_together(processes: RankProcesses, rng: np.random.Gen
     found = processes.run(3, sharded_cases.run_into, case)
     start = {name: p.detach().numpy() for name, p in sharded_cases.model_of(case).named_parameters()}
     for error, weights in found:
-        assert error.startswith("DivergedError: loss")
+        assert error.startswith("DivergedError: the loss")
         assert all(np.array_equal(weights[name], weight) for name, weight in start.items())
 
 

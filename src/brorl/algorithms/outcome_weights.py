@@ -1,8 +1,8 @@
 """Outcome weights: how much a prompt counts, from its N rollouts and the c correct ones among them.
 
 An advantage that depends on outcomes alone and adds up to 0 is A_i = w(N, c) (r_i - c/N), with r_i in {0, 1} and c the
-sum of r_i. It never prefers one correct response to another; it weighs prompts. The weight w decides which objective is
-maximized. This module is the table of weights, one function each:
+sum of r_i. It never prefers one correct response to another; it only reweights prompts. The weight w decides which
+objective is maximized. This module is the table of weights, one function each:
 
 | weight | w(N, c) | E[(1/N) sum_i A_i grad log pi(y_i)] is the gradient of |
 |---|---|---|

@@ -66,7 +66,7 @@ class RewardShaping(Section):
     )
     cosine_length: CosineLength = CosineLength()
     overlong_tokens: int = Field(
-        0, ge=0, description="number of tokens before the length limit in which a penalty grows to 1; 0 switches it off"
+        0, ge=0, description="tokens before the length limit over which a penalty ramps up to 1; 0 switches it off"
     )
     format_pattern: str | None = Field(
         None, description="regular expression that the whole response must match for format_reward, such as "
@@ -118,8 +118,8 @@ class AdvantageSettings(Section):
         None, ge=1, description="maxrl: order T of the objective, the sum of pass@k / k for k up to T; null uses N - 1"
     )
     final_order: int | None = Field(
-        None, ge=1, description="maxrl: the order goes from `order` to this, geometrically, until the run or its phase "
-        "ends; null keeps it",
+        None, ge=1, description="maxrl: anneal the order geometrically from `order` to this by the end of the run or "
+        "phase; null keeps it constant",
     )  # fmt: skip
     k: int = Field(16, ge=1, description="pass_at_k: k, below N")
     alpha: float = Field(0.5, ge=0, le=2, description="power: exponent; 0 is RLOO, 1 is MaxRL")

@@ -133,7 +133,7 @@ def place_async_source(
 
 
 def in_turns(verifiers: Mapping[str, Verifier]) -> dict[str, Verifier]:
-    """Return verifiers that allow calls from several threads; those of one run share worker processes."""
+    """Make verifiers thread-safe: one lock serializes their calls, since they share worker processes."""
     lock = Lock()
     return {domain: OneAtATime(verifier, lock) for domain, verifier in verifiers.items()}
 

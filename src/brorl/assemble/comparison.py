@@ -173,8 +173,8 @@ def check_arms(plans: Sequence[ArmPlan], unit: Unit, budget: float, seeds: int, 
         if plan.run is None and step > TOLERANCE * budget:
             raise UserError(
                 f"one step of {plan.full_name} takes {step:,} {UNIT_WORDS[unit]}, more than {TOLERANCE:.0%} of the "
-                f"budget of {budget:,.0f}, so it cannot be matched; raise --budget to {step / TOLERANCE:,.0f} or more, "
-                "or lower prompts_per_step"
+                f"budget of {budget:,.0f}, so the arms cannot be matched; raise --budget to {step / TOLERANCE:,.0f} or "
+                "more, or lower prompts_per_step"
             )
     _check_ready(plans, seeds, jobs)
 

@@ -284,7 +284,7 @@ def _settings(
     sampling: SamplingParams,
     device: torch.device,
 ) -> dict[str, Any]:
-    """Return everything except the weights that decides the responses and verdicts."""
+    """Return every setting that determines the responses and verdicts; the weights are not part of it."""
     verification = config.verification
     return {
         "checkpoint": config.model,

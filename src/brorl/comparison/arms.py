@@ -162,7 +162,7 @@ def score_at(run: RunScores, unit: Unit, spent: float) -> Score:
 
 
 def num_correct_at(comparison: Comparison, arm: Arm, spent: float) -> IntArray:
-    """Return the number of correct responses to each prompt at an amount of the budget, shape [S, P], runs by seed."""
+    """Return the number of correct responses to each prompt after `spent` of the budget, shape [S, P], by seed."""
     runs = sorted(arm.runs, key=lambda run: run.seed)
     if not runs:
         raise ValueError(f"arm {arm.name} has no run to compare")
@@ -170,7 +170,7 @@ def num_correct_at(comparison: Comparison, arm: Arm, spent: float) -> IntArray:
 
 
 def scores_at(comparison: Comparison, arm: Arm, spent: float, measure: Measure = PASS_1) -> FloatArray:
-    """Return an arm's score on each prompt at an amount of the budget, shape [S, P], runs by seed."""
+    """Return an arm's score on each prompt after `spent` of the budget, shape [S, P], by seed."""
     return np.stack([measure.of(row_P, comparison.num_samples) for row_P in num_correct_at(comparison, arm, spent)])
 
 

@@ -98,7 +98,7 @@ def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_
 
 
 def coverage_difference(comparison: Comparison, spent: float, k: int) -> CoverageDifference:
-    """Find the prompts that one of two arms solves and the other does not, with the numbers expected in k attempts."""
+    """Find the prompts that only one arm solves, and the expected difference in prompts solved in k attempts."""
     counts = [num_correct_at(comparison, arm, spent) for arm in comparison.arms]
     fraction_a_P, fraction_b_P = ((count_SP > 0).mean(0) for count_SP in counts)
     score_a_SP, score_b_SP = (pass_at_k(count_SP, comparison.num_samples, k) for count_SP in counts)

@@ -139,7 +139,7 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, An
 
 
 def _nested(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return settings by dotted name as nested ones, with whole numbers such as 1e3 as integers."""
+    """Nest settings that are keyed by dotted name; whole numbers such as 1e3 become integers."""
     nested: dict[str, Any] = {}
     for name, value in settings.items():
         *sections, key = name.split(".")

@@ -71,7 +71,7 @@ def coverage_table(records: Sequence[Record]) -> Table:
     if covered:
         mass = sum(p["q_pos"] for p in covered)
         unsampled = [sum(_at(p["unsampled_correct_at"], n) for p in covered) for n in numbers]
-        rows.append(("correct responses sampled", *(_percent(1 - one / mass) for one in unsampled)))
+        rows.append(("correct responses sampled", *(_percent(1 - missed / mass) for missed in unsampled)))
         notes.append("correct responses are weighted by their probability")
         if numbers[-1] > own:
             notes.append(f"* estimated from the same {own} rollouts per prompt")

@@ -58,19 +58,19 @@ class EngineWorker:
 class RayRolloutPool:
     """Samples tasks on rollout workers; see `SamplingPool`.
 
-    A task that starts after `publish` has returned is sampled with the published weights, and so is the repetition of a
+    A task that starts after `publish` has returned is sampled with the published weights, and so is the retry of a
     task whose worker was lost. The results of finished tasks stay in the object store until `done` returns them. A
     caller that samples ahead must limit the number of its open tickets.
 
     Args:
-        build: Makes the engine in a worker's process; it can be pickled, and gives the same engine in every process.
+        build: Makes the engine in a worker's process; must be picklable, and make the same engine in every process.
         pool_config: The workers.
-        threads: Threads of torch in each worker.
+        threads: torch threads of each worker.
         echo: Receives a line for each lost worker.
         shares_gpus: Whether learner ranks use the GPUs of the workers between two calls.
 
     Raises:
-        Exception: The error of `build`.
+        Exception: Any error of `build`.
         WorkersLostError: If too many workers are lost during the start.
     """
 

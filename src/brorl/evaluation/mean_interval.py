@@ -33,7 +33,7 @@ _STEP, _END = 0.5, 8.5
 
 
 def mean_with_interval(value_P: FloatArray) -> Estimate:
-    """Average a number over prompts, with a 95% interval for its mean over all prompts of the same kind.
+    """Average estimates of prompts, with a 95% confidence interval for the mean over the population of prompts.
 
     Args:
         value_P: An unbiased estimate for each prompt, 0 to 1, shape [P], P >= 1.
@@ -42,7 +42,7 @@ def mean_with_interval(value_P: FloatArray) -> Estimate:
         The mean and its interval, within [0, 1].
 
     Raises:
-        ValueError: If there is no value, or a value outside of 0 to 1.
+        ValueError: If there is no value, or a value outside [0, 1].
     """
     if not value_P.size or not ((value_P >= 0) & (value_P <= 1)).all():
         raise ValueError(f"a mean over prompts needs at least one value, each from 0 to 1, got {value_P}")

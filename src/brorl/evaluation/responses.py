@@ -184,7 +184,7 @@ class ResponseStore:
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{file} is damaged ({first_line(error)}); delete it and {_RERUN}") from error
         if [r.prompt_id for r in results] != [p.id for p in batch.prompts]:
-            raise UserError(f"{file} contains other prompts than those of batch {batch.index}; delete it and {_RERUN}")
+            raise UserError(f"{file} does not contain the prompts of batch {batch.index}; delete it and {_RERUN}")
         return StoredBatch(results, seconds)
 
     def write(

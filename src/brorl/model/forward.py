@@ -75,7 +75,7 @@ class TreeForward:
     response_costs = staticmethod(tree_costs)
 
     def default_max_nodes(self, model: PreTrainedModel) -> int:
-        """Return the number of nodes of a chunk if none is set."""
+        """Return the maximum number of nodes of a chunk, where the settings have none."""
         return default_max_nodes(model, whole_logits=self.model_pass.whole_logits)
 
     @property
@@ -101,7 +101,7 @@ class FlatForward:
     response_costs = staticmethod(row_costs)
 
     def default_max_nodes(self, model: PreTrainedModel) -> int:
-        """Return the number of tokens of a forward pass if none is set."""
+        """Return the maximum number of tokens of a forward pass, where the settings have none."""
         return default_max_nodes(model, whole_logits=self.whole_logits)
 
     @property

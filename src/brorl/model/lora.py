@@ -130,8 +130,8 @@ def continue_adapter(model: PreTrainedModel, folder: Path, settings: LoraSetting
     theirs = _describe(config.r, config.lora_alpha, saved)
     if ours != theirs:
         raise UserError(
-            f"the adapter in {folder} has {theirs}, and this run has {ours}; restore lora.rank, lora.alpha and "
-            "lora.target_modules, or set lora.rank: 0 to merge it into its base"
+            f"the adapter in {folder} has {theirs}, and this run has {ours}; set lora.rank, lora.alpha and "
+            "lora.target_modules to match it, or lora.rank: 0 to merge it into its base and train all weights"
         )
     with torch.no_grad():
         for name, parameter in own.items():

@@ -155,7 +155,7 @@ def _check_raw(name: str, raw: Mapping[str, Any]) -> None:
                 "architecture of transformers"
             )
         raise UserError(
-            f"the config.json of {name!r} has model_type {kind!r}, which this transformers does not support; "
+            f"the config.json of {name!r} has model_type {kind!r}, which the installed transformers does not support; "
             "upgrade transformers, or check the file"
         )
     if raw.get("quantization_config"):

@@ -130,7 +130,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 
 
 def _signature(kind: str) -> str:
-    """Return the arguments of a kind with the values that they admit."""
+    """Return the arguments of a kind with the values that each accepts."""
     admitted = [f"{_ARGUMENTS[name][1]}{', optional' if name in OPTIONAL else ''}" for name in KINDS[kind]]
     return ", ".join(f"{name} ({admits})" for name, admits in zip(KINDS[kind], admitted, strict=True)) or "none"
 

@@ -48,8 +48,8 @@ class Question:
     def __post_init__(self) -> None:
         if bool(self.text) == bool(self.messages):
             raise ValueError(
-                f"question {self.id!r} needs either a text or messages, got text {self.text!r} and "
-                f"{len(self.messages)} messages; leave one of them empty"
+                f"question {self.id!r} must have exactly one of text and messages, got text {self.text!r} and "
+                f"{len(self.messages)} messages"
             )
         if self.messages and self.messages[-1].role != "user":
             raise ValueError(

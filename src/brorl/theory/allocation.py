@@ -64,7 +64,7 @@ def next_rollout_gains(num_rollouts: int, num_correct: int, num_more: int, prior
         ValueError: If the outcome is impossible.
     """
     if not 0 <= num_correct <= num_rollouts or num_rollouts < 1:
-        raise ValueError(f"successes must be between 0 and the rollouts, at least 1, got {num_correct}/{num_rollouts}")
+        raise ValueError(f"num_correct must be between 0 and num_rollouts >= 1, got {num_correct} of {num_rollouts}")
     if num_more < 1 or 0 < num_correct < num_rollouts:
         return np.zeros(max(num_more, 0))
     hit, miss, spike = prior.a, prior.b, prior.never

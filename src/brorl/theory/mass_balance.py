@@ -140,10 +140,7 @@ class MassBalance:
 
     @property
     def cannot_fall(self) -> bool:
-        """Whether total >= 0 is certain for any rewards: U_pos,2 <= Q_neg P_2 and U_neg,2 <= Q_pos N_2.
-
-        Sufficient, not necessary.
-        """
+        """Whether a sufficient condition for total >= 0 holds: U_pos,2 <= Q_neg P_2 and U_neg,2 <= Q_pos N_2."""
         p_2, n_2 = self.a_2 + self.u_pos_2, self.b_2 + self.u_neg_2
         return self.u_pos_2 <= self.q_neg * p_2 and self.u_neg_2 <= self.q_pos * n_2
 

@@ -13,8 +13,8 @@ ones with mean -grad p / (1-p). So E[g | c] = w(N, c) x(1-x) / (p(1-p)) grad p. 
 
 where E' takes c = 1 + Binom(N-2, p): one correct rollout, one incorrect, and N-2 draws. coef is the Bernstein
 polynomial of degree N-2 in p whose coefficients are the weights. Every polynomial of that degree is the coef of exactly
-one weight, and the derivatives of pass@1, ..., pass@(N-1) span them. Hence N rollouts can follow, without bias, the
-linear combinations of these N-1 objectives and no others.
+one weight, and the derivatives of pass@1, ..., pass@(N-1) span them. Hence N rollouts give unbiased
+gradients of the linear combinations of these N-1 objectives and of no others.
 
 *Noise.* With the traces v_1 and v_0 of the score's covariance among correct and among incorrect responses,
 
@@ -27,8 +27,8 @@ The first term is the variance of E[g | c], the others are the mean of the varia
 
 *Difficulty.* In a softmax over correct and incorrect with log-odds z, p = 1/(1+e^-z) and dp/dz = p(1-p). So a prompt
 moves its own log-odds with the weight coef(N, p) p(1-p), and its fraction of the gradient is its fraction of the sum of
-these weights. The weight of MaxRL is (1-p) (1 - (1-p)^(N-1)): for large N a prompt counts as much as it fails. This
-leaves out how prompts share parameters.
+these weights. The weight of MaxRL is (1-p) (1 - (1-p)^(N-1)): for large N the weight of a prompt is its failure rate.
+This leaves out how prompts share parameters.
 
 Source: derived here. `coef` is that of MaxRL (arXiv 2602.02710) and of PKPO (arXiv 2505.15201) at their weights.
 """

@@ -148,8 +148,7 @@ def _check(prompts: Sequence[Prompt], trees: Sequence[RolloutTree], verifiers: M
     for index, (prompt, tree) in enumerate(zip(prompts, trees, strict=True)):
         if tuple(tree.prompt_ids) != prompt.token_ids:
             raise ValueError(
-                f"tree {index} has other prompt tokens than prompt {prompt.id!r}; pass prompts and trees in the same "
-                "order"
+                f"tree {index} does not have the tokens of prompt {prompt.id!r}; pass both in the same order"
             )
         if prompt.domain not in verifiers:
             raise ValueError(

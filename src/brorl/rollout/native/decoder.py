@@ -85,20 +85,20 @@ class RowCache:
         fits: int = left // row_bytes
         return fits
 
-    def rearrange(self, source_R: IntArray, num_tokens: int, new_tokens: int, other_bytes: int) -> None:
-        """Let slot r continue the row in slot source_R[r], and make room for one set of new tokens.
+    def rearrange(self, source_R: IntArray, num_tokens: int, capacity: int, other_bytes: int) -> None:
+        """Move rows so that slot r continues the row of slot source_R[r]; grow the cache if needed.
 
         Args:
             source_R: Old slot of each row, shape [R]; a slot that is its own source must stay where it is.
             num_tokens: Number of tokens stored so far in each slot.
-            new_tokens: Number of tokens that each slot must be able to hold.
+            capacity: Number of tokens that each slot must be able to hold.
             other_bytes: As in `rows_that_fit`.
         """
         slots, tokens = self.key[0].shape[0], self.key[0].shape[2]
         num_rows = source_R.size
-        grows = num_rows > slots or new_tokens > tokens
+        grows = num_rows > slots or capacity > tokens
         if grows:
-            slots, tokens = self._grown(slots, num_rows, new_tokens, other_bytes)
+            slots, tokens = self._grown(slots, num_rows, capacity, other_bytes)
         moved_R = np.flatnonzero(source_R != np.arange(num_rows)) if num_tokens else source_R[:0]
         if not grows and not moved_R.size:
             return

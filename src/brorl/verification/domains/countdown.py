@@ -45,7 +45,7 @@ class CountdownVerifier:
         return Verdict(correct, float(correct), extracted, reason, time.perf_counter() - start)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find the references that are no countdown puzzles."""
+        """Find the references that are not countdown puzzles."""
         problem = "is not a countdown puzzle of ascending numbers and a target, such as '3 5 7 -> 22'"
         return {reference: problem for reference in references if not is_countdown_reference(reference)}
 

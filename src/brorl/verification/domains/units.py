@@ -256,7 +256,7 @@ def read_quantity(answer: str) -> Quantity:
 
 
 def _expression(text: str) -> Quantity:
-    """Split an expression that is not one number: its unit is the text after the last space or in upright letters."""
+    """Split an expression that is not a single number: its unit is in upright letters or follows the last space."""
     match = _UPRIGHT.search(text)
     start = match.start() if match else text.rfind(" ")
     is_formula = not match and (_LETTER.search(text[:start]) or text[:start].count("{") > text[:start].count("}"))

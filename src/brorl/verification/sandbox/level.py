@@ -73,7 +73,7 @@ def choose_level(requested: str) -> Level:
     if sys.platform != "linux":
         raise UserError(
             f"untrusted code is not run on {_SYSTEMS.get(sys.platform, sys.platform)}: the sandbox needs Linux; use "
-            "Linux, or set verification.sandbox: unsafe to run the code of the model with your files and your network"
+            "Linux, or set verification.sandbox: unsafe to run model-generated code with your files and network"
         )
     problems = []
     for name in _LADDER if requested == AUTO else (requested,):
@@ -83,8 +83,8 @@ def choose_level(requested: str) -> Level:
         problems.append(f"{name}: {level.problem}")
     raise UserError(
         f"no sandbox for untrusted code works on this machine ({'; '.join(problems)}); use Linux 5.13 or later on "
-        "x86-64 or 64-bit ARM with seccomp, or set verification.sandbox: unsafe to run the code of the model with your "
-        "files and your network (`brorl doctor` shows the attacks)"
+        "x86-64 or 64-bit ARM with seccomp, or set verification.sandbox: unsafe to run model-generated code with your "
+        "files and network (`brorl doctor` shows the attacks)"
     )
 
 

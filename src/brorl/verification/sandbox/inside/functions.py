@@ -139,7 +139,7 @@ def _data_bytes() -> int:
 
 
 def _retains_memory(at_start: int, memory_bytes: int) -> bool:
-    """Whether finished calls left more than half of the memory in use that was free after loading."""
+    """Whether finished calls still hold more than half of the memory that was free after loading."""
     bound = (at_start + memory_bytes) // 2
     if _data_bytes() <= bound:
         return False
