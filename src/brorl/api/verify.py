@@ -164,10 +164,10 @@ class VerifyResult(Result):
             }  # fmt: skip
 
     def _confusion(self) -> Table:
-        item = self.agreement
+        agreement = self.agreement
         rows = (
-            ("stored correct", f"{item.both_correct:,}", f"{item.only_stored:,}"),
-            ("stored incorrect", f"{item.only_new:,}", f"{item.both_incorrect:,}"),
+            ("stored correct", f"{agreement.both_correct:,}", f"{agreement.only_stored:,}"),
+            ("stored incorrect", f"{agreement.only_new:,}", f"{agreement.both_incorrect:,}"),
         )
         return Table("stored verdicts", ("", "now correct", "now incorrect"), rows)
 
@@ -292,15 +292,21 @@ def _named(response: StoredResponse) -> str:
     return f"{response.location} ({_short(question)})"
 
 
-def _disagreement(item: RescoredResponse) -> list[str]:
-    stored, now = ("correct" if correct else "incorrect" for correct in (item.response.correct, item.verdict.correct))
-    before = f" ({_short(item.response.reason)})" if item.response.reason and item.response.reason != stored else ""
-    extracted = "none" if item.verdict.extracted is None else _short(item.verdict.extracted)
-    tail = item.response.text.strip()[-_LONGEST:]
+def _disagreement(agreement: RescoredResponse) -> list[str]:
+    stored, now = (
+        "correct" if correct else "incorrect" for correct in (agreement.response.correct, agreement.verdict.correct)
+    )
+    before = (
+        f" ({_short(agreement.response.reason)})"
+        if agreement.response.reason and agreement.response.reason != stored
+        else ""
+    )
+    extracted = "none" if agreement.verdict.extracted is None else _short(agreement.verdict.extracted)
+    tail = agreement.response.text.strip()[-_LONGEST:]
     return [
-        f"{item.question.id}, {item.response.location}: stored {stored}{before}, now {now} "
-        f"({_short(item.verdict.reason)})",
-        f"  extracted: {extracted}; reference: {_short(item.question.reference)}",
+        f"{agreement.question.id}, {agreement.response.location}: stored {stored}{before}, now {now} "
+        f"({_short(agreement.verdict.reason)})",
+        f"  extracted: {extracted}; reference: {_short(agreement.question.reference)}",
         f"  the response ends with: {visible_text(tail, one_line=True)}",
     ]
 

@@ -6,9 +6,9 @@ The right option is not read. The first of these that exists decides, and nothin
 2. the last `the answer is ...`, `Answer: ...` or `<answer>...`, with nothing after its statement;
 3. the whole response.
 
-A statement is a letter (`B`, `(b)`, `Option B.`), the text of an option, or a letter and the text of its option (`B.
-neon`, `B (neon)`, `B = neon`). Any other word in it, such as `B or C` or `B, I think`, makes it no option. 2 only reads
-the last 2,000 characters. The time is linear in the response's length.
+A statement is a letter (`B`, `(b)`, `Option B.`), the text of an option, or a letter and the text of its option
+(`B. neon`, `B (neon)`, `B = neon`). Any other word in it, such as `B or C` or `B, I think`, makes it no option. Rule 2
+reads only the last 2,000 characters. The time is linear in the response's length.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The types are `None`, `bool`, `int`, `float`, `complex`, `str`, `bytes`, `list`,
 and they stay exact. The text may come from a hostile program: `decode` either returns plain values in time proportional
 to the length of the text, or raises ValueError. Nothing in the text names a class or a function.
 
-Numbers, strings, lists, `null`, `true` and `false` are themselves. Any other value is an object of one key: `{"t": [1,
-2]}` is a tuple, `{"d": [["a", 1]]}` a dict, `{"i": "-ff"}` an integer of more than 63 bits.
+Numbers, strings, lists, `null`, `true` and `false` are themselves. Any other value is an object of one key:
+`{"t": [1, 2]}` is a tuple, `{"d": [["a", 1]]}` a dict, `{"i": "-ff"}` an integer of more than 63 bits.
 """
 
 from __future__ import annotations
@@ -143,9 +143,9 @@ def _text(content: object) -> str:
 def _hashable(values: Iterable[Hashable]) -> list[Any]:
     """Return the values if a set of them takes linear time."""
     values = list(values)
-    maximum = Counter(map(hash, values)).most_common(1)
-    if maximum and maximum[0][1] > _MAX_EQUAL_HASHES:
-        raise ValueError(f"{maximum[0][1]} elements of one hash")
+    most_common = Counter(map(hash, values)).most_common(1)
+    if most_common and most_common[0][1] > _MAX_EQUAL_HASHES:
+        raise ValueError(f"{most_common[0][1]} elements of one hash")
     return values
 
 
