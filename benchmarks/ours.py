@@ -14,6 +14,7 @@ from worker import Turns
 
 from brorl.algorithms.advantages import grpo
 from brorl.algorithms.groups import Group
+from brorl.model.forward import choose_forward
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
@@ -60,14 +61,15 @@ def measure(job: Job, workload: Workload, turns: Turns) -> None:
     """Sample, or sample and train on, the prompts of each turn."""
     model = AutoModelForCausalLM.from_pretrained(workload.model_dir, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(workload.model_dir)
+    forward = choose_forward(model)
     turns.ready()
     step = Step(
-        engine=NativeEngine(model, workload.eos_token_id),
+        engine=NativeEngine(model, workload.eos_token_id, forward=forward),
         sampling=SamplingParams(max_new_tokens=workload.max_new_tokens),
         verifier=ParityVerifier() if workload.domain == "parity" else CountdownVerifier(),
         decode=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
         accept_truncated=workload.domain == "parity",  # its responses never end
-        learner=TreeLearner(model, LearnerSettings(LEARNING_RATE)),
+        learner=TreeLearner(model, LearnerSettings(LEARNING_RATE, forward=forward)),
     )
     measured = our_generation if job.quantity == "generation" else our_step
     for turn in range(job.num_turns):

@@ -275,7 +275,7 @@ def test_it_computes_in_the_dtype_of_autocast(rng: np.random.Generator) -> None:
 
 def test_the_choice_decides_the_attention(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    for name in ("_ChainAttention", "TiledAttention", "FlexAttention"):
+    for name in ("ChainAttention", "TiledAttention", "FlexAttention"):
         kind = getattr(tree_batch, name)
         monkeypatch.setattr(tree_batch, name, lambda *args, kind=kind, name=name: (made.append(name), kind(*args))[1])
     model, trees = small_model(), [random_tree(rng)]
@@ -288,7 +288,7 @@ def test_the_choice_decides_the_attention(rng: np.random.Generator, monkeypatch:
             forward.logprobs(model, trees, next_token=NextToken(), max_nodes=None)
         return set(made)
 
-    assert attended("auto") == {"_ChainAttention"}
+    assert attended("auto") == {"ChainAttention"}
     assert attended("tiled") == {"TiledAttention"}
     assert attended("flex") == {"FlexAttention"}
 

@@ -9,7 +9,7 @@ from brorl.errors import UserError
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.logits import NextToken
 from brorl.model.logprobs import chunk_logprobs, tree_logprobs
-from brorl.model.tree_attention import prefill, tree_attention
+from brorl.model.tree_attention import HookedPass, prefill, tree_attention
 from brorl.tree import RolloutTree
 from small_models import ARCHITECTURES, assert_same_gradients, gradients, mostly_slow, random_tree, small_model
 
@@ -81,7 +81,7 @@ def test_a_recomputed_prompt_adds_nothing_to_its_cache(rng: np.random.Generator)
     model = small_model(seed=1).train()
     enable_gradient_checkpointing(model)
     with tree_attention(model):
-        cache, logits_PV = prefill(model, [rng.integers(0, 17, 5).tolist(), rng.integers(0, 17, 3).tolist()])
+        cache, logits_PV = prefill(HookedPass(model), [rng.integers(0, 17, 5).tolist(), rng.integers(0, 17, 3).tolist()])
     key = [k.detach().clone() for k in cache.key]
     (logits_PV.logsumexp(-1).sum() + cache.key[-1].sum()).backward()
     assert len(cache.key) == len(cache.value) == len(key) == 2

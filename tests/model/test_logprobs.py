@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.model.logits import NextToken
-from brorl.model.logprobs import chunk_logprobs, default_max_nodes, tree_logprobs
+from brorl.model.logprobs import ModelPass, chunk_logprobs, default_max_nodes, tree_logprobs
 from brorl.tree import RolloutTree
 from small_models import (
     ARCHITECTURES,
@@ -21,7 +21,7 @@ from small_models import (
 )
 
 EOS = 0
-every_architecture = pytest.mark.parametrize("architecture", mostly_slow(ARCHITECTURES))
+every_architecture = pytest.mark.parametrize("architecture", mostly_slow(ARCHITECTURES, "llama", "hooked"))
 every_size = pytest.mark.parametrize("max_nodes", [1, 4, 30, None])
 
 
@@ -66,6 +66,7 @@ def test_log_probs_and_gradients_equal_the_flattened_batch(
 ) -> None:
     temperature = float(rng.choice([1.0, 0.6]))
     model = small_model(architecture, seed=int(rng.integers(1 << 30)))
+    model_pass = ModelPass(lean=architecture != "hooked")
     trees = some_trees(rng)
     weight = [rng.normal(size=t.num_unique_tokens) for t in trees]
     flat = flattened_logprobs(model, trees, temperature)
@@ -74,7 +75,9 @@ def test_log_probs_and_gradients_equal_the_flattened_batch(
     flat_gradients = gradients(model)
 
     model.zero_grad()
-    logprobs = tree_logprobs(model, trees, next_token=NextToken(temperature), max_nodes=max_nodes)
+    logprobs = tree_logprobs(
+        model, trees, next_token=NextToken(temperature), max_nodes=max_nodes, model_pass=model_pass
+    )
     for got, reference in zip(logprobs, expected, strict=True):
         np.testing.assert_allclose(got.detach().numpy(), reference, rtol=1e-10, atol=1e-12)
     sum((lp * torch.from_numpy(w)).sum() for lp, w in zip(logprobs, weight, strict=True)).backward()
@@ -83,7 +86,9 @@ def test_log_probs_and_gradients_equal_the_flattened_batch(
     model.zero_grad()
     all_weights, all_expected = torch.from_numpy(np.concatenate(weight)), np.concatenate(expected)
     seen = []
-    for chunk in chunk_logprobs(model, trees, next_token=NextToken(temperature), max_nodes=max_nodes):
+    for chunk in chunk_logprobs(
+        model, trees, next_token=NextToken(temperature), max_nodes=max_nodes, model_pass=model_pass
+    ):
         index = chunk.index.numpy()
         np.testing.assert_allclose(chunk.logprob.detach().numpy(), all_expected[index], rtol=1e-10, atol=1e-12)
         (chunk.logprob * all_weights[chunk.index]).sum().backward()
@@ -92,7 +97,8 @@ def test_log_probs_and_gradients_equal_the_flattened_batch(
     assert_same_gradients(gradients(model), flat_gradients)
 
 
-def test_tied_embeddings_and_frozen_layers(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("lean", [False, True])
+def test_tied_embeddings_and_frozen_layers(lean: bool, rng: np.random.Generator) -> None:
     """Tied weights get both gradients; a frozen first layer gets none, and the rest are as before."""
     model = small_model(seed=int(rng.integers(1 << 30)), tie_word_embeddings=True)
     assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -107,7 +113,7 @@ def test_tied_embeddings_and_frozen_layers(rng: np.random.Generator) -> None:
         expected = gradients(model)
         model.zero_grad()
         all_weights = torch.from_numpy(np.concatenate(weight))
-        for chunk in chunk_logprobs(model, trees, max_nodes=10):
+        for chunk in chunk_logprobs(model, trees, max_nodes=10, model_pass=ModelPass(lean=lean)):
             (chunk.logprob * all_weights[chunk.index]).sum().backward()
         assert_same_gradients(gradients(model), expected)
 

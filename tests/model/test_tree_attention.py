@@ -7,17 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from brorl.model.kv_shape import KVShape
+from brorl.model.lean import LeanPass
 from brorl.model.logits import softmax_lse
 from brorl.model.tree_attention import (
     Grouping,
+    HookedPass,
     HooksError,
-    PartialAttention,
     PromptCache,
-    attend_prompt,
     prefill,
     tree_attention,
 )
 from brorl.model.tree_batch import ChunkSlice, TreeBatch, split_into_chunks
+from brorl.rollout.native.decoder import DecodeContext, RowCache
 from brorl.tree import RolloutTree
 from small_models import ARCHITECTURES, random_tree, small_model
 
@@ -35,28 +37,6 @@ def dense_attention(query_HD: Tensor, key_SKD: Tensor, value_SKD: Tensor) -> Ten
         weight = torch.softmax(key_SKD[:, k] @ query_HD[h], dim=0)
         rows.append(weight @ value_SKD[:, k])
     return torch.stack(rows)
-
-
-def test_merged_parts_equal_one_softmax_over_all_keys(rng: np.random.Generator) -> None:
-    score, value = normal(rng, 6, 3, 20) * 40, normal(rng, 6, 20, 5)
-    score[:2, :, :7] -= 900.0  # one part outweighs the other beyond the range of exp
-    score[2:4, :, 8:] -= 900.0
-    score[4, :, 1:12] = -torch.inf
-    expected = torch.softmax(score, dim=-1) @ value
-    for split in (1, 8, 19):
-        first, second = (PartialAttention.over(score[..., s].clone(), value[:, s]) for s in split_at(split))
-        torch.testing.assert_close(first.merged(second), expected, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(second.merged(first), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_gradients_of_merged_parts_equal_finite_differences(rng: np.random.Generator) -> None:
-    inputs = [normal(rng, 2, 3, 4), normal(rng, 2, 3, 5), normal(rng, 2, 4, 2), normal(rng, 2, 5, 2)]
-    inputs[0][0, :, 2:] = -20.0
-
-    def merged(score_a: Tensor, score_b: Tensor, value_a: Tensor, value_b: Tensor) -> Tensor:
-        return PartialAttention.over(score_a * 1.0, value_a).merged(PartialAttention.over(score_b * 1.0, value_b))
-
-    assert_gradients(merged, inputs)
 
 
 def assert_gradients(function: Callable, inputs: list[Tensor]) -> None:
@@ -78,22 +58,18 @@ def test_softmax_and_its_log_sum_exp_with_masked_scores(rng: np.random.Generator
         assert_gradients(chosen, [finite])
 
 
-def split_at(place: int) -> tuple[slice, slice]:
-    return slice(0, place), slice(place, None)
-
-
 @pytest.mark.parametrize("num_prompts", [1, 4])
-def test_grouping_places_every_token_with_its_prompt_and_brings_it_back(
-    num_prompts: int, rng: np.random.Generator
-) -> None:
+def test_grouping_lays_every_row_with_its_prompt_and_brings_it_back(num_prompts: int, rng: np.random.Generator) -> None:
     prompt_T = rng.integers(0, num_prompts, 25)
     grouping = Grouping(prompt_T, num_prompts, torch.device("cpu"))
-    x_T = normal(rng, 25, 3)
-    grid = grouping.spread(x_T)
-    torch.testing.assert_close(grouping.gather(grid), x_T, rtol=0, atol=0)
+    x = normal(rng, 2, 25, 4, 3)
+    grid, padded = grouping.spread(x), grouping.spread(x, padding=0.0)
+    for spread in (grid, padded):
+        torch.testing.assert_close(grouping.gather(spread), x, rtol=0, atol=0)
+    torch.testing.assert_close(padded.sum((1, 2)), x.sum((1, 2)), rtol=1e-12, atol=1e-12)
     for p in range(num_prompts):
-        cells = {tuple(row) for row in grid[p].tolist()}
-        assert {tuple(row) for row in x_T[prompt_T == p].tolist()} <= cells
+        cells = {tuple(row) for row in grid[0, p].tolist()}
+        assert {tuple(row) for row in x[0, prompt_T == p].flatten(0, 1).tolist()} <= cells
 
 
 def random_cache(rng: np.random.Generator, lengths: list[int], kv_heads: int, head_dim: int) -> PromptCache:
@@ -107,19 +83,22 @@ def random_cache(rng: np.random.Generator, lengths: list[int], kv_heads: int, he
 
 
 @pytest.mark.parametrize("lengths", [[4], [3, 1, 6], [2, 2]])
-def test_attention_to_prompts_equals_dense_attention(lengths: list[int], rng: np.random.Generator) -> None:
-    cache = random_cache(rng, lengths, kv_heads=2, head_dim=3)
-    prompt_T = rng.integers(0, len(lengths), 12)
-    query = normal(rng, 12, 4, 3)
-    own_key, own_value = normal(rng, 12, 3, 2, 3), normal(rng, 12, 3, 2, 3)  # three keys of its own for each token
-    own_score = torch.einsum("thd,tshd->ths", query, own_key.repeat_interleave(2, dim=2))[:, :, None]
-    own = PartialAttention.over(own_score.clone(), own_value.transpose(1, 2).repeat_interleave(2, dim=1))
-    own = PartialAttention(*(x.flatten(1, 2) for x in own))
-    got = attend_prompt(query, cache, 0, Grouping(prompt_T, len(lengths), query.device)).merged(own)
-    for t, p in enumerate(prompt_T):
-        key, value = (x[0][p, :, : lengths[p]].transpose(0, 1) for x in (cache.key, cache.value))
-        expected = dense_attention(query[t], torch.cat([key, own_key[t]]), torch.cat([value, own_value[t]]))
-        torch.testing.assert_close(got[t], expected, rtol=1e-12, atol=1e-12)
+def test_decoding_rows_attend_to_their_prompts_and_to_themselves(lengths: list[int], rng: np.random.Generator) -> None:
+    prompts, num_rows, stored, reserved = random_cache(rng, lengths, kv_heads=2, head_dim=3), 12, 4, 7
+    prompt_R = rng.integers(0, len(lengths), num_rows)
+    rows = RowCache(small_model(), [KVShape(2, 3, 3)], 1 << 30, 20, reserved)
+    rows.rearrange(np.arange(num_rows), 0, reserved, 0)
+    own_key, own_value = normal(rng, num_rows, stored + 1, 2, 3), normal(rng, num_rows, stored + 1, 2, 3)
+    query = normal(rng, stored + 1, num_rows, 4, 3)
+    for position in range(stored + 1):
+        context = DecodeContext(rows, position, prompts, prompt_R)
+        got = context.attend(0, query[position], own_key[:, position], own_value[:, position])
+    for row, p in enumerate(prompt_R):
+        key, value = (x[0][p, :, : lengths[p]].transpose(0, 1) for x in (prompts.key, prompts.value))
+        expected = dense_attention(
+            query[stored, row], torch.cat([key, own_key[row]]), torch.cat([value, own_value[row]])
+        )
+        torch.testing.assert_close(got[row], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("max_nodes", [1, 6, 1000])
@@ -178,9 +157,10 @@ def test_cut_hands_out_every_response_once_and_in_order(max_nodes: int, rng: np.
 def test_prefill_equals_the_models_own_cache_and_logits(architecture: str, rng: np.random.Generator) -> None:
     model = small_model(architecture, seed=int(rng.integers(1 << 30)))
     prompts = [rng.integers(0, 17, n).tolist() for n in (5, 1, 9, 9)]
+    packed = HookedPass(model) if architecture == "hooked" else LeanPass(model, model.dtype)
     with torch.no_grad():
         with tree_attention(model):
-            cache, logits = prefill(model, prompts)
+            cache, logits = prefill(packed, prompts)
         for cached, order in ((cache, range(4)), (cache.select(np.array([2, 0])), (2, 0))):
             for row, p in enumerate(order):
                 plain = model(input_ids=torch.tensor([prompts[p]]), use_cache=True)
@@ -205,4 +185,4 @@ def test_the_models_own_attention_is_back_afterwards_even_after_an_error(rng: np
 def test_training_mode_dropout_in_the_attention_is_refused(rng: np.random.Generator) -> None:
     model = small_model(attention_dropout=0.5).train()
     with pytest.raises(HooksError, match="LlamaAttention needs dropout"), tree_attention(model):
-        prefill(model, [rng.integers(0, 17, 4).tolist()])
+        prefill(HookedPass(model), [rng.integers(0, 17, 4).tolist()])

@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 6}),
     "mistral": (MistralConfig, MistralForCausalLM, {"head_dim": 12, "sliding_window": None}),
+    "hooked": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True}),  # its norms keep it from the lean pass
 }
 
 
@@ -74,19 +75,28 @@ def small_model(
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             centre = 1.0 if parameter.dim() == 1 else 0.0
             parameter.copy_(centre + scale * noise)
-    use_exact_norms(model)
+    use_exact_norms(model, replace_class=architecture != "hooked")
     return model.eval()
 
 
-def use_exact_norms(model: PreTrainedModel) -> None:
-    """Let the RMSNorms of a model compute in its own dtype."""
+def use_exact_norms(model: PreTrainedModel, *, replace_class: bool = True) -> None:
+    """Let the RMSNorms of a model compute in its own dtype; with their class replaced, they pass for unchanged ones."""
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
-            module.forward = MethodType(_exact_rms_norm, module)
+            if replace_class:
+                module.__class__ = ExactRMSNorm
+            else:
+                module.forward = MethodType(ExactRMSNorm.forward, module)
 
 
-def _exact_rms_norm(self: torch.nn.Module, x: Tensor) -> Tensor:
-    return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+class ExactRMSNorm(torch.nn.Module):
+    """An RMSNorm without rounding to float32."""
+
+    __module__ = "transformers.exact"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x over its root mean square, times the weight."""
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
 
 
 def random_tree(

@@ -34,7 +34,7 @@ from brorl.distributed.settings import ClusterSettings
 from brorl.errors import UserError
 from brorl.format import counted
 from brorl.model.flex_attention import check_flex_device
-from brorl.model.forward import smallest_window
+from brorl.model.tree_attention import smallest_window
 from brorl.model.load import choose_device, load_tokenizer
 from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, available_bytes, check, plan_memory
 from brorl.model.source import find_model, read_config

@@ -15,11 +15,12 @@ from typing import Literal, assert_never
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from brorl.model.flat_logprobs import flat_chunk_logprobs, flat_logprobs
-from brorl.model.hook_check import check_hooks, check_own_cache
+from brorl.model.hook_check import check_hooks, check_own_cache, is_exact
 from brorl.model.kv_shape import KVShape
+from brorl.model.lean import has_lean_layout
 from brorl.model.logits import embeds_last
 from brorl.model.logprobs import (
     DEFAULT_PASS,
@@ -30,7 +31,7 @@ from brorl.model.logprobs import (
     tree_logprobs,
 )
 from brorl.model.own_cache import CacheError
-from brorl.model.tree_attention import HooksError, position_limit
+from brorl.model.tree_attention import HooksError, position_limit, smallest_window
 from brorl.model.tree_batch import AttentionChoice
 from brorl.tree import RolloutTree
 
@@ -168,17 +169,10 @@ def choose_forward(
             assert_never(choice)
 
 
-def smallest_window(config: PreTrainedConfig) -> int | None:
-    """Return the tokens of the smallest sliding window of a model's layers; None if all layers see everything."""
-    text_config = config.get_text_config()
-    kinds = getattr(text_config, "layer_types", None)
-    if kinds is not None and "sliding_attention" not in kinds:
-        return None
-    return getattr(text_config, "sliding_window", None)
-
-
 def _tree(model: PreTrainedModel, attention: AttentionChoice) -> TreeForward:
-    return TreeForward(check_hooks(model), ModelPass(attention, whole_logits=not embeds_last(model)))
+    shapes = check_hooks(model)
+    lean = has_lean_layout(model) and is_exact(model, ModelPass(attention, lean=True))
+    return TreeForward(shapes, ModelPass(attention, whole_logits=not embeds_last(model), lean=lean))
 
 
 def _flat(model: PreTrainedModel, reason: str, context: int) -> FlatForward:

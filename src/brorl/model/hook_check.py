@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from brorl.errors import UserError
 from brorl.model.kv_shape import KVShape, kv_shapes
-from brorl.model.logprobs import ModelPass, tree_logprobs
+from brorl.model.logprobs import DEFAULT_PASS, ModelPass, tree_logprobs
 from brorl.model.own_cache import CacheError, OwnCache
 from brorl.model.sharding import local_tensor
 from brorl.model.tree_attention import HooksError
@@ -45,6 +45,14 @@ def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
     if not _close(got, _plain_logprobs(logits, trees), _tolerance(model), logits):
         raise HooksError.of(model, "its log-probs change under tree attention")
     return shapes
+
+
+@torch.no_grad()
+def is_exact(model: PreTrainedModel, model_pass: ModelPass) -> bool:
+    """Return whether a pass gives the log-probs of another one that `check_hooks` accepted."""
+    trees = _trees(model.config.get_text_config().vocab_size)
+    got, expected = (torch.cat(tree_logprobs(model, trees, model_pass=way)) for way in (model_pass, DEFAULT_PASS))
+    return _close(got, expected, _tolerance(model), expected)
 
 
 def check_own_cache(model: PreTrainedModel) -> None:

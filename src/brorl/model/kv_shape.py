@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from brorl.model.tree_attention import HooksError, packed_logits, tree_attention
+from brorl.model.tree_attention import HookedPass, HooksError, tree_attention
 
 if TYPE_CHECKING:
     from brorl.model.forward import ForwardChoice
@@ -59,7 +59,7 @@ def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
     zero = torch.zeros(1, dtype=torch.long, device=model.device)
     try:
         with torch.device(model.device), tree_attention(model):
-            packed_logits(model, zero, zero, recorder, zero)
+            HookedPass(model).row_logits(zero, zero, recorder, zero)
     except HooksError as error:
         raise HooksError.of(model, error) from error
     if len(set(recorder.layers)) < len(recorder.layers):

@@ -31,6 +31,11 @@ class RowLogits:
     embedding: nn.Module | None = None  # the output embedding; None if `row` contains the logits
     vocabulary: int = 0  # its number of outputs V, where it is given
 
+    def whole(self) -> Tensor:
+        """Return all logits, shape [R, V]."""
+        logits_RV: Tensor = self.row if self.embedding is None else self.embedding(self.row)
+        return logits_RV
+
 
 def row_logits(
     model: PreTrainedModel, forward: Callable[[], Tensor], num_rows: int, *, whole_logits: bool = False

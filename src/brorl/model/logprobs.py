@@ -19,8 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from brorl.model.device import to_device
+from brorl.model.lean import LeanPass
 from brorl.model.logits import LOGITS_PER_BLOCK, MAX_LOGITS, PLAIN, NextToken, RowLogits, softmax_lse
-from brorl.model.tree_attention import PromptCache, packed_row_logits, prefill, tree_attention
+from brorl.model.tree_attention import HookedPass, PackedPass, PromptCache, prefill, tree_attention
 from brorl.model.tree_batch import AttentionChoice, ChunkSlice, TreeBatch, split_into_chunks
 from brorl.tree import RolloutTree
 
@@ -34,6 +35,13 @@ class ModelPass:
 
     attention: AttentionChoice = "auto"  # how nodes attend to their prompts and paths; see `TreeContext`
     whole_logits: bool = False  # whether the model needs whole logits; see `brorl.model.logits`
+    lean: bool = False  # whether the layers are computed by `LeanPass` instead of the model's modules
+
+    def packed(self, model: PreTrainedModel) -> PackedPass:
+        """Return a forward pass from the parameters of a model, to be used until they change."""
+        if self.lean and not torch.is_autocast_enabled(model.device.type):
+            return LeanPass(model)
+        return HookedPass(model, whole_logits=self.whole_logits)
 
 
 DEFAULT_PASS = ModelPass()
@@ -82,12 +90,12 @@ def tree_logprobs(
     offsets = node_offsets(trees)
     chunks: list[ChunkLogprobs] = []
     with tree_attention(model):
-        cache, logits_PV = prefill(model, [t.prompt_ids for t in trees])
+        cache, logits_PV = prefill(model_pass.packed(model), [t.prompt_ids for t in trees])
     outputs = NodeOutputs(next_token, entropy=False, whole_logits=model_pass.whole_logits)
     chunks.append(_first_level(trees, offsets, logits_PV, outputs))
     max_nodes = max_nodes or default_max_nodes(model, whole_logits=model_pass.whole_logits)
     for slices in split_into_chunks(trees, max_nodes):
-        run = partial(_compute_chunk, model, trees, offsets, slices, cache, outputs, model_pass.attention)
+        run = partial(_compute_chunk, model, trees, offsets, slices, cache, outputs, model_pass)
         chunk = checkpoint(run, use_reentrant=False, preserve_rng_state=False) if torch.is_grad_enabled() else run()
         if chunk is not None:
             chunks.append(chunk)
@@ -128,18 +136,18 @@ def chunk_logprobs(
         with tree_attention(model):
             prompts = [t.prompt_ids for t in group]
             with torch.set_grad_enabled(torch.is_grad_enabled() and not recompute_prompts):
-                cache, logits_PV = prefill(model, prompts)
+                cache, logits_PV = prefill(model_pass.packed(model), prompts)
             computed = [logits_PV, *cache.key, *cache.value]
             held = [x.detach().requires_grad_(recompute_prompts or x.requires_grad) for x in computed]
             num_layers = len(cache.key)
             held_cache = PromptCache(held[1 : 1 + num_layers], held[1 + num_layers :], cache.bias, cache.length)
             yield _first_level(group, group_offsets, held[0], outputs)
             for slices in split_into_chunks(group, max_nodes):
-                chunk = _compute_chunk(model, group, group_offsets, slices, held_cache, outputs, model_pass.attention)
+                chunk = _compute_chunk(model, group, group_offsets, slices, held_cache, outputs, model_pass)
                 if chunk is not None:
                     yield chunk
             if recompute_prompts:
-                again, logits_PV = prefill(model, prompts)
+                again, logits_PV = prefill(model_pass.packed(model), prompts)
                 computed = [logits_PV, *again.key, *again.value]
             received = [
                 (x, h.grad) for x, h in zip(computed, held, strict=True) if x.requires_grad and h.grad is not None
@@ -155,21 +163,15 @@ def _compute_chunk(
     slices: list[ChunkSlice],
     cache: PromptCache,
     outputs: NodeOutputs,
-    attention: AttentionChoice,
+    model_pass: ModelPass,
 ) -> ChunkLogprobs | None:
     """Compute the log-probs of the nodes that a chunk owns below the first level; None if it owns none."""
     batch = TreeBatch(trees, offsets, slices, cache)
     if not batch.target_index.numel():
         return None
     with tree_attention(model):
-        rows = packed_row_logits(
-            model,
-            batch.token_F,
-            batch.position_F,
-            batch.context(cache, attention),
-            batch.logit_rows,
-            whole_logits=outputs.whole_logits,
-        )
+        context = batch.context(cache, model_pass.attention)
+        rows = model_pass.packed(model).row_logits(batch.token_F, batch.position_F, context, batch.logit_rows)
     return outputs.of(rows, batch.length_R, batch.target_row, batch.target_token, batch.target_index)
 
 

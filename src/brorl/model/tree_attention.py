@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from brorl.errors import UserError
 from brorl.model.device import to_device
-from brorl.model.logits import RowLogits, row_logits, softmax_lse
+from brorl.model.logits import RowLogits, row_logits
 
 IntArray = NDArray[np.int64]
 
@@ -120,51 +120,78 @@ def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     return attention(model, _NAME)
 
 
-def packed_logits(
-    model: PreTrainedModel, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None
-) -> Tensor:
-    """Run the model on packed tokens and return the logits of some of them, shape [R, V].
+class PackedPass(Protocol):
+    """A forward pass of a causal LM over packed tokens, whose attention is computed by a context."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        ...
+
+    def row_logits(
+        self, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None
+    ) -> RowLogits:
+        """Return the logits of some tokens, shape [R, V], or what they are computed from if they are many.
+
+        Args:
+            token_T: Token ids, shape [T].
+            position_T: Position of each token in its own sequence, shape [T].
+            context: The attention of the tokens.
+            rows: Indices of the tokens whose logits are returned, shape [R]; None for all tokens, in order.
+        """
+        ...
+
+
+class HookedPass:
+    """The model's own modules, with their attention replaced; called inside `tree_attention(model)`.
 
     Args:
-        model: A causal LM, inside `tree_attention(model)`.
-        token_T: Token ids, shape [T].
-        position_T: Position of each token in its own sequence, shape [T].
-        context: The attention of the tokens.
-        rows: Indices of the tokens whose logits are returned, shape [R]; None for all tokens, in order.
+        model: A causal LM.
+        whole_logits: Whether logits are always computed here; see `brorl.model.logits`.
     """
-    return packed_row_logits(model, token_T, position_T, context, rows, whole_logits=True).row
+
+    def __init__(self, model: PreTrainedModel, *, whole_logits: bool = True) -> None:
+        self._model = model
+        self._whole_logits = whole_logits
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self._model.device
+
+    def row_logits(
+        self, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None
+    ) -> RowLogits:
+        """Run the model; see `PackedPass.row_logits`."""
+        check_positions(self._model, context)
+
+        def forward() -> Tensor:
+            logits: Tensor = self._model(
+                input_ids=token_T[None],
+                position_ids=position_T[None],
+                use_cache=False,
+                logits_to_keep=0 if rows is None else rows,  # 0 keeps all
+                brorl_context=context,
+            ).logits
+            return logits
+
+        num_rows = token_T.numel() if rows is None else rows.numel()
+        logits = row_logits(self._model, forward, num_rows, whole_logits=self._whole_logits)
+        return replace(logits, row=logits.row[0])
 
 
-def packed_row_logits(
-    model: PreTrainedModel,
-    token_T: Tensor,
-    position_T: Tensor,
-    context: AttentionContext,
-    rows: Tensor | None,
-    *,
-    whole_logits: bool,
-) -> RowLogits:
-    """Run the model as `packed_logits` does; stop before its output embedding if the logits are many (`row_logits`)."""
+def check_positions(model: PreTrainedModel, context: AttentionContext) -> None:
+    """Check that the rotations of a model do not depend on the longest context of a batch.
+
+    Raises:
+        HooksError: If they do.
+    """
     limit = position_limit(model)
     if limit is not None and context.longest > limit[1]:
         raise HooksError(
             f"{type(model).__name__} uses {limit[0]} RoPE, which depends on the longest context of the batch "
             f"above {limit[1]} tokens, and this one has {context.longest}; shorten prompts or max_new_tokens"
         )
-
-    def forward() -> Tensor:
-        logits: Tensor = model(
-            input_ids=token_T[None],
-            position_ids=position_T[None],
-            use_cache=False,
-            logits_to_keep=0 if rows is None else rows,  # 0 keeps all
-            brorl_context=context,
-        ).logits
-        return logits
-
-    num_rows = token_T.numel() if rows is None else rows.numel()
-    logits = row_logits(model, forward, num_rows, whole_logits=whole_logits)
-    return replace(logits, row=logits.row[0])
 
 
 def position_limit(model: PreTrainedModel) -> tuple[str, int] | None:
@@ -175,6 +202,15 @@ def position_limit(model: PreTrainedModel) -> tuple[str, int] | None:
     if kind not in ("dynamic", "longrope"):
         return None
     return kind, rope.get("original_max_position_embeddings") or config.max_position_embeddings
+
+
+def smallest_window(config: PreTrainedConfig) -> int | None:
+    """Return the tokens of the smallest sliding window of a model's layers; None if all layers see everything."""
+    text_config = config.get_text_config()
+    kinds = getattr(text_config, "layer_types", None)
+    if kinds is not None and "sliding_attention" not in kinds:
+        return None
+    return getattr(text_config, "sliding_window", None)
 
 
 class PromptCache(NamedTuple):
@@ -244,78 +280,49 @@ class PromptContext:
         return x_PSKD.transpose(1, 2)
 
 
-def prefill(model: PreTrainedModel, prompts: list[list[int]] | list[tuple[int, ...]]) -> tuple[PromptCache, Tensor]:
+def prefill(packed: PackedPass, prompts: list[list[int]] | list[tuple[int, ...]]) -> tuple[PromptCache, Tensor]:
     """Compute the keys and values of P prompts, none empty, and the logits after each last token, shape [P, V]."""
     length_P = np.array([len(p) for p in prompts])
-    context = PromptContext(length_P, model.device)
+    context = PromptContext(length_P, packed.device)
     arrays = np.concatenate(prompts), np.concatenate([np.arange(n) for n in length_P]), length_P.cumsum() - 1
-    token_T, position_T, last_P = (to_device(array, model.device) for array in arrays)
-    logits_PV = packed_logits(model, token_T, position_T, context, last_P)
+    token_T, position_T, last_P = (to_device(array, packed.device) for array in arrays)
+    logits_PV = packed.row_logits(token_T, position_T, context, last_P).whole()
     return context.cache(), logits_PV
 
 
 class Grouping:
-    """Places T packed tokens of P prompts on a padded [P, R] grid and back; one matmul then serves all prompts."""
+    """Lays T rows of P prompts, such as queries, on a padded [P, R] grid and back; one matmul then serves all prompts.
+
+    A row has several queries for each of K key-value heads.
+    """
 
     def __init__(self, prompt_T: IntArray, num_prompts: int, device: torch.device) -> None:
-        self.cell_T: Tensor | None = None  # of each token; None if the grid is the tokens
+        self._cell_T: Tensor | None = None  # of each row; None if the grid is the rows
         if num_prompts == 1:
-            self.shape = (1, prompt_T.size)
+            self._shape = (1, prompt_T.size)
             return
         count_P = np.bincount(prompt_T, minlength=num_prompts)
         order = np.argsort(prompt_T, kind="stable")
         width = int(count_P.max())
         rank = np.arange(order.size) - (count_P.cumsum() - count_P)[prompt_T[order]]
-        cell_T, token = np.empty_like(order), np.zeros(num_prompts * width, np.int64)
+        cell_T, row = np.empty_like(order), np.zeros(num_prompts * width, np.int64)
         cell_T[order] = prompt_T[order] * width + rank
-        token[cell_T] = np.arange(order.size)
-        self.shape = (num_prompts, width)
-        self.cell_T, self.token = to_device(cell_T, device), to_device(token, device)  # the token of each cell
+        row[cell_T] = np.arange(order.size)
+        padding = np.ones(num_prompts * width, np.bool_)
+        padding[cell_T] = False
+        self._shape = (num_prompts, width)
+        self._cell_T, self._row = to_device(cell_T, device), to_device(row, device)  # the row of each cell
+        self._padding = to_device(np.flatnonzero(padding), device)
 
-    def spread(self, x_T: Tensor) -> Tensor:
-        """[T, ...] -> [P, R, ...]; padding holds some token's value."""
-        x_PR: Tensor = (x_T if self.cell_T is None else x_T[self.token]).unflatten(0, self.shape)
-        return x_PR
+    def spread(self, x_KTQD: Tensor, padding: float | None = None) -> Tensor:
+        """[K, T, Q, D] -> [K, P, R * Q, D]; padding is a number, or some row's values."""
+        if self._cell_T is not None:
+            x_KTQD = x_KTQD[:, self._row]
+            if padding is not None:
+                x_KTQD[:, self._padding] = padding
+        return x_KTQD.unflatten(1, self._shape).flatten(2, 3)
 
-    def gather(self, x_PR: Tensor) -> Tensor:
-        """[P, R, ...] -> [T, ...]."""
-        flat = x_PR.flatten(0, 1)
-        return flat if self.cell_T is None else flat[self.cell_T]
-
-
-class PartialAttention(NamedTuple):
-    """Attention over some of the keys, which can be merged with attention over others."""
-
-    output: Tensor  # attention over these keys alone, shape [..., D]
-    lse: Tensor  # log-sum-exp of their scores, shape [...]
-
-    @classmethod
-    def over(cls, score: Tensor, value: Tensor) -> PartialAttention:
-        """Attend with scores [..., Q, S] to values [..., S, D]."""
-        if score.dtype in (torch.bfloat16, torch.float16):
-            score = score.float()
-        weight, lse = softmax_lse(score)
-        return cls(weight.to(value.dtype) @ value, lse)
-
-    def merged(self, other: PartialAttention) -> Tensor:
-        """Return the attention over the union of two disjoint sets of keys."""
-        fraction = torch.sigmoid(other.lse - self.lse)[..., None]
-        return torch.lerp(self.output, other.output, fraction.to(self.output.dtype))
-
-
-def attend_prompt(query_THD: Tensor, cache: PromptCache, layer: int, grouping: Grouping) -> PartialAttention:
-    """Attend from tokens to their prompts in one layer; queries are scaled, shape [T, H, D]."""
-    key_PKSD, value_PKSD = cache.key[layer], cache.value[layer]
-    num_kv_heads, head_dim = key_PKSD.shape[1], key_PKSD.shape[3]
-    q = grouping.spread(query_THD).unflatten(2, (num_kv_heads, -1))  # [P, R, K, G, D]
-    rows, groups = q.shape[1], q.shape[3]
-    q = q.permute(0, 2, 1, 3, 4).reshape(q.shape[0], num_kv_heads, rows * groups, head_dim)
-    score = q @ key_PKSD.transpose(2, 3)  # [P, K, R * G, S]
-    if cache.bias is not None:
-        score += cache.bias[:, None]
-    attended = PartialAttention.over(score, value_PKSD)
-
-    def packed(x: Tensor) -> Tensor:  # [P, K, R * G, ...] -> [T, H, ...]
-        return grouping.gather(x.unflatten(2, (rows, groups)).transpose(1, 2).flatten(2, 3))
-
-    return PartialAttention(packed(attended.output), packed(attended.lse))
+    def gather(self, x_KPRD: Tensor) -> Tensor:
+        """[K, P, R * Q, D] -> [K, T, Q, D]."""
+        x_KTQD = x_KPRD.unflatten(2, (self._shape[1], -1)).flatten(1, 2)
+        return x_KTQD if self._cell_T is None else x_KTQD[:, self._cell_T]

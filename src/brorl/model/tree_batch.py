@@ -19,10 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from brorl.model.chain_attention import ChainAttention, split_into_chains
 from brorl.model.device import to_device
 from brorl.model.flex_attention import FlexAttention
 from brorl.model.tiled_attention import TiledAttention
-from brorl.model.tree_attention import Grouping, PartialAttention, PromptCache, attend_prompt
+from brorl.model.tree_attention import PromptCache
 from brorl.tree import RolloutTree
 
 AttentionChoice = Literal["auto", "tiled", "flex"]
@@ -170,10 +171,10 @@ class TreeContext:
         self.longest = prompt_tokens + int(depth_F.max()) + 1
         self._prompts = prompts
         self._prompt_F, self._depth_F, self._parent_F = prompt_F, depth_F, parent_F
-        start_C, _, width = _chains(parent_F)
+        start_C, _, width = split_into_chains(parent_F)
         self._scores_per_head = start_C.size * width * (int(depth_F.max()) + 1) + depth_F.size * prompt_tokens
         self._choice = attention
-        self._attention: _ChainAttention | TiledAttention | FlexAttention | None = None  # needs the number of heads
+        self._attention: ChainAttention | TiledAttention | FlexAttention | None = None  # needs the number of heads
 
     def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
         """Return the attention to the prompt and to the path; see `AttentionContext.attend`."""
@@ -181,83 +182,13 @@ class TreeContext:
             self._attention = self._made(query_THD.shape[1])
         return self._attention.attend(layer, query_THD, key_TKD, value_TKD)
 
-    def _made(self, num_heads: int) -> _ChainAttention | TiledAttention | FlexAttention:
+    def _made(self, num_heads: int) -> ChainAttention | TiledAttention | FlexAttention:
         match self._choice:
             case "flex":
                 return FlexAttention(self._prompts, self._prompt_F, self._depth_F)
             case "auto" if self._scores_per_head * num_heads <= MAX_CHAIN_SCORES:
-                return _ChainAttention(self._prompts, self._prompt_F, self._depth_F, self._parent_F)
+                return ChainAttention(self._prompts, self._prompt_F, self._depth_F, self._parent_F)
             case "auto" | "tiled":
                 return TiledAttention(self._prompts, self._prompt_F, self._depth_F, num_heads)
             case _:
                 assert_never(self._choice)
-
-
-class _ChainAttention:
-    """Attention to the path, chain by chain, merged with attention to the prompts; arguments of `TreeContext`."""
-
-    def __init__(self, prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray, parent_F: IntArray) -> None:
-        start_C, length_C, width = _chains(parent_F)
-        path_CT = _paths(start_C, length_C, depth_F, parent_F)
-        offset_W = np.arange(width)
-        query_CW = start_C[:, None] + np.minimum(offset_W, length_C[:, None] - 1)
-        chain_F = np.repeat(np.arange(start_C.size), length_C)
-        cell_F = chain_F * width + np.arange(depth_F.size) - start_C[chain_F]
-        unseen_CWT = np.arange(path_CT.shape[1]) > depth_F[query_CW][:, :, None]
-
-        device, dtype = prompts.device, prompts.key[0].dtype
-        self._prompts = prompts
-        self._grouping = Grouping(prompt_F, prompts.length.size, device)
-        self._query_CW, self._path_CT, self._cell_F = (
-            to_device(array, device) for array in (query_CW, path_CT, cell_F)
-        )
-        bias = torch.zeros(unseen_CWT.shape, dtype=dtype, device=device)
-        self._bias = bias.masked_fill_(to_device(unseen_CWT, device), float("-inf"))[:, None, :, None]
-
-    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
-        """Return the attention to the prompt and to the path; see `AttentionContext.attend`."""
-        num_kv_heads = key_TKD.shape[1]
-        key = key_TKD[self._path_CT].transpose(1, 2)  # [C, K, T, D]
-        value = value_TKD[self._path_CT].transpose(1, 2)
-        query = query_THD[self._query_CW].unflatten(2, (num_kv_heads, -1))  # [C, W, K, G, D]
-        width, groups = query.shape[1], query.shape[3]
-        query = query.transpose(1, 2).flatten(2, 3)  # [C, K, W * G, D]
-        score = query @ key.transpose(2, 3)
-        score = (score.unflatten(2, (width, groups)) + self._bias).flatten(2, 3)
-        path = PartialAttention.over(score, value)
-
-        def packed(x: Tensor) -> Tensor:  # [C, K, W * G, ...] -> [F, H, ...]
-            x_CKWG: Tensor = x.unflatten(2, (width, groups))
-            return x_CKWG.transpose(1, 2).flatten(2, 3).flatten(0, 1)[self._cell_F]
-
-        own = PartialAttention(packed(path.output), packed(path.lse))
-        return own.merged(attend_prompt(query_THD, self._prompts, layer, self._grouping))
-
-
-def _chains(parent_F: IntArray) -> tuple[IntArray, IntArray, int]:
-    """Split preorder nodes into chains; return their first nodes [C], lengths [C], and the largest length W.
-
-    Chains longer than the power of two above the mean length are split, which bounds the padding.
-    """
-    num_nodes = parent_F.size
-    start = np.flatnonzero((parent_F < 0) | (parent_F != np.arange(num_nodes) - 1))
-    length = np.diff(np.append(start, num_nodes))
-    limit = 1 << max(2, int(np.ceil(length.mean()) - 1).bit_length())
-    count = -(-length // limit)
-    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    start_C = np.repeat(start, count) + within * limit
-    length_C = np.minimum(limit, np.repeat(length, count) - within * limit)
-    return start_C, length_C, int(length_C.max())
-
-
-def _paths(start_C: IntArray, length_C: IntArray, depth_F: IntArray, parent_F: IntArray) -> IntArray:
-    """Return the nodes from the prompt to the end of each chain, padded with 0, shape [C, T]."""
-    chain_F = np.repeat(np.arange(start_C.size), length_C)
-    path_CT = np.zeros((start_C.size, int(depth_F.max()) + 1), np.int64)
-    above_C = parent_F[start_C]
-    starts, lengths, depths = start_C.tolist(), length_C.tolist(), depth_F[start_C].tolist()
-    for row, (start, length, depth, above) in enumerate(zip(starts, lengths, depths, above_C.tolist(), strict=True)):
-        if above >= 0:
-            path_CT[row, :depth] = path_CT[chain_F[above], :depth]
-        path_CT[row, depth : depth + length] = np.arange(start, start + length)
-    return path_CT

@@ -12,9 +12,10 @@ from transformers import PreTrainedModel
 import brorl.rollout.native.engine as native
 from brorl.activity import Activity, Decoding
 from brorl.model.kv_shape import kv_shapes
-from brorl.model.logits import NextToken
+from brorl.model.lean import LeanPass
+from brorl.model.logits import NextToken, RowLogits
 from brorl.model.logprobs import tree_logprobs
-from brorl.model.tree_attention import HooksError
+from brorl.model.tree_attention import HookedPass, HooksError
 from brorl.rollout.native import decoder
 from brorl.rollout.native.decoder import RowCache
 from brorl.rollout.native.engine import NativeEngine
@@ -48,7 +49,8 @@ class Spy:
         self.held_bytes: list[int] = []
         self._caches: list[RowCache] = []
         monkeypatch.setattr(decoder, "prefill", self._prefill(decoder.prefill))
-        monkeypatch.setattr(decoder, "packed_logits", self._forward(decoder.packed_logits))
+        for kind in (HookedPass, LeanPass):
+            monkeypatch.setattr(kind, "row_logits", self._forward(kind.row_logits))
         monkeypatch.setattr(native, "RowCache", self._row_cache)
 
     def _row_cache(self, *args: object) -> RowCache:
@@ -63,13 +65,15 @@ class Spy:
         return prefill
 
     def _forward(self, original: Callable) -> Callable:
-        def packed_logits(model: object, token_T: Tensor, *args: object) -> Tensor:
+        def row_logits(packed: object, token_T: Tensor, position_T: Tensor, context: object, rows: object) -> RowLogits:
+            if not isinstance(context, decoder.DecodeContext):
+                return original(packed, token_T, position_T, context, rows)
             self.rows.append(token_T.numel())
             held = [x for cache in self._caches for x in (*cache.key, *cache.value)]
             self.held_bytes.append(sum(x.numel() * x.element_size() for x in held))
-            return original(model, token_T, *args)
+            return original(packed, token_T, position_T, context, rows)
 
-        return packed_logits
+        return row_logits
 
 
 @every_architecture
@@ -184,7 +188,7 @@ def test_row_cache_budget_covers_what_it_holds(rng: np.random.Generator) -> None
             held = sum(x.numel() * x.element_size() for x in (*cache.key, *cache.value))
             assert held + prompt_bytes <= memory
             assert cache.key[0].shape[0] >= rows
-            assert cache.key[0].shape[2] >= tokens
+            assert cache.key[0].shape[3] == cache.value[0].shape[2] >= tokens
 
 
 def test_long_responses_grow_the_cache_without_changing_results(rng: np.random.Generator) -> None:

@@ -19,6 +19,8 @@ from transformers import PreTrainedModel
 from brorl.activity import Decoding, Observe, unobserved
 from brorl.model.device import to_device
 from brorl.model.forward import FlatForward, TreeForward, choose_forward
+from brorl.model.lean import LeanPass
+from brorl.model.tree_attention import HookedPass
 from brorl.rollout.engine import rollouts_of_prompts
 from brorl.rollout.native.decoder import Decoder, IntArray, ModelCacheDecoder, RowCache, Rows, TreeDecoder
 from brorl.rollout.native.draw import Uniforms, draw_tokens
@@ -161,8 +163,12 @@ class NativeEngine:
         return RowCache(self.model, self._forward.kv_shapes, self._memory_bytes, max_rows, max_tokens)
 
     def _decoder(self, max_rows: int, max_tokens: int) -> Decoder:
-        cache = self.row_costs(max_rows, max_tokens)
-        return ModelCacheDecoder(self.model, self._memory_bytes) if cache is None else TreeDecoder(self.model, cache)
+        if isinstance(self._forward, FlatForward):
+            return ModelCacheDecoder(self.model, self._memory_bytes)
+        cache = RowCache(self.model, self._forward.kv_shapes, self._memory_bytes, max_rows, max_tokens)
+        lean = self._forward.model_pass.lean
+        packed = LeanPass(self.model, self.model.dtype) if lean else HookedPass(self.model)
+        return TreeDecoder(self.model, packed, cache)
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:

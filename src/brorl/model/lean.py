@@ -1,0 +1,158 @@
+"""The forward pass of a decoder with the layers of Llama, written out in few operations.
+
+The modules of transformers start about 40 kernels a layer, many from Python. For the steps of a CPU that is most of the
+time of small models and few rows. This pass computes the same function from the same parameters. A model of another
+layout, or with adapters, hooks or shards in its modules, goes through its own modules.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
+
+from brorl.model.fused_ops import Linear, Norm, add_gated_mlp, add_linear, norm_linear, rms_norm, rotate
+from brorl.model.logits import MAX_LOGITS, RowLogits
+from brorl.model.product import linear, product
+from brorl.model.tree_attention import AttentionContext, check_positions, smallest_window
+
+_LAYOUTS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+_FIRST_POSITIONS = 256
+
+
+def has_lean_layout(model: PreTrainedModel) -> bool:
+    """Return whether the lean pass can compute a model: on a CPU, from plain modules."""
+    if type(model) not in _LAYOUTS or model.device.type != "cpu":
+        return False
+    config = model.config
+    if config.hidden_act not in ("silu", "swish") or config.attention_dropout or smallest_window(config) is not None:
+        return False
+    return all(_is_plain(module) for module in model.modules())
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Return whether a module is of transformers or torch, with nothing attached to it, and without checkpointing."""
+    changed = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+    changed = changed or getattr(module, "gradient_checkpointing", False)
+    return not changed and type(module).__module__.startswith(("torch.nn.modules.", "transformers."))
+
+
+class _Layer(NamedTuple):
+    input_norm: Norm
+    query_key_value: Linear
+    query_norm: Norm | None
+    key_norm: Norm | None
+    output: Linear
+    mlp_norm: Norm
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+class LeanPass:
+    """A forward pass over packed tokens, from a model's parameters or from a copy of them.
+
+    Args:
+        model: A causal LM for which `has_lean_layout` is true.
+        sampling_dtype: Copy the weights in this dtype, arranged for products of few rows; without gradients. None for
+            the parameters themselves.
+    """
+
+    def __init__(self, model: PreTrainedModel, sampling_dtype: torch.dtype | None = None) -> None:
+        decoder: Any = model.get_decoder()
+        self._model = model
+        self._dtype = sampling_dtype
+        self._head_dim: int = decoder.layers[0].self_attn.head_dim
+        self._scale: float = decoder.layers[0].self_attn.scaling
+        self._embedding: Tensor = decoder.embed_tokens.weight
+        self._layers = [self._layer(layer) for layer in decoder.layers]
+        self._norm = self._copied_norm(decoder.norm)
+        self._head = self._joined(model.get_output_embeddings())
+        self._rotary = decoder.rotary_emb
+        self._cos = self._sin = self._embedding.new_empty(0, self._head_dim)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self._embedding.device
+
+    def row_logits(
+        self, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None
+    ) -> RowLogits:
+        """Run the model; see `PackedPass.row_logits`."""
+        check_positions(self._model, context)
+        hidden_Rh = self._hidden(token_T, position_T, context, rows)
+        vocabulary = self._head.weight.shape[0]
+        if hidden_Rh.shape[0] * vocabulary > MAX_LOGITS:
+            return RowLogits(hidden_Rh, self._model.get_output_embeddings(), vocabulary)
+        mapped = linear if torch.is_grad_enabled() else product
+        return RowLogits(mapped(hidden_Rh, *self._head))
+
+    def _hidden(
+        self, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None
+    ) -> Tensor:
+        x = torch.nn.functional.embedding(token_T, self._embedding)
+        if self._dtype is not None:
+            x = x.to(self._dtype)
+        self._extend(context.longest, x)
+        cos_TD, sin_TD = self._cos[position_T], self._sin[position_T]
+        for index, layer in enumerate(self._layers):
+            x = self._attended(x, index, layer, cos_TD, sin_TD, context)
+            x = add_gated_mlp(x, layer.mlp_norm, layer.gate, layer.up, layer.down)
+        return rms_norm(x if rows is None else x[rows], self._norm)
+
+    def _attended(
+        self, x_Th: Tensor, index: int, layer: _Layer, cos_TD: Tensor, sin_TD: Tensor, context: AttentionContext
+    ) -> Tensor:
+        """Return the residual stream after the attention of a layer."""
+        mixed = norm_linear(x_Th, layer.input_norm, layer.query_key_value).unflatten(1, (-1, self._head_dim))
+        num_heads = layer.output.weight.shape[1] // self._head_dim
+        num_kv_heads = (mixed.shape[1] - num_heads) // 2
+        value = mixed[:, num_heads + num_kv_heads :]
+        if layer.query_norm is None or layer.key_norm is None:
+            turned = rotate(mixed[:, : num_heads + num_kv_heads], cos_TD, sin_TD)
+            query, key = turned[:, :num_heads], turned[:, num_heads:]
+        else:
+            query = rotate(rms_norm(mixed[:, :num_heads], layer.query_norm), cos_TD, sin_TD)
+            key = rotate(rms_norm(mixed[:, num_heads:-num_kv_heads], layer.key_norm), cos_TD, sin_TD)
+        attended = context.attend(index, query * self._scale, key, value)
+        return add_linear(x_Th, attended.flatten(1), layer.output)
+
+    def _layer(self, layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        return _Layer(
+            self._copied_norm(layer.input_layernorm),
+            self._joined(attention.q_proj, attention.k_proj, attention.v_proj),
+            None if query_norm is None else self._copied_norm(query_norm),
+            None if key_norm is None else self._copied_norm(key_norm),
+            self._joined(attention.o_proj),
+            self._copied_norm(layer.post_attention_layernorm),
+            self._joined(mlp.gate_proj),
+            self._joined(mlp.up_proj),
+            self._joined(mlp.down_proj),
+        )
+
+    def _joined(self, *maps: Any) -> Linear:
+        """Return affine maps of one input as one."""
+        weight = maps[0].weight if len(maps) == 1 else torch.cat([m.weight for m in maps])
+        bias = None if maps[0].bias is None else torch.cat([m.bias for m in maps])
+        if self._dtype is None:
+            return Linear(weight, bias)
+        # Columns first: a product of few rows reads such a weight twice as fast.
+        transposed = weight.T.to(self._dtype, memory_format=torch.contiguous_format, copy=True)
+        return Linear(transposed.T, None if bias is None else bias.to(self._dtype))
+
+    def _copied_norm(self, norm: Any) -> Norm:
+        weight = norm.weight if self._dtype is None else norm.weight.to(self._dtype)
+        return Norm(weight, norm.variance_epsilon)
+
+    def _extend(self, num_positions: int, x: Tensor) -> None:
+        """Compute the rotations of more positions."""
+        if num_positions <= self._cos.shape[0]:
+            return
+        size = max(num_positions, 2 * self._cos.shape[0], _FIRST_POSITIONS)
+        cos, sin = self._rotary(x, torch.arange(size, device=x.device)[None])
+        self._cos, self._sin = cos[0], sin[0]

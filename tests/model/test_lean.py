@@ -1,0 +1,213 @@
+"""The lean pass and its operations against the modules of transformers, finite differences and plain products."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from brorl.model import product as product_module
+from brorl.model.forward import TreeForward, choose_forward
+from brorl.model.fused_ops import Linear, Norm, add_gated_mlp, add_linear, norm_linear, rms_norm, rotate
+from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
+from brorl.model.lean import LeanPass, has_lean_layout
+from brorl.model.logprobs import DEFAULT_PASS, ModelPass, tree_logprobs
+from brorl.model.product import fastest_product, linear, product
+from brorl.model.tree_attention import HookedPass, PromptContext, tree_attention
+from small_models import ARCHITECTURES, random_tree, small_model
+
+HIDDEN, INNER, ROWS = 6, 5, 4
+
+
+def normal(rng: np.random.Generator, *shape: int) -> Tensor:
+    return torch.from_numpy(rng.normal(size=shape)).requires_grad_()
+
+
+def cases(rng: np.random.Generator) -> dict[str, tuple[Callable[..., Tensor], list[Tensor]]]:
+    """Return each operation with its inputs."""
+    x, norm = normal(rng, ROWS, HIDDEN), normal(rng, HIDDEN)
+    wide, wide_bias = normal(rng, INNER, HIDDEN), normal(rng, INNER)
+    narrow, narrow_bias = normal(rng, HIDDEN, INNER), normal(rng, HIDDEN)
+    up, up_bias = normal(rng, INNER, HIDDEN), normal(rng, INNER)
+    heads, angle = normal(rng, ROWS, 3, HIDDEN), torch.from_numpy(rng.normal(size=(ROWS, HIDDEN // 2))).repeat(1, 2)
+
+    def gated(x: Tensor, norm: Tensor, *maps: Tensor) -> Tensor:
+        gate, up, down = (Linear(*maps[i : i + 2]) for i in (0, 2, 4))
+        return add_gated_mlp(x, Norm(norm, 1e-3), gate, up, down)
+
+    return {
+        "rms_norm": (lambda x, w: rms_norm(x, Norm(w, 1e-3)), [x, norm]),
+        "norm_linear": (lambda x, n, w, b: norm_linear(x, Norm(n, 1e-3), Linear(w, b)), [x, norm, wide, wide_bias]),
+        "linear": (linear, [x, wide, wide_bias]),
+        "add_linear": (
+            lambda x, y, w, b: add_linear(x, y, Linear(w, b)),
+            [x, normal(rng, ROWS, INNER), narrow, narrow_bias],
+        ),
+        "rotate": (lambda x: rotate(x, angle.cos(), angle.sin()), [heads]),
+        "add_gated_mlp": (gated, [x, norm, wide, wide_bias, up, up_bias, narrow, narrow_bias]),
+    }
+
+
+OPERATIONS = ("rms_norm", "norm_linear", "linear", "add_linear", "rotate", "add_gated_mlp")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_gradients_equal_finite_differences(operation: str, rng: np.random.Generator) -> None:
+    function, inputs = cases(rng)[operation]
+    assert torch.autograd.gradcheck(function, inputs, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name != "linear"])
+def test_without_gradients_the_values_are_the_same(operation: str, rng: np.random.Generator) -> None:
+    function, inputs = cases(rng)[operation]
+    expected = function(*inputs)
+    with torch.no_grad():
+        got = function(*(x.detach().clone() for x in inputs))
+    torch.testing.assert_close(got, expected.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_frozen_parameters_get_no_gradient(rng: np.random.Generator) -> None:
+    function, inputs = cases(rng)["add_gated_mlp"]
+    for frozen in inputs[1:]:
+        frozen.requires_grad_(False)
+    function(*inputs).sum().backward()
+    assert inputs[0].grad is not None
+    assert all(x.grad is None for x in inputs[1:])
+
+
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "hooked"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_pass_equals_the_modules_of_transformers(
+    architecture: str, dtype: torch.dtype, rng: np.random.Generator
+) -> None:
+    """Logits and keys of ragged prompts, from the parameters and from a copy; positions beyond the first table."""
+    model = small_model(
+        architecture, seed=int(rng.integers(1 << 30)), dtype=dtype, max_position_embeddings=1024, scale=0.1
+    )
+    length_P = np.array([5, 300, 1])
+    token_T = torch.from_numpy(rng.integers(0, 17, length_P.sum()))
+    position_T = torch.from_numpy(np.concatenate([np.arange(n) for n in length_P]))
+    rows = torch.tensor([3, 100, 304, 305])
+
+    def output(packed: LeanPass | HookedPass) -> list[Tensor]:
+        context = PromptContext(length_P, model.device)
+        with torch.no_grad(), tree_attention(model):
+            logits = packed.row_logits(token_T, position_T, context, rows).row
+        return [logits, *context.cache().key, *context.cache().value]
+
+    expected = output(HookedPass(model))
+    for packed in (LeanPass(model), LeanPass(model, dtype)):
+        for got, reference in zip(output(packed), expected, strict=True):
+            tolerance = 1e-10 if dtype == torch.float64 else 1e-4
+            torch.testing.assert_close(got, reference, rtol=tolerance, atol=tolerance)
+
+
+def test_a_copy_in_bfloat16_is_near_the_weights(rng: np.random.Generator) -> None:
+    model = small_model(seed=1, dtype=torch.float32, scale=0.1)
+    token_T = torch.from_numpy(rng.integers(0, 17, 6))
+
+    def logits(packed: LeanPass) -> Tensor:
+        with torch.no_grad():
+            context = PromptContext(np.array([6]), model.device)
+            return packed.row_logits(token_T, torch.arange(6), context, None).row
+
+    low = logits(LeanPass(model, torch.bfloat16))
+    assert low.dtype == torch.bfloat16
+    exact = logits(LeanPass(model))
+    assert 0 < float((low.float() - exact).abs().max()) < 0.05 * float(exact.abs().max())
+
+
+def test_only_plain_modules_of_known_layouts_are_lean() -> None:
+    assert has_lean_layout(small_model())
+    assert not has_lean_layout(small_model("hooked"))
+    assert not has_lean_layout(small_model(hidden_act="gelu"))
+    assert not has_lean_layout(small_model(attention_dropout=0.1))
+    hooked = small_model()
+    hooked.model.layers[1].mlp.register_forward_hook(lambda *_: None)
+    assert not has_lean_layout(hooked)
+    checkpointed = small_model()
+    enable_gradient_checkpointing(checkpointed)
+    assert not has_lean_layout(checkpointed)
+
+    class OtherAttention(type(small_model().model.layers[0].self_attn)):  # type: ignore[misc]
+        """An attention of someone else."""
+
+    changed = small_model()
+    changed.model.layers[0].self_attn.__class__ = OtherAttention
+    assert not has_lean_layout(changed)
+
+
+def test_a_lean_pass_that_differs_from_the_modules_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = choose_forward(small_model())
+    assert isinstance(forward, TreeForward)
+    assert forward.model_pass.lean
+
+    class Doubled(type(small_model().model.norm)):  # type: ignore[misc]
+        """A norm with the name of transformers, and another function."""
+
+        __module__ = "transformers.other"
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    model = small_model()
+    model.model.layers[1].input_layernorm.__class__ = Doubled
+    assert has_lean_layout(model)
+    forward = choose_forward(model)
+    assert isinstance(forward, TreeForward)
+    assert not forward.model_pass.lean
+
+
+def test_under_autocast_the_modules_compute(rng: np.random.Generator) -> None:
+    model, tree = small_model(dtype=torch.float32, scale=0.1), random_tree(rng)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        got, expected = (tree_logprobs(model, [tree], model_pass=way) for way in (ModelPass(lean=True), DEFAULT_PASS))
+    assert torch.equal(got[0], expected[0])
+
+
+@pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="needs torch with oneDNN")
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_product_of_onednn_and_its_gradient(
+    bias: bool, transposed: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32, against float64; for weights in both memory layouts, and the strided products of the backward pass."""
+    called = []
+    original = product_module._onednn
+    monkeypatch.setattr(product_module, "fastest_product", lambda: "onednn")
+    monkeypatch.setattr(product_module, "_onednn", lambda *args: (called.append(args), original(*args))[1])
+    inputs = [torch.from_numpy(rng.normal(size=s)) for s in ((96, 80), (72, 80), (72,))][: 2 + bias]
+    single = [x.float() for x in inputs]
+    if transposed:
+        single[1] = single[1].T.contiguous().T
+    for x in (*inputs, *single):
+        x.requires_grad_()
+    grad = torch.from_numpy(rng.normal(size=(96, 72)))
+    expected = torch.nn.functional.linear(*inputs)
+    got = linear(*single, *([] if bias else [None]))
+    torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
+    for a, b in zip(
+        torch.autograd.grad(got, single, grad.float()), torch.autograd.grad(expected, inputs, grad), strict=True
+    ):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
+    assert len(called) == 3
+    for x, weight in ((single[0][:8], single[1]), (single[0].double(), single[1].double())):
+        product(x.detach(), weight.detach())  # few rows, and another dtype
+    assert len(called) == 3
+
+
+@pytest.mark.parametrize(("onednn_s", "expected"), [(0.5, "onednn"), (0.9, "mkl")])
+def test_onednn_is_chosen_only_by_a_wide_margin(
+    onednn_s: float, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter([onednn_s, 1.0])
+    monkeypatch.setattr(product_module, "_seconds", lambda _: next(seconds))
+    monkeypatch.setattr(torch, "__version__", "2.13.0")
+    assert fastest_product.__wrapped__() == expected
+
+
+def test_an_untried_torch_uses_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    monkeypatch.setattr(product_module, "_seconds", lambda _: pytest.fail("must not be measured"))
+    assert fastest_product.__wrapped__() == "mkl"
