@@ -81,7 +81,8 @@ def test_a_recomputed_prompt_adds_nothing_to_its_cache(rng: np.random.Generator)
     model = small_model(seed=1).train()
     enable_gradient_checkpointing(model)
     with tree_attention(model):
-        cache, logits_PV = prefill(HookedPass(model), [rng.integers(0, 17, 5).tolist(), rng.integers(0, 17, 3).tolist()])
+        prompts = [rng.integers(0, 17, 5).tolist(), rng.integers(0, 17, 3).tolist()]
+        cache, logits_PV = prefill(HookedPass(model), prompts)
     key = [k.detach().clone() for k in cache.key]
     (logits_PV.logsumexp(-1).sum() + cache.key[-1].sum()).backward()
     assert len(cache.key) == len(cache.value) == len(key) == 2

@@ -138,7 +138,7 @@ def test_only_plain_modules_of_known_layouts_are_lean() -> None:
     assert not has_lean_layout(changed)
 
 
-def test_a_lean_pass_that_differs_from_the_modules_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lean_pass_that_differs_from_the_modules_is_not_chosen() -> None:
     forward = choose_forward(small_model())
     assert isinstance(forward, TreeForward)
     assert forward.model_pass.lean
@@ -172,7 +172,7 @@ def test_under_autocast_the_modules_compute(rng: np.random.Generator) -> None:
 def test_the_product_of_onednn_and_its_gradient(
     bias: bool, transposed: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In float32, against float64; for weights in both memory layouts, and the strided products of the backward pass."""
+    """In float32, against float64: weights in both memory layouts, and the strided products of the backward pass."""
     called = []
     original = product_module._onednn
     monkeypatch.setattr(product_module, "fastest_product", lambda: "onednn")

@@ -12,6 +12,7 @@ import pytest
 from brorl.algorithms.groups import Group
 from brorl.errors import StorageError, UserError
 from brorl.prompts.prompt import Prompt, stored_reference
+from brorl.runs import run_directory
 from brorl.runs.run_directory import RunDirectory
 from brorl.storage import replace_file
 from brorl.tree import RolloutTree
@@ -191,3 +192,14 @@ def test_replace_file_keeps_the_old_content_if_it_fails(tmp_path: Path) -> None:
     replace_file(target, b"new")
     assert target.read_bytes() == b"new"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_another_matrix_product_than_that_of_the_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = RunDirectory(tmp_path)
+    assert directory.product_line() is None
+    monkeypatch.setattr(run_directory, "fastest_product", lambda: "mkl")
+    directory.write_environment()
+    assert directory.product_line() is None
+    monkeypatch.setattr(run_directory, "fastest_product", lambda: "onednn")
+    assert "computed by onednn" in (directory.product_line() or "")
+    assert "the run used mkl" in (directory.product_line() or "")

@@ -34,10 +34,10 @@ from brorl.distributed.settings import ClusterSettings
 from brorl.errors import UserError
 from brorl.format import counted
 from brorl.model.flex_attention import check_flex_device
-from brorl.model.tree_attention import smallest_window
 from brorl.model.load import choose_device, load_tokenizer
 from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, available_bytes, check, plan_memory
 from brorl.model.source import find_model, read_config
+from brorl.model.tree_attention import smallest_window
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.seeds import derived_seed
 from brorl.verification.domains.table import unreadable_references

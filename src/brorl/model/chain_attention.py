@@ -1,8 +1,8 @@
 """Attention of the nodes of a chunk, chain by chain.
 
-A chain is a run of nodes in which each is the parent of the next. The queries of a chain attend to its prompt and to the
-path from the prompt to its end, with one softmax. The backward pass gathers the keys and values again; it keeps the
-attention weights.
+A chain is a run of nodes in which each is the parent of the next. The queries of a chain attend to its prompt and to
+the path from the prompt to its end, with one softmax. The attention weights are kept for the backward pass, which
+gathers the keys and values again.
 
 Dimensions: F nodes, C chains, W queries per chain, T longest path, S longest prompt.
 """
@@ -59,13 +59,13 @@ class ChainAttention:
     def by_chain(self, x_FHD: Tensor, num_kv_heads: int) -> Tensor:
         """Return the rows of queries, [F, H, D] -> [K, C, W * G, D]; padding repeats the last query of its chain."""
         rows = x_FHD if self._is_grid else x_FHD.index_select(0, self._query)
-        x_CWKGD = rows.unflatten(0, self._grid).unflatten(2, (num_kv_heads, -1))
+        x_CWKGD: Tensor = rows.unflatten(0, self._grid).unflatten(2, (num_kv_heads, -1))
         return x_CWKGD.permute(2, 0, 1, 3, 4).flatten(2, 3)
 
     def by_node(self, x_KCRD: Tensor) -> Tensor:
         """Return the rows of nodes, [K, C, W * G, D] -> [F, H, D]."""
         x_KCWGD = x_KCRD.unflatten(2, (self._grid[1], -1))
-        rows = x_KCWGD.permute(1, 2, 0, 3, 4).flatten(2, 3).flatten(0, 1)
+        rows: Tensor = x_KCWGD.permute(1, 2, 0, 3, 4).flatten(2, 3).flatten(0, 1)
         return rows if self._is_grid else rows.index_select(0, self._cell_F)
 
     def of_cells(self, x_FHD: Tensor, num_kv_heads: int) -> Tensor:
@@ -73,17 +73,17 @@ class ChainAttention:
         if not self._is_grid:
             cells = x_FHD.new_zeros(self._query.numel(), *x_FHD.shape[1:])
             x_FHD = cells.index_copy_(0, self._cell_F, x_FHD)
-        x_CWKGD = x_FHD.unflatten(0, self._grid).unflatten(2, (num_kv_heads, -1))
+        x_CWKGD: Tensor = x_FHD.unflatten(0, self._grid).unflatten(2, (num_kv_heads, -1))
         return x_CWKGD.permute(2, 0, 1, 3, 4).flatten(2, 3)
 
     def paths(self, x_FKD: Tensor) -> Tensor:
         """Return the rows of paths, [F, K, D] -> [K * C, T, D]."""
-        x_CTKD = x_FKD.index_select(0, self._path).unflatten(0, (self._grid[0], -1))
+        x_CTKD: Tensor = x_FKD.index_select(0, self._path).unflatten(0, (self._grid[0], -1))
         return x_CTKD.permute(2, 0, 1, 3).flatten(0, 1)
 
     def sum_over_paths(self, x_KCTD: Tensor, num_nodes: int, num_kv_heads: int) -> Tensor:
         """Add up the rows of each node over the paths through it, [K * C, T, D] -> [F, K, D]."""
-        rows = x_KCTD.unflatten(0, (num_kv_heads, -1)).permute(1, 2, 0, 3).flatten(0, 1)
+        rows: Tensor = x_KCTD.unflatten(0, (num_kv_heads, -1)).permute(1, 2, 0, 3).flatten(0, 1)
         return rows.new_zeros(num_nodes, *rows.shape[1:]).index_add_(0, self._path, rows)
 
 

@@ -75,13 +75,14 @@ def add_gated_mlp(x_Th: Tensor, norm: Norm, gate: Linear, up: Linear, down: Line
 def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
     """Return 1 / sqrt(mean(x^2) + epsilon) of each vector, in float32 at least; shape [..., 1]."""
     dtype = torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)
     return norm.square_().mul_(1 / x.shape[-1]).add_(epsilon).rsqrt_()
 
 
 def _scaled(x: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
     """Return x * scale in the dtype of x, times the weight."""
-    return (x * scale).to(x.dtype).mul_(weight)
+    scaled: Tensor = (x * scale).to(x.dtype)
+    return scaled.mul_(weight)
 
 
 def _rotated(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:

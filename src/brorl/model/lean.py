@@ -90,9 +90,7 @@ class LeanPass:
         mapped = linear if torch.is_grad_enabled() else product
         return RowLogits(mapped(hidden_Rh, *self._head))
 
-    def _hidden(
-        self, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None
-    ) -> Tensor:
+    def _hidden(self, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None) -> Tensor:
         x = torch.nn.functional.embedding(token_T, self._embedding)
         if self._dtype is not None:
             x = x.to(self._dtype)

@@ -320,9 +320,10 @@ class Grouping:
             x_KTQD = x_KTQD[:, self._row]
             if padding is not None:
                 x_KTQD[:, self._padding] = padding
-        return x_KTQD.unflatten(1, self._shape).flatten(2, 3)
+        x_KPRQD: Tensor = x_KTQD.unflatten(1, self._shape)
+        return x_KPRQD.flatten(2, 3)
 
     def gather(self, x_KPRD: Tensor) -> Tensor:
         """[K, P, R * Q, D] -> [K, T, Q, D]."""
-        x_KTQD = x_KPRD.unflatten(2, (self._shape[1], -1)).flatten(1, 2)
+        x_KTQD: Tensor = x_KPRD.unflatten(2, (self._shape[1], -1)).flatten(1, 2)
         return x_KTQD if self._cell_T is None else x_KTQD[:, self._cell_T]

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Literal, assert_never
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 

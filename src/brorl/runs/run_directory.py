@@ -22,6 +22,7 @@ import torch
 
 from brorl.algorithms.groups import Group
 from brorl.errors import UserError
+from brorl.model.product import fastest_product
 from brorl.prompts.prompt import Prompt, stored_reference
 from brorl.runs.run_record import read_metrics
 from brorl.runs.stored_rollouts import Folder
@@ -210,8 +211,23 @@ class RunDirectory:
         finally:
             os.close(descriptor)
 
+    def product_line(self) -> str | None:
+        """Return a line about sums that differ from those of the run so far, if this processor needs another product.
+
+        None if the run has not recorded its product.
+        """
+        earlier = None
+        with suppress(OSError, ValueError):
+            earlier = json.loads((self.path / "env.json").read_text("utf-8")).get("products")
+        if earlier is None or earlier == fastest_product():
+            return None
+        return (
+            f"matrix products are computed by {fastest_product()}, which is faster on this processor; the run used "
+            f"{earlier}, so results can differ in their last bits from those of an uninterrupted run"
+        )
+
     def write_environment(self, continued_from: Record | None = None) -> None:
-        """Write `env.json`: versions, machine, threads, and the checkpoint that the run continues from, if any."""
+        """Write `env.json`: versions, machine, threads, products, and the checkpoint that the run continues from, if any."""
         target = self.path / "env.json"
         if continued_from is None and target.is_file():  # the checkpoint may be gone when a run is resumed
             with suppress(ValueError):
@@ -222,6 +238,7 @@ class RunDirectory:
             "platform": platform.platform(),
             "processor": processor_name(),
             "threads": torch.get_num_threads(),
+            "products": fastest_product(),
             "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "continued_from": continued_from,
             "packages": {name: version(name) for name in ("brorl", "torch", "transformers", "numpy")},

@@ -179,7 +179,7 @@ class DecodeContext:
         score[..., num_prompt:] = of_row
         score[..., num_prompt + self._position + 1 :].fill_(float("-inf"))
         weight = score.softmax(3)
-        output = weight[..., num_prompt:] @ value[:num_rows]
+        output: Tensor = weight[..., num_prompt:] @ value[:num_rows]
         of_prompt = self._grouping.spread(weight[..., :num_prompt].transpose(0, 1))
         of_prompt = self._grouping.gather(of_prompt @ self._prompts.value[layer].transpose(0, 1))
         return output.add_(of_prompt.transpose(0, 1)).flatten(1, 2)
