@@ -227,7 +227,7 @@ class RunDirectory:
         )
 
     def write_environment(self, continued_from: Record | None = None) -> None:
-        """Write `env.json`: versions, machine, threads, products, and the checkpoint that the run continues from, if any."""
+        """Write `env.json`: versions, machine, threads, products, and the checkpoint that the run continues, if any."""
         target = self.path / "env.json"
         if continued_from is None and target.is_file():  # the checkpoint may be gone when a run is resumed
             with suppress(ValueError):
