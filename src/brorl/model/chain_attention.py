@@ -18,11 +18,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from brorl.model.device import to_device
-from brorl.model.tree_attention import Grouping, PromptCache, cast_by_autocast
+from brorl.model.tree_attention import Grouping, PromptCache, at_least_float32, cast_by_autocast
 
 IntArray = NDArray[np.int64]
-
-_HALF = (torch.bfloat16, torch.float16)
 
 
 class ChainAttention:
@@ -45,7 +43,7 @@ class ChainAttention:
             to_device(array, device) for array in (query_CW.ravel(), path_CT.ravel(), cell_F)
         )
         self.grouping = Grouping(prompt_F[start_C], prompts.length.size, device)
-        bias = torch.zeros(unseen_CWT.shape, dtype=_wide(prompts.key[0].dtype), device=device)
+        bias = torch.zeros(unseen_CWT.shape, dtype=at_least_float32(prompts.key[0].dtype), device=device)
         self.path_bias = bias.masked_fill_(to_device(unseen_CWT, device), float("-inf"))[:, :, None]
         self.prompt_bias = prompts.bias
 
@@ -96,7 +94,9 @@ class _Attend(torch.autograd.Function):
         num_kv_heads, num_prompt = key_FKD.shape[1], prompt_key.shape[2]
         query = layout.by_chain(query_FHD, num_kv_heads)
         of_path = query.flatten(0, 1) @ layout.paths(key_FKD).transpose(1, 2)
-        score = of_path.new_empty(*query.shape[:3], num_prompt + of_path.shape[2], dtype=_wide(of_path.dtype))
+        score = of_path.new_empty(
+            *query.shape[:3], num_prompt + of_path.shape[2], dtype=at_least_float32(of_path.dtype)
+        )
         of_prompt = layout.grouping.spread(query) @ prompt_key.permute(1, 0, 3, 2)
         if layout.prompt_bias is not None:
             of_prompt += layout.prompt_bias
@@ -152,11 +152,6 @@ def _gradients(
         grad_prompt_key.transpose(0, 1),
         grad_prompt_value.transpose(0, 1),
     )
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of scores: float32 at least."""
-    return torch.float32 if dtype in _HALF else dtype
 
 
 def split_into_chains(parent_F: IntArray) -> tuple[IntArray, IntArray, int]:

@@ -25,6 +25,7 @@ from brorl.model.tree_attention import (
     Grouping,
     PackedPass,
     PromptCache,
+    at_least_float32,
     prefill,
     tree_attention,
 )
@@ -174,11 +175,11 @@ class DecodeContext:
         of_prompt = self._grouping.spread(query.transpose(0, 1)) @ prompt_key.permute(1, 0, 3, 2)
         if self._prompts.bias is not None:
             of_prompt += self._prompts.bias
-        score = of_row.new_empty(*of_row.shape[:3], num_prompt + of_row.shape[3])
+        score = of_row.new_empty(*of_row.shape[:3], num_prompt + of_row.shape[3], dtype=at_least_float32(of_row.dtype))
         score[..., :num_prompt] = self._grouping.gather(of_prompt).transpose(0, 1)
         score[..., num_prompt:] = of_row
         score[..., num_prompt + self._position + 1 :].fill_(float("-inf"))
-        weight = score.softmax(3)
+        weight = score.softmax(3).to(value.dtype)
         output: Tensor = weight[..., num_prompt:] @ value[:num_rows]
         of_prompt = self._grouping.spread(weight[..., :num_prompt].transpose(0, 1))
         of_prompt = self._grouping.gather(of_prompt @ self._prompts.value[layer].transpose(0, 1))
