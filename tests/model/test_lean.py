@@ -167,23 +167,24 @@ def test_under_autocast_the_modules_compute(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="needs torch with oneDNN")
+@pytest.mark.parametrize("rows", [64, 71])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_product_of_onednn_and_its_gradient(
-    bias: bool, transposed: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    bias: bool, transposed: bool, rows: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float32, against float64: weights in both memory layouts, and the strided products of the backward pass."""
     called = []
     original = product_module._onednn
     monkeypatch.setattr(product_module, "fastest_product", lambda: "onednn")
     monkeypatch.setattr(product_module, "_onednn", lambda *args: (called.append(args), original(*args))[1])
-    inputs = [torch.from_numpy(rng.normal(size=s)) for s in ((96, 80), (72, 80), (72,))][: 2 + bias]
+    inputs = [torch.from_numpy(rng.normal(size=s)) for s in ((rows, 80), (72, 80), (72,))][: 2 + bias]
     single = [x.float() for x in inputs]
     if transposed:
         single[1] = single[1].T.contiguous().T
     for x in (*inputs, *single):
         x.requires_grad_()
-    grad = torch.from_numpy(rng.normal(size=(96, 72)))
+    grad = torch.from_numpy(rng.normal(size=(rows, 72)))
     expected = torch.nn.functional.linear(*inputs)
     got = linear(*single, *([] if bias else [None]))
     torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)

@@ -21,6 +21,7 @@ ProductName = Literal["mkl", "onednn"]
 _TESTED = "2.13"  # the release of torch whose private operator was tried
 _MIN_GAIN = 1.25  # oneDNN must be faster by this factor
 _TRIAL = (512, 256, 512)  # rows, inputs and outputs of the products that are measured
+_MULTIPLE = 32
 _MIN_ROWS, _MIN_WIDTH = 32, 64  # oneDNN is slower for fewer rows, inputs or outputs
 
 
@@ -76,8 +77,15 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply rows and inputs that are padded to a multiple, since oneDNN generates code for every new shape."""
+    rows, inputs = x.shape
+    more_rows, more_inputs = -rows % _MULTIPLE, -inputs % _MULTIPLE
+    if more_rows or more_inputs:
+        x = torch.nn.functional.pad(x, (0, more_inputs, 0, more_rows))
+    if more_inputs:
+        weight = torch.nn.functional.pad(weight, (0, more_inputs))
     mapped: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return mapped
+    return mapped[:rows]
 
 
 class _Linear(torch.autograd.Function):
