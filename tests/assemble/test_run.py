@@ -16,16 +16,20 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import PolicyLossSettings
 from brorl.api.data import describe_data
 from brorl.assemble.data import build_questions, check_split
+from brorl.assemble.engine import build_engine
 from brorl.assemble.inputs import input_lines, prepare
 from brorl.assemble.learner import build_forward, build_learner_settings, build_model
 from brorl.assemble.run import build_run
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.model.forward import TreeForward
+from brorl.model.forward import FlatForward, TreeForward
 from brorl.model.logits import NextToken
+from brorl.model.logprobs import tree_logprobs
 from brorl.prompts.prompt import Prompt
+from brorl.rollout.engine import Engine
 from brorl.runs.run_directory import RunDirectory
+from brorl.sampling import SamplingParams
 from brorl.training.collect import Collector
 from brorl.training.loop import train
 from brorl.tree import RolloutTree
@@ -120,6 +124,32 @@ def test_learner_gets_every_setting(tiny: Path) -> None:
     low = build_learner_settings(config(tiny, dtype="bfloat16"), (0,), TreeForward())
     assert low.autocast
     assert low.recompute_old_logprobs
+
+
+def test_a_rounded_copy_samples_and_the_learner_corrects_for_it(tiny: Path) -> None:
+    """Log-probs of the engine differ from those of the float32 weights, which stay as they are, by rounding alone."""
+    rounded = {"engine.dtype": "bfloat16", "importance.correction": "truncate"}
+    settings = config(tiny, **rounded)
+    inputs = prepare(settings, str(tiny))
+    model = build_model(settings, inputs)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    forward = build_forward(settings, inputs, model)
+    learner = build_learner_settings(settings, (0,), forward)
+    assert learner.recompute_old_logprobs
+    assert not learner.autocast
+
+    def engine(settings: TrainConfig, forward: TreeForward | FlatForward) -> Engine:
+        return build_engine(settings, str(tiny), model, inputs.tokenizer, forward, inputs.context)
+
+    (tree,) = engine(settings, forward).sample([(3, 4, 5)], 64, SamplingParams(max_new_tokens=8), seed=0)
+    with torch.no_grad():
+        (exact,) = tree_logprobs(model, [tree])
+    error = np.abs(tree.logprob - exact.double().numpy())
+    assert 1e-5 < error.max() < 0.1
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    for other in (TreeForward(), FlatForward("by choice")):
+        with pytest.raises(UserError, match=r"engine\.dtype = bfloat16 needs the lean pass.*set engine\.dtype: auto"):
+            engine(settings, other)
 
 
 def test_the_attention_is_that_of_the_settings_and_flex_needs_a_gpu_before_the_data_is_read(tiny: Path) -> None:

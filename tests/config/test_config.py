@@ -329,6 +329,9 @@ def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> N
         assert shown in message or repr(value) in message or str(value[-1]) in message
 
 
+BFLOAT16 = {"engine.dtype": "bfloat16"}
+
+
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
@@ -340,6 +343,10 @@ def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> N
             {"data.sources": {"task": "countdown", "min_target": 9, "max_target": 8}},
             ["data.sources", "min_target = 9", "max_target = 8"],
         ),
+        (BFLOAT16, ["importance.correction = none does not correct", "set importance.correction: truncate"]),
+        (BFLOAT16 | {"dtype": "float64"}, ["samples for a float32 model", "dtype = float64", "set engine.dtype: auto"]),
+        (BFLOAT16 | {"device": "cuda"}, ["on a CPU", "device = cuda", "set engine.dtype: auto"]),
+        (BFLOAT16 | {"engine.kind": "vllm"}, ["engine.dtype = bfloat16 is for engine.kind = native", "remove engine"]),
         ({"importance.correction": "mask"}, ["importance.correction = mask", "optimizer.old_logprobs", "recompute"]),
         ({"reference.reset_every": 7}, ["reference.reset_every = 7", "kl.coefficient"]),
         ({"reference.reset_patience": 2}, ["reference.reset_patience = 2", "kl.coefficient"]),

@@ -98,6 +98,9 @@ def build_engine(
 ) -> Engine:
     """Make the engine.
 
+    Raises:
+        UserError: If `engine.dtype` does not fit the model.
+
     Args:
         config: The settings.
         source: Name or folder that the model was loaded from.
@@ -114,8 +117,21 @@ def build_engine(
         case "native":
             has_copy = config.dtype == "bfloat16" and model.dtype != torch.bfloat16
             sampler = load_model(source, choose_device(config.device), torch.bfloat16) if has_copy else model
-            memory_bytes = int(config.engine.memory_gib * 2**30)
-            return NativeEngine(sampler, end_tokens(model, tokenizer), memory_bytes, observe=observe, forward=forward)
+            rounded = config.engine.dtype == "bfloat16"
+            if rounded and not (isinstance(forward, TreeForward) and forward.model_pass.lean):
+                raise UserError(
+                    f"engine.dtype = bfloat16 needs the lean pass, which {type(model).__name__} does not have here "
+                    "(Llama, Mistral, Qwen2 or Qwen3 on a CPU, without adapters and sliding windows); set "
+                    "engine.dtype: auto"
+                )
+            return NativeEngine(
+                sampler,
+                end_tokens(model, tokenizer),
+                int(config.engine.memory_gib * 2**30),
+                observe=observe,
+                forward=forward,
+                dtype=torch.bfloat16 if rounded else None,
+            )
         case _:
             assert_never(config.engine.kind)
 

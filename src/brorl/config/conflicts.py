@@ -89,6 +89,8 @@ def _of_engine(config: TrainConfig) -> Iterator[str]:
         )
     if engine.clock == "cpu" and has_cluster:
         yield "engine.clock = cpu counts the time of one process, and a cluster has several; set engine.clock: wall"
+    if engine.dtype == "bfloat16":
+        yield from _of_sampling_dtype(config)
     if engine.kind != "vllm":
         return
     if config.dtype == "float64":
@@ -105,6 +107,21 @@ def _of_engine(config: TrainConfig) -> Iterator[str]:
         yield (
             f"engine.vllm.placement = apart is for a run of one process, and cluster.nodes = {config.cluster.nodes}; "
             "remove it, and set cluster.placement: apart"
+        )
+
+
+def _of_sampling_dtype(config: TrainConfig) -> Iterator[str]:
+    if config.engine.kind == "vllm":
+        yield "engine.dtype = bfloat16 is for engine.kind = native; vllm has the numbers of dtype; remove engine.dtype"
+    if config.dtype != "float32" or config.device.startswith("cuda"):
+        yield (
+            f"engine.dtype = bfloat16 samples for a float32 model on a CPU, and dtype = {config.dtype} with device = "
+            f"{config.device}; set engine.dtype: auto, or dtype: float32 and device: cpu"
+        )
+    if config.importance.correction == "none":
+        yield (
+            "engine.dtype = bfloat16 samples from rounded weights, and importance.correction = none does not correct "
+            "for that; set importance.correction: truncate"
         )
 
 

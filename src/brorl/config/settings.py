@@ -133,7 +133,8 @@ class TrainConfig(Section):
     @property
     def recompute_old_logprobs(self) -> bool:
         """Whether the learner recomputes the old log-probs: on request, or because the engine's numerics differ."""
-        return self.optimizer.old_logprobs == "recompute" or self.dtype == "bfloat16" or self.engine.kind == "vllm"
+        differs = "bfloat16" in (self.dtype, self.engine.dtype) or self.engine.kind == "vllm"
+        return differs or self.optimizer.old_logprobs == "recompute"
 
     @field_validator("model")
     @classmethod

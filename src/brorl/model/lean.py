@@ -56,8 +56,8 @@ class LeanPass:
 
     Args:
         model: A causal LM for which `has_lean_layout` is true.
-        sampling_dtype: Copy the weights in this dtype, arranged for products of few rows; without gradients. None for
-            the parameters themselves.
+        sampling_dtype: Copy the matrices in this dtype, arranged for products of few rows; without gradients. All
+            other numbers keep the dtype of the model. None for the parameters themselves.
     """
 
     def __init__(self, model: PreTrainedModel, sampling_dtype: torch.dtype | None = None) -> None:
@@ -68,7 +68,7 @@ class LeanPass:
         self._scale: float = decoder.layers[0].self_attn.scaling
         self._embedding: Tensor = decoder.embed_tokens.weight
         self._layers = [self._layer(layer) for layer in decoder.layers]
-        self._norm = self._copied_norm(decoder.norm)
+        self._norm = _norm(decoder.norm)
         self._head = self._joined(model.get_output_embeddings())
         self._rotary = decoder.rotary_emb
         self._cos = self._sin = self._embedding.new_empty(0, self._head_dim)
@@ -92,8 +92,6 @@ class LeanPass:
 
     def _hidden(self, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None) -> Tensor:
         x = torch.nn.functional.embedding(token_T, self._embedding)
-        if self._dtype is not None:
-            x = x.to(self._dtype)
         self._extend(context.longest, x)
         cos_TD, sin_TD = self._cos[position_T], self._sin[position_T]
         for index, layer in enumerate(self._layers):
@@ -122,12 +120,12 @@ class LeanPass:
         attention, mlp = layer.self_attn, layer.mlp
         query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         return _Layer(
-            self._copied_norm(layer.input_layernorm),
+            _norm(layer.input_layernorm),
             self._joined(attention.q_proj, attention.k_proj, attention.v_proj),
-            None if query_norm is None else self._copied_norm(query_norm),
-            None if key_norm is None else self._copied_norm(key_norm),
+            None if query_norm is None else _norm(query_norm),
+            None if key_norm is None else _norm(key_norm),
             self._joined(attention.o_proj),
-            self._copied_norm(layer.post_attention_layernorm),
+            _norm(layer.post_attention_layernorm),
             self._joined(mlp.gate_proj),
             self._joined(mlp.up_proj),
             self._joined(mlp.down_proj),
@@ -141,11 +139,7 @@ class LeanPass:
             return Linear(weight, bias)
         # Columns first: a product of few rows reads such a weight twice as fast.
         transposed = weight.T.to(self._dtype, memory_format=torch.contiguous_format, copy=True)
-        return Linear(transposed.T, None if bias is None else bias.to(self._dtype))
-
-    def _copied_norm(self, norm: Any) -> Norm:
-        weight = norm.weight if self._dtype is None else norm.weight.to(self._dtype)
-        return Norm(weight, norm.variance_epsilon)
+        return Linear(transposed.T, bias)
 
     def _extend(self, num_positions: int, x: Tensor) -> None:
         """Compute the rotations of more positions."""
@@ -154,3 +148,7 @@ class LeanPass:
         size = max(num_positions, 2 * self._cos.shape[0], _FIRST_POSITIONS)
         cos, sin = self._rotary(x, torch.arange(size, device=x.device)[None])
         self._cos, self._sin = cos[0], sin[0]
+
+
+def _norm(norm: Any) -> Norm:
+    return Norm(norm.weight, norm.variance_epsilon)

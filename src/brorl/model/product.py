@@ -30,9 +30,12 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Args:
         x: Rows, shape [T, inputs].
-        weight: Shape [outputs, inputs].
+        weight: Shape [outputs, inputs]; float32 rows are rounded to a weight in bfloat16.
         bias: Shape [outputs].
     """
+    if weight.dtype is torch.bfloat16 and x.dtype is torch.float32:
+        mapped = _padded(torch.nn.functional.linear, x.bfloat16(), weight, None).float()
+        return mapped if bias is None else mapped.add_(bias)
     if (
         x.dtype is torch.float32
         and x.device.type == "cpu"
@@ -77,6 +80,10 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return _padded(lambda *args: torch.ops.mkldnn._linear_pointwise(*args, "none", [], ""), x, weight, bias)
+
+
+def _padded(call: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply rows and inputs that are padded to a multiple, since oneDNN generates code for every new shape."""
     rows, inputs = x.shape
     more_rows, more_inputs = -rows % _MULTIPLE, -inputs % _MULTIPLE
@@ -84,8 +91,7 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x = torch.nn.functional.pad(x, (0, more_inputs, 0, more_rows))
     if more_inputs:
         weight = torch.nn.functional.pad(weight, (0, more_inputs))
-    mapped: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return mapped[:rows]
+    return call(x, weight, bias)[:rows]
 
 
 class _Linear(torch.autograd.Function):

@@ -51,7 +51,7 @@ class VllmEngineSettings(Section):
 
 
 class EngineSettings(Section):
-    """Engine, memory, threads and clock; only `kind` has an effect on results, unless seconds end a run."""
+    """Engine, memory, threads, clock; only `kind` and `dtype` have an effect on results, unless seconds end a run."""
 
     kind: Literal["native", "vllm"] = Field(
         "native", description="engine that samples: native, the training model itself | vllm, which needs the extra "
@@ -65,6 +65,10 @@ class EngineSettings(Section):
         "auto", description="attention of the learner on the tree path: auto, flex on CUDA if a check at the start "
         "passes, otherwise dense, and tiled for large attention matrices | tiled, always in tiles | flex, "
         "PyTorch's FlexAttention, which needs CUDA and has not been measured on a GPU (docs/how-to/memory.md)",
+    )  # fmt: skip
+    dtype: Literal["auto", "bfloat16"] = Field(
+        "auto", description="weights that the native engine samples with: auto, those of dtype | bfloat16, a rounded "
+        "copy, on a CPU; old log-probs are then recomputed (docs/how-to/models.md)",
     )  # fmt: skip
     memory_gib: float = Field(
         4.0, gt=0, description="memory for the KV cache and logits while sampling, in GiB; more rows wait for space. "

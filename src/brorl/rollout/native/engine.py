@@ -134,6 +134,7 @@ class NativeEngine:
             tree.
         observe: Receives a `Decoding` after every position.
         forward: How rows go through the model; None for tree attention.
+        dtype: Sample with matrices that are rounded to this dtype, by a lean pass; None for that of the model.
 
     Raises:
         HooksError: If the model's attention cannot be hooked, and `forward` is not given.
@@ -147,6 +148,7 @@ class NativeEngine:
         share_prefixes: bool = True,
         observe: Observe = unobserved,
         forward: TreeForward | FlatForward | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self._forward = forward or choose_forward(model, "tree")
         self.model = model
@@ -155,6 +157,7 @@ class NativeEngine:
         self._memory_bytes = memory_bytes
         self._share_prefixes = share_prefixes
         self._observe = observe
+        self._dtype = dtype or model.dtype
 
     def row_costs(self, max_rows: int, max_tokens: int) -> RowCache | None:
         """Return an empty cache of rows, which predicts its own memory; None on the flat path."""
@@ -163,11 +166,11 @@ class NativeEngine:
         return RowCache(self.model, self._forward.kv_shapes, self._memory_bytes, max_rows, max_tokens)
 
     def _decoder(self, max_rows: int, max_tokens: int) -> Decoder:
-        if isinstance(self._forward, FlatForward):
+        cache = self.row_costs(max_rows, max_tokens)
+        if cache is None or isinstance(self._forward, FlatForward):
             return ModelCacheDecoder(self.model, self._memory_bytes)
-        cache = RowCache(self.model, self._forward.kv_shapes, self._memory_bytes, max_rows, max_tokens)
-        lean = self._forward.model_pass.lean
-        packed = LeanPass(self.model, self.model.dtype) if lean else HookedPass(self.model)
+        # A copy of the weights in every call: they may have changed since the last one.
+        packed = LeanPass(self.model, self._dtype) if self._forward.model_pass.lean else HookedPass(self.model)
         return TreeDecoder(self.model, packed, cache)
 
     @torch.no_grad()
