@@ -63,7 +63,7 @@ def test_grouping_lays_every_row_with_its_prompt_and_brings_it_back(num_prompts:
     prompt_T = rng.integers(0, num_prompts, 25)
     grouping = Grouping(prompt_T, num_prompts, torch.device("cpu"))
     x = normal(rng, 2, 25, 4, 3)
-    grid, padded = grouping.spread(x), grouping.spread(x, padding=0.0)
+    grid, padded = grouping.spread(x), grouping.spread(x, zero_padding=True)
     for spread in (grid, padded):
         torch.testing.assert_close(grouping.gather(spread), x, rtol=0, atol=0)
     torch.testing.assert_close(padded.sum((1, 2)), x.sum((1, 2)), rtol=1e-12, atol=1e-12)

@@ -121,6 +121,8 @@ def build_rank(
     model, weights, (forward, stop_token_ids) = load_on_first_rank(
         ranks, lambda: load(torch.device("cpu")), config.adapters, config.engine.gradient_checkpointing
     )
+    if isinstance(forward, TreeForward):  # only its modules gather the weights of a sharded model
+        forward = replace(forward, model_pass=replace(forward.model_pass, lean=False))
     settings = build_learner_settings(config, stop_token_ids, forward)
     shard(model, weights, choose_device(config.device), settings.autocast)
     if config.engine.attention == "flex" and isinstance(forward, TreeForward):

@@ -130,7 +130,7 @@ def _gradients(
     grouping = layout.grouping
     query = layout.by_chain(query_FHD, num_kv_heads)
     grad = layout.of_cells(grad_FHD, num_kv_heads)
-    grad_grid = grouping.spread(grad, padding=0.0)
+    grad_grid = grouping.spread(grad, zero_padding=True)
     grad_prompt_value = grouping.spread(weight[..., :num_prompt]).transpose(2, 3) @ grad_grid
     of_path = weight[..., num_prompt:].flatten(0, 1).transpose(1, 2) @ grad.flatten(0, 1)
     grad_value = layout.sum_over_paths(of_path, num_nodes, num_kv_heads)
@@ -139,7 +139,7 @@ def _gradients(
     grad_weight[..., :num_prompt] = grouping.gather(grad_grid @ prompt_value.permute(1, 0, 3, 2))
     grad_weight[..., num_prompt:].flatten(0, 1).copy_(grad.flatten(0, 1) @ layout.paths(value_FKD).transpose(1, 2))
     grad_score = torch._softmax_backward_data(grad_weight, weight, -1, weight.dtype)
-    of_prompt = grouping.spread(grad_score[..., :num_prompt], padding=0.0)
+    of_prompt = grouping.spread(grad_score[..., :num_prompt], zero_padding=True)
     of_path = grad_score[..., num_prompt:].flatten(0, 1)
     grad_query = grouping.gather(of_prompt @ prompt_key.transpose(0, 1)).flatten(0, 1)
     grad_query = torch.baddbmm(grad_query, of_path, layout.paths(key_FKD)).view_as(query)

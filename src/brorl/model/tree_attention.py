@@ -90,7 +90,7 @@ def _tree_attention(
     output = brorl_context.attend(
         layer, query[0].transpose(0, 1) * scale, key[0].transpose(0, 1), value[0].transpose(0, 1)
     )
-    return output[None].to(query.dtype), None
+    return output[None].to(query.dtype).contiguous(), None  # some models take views of it
 
 
 AttentionInterface.register(_NAME, _tree_attention)  # no mask has this name: transformers builds none
@@ -313,18 +313,16 @@ class Grouping:
         cell_T, row = np.empty_like(order), np.zeros(num_prompts * width, np.int64)
         cell_T[order] = prompt_T[order] * width + rank
         row[cell_T] = np.arange(order.size)
-        padding = np.ones(num_prompts * width, np.bool_)
-        padding[cell_T] = False
         self._shape = (num_prompts, width)
         self._cell_T, self._row = to_device(cell_T, device), to_device(row, device)  # the row of each cell
-        self._padding = to_device(np.flatnonzero(padding), device)
 
-    def spread(self, x_KTQD: Tensor, padding: float | None = None) -> Tensor:
-        """[K, T, Q, D] -> [K, P, R * Q, D]; padding is a number, or some row's values."""
-        if self._cell_T is not None:
+    def spread(self, x_KTQD: Tensor, *, zero_padding: bool = False) -> Tensor:
+        """[K, T, Q, D] -> [K, P, R * Q, D]; padding is 0, or the values of some row."""
+        if self._cell_T is not None and zero_padding:
+            cells = x_KTQD.new_zeros(x_KTQD.shape[0], self._row.numel(), *x_KTQD.shape[2:])
+            x_KTQD = cells.index_copy_(1, self._cell_T, x_KTQD)
+        elif self._cell_T is not None:
             x_KTQD = x_KTQD[:, self._row]
-            if padding is not None:
-                x_KTQD[:, self._padding] = padding
         x_KPRQD: Tensor = x_KTQD.unflatten(1, self._shape)
         return x_KPRQD.flatten(2, 3)
 
