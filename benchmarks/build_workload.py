@@ -52,6 +52,7 @@ def workload_of(model: PreTrainedModel, setting: str, **fields: Any) -> Workload
         setting=setting,
         num_layers=config.num_hidden_layers,
         query_width=config.num_attention_heads * head_dim,
+        cache_width=2 * config.num_key_value_heads * head_dim,
         layer_parameters=sum(p.numel() for p in model.get_decoder().layers.parameters() if p.dim() == 2),
         head_parameters=model.get_output_embeddings().weight.numel(),
         **fields,

@@ -27,13 +27,19 @@ class Work:
     fed_tokens: int  # tokens that go through the layers: prompts, and response tokens except the last ones
     attended: int  # sum over these tokens of the positions that they attend to, including themselves
     predictions: int  # tokens that go through the head: one per prompt, and every fed response token
+    positions: int = 0  # passes through the weights of a decoding: the prompt, and each position that is fed
+    cached: int = 0  # stored tokens whose keys and values are read: prompts once per position, paths once per token
 
     @classmethod
     def total(cls, works: Iterable[Work]) -> Work:
         """Add up the work of several prompts."""
         listed = list(works)
         return cls(
-            sum(w.fed_tokens for w in listed), sum(w.attended for w in listed), sum(w.predictions for w in listed)
+            sum(w.fed_tokens for w in listed),
+            sum(w.attended for w in listed),
+            sum(w.predictions for w in listed),
+            max((w.positions for w in listed), default=0),
+            sum(w.cached for w in listed),
         )
 
 
@@ -53,6 +59,7 @@ class Workload:
     head_scale: float  # factor on the language model head that gave this entropy
     num_layers: int  # decoder layers
     query_width: int  # heads times head size
+    cache_width: int  # numbers per token in the keys and values of a layer
     layer_parameters: int  # weights of the layers in matrix products
     head_parameters: int  # weights of the head
 
@@ -89,6 +96,17 @@ class Workload:
         """
         products = self.layer_parameters * work.fed_tokens + self.head_parameters * work.predictions
         return 2.0 * products + 4.0 * self.num_layers * self.query_width * work.attended
+
+    def least_seconds(self, work: Work, quantity: Quantity, gflops_per_s: float, gbytes_per_s: float) -> float:
+        """Return the seconds of the arithmetic at the highest rate, and of the reading at that of memory, in float32.
+
+        A step has the arithmetic of four forward passes, one of them for sampling. Sampling reads the weights once per
+        position, and keys and values as `Work.cached` counts them; nothing else is counted as reading.
+        """
+        passes = 1 if quantity == "generation" else 4
+        weights = work.positions * (self.layer_parameters + self.head_parameters)
+        read = 4.0 * (weights + work.cached * self.num_layers * self.cache_width)
+        return passes * self.flops(work) / (gflops_per_s * 1e9) + read / (gbytes_per_s * 1e9)
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,14 @@ def tree_work(tree: RolloutTree) -> Work:
     num_prompt = len(tree.prompt_ids)
     inner_F = np.unique(tree.parent[tree.parent >= 0])
     attended = int((num_prompt + tree.depth[inner_F] + 1).sum())
-    return Work(num_prompt + inner_F.size, num_prompt * (num_prompt + 1) // 2 + attended, 1 + inner_F.size)
+    positions = int(tree.depth[inner_F].max(initial=-1)) + 1
+    return Work(
+        fed_tokens=num_prompt + inner_F.size,
+        attended=num_prompt * (num_prompt + 1) // 2 + attended,
+        predictions=1 + inner_F.size,
+        positions=1 + positions,
+        cached=num_prompt * positions + int((tree.depth[inner_F] + 1).sum()),
+    )
 
 
 def tree_run(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from harness import ABSENT, Record, table
 from measurement import Cell, Peer, Quantity, Workload
@@ -23,20 +24,47 @@ LEGEND = (
     "N: rollouts per prompt. Seconds: median wall time. times X: seconds of X over ours. nats/token: mean of minus the "
     "log-prob of the tokens that ours sampled. distinct: distinct prefixes over sampled tokens. % of peak: operations "
     "of the matrix products per second, over the peak; ours counts distinct prefixes once, peers count every sampled "
-    "token, and learning counts three forward passes. MB: peak memory above the loaded model. -: not measured."
+    "token, and learning counts three forward passes. times the least: seconds over those of the "
+    "work of ours at the highest rates of products and of memory. MB: peak memory above the loaded model. -: not "
+    "measured."
 )
-# Minimum ratios at N = 512: of a peer's seconds to ours, of our memory to a peer's, and of our step to that at N = 16.
-FLOORS: dict[tuple[str, Quantity], float] = {
-    ("full", "generation"): 3.0,
-    ("low", "generation"): 8.0,
-    ("full", "step"): 3.0,
-    ("low", "step"): 6.0,
-    ("trained", "step"): 50.0,
-}
-FLOOR_PEERS: dict[Quantity, tuple[Peer, ...]] = {"generation": ("transformers",), "step": ("trl", "trl-checkpointing")}
-FLOOR_ROLLOUTS = 512
-MEMORY_FRACTION = 0.5
-STEP_GROWTH = 3.0
+
+
+class Rates(NamedTuple):
+    """The highest rates of a core."""
+
+    gflops: float  # of float32 products
+    gbytes: float  # of reading memory
+
+
+class Floor(NamedTuple):
+    """The smallest ratio of a peer's seconds to ours that is wanted."""
+
+    group: str  # the title of a group
+    quantity: Quantity
+    peer: Peer
+    least: float
+    num_rollouts: int | None = 512  # None for every N that was measured
+    tokens: int | None = None  # length of the responses; None for the shortest
+
+
+FLOORS = (
+    Floor("full", "generation", "transformers", 4.0),
+    Floor("full", "generation", "transformers", 1.2, num_rollouts=16),
+    Floor("low", "generation", "transformers", 10.0),
+    Floor("low", "generation", "transformers", 1.2, num_rollouts=16),
+    Floor("big-full", "generation", "transformers", 4.0),
+    *(Floor("low", "generation", "vllm", 1.0, num_rollouts=None, tokens=tokens) for tokens in (512, 2048)),
+    Floor("full", "step", "trl", 3.0),
+    Floor("low", "step", "trl", 9.0),
+    Floor("trained", "step", "trl", 20.0),
+    Floor("trained, 16 prompts a step", "step", "trl", 100.0),
+)
+PEAK_PERCENT = {"big-full": 60.0}  # of sampling at the largest N
+LARGE, SMALL = 512, 16  # rollouts per prompt
+MEMORY_FRACTION = {"full": 0.45}  # of a step, of TRL's
+OTHER_MEMORY_FRACTION = 0.5
+STEP_GROWTH = {"trained, 16 prompts a step": 1.9}  # of a step of ours, from the small N to the large one
 
 Cells = dict[Peer, Cell]
 Column = tuple[str, Callable[[Cells], float | None], str]  # heading, value, format
@@ -56,7 +84,7 @@ class Group:
         """The workload of the shortest responses, which describes the model."""
         return self.workloads[min(self.workloads)]
 
-    def at(self, quantity: Quantity, num_rollouts: int = FLOOR_ROLLOUTS) -> Cells:
+    def at(self, quantity: Quantity, num_rollouts: int) -> Cells:
         """Return the cells of a quantity and an N for the shortest responses."""
         return self.rows.get((quantity, self.workload.max_new_tokens, num_rollouts), {})
 
@@ -85,14 +113,15 @@ def markdown(record: Record, num_runs: int) -> str:
     """Return all tables; cells with fewer than `num_runs` runs are listed below their table."""
     groups, errors = groups_of(record)
     facts = [entry["facts"] for entry in record.parts.values() if entry.get("facts")]
-    peak = max((fact["matmul_gflops"] for fact in facts), default=0.0)
-    parts = [f"Matmul peak of one core, float32: {peak:.0f} GFLOP/s.", LEGEND]
-    if floors := table(["what", "wanted", "measured", "met"], [row for group in groups for row in floor_rows(group)]):
+    rates = Rates(*(max((fact[name] for fact in facts), default=0.0) for name in ("matmul_gflops", "memory_gbytes")))
+    parts = [f"One core: float32 products {rates.gflops:.0f} GFLOP/s, memory {rates.gbytes:.0f} GB/s.", LEGEND]
+    rows = [row for group in groups for row in floor_rows(group, rates.gflops)]
+    if floors := table(["what", "wanted", "measured", "met"], rows):
         parts += ["### Floors", floors]
     for group in groups:
         parts += [f"### {group.title}", _description(group.workload)]
         for quantity in ("generation", "step"):
-            parts += [_table(group, quantity, peak), _notes(group, quantity, num_runs)]
+            parts += [_table(group, quantity, rates), _notes(group, quantity, num_runs)]
     if errors:
         parts += ["### Failed", "\n".join(errors)]
     return "\n\n".join(part for part in parts if part)
@@ -106,8 +135,25 @@ def _description(workload: Workload) -> str:
     )
 
 
-def _columns(quantity: Quantity, of_peak: Callable[[Peer, str], Callable[[Cells], float | None]]) -> list[Column]:
+def _columns(quantity: Quantity, workload: Workload, rates: Rates) -> list[Column]:
     """Return the columns of the seconds to sample, or of those of a whole training step."""
+
+    def of_peak(peer: Peer, part: str) -> Callable[[Cells], float | None]:
+        def percent(cell: Cell) -> float | None:
+            rate = cell.gflops_per_s(workload, part)
+            return None if rate is None else 100 * rate / rates.gflops
+
+        return _of(peer, percent)
+
+    def times_least(peer: Peer) -> Callable[[Cells], float | None]:
+        def multiple(cells: Cells) -> float | None:
+            work = cells["ours"].runs[0].work if "ours" in cells else None
+            if work is None or peer not in cells:
+                return None
+            return cells[peer].seconds / workload.least_seconds(work, quantity, rates.gflops, rates.gbytes)
+
+        return multiple
+
     if quantity == "generation":
         peers: tuple[Peer, ...] = ("transformers", "vllm")
         return [
@@ -118,6 +164,8 @@ def _columns(quantity: Quantity, of_peak: Callable[[Peer, str], Callable[[Cells]
             ("distinct", _of("ours", lambda cell: cell.unique_fraction), ".3f"),
             ("% of peak: ours", of_peak("ours", "generation"), ".1f"),
             *((NAMES[peer], of_peak(peer, "generation"), ".1f") for peer in peers),
+            ("times the least: ours", times_least("ours"), ".1f"),
+            *((NAMES[peer], times_least(peer), ".1f") for peer in peers),
             ("MB: ours", _megabytes("ours"), ".0f"),
             ("transformers", _megabytes("transformers"), ".0f"),
         ]
@@ -130,26 +178,20 @@ def _columns(quantity: Quantity, of_peak: Callable[[Peer, str], Callable[[Cells]
         ("distinct", _of("ours", lambda cell: cell.unique_fraction), ".3f"),
         ("% of peak: sampling", of_peak("ours", "generation"), ".1f"),
         ("learning", of_peak("ours", "training"), ".1f"),
+        ("times the least: ours", times_least("ours"), ".1f"),
+        ("TRL", times_least("trl"), ".1f"),
         ("MB: ours", _megabytes("ours"), ".0f"),
         ("TRL", _megabytes("trl"), ".0f"),
     ]
 
 
-def _table(group: Group, quantity: Quantity, peak: float) -> str:
+def _table(group: Group, quantity: Quantity, rates: Rates) -> str:
     rows, columns = [], []
     for (measured, tokens, num_rollouts), cells in sorted(group.rows.items()):
         if measured != quantity:
             continue
         workload = group.workloads[tokens]
-
-        def of_peak(peer: Peer, part: str, workload: Workload = workload) -> Callable[[Cells], float | None]:
-            def percent(cell: Cell) -> float | None:
-                rate = cell.gflops_per_s(workload, part)
-                return None if rate is None else 100 * rate / peak
-
-            return _of(peer, percent)
-
-        columns = _columns(quantity, of_peak)
+        columns = _columns(quantity, workload, rates)
         values = ((value(cells), form) for _, value, form in columns)
         key = [tokens if workload.fixed_length else ABSENT, num_rollouts]
         rows.append([*key, *(ABSENT if value is None else f"{value:{form}}" for value, form in values)])
@@ -181,28 +223,38 @@ def _notes(group: Group, quantity: Quantity, num_runs: int) -> str:
     return "\n".join(f"- {head}{'; '.join(listed)}." for head, listed in notes.items() if listed)
 
 
-def floor_rows(group: Group) -> list[list[str]]:
-    """Return a row per floor with measured cells: what, wanted, measured, met."""
+def floor_rows(group: Group, peak: float) -> list[list[str]]:
+    """Return a row per floor with measured cells: what, wanted, measured, met; `peak` is in GFLOP/s."""
     rows = []
 
-    def add(what: str, value: float, most: float | None = None, least: float | None = None) -> None:
+    def add(what: str, value: float, *, least: float | None = None, most: float | None = None) -> None:
         met = value <= most if most is not None else value >= (least or 0.0)
         wanted = f"at most {most:g}" if most is not None else f"at least {least:g}"
         rows.append([f"{group.title}: {what}", wanted, f"{value:.2f}", "yes" if met else "NO"])
 
-    for quantity, peers in FLOOR_PEERS.items():
-        cells = group.at(quantity)
-        for peer in (peer for peer in peers if peer in cells and "ours" in cells):
-            if (group.setting, quantity) in FLOORS:
-                ratio = cells[peer].seconds / cells["ours"].seconds
-                add(f"{quantity}, times {peer}", ratio, least=FLOORS[group.setting, quantity])
-            if quantity == "step":
-                fraction = cells["ours"].above_baseline_bytes / max(1, cells[peer].above_baseline_bytes)
-                add(f"step memory above the model, fraction of {peer}'s", fraction, most=MEMORY_FRACTION)
-    small, large = (group.at("step", n).get("ours") for n in (16, FLOOR_ROLLOUTS))
-    if group.setting == "trained" and small and large:
-        growth = large.seconds / small.seconds
-        add(f"step of ours, N = {FLOOR_ROLLOUTS} over N = 16", growth, most=STEP_GROWTH)
+    for floor in FLOORS:
+        if floor.group != group.title:
+            continue
+        tokens = floor.tokens or group.workload.max_new_tokens
+        for (quantity, length, num_rollouts), cells in sorted(group.rows.items()):
+            wanted = floor.num_rollouts in (None, num_rollouts) and (quantity, length) == (floor.quantity, tokens)
+            ratio = _ratio(floor.peer)(cells)
+            if wanted and ratio is not None:
+                what = f"{quantity}, N = {num_rollouts}, {length} tokens, times {NAMES[floor.peer]}"
+                add(what, ratio, least=floor.least)
+    large, small = group.at("step", LARGE), group.at("step", SMALL)
+    if "ours" in large and "trl" in large:
+        fraction = large["ours"].above_baseline_bytes / max(1, large["trl"].above_baseline_bytes)
+        most = MEMORY_FRACTION.get(group.title, OTHER_MEMORY_FRACTION)
+        add("step memory above the model, fraction of TRL's", fraction, most=most)
+    if "ours" in large and "ours" in small and group.title in STEP_GROWTH:
+        growth = large["ours"].seconds / small["ours"].seconds
+        add(f"step of ours, N = {LARGE} over N = {SMALL}", growth, most=STEP_GROWTH[group.title])
+    rate = None
+    if "ours" in (sampling := group.at("generation", LARGE)):
+        rate = sampling["ours"].gflops_per_s(group.workload, "generation")
+    if rate is not None and group.title in PEAK_PERCENT:
+        add("sampling, % of the peak", 100 * rate / peak, least=PEAK_PERCENT[group.title])
     return rows
 
 

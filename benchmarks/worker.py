@@ -65,14 +65,29 @@ class Turns:
 
 
 def matmul_peak_gflops() -> float:
-    """Return the best fp32 rate of square matrix products."""
+    """Return the best fp32 rate of square matrix products, of MKL and of the product that brorl chooses."""
     import torch
+
+    from brorl.model.product import product
 
     best = 0.0
     for size in (1024, 1536, 2048):
         a, b, out = torch.rand(size, size), torch.rand(size, size), torch.empty(size, size)
-        done = turns(lambda: torch.mm(a, b, out=out), Limits(10_000, 1, 1.5))  # noqa: B023
-        best = max(best, 2 * size**3 / min(turn.seconds for turn in done) / 1e9)
+        for call in (lambda: torch.mm(a, b, out=out), lambda: product(a, b)):  # noqa: B023
+            done = turns(call, Limits(10_000, 1, 1.0))
+            best = max(best, 2 * size**3 / min(turn.seconds for turn in done) / 1e9)
+    return best
+
+
+def memory_gbytes_per_s() -> float:
+    """Return the best rate at which one thread reads 64 and 256 MB."""
+    import torch
+
+    best = 0.0
+    for megabytes in (64, 256):
+        numbers = torch.ones(megabytes * 250_000)
+        done = turns(numbers.sum, Limits(10_000, 1, 1.0))
+        best = max(best, megabytes / 1e3 / min(turn.seconds for turn in done))
     return best
 
 
@@ -99,7 +114,8 @@ def main() -> None:
 
     torch.set_num_threads(1)
     if sys.argv[1] == "probe":
-        turns.answer({"matmul_gflops": matmul_peak_gflops(), "versions": versions()})
+        rates = {"matmul_gflops": matmul_peak_gflops(), "memory_gbytes": memory_gbytes_per_s()}
+        turns.answer(rates | {"versions": versions()})
         return
     try:
         job = Job(**json.loads(sys.argv[1]))

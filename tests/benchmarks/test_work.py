@@ -71,7 +71,20 @@ def test_tree_work_feeds_every_distinct_proper_prefix_once(rng: np.random.Genera
     num_prompt = len(tree.prompt_ids)
     prefixes = {tuple(response[:end]) for response in responses_of(tree) for end in range(1, len(response))}
     attended = num_prompt * (num_prompt + 1) // 2 + sum(num_prompt + len(prefix) for prefix in prefixes)
-    assert tree_work(tree) == Work(num_prompt + len(prefixes), attended, 1 + len(prefixes))
+    longest = max(map(len, prefixes), default=0)
+    cached = num_prompt * longest + sum(map(len, prefixes))
+    assert tree_work(tree) == Work(num_prompt + len(prefixes), attended, 1 + len(prefixes), 1 + longest, cached)
+
+
+def test_the_least_time_is_that_of_products_and_of_reading_weights_and_cache() -> None:
+    model = small_model(vocab_size=17)
+    work, workload = Work(5, 11, 3, positions=2, cached=7), workload_of(model)
+    weights = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name)
+    per_token = 2 * model.config.num_hidden_layers * model.config.num_key_value_heads * model.config.head_dim
+    read = 4 * (2 * weights + 7 * per_token) / 3e9
+    for quantity, passes in (("generation", 1), ("step", 4)):
+        expected = passes * workload.flops(work) / 2e9 + read
+        assert np.isclose(workload.least_seconds(work, quantity, 2.0, 3.0), expected, rtol=1e-12)
 
 
 def responses_of(tree: RolloutTree) -> list[list[int]]:
