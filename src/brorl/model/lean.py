@@ -1,7 +1,7 @@
 """The forward pass of a decoder with the layers of Llama, written out in few operations.
 
-The modules of transformers start about 40 kernels a layer, many from Python. For the steps of a CPU that is most of the
-time of small models and few rows. This pass computes the same function from the same parameters. A model of another
+Small models and few rows spend most of their time on starting the many kernels of the modules of transformers. This
+pass computes the same function from the same parameters. A model of another
 layout, or with adapters, hooks or shards in its modules, goes through its own modules.
 """
 
