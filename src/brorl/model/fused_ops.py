@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from brorl.model.product import linear, product
+from brorl.model.kernels import kernels_of
+from brorl.model.product import add_product, linear, product
 
 
 class Linear(NamedTuple):
@@ -36,6 +37,8 @@ def rms_norm(x: Tensor, norm: Norm) -> Tensor:
     if torch.is_grad_enabled():
         normed: Tensor = _RmsNorm.apply(x, *norm)  # type: ignore[no-untyped-call]
         return normed
+    if kernels := kernels_of(x):
+        return kernels.rms_norm(x, *norm)
     return _scaled(x, _inverse_rms(x, norm.epsilon), norm.weight)
 
 
@@ -52,6 +55,8 @@ def rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     if torch.is_grad_enabled():
         rotated: Tensor = _Rotate.apply(x_THD, cos_TD, sin_TD)  # type: ignore[no-untyped-call]
         return rotated
+    if kernels := kernels_of(x_THD):
+        return kernels.rotate(x_THD, cos_TD, sin_TD)
     return _rotated(x_THD, cos_TD, sin_TD)
 
 
@@ -59,7 +64,7 @@ def add_linear(x_Th: Tensor, y: Tensor, map_: Linear) -> Tensor:
     """Return x plus an affine map of y. Without gradients x is overwritten."""
     if torch.is_grad_enabled():
         return x_Th + linear(y, *map_)
-    return x_Th.add_(product(y, *map_))
+    return add_product(x_Th, y, *map_)
 
 
 def add_gated_mlp(x_Th: Tensor, norm: Norm, gate: Linear, up: Linear, down: Linear) -> Tensor:
@@ -68,8 +73,12 @@ def add_gated_mlp(x_Th: Tensor, norm: Norm, gate: Linear, up: Linear, down: Line
         added: Tensor = _AddGatedMlp.apply(x_Th, *norm, *gate, *up, *down)  # type: ignore[no-untyped-call]
         return added
     normed = rms_norm(x_Th, norm)
-    activated = torch.nn.functional.silu(product(normed, *gate), inplace=True)
-    return x_Th.add_(product(activated.mul_(product(normed, *up)), *down))
+    gated, raised = product(normed, *gate), product(normed, *up)
+    if kernels := kernels_of(gated):
+        gated = kernels.gated(gated, raised)
+    else:
+        gated = torch.nn.functional.silu(gated, inplace=True).mul_(raised)
+    return add_product(x_Th, gated, *down)
 
 
 def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:

@@ -36,15 +36,27 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if weight.dtype is torch.bfloat16 and x.dtype is torch.float32:
         mapped = _padded(torch.nn.functional.linear, x.bfloat16(), weight, None).float()
         return mapped if bias is None else mapped.add_(bias)
-    if (
-        x.dtype is torch.float32
-        and x.device.type == "cpu"
-        and x.shape[0] >= _MIN_ROWS
-        and min(weight.shape) >= _MIN_WIDTH
-        and fastest_product() == "onednn"
-    ):
+    if _suits_onednn(x, weight):
         return _onednn(x, weight, bias)
     return torch.nn.functional.linear(x, weight, bias)
+
+
+def add_product(total: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Add x weight^T + bias to `total` in place, without a gradient; arguments of `product`."""
+    if weight.dtype is not x.dtype or _suits_onednn(x, weight):
+        return total.add_(product(x, weight, bias))
+    total.addmm_(x, weight.T)
+    return total if bias is None else total.add_(bias)
+
+
+def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
+    return (
+        x.dtype is torch.float32
+        and x.shape[0] >= _MIN_ROWS
+        and min(weight.shape) >= _MIN_WIDTH
+        and x.device.type == "cpu"
+        and fastest_product() == "onednn"
+    )
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 
 from brorl.errors import OutOfMemoryError
 from brorl.model.device import to_device
+from brorl.model.kernels import BLOCK, kernels_of, padded
 from brorl.model.kv_shape import KVShape
 from brorl.model.own_cache import OwnCache
 from brorl.model.tree_attention import (
@@ -32,7 +34,7 @@ from brorl.model.tree_attention import (
 
 IntArray = NDArray[np.int64]
 
-_TOKENS_AT_ONCE = 16
+_TOKENS_AT_ONCE = BLOCK
 _FIRST_SLOTS = 64
 
 
@@ -62,6 +64,7 @@ class RowCache:
         # Keys are stored dimension by dimension: a product with few queries reads them twice as fast.
         self.key = [empty.new_empty(0, shape.num_heads, shape.key_dim, 0) for shape in shapes]
         self.value = [empty.new_empty(0, shape.num_heads, 0, shape.value_dim) for shape in shapes]
+        self.kernels = kernels_of(empty) if all(shape.key_dim == shape.value_dim for shape in shapes) else None
 
     def prompt_tokens_that_fit(self) -> int:
         """Return how many prompt tokens may be cached together: those that fill half of the memory."""
@@ -111,8 +114,9 @@ class RowCache:
                     shape[axis] = tokens
                     kept = min(num_rows, old.shape[0])
                     store[layer] = old.new_empty(shape)
-                    store[layer][kept:] = 0  # unused entries get a weight of 0, so they must be finite
-                    store[layer][:kept].narrow(axis, num_tokens, tokens - num_tokens).zero_()
+                    if self.kernels is None:  # unused entries get a weight of 0, so they must be finite
+                        store[layer][kept:] = 0
+                        store[layer][:kept].narrow(axis, num_tokens, tokens - num_tokens).zero_()
                     store[layer][:kept].narrow(axis, 0, num_tokens).copy_(used[:kept])
                 if moved_R.size:
                     store[layer].narrow(axis, 0, num_tokens)[target] = used[source]
@@ -148,8 +152,8 @@ class RowCache:
     def _tokens_reserved(self, num_tokens: int) -> int:
         reserved = _TOKENS_AT_ONCE
         while reserved < num_tokens:
-            reserved += max(_TOKENS_AT_ONCE, reserved // 8)
-        return min(reserved, self._max_tokens)
+            reserved += padded(reserved // 8)
+        return min(reserved, padded(self._max_tokens))
 
 
 class DecodeContext:
@@ -159,11 +163,28 @@ class DecodeContext:
         self._rows = rows
         self._position = position
         self._prompts = prompts
-        self._grouping = Grouping(prompt_R, prompts.length.size, prompts.device)
+        self._prompt_R = prompt_R
         self.longest = int(prompts.key[0].shape[2]) + position + 1
+
+    @cached_property
+    def _grouping(self) -> Grouping:
+        return Grouping(self._prompt_R, self._prompts.length.size, self._prompts.device)
 
     def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
         """Store the new keys and values, then attend to the prompt and to the row with one softmax."""
+        if self._rows.kernels:
+            return self._rows.kernels.attend_rows(
+                query_THD,
+                key_TKD,
+                value_TKD,
+                self._prompts.key[layer],
+                self._prompts.value[layer],
+                torch.from_numpy(self._prompt_R),
+                torch.from_numpy(self._prompts.length),
+                self._rows.key[layer],
+                self._rows.value[layer],
+                self._position,
+            )
         num_rows, prompt_key = query_THD.shape[0], self._prompts.key[layer]
         num_kv_heads, num_prompt = prompt_key.shape[1:3]
         key, value = self._rows.key[layer], self._rows.value[layer]
@@ -245,8 +266,12 @@ class TreeDecoder:
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
         """Begin a wave: compute its prompts, and return the logits after each, shape [P, V]."""
-        self._prompts, logits_PV = prefill(self._packed, list(prompts))
+        prompt_cache, logits_PV = prefill(self._packed, list(prompts))
+        self._keep(prompt_cache)
         return logits_PV
+
+    def _keep(self, prompts: PromptCache) -> None:
+        self._prompts = prompts.for_kernels() if self._cache.kernels else prompts
 
     def rows_that_fit(self, num_tokens: int) -> int:
         """Return how many rows of so many tokens fit beside the prompts; see `RowCache.rows_that_fit`."""
@@ -275,7 +300,7 @@ class TreeDecoder:
 
     def keep_prompts(self, prompts: IntArray) -> None:
         """Drop the prompts of the wave that have no rows any more."""
-        self._prompts = self._prompts.select(prompts)
+        self._keep(self._prompts.select(prompts))
 
     def feed(self, token_R: IntArray, position: int, prompt_R: IntArray) -> Tensor:
         """Feed one token per row, at a position after its prompt; return logits, shape [R, V]."""

@@ -1,0 +1,222 @@
+"""Kernels for float32 on a CPU, written in C and compiled for this processor when they are first used.
+
+Small models and few rows spend most of their time on starting the operations of PyTorch, and many rows on passing over
+memory between them. A kernel is one call and one pass. A process without a C compiler computes the same functions with
+PyTorch.
+
+The library is kept in the user's cache folder, under a name that depends on its source, the compiler and the
+instructions of the processor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from brorl.errors import UserError
+
+CompileChoice = Literal["auto", "on", "off"]
+
+BLOCK = 16  # keys are stored in multiples of this number of tokens
+_SOURCE = Path(__file__).with_name("kernels.c")
+_FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+_TIMEOUT_S = 120.0
+_ARGUMENTS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "n": ctypes.c_int}
+_SIGNATURES = {"rms_norm": "pipfpiiin", "rotate": "pipppiiin", "gated": "ppin", "attend_rows": "pppippiippppiipiiiin"}
+
+
+class KernelsError(UserError):
+    """The kernels cannot be compiled or loaded."""
+
+
+class Kernels:
+    """The compiled functions. All tensors are float32 on the CPU.
+
+    Args:
+        library: The shared library that `compile_kernels` returns.
+    """
+
+    def __init__(self, library: Path) -> None:
+        functions = ctypes.CDLL(str(library))
+        for name, signature in _SIGNATURES.items():
+            function = getattr(functions, name)
+            function.argtypes = [_ARGUMENTS[letter] for letter in signature]
+            function.restype = None
+        self._rms_norm, self._rotate = functions.rms_norm, functions.rotate
+        self._gated, self._attend_rows = functions.gated, functions.attend_rows
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """Divide vectors by their root mean square, and multiply by a weight; shape [T, h] or [T, H, h]."""
+        x = _with_dense_tokens(x)
+        out = torch.empty(x.shape)
+        tokens, width = x.shape[0], x.shape[-1]
+        self._rms_norm(
+            x.data_ptr(), x.stride(0), weight.data_ptr(), epsilon, out.data_ptr(), tokens,
+            x.numel() // max(1, tokens * width), width, torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
+    def rotate(self, x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+        """Rotate the pairs (d, d + D / 2) of heads by the angles of their positions."""
+        x_THD = _with_dense_tokens(x_THD)
+        out = torch.empty(x_THD.shape)
+        self._rotate(
+            x_THD.data_ptr(), x_THD.stride(0), cos_TD.data_ptr(), sin_TD.data_ptr(), out.data_ptr(), *x_THD.shape,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Overwrite `gate` with silu(gate) * up; both contiguous."""
+        self._gated(gate.data_ptr(), up.data_ptr(), gate.numel(), torch.get_num_threads())
+        return gate
+
+    def attend_rows(
+        self, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor, prompt_key: Tensor, prompt_value: Tensor,
+        prompt_R: Tensor, length_P: Tensor, row_key: Tensor, row_value: Tensor, position: int,
+    ) -> Tensor:  # fmt: skip
+        """Store the keys and values of one new token per row, then attend to the row's prompt and to the row.
+
+        Args:
+            query_RHD: Scaled queries.
+            key_RKD: Keys.
+            value_RKD: Values.
+            prompt_key: Keys of the prompts, shape [P, K, S, D]; see `PromptCache.for_kernels`.
+            prompt_value: Their values, shape [P, K, S, D].
+            prompt_R: Prompt of each row, int64.
+            length_P: Tokens of each prompt, int64.
+            row_key: Contiguous keys of R or more rows, shape [R, K, D, T], T a multiple of `BLOCK`.
+            row_value: Their contiguous values, shape [R, K, T, D].
+            position: Index of the new token in its row.
+
+        Returns:
+            The attention, shape [R, H, D].
+        """
+        query_RHD = query_RHD.contiguous()
+        key_RKD, value_RKD = _with_dense_tokens(key_RKD), _with_dense_tokens(value_RKD)
+        if key_RKD.stride(0) != value_RKD.stride(0):
+            key_RKD, value_RKD = key_RKD.contiguous(), value_RKD.contiguous()
+        out = torch.empty(query_RHD.shape)
+        rows, heads, width = query_RHD.shape
+        num_kv_heads = row_key.shape[1]
+        self._attend_rows(
+            query_RHD.data_ptr(), key_RKD.data_ptr(), value_RKD.data_ptr(), key_RKD.stride(0), prompt_key.data_ptr(),
+            prompt_value.data_ptr(), prompt_key.stride(3), prompt_value.shape[2], prompt_R.data_ptr(),
+            length_P.data_ptr(), row_key.data_ptr(), row_value.data_ptr(), row_key.shape[3], position, out.data_ptr(),
+            rows, num_kv_heads, heads // num_kv_heads, width, torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
+
+def _with_dense_tokens(x: Tensor) -> Tensor:
+    """Return a tensor whose memory is dense within each token."""
+    dense = x.stride(-1) == 1 and (x.dim() == 2 or x.stride(1) == x.shape[2])
+    return x if dense else x.contiguous()
+
+
+def padded(num_tokens: int) -> int:
+    """Return a number of tokens, rounded up to whole blocks of keys."""
+    return -(-num_tokens // BLOCK) * BLOCK
+
+
+_choice: CompileChoice = "auto"
+
+
+def use_kernels(choice: CompileChoice) -> None:
+    """Set which kernels this process uses: auto, where a C compiler is present; on, with an error without one; off.
+
+    Raises:
+        KernelsError: If they are required, and cannot be compiled or loaded.
+    """
+    global _choice  # noqa: PLW0603 (of the process, like the number of threads of PyTorch)
+    _choice = choice
+    if choice == "on" and isinstance(loaded := _load(), str):
+        raise KernelsError(f"engine.compile = on, and {loaded}; install a C compiler, or set engine.compile: auto")
+
+
+def kernels() -> Kernels | None:
+    """Return the kernels of this process; None without them."""
+    loaded = None if _choice == "off" else _load()
+    return loaded if isinstance(loaded, Kernels) else None
+
+
+def kernels_of(x: Tensor) -> Kernels | None:
+    """Return the kernels if they can compute with a tensor; None without them."""
+    return kernels() if x.dtype is torch.float32 and x.device.type == "cpu" else None
+
+
+def describe_kernels() -> str:
+    """Return whether this process has the kernels, or the reason why not."""
+    if _choice == "off":
+        return "off (engine.compile)"
+    loaded = _load()
+    return "compiled" if isinstance(loaded, Kernels) else f"not compiled: {loaded}"
+
+
+@cache
+def _load() -> Kernels | str:
+    """Return the kernels, or the reason why there are none."""
+    try:
+        return Kernels(compile_kernels())
+    except subprocess.CalledProcessError as error:
+        lines: list[str] = error.stderr.strip().splitlines() or [str(error)]
+        return f"{error.cmd[0]} failed: {lines[0]}"
+    except (OSError, subprocess.TimeoutExpired, AttributeError) as error:
+        return str(error)
+
+
+def compile_kernels() -> Path:
+    """Return the shared library for this processor; compile it unless the cache folder has it.
+
+    Raises:
+        FileNotFoundError: If no C compiler is found.
+        OSError: If the cache folder cannot be written.
+        subprocess.CalledProcessError: If the compiler fails.
+    """
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))), None)
+    if compiler is None:
+        raise FileNotFoundError("no C compiler is found (CC, cc, gcc, clang)")
+    machine = "-march=native" if os.uname().machine in ("x86_64", "i686") else "-mcpu=native"
+    command = [compiler, *_FLAGS, machine]
+    # The macros of a compiler tell its version and the instructions that it uses.
+    macros = _run([*command, "-dM", "-E", "-x", "c", os.devnull])
+    if "__clang__" not in macros and _shares_openmp():
+        command.append("-fopenmp")
+    digest = hashlib.sha256("\n".join([*command, macros, _SOURCE.read_text("utf-8")]).encode()).hexdigest()
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "brorl"
+    library = folder / f"kernels-{digest[:16]}.so"
+    if library.is_file():
+        return library
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        unlinked, linked = Path(made, "kernels.o"), Path(made, "kernels.so")
+        _run([*command, "-c", str(_SOURCE), "-o", str(unlinked)])
+        # Without -fopenmp: the functions of OpenMP are those that PyTorch has loaded.
+        undefined = ("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()
+        _run([compiler, "-shared", *undefined, str(unlinked), "-o", str(linked), "-lm"])
+        linked.replace(library)
+    return library
+
+
+def _shares_openmp() -> bool:
+    """Return whether PyTorch has loaded GNU's OpenMP, so that both use the same threads."""
+    return hasattr(ctypes.CDLL(None), "GOMP_parallel")
+
+
+def _run(command: list[str]) -> str:
+    done: Any = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL
+    )
+    output: str = done.stdout
+    return output
