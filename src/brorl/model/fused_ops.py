@@ -32,32 +32,43 @@ class Norm(NamedTuple):
     epsilon: float
 
 
+class Angles(NamedTuple):
+    """Cosines and sines of the rotations of T tokens, each shape [T, D]. Source: arXiv 2104.09864."""
+
+    query_cos: Tensor  # those of queries are multiplied by the scale of the attention
+    query_sin: Tensor
+    key_cos: Tensor
+    key_sin: Tensor
+
+
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
     """Divide vectors by their root mean square, and multiply by a weight; shape [..., h]."""
     if torch.is_grad_enabled():
         normed: Tensor = _RmsNorm.apply(x, *norm)  # type: ignore[no-untyped-call]
         return normed
-    if kernels := kernels_of(x):
-        return kernels.rms_norm(x, *norm)
-    return _scaled(x, _inverse_rms(x, norm.epsilon), norm.weight)
+    return _rms_norm(x, *norm)
 
 
-def norm_linear(x_Th: Tensor, norm: Norm, map_: Linear) -> Tensor:
-    """Return the affine map of the norm of x."""
+def query_key_value(
+    x_Th: Tensor, norm: Norm, map_: Linear, query_norm: Norm | None, key_norm: Norm | None, angles: Angles, num_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the scaled queries [T, H, D], keys [T, K, D] and values [T, K, D] of a layer.
+
+    Args:
+        x_Th: The residual stream.
+        norm: The norm before the attention.
+        map_: The maps to queries, keys and values, as one.
+        query_norm: A norm of each query, or None.
+        key_norm: A norm of each key, or None.
+        angles: The rotations of the tokens, which contain the scale of the queries.
+        num_heads: Query heads.
+    """
+    head_norms = (*query_norm, *key_norm) if query_norm and key_norm else (None, 0.0, None, 0.0)
+    arguments = (x_Th, *norm, *map_, *head_norms, angles, num_heads)
     if torch.is_grad_enabled():
-        mapped: Tensor = _NormLinear.apply(x_Th, *norm, *map_)  # type: ignore[no-untyped-call]
-        return mapped
-    return product(rms_norm(x_Th, norm), *map_)
-
-
-def rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """Rotate the pairs (d, d + D / 2) of heads by the angles of their positions. Source: arXiv 2104.09864."""
-    if torch.is_grad_enabled():
-        rotated: Tensor = _Rotate.apply(x_THD, cos_TD, sin_TD)  # type: ignore[no-untyped-call]
-        return rotated
-    if kernels := kernels_of(x_THD):
-        return kernels.rotate(x_THD, cos_TD, sin_TD)
-    return _rotated(x_THD, cos_TD, sin_TD)
+        made: tuple[Tensor, Tensor, Tensor] = _QueryKeyValue.apply(*arguments)  # type: ignore[no-untyped-call]
+        return made
+    return _query_key_value(*arguments)[0]
 
 
 def add_linear(x_Th: Tensor, y: Tensor, map_: Linear) -> Tensor:
@@ -73,12 +84,7 @@ def add_gated_mlp(x_Th: Tensor, norm: Norm, gate: Linear, up: Linear, down: Line
         added: Tensor = _AddGatedMlp.apply(x_Th, *norm, *gate, *up, *down)  # type: ignore[no-untyped-call]
         return added
     normed = rms_norm(x_Th, norm)
-    gated, raised = product(normed, *gate), product(normed, *up)
-    if kernels := kernels_of(gated):
-        gated = kernels.gated(gated, raised)
-    else:
-        gated = torch.nn.functional.silu(gated, inplace=True).mul_(raised)
-    return add_product(x_Th, gated, *down)
+    return add_product(x_Th, _gated(product(normed, *gate), product(normed, *up), overwrite=True), *down)
 
 
 def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
@@ -88,75 +94,132 @@ def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
     return norm.square_().mul_(1 / x.shape[-1]).add_(epsilon).rsqrt_()
 
 
-def _scaled(x: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
-    """Return x * scale in the dtype of x, times the weight."""
-    scaled: Tensor = (x * scale).to(x.dtype)
+def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    if kernels := kernels_of(x):
+        return kernels.rms_norm(x, weight, epsilon)
+    scaled: Tensor = (x * _inverse_rms(x, epsilon)).to(x.dtype)
     return scaled.mul_(weight)
 
 
-def _rotated(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+def _rms_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, epsilon: float, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of a norm's input, in `out` if given, and of its weight."""
+    if kernels := kernels_of(x):
+        return kernels.rms_norm_backward(x, weight, epsilon, grad, out)
+    scale = _inverse_rms(x, epsilon)
+    normed = x * scale
+    grad_weight = (grad * normed).flatten(0, -2).sum(0)
+    grad = grad * weight
+    inner = torch.linalg.vecdot(grad, normed).mul_(1 / x.shape[-1])[..., None]
+    grad = grad.addcmul_(normed, inner, value=-1).mul_(scale)
+    return grad if out is None else out.copy_(grad), grad_weight
+
+
+def _rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor, out: Tensor | None = None) -> Tensor:
+    """Rotate the pairs (d, d + D / 2) of heads by the angles of their tokens; into `out` if given."""
+    if kernels := kernels_of(x_THD):
+        return kernels.rotate(x_THD, cos_TD, sin_TD, out)
     half = x_THD.shape[2] // 2
     first, second = x_THD[..., :half], x_THD[..., half:]
     sin_T1d = sin_TD[:, None, :half]
-    out = x_THD * cos_TD[:, None]
-    out[..., :half].addcmul_(second, sin_T1d, value=-1)
-    out[..., half:].addcmul_(first, sin_T1d)
-    return out
+    rotated = torch.mul(x_THD, cos_TD[:, None], out=out)
+    rotated[..., :half].addcmul_(second, sin_T1d, value=-1)
+    rotated[..., half:].addcmul_(first, sin_T1d)
+    return rotated
 
 
-def _norm_gradients(
-    grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, needs_weight: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of a norm's input and of its weight."""
-    normed = x * scale
-    grad_weight = (grad * normed).flatten(0, -2).sum(0) if needs_weight else None
-    grad = grad * weight
-    inner = torch.linalg.vecdot(grad, normed).mul_(1 / x.shape[-1])[..., None]
-    return grad.addcmul_(normed, inner, value=-1).mul_(scale), grad_weight
+def _gated(gate: Tensor, up: Tensor, *, overwrite: bool) -> Tensor:
+    """Return silu(gate) * up; `gate` may be overwritten."""
+    if kernels := kernels_of(gate):
+        return kernels.gated(gate, up, gate if overwrite else torch.empty_like(gate))
+    return torch.nn.functional.silu(gate, inplace=overwrite).mul_(up)
+
+
+def _gated_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return silu(gate) * up, and the gradients of gate and up; `grad` is overwritten."""
+    if kernels := kernels_of(gate):
+        gated, grad_up = kernels.gated_backward(gate, up, grad)
+        return gated, grad, grad_up
+    activated = torch.nn.functional.silu(gate)
+    gated, grad_up = activated * up, activated.mul_(grad)
+    return gated, torch.ops.aten.silu_backward(grad.mul_(up), gate), grad_up
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        scale = _inverse_rms(x, epsilon)
-        ctx.save_for_backward(x, scale, weight)
-        return _scaled(x, scale, weight)
+        ctx.save_for_backward(x, weight)
+        ctx.epsilon = epsilon
+        return _rms_norm(x, weight, epsilon)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, scale, weight = ctx.saved_tensors
-        return *_norm_gradients(grad, x, scale, weight, ctx.needs_input_grad[1]), None
+        return *_rms_norm_backward(grad, *ctx.saved_tensors, ctx.epsilon), None
 
 
-class _NormLinear(torch.autograd.Function):
+def _query_key_value(
+    x: Tensor, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None, query_norm: Tensor | None,
+    query_epsilon: float, key_norm: Tensor | None, key_epsilon: float, angles: Angles, num_heads: int,
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:  # fmt: skip
+    """Return queries, keys and values, and the output of the map, shape [T, H + 2 K, D]."""
+    mixed = product(_rms_norm(x, norm, epsilon), weight, bias).unflatten(1, (-1, angles.key_cos.shape[1]))
+    query, key, value = _split(mixed, num_heads)
+    if query_norm is not None and key_norm is not None:
+        query, key = _rms_norm(query, query_norm, query_epsilon), _rms_norm(key, key_norm, key_epsilon)
+    turned = _rotate(query, angles.query_cos, angles.query_sin), _rotate(key, angles.key_cos, angles.key_sin)
+    return (*turned, value), mixed
+
+
+def _split(mixed: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    num_kv_heads = (mixed.shape[1] - num_heads) // 2
+    return mixed[:, :num_heads], mixed[:, num_heads:-num_kv_heads], mixed[:, -num_kv_heads:]
+
+
+class _QueryKeyValue(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-        scale = _inverse_rms(x, epsilon)
-        ctx.save_for_backward(x, scale, norm, weight)
-        return product(_scaled(x, scale, norm), weight, bias)
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        x, norm, ctx.epsilon, weight, _, query_norm, query_epsilon, key_norm, key_epsilon, angles, num_heads = arguments
+        (query, key, value), mixed = _query_key_value(*arguments)
+        ctx.head_epsilons, ctx.angles, ctx.num_heads = (query_epsilon, key_epsilon), angles, num_heads
+        ctx.save_for_backward(x, norm, weight, query_norm, key_norm, None if query_norm is None else mixed)
+        return query, key, value.contiguous()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, scale, norm, weight = ctx.saved_tensors
-        _, needs_norm, _, needs_weight, needs_bias = ctx.needs_input_grad
-        grad_weight = product(grad.T, _scaled(x, scale, norm).T) if needs_weight else None
-        grad_x, grad_norm = _norm_gradients(product(grad, weight.T), x, scale, norm, needs_norm)
-        return grad_x, grad_norm, None, grad_weight, grad.sum(0) if needs_bias else None
-
-
-class _Rotate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _rotated(x, cos, sin)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        cos, sin = ctx.saved_tensors
-        return _rotated(grad, cos, -sin), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, norm, weight, *head_norms, mixed = ctx.saved_tensors
+        needs_weight, needs_bias = ctx.needs_input_grad[3:5]
+        angles: Angles = ctx.angles
+        grad_mixed = x.new_empty(x.shape[0], weight.shape[0] // angles.key_cos.shape[1], angles.key_cos.shape[1])
+        of_query, of_key, of_value = _split(grad_mixed, ctx.num_heads)
+        of_value.copy_(grads[2])
+        grad_norms: list[Tensor | None] = [None, None]
+        back = ((angles.query_cos, -angles.query_sin), (angles.key_cos, -angles.key_sin))
+        for index, into in enumerate((of_query, of_key)):
+            if mixed is None:
+                _rotate(grads[index], *back[index], into)
+                continue
+            turned = _rotate(grads[index], *back[index])
+            head = _split(mixed, ctx.num_heads)[index]
+            _, grad_norms[index] = _rms_norm_backward(turned, head, head_norms[index], ctx.head_epsilons[index], into)
+        grad = grad_mixed.flatten(1)
+        normed = _rms_norm(x, norm, ctx.epsilon)
+        grad_x, grad_norm = _rms_norm_backward(product(grad, weight.T), x, norm, ctx.epsilon)
+        return (
+            grad_x,
+            grad_norm,
+            None,
+            product(grad.T, normed.T) if needs_weight else None,
+            grad.sum(0) if needs_bias else None,
+            grad_norms[0],
+            None,
+            grad_norms[1],
+            None,
+            None,
+            None,
+        )
 
 
 class _AddGatedMlp(torch.autograd.Function):
@@ -165,27 +228,21 @@ class _AddGatedMlp(torch.autograd.Function):
         ctx: Any, x: Tensor, norm: Tensor, epsilon: float, gate: Tensor, gate_bias: Tensor | None, up: Tensor,
         up_bias: Tensor | None, down: Tensor, down_bias: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        scale = _inverse_rms(x, epsilon)
-        normed = _scaled(x, scale, norm)
+        normed = _rms_norm(x, norm, epsilon)
         gated, raised = product(normed, gate, gate_bias), product(normed, up, up_bias)
-        ctx.save_for_backward(x, scale, norm, gated, raised, gate, up, down)
-        return product(torch.nn.functional.silu(gated).mul_(raised), down, down_bias).add_(x)
+        ctx.save_for_backward(x, norm, gated, raised, gate, up, down)
+        ctx.epsilon = epsilon
+        return product(_gated(gated, raised, overwrite=False), down, down_bias).add_(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, scale, norm, gated, raised, gate, up, down = ctx.saved_tensors
-        _, needs_norm, _, needs_gate, needs_gate_bias, needs_up, needs_up_bias, needs_down, needs_down_bias = (
-            ctx.needs_input_grad
-        )
-        activated = torch.nn.functional.silu(gated)
-        grad_down = product(grad.T, (activated * raised).T) if needs_down else None
-        grad_product = product(grad, down.T)
-        grad_raised = activated.mul_(grad_product)
-        grad_gated = torch.ops.aten.silu_backward(grad_product.mul_(raised), gated)
-        normed = _scaled(x, scale, norm)
-        grad_normed = product(grad_gated, gate.T).add_(product(grad_raised, up.T))
-        grad_x, grad_norm = _norm_gradients(grad_normed, x, scale, norm, needs_norm)
+        x, norm, gated, raised, gate, up, down = ctx.saved_tensors
+        needs_gate, needs_gate_bias, needs_up, needs_up_bias, needs_down, needs_down_bias = ctx.needs_input_grad[3:]
+        activated, grad_gated, grad_raised = _gated_backward(product(grad, down.T), gated, raised)
+        normed = _rms_norm(x, norm, ctx.epsilon)
+        grad_normed = add_product(product(grad_gated, gate.T), grad_raised, up.T)
+        grad_x, grad_norm = _rms_norm_backward(grad_normed, x, norm, ctx.epsilon)
         return (
             grad_x.add_(grad),
             grad_norm,
@@ -194,6 +251,6 @@ class _AddGatedMlp(torch.autograd.Function):
             grad_gated.sum(0) if needs_gate_bias else None,
             product(grad_raised.T, normed.T) if needs_up else None,
             grad_raised.sum(0) if needs_up_bias else None,
-            grad_down,
+            product(grad.T, activated.T) if needs_down else None,
             grad.sum(0) if needs_down_bias else None,
         )

@@ -83,15 +83,15 @@ void rms_norm(const float *x, size stride, const float *weight, float epsilon, f
   }
 }
 
-// Rotates the pairs (d, d + D / 2) of heads by the angles of their tokens; the tokens of x are `stride` apart.
-void rotate(const float *x, size stride, const float *cos, const float *sin, float *out, size tokens, size heads, size D,
-            int threads) {
+// Rotates the pairs (d, d + D / 2) of heads by the angles of their tokens; the strides are those of tokens.
+void rotate(const float *x, size stride, const float *cos, const float *sin, float *out, size out_stride, size tokens,
+            size heads, size D, int threads) {
   size half = D / 2;
 #pragma omp parallel for num_threads(threads) if (tokens * heads * D > PARALLEL_WORK)
   for (size t = 0; t < tokens; t++)
     for (size h = 0; h < heads; h++) {
       const float *from = x + t * stride + h * D, *c = cos + t * D, *s = sin + t * D;
-      float *to = out + (t * heads + h) * D;
+      float *to = out + t * out_stride + h * D;
       for (size d = 0; d < half; d++) {
         to[d] = from[d] * c[d] - from[d + half] * s[d];
         to[d + half] = from[d + half] * c[d + half] + from[d] * s[d + half];
@@ -99,16 +99,68 @@ void rotate(const float *x, size stride, const float *cos, const float *sin, flo
     }
 }
 
-// gate = silu(gate) * up.
-void gated(float *gate, const float *up, size count, int threads) {
+// Gradients of `rms_norm`: grad_x = the gradient of x, and sums [blocks, width] that add up to that of the weight.
+void rms_norm_backward(const float *x, size stride, const float *weight, float epsilon, const float *grad, float *grad_x,
+                       size grad_stride, float *sums, size blocks, size tokens, size heads, size width, int threads) {
+  size rows = tokens * heads;
+#pragma omp parallel for num_threads(threads) if (rows * width > PARALLEL_WORK)
+  for (size block = 0; block < blocks; block++) {
+    float *sum = sums + block * width;
+    for (size row = rows * block / blocks; row < rows * (block + 1) / blocks; row++) {
+      const float *from = x + row / heads * stride + row % heads * width, *g = grad + row * width;
+      float *to = grad_x + row / heads * grad_stride + row % heads * width;
+      vec squares = {0}, products = {0};
+      size i = 0;
+      for (; i + LANES <= width; i += LANES) {
+        vec v = load(from + i);
+        squares += v * v;
+        products += load(g + i) * load(weight + i) * v;
+      }
+      float square = sum_of(squares), product = sum_of(products);
+      for (; i < width; i++) square += from[i] * from[i], product += g[i] * weight[i] * from[i];
+      float scale = 1 / sqrtf(square / width + epsilon), inner = product * scale * scale / width;
+      for (i = 0; i < width; i++) {
+        sum[i] += g[i] * from[i] * scale;
+        to[i] = (g[i] * weight[i] - from[i] * inner) * scale;
+      }
+    }
+  }
+}
+
+INLINE vec sigmoid_of(vec x) {
+  vec bound = {0};
+  bound -= 87.0f;
+  return 1 / (1 + exp_of(-choose(x > bound, x, bound)));
+}
+
+INLINE float sigmoid(float x) { return 1 / (1 + expf(-x)); }
+
+// out = silu(gate) * up.
+void gated(const float *gate, const float *up, float *out, size count, int threads) {
   size whole = count - count % LANES;
 #pragma omp parallel for num_threads(threads) if (count > PARALLEL_WORK)
   for (size i = 0; i < whole; i += LANES) {
-    vec x = load(gate + i), bound = {0};
-    bound -= 88.0f;
-    store(gate + i, x / (1 + exp_of(-choose(x > bound, x, bound))) * load(up + i));
+    vec x = load(gate + i);
+    store(out + i, x * sigmoid_of(x) * load(up + i));
   }
-  for (size i = whole; i < count; i++) gate[i] = gate[i] / (1 + expf(-gate[i])) * up[i];
+  for (size i = whole; i < count; i++) out[i] = gate[i] * sigmoid(gate[i]) * up[i];
+}
+
+// Gradients of `gated`: overwrites grad with that of gate. out = silu(gate) * up.
+void gated_backward(const float *gate, const float *up, float *grad, float *out, float *grad_up, size count,
+                    int threads) {
+  size whole = count - count % LANES;
+#pragma omp parallel for num_threads(threads) if (count > PARALLEL_WORK)
+  for (size i = 0; i < whole; i += LANES) {
+    vec x = load(gate + i), u = load(up + i), g = load(grad + i), s = sigmoid_of(x), a = x * s;
+    store(out + i, a * u);
+    store(grad_up + i, g * a);
+    store(grad + i, g * u * (s + a * (1 - s)));
+  }
+  for (size i = whole; i < count; i++) {
+    float s = sigmoid(gate[i]), a = gate[i] * s, u = up[i], g = grad[i];
+    out[i] = a * u, grad_up[i] = g * a, grad[i] = g * u * (s + a * (1 - s));
+  }
 }
 
 // Scores of Q queries and BLOCKS * BLOCK keys.
@@ -163,15 +215,36 @@ INLINE void add_values(int Q, const float *weight, size width, const float *valu
       for (size t = 0; t < length; t++) out[q * D + d] += weight[q * width + t] * value[t * D + d];
 }
 
+// out[t] += the sum over Q vectors of weight[t] * vector; out is [length, D].
+INLINE void add_outer(int Q, const float *weight, size width, const float *vector, size length, size D, float *out) {
+  size d = 0;
+  for (; d + 2 * LANES <= D; d += 2 * LANES) {
+    vec x[4][2];
+    for (int q = 0; q < Q; q++)
+      for (int v = 0; v < 2; v++) x[q][v] = load(vector + q * D + d + v * LANES);
+    for (size t = 0; t < length; t++)
+      for (int v = 0; v < 2; v++) {
+        vec sum = load(out + t * D + d + v * LANES);
+        for (int q = 0; q < Q; q++) sum += weight[q * width + t] * x[q][v];
+        store(out + t * D + d + v * LANES, sum);
+      }
+  }
+  for (; d < D; d++)
+    for (size t = 0; t < length; t++)
+      for (int q = 0; q < Q; q++) out[t * D + d] += weight[q * width + t] * vector[q * D + d];
+}
+
+INLINE size padded(size length) { return (length + BLOCK - 1) / BLOCK * BLOCK; }
+
+// Keys [D, stride], and values [length, D], that are attended to together.
 typedef struct {
   const float *key, *value;
   size stride, length;
 } Segment;
 
-INLINE size padded(size length) { return (length + BLOCK - 1) / BLOCK * BLOCK; }
-
-// Attention of Q queries to two segments, with one softmax.
-INLINE void attend_queries(int Q, const float *query, Segment prompt, Segment row, size D, float *out, float *score) {
+// Attention of Q queries to a prompt and to the first `row_length` tokens of a row, with one softmax.
+INLINE void attend_queries(int Q, const float *query, Segment prompt, Segment row, const size *row_length, size D,
+                           float *out, float *lse, float *score) {
   size split = padded(prompt.length), width = split + padded(row.length);
   scores(Q, query, prompt.key, prompt.stride, prompt.length, D, score, width);
   scores(Q, query, row.key, row.stride, row.length, D, score + split, width);
@@ -179,13 +252,15 @@ INLINE void attend_queries(int Q, const float *query, Segment prompt, Segment ro
   for (int q = 0; q < Q; q++) {
     float *own = score + q * width;
     for (size t = prompt.length; t < split; t++) own[t] = -INFINITY;
-    for (size t = split + row.length; t < width; t++) own[t] = -INFINITY;
+    for (size t = split + row_length[q]; t < width; t++) own[t] = -INFINITY;
     vec most = load(own);
     for (size t = LANES; t < width; t += LANES) {
       vec x = load(own + t);
       most = choose(x > most, x, most);
     }
-    total[q] = exp_and_sum(own, width, max_of(most));
+    float max = max_of(most);
+    total[q] = exp_and_sum(own, width, max);
+    lse[q] = max + logf(total[q]);
   }
   memset(out, 0, Q * D * sizeof(float));
   add_values(Q, score, width, prompt.value, prompt.length, D, out);
@@ -194,36 +269,200 @@ INLINE void attend_queries(int Q, const float *query, Segment prompt, Segment ro
     for (size d = 0; d < D; d++) out[q * D + d] /= total[q];
 }
 
+// The same for any number of queries.
+static void attend(size queries, const float *query, Segment prompt, Segment row, const size *row_length, size D,
+                   float *out, float *lse, float *score) {
+  size q = 0;
+#define ATTEND(Q) attend_queries(Q, query + q * D, prompt, row, row_length + q, D, out + q * D, lse + q, score)
+  for (; q + 4 <= queries; q += 4) ATTEND(4);
+  for (; q + 2 <= queries; q += 2) ATTEND(2);
+  for (; q < queries; q++) ATTEND(1);
+#undef ATTEND
+}
+
 // One new token per row. Stores its key and value, then attends to the prompt of the row and to the row.
 //
-// query [T, K * G, D]; new_key, new_value [T, K, D] with rows of `new_stride`; prompt_key [P, K, D, prompt_stride],
+// query [T, K * G, D]; new_key, new_value [T, K, D] with tokens `new_stride` apart; prompt_key [P, K, D, prompt_stride],
 // prompt_value [P, K, prompt_tokens, D]; row_key [slots, K, D, reserved], row_value [slots, K, reserved, D].
 void attend_rows(const float *query, const float *new_key, const float *new_value, size new_stride,
                  const float *prompt_key, const float *prompt_value, size prompt_stride, size prompt_tokens,
-                 const int64_t *prompt_of_row, const int64_t *prompt_length, float *row_key, float *row_value,
-                 size reserved, size position, float *out, size rows, size K, size G, size D,
-                 int threads) {
+                 const size *prompt_of_row, const size *prompt_length, float *row_key, float *row_value, size reserved,
+                 size position, float *out, size rows, size K, size G, size D, int threads) {
   size longest = padded(prompt_tokens) + padded(position + 1);
 #pragma omp parallel num_threads(threads) if (rows * K * G * D * longest > 8 * PARALLEL_WORK)
   {
-    float *score = malloc(4 * longest * sizeof(float));
+    float *score = malloc((4 * longest + G) * sizeof(float)), *lse = score + 4 * longest;
+    size *row_length = malloc(G * sizeof(size));
+    for (size g = 0; g < G; g++) row_length[g] = position + 1;
 #pragma omp for
-    for (size r = 0; r < rows; r++)
-      for (size k = 0; k < K; k++) {
-        size cell = r * K + k, prompt = prompt_of_row[r] * K + k;
-        float *key = row_key + cell * D * reserved, *value = row_value + cell * D * reserved;
-        for (size d = 0; d < D; d++) key[d * reserved + position] = new_key[r * new_stride + k * D + d];
-        memcpy(value + position * D, new_value + r * new_stride + k * D, D * sizeof(float));
-        Segment of_prompt = {prompt_key + prompt * D * prompt_stride, prompt_value + prompt * D * prompt_tokens,
-                             prompt_stride, prompt_length[prompt_of_row[r]]};
-        Segment of_row = {key, value, reserved, position + 1};
-        const float *q = query + cell * G * D;
-        float *o = out + cell * G * D;
-        size g = 0;
-        for (; g + 4 <= G; g += 4) attend_queries(4, q + g * D, of_prompt, of_row, D, o + g * D, score);
-        for (; g + 2 <= G; g += 2) attend_queries(2, q + g * D, of_prompt, of_row, D, o + g * D, score);
-        for (; g < G; g++) attend_queries(1, q + g * D, of_prompt, of_row, D, o + g * D, score);
-      }
+    for (size cell = 0; cell < rows * K; cell++) {
+      size r = cell / K, k = cell % K, prompt = prompt_of_row[r] * K + k;
+      float *key = row_key + cell * D * reserved, *value = row_value + cell * D * reserved;
+      for (size d = 0; d < D; d++) key[d * reserved + position] = new_key[r * new_stride + k * D + d];
+      memcpy(value + position * D, new_value + r * new_stride + k * D, D * sizeof(float));
+      Segment of_prompt = {prompt_key + prompt * D * prompt_stride, prompt_value + prompt * D * prompt_tokens,
+                           prompt_stride, prompt_length[prompt_of_row[r]]};
+      Segment of_row = {key, value, reserved, position + 1};
+      attend(G, query + cell * G * D, of_prompt, of_row, row_length, D, out + cell * G * D, lse, score);
+    }
     free(score);
+    free(row_length);
+  }
+}
+
+// The nodes of a tree in preorder. In this order the ancestors of a node are a stack: a node at depth t is entry t of it,
+// and the entries below are its ancestors.
+
+// Returns how many of the nodes from `node` on, at most `most`, are each the child of the one before.
+INLINE size chain_length(const size *depth, size node, size end, size most) {
+  size length = 1;
+  while (length < most && node + length < end && depth[node + length] == depth[node] + length) length++;
+  return length;
+}
+
+INLINE void store_by_dimension(const float *x, size D, float *to, size stride) {
+  for (size d = 0; d < D; d++) to[d * stride] = x[d];
+}
+
+// Attention of the nodes of P prompts to their prompts and ancestors.
+//
+// query [F, K * G, D]; key, value [F, K, D]; prompt_key [P, K, D, prompt_stride], prompt_value [P, K, prompt_tokens, D];
+// node_start [P + 1]; depth [F], below `deepest`; out [F, K * G, D]; lse [K, F, G].
+void attend_nodes(const float *query, const float *key, const float *value, const float *prompt_key,
+                  const float *prompt_value, size prompt_stride, size prompt_tokens, const size *prompt_length,
+                  const size *node_start, const size *depth, size deepest, float *out, float *lse, size F, size P,
+                  size K, size G, size D, int threads) {
+  size stride = padded(deepest), width = padded(prompt_tokens) + stride, most = G < 4 ? 4 / G : 1;
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+  for (size task = 0; task < P * K; task++) {
+    size p = task / K, k = task % K, end = node_start[p + 1];
+    float *scratch = malloc((2 * stride * D + 4 * width + 2 * most * G * D) * sizeof(float));
+    float *keys = scratch, *values = keys + stride * D, *score = values + stride * D;
+    float *queries = score + 4 * width, *outs = queries + most * G * D;
+    size *row_length = malloc(most * G * sizeof(size));
+    memset(keys, 0, stride * D * sizeof(float));
+    Segment prompt = {prompt_key + task * D * prompt_stride, prompt_value + task * D * prompt_tokens, prompt_stride,
+                      prompt_length[p]};
+    for (size node = node_start[p], length; node < end; node += length) {
+      length = chain_length(depth, node, end, most);
+      for (size i = 0; i < length; i++) {
+        size t = depth[node] + i, from = ((node + i) * K + k) * D;
+        store_by_dimension(key + from, D, keys + t, stride);
+        memcpy(values + t * D, value + from, D * sizeof(float));
+        memcpy(queries + i * G * D, query + from * G, G * D * sizeof(float));
+        for (size g = 0; g < G; g++) row_length[i * G + g] = t + 1;
+      }
+      Segment path = {keys, values, stride, depth[node] + length};
+      attend(length * G, queries, prompt, path, row_length, D, outs, lse + (k * F + node) * G, score);
+      for (size i = 0; i < length; i++)
+        memcpy(out + ((node + i) * K + k) * G * D, outs + i * G * D, G * D * sizeof(float));
+    }
+    free(scratch);
+    free(row_length);
+  }
+}
+
+// Keys and values in both orders, and the sums of their gradients, [length, D].
+typedef struct {
+  const float *key_by_dimension, *value_by_dimension, *key, *value;
+  float *grad_key, *grad_value;
+  size stride, length;
+} Trained;
+
+// Adds the gradients of Q queries that pass through a segment.
+INLINE void add_gradients(int Q, const float *query, const float *grad, Trained segment, const size *length,
+                          const float *lse, const float *inner, size D, float *grad_query, float *weight,
+                          float *grad_score) {
+  size width = padded(segment.length);
+  scores(Q, query, segment.key_by_dimension, segment.stride, segment.length, D, weight, width);
+  scores(Q, grad, segment.value_by_dimension, segment.stride, segment.length, D, grad_score, width);
+  for (int q = 0; q < Q; q++) {
+    float *w = weight + q * width, *g = grad_score + q * width;
+    for (size t = length[q]; t < width; t++) w[t] = -INFINITY, g[t] = 0;
+    for (size t = 0; t < width; t += LANES) {
+      vec e = exp_of(load(w + t) - lse[q]);
+      store(w + t, e);
+      store(g + t, e * (load(g + t) - inner[q]));
+    }
+  }
+  add_values(Q, grad_score, width, segment.key, segment.length, D, grad_query);
+  add_outer(Q, grad_score, width, query, segment.length, D, segment.grad_key);
+  add_outer(Q, weight, width, grad, segment.length, D, segment.grad_value);
+}
+
+// Gradients of `attend_nodes`, whose arguments these are. grad [F, K * G, D] is that of `out`; the gradients of the
+// prompts are [P, K, prompt_tokens, D], and are added to.
+void attend_nodes_backward(const float *query, const float *key, const float *value, const float *prompt_key,
+                           const float *prompt_value, const float *prompt_key_by_dimension,
+                           const float *prompt_value_by_dimension, size prompt_stride, size prompt_tokens,
+                           const size *prompt_length, const size *node_start, const size *depth, size deepest,
+                           const float *out, const float *lse, const float *grad, float *grad_query, float *grad_key,
+                           float *grad_value, float *grad_prompt_key, float *grad_prompt_value, size F, size P, size K,
+                           size G, size D, int threads) {
+  size stride = padded(deepest), width = stride > padded(prompt_tokens) ? stride : padded(prompt_tokens);
+  size most = G < 4 ? 4 / G : 1, entry = D * sizeof(float);
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+  for (size task = 0; task < P * K; task++) {
+    size p = task / K, k = task % K, end = node_start[p + 1], cells = most * G, of_prompt = task * D * prompt_tokens;
+    float *scratch = calloc(6 * stride * D + 8 * width + cells * (3 * D + 1), sizeof(float));
+    float *keys_by_d = scratch, *values_by_d = keys_by_d + stride * D, *keys = values_by_d + stride * D;
+    float *values = keys + stride * D, *key_sums = values + stride * D, *value_sums = key_sums + stride * D;
+    float *weight = value_sums + stride * D, *grad_score = weight + 4 * width, *queries = grad_score + 4 * width;
+    float *grads = queries + cells * D, *grad_queries = grads + cells * D, *inner = grad_queries + cells * D;
+    size *lengths = malloc(2 * cells * sizeof(size)), *whole = lengths + cells;
+    size *on_path = malloc((stride + 1) * sizeof(size)), top = 0;
+    for (size q = 0; q < cells; q++) whole[q] = prompt_length[p];
+    Trained prompt = {prompt_key_by_dimension + task * D * prompt_stride,
+                      prompt_value_by_dimension + task * D * prompt_stride,
+                      prompt_key + of_prompt,
+                      prompt_value + of_prompt,
+                      grad_prompt_key + of_prompt,
+                      grad_prompt_value + of_prompt,
+                      prompt_stride,
+                      prompt_length[p]};
+    for (size node = node_start[p], length = 0; node <= end; node += length) {
+      size first = node < end ? depth[node] : 0;
+      for (size t = first; t < top; t++) {  // these have no more descendants
+        size to = (on_path[t] * K + k) * D;
+        memcpy(grad_key + to, key_sums + t * D, entry);
+        memcpy(grad_value + to, value_sums + t * D, entry);
+        memset(key_sums + t * D, 0, entry);
+        memset(value_sums + t * D, 0, entry);
+      }
+      if (node == end) break;
+      length = chain_length(depth, node, end, most);
+      top = first + length;
+      for (size i = 0; i < length; i++) {
+        size t = first + i, from = ((node + i) * K + k) * D;
+        on_path[t] = node + i;
+        store_by_dimension(key + from, D, keys_by_d + t, stride);
+        store_by_dimension(value + from, D, values_by_d + t, stride);
+        memcpy(keys + t * D, key + from, entry);
+        memcpy(values + t * D, value + from, entry);
+        memcpy(queries + i * G * D, query + from * G, G * entry);
+        memcpy(grads + i * G * D, grad + from * G, G * entry);
+        for (size g = 0; g < G; g++) {
+          lengths[i * G + g] = t + 1;
+          inner[i * G + g] = 0;
+          for (size d = 0; d < D; d++) inner[i * G + g] += grad[(from * G + g * D) + d] * out[(from * G + g * D) + d];
+        }
+      }
+      memset(grad_queries, 0, length * G * entry);
+      Trained path = {keys_by_d, values_by_d, keys, values, key_sums, value_sums, stride, top};
+      const float *of_lse = lse + (k * F + node) * G;
+      size q = 0;
+#define ADD(Q, segment, length)                                                                                    \
+  add_gradients(Q, queries + q * D, grads + q * D, segment, length + q, of_lse + q, inner + q, D, grad_queries + q * D, \
+                weight, grad_score)
+      for (; q + 4 <= length * G; q += 4) ADD(4, prompt, whole), ADD(4, path, lengths);
+      for (; q + 2 <= length * G; q += 2) ADD(2, prompt, whole), ADD(2, path, lengths);
+      for (; q < length * G; q++) ADD(1, prompt, whole), ADD(1, path, lengths);
+#undef ADD
+      for (size i = 0; i < length; i++)
+        memcpy(grad_query + ((node + i) * K + k) * G * D, grad_queries + i * G * D, G * entry);
+    }
+    free(scratch);
+    free(lengths);
+    free(on_path);
   }
 }

@@ -21,19 +21,32 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from brorl.errors import UserError
 
 CompileChoice = Literal["auto", "on", "off"]
+IntArray = NDArray[np.int64]
 
 BLOCK = 16  # keys are stored in multiples of this number of tokens
+_BLOCKS = 16  # of tokens, whose sums are added up in one order for every number of threads
 _SOURCE = Path(__file__).with_name("kernels.c")
 _FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 _TIMEOUT_S = 120.0
 _ARGUMENTS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "n": ctypes.c_int}
-_SIGNATURES = {"rms_norm": "pipfpiiin", "rotate": "pipppiiin", "gated": "ppin", "attend_rows": "pppippiippppiipiiiin"}
+_SIGNATURES = {
+    "rms_norm": "pipfpiiin",
+    "rms_norm_backward": "pipfppipiiiin",
+    "rotate": "pipppiiiin",
+    "gated": "pppin",
+    "gated_backward": "pppppin",
+    "attend_rows": "pppippiippppiipiiiin",
+    "attend_nodes": "pppppiipppippiiiiin",
+    "attend_nodes_backward": "pppppppiipppippppppppiiiiin",
+}
 
 
 class KernelsError(UserError):
@@ -48,39 +61,59 @@ class Kernels:
     """
 
     def __init__(self, library: Path) -> None:
-        functions = ctypes.CDLL(str(library))
+        self._functions = ctypes.CDLL(str(library))
         for name, signature in _SIGNATURES.items():
-            function = getattr(functions, name)
+            function = getattr(self._functions, name)
             function.argtypes = [_ARGUMENTS[letter] for letter in signature]
             function.restype = None
-        self._rms_norm, self._rotate = functions.rms_norm, functions.rotate
-        self._gated, self._attend_rows = functions.gated, functions.attend_rows
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Divide vectors by their root mean square, and multiply by a weight; shape [T, h] or [T, H, h]."""
         x = _with_dense_tokens(x)
         out = torch.empty(x.shape)
-        tokens, width = x.shape[0], x.shape[-1]
-        self._rms_norm(
-            x.data_ptr(), x.stride(0), weight.data_ptr(), epsilon, out.data_ptr(), tokens,
-            x.numel() // max(1, tokens * width), width, torch.get_num_threads(),
+        self._functions.rms_norm(
+            x.data_ptr(), x.stride(0), weight.data_ptr(), epsilon, out.data_ptr(), *_rows(x), torch.get_num_threads()
+        )
+        return out
+
+    def rms_norm_backward(
+        self, x: Tensor, weight: Tensor, epsilon: float, grad: Tensor, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradients of the inputs `x`, in `out` if given, and `weight` of `rms_norm`."""
+        x, grad = _with_dense_tokens(x), grad.contiguous()
+        out = torch.empty(x.shape) if out is None else out
+        sums = torch.zeros(_BLOCKS, x.shape[-1])
+        self._functions.rms_norm_backward(
+            x.data_ptr(), x.stride(0), weight.data_ptr(), epsilon, grad.data_ptr(), out.data_ptr(), out.stride(0),
+            sums.data_ptr(), _BLOCKS, *_rows(x), torch.get_num_threads(),
+        )  # fmt: skip
+        return out, sums.sum(0)
+
+    def rotate(self, x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor, out: Tensor | None = None) -> Tensor:
+        """Rotate the pairs (d, d + D / 2) of heads by the angles of their positions; into `out` if given."""
+        x_THD = _with_dense_tokens(x_THD)
+        out = torch.empty(x_THD.shape) if out is None else out
+        self._functions.rotate(
+            x_THD.data_ptr(), x_THD.stride(0), cos_TD.data_ptr(), sin_TD.data_ptr(), out.data_ptr(), out.stride(0),
+            *x_THD.shape, torch.get_num_threads(),
         )  # fmt: skip
         return out
 
-    def rotate(self, x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-        """Rotate the pairs (d, d + D / 2) of heads by the angles of their positions."""
-        x_THD = _with_dense_tokens(x_THD)
-        out = torch.empty(x_THD.shape)
-        self._rotate(
-            x_THD.data_ptr(), x_THD.stride(0), cos_TD.data_ptr(), sin_TD.data_ptr(), out.data_ptr(), *x_THD.shape,
+    def gated(self, gate: Tensor, up: Tensor, out: Tensor) -> Tensor:
+        """Write silu(gate) * up to `out`, which may be one of the two; all contiguous."""
+        self._functions.gated(
+            gate.data_ptr(), up.data_ptr(), out.data_ptr(), gate.numel(), torch.get_num_threads()
+        )
+        return out
+
+    def gated_backward(self, gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Return silu(gate) * up, and the gradient of `up`; overwrite `grad` with the gradient of `gate`."""
+        gated, grad_up = torch.empty_like(gate), torch.empty_like(up)
+        self._functions.gated_backward(
+            gate.data_ptr(), up.data_ptr(), grad.data_ptr(), gated.data_ptr(), grad_up.data_ptr(), gate.numel(),
             torch.get_num_threads(),
         )  # fmt: skip
-        return out
-
-    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Overwrite `gate` with silu(gate) * up; both contiguous."""
-        self._gated(gate.data_ptr(), up.data_ptr(), gate.numel(), torch.get_num_threads())
-        return gate
+        return gated, grad_up
 
     def attend_rows(
         self, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor, prompt_key: Tensor, prompt_value: Tensor,
@@ -110,13 +143,86 @@ class Kernels:
         out = torch.empty(query_RHD.shape)
         rows, heads, width = query_RHD.shape
         num_kv_heads = row_key.shape[1]
-        self._attend_rows(
+        self._functions.attend_rows(
             query_RHD.data_ptr(), key_RKD.data_ptr(), value_RKD.data_ptr(), key_RKD.stride(0), prompt_key.data_ptr(),
             prompt_value.data_ptr(), prompt_key.stride(3), prompt_value.shape[2], prompt_R.data_ptr(),
             length_P.data_ptr(), row_key.data_ptr(), row_value.data_ptr(), row_key.shape[3], position, out.data_ptr(),
             rows, num_kv_heads, heads // num_kv_heads, width, torch.get_num_threads(),
         )  # fmt: skip
         return out
+
+
+    def attend_nodes(self, nodes: PackedNodes, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Attend from the nodes of trees to their prompts and ancestors.
+
+        Args:
+            nodes: The nodes.
+            inputs: Contiguous scaled queries [F, H, D], keys and values [F, K, D], and keys and values of the prompts
+                [P, K, S, D].
+
+        Returns:
+            The attention, shape [F, H, D], and what the backward pass needs of it.
+        """
+        query, key, value, prompt_key, prompt_value = inputs
+        by_dimension = stored_by_dimension(prompt_key)
+        out, lse = torch.empty(query.shape), torch.empty(query.shape[:2])
+        self._functions.attend_nodes(
+            query.data_ptr(), key.data_ptr(), value.data_ptr(), by_dimension.data_ptr(), prompt_value.data_ptr(),
+            by_dimension.shape[3], prompt_key.shape[2], *nodes.arguments(), out.data_ptr(), lse.data_ptr(),
+            *nodes.sizes(query, key),
+        )  # fmt: skip
+        return out, lse
+
+    def attend_nodes_backward(
+        self, nodes: PackedNodes, inputs: tuple[Tensor, ...], out: Tensor, lse: Tensor, grad_FHD: Tensor
+    ) -> list[Tensor]:
+        """Return the gradients of the inputs of `attend_nodes`."""
+        query, key, _, prompt_key, prompt_value = inputs
+        by_dimension = [stored_by_dimension(x) for x in (prompt_key, prompt_value)]
+        grads = [torch.zeros(x.shape) for x in inputs]
+        grad_FHD = grad_FHD.contiguous()
+        self._functions.attend_nodes_backward(
+            *(x.data_ptr() for x in (*inputs, *by_dimension)), by_dimension[0].shape[3], prompt_key.shape[2],
+            *nodes.arguments(), *(x.data_ptr() for x in (out, lse, grad_FHD, *grads)), *nodes.sizes(query, key),
+        )  # fmt: skip
+        return grads
+
+
+class PackedNodes:
+    """The nodes of P trees for the kernels: in preorder, tree after tree, each with all of its ancestors.
+
+    Args:
+        prompt_F: Prompt of each node, ascending, shape [F].
+        depth_F: Depth of each node, 0 for the first token after the prompt, shape [F].
+        length_P: Tokens of each prompt, shape [P].
+    """
+
+    def __init__(self, prompt_F: IntArray, depth_F: IntArray, length_P: IntArray) -> None:
+        self._start = np.searchsorted(prompt_F, np.arange(length_P.size + 1))
+        self._arrays = [np.ascontiguousarray(array, np.int64) for array in (length_P, self._start, depth_F)]
+        self._deepest = int(depth_F.max()) + 1
+        self._num_prompts = length_P.size
+
+    def arguments(self) -> tuple[int, ...]:
+        """Return the arguments that describe the nodes."""
+        return *(array.ctypes.data for array in self._arrays), self._deepest
+
+    def sizes(self, query_FHD: Tensor, key_FKD: Tensor) -> tuple[int, ...]:
+        """Return the sizes of the arguments, and the number of threads."""
+        (num_nodes, num_heads, width), num_kv_heads = query_FHD.shape, key_FKD.shape[1]
+        return num_nodes, self._num_prompts, num_kv_heads, num_heads // num_kv_heads, width, torch.get_num_threads()
+
+
+def stored_by_dimension(x_PKSD: Tensor) -> Tensor:
+    """Return keys or values in the order in which scores are computed, shape [P, K, D, S padded to whole blocks]."""
+    num_tokens = x_PKSD.shape[2]
+    stored: Tensor = torch.nn.functional.pad(x_PKSD.transpose(2, 3), (0, padded(num_tokens) - num_tokens))
+    return stored.contiguous()
+
+
+def _rows(x: Tensor) -> tuple[int, int, int]:
+    """Return the tokens, vectors per token, and size of the vectors of a tensor of 2 or 3 dimensions."""
+    return x.shape[0], x.shape[1] if x.dim() == 3 else 1, x.shape[-1]
 
 
 def _with_dense_tokens(x: Tensor) -> Tensor:
@@ -139,7 +245,7 @@ def use_kernels(choice: CompileChoice) -> None:
     Raises:
         KernelsError: If they are required, and cannot be compiled or loaded.
     """
-    global _choice  # noqa: PLW0603 (of the process, like the number of threads of PyTorch)
+    global _choice  # of the process, like the number of threads of PyTorch
     _choice = choice
     if choice == "on" and isinstance(loaded := _load(), str):
         raise KernelsError(f"engine.compile = on, and {loaded}; install a C compiler, or set engine.compile: auto")

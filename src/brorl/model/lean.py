@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from brorl.model.fused_ops import Linear, Norm, add_gated_mlp, add_linear, norm_linear, rms_norm, rotate
+from brorl.model.fused_ops import Angles, Linear, Norm, add_gated_mlp, add_linear, query_key_value, rms_norm
 from brorl.model.logits import MAX_LOGITS, RowLogits
 from brorl.model.product import linear, product
 from brorl.model.tree_attention import AttentionContext, check_positions, smallest_window
@@ -94,27 +94,15 @@ class LeanPass:
         x = torch.nn.functional.embedding(token_T, self._embedding)
         self._extend(context.longest, x)
         cos_TD, sin_TD = self._cos[position_T], self._sin[position_T]
+        angles = Angles(cos_TD * self._scale, sin_TD * self._scale, cos_TD, sin_TD)
         for index, layer in enumerate(self._layers):
-            x = self._attended(x, index, layer, cos_TD, sin_TD, context)
+            num_heads = layer.output.weight.shape[1] // self._head_dim
+            inputs = query_key_value(
+                x, layer.input_norm, layer.query_key_value, layer.query_norm, layer.key_norm, angles, num_heads
+            )
+            x = add_linear(x, context.attend(index, *inputs).flatten(1), layer.output)
             x = add_gated_mlp(x, layer.mlp_norm, layer.gate, layer.up, layer.down)
         return rms_norm(x if rows is None else x[rows], self._norm)
-
-    def _attended(
-        self, x_Th: Tensor, index: int, layer: _Layer, cos_TD: Tensor, sin_TD: Tensor, context: AttentionContext
-    ) -> Tensor:
-        """Return the residual stream after the attention of a layer."""
-        mixed = norm_linear(x_Th, layer.input_norm, layer.query_key_value).unflatten(1, (-1, self._head_dim))
-        num_heads = layer.output.weight.shape[1] // self._head_dim
-        num_kv_heads = (mixed.shape[1] - num_heads) // 2
-        value = mixed[:, num_heads + num_kv_heads :]
-        if layer.query_norm is None or layer.key_norm is None:
-            turned = rotate(mixed[:, : num_heads + num_kv_heads], cos_TD, sin_TD)
-            query, key = turned[:, :num_heads], turned[:, num_heads:]
-        else:
-            query = rotate(rms_norm(mixed[:, :num_heads], layer.query_norm), cos_TD, sin_TD)
-            key = rotate(rms_norm(mixed[:, num_heads:-num_kv_heads], layer.key_norm), cos_TD, sin_TD)
-        attended = context.attend(index, query * self._scale, key, value)
-        return add_linear(x_Th, attended.flatten(1), layer.output)
 
     def _layer(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp

@@ -23,7 +23,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from brorl.errors import UserError
 from brorl.model.device import to_device
-from brorl.model.kernels import padded
+from brorl.model.kernels import stored_by_dimension
 from brorl.model.logits import RowLogits, row_logits
 
 IntArray = NDArray[np.int64]
@@ -248,18 +248,13 @@ class PromptCache(NamedTuple):
         )
 
     def for_kernels(self) -> PromptCache:
-        """Return the cache with the same numbers, and the memory that the compiled kernels read."""
+        """Return the cache with the same numbers, in the order of memory that the compiled kernels read."""
+        num_tokens = self.key[0].shape[2]
         return self._replace(
-            key=[_by_dimension(k) for k in self.key],
+            key=[stored_by_dimension(k)[..., :num_tokens].transpose(2, 3) for k in self.key],
             value=[v.contiguous() for v in self.value],
         )
 
-
-def _by_dimension(key_PKSD: Tensor) -> Tensor:
-    """Store keys dimension by dimension, padded to whole blocks."""
-    num_tokens = key_PKSD.shape[2]
-    stored = nn.functional.pad(key_PKSD.transpose(2, 3), (0, padded(num_tokens) - num_tokens)).contiguous()
-    return stored[..., :num_tokens].transpose(2, 3)
 
 
 class PromptContext:

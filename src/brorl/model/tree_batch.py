@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from typing import Literal, assert_never
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from brorl.model.chain_attention import ChainAttention, split_into_chains
 from brorl.model.device import to_device
 from brorl.model.flex_attention import FlexAttention
+from brorl.model.kernels import PackedNodes, kernels_of
+from brorl.model.stack_attention import StackAttention
 from brorl.model.tiled_attention import TiledAttention
 from brorl.model.tree_attention import PromptCache
 from brorl.tree import RolloutTree
@@ -144,11 +147,15 @@ class TreeBatch:
         return TreeContext(prompts, self._prompt_F - first, self._depth_F, self._parent_F, attention)
 
 
-class TreeContext:
-    """Attention of input nodes to their prompt and to their ancestors, by chains, by tiles or by FlexAttention.
+NodeAttention = StackAttention | ChainAttention | TiledAttention | FlexAttention
 
-    With `auto`, chains or tiles are used. Chains are the faster of the two. Their scores, of all layers, are in memory
-    until the backward pass. Above `MAX_CHAIN_SCORES` per layer the nodes attend by tiles.
+
+class TreeContext:
+    """Attention of input nodes to their prompt and to their ancestors: by kernels, chains, tiles or FlexAttention.
+
+    With `auto`, the compiled kernels are used where they can be, else chains or tiles. Chains are the faster of the
+    two. Their scores, of all layers, are in memory until the backward pass. Above `MAX_CHAIN_SCORES` per layer the
+    nodes attend by tiles.
 
     Args:
         prompts: Keys and values of the prompts.
@@ -173,18 +180,23 @@ class TreeContext:
         start_C, _, width = split_into_chains(parent_F)
         self._scores_per_head = start_C.size * width * (int(depth_F.max()) + 1) + depth_F.size * prompt_tokens
         self._choice = attention
-        self._attention: ChainAttention | TiledAttention | FlexAttention | None = None  # needs the number of heads
+        self._attention: NodeAttention | None = None  # needs the number of heads and the dtype
 
     def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
         """Return the attention to the prompt and to the path; see `AttentionContext.attend`."""
         if self._attention is None:
-            self._attention = self._made(query_THD.shape[1])
+            self._attention = self._made(query_THD, value_TKD)
         return self._attention.attend(layer, query_THD, key_TKD, value_TKD)
 
-    def _made(self, num_heads: int) -> ChainAttention | TiledAttention | FlexAttention:
+    def _made(self, query_THD: Tensor, value_TKD: Tensor) -> NodeAttention:
+        num_heads = query_THD.shape[1]
+        kernels = kernels_of(query_THD) if query_THD.shape[2] == value_TKD.shape[2] else None
         match self._choice:
             case "flex":
                 return FlexAttention(self._prompts, self._prompt_F, self._depth_F)
+            case "auto" if kernels is not None and not torch.is_autocast_enabled("cpu"):
+                nodes = PackedNodes(self._prompt_F, self._depth_F, self._prompts.length)
+                return StackAttention(kernels, self._prompts, nodes)
             case "auto" if self._scores_per_head * num_heads <= MAX_CHAIN_SCORES:
                 return ChainAttention(self._prompts, self._prompt_F, self._depth_F, self._parent_F)
             case "auto" | "tiled":
