@@ -64,7 +64,7 @@ class Comparison:
             yield Job(peer, quantity, workload.folder, num_rollouts, self.prompts_per_step, num_turns, MICRO_BATCH)
 
 
-# N, peers and seconds per cell are chosen so that everything takes about 35 minutes on one idle core. What is left out
+# N, peers and seconds per cell are chosen so that everything takes about an hour on one idle core. What is left out
 # is a dash in the tables.
 _SLOW, _SLOWER = Limits(5, 1, 20.0), Limits(5, 1, 30.0)
 _NO_CHECKPOINTING: tuple[Peer, ...] = ("ours", "transformers", "vllm", "trl")
@@ -75,7 +75,8 @@ PARTS = {
     "trained-16-prompts": Comparison("trained", (16, 512), ("ours", "trl"), quantities=("step",), prompts_per_step=16),
     "length-512": Comparison("low", (16, 64), _NO_CHECKPOINTING, 512, limits=_SLOW),
     "length-2048": Comparison("low", (16,), _NO_CHECKPOINTING, 2048, limits=_SLOW),
-    "length-2048-ours": Comparison("low", (64,), ("ours",), 2048, ("generation",), limits=_SLOW),
+    "length-512-many": Comparison("low", (512,), ("ours", "vllm"), 512, ("generation",), limits=_SLOWER),
+    "length-2048-many": Comparison("low", (64, 512), ("ours", "vllm"), 2048, ("generation",), limits=_SLOWER),
     "big-full": Comparison(
         "big-full", (64, 512), ("ours", "transformers", "vllm"), quantities=("generation",), limits=_SLOWER
     ),

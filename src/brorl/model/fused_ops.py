@@ -50,7 +50,13 @@ def rms_norm(x: Tensor, norm: Norm) -> Tensor:
 
 
 def query_key_value(
-    x_Th: Tensor, norm: Norm, map_: Linear, query_norm: Norm | None, key_norm: Norm | None, angles: Angles, num_heads: int
+    x_Th: Tensor,
+    norm: Norm,
+    map_: Linear,
+    query_norm: Norm | None,
+    key_norm: Norm | None,
+    angles: Angles,
+    num_heads: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the scaled queries [T, H, D], keys [T, K, D] and values [T, K, D] of a layer.
 

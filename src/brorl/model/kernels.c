@@ -1,14 +1,15 @@
 // Operations of a decoder in float32 on a CPU, each in one pass over its memory. `kernels.py` compiles and calls them.
 //
 // Dimensions: T tokens or rows, H query heads, K key-value heads, G = H / K queries per key-value head, D head dimension,
-// S tokens of a prompt. Keys are stored dimension by dimension, [D, length], with lengths that are padded to BLOCK.
+// S tokens of a prompt. "In blocks" means [tokens / BLOCK, D, BLOCK]: the scores of a block of keys are computed together.
 
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define BLOCK 16  // keys whose scores are computed together
+#define BLOCK 16
+#define DRAWN 64  // tokens whose probabilities are added up before one of them is searched
 #define PARALLEL_WORK 65536  // multiplications below which one thread is faster
 
 #ifdef __AVX512F__
@@ -163,30 +164,93 @@ void gated_backward(const float *gate, const float *up, float *grad, float *out,
   }
 }
 
-// Scores of Q queries and BLOCKS * BLOCK keys.
+// Draws a token for each of `draws` rollouts by the inverse of the cumulative softmax of its row, and its log-prob.
+//
+// logits [rows, vocabulary]; row [draws], ascending; uniform [draws], in [0, 1).
+void draw_tokens(const float *logits, size vocabulary, float inverse_temperature, const size *row, const double *uniform,
+                 size *token, double *logprob, size draws, int threads) {
+  size whole = vocabulary - vocabulary % LANES, blocks = (vocabulary + DRAWN - 1) / DRAWN;
+#pragma omp parallel num_threads(threads) if (draws * vocabulary > PARALLEL_WORK)
+  {
+    float *mass = malloc((vocabulary + LANES) * sizeof(float));
+    double *edge = malloc(blocks * sizeof(double));
+#pragma omp for schedule(dynamic, 16)
+    for (size first = 0; first < draws; first++) {
+      if (first && row[first] == row[first - 1]) continue;  // drawn with the first rollout of the row
+      const float *logit = logits + row[first] * vocabulary;
+      float max = logit[0];
+      if (whole) {
+        vec most = load(logit);
+        for (size i = LANES; i < whole; i += LANES) most = choose(load(logit + i) > most, load(logit + i), most);
+        max = max_of(most);
+      }
+      for (size i = whole; i < vocabulary; i++) max = logit[i] > max ? logit[i] : max;
+      for (size i = 0; i < whole; i += LANES)
+        store(mass + i, exp_of((load(logit + i) - max) * inverse_temperature));
+      for (size i = whole; i < vocabulary; i++) {
+        vec x = {0};
+        mass[i] = exp_of(x + (logit[i] - max) * inverse_temperature)[0];
+      }
+      double total = 0;
+      for (size b = 0; b < blocks; b++) {
+        size stop = (b + 1) * DRAWN < vocabulary ? (b + 1) * DRAWN : vocabulary;
+        for (size i = b * DRAWN; i < stop; i++) total += mass[i];
+        edge[b] = total;
+      }
+      double log_total = log(total);
+      for (size n = first; n < draws && row[n] == row[first]; n++) {
+        double target = uniform[n] * total;
+        size low = 0, high = blocks - 1;  // the first block whose edge is above the target
+        while (low < high) {
+          size middle = (low + high) / 2;
+          if (edge[middle] > target) high = middle; else low = middle + 1;
+        }
+        double sum = low ? edge[low - 1] : 0;
+        size chosen = low * DRAWN, i = chosen;
+        do {
+          if (mass[i] > 0) chosen = i;
+          sum += mass[i++];
+        } while (sum <= target && i < vocabulary && i < (low + 1) * DRAWN);
+        token[n] = chosen;
+        logprob[n] = (logit[chosen] - max) * (double)inverse_temperature - log_total;
+      }
+    }
+    free(mass);
+    free(edge);
+  }
+}
+
+// Scores of Q queries and the keys of some blocks.
 #define VECS (BLOCK / LANES)
-INLINE void score_block(int Q, int blocks, const float *query, const float *key, size stride, size D, float *score,
-                        size width) {
-  vec sum[4][4 * VECS];
+INLINE void score_blocks(int Q, int blocks, const float *query, const float *key, size D, float *score, size width) {
+  vec sum[4][2 * VECS];
   for (int q = 0; q < Q; q++)
     for (int v = 0; v < blocks * VECS; v++) sum[q][v] = (vec){0};
   for (size d = 0; d < D; d++)
     for (int v = 0; v < blocks * VECS; v++) {
-      vec k = load(key + d * stride + v * LANES);
-      if (v * LANES % 16 == 0) __builtin_prefetch(key + d * stride + (v + blocks * VECS) * LANES);
+      const float *from = key + v / VECS * D * BLOCK + d * BLOCK + v % VECS * LANES;
+      vec k = load(from);
+      if (v % VECS == 0) __builtin_prefetch(from + blocks * D * BLOCK);  // the next blocks, or those of the next row
       for (int q = 0; q < Q; q++) sum[q][v] += query[q * D + d] * k;
     }
   for (int q = 0; q < Q; q++)
     for (int v = 0; v < blocks * VECS; v++) store(score + q * width + v * LANES, sum[q][v]);
 }
 
-// Scores of Q queries and the keys [D, stride]; computed in whole blocks.
-INLINE void scores(int Q, const float *query, const float *key, size stride, size length, size D, float *score,
-                   size width) {
+// Scores of Q queries and the keys of a segment; computed in whole blocks.
+INLINE void scores(int Q, const float *query, const float *key, size length, size D, float *score, size width) {
   size t = 0;
   if (Q <= 2)
-    for (; t + 2 * BLOCK <= length; t += 2 * BLOCK) score_block(Q, 2, query, key + t, stride, D, score + t, width);
-  for (; t < length; t += BLOCK) score_block(Q, 1, query, key + t, stride, D, score + t, width);
+    for (; t + 2 * BLOCK <= length; t += 2 * BLOCK) score_blocks(Q, 2, query, key + t * D, D, score + t, width);
+  for (; t < length; t += BLOCK) score_blocks(Q, 1, query, key + t * D, D, score + t, width);
+}
+
+// The place of dimension 0 of a token among keys in blocks; the next dimensions follow at a distance of BLOCK.
+INLINE size in_blocks(size token, size D) { return token / BLOCK * BLOCK * D + token % BLOCK; }
+
+INLINE void store_in_blocks(const float *x, size D, float *blocks, size token) {
+  float *to = blocks + in_blocks(token, D);
+  for (size d = 0; d < D; d++) to[d * BLOCK] = x[d];
 }
 
 // Adds the weighted sums of values [length, D] of Q queries to columns of out.
@@ -236,18 +300,18 @@ INLINE void add_outer(int Q, const float *weight, size width, const float *vecto
 
 INLINE size padded(size length) { return (length + BLOCK - 1) / BLOCK * BLOCK; }
 
-// Keys [D, stride], and values [length, D], that are attended to together.
+// Keys in blocks, and values [length, D], that are attended to together.
 typedef struct {
   const float *key, *value;
-  size stride, length;
+  size length;
 } Segment;
 
 // Attention of Q queries to a prompt and to the first `row_length` tokens of a row, with one softmax.
 INLINE void attend_queries(int Q, const float *query, Segment prompt, Segment row, const size *row_length, size D,
                            float *out, float *lse, float *score) {
   size split = padded(prompt.length), width = split + padded(row.length);
-  scores(Q, query, prompt.key, prompt.stride, prompt.length, D, score, width);
-  scores(Q, query, row.key, row.stride, row.length, D, score + split, width);
+  scores(Q, query, prompt.key, prompt.length, D, score, width);
+  scores(Q, query, row.key, row.length, D, score + split, width);
   float total[4];
   for (int q = 0; q < Q; q++) {
     float *own = score + q * width;
@@ -282,10 +346,10 @@ static void attend(size queries, const float *query, Segment prompt, Segment row
 
 // One new token per row. Stores its key and value, then attends to the prompt of the row and to the row.
 //
-// query [T, K * G, D]; new_key, new_value [T, K, D] with tokens `new_stride` apart; prompt_key [P, K, D, prompt_stride],
-// prompt_value [P, K, prompt_tokens, D]; row_key [slots, K, D, reserved], row_value [slots, K, reserved, D].
+// query [T, K * G, D]; new_key, new_value [T, K, D] with tokens `new_stride` apart; prompt_key [P, K, padded S, D] in
+// blocks, prompt_value [P, K, S, D]; row_key [slots, K, reserved, D] in blocks, row_value [slots, K, reserved, D].
 void attend_rows(const float *query, const float *new_key, const float *new_value, size new_stride,
-                 const float *prompt_key, const float *prompt_value, size prompt_stride, size prompt_tokens,
+                 const float *prompt_key, const float *prompt_value, size prompt_tokens,
                  const size *prompt_of_row, const size *prompt_length, float *row_key, float *row_value, size reserved,
                  size position, float *out, size rows, size K, size G, size D, int threads) {
   size longest = padded(prompt_tokens) + padded(position + 1);
@@ -298,11 +362,11 @@ void attend_rows(const float *query, const float *new_key, const float *new_valu
     for (size cell = 0; cell < rows * K; cell++) {
       size r = cell / K, k = cell % K, prompt = prompt_of_row[r] * K + k;
       float *key = row_key + cell * D * reserved, *value = row_value + cell * D * reserved;
-      for (size d = 0; d < D; d++) key[d * reserved + position] = new_key[r * new_stride + k * D + d];
+      store_in_blocks(new_key + r * new_stride + k * D, D, key, position);
       memcpy(value + position * D, new_value + r * new_stride + k * D, D * sizeof(float));
-      Segment of_prompt = {prompt_key + prompt * D * prompt_stride, prompt_value + prompt * D * prompt_tokens,
-                           prompt_stride, prompt_length[prompt_of_row[r]]};
-      Segment of_row = {key, value, reserved, position + 1};
+      Segment of_prompt = {prompt_key + prompt * D * padded(prompt_tokens), prompt_value + prompt * D * prompt_tokens,
+                           prompt_length[prompt_of_row[r]]};
+      Segment of_row = {key, value, position + 1};
       attend(G, query + cell * G * D, of_prompt, of_row, row_length, D, out + cell * G * D, lse, score);
     }
     free(score);
@@ -320,39 +384,35 @@ INLINE size chain_length(const size *depth, size node, size end, size most) {
   return length;
 }
 
-INLINE void store_by_dimension(const float *x, size D, float *to, size stride) {
-  for (size d = 0; d < D; d++) to[d * stride] = x[d];
-}
-
 // Attention of the nodes of P prompts to their prompts and ancestors.
 //
-// query [F, K * G, D]; key, value [F, K, D]; prompt_key [P, K, D, prompt_stride], prompt_value [P, K, prompt_tokens, D];
+// query [F, K * G, D]; key, value [F, K, D]; prompt_key [P, K, padded S, D] in blocks, prompt_value [P, K, S, D];
 // node_start [P + 1]; depth [F], below `deepest`; out [F, K * G, D]; lse [K, F, G].
 void attend_nodes(const float *query, const float *key, const float *value, const float *prompt_key,
-                  const float *prompt_value, size prompt_stride, size prompt_tokens, const size *prompt_length,
-                  const size *node_start, const size *depth, size deepest, float *out, float *lse, size F, size P,
-                  size K, size G, size D, int threads) {
-  size stride = padded(deepest), width = padded(prompt_tokens) + stride, most = G < 4 ? 4 / G : 1;
+                  const float *prompt_value, size prompt_tokens, const size *prompt_length, const size *node_start,
+                  const size *depth, size deepest, float *out, float *lse, size F, size P, size K, size G, size D,
+                  int threads) {
+  size reserved = padded(deepest), width = padded(prompt_tokens) + reserved, most = G < 4 ? 4 / G : 1;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
   for (size task = 0; task < P * K; task++) {
     size p = task / K, k = task % K, end = node_start[p + 1];
-    float *scratch = malloc((2 * stride * D + 4 * width + 2 * most * G * D) * sizeof(float));
-    float *keys = scratch, *values = keys + stride * D, *score = values + stride * D;
+    float *scratch = malloc((2 * reserved * D + 4 * width + 2 * most * G * D) * sizeof(float));
+    float *keys = scratch, *values = keys + reserved * D, *score = values + reserved * D;
     float *queries = score + 4 * width, *outs = queries + most * G * D;
     size *row_length = malloc(most * G * sizeof(size));
-    memset(keys, 0, stride * D * sizeof(float));
-    Segment prompt = {prompt_key + task * D * prompt_stride, prompt_value + task * D * prompt_tokens, prompt_stride,
+    memset(keys, 0, reserved * D * sizeof(float));
+    Segment prompt = {prompt_key + task * D * padded(prompt_tokens), prompt_value + task * D * prompt_tokens,
                       prompt_length[p]};
     for (size node = node_start[p], length; node < end; node += length) {
       length = chain_length(depth, node, end, most);
       for (size i = 0; i < length; i++) {
         size t = depth[node] + i, from = ((node + i) * K + k) * D;
-        store_by_dimension(key + from, D, keys + t, stride);
+        store_in_blocks(key + from, D, keys, t);
         memcpy(values + t * D, value + from, D * sizeof(float));
         memcpy(queries + i * G * D, query + from * G, G * D * sizeof(float));
         for (size g = 0; g < G; g++) row_length[i * G + g] = t + 1;
       }
-      Segment path = {keys, values, stride, depth[node] + length};
+      Segment path = {keys, values, depth[node] + length};
       attend(length * G, queries, prompt, path, row_length, D, outs, lse + (k * F + node) * G, score);
       for (size i = 0; i < length; i++)
         memcpy(out + ((node + i) * K + k) * G * D, outs + i * G * D, G * D * sizeof(float));
@@ -364,9 +424,9 @@ void attend_nodes(const float *query, const float *key, const float *value, cons
 
 // Keys and values in both orders, and the sums of their gradients, [length, D].
 typedef struct {
-  const float *key_by_dimension, *value_by_dimension, *key, *value;
+  const float *key_blocks, *value_blocks, *key, *value;
   float *grad_key, *grad_value;
-  size stride, length;
+  size length;
 } Trained;
 
 // Adds the gradients of Q queries that pass through a segment.
@@ -374,8 +434,8 @@ INLINE void add_gradients(int Q, const float *query, const float *grad, Trained 
                           const float *lse, const float *inner, size D, float *grad_query, float *weight,
                           float *grad_score) {
   size width = padded(segment.length);
-  scores(Q, query, segment.key_by_dimension, segment.stride, segment.length, D, weight, width);
-  scores(Q, grad, segment.value_by_dimension, segment.stride, segment.length, D, grad_score, width);
+  scores(Q, query, segment.key_blocks, segment.length, D, weight, width);
+  scores(Q, grad, segment.value_blocks, segment.length, D, grad_score, width);
   for (int q = 0; q < Q; q++) {
     float *w = weight + q * width, *g = grad_score + q * width;
     for (size t = length[q]; t < width; t++) w[t] = -INFINITY, g[t] = 0;
@@ -390,35 +450,35 @@ INLINE void add_gradients(int Q, const float *query, const float *grad, Trained 
   add_outer(Q, weight, width, grad, segment.length, D, segment.grad_value);
 }
 
-// Gradients of `attend_nodes`, whose arguments these are. grad [F, K * G, D] is that of `out`; the gradients of the
+// Gradients of `attend_nodes`. All keys and values are [tokens, D] here, those of prompts also in blocks. grad [F, K * G, D] is that of `out`; the gradients of the
 // prompts are [P, K, prompt_tokens, D], and are added to.
 void attend_nodes_backward(const float *query, const float *key, const float *value, const float *prompt_key,
-                           const float *prompt_value, const float *prompt_key_by_dimension,
-                           const float *prompt_value_by_dimension, size prompt_stride, size prompt_tokens,
-                           const size *prompt_length, const size *node_start, const size *depth, size deepest,
+                           const float *prompt_value, const float *prompt_key_blocks,
+                           const float *prompt_value_blocks, size prompt_tokens, const size *prompt_length,
+                           const size *node_start, const size *depth, size deepest,
                            const float *out, const float *lse, const float *grad, float *grad_query, float *grad_key,
                            float *grad_value, float *grad_prompt_key, float *grad_prompt_value, size F, size P, size K,
                            size G, size D, int threads) {
-  size stride = padded(deepest), width = stride > padded(prompt_tokens) ? stride : padded(prompt_tokens);
+  size reserved = padded(deepest), prompt_reserved = padded(prompt_tokens);
+  size width = reserved > prompt_reserved ? reserved : prompt_reserved;
   size most = G < 4 ? 4 / G : 1, entry = D * sizeof(float);
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
   for (size task = 0; task < P * K; task++) {
     size p = task / K, k = task % K, end = node_start[p + 1], cells = most * G, of_prompt = task * D * prompt_tokens;
-    float *scratch = calloc(6 * stride * D + 8 * width + cells * (3 * D + 1), sizeof(float));
-    float *keys_by_d = scratch, *values_by_d = keys_by_d + stride * D, *keys = values_by_d + stride * D;
-    float *values = keys + stride * D, *key_sums = values + stride * D, *value_sums = key_sums + stride * D;
-    float *weight = value_sums + stride * D, *grad_score = weight + 4 * width, *queries = grad_score + 4 * width;
+    float *scratch = calloc(6 * reserved * D + 8 * width + cells * (3 * D + 1), sizeof(float));
+    float *key_blocks = scratch, *value_blocks = key_blocks + reserved * D, *keys = value_blocks + reserved * D;
+    float *values = keys + reserved * D, *key_sums = values + reserved * D, *value_sums = key_sums + reserved * D;
+    float *weight = value_sums + reserved * D, *grad_score = weight + 4 * width, *queries = grad_score + 4 * width;
     float *grads = queries + cells * D, *grad_queries = grads + cells * D, *inner = grad_queries + cells * D;
     size *lengths = malloc(2 * cells * sizeof(size)), *whole = lengths + cells;
-    size *on_path = malloc((stride + 1) * sizeof(size)), top = 0;
+    size *on_path = malloc((reserved + 1) * sizeof(size)), top = 0;
     for (size q = 0; q < cells; q++) whole[q] = prompt_length[p];
-    Trained prompt = {prompt_key_by_dimension + task * D * prompt_stride,
-                      prompt_value_by_dimension + task * D * prompt_stride,
+    Trained prompt = {prompt_key_blocks + task * D * prompt_reserved,
+                      prompt_value_blocks + task * D * prompt_reserved,
                       prompt_key + of_prompt,
                       prompt_value + of_prompt,
                       grad_prompt_key + of_prompt,
                       grad_prompt_value + of_prompt,
-                      prompt_stride,
                       prompt_length[p]};
     for (size node = node_start[p], length = 0; node <= end; node += length) {
       size first = node < end ? depth[node] : 0;
@@ -435,8 +495,8 @@ void attend_nodes_backward(const float *query, const float *key, const float *va
       for (size i = 0; i < length; i++) {
         size t = first + i, from = ((node + i) * K + k) * D;
         on_path[t] = node + i;
-        store_by_dimension(key + from, D, keys_by_d + t, stride);
-        store_by_dimension(value + from, D, values_by_d + t, stride);
+        store_in_blocks(key + from, D, key_blocks, t);
+        store_in_blocks(value + from, D, value_blocks, t);
         memcpy(keys + t * D, key + from, entry);
         memcpy(values + t * D, value + from, entry);
         memcpy(queries + i * G * D, query + from * G, G * entry);
@@ -448,7 +508,7 @@ void attend_nodes_backward(const float *query, const float *key, const float *va
         }
       }
       memset(grad_queries, 0, length * G * entry);
-      Trained path = {keys_by_d, values_by_d, keys, values, key_sums, value_sums, stride, top};
+      Trained path = {key_blocks, value_blocks, keys, values, key_sums, value_sums, top};
       const float *of_lse = lse + (k * F + node) * G;
       size q = 0;
 #define ADD(Q, segment, length)                                                                                    \

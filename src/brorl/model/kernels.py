@@ -31,7 +31,7 @@ from brorl.errors import UserError
 CompileChoice = Literal["auto", "on", "off"]
 IntArray = NDArray[np.int64]
 
-BLOCK = 16  # keys are stored in multiples of this number of tokens
+BLOCK = 16  # keys whose scores are computed together; see kernels.c
 _BLOCKS = 16  # of tokens, whose sums are added up in one order for every number of threads
 _SOURCE = Path(__file__).with_name("kernels.c")
 _FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
@@ -43,9 +43,10 @@ _SIGNATURES = {
     "rotate": "pipppiiiin",
     "gated": "pppin",
     "gated_backward": "pppppin",
-    "attend_rows": "pppippiippppiipiiiin",
-    "attend_nodes": "pppppiipppippiiiiin",
-    "attend_nodes_backward": "pppppppiipppippppppppiiiiin",
+    "draw_tokens": "pifppppin",
+    "attend_rows": "pppippippppiipiiiin",
+    "attend_nodes": "pppppipppippiiiiin",
+    "attend_nodes_backward": "pppppppipppippppppppiiiiin",
 }
 
 
@@ -101,9 +102,7 @@ class Kernels:
 
     def gated(self, gate: Tensor, up: Tensor, out: Tensor) -> Tensor:
         """Write silu(gate) * up to `out`, which may be one of the two; all contiguous."""
-        self._functions.gated(
-            gate.data_ptr(), up.data_ptr(), out.data_ptr(), gate.numel(), torch.get_num_threads()
-        )
+        self._functions.gated(gate.data_ptr(), up.data_ptr(), out.data_ptr(), gate.numel(), torch.get_num_threads())
         return out
 
     def gated_backward(self, gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,6 +114,18 @@ class Kernels:
         )  # fmt: skip
         return gated, grad_up
 
+    def draw_tokens(
+        self, logits_RV: Tensor, temperature: float, row_K: Tensor, uniform_K: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Draw a token for each of K rollouts, fastest with rows in ascending order; see `native.draw.draw_tokens`."""
+        logits_RV, row_K, uniform_K = logits_RV.contiguous(), row_K.contiguous(), uniform_K.contiguous()
+        token_K, logprob_K = torch.empty_like(row_K), torch.empty_like(uniform_K)
+        self._functions.draw_tokens(
+            logits_RV.data_ptr(), logits_RV.shape[1], 1 / temperature,
+            *(x.data_ptr() for x in (row_K, uniform_K, token_K, logprob_K)), row_K.numel(), torch.get_num_threads(),
+        )  # fmt: skip
+        return token_K, logprob_K
+
     def attend_rows(
         self, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor, prompt_key: Tensor, prompt_value: Tensor,
         prompt_R: Tensor, length_P: Tensor, row_key: Tensor, row_value: Tensor, position: int,
@@ -125,11 +136,11 @@ class Kernels:
             query_RHD: Scaled queries.
             key_RKD: Keys.
             value_RKD: Values.
-            prompt_key: Keys of the prompts, shape [P, K, S, D]; see `PromptCache.for_kernels`.
-            prompt_value: Their values, shape [P, K, S, D].
+            prompt_key: Contiguous keys of the prompts in blocks; see `in_blocks`.
+            prompt_value: Their contiguous values, shape [P, K, S, D].
             prompt_R: Prompt of each row, int64.
             length_P: Tokens of each prompt, int64.
-            row_key: Contiguous keys of R or more rows, shape [R, K, D, T], T a multiple of `BLOCK`.
+            row_key: Contiguous keys of R or more rows in blocks, shape [R, K, T / BLOCK, D, BLOCK].
             row_value: Their contiguous values, shape [R, K, T, D].
             position: Index of the new token in its row.
 
@@ -145,12 +156,11 @@ class Kernels:
         num_kv_heads = row_key.shape[1]
         self._functions.attend_rows(
             query_RHD.data_ptr(), key_RKD.data_ptr(), value_RKD.data_ptr(), key_RKD.stride(0), prompt_key.data_ptr(),
-            prompt_value.data_ptr(), prompt_key.stride(3), prompt_value.shape[2], prompt_R.data_ptr(),
-            length_P.data_ptr(), row_key.data_ptr(), row_value.data_ptr(), row_key.shape[3], position, out.data_ptr(),
+            prompt_value.data_ptr(), prompt_value.shape[2], prompt_R.data_ptr(),
+            length_P.data_ptr(), row_key.data_ptr(), row_value.data_ptr(), row_value.shape[2], position, out.data_ptr(),
             rows, num_kv_heads, heads // num_kv_heads, width, torch.get_num_threads(),
         )  # fmt: skip
         return out
-
 
     def attend_nodes(self, nodes: PackedNodes, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Attend from the nodes of trees to their prompts and ancestors.
@@ -164,11 +174,11 @@ class Kernels:
             The attention, shape [F, H, D], and what the backward pass needs of it.
         """
         query, key, value, prompt_key, prompt_value = inputs
-        by_dimension = stored_by_dimension(prompt_key)
+        blocks = in_blocks(prompt_key)
         out, lse = torch.empty(query.shape), torch.empty(query.shape[:2])
         self._functions.attend_nodes(
-            query.data_ptr(), key.data_ptr(), value.data_ptr(), by_dimension.data_ptr(), prompt_value.data_ptr(),
-            by_dimension.shape[3], prompt_key.shape[2], *nodes.arguments(), out.data_ptr(), lse.data_ptr(),
+            query.data_ptr(), key.data_ptr(), value.data_ptr(), blocks.data_ptr(), prompt_value.data_ptr(),
+            prompt_key.shape[2], *nodes.arguments(), out.data_ptr(), lse.data_ptr(),
             *nodes.sizes(query, key),
         )  # fmt: skip
         return out, lse
@@ -178,11 +188,11 @@ class Kernels:
     ) -> list[Tensor]:
         """Return the gradients of the inputs of `attend_nodes`."""
         query, key, _, prompt_key, prompt_value = inputs
-        by_dimension = [stored_by_dimension(x) for x in (prompt_key, prompt_value)]
+        blocks = [in_blocks(x) for x in (prompt_key, prompt_value)]
         grads = [torch.zeros(x.shape) for x in inputs]
         grad_FHD = grad_FHD.contiguous()
         self._functions.attend_nodes_backward(
-            *(x.data_ptr() for x in (*inputs, *by_dimension)), by_dimension[0].shape[3], prompt_key.shape[2],
+            *(x.data_ptr() for x in (*inputs, *blocks)), prompt_key.shape[2],
             *nodes.arguments(), *(x.data_ptr() for x in (out, lse, grad_FHD, *grads)), *nodes.sizes(query, key),
         )  # fmt: skip
         return grads
@@ -213,11 +223,11 @@ class PackedNodes:
         return num_nodes, self._num_prompts, num_kv_heads, num_heads // num_kv_heads, width, torch.get_num_threads()
 
 
-def stored_by_dimension(x_PKSD: Tensor) -> Tensor:
-    """Return keys or values in the order in which scores are computed, shape [P, K, D, S padded to whole blocks]."""
+def in_blocks(x_PKSD: Tensor) -> Tensor:
+    """Return keys or values in blocks of tokens, padded with 0, shape [P, K, S / BLOCK, D, BLOCK]."""
     num_tokens = x_PKSD.shape[2]
-    stored: Tensor = torch.nn.functional.pad(x_PKSD.transpose(2, 3), (0, padded(num_tokens) - num_tokens))
-    return stored.contiguous()
+    blocks: Tensor = torch.nn.functional.pad(x_PKSD, (0, 0, 0, padded(num_tokens) - num_tokens))
+    return blocks.unflatten(2, (-1, BLOCK)).transpose(3, 4).contiguous()
 
 
 def _rows(x: Tensor) -> tuple[int, int, int]:

@@ -23,7 +23,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from brorl.errors import UserError
 from brorl.model.device import to_device
-from brorl.model.kernels import stored_by_dimension
+from brorl.model.kernels import in_blocks
 from brorl.model.logits import RowLogits, row_logits
 
 IntArray = NDArray[np.int64]
@@ -248,13 +248,8 @@ class PromptCache(NamedTuple):
         )
 
     def for_kernels(self) -> PromptCache:
-        """Return the cache with the same numbers, in the order of memory that the compiled kernels read."""
-        num_tokens = self.key[0].shape[2]
-        return self._replace(
-            key=[stored_by_dimension(k)[..., :num_tokens].transpose(2, 3) for k in self.key],
-            value=[v.contiguous() for v in self.value],
-        )
-
+        """Return the cache with keys in blocks, [P, K, S / BLOCK, D, BLOCK], as the compiled kernels read them."""
+        return self._replace(key=[in_blocks(k) for k in self.key], value=[v.contiguous() for v in self.value])
 
 
 class PromptContext:

@@ -39,7 +39,7 @@ _FIRST_SLOTS = 64
 
 
 class RowCache:
-    """Preallocated keys and values: per layer [slots, K, tokens, D], grown within a memory limit.
+    """Preallocated keys and values of rows, grown within a memory limit.
 
     Args:
         model: The model that decodes.
@@ -61,10 +61,15 @@ class RowCache:
         vocabulary: int = model.config.get_text_config().vocab_size
         self._bytes_per_row: int = 3 * vocabulary * max(4, model.dtype.itemsize)
         empty = torch.empty(0, dtype=model.dtype, device=model.device)
-        # Keys are stored dimension by dimension: a product with few queries reads them twice as fast.
-        self.key = [empty.new_empty(0, shape.num_heads, shape.key_dim, 0) for shape in shapes]
-        self.value = [empty.new_empty(0, shape.num_heads, 0, shape.value_dim) for shape in shapes]
         self.kernels = kernels_of(empty) if all(shape.key_dim == shape.value_dim for shape in shapes) else None
+        # Keys are stored dimension by dimension: a product with few queries reads them twice as fast. The kernels want
+        # them in blocks of tokens.
+        self._key_axis, self._key_unit = (2, BLOCK) if self.kernels else (3, 1)
+        self.key = [
+            empty.new_empty(0, shape.num_heads, *((0, shape.key_dim, BLOCK) if self.kernels else (shape.key_dim, 0)))
+            for shape in shapes
+        ]
+        self.value = [empty.new_empty(0, shape.num_heads, 0, shape.value_dim) for shape in shapes]
 
     def prompt_tokens_that_fit(self) -> int:
         """Return how many prompt tokens may be cached together: those that fill half of the memory."""
@@ -106,20 +111,21 @@ class RowCache:
         if not grows and not moved_R.size:
             return
         source, target = (to_device(r, self.key[0].device) for r in (source_R[moved_R], moved_R))
-        for store, axis in ((self.key, 3), (self.value, 2)):
+        for store, axis, unit in ((self.key, self._key_axis, self._key_unit), (self.value, 2, 1)):
+            num_used = -(-num_tokens // unit)
             for layer, old in enumerate(store):
-                used = old.narrow(axis, 0, num_tokens)
+                used = old.narrow(axis, 0, num_used)
                 if grows:  # layer by layer: at most one layer exists twice
                     shape = [slots, *old.shape[1:]]
-                    shape[axis] = tokens
+                    shape[axis] = tokens // unit
                     kept = min(num_rows, old.shape[0])
                     store[layer] = old.new_empty(shape)
                     if self.kernels is None:  # unused entries get a weight of 0, so they must be finite
                         store[layer][kept:] = 0
                         store[layer][:kept].narrow(axis, num_tokens, tokens - num_tokens).zero_()
-                    store[layer][:kept].narrow(axis, 0, num_tokens).copy_(used[:kept])
+                    store[layer][:kept].narrow(axis, 0, num_used).copy_(used[:kept])
                 if moved_R.size:
-                    store[layer].narrow(axis, 0, num_tokens)[target] = used[source]
+                    store[layer].narrow(axis, 0, num_used)[target] = used[source]
 
     def bytes_for(self, rows_D: IntArray, prompt_tokens: int) -> int:
         """Return the bytes of prompts, rows and logits at the peak of a decoding; nothing is reserved.
@@ -164,7 +170,7 @@ class DecodeContext:
         self._position = position
         self._prompts = prompts
         self._prompt_R = prompt_R
-        self.longest = int(prompts.key[0].shape[2]) + position + 1
+        self.longest = int(prompts.value[0].shape[2]) + position + 1
 
     @cached_property
     def _grouping(self) -> Grouping:
@@ -267,11 +273,8 @@ class TreeDecoder:
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
         """Begin a wave: compute its prompts, and return the logits after each, shape [P, V]."""
         prompt_cache, logits_PV = prefill(self._packed, list(prompts))
-        self._keep(prompt_cache)
+        self._prompts = prompt_cache.for_kernels() if self._cache.kernels else prompt_cache
         return logits_PV
-
-    def _keep(self, prompts: PromptCache) -> None:
-        self._prompts = prompts.for_kernels() if self._cache.kernels else prompts
 
     def rows_that_fit(self, num_tokens: int) -> int:
         """Return how many rows of so many tokens fit beside the prompts; see `RowCache.rows_that_fit`."""
@@ -300,7 +303,7 @@ class TreeDecoder:
 
     def keep_prompts(self, prompts: IntArray) -> None:
         """Drop the prompts of the wave that have no rows any more."""
-        self._keep(self._prompts.select(prompts))
+        self._prompts = self._prompts.select(prompts)
 
     def feed(self, token_R: IntArray, position: int, prompt_R: IntArray) -> Tensor:
         """Feed one token per row, at a position after its prompt; return logits, shape [R, V]."""

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from brorl.model.kernels import kernels_of
 from brorl.model.logits import softmax_lse
 from brorl.sampling import SamplingParams
 
@@ -87,6 +88,9 @@ def draw_tokens(logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: S
         Token ids [K], and their log-probs [K] in nats at the sampling temperature (at 1 if it is 0), before truncation.
         Rows are computed in blocks, which bounds the memory and changes no token.
     """
+    kernels = kernels_of(logits_RV)
+    if kernels and sampling.temperature and sampling.top_p == 1 and not sampling.top_k:
+        return kernels.draw_tokens(logits_RV, sampling.temperature, row_K, uniform_K)
     num_rows, vocabulary = logits_RV.shape
     size = max(1, LOGITS_PER_DRAW // vocabulary)
     if num_rows <= size:
