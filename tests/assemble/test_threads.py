@@ -39,13 +39,13 @@ def config_of(**settings: Any) -> TrainConfig:
     [({}, 9_999_999, 1), ({}, 10_000_000, 4), ({"engine.threads": 3}, 1, 3), ({"cluster.nodes": 1}, 1, 4)],
 )
 def test_a_small_model_gets_one_thread(settings: dict[str, Any], num_weights: int, number: int) -> None:
-    engine.set_threads(config_of(**settings), num_weights)
+    engine.set_threads_and_kernels(config_of(**settings), num_weights)
     assert torch.get_num_threads() == number
 
 
 def test_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5}, raising=False)
-    engine.set_threads(config_of(), 10**9)
+    engine.set_threads_and_kernels(config_of(), 10**9)
     assert torch.get_num_threads() == 2
     assert engine.numbers_of_threads(config_of()) == [1, 2]
 

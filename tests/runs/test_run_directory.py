@@ -194,12 +194,14 @@ def test_replace_file_keeps_the_old_content_if_it_fails(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_another_matrix_product_than_that_of_the_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_arithmetic_than_that_of_the_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = RunDirectory(tmp_path)
-    assert directory.product_line() is None
+    assert directory.arithmetic_line() is None
     monkeypatch.setattr(run_directory, "fastest_product", lambda: "mkl")
+    monkeypatch.setattr(run_directory, "kernels", lambda: None)
     directory.write_environment()
-    assert directory.product_line() is None
+    assert directory.arithmetic_line() is None
     monkeypatch.setattr(run_directory, "fastest_product", lambda: "onednn")
-    assert "computed by onednn" in (directory.product_line() or "")
-    assert "the run used mkl" in (directory.product_line() or "")
+    assert "(matrix products: mkl so far, onednn now)" in (directory.arithmetic_line() or "")
+    monkeypatch.setattr(run_directory, "kernels", lambda: "something")
+    assert "onednn now; kernels: of PyTorch so far, compiled now)" in (directory.arithmetic_line() or "")

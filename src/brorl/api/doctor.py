@@ -124,6 +124,7 @@ def _row(node: NodeFacts) -> tuple[str, ...]:
 def _machine() -> Table:
     import torch
 
+    from brorl.model.kernels import describe_kernels
     from brorl.model.memory_plan import available_bytes
     from brorl.model.product import fastest_product
 
@@ -138,6 +139,7 @@ def _machine() -> Table:
         ("device", _device()),
         ("cores", f"{cores} of {os.cpu_count()}"),
         ("matrix products", f"{fastest_product()} (float32 on the CPU, measured)"),
+        ("kernels", f"{describe_kernels()} (float32 on the CPU)"),
         ("memory", "unknown" if memory is None else f"{memory_size(memory)} available"),
     ]
     unused = None if torch.cuda.is_available() else _unused_card()

@@ -121,7 +121,7 @@ class TrainingSession:
         self._write_config(torch.get_num_threads())
         if not directory.begun_file.exists():
             directory.write_begun(fixed_settings(config), has_checkpoint=False)
-        product_line = directory.product_line()
+        arithmetic_line = directory.arithmetic_line()
         directory.write_environment(continued_from=_lineage(config.model))
         benchmark = run.measurements.benchmark
         directory.write_held_out(benchmark.prompts if benchmark else [])
@@ -130,7 +130,7 @@ class TrainingSession:
             state.step, lambda step: is_due(step, config.evaluation.every) or step == config.steps
         )
         places = _placement_lines(config.cluster, cluster.num_machines) if cluster else []
-        for line in [*_announcement(config, run, state.step), *places, *([product_line] if product_line else [])]:
+        for line in [*_announcement(config, run, state.step), *places, *([arithmetic_line] if arithmetic_line else [])]:
             self.screen.echo(line)
         return run, state
 

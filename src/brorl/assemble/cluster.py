@@ -25,6 +25,7 @@ from brorl.assemble.verification import build_verifiers, build_workers
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.forward import choose_forward
+from brorl.model.kernels import use_kernels
 from brorl.model.load import end_tokens_of, load_tokenizer
 from brorl.rollout.engine import Engine
 from brorl.rollout.pool import PooledEngine
@@ -203,6 +204,7 @@ def _make_learner(
 ) -> Learner:
     """Load the model and make the learner of a rank, in its process."""
     torch.set_num_threads(config.cluster.cpus_per_worker)
+    use_kernels(config.engine.compile)
     torch.manual_seed(derived_seed(config.seed, 0))  # as `prepare` does: new adapters start from it
     inputs = ModelInputs(model_path, load_tokenizer(model_path, config.sampling.end_token), context)
     backend: Backend = "nccl" if config.cluster.gpus_per_learner_rank else "gloo"

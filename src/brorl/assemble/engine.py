@@ -13,6 +13,7 @@ from brorl.activity import Observe, unobserved
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.forward import FlatForward, TreeForward
+from brorl.model.kernels import use_kernels
 from brorl.model.load import choose_device, end_tokens, load_model
 from brorl.model.source import find_model
 from brorl.rollout.engine import Engine, Sampler
@@ -115,6 +116,7 @@ def build_engine(
         case "vllm":
             return VllmEngine(build_vllm_settings(config, source, context), end_tokens(model, tokenizer), observe)
         case "native":
+            use_kernels(config.engine.compile)  # this may be the process of a rollout worker
             has_copy = config.dtype == "bfloat16" and model.dtype != torch.bfloat16
             sampler = load_model(source, choose_device(config.device), torch.bfloat16) if has_copy else model
             rounded = config.engine.dtype == "bfloat16"
@@ -180,8 +182,13 @@ def build_sampling_model(config: TrainConfig, source: str) -> PreTrainedModel:
     return load_model(source, choose_device(config.device), dtype, config.adapters)
 
 
-def set_threads(config: TrainConfig, num_weights: int) -> None:
-    """Set the threads of torch to `engine.threads`, or choose them by the size of the model."""
+def set_threads_and_kernels(config: TrainConfig, num_weights: int) -> None:
+    """Set the threads of torch to `engine.threads`, or choose them by the size of the model; set the kernels.
+
+    Raises:
+        KernelsError: If `engine.compile` is on, and the kernels cannot be compiled.
+    """
+    use_kernels(config.engine.compile)
     chosen = 1 if _computes_here(config) and num_weights < _SMALL else _all_threads()
     torch.set_num_threads(config.engine.threads or chosen)
 

@@ -18,7 +18,14 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from brorl.activity import Observe, Phase, unobserved
 from brorl.assemble.cluster import place_engine, place_verifiers
 from brorl.assemble.data import check_prompts
-from brorl.assemble.engine import OnEnd, build_engine, build_sampling_model, check_engine, end_engine, set_threads
+from brorl.assemble.engine import (
+    OnEnd,
+    build_engine,
+    build_sampling_model,
+    check_engine,
+    end_engine,
+    set_threads_and_kernels,
+)
 from brorl.assemble.evaluation_data import QuestionSet, Request, read_sets
 from brorl.assemble.inputs import build_decode
 from brorl.assemble.verification import (
@@ -92,7 +99,7 @@ def prepare_evaluation(request: Request) -> EvaluationInputs:
     limit = _response_limit(request, prompts_of, model_config)
     all_prompts = [prompt for prompts in prompts_of.values() for prompt in prompts]
     check_prompts(config.model, all_prompts, {"--max-new-tokens": limit}, tokenizer, model_config)
-    set_threads(config, _check_memory(config, model_config, prompts_of, limit))
+    set_threads_and_kernels(config, _check_memory(config, model_config, prompts_of, limit))
     unreadable = _check_references(sets, verifiers)
     notes += sandbox_lines(config, verifiers)
     notes += [data_set.note for data_set in sets if data_set.note]

@@ -22,7 +22,7 @@ from brorl.assemble.data import (
     removed_lines,
     response_limits,
 )
-from brorl.assemble.engine import check_engine, check_training_sampling, set_threads
+from brorl.assemble.engine import check_engine, check_training_sampling, set_threads_and_kernels
 from brorl.assemble.verification import (
     build_verifiers,
     build_workers,
@@ -92,7 +92,7 @@ def prepare(config: TrainConfig, model_path: str) -> RunInputs:
     context = prompts.longest + max(response_limits(config).values())
     check_window(config, model_config, context)
     memory = build_memory_plan(config, model_config, prompts)
-    set_threads(config, memory.num_weights)
+    set_threads_and_kernels(config, memory.num_weights)
     notes = [line for source in sources if (line := dropped_line(source.name, source.num_rows, source.dropped))]
     if model_path == config.model:  # a run that is resumed has been checked
         notes += check_source_references(verifiers, sources)

@@ -162,7 +162,8 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return *_rms_norm_backward(grad, *ctx.saved_tensors, ctx.epsilon), None
+        x, weight = ctx.saved_tensors
+        return *_rms_norm_backward(grad, x, weight, ctx.epsilon), None
 
 
 def _query_key_value(

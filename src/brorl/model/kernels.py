@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -226,8 +227,9 @@ class PackedNodes:
 def in_blocks(x_PKSD: Tensor) -> Tensor:
     """Return keys or values in blocks of tokens, padded with 0, shape [P, K, S / BLOCK, D, BLOCK]."""
     num_tokens = x_PKSD.shape[2]
-    blocks: Tensor = torch.nn.functional.pad(x_PKSD, (0, 0, 0, padded(num_tokens) - num_tokens))
-    return blocks.unflatten(2, (-1, BLOCK)).transpose(3, 4).contiguous()
+    tokens = torch.nn.functional.pad(x_PKSD, (0, 0, 0, padded(num_tokens) - num_tokens))
+    blocks: Tensor = tokens.unflatten(2, (-1, BLOCK)).transpose(3, 4).contiguous()
+    return blocks
 
 
 def _rows(x: Tensor) -> tuple[int, int, int]:
@@ -303,7 +305,7 @@ def compile_kernels() -> Path:
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))), None)
     if compiler is None:
         raise FileNotFoundError("no C compiler is found (CC, cc, gcc, clang)")
-    machine = "-march=native" if os.uname().machine in ("x86_64", "i686") else "-mcpu=native"
+    machine = "-march=native" if platform.machine() in ("x86_64", "i686") else "-mcpu=native"
     command = [compiler, *_FLAGS, machine]
     # The macros of a compiler tell its version and the instructions that it uses.
     macros = _run([*command, "-dM", "-E", "-x", "c", os.devnull])

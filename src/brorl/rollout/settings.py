@@ -70,6 +70,10 @@ class EngineSettings(Section):
         "auto", description="weights that the native engine samples with: auto, those of dtype | bfloat16, a rounded "
         "copy, on a CPU; old log-probs are then recomputed (docs/how-to/models.md)",
     )  # fmt: skip
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto", description="kernels in C for float32 on a CPU, compiled once per processor in a few seconds: auto, "
+        "where a C compiler is present | on, with an error without one | off, PyTorch's",
+    )  # fmt: skip
     memory_gib: float = Field(
         4.0, gt=0, description="memory for the KV cache and logits while sampling, in GiB; more rows wait for space. "
         "vllm allocates a KV cache of this size at the start",

@@ -22,6 +22,7 @@ import torch
 
 from brorl.algorithms.groups import Group
 from brorl.errors import UserError
+from brorl.model.kernels import kernels
 from brorl.model.product import fastest_product
 from brorl.prompts.prompt import Prompt, stored_reference
 from brorl.runs.run_record import read_metrics
@@ -211,23 +212,28 @@ class RunDirectory:
         finally:
             os.close(descriptor)
 
-    def product_line(self) -> str | None:
-        """Return a line about sums that differ from those of the run so far, if this processor needs another product.
+    def arithmetic_line(self) -> str | None:
+        """Return a line about sums that differ from those of the run so far, as this process computes them otherwise.
 
-        None if the run has not recorded its product.
+        None if the run has not recorded how it computed them.
         """
-        earlier = None
+        earlier: dict[str, str] = {}
         with suppress(OSError, ValueError):
-            earlier = json.loads((self.path / "env.json").read_text("utf-8")).get("products")
-        if earlier is None or earlier == fastest_product():
+            earlier = json.loads((self.path / "env.json").read_text("utf-8")).get("arithmetic", {})
+        changed = [
+            f"{name}: {earlier[name]} so far, {now} now"
+            for name, now in _arithmetic().items()
+            if earlier.get(name, now) != now
+        ]
+        if not changed:
             return None
         return (
-            f"matrix products are computed by {fastest_product()}, which is faster on this processor; the run used "
-            f"{earlier}, so results can differ in their last bits from those of an uninterrupted run"
+            f"this process computes otherwise than the run so far ({'; '.join(changed)}), so results can differ in their "
+            "last bits from those of an uninterrupted run"
         )
 
     def write_environment(self, continued_from: Record | None = None) -> None:
-        """Write `env.json`: versions, machine, threads, products, and the checkpoint that the run continues, if any."""
+        """Write `env.json`: versions, machine, threads, arithmetic, and the checkpoint that the run continues."""
         target = self.path / "env.json"
         if continued_from is None and target.is_file():  # the checkpoint may be gone when a run is resumed
             with suppress(ValueError):
@@ -238,7 +244,7 @@ class RunDirectory:
             "platform": platform.platform(),
             "processor": processor_name(),
             "threads": torch.get_num_threads(),
-            "products": fastest_product(),
+            "arithmetic": _arithmetic(),
             "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "continued_from": continued_from,
             "packages": {name: version(name) for name in ("brorl", "torch", "transformers", "numpy")},
@@ -254,6 +260,11 @@ def held_out_record(prompts: Sequence[Prompt]) -> list[dict[str, str]]:
         {**{name: getattr(prompt, name) for name in names}, "reference": stored_reference(prompt.reference)}
         for prompt in prompts
     ]
+
+
+def _arithmetic() -> dict[str, str]:
+    """Return how this process computes in float32 on the CPU."""
+    return {"matrix products": fastest_product(), "kernels": "compiled" if kernels() else "of PyTorch"}
 
 
 def processor_name() -> str:
