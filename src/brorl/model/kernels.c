@@ -220,29 +220,31 @@ void draw_tokens(const float *logits, size vocabulary, float inverse_temperature
   }
 }
 
-// Scores of Q queries and the keys of some blocks.
+// Scores of Q queries and the keys of one block or two.
 #define VECS (BLOCK / LANES)
-INLINE void score_blocks(int Q, int blocks, const float *query, const float *key, size D, float *score, size width) {
+INLINE void score_blocks(int Q, int blocks, const float *query, const float *first, const float *second, size D,
+                         float *score, size width) {
   vec sum[4][2 * VECS];
   for (int q = 0; q < Q; q++)
     for (int v = 0; v < blocks * VECS; v++) sum[q][v] = (vec){0};
   for (size d = 0; d < D; d++)
     for (int v = 0; v < blocks * VECS; v++) {
-      const float *from = key + v / VECS * D * BLOCK + d * BLOCK + v % VECS * LANES;
+      const float *from = (v < VECS ? first : second) + d * BLOCK + v % VECS * LANES;
       vec k = load(from);
-      if (v % VECS == 0) __builtin_prefetch(from + blocks * D * BLOCK);  // the next blocks, or those of the next row
+      if (v % VECS == 0) __builtin_prefetch(from + blocks * D * BLOCK);  // the blocks that are read next
       for (int q = 0; q < Q; q++) sum[q][v] += query[q * D + d] * k;
     }
   for (int q = 0; q < Q; q++)
     for (int v = 0; v < blocks * VECS; v++) store(score + q * width + v * LANES, sum[q][v]);
 }
 
-// Scores of Q queries and the keys of a segment; computed in whole blocks.
+// Scores of Q queries and consecutive blocks of keys.
 INLINE void scores(int Q, const float *query, const float *key, size length, size D, float *score, size width) {
   size t = 0;
   if (Q <= 2)
-    for (; t + 2 * BLOCK <= length; t += 2 * BLOCK) score_blocks(Q, 2, query, key + t * D, D, score + t, width);
-  for (; t < length; t += BLOCK) score_blocks(Q, 1, query, key + t * D, D, score + t, width);
+    for (; t + BLOCK < length; t += 2 * BLOCK)
+      score_blocks(Q, 2, query, key + t * D, key + (t + BLOCK) * D, D, score + t, width);
+  for (; t < length; t += BLOCK) score_blocks(Q, 1, query, key + t * D, NULL, D, score + t, width);
 }
 
 // The place of dimension 0 of a token among keys in blocks; the next dimensions follow at a distance of BLOCK.
@@ -300,18 +302,31 @@ INLINE void add_outer(int Q, const float *weight, size width, const float *vecto
 
 INLINE size padded(size length) { return (length + BLOCK - 1) / BLOCK * BLOCK; }
 
-// Keys in blocks, and values [length, D], that are attended to together.
+// Consecutive blocks of keys, and values [length, D].
 typedef struct {
   const float *key, *value;
   size length;
 } Segment;
 
+// Blocks of keys and of values [BLOCK, D], each at `offset` of its own memory.
+typedef struct {
+  float *const *key, *const *value;
+  size offset, length;
+} Pages;
+
+INLINE size least(size a, size b) { return a < b ? a : b; }
+
 // Attention of Q queries to a prompt and to the first `row_length` tokens of a row, with one softmax.
-INLINE void attend_queries(int Q, const float *query, Segment prompt, Segment row, const size *row_length, size D,
+INLINE void attend_queries(int Q, const float *query, Segment prompt, Pages row, const size *row_length, size D,
                            float *out, float *lse, float *score) {
-  size split = padded(prompt.length), width = split + padded(row.length);
+  size split = padded(prompt.length), width = split + padded(row.length), blocks = padded(row.length) / BLOCK, b = 0;
   scores(Q, query, prompt.key, prompt.length, D, score, width);
-  scores(Q, query, row.key, row.length, D, score + split, width);
+  if (Q <= 2)
+    for (; b + 2 <= blocks; b += 2)
+      score_blocks(Q, 2, query, row.key[b] + row.offset, row.key[b + 1] + row.offset, D, score + split + b * BLOCK,
+                   width);
+  for (; b < blocks; b++)
+    score_blocks(Q, 1, query, row.key[b] + row.offset, NULL, D, score + split + b * BLOCK, width);
   float total[4];
   for (int q = 0; q < Q; q++) {
     float *own = score + q * width;
@@ -328,13 +343,15 @@ INLINE void attend_queries(int Q, const float *query, Segment prompt, Segment ro
   }
   memset(out, 0, Q * D * sizeof(float));
   add_values(Q, score, width, prompt.value, prompt.length, D, out);
-  add_values(Q, score + split, width, row.value, row.length, D, out);
+  for (b = 0; b < blocks; b++)
+    add_values(Q, score + split + b * BLOCK, width, row.value[b] + row.offset, least(BLOCK, row.length - b * BLOCK), D,
+               out);
   for (int q = 0; q < Q; q++)
     for (size d = 0; d < D; d++) out[q * D + d] /= total[q];
 }
 
 // The same for any number of queries.
-static void attend(size queries, const float *query, Segment prompt, Segment row, const size *row_length, size D,
+static void attend(size queries, const float *query, Segment prompt, Pages row, const size *row_length, size D,
                    float *out, float *lse, float *score) {
   size q = 0;
 #define ATTEND(Q) attend_queries(Q, query + q * D, prompt, row, row_length + q, D, out + q * D, lse + q, score)
@@ -347,10 +364,11 @@ static void attend(size queries, const float *query, Segment prompt, Segment row
 // One new token per row. Stores its key and value, then attends to the prompt of the row and to the row.
 //
 // query [T, K * G, D]; new_key, new_value [T, K, D] with tokens `new_stride` apart; prompt_key [P, K, padded S, D] in
-// blocks, prompt_value [P, K, S, D]; row_key [slots, K, reserved, D] in blocks, row_value [slots, K, reserved, D].
+// blocks, prompt_value [P, K, S, D]; row_key and row_value list blocks of all rows, [slots, K, D, BLOCK] and
+// [slots, K, BLOCK, D].
 void attend_rows(const float *query, const float *new_key, const float *new_value, size new_stride,
                  const float *prompt_key, const float *prompt_value, size prompt_tokens,
-                 const size *prompt_of_row, const size *prompt_length, float *row_key, float *row_value, size reserved,
+                 const size *prompt_of_row, const size *prompt_length, float *const *row_key, float *const *row_value,
                  size position, float *out, size rows, size K, size G, size D, int threads) {
   size longest = padded(prompt_tokens) + padded(position + 1);
 #pragma omp parallel num_threads(threads) if (rows * K * G * D * longest > 8 * PARALLEL_WORK)
@@ -361,12 +379,12 @@ void attend_rows(const float *query, const float *new_key, const float *new_valu
 #pragma omp for
     for (size cell = 0; cell < rows * K; cell++) {
       size r = cell / K, k = cell % K, prompt = prompt_of_row[r] * K + k;
-      float *key = row_key + cell * D * reserved, *value = row_value + cell * D * reserved;
-      store_in_blocks(new_key + r * new_stride + k * D, D, key, position);
-      memcpy(value + position * D, new_value + r * new_stride + k * D, D * sizeof(float));
+      size from = r * new_stride + k * D, page = position / BLOCK, place = position % BLOCK, offset = cell * D * BLOCK;
+      store_in_blocks(new_key + from, D, row_key[page] + offset, place);
+      memcpy(row_value[page] + offset + place * D, new_value + from, D * sizeof(float));
       Segment of_prompt = {prompt_key + prompt * D * padded(prompt_tokens), prompt_value + prompt * D * prompt_tokens,
                            prompt_length[prompt_of_row[r]]};
-      Segment of_row = {key, value, position + 1};
+      Pages of_row = {row_key, row_value, offset, position + 1};
       attend(G, query + cell * G * D, of_prompt, of_row, row_length, D, out + cell * G * D, lse, score);
     }
     free(score);
@@ -400,6 +418,11 @@ void attend_nodes(const float *query, const float *key, const float *value, cons
     float *keys = scratch, *values = keys + reserved * D, *score = values + reserved * D;
     float *queries = score + 4 * width, *outs = queries + most * G * D;
     size *row_length = malloc(most * G * sizeof(size));
+    float **pages = malloc(2 * reserved / BLOCK * sizeof(float *));
+    for (size b = 0; b < reserved / BLOCK; b++) {
+      pages[b] = keys + b * BLOCK * D;
+      pages[reserved / BLOCK + b] = values + b * BLOCK * D;
+    }
     memset(keys, 0, reserved * D * sizeof(float));
     Segment prompt = {prompt_key + task * D * padded(prompt_tokens), prompt_value + task * D * prompt_tokens,
                       prompt_length[p]};
@@ -412,13 +435,14 @@ void attend_nodes(const float *query, const float *key, const float *value, cons
         memcpy(queries + i * G * D, query + from * G, G * D * sizeof(float));
         for (size g = 0; g < G; g++) row_length[i * G + g] = t + 1;
       }
-      Segment path = {keys, values, depth[node] + length};
+      Pages path = {pages, pages + reserved / BLOCK, 0, depth[node] + length};
       attend(length * G, queries, prompt, path, row_length, D, outs, lse + (k * F + node) * G, score);
       for (size i = 0; i < length; i++)
         memcpy(out + ((node + i) * K + k) * G * D, outs + i * G * D, G * D * sizeof(float));
     }
     free(scratch);
     free(row_length);
+    free(pages);
   }
 }
 

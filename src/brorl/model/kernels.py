@@ -45,7 +45,7 @@ _SIGNATURES = {
     "gated": "pppin",
     "gated_backward": "pppppin",
     "draw_tokens": "pifppppin",
-    "attend_rows": "pppippippppiipiiiin",
+    "attend_rows": "pppippippppipiiiin",
     "attend_nodes": "pppppipppippiiiiin",
     "attend_nodes_backward": "pppppppipppippppppppiiiiin",
 }
@@ -129,7 +129,7 @@ class Kernels:
 
     def attend_rows(
         self, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor, prompt_key: Tensor, prompt_value: Tensor,
-        prompt_R: Tensor, length_P: Tensor, row_key: Tensor, row_value: Tensor, position: int,
+        prompt_R: Tensor, length_P: Tensor, pages: Tensor, position: int,
     ) -> Tensor:  # fmt: skip
         """Store the keys and values of one new token per row, then attend to the row's prompt and to the row.
 
@@ -141,8 +141,8 @@ class Kernels:
             prompt_value: Their contiguous values, shape [P, K, S, D].
             prompt_R: Prompt of each row, int64.
             length_P: Tokens of each prompt, int64.
-            row_key: Contiguous keys of R or more rows in blocks, shape [R, K, T / BLOCK, D, BLOCK].
-            row_value: Their contiguous values, shape [R, K, T, D].
+            pages: Addresses of the rows' blocks of keys [slots, K, D, BLOCK] and of values [slots, K, BLOCK, D] in
+                contiguous memory, int64, shape [2, blocks]; slots R or more.
             position: Index of the new token in its row.
 
         Returns:
@@ -153,13 +153,12 @@ class Kernels:
         if key_RKD.stride(0) != value_RKD.stride(0):
             key_RKD, value_RKD = key_RKD.contiguous(), value_RKD.contiguous()
         out = torch.empty(query_RHD.shape)
-        rows, heads, width = query_RHD.shape
-        num_kv_heads = row_key.shape[1]
+        (rows, heads, width), num_kv_heads = query_RHD.shape, key_RKD.shape[1]
         self._functions.attend_rows(
             query_RHD.data_ptr(), key_RKD.data_ptr(), value_RKD.data_ptr(), key_RKD.stride(0), prompt_key.data_ptr(),
-            prompt_value.data_ptr(), prompt_value.shape[2], prompt_R.data_ptr(),
-            length_P.data_ptr(), row_key.data_ptr(), row_value.data_ptr(), row_value.shape[2], position, out.data_ptr(),
-            rows, num_kv_heads, heads // num_kv_heads, width, torch.get_num_threads(),
+            prompt_value.data_ptr(), prompt_value.shape[2], prompt_R.data_ptr(), length_P.data_ptr(),
+            pages[0].data_ptr(), pages[1].data_ptr(), position, out.data_ptr(), rows, num_kv_heads,
+            heads // num_kv_heads, width, torch.get_num_threads(),
         )  # fmt: skip
         return out
 

@@ -228,8 +228,8 @@ class RunDirectory:
         if not changed:
             return None
         return (
-            f"this process computes otherwise than the run so far ({'; '.join(changed)}), so results can differ in their "
-            "last bits from those of an uninterrupted run"
+            f"this process computes otherwise than the run so far ({'; '.join(changed)}), so results can differ in "
+            "their last bits from those of an uninterrupted run"
         )
 
     def write_environment(self, continued_from: Record | None = None) -> None:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from brorl.errors import OutOfMemoryError
 from brorl.model.device import to_device
-from brorl.model.kernels import BLOCK, kernels_of, padded
+from brorl.model.kernels import BLOCK, Kernels, kernels_of, padded
 from brorl.model.kv_shape import KVShape
 from brorl.model.own_cache import OwnCache
 from brorl.model.tree_attention import (
@@ -34,7 +34,7 @@ from brorl.model.tree_attention import (
 
 IntArray = NDArray[np.int64]
 
-_TOKENS_AT_ONCE = BLOCK
+_TOKENS_AT_ONCE = 16
 _FIRST_SLOTS = 64
 
 
@@ -61,14 +61,8 @@ class RowCache:
         vocabulary: int = model.config.get_text_config().vocab_size
         self._bytes_per_row: int = 3 * vocabulary * max(4, model.dtype.itemsize)
         empty = torch.empty(0, dtype=model.dtype, device=model.device)
-        self.kernels = kernels_of(empty) if all(shape.key_dim == shape.value_dim for shape in shapes) else None
-        # Keys are stored dimension by dimension: a product with few queries reads them twice as fast. The kernels want
-        # them in blocks of tokens.
-        self._key_axis, self._key_unit = (2, BLOCK) if self.kernels else (3, 1)
-        self.key = [
-            empty.new_empty(0, shape.num_heads, *((0, shape.key_dim, BLOCK) if self.kernels else (shape.key_dim, 0)))
-            for shape in shapes
-        ]
+        # Keys are stored dimension by dimension: a product with few queries reads them twice as fast.
+        self.key = [empty.new_empty(0, shape.num_heads, shape.key_dim, 0) for shape in shapes]
         self.value = [empty.new_empty(0, shape.num_heads, 0, shape.value_dim) for shape in shapes]
 
     def prompt_tokens_that_fit(self) -> int:
@@ -111,21 +105,19 @@ class RowCache:
         if not grows and not moved_R.size:
             return
         source, target = (to_device(r, self.key[0].device) for r in (source_R[moved_R], moved_R))
-        for store, axis, unit in ((self.key, self._key_axis, self._key_unit), (self.value, 2, 1)):
-            num_used = -(-num_tokens // unit)
+        for store, axis in ((self.key, 3), (self.value, 2)):
             for layer, old in enumerate(store):
-                used = old.narrow(axis, 0, num_used)
+                used = old.narrow(axis, 0, num_tokens)
                 if grows:  # layer by layer: at most one layer exists twice
                     shape = [slots, *old.shape[1:]]
-                    shape[axis] = tokens // unit
+                    shape[axis] = tokens
                     kept = min(num_rows, old.shape[0])
                     store[layer] = old.new_empty(shape)
-                    if self.kernels is None:  # unused entries get a weight of 0, so they must be finite
-                        store[layer][kept:] = 0
-                        store[layer][:kept].narrow(axis, num_tokens, tokens - num_tokens).zero_()
-                    store[layer][:kept].narrow(axis, 0, num_used).copy_(used[:kept])
+                    store[layer][kept:] = 0  # unused entries get a weight of 0, so they must be finite
+                    store[layer][:kept].narrow(axis, num_tokens, tokens - num_tokens).zero_()
+                    store[layer][:kept].narrow(axis, 0, num_tokens).copy_(used[:kept])
                 if moved_R.size:
-                    store[layer].narrow(axis, 0, num_used)[target] = used[source]
+                    store[layer].narrow(axis, 0, num_tokens)[target] = used[source]
 
     def bytes_for(self, rows_D: IntArray, prompt_tokens: int) -> int:
         """Return the bytes of prompts, rows and logits at the peak of a decoding; nothing is reserved.
@@ -143,7 +135,7 @@ class RowCache:
             num_rows = min(wanted, self.rows_that_fit(depth, prompt_bytes))
             copied = 0
             if num_rows > slots or depth > tokens:
-                copied = slots * tokens
+                copied = slots * self._tokens_copied(tokens, num_rows > slots)
                 slots, tokens = self._grown(slots, num_rows, depth, prompt_bytes)
             kept = slots * tokens * self._bytes_per_token + copied * self._largest_layer
             maximum = max(maximum, prompt_bytes + kept + num_rows * self._bytes_per_row)
@@ -158,8 +150,86 @@ class RowCache:
     def _tokens_reserved(self, num_tokens: int) -> int:
         reserved = _TOKENS_AT_ONCE
         while reserved < num_tokens:
-            reserved += padded(reserved // 8)
-        return min(reserved, padded(self._max_tokens))
+            reserved += max(_TOKENS_AT_ONCE, reserved // 8)
+        return min(reserved, self._max_tokens)
+
+    def _tokens_copied(self, tokens: int, needs_slots: bool) -> int:  # noqa: ARG002
+        """Return how many of the tokens of each slot exist twice while the cache grows."""
+        return tokens
+
+
+class PagedRowCache(RowCache):
+    """Keys and values of rows for the compiled kernels: a block of memory for every `BLOCK` tokens of all rows.
+
+    More tokens are a new block, and nothing is copied.
+    """
+
+    def __init__(self, kernels: Kernels, model: PreTrainedModel, shapes: Sequence[KVShape], *limits: int) -> None:
+        super().__init__(model, shapes, *limits)
+        self.kernels = kernels
+        self._shapes = shapes
+        self._slots = 0
+        self._blocks: list[list[tuple[Tensor, Tensor]]] = [[] for _ in shapes]  # keys and values, by layer and block
+        self._pages: list[Tensor] = []
+
+    def pages(self, layer: int) -> Tensor:
+        """Return the addresses of the blocks of a layer; see `Kernels.attend_rows`."""
+        return self._pages[layer]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the keys and values."""
+        return sum(4 * x.numel() for blocks in self._blocks for block in blocks for x in block)
+
+    def rearrange(self, source_R: IntArray, num_tokens: int, capacity: int, other_bytes: int) -> None:
+        """Move rows, and grow the cache if needed; see `RowCache.rearrange`."""
+        num_rows, num_blocks = source_R.size, len(self._blocks[0])
+        more_slots, more_blocks = num_rows > self._slots, padded(capacity) // BLOCK - num_blocks
+        if more_slots:
+            self._slots, _ = self._grown(self._slots, num_rows, max(capacity, num_blocks * BLOCK), other_bytes)
+        moved_R = np.flatnonzero(source_R != np.arange(num_rows)) if num_tokens else source_R[:0]
+        source, target = torch.from_numpy(source_R[moved_R]), torch.from_numpy(moved_R)
+        in_use = padded(num_tokens) // BLOCK
+        for blocks, shape in zip(self._blocks, self._shapes, strict=True):
+            for index, pair in enumerate(blocks):
+                old = pair
+                if more_slots:
+                    pair = self._new_block(shape)
+                    if index < in_use:
+                        for x, y in zip(pair, old, strict=True):
+                            x[: y.shape[0]] = y
+                    blocks[index] = pair
+                if moved_R.size and index < in_use:
+                    for x, y in zip(pair, old, strict=True):
+                        x[target] = y[source]
+            blocks += [self._new_block(shape) for _ in range(more_blocks)]
+        if more_slots or more_blocks > 0:
+            self._pages = [
+                torch.tensor([[x.data_ptr() for x in store] for store in zip(*b, strict=True)]) for b in self._blocks
+            ]
+
+    def _new_block(self, shape: KVShape) -> tuple[Tensor, Tensor]:
+        return (
+            torch.empty(self._slots, shape.num_heads, shape.key_dim, BLOCK),
+            torch.empty(self._slots, shape.num_heads, BLOCK, shape.value_dim),
+        )
+
+    def _tokens_reserved(self, num_tokens: int) -> int:
+        return padded(num_tokens)
+
+    def _tokens_copied(self, tokens: int, needs_slots: bool) -> int:
+        return min(tokens, BLOCK) if needs_slots else 0
+
+
+def row_cache(
+    model: PreTrainedModel, shapes: Sequence[KVShape], memory_bytes: int, max_rows: int, max_tokens: int
+) -> RowCache:
+    """Return an empty cache for the compiled kernels, where they can decode a model, or for PyTorch."""
+    of_model = torch.empty(0, dtype=model.dtype, device=model.device)
+    kernels = kernels_of(of_model) if all(shape.key_dim == shape.value_dim for shape in shapes) else None
+    if kernels is None:
+        return RowCache(model, shapes, memory_bytes, max_rows, max_tokens)
+    return PagedRowCache(kernels, model, shapes, memory_bytes, max_rows, max_tokens)
 
 
 class DecodeContext:
@@ -178,19 +248,13 @@ class DecodeContext:
 
     def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
         """Store the new keys and values, then attend to the prompt and to the row with one softmax."""
-        if self._rows.kernels:
+        if isinstance(self._rows, PagedRowCache):
+            prompts = self._prompts
+            prompt_R, length_P = torch.from_numpy(self._prompt_R), torch.from_numpy(prompts.length)
             return self._rows.kernels.attend_rows(
-                query_THD,
-                key_TKD,
-                value_TKD,
-                self._prompts.key[layer],
-                self._prompts.value[layer],
-                torch.from_numpy(self._prompt_R),
-                torch.from_numpy(self._prompts.length),
-                self._rows.key[layer],
-                self._rows.value[layer],
-                self._position,
-            )
+                query_THD, key_TKD, value_TKD, prompts.key[layer], prompts.value[layer], prompt_R, length_P,
+                self._rows.pages(layer), self._position,
+            )  # fmt: skip
         num_rows, prompt_key = query_THD.shape[0], self._prompts.key[layer]
         num_kv_heads, num_prompt = prompt_key.shape[1:3]
         key, value = self._rows.key[layer], self._rows.value[layer]
@@ -273,7 +337,7 @@ class TreeDecoder:
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
         """Begin a wave: compute its prompts, and return the logits after each, shape [P, V]."""
         prompt_cache, logits_PV = prefill(self._packed, list(prompts))
-        self._prompts = prompt_cache.for_kernels() if self._cache.kernels else prompt_cache
+        self._prompts = prompt_cache.for_kernels() if isinstance(self._cache, PagedRowCache) else prompt_cache
         return logits_PV
 
     def rows_that_fit(self, num_tokens: int) -> int:

@@ -22,7 +22,7 @@ from brorl.model.forward import FlatForward, TreeForward, choose_forward
 from brorl.model.lean import LeanPass
 from brorl.model.tree_attention import HookedPass
 from brorl.rollout.engine import rollouts_of_prompts
-from brorl.rollout.native.decoder import Decoder, IntArray, ModelCacheDecoder, RowCache, Rows, TreeDecoder
+from brorl.rollout.native.decoder import Decoder, IntArray, ModelCacheDecoder, RowCache, Rows, TreeDecoder, row_cache
 from brorl.rollout.native.draw import Uniforms, draw_tokens
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
@@ -163,7 +163,7 @@ class NativeEngine:
         """Return an empty cache of rows, which predicts its own memory; None on the flat path."""
         if isinstance(self._forward, FlatForward):
             return None
-        return RowCache(self.model, self._forward.kv_shapes, self._memory_bytes, max_rows, max_tokens)
+        return row_cache(self.model, self._forward.kv_shapes, self._memory_bytes, max_rows, max_tokens)
 
     def _decoder(self, max_rows: int, max_tokens: int) -> Decoder:
         cache = self.row_costs(max_rows, max_tokens)
