@@ -308,11 +308,16 @@ typedef struct {
   size length;
 } Segment;
 
-// Blocks of keys and of values [BLOCK, D], each at `offset` of its own memory.
+// Blocks of keys, and of values [BLOCK, D]. Those of block b are in slot[b * stride] of its memory, [slots, heads, ...].
 typedef struct {
   float *const *key, *const *value;
-  size offset, length;
+  const size *slot;
+  size stride, heads, head, length;
 } Pages;
+
+INLINE size place_of(Pages row, size block, size D) {
+  return (row.slot[block * row.stride] * row.heads + row.head) * D * BLOCK;
+}
 
 INLINE size least(size a, size b) { return a < b ? a : b; }
 
@@ -323,10 +328,10 @@ INLINE void attend_queries(int Q, const float *query, Segment prompt, Pages row,
   scores(Q, query, prompt.key, prompt.length, D, score, width);
   if (Q <= 2)
     for (; b + 2 <= blocks; b += 2)
-      score_blocks(Q, 2, query, row.key[b] + row.offset, row.key[b + 1] + row.offset, D, score + split + b * BLOCK,
-                   width);
+      score_blocks(Q, 2, query, row.key[b] + place_of(row, b, D), row.key[b + 1] + place_of(row, b + 1, D), D,
+                   score + split + b * BLOCK, width);
   for (; b < blocks; b++)
-    score_blocks(Q, 1, query, row.key[b] + row.offset, NULL, D, score + split + b * BLOCK, width);
+    score_blocks(Q, 1, query, row.key[b] + place_of(row, b, D), NULL, D, score + split + b * BLOCK, width);
   float total[4];
   for (int q = 0; q < Q; q++) {
     float *own = score + q * width;
@@ -344,8 +349,8 @@ INLINE void attend_queries(int Q, const float *query, Segment prompt, Pages row,
   memset(out, 0, Q * D * sizeof(float));
   add_values(Q, score, width, prompt.value, prompt.length, D, out);
   for (b = 0; b < blocks; b++)
-    add_values(Q, score + split + b * BLOCK, width, row.value[b] + row.offset, least(BLOCK, row.length - b * BLOCK), D,
-               out);
+    add_values(Q, score + split + b * BLOCK, width, row.value[b] + place_of(row, b, D),
+               least(BLOCK, row.length - b * BLOCK), D, out);
   for (int q = 0; q < Q; q++)
     for (size d = 0; d < D; d++) out[q * D + d] /= total[q];
 }
@@ -364,12 +369,12 @@ static void attend(size queries, const float *query, Segment prompt, Pages row, 
 // One new token per row. Stores its key and value, then attends to the prompt of the row and to the row.
 //
 // query [T, K * G, D]; new_key, new_value [T, K, D] with tokens `new_stride` apart; prompt_key [P, K, padded S, D] in
-// blocks, prompt_value [P, K, S, D]; row_key and row_value list blocks of all rows, [slots, K, D, BLOCK] and
-// [slots, K, BLOCK, D].
+// blocks, prompt_value [P, K, S, D]; row_key and row_value list the memory of blocks, [slots, K, D, BLOCK] and
+// [slots, K, BLOCK, D]; slot [blocks, T].
 void attend_rows(const float *query, const float *new_key, const float *new_value, size new_stride,
                  const float *prompt_key, const float *prompt_value, size prompt_tokens,
                  const size *prompt_of_row, const size *prompt_length, float *const *row_key, float *const *row_value,
-                 size position, float *out, size rows, size K, size G, size D, int threads) {
+                 const size *slot, size position, float *out, size rows, size K, size G, size D, int threads) {
   size longest = padded(prompt_tokens) + padded(position + 1);
 #pragma omp parallel num_threads(threads) if (rows * K * G * D * longest > 8 * PARALLEL_WORK)
   {
@@ -379,13 +384,13 @@ void attend_rows(const float *query, const float *new_key, const float *new_valu
 #pragma omp for
     for (size cell = 0; cell < rows * K; cell++) {
       size r = cell / K, k = cell % K, prompt = prompt_of_row[r] * K + k;
-      size from = r * new_stride + k * D, page = position / BLOCK, place = position % BLOCK, offset = cell * D * BLOCK;
-      store_in_blocks(new_key + from, D, row_key[page] + offset, place);
-      memcpy(row_value[page] + offset + place * D, new_value + from, D * sizeof(float));
+      Pages row = {row_key, row_value, slot + r, rows, K, k, position + 1};
+      size from = r * new_stride + k * D, last = position / BLOCK, place = place_of(row, last, D);
+      store_in_blocks(new_key + from, D, row_key[last] + place, position % BLOCK);
+      memcpy(row_value[last] + place + position % BLOCK * D, new_value + from, D * sizeof(float));
       Segment of_prompt = {prompt_key + prompt * D * padded(prompt_tokens), prompt_value + prompt * D * prompt_tokens,
                            prompt_length[prompt_of_row[r]]};
-      Pages of_row = {row_key, row_value, offset, position + 1};
-      attend(G, query + cell * G * D, of_prompt, of_row, row_length, D, out + cell * G * D, lse, score);
+      attend(G, query + cell * G * D, of_prompt, row, row_length, D, out + cell * G * D, lse, score);
     }
     free(score);
     free(row_length);
@@ -435,7 +440,8 @@ void attend_nodes(const float *query, const float *key, const float *value, cons
         memcpy(queries + i * G * D, query + from * G, G * D * sizeof(float));
         for (size g = 0; g < G; g++) row_length[i * G + g] = t + 1;
       }
-      Pages path = {pages, pages + reserved / BLOCK, 0, depth[node] + length};
+      size slot = 0;
+      Pages path = {pages, pages + reserved / BLOCK, &slot, 0, 1, 0, depth[node] + length};
       attend(length * G, queries, prompt, path, row_length, D, outs, lse + (k * F + node) * G, score);
       for (size i = 0; i < length; i++)
         memcpy(out + ((node + i) * K + k) * G * D, outs + i * G * D, G * D * sizeof(float));

@@ -45,7 +45,7 @@ _SIGNATURES = {
     "gated": "pppin",
     "gated_backward": "pppppin",
     "draw_tokens": "pifppppin",
-    "attend_rows": "pppippippppipiiiin",
+    "attend_rows": "pppippipppppipiiiin",
     "attend_nodes": "pppppipppippiiiiin",
     "attend_nodes_backward": "pppppppipppippppppppiiiiin",
 }
@@ -129,7 +129,7 @@ class Kernels:
 
     def attend_rows(
         self, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor, prompt_key: Tensor, prompt_value: Tensor,
-        prompt_R: Tensor, length_P: Tensor, pages: Tensor, position: int,
+        prompt_R: Tensor, length_P: Tensor, pages: Tensor, slot_BR: Tensor, position: int,
     ) -> Tensor:  # fmt: skip
         """Store the keys and values of one new token per row, then attend to the row's prompt and to the row.
 
@@ -141,8 +141,9 @@ class Kernels:
             prompt_value: Their contiguous values, shape [P, K, S, D].
             prompt_R: Prompt of each row, int64.
             length_P: Tokens of each prompt, int64.
-            pages: Addresses of the rows' blocks of keys [slots, K, D, BLOCK] and of values [slots, K, BLOCK, D] in
-                contiguous memory, int64, shape [2, blocks]; slots R or more.
+            pages: Addresses of the memory of B blocks of keys [slots, K, D, BLOCK], and of values [slots, K, BLOCK, D],
+                int64, shape [2, B].
+            slot_BR: The slot of each row in each block, int64. In the last block no two rows have the same.
             position: Index of the new token in its row.
 
         Returns:
@@ -157,7 +158,7 @@ class Kernels:
         self._functions.attend_rows(
             query_RHD.data_ptr(), key_RKD.data_ptr(), value_RKD.data_ptr(), key_RKD.stride(0), prompt_key.data_ptr(),
             prompt_value.data_ptr(), prompt_value.shape[2], prompt_R.data_ptr(), length_P.data_ptr(),
-            pages[0].data_ptr(), pages[1].data_ptr(), position, out.data_ptr(), rows, num_kv_heads,
+            pages[0].data_ptr(), pages[1].data_ptr(), slot_BR.data_ptr(), position, out.data_ptr(), rows, num_kv_heads,
             heads // num_kv_heads, width, torch.get_num_threads(),
         )  # fmt: skip
         return out

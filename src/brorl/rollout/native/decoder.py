@@ -135,7 +135,7 @@ class RowCache:
             num_rows = min(wanted, self.rows_that_fit(depth, prompt_bytes))
             copied = 0
             if num_rows > slots or depth > tokens:
-                copied = slots * self._tokens_copied(tokens, num_rows > slots)
+                copied = slots * tokens
                 slots, tokens = self._grown(slots, num_rows, depth, prompt_bytes)
             kept = slots * tokens * self._bytes_per_token + copied * self._largest_layer
             maximum = max(maximum, prompt_bytes + kept + num_rows * self._bytes_per_row)
@@ -153,24 +153,27 @@ class RowCache:
             reserved += max(_TOKENS_AT_ONCE, reserved // 8)
         return min(reserved, self._max_tokens)
 
-    def _tokens_copied(self, tokens: int, needs_slots: bool) -> int:  # noqa: ARG002
-        """Return how many of the tokens of each slot exist twice while the cache grows."""
-        return tokens
-
 
 class PagedRowCache(RowCache):
-    """Keys and values of rows for the compiled kernels: a block of memory for every `BLOCK` tokens of all rows.
+    """Keys and values of rows for the compiled kernels, in blocks of `BLOCK` tokens.
 
-    More tokens are a new block, and nothing is copied.
+    A block has a slot for each row that was alive when it was written, and the rows that grow out of one share it: a
+    prefix is stored once per tree, to the precision of a block. Only the last block is copied where a row forks.
+
+    Args:
+        kernels: The compiled kernels.
+        model: The model that decodes.
+        shapes: For each of its layers the shape of keys and values.
+        limits: See `RowCache`.
     """
 
     def __init__(self, kernels: Kernels, model: PreTrainedModel, shapes: Sequence[KVShape], *limits: int) -> None:
         super().__init__(model, shapes, *limits)
         self.kernels = kernels
         self._shapes = shapes
-        self._slots = 0
-        self._blocks: list[list[tuple[Tensor, Tensor]]] = [[] for _ in shapes]  # keys and values, by layer and block
+        self._blocks: list[list[Tensor]] = []  # for each block the keys and the values of each layer in turn
         self._pages: list[Tensor] = []
+        self.slot_BR = torch.empty(0, 0, dtype=torch.int64)  # slot of each row in each block
 
     def pages(self, layer: int) -> Tensor:
         """Return the addresses of the blocks of a layer; see `Kernels.attend_rows`."""
@@ -179,46 +182,80 @@ class PagedRowCache(RowCache):
     @property
     def num_bytes(self) -> int:
         """Memory of the keys and values."""
-        return sum(4 * x.numel() for blocks in self._blocks for block in blocks for x in block)
+        return sum(x.numel() * x.element_size() for block in self._blocks for x in block)
 
     def rearrange(self, source_R: IntArray, num_tokens: int, capacity: int, other_bytes: int) -> None:
-        """Move rows, and grow the cache if needed; see `RowCache.rearrange`."""
-        num_rows, num_blocks = source_R.size, len(self._blocks[0])
-        more_slots, more_blocks = num_rows > self._slots, padded(capacity) // BLOCK - num_blocks
-        if more_slots:
-            self._slots, _ = self._grown(self._slots, num_rows, max(capacity, num_blocks * BLOCK), other_bytes)
+        """Move rows, and make room for tokens; see `RowCache.rearrange`."""
+        num_rows, num_complete = source_R.size, num_tokens // BLOCK
+        if not num_tokens:
+            self._blocks, self.slot_BR = [], torch.empty(0, num_rows, dtype=torch.int64)
+        source = torch.from_numpy(source_R)
+        slots_B = [block[0].shape[0] for block in self._blocks]
+        wanted_B = self._slots(slots_B, num_rows, num_tokens, capacity, other_bytes)
         moved_R = np.flatnonzero(source_R != np.arange(num_rows)) if num_tokens else source_R[:0]
-        source, target = torch.from_numpy(source_R[moved_R]), torch.from_numpy(moved_R)
-        in_use = padded(num_tokens) // BLOCK
-        for blocks, shape in zip(self._blocks, self._shapes, strict=True):
-            for index, pair in enumerate(blocks):
-                old = pair
-                if more_slots:
-                    pair = self._new_block(shape)
-                    if index < in_use:
-                        for x, y in zip(pair, old, strict=True):
-                            x[: y.shape[0]] = y
-                    blocks[index] = pair
-                if moved_R.size and index < in_use:
-                    for x, y in zip(pair, old, strict=True):
-                        x[target] = y[source]
-            blocks += [self._new_block(shape) for _ in range(more_blocks)]
-        if more_slots or more_blocks > 0:
-            self._pages = [
-                torch.tensor([[x.data_ptr() for x in store] for store in zip(*b, strict=True)]) for b in self._blocks
-            ]
+        if wanted_B == slots_B and not moved_R.size and num_rows == self.slot_BR.shape[1]:
+            return
+        shared = self.slot_BR[:num_complete, source]
+        for index, wanted in enumerate(wanted_B):
+            if index >= len(self._blocks):
+                self._blocks.append(self._new_block(wanted))
+            elif index < num_complete and wanted < slots_B[index]:  # memory is scarce: keep the slots in use
+                kept, shared[index] = shared[index].unique(return_inverse=True)
+                for number, x in enumerate(self._blocks[index]):
+                    self._blocks[index][number] = x[kept]
+            elif index == num_complete:
+                self._move(self._blocks[index], wanted, source, moved_R)
+        own = torch.arange(num_rows).expand(len(wanted_B) - num_complete, -1)
+        self.slot_BR = torch.cat([shared, own])
+        addresses = torch.tensor([[x.data_ptr() for x in block] for block in self._blocks])
+        self._pages = list(addresses.T.unflatten(0, (-1, 2)).contiguous())
 
-    def _new_block(self, shape: KVShape) -> tuple[Tensor, Tensor]:
-        return (
-            torch.empty(self._slots, shape.num_heads, shape.key_dim, BLOCK),
-            torch.empty(self._slots, shape.num_heads, BLOCK, shape.value_dim),
-        )
+    def bytes_for(self, rows_D: IntArray, prompt_tokens: int) -> int:
+        """Return the most bytes of prompts, rows and logits; see `RowCache.bytes_for`."""
+        prompt_bytes = prompt_tokens * self._bytes_per_token
+        slots_B: list[int] = []
+        maximum = 0
+        for depth, wanted in enumerate(rows_D.tolist(), 1):
+            num_rows = min(wanted, self.rows_that_fit(depth, prompt_bytes))
+            before = slots_B
+            slots_B = self._slots(before, num_rows, depth - 1, depth, prompt_bytes)
+            changed = [old for old, new in zip(before, slots_B, strict=False) if old != new]
+            kept = BLOCK * (sum(slots_B) * self._bytes_per_token + max(changed, default=0) * self._largest_layer)
+            maximum = max(maximum, prompt_bytes + kept + num_rows * self._bytes_per_row)
+        return maximum
+
+    def _slots(self, slots_B: list[int], num_rows: int, num_tokens: int, capacity: int, other_bytes: int) -> list[int]:
+        """Return how many slots the blocks must have, those to come included; complete ones never get more."""
+        num_complete, num_blocks = num_tokens // BLOCK, padded(capacity) // BLOCK
+        complete_B, last = slots_B[:num_complete], slots_B[num_complete] if len(slots_B) > num_complete else 0
+        if num_rows > last:
+            last = max(num_rows, min(max(2 * last, _FIRST_SLOTS), self._max_rows))
+        wanted_B = complete_B + [last] * (num_blocks - num_complete)
+        room = self._memory_bytes - other_bytes - num_rows * self._bytes_per_row
+        if sum(wanted_B) * BLOCK * self._bytes_per_token > room:
+            return [min(slots, num_rows) for slots in complete_B] + [num_rows] * (num_blocks - num_complete)
+        return wanted_B
+
+    def _move(self, block: list[Tensor], slots: int, source: Tensor, moved_R: IntArray) -> None:
+        """Let slot r of a block continue slot source[r], in place or in a new number of slots."""
+        target = torch.from_numpy(moved_R)
+        for number, old in enumerate(block):
+            if slots != old.shape[0]:
+                kept = min(slots, old.shape[0])
+                block[number] = old.new_empty(slots, *old.shape[1:])
+                block[number][:kept] = old[:kept]
+            if moved_R.size:
+                block[number][target] = old[source[target]]
+
+    def _new_block(self, slots: int) -> list[Tensor]:
+        return [
+            torch.empty(slots, shape.num_heads, *widths)
+            for shape in self._shapes
+            for widths in ((shape.key_dim, BLOCK), (BLOCK, shape.value_dim))
+        ]
 
     def _tokens_reserved(self, num_tokens: int) -> int:
         return padded(num_tokens)
-
-    def _tokens_copied(self, tokens: int, needs_slots: bool) -> int:
-        return min(tokens, BLOCK) if needs_slots else 0
 
 
 def row_cache(
@@ -253,7 +290,7 @@ class DecodeContext:
             prompt_R, length_P = torch.from_numpy(self._prompt_R), torch.from_numpy(prompts.length)
             return self._rows.kernels.attend_rows(
                 query_THD, key_TKD, value_TKD, prompts.key[layer], prompts.value[layer], prompt_R, length_P,
-                self._rows.pages(layer), self._position,
+                self._rows.pages(layer), self._rows.slot_BR, self._position,
             )  # fmt: skip
         num_rows, prompt_key = query_THD.shape[0], self._prompts.key[layer]
         num_kv_heads, num_prompt = prompt_key.shape[1:3]
