@@ -173,32 +173,36 @@ def test_rows_attend_to_their_prompts_and_to_themselves(
     group: int, width: int, compiled: Kernels, rng: np.random.Generator
 ) -> None:
     """Ragged prompts, and positions before, at and after the ends of blocks; unused memory is NaN."""
-    rows, slots, num_kv_heads, reserved = 7, 9, 2, 3 * BLOCK
+    rows, slots, num_kv_heads, num_blocks = 7, 9, 2, 3
     length_P = np.array([1, BLOCK, 37])
     prompt_R = rng.integers(0, 3, rows)
     prompt_key, prompt_value = (normal(rng, 3, num_kv_heads, 37, width) for _ in range(2))
-    row_key, row_value = (normal(rng, slots, num_kv_heads, reserved, width) for _ in range(2))
-    for position in (0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 5, reserved - 1):
+    for position in (0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 5, num_blocks * BLOCK - 1):
         query = normal(rng, rows, num_kv_heads * group, width, scale=width**-0.5)
         mixed = normal(rng, rows, 2 * num_kv_heads, width)  # keys and values of a token are neighbors
         new_key, new_value = mixed[:, :num_kv_heads], mixed[:, num_kv_heads:]
-        key, value = row_key.clone(), row_value.clone()
-        key[:, :, position:] = value[:, :, position:] = float("nan")
-        blocks = in_blocks(key)
+        slot_BR = rng.integers(0, slots, (num_blocks, rows))
+        slot_BR[position // BLOCK] = rng.permutation(slots)[:rows]
+        keys, values = (normal(rng, num_blocks, slots, num_kv_heads, BLOCK, width) for _ in range(2))
+        for stored in (keys, values):
+            stored[position // BLOCK, :, :, position % BLOCK :] = stored[position // BLOCK + 1 :] = float("nan")
+        key_blocks = [in_blocks(keys[b])[:, :, 0].contiguous() for b in range(num_blocks)]
+        pages = torch.tensor([[x.data_ptr() for x in key_blocks], [x.data_ptr() for x in values]])
         got = compiled.attend_rows(
             query, new_key, new_value, in_blocks(prompt_key), prompt_value, torch.from_numpy(prompt_R),
-            torch.from_numpy(length_P), blocks, value, position,
+            torch.from_numpy(length_P), pages, torch.from_numpy(slot_BR), position,
         )  # fmt: skip
-        stored = blocks.transpose(3, 4).flatten(2, 3)
-        assert torch.equal(stored[:rows, :, position], new_key)
-        assert torch.equal(value[:rows, :, position], new_value)
+        keys = torch.stack([x.transpose(2, 3) for x in key_blocks])
         for r in range(rows):
             length = length_P[prompt_R[r]]
-            keys, values = (
-                torch.cat([of_prompt[prompt_R[r], :, :length], own[r, :, : position + 1]], 1).transpose(0, 1)
-                for of_prompt, own in ((prompt_key, stored), (prompt_value, value))
+            path = [torch.cat([x[b, slot_BR[b, r]] for b in range(num_blocks)], 1) for x in (keys, values)]
+            assert torch.equal(path[0][:, position], new_key[r])
+            assert torch.equal(path[1][:, position], new_value[r])
+            seen = (
+                torch.cat([of_prompt[prompt_R[r], :, :length], own[:, : position + 1]], 1).transpose(0, 1)
+                for of_prompt, own in zip((prompt_key, prompt_value), path, strict=True)
             )
-            assert_near(got[r], attention64(query[r], keys, values), 5e-6)
+            assert_near(got[r], attention64(query[r], *seen), 5e-6)
 
 
 @pytest.mark.usefixtures("threads")

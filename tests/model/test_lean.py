@@ -1,5 +1,6 @@
 """The lean pass and its operations against the modules of transformers, finite differences and plain products."""
 
+import copy
 from collections.abc import Callable
 
 import numpy as np
@@ -7,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from brorl.model import kernels as kernels_module
 from brorl.model import product as product_module
 from brorl.model.forward import TreeForward, choose_forward
-from brorl.model.fused_ops import Linear, Norm, add_gated_mlp, add_linear, norm_linear, rms_norm, rotate
+from brorl.model.fused_ops import Angles, Linear, Norm, add_gated_mlp, add_linear, query_key_value, rms_norm
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.lean import LeanPass, has_lean_layout
 from brorl.model.logprobs import DEFAULT_PASS, ModelPass, tree_logprobs
@@ -30,7 +32,13 @@ def cases(rng: np.random.Generator) -> dict[str, tuple[Callable[..., Tensor], li
     wide, wide_bias = normal(rng, INNER, HIDDEN), normal(rng, INNER)
     narrow, narrow_bias = normal(rng, HIDDEN, INNER), normal(rng, HIDDEN)
     up, up_bias = normal(rng, INNER, HIDDEN), normal(rng, INNER)
-    heads, angle = normal(rng, ROWS, 3, HIDDEN), torch.from_numpy(rng.normal(size=(ROWS, HIDDEN // 2))).repeat(1, 2)
+    mixing, mixing_bias = normal(rng, 4 * 4, HIDDEN), normal(rng, 4 * 4)  # two query heads and one of keys and values
+    angle = torch.from_numpy(rng.normal(size=(ROWS, 2))).repeat(1, 2)
+    angles = Angles(0.5 * angle.cos(), 0.5 * angle.sin(), angle.cos(), angle.sin())
+
+    def attention_inputs(x: Tensor, norm: Tensor, weight: Tensor, bias: Tensor, *norms: Tensor) -> tuple[Tensor, ...]:
+        head_norms = [Norm(n, 1e-3) for n in norms] or [None, None]
+        return query_key_value(x, Norm(norm, 1e-3), Linear(weight, bias), *head_norms, angles, 2)
 
     def gated(x: Tensor, norm: Tensor, *maps: Tensor) -> Tensor:
         gate, up, down = (Linear(*maps[i : i + 2]) for i in (0, 2, 4))
@@ -38,18 +46,23 @@ def cases(rng: np.random.Generator) -> dict[str, tuple[Callable[..., Tensor], li
 
     return {
         "rms_norm": (lambda x, w: rms_norm(x, Norm(w, 1e-3)), [x, norm]),
-        "norm_linear": (lambda x, n, w, b: norm_linear(x, Norm(n, 1e-3), Linear(w, b)), [x, norm, wide, wide_bias]),
+        "query_key_value": (attention_inputs, [x, norm, mixing, mixing_bias]),
+        "query_key_value with norms": (
+            attention_inputs,
+            [x, norm, mixing, mixing_bias, *(normal(rng, 4) for _ in "qk")],
+        ),
         "linear": (linear, [x, wide, wide_bias]),
         "add_linear": (
             lambda x, y, w, b: add_linear(x, y, Linear(w, b)),
             [x, normal(rng, ROWS, INNER), narrow, narrow_bias],
         ),
-        "rotate": (lambda x: rotate(x, angle.cos(), angle.sin()), [heads]),
         "add_gated_mlp": (gated, [x, norm, wide, wide_bias, up, up_bias, narrow, narrow_bias]),
     }
 
 
-OPERATIONS = ("rms_norm", "norm_linear", "linear", "add_linear", "rotate", "add_gated_mlp")
+OPERATIONS = (
+    "rms_norm", "query_key_value", "query_key_value with norms", "linear", "add_linear", "add_gated_mlp"
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -64,7 +77,7 @@ def test_without_gradients_the_values_are_the_same(operation: str, rng: np.rando
     expected = function(*inputs)
     with torch.no_grad():
         got = function(*(x.detach().clone() for x in inputs))
-    torch.testing.assert_close(got, expected.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_frozen_parameters_get_no_gradient(rng: np.random.Generator) -> None:
@@ -101,6 +114,28 @@ def test_a_pass_equals_the_modules_of_transformers(
         for got, reference in zip(output(packed), expected, strict=True):
             tolerance = 1e-10 if dtype == torch.float64 else 1e-4
             torch.testing.assert_close(got, reference, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "hooked"])
+def test_gradients_in_float32_equal_those_of_the_modules_in_float64(
+    architecture: str, compiled: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the log-probs of three trees in several chunks, with the compiled kernels and with PyTorch's."""
+    monkeypatch.setattr(kernels_module, "_choice", "auto" if compiled else "off")
+    single = small_model(architecture, seed=int(rng.integers(1 << 30)), dtype=torch.float32, scale=0.1)
+    double = copy.deepcopy(single).double()
+    trees = [random_tree(rng) for _ in range(3)]
+    weights = [torch.from_numpy(rng.normal(size=tree.num_unique_tokens)) for tree in trees]
+    results = []
+    for model, model_pass in ((single, ModelPass(lean=True)), (double, DEFAULT_PASS)):
+        logprobs = tree_logprobs(model, trees, model_pass=model_pass, max_nodes=16)
+        torch.stack([(x.double() * w).sum() for x, w in zip(logprobs, weights, strict=True)]).sum().backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).double()
+        results.append((torch.cat(logprobs).double().detach(), gradient))
+    (logprob, gradient), (logprob64, gradient64) = results
+    torch.testing.assert_close(logprob, logprob64, rtol=0, atol=1e-5)
+    assert float((gradient - gradient64).norm()) < 1e-5 * float(gradient64.norm())
 
 
 def test_a_copy_in_bfloat16_is_near_the_weights(rng: np.random.Generator) -> None:

@@ -1,5 +1,6 @@
 """The native engine against Hugging Face: generate, a plain forward pass, and itself without any sharing."""
 
+import copy
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -51,10 +52,10 @@ class Spy:
         monkeypatch.setattr(decoder, "prefill", self._prefill(decoder.prefill))
         for kind in (HookedPass, LeanPass):
             monkeypatch.setattr(kind, "row_logits", self._forward(kind.row_logits))
-        monkeypatch.setattr(native, "RowCache", self._row_cache)
+        monkeypatch.setattr(native, "row_cache", self._row_cache)
 
     def _row_cache(self, *args: object) -> RowCache:
-        self._caches.append(RowCache(*args))
+        self._caches.append(decoder.row_cache(*args))
         return self._caches[-1]
 
     def _prefill(self, original: Callable) -> Callable:
@@ -69,8 +70,7 @@ class Spy:
             if not isinstance(context, decoder.DecodeContext):
                 return original(packed, token_T, position_T, context, rows)
             self.rows.append(token_T.numel())
-            held = [x for cache in self._caches for x in (*cache.key, *cache.value)]
-            self.held_bytes.append(sum(x.numel() * x.element_size() for x in held))
+            self.held_bytes.append(sum(cache.num_bytes for cache in self._caches))
             return original(packed, token_T, position_T, context, rows)
 
         return row_logits
@@ -185,8 +185,7 @@ def test_row_cache_budget_covers_what_it_holds(rng: np.random.Generator) -> None
         for tokens in range(1, max_tokens + 1):
             rows = min(3 * rows, cache.rows_that_fit(tokens, prompt_bytes), 100)
             cache.rearrange(np.arange(rows) % max(1, rows // 3), 0, tokens, prompt_bytes)
-            held = sum(x.numel() * x.element_size() for x in (*cache.key, *cache.value))
-            assert held + prompt_bytes <= memory
+            assert cache.num_bytes + prompt_bytes <= memory
             assert cache.key[0].shape[0] >= rows
             assert cache.key[0].shape[3] == cache.value[0].shape[2] >= tokens
 
@@ -200,6 +199,21 @@ def test_long_responses_grow_the_cache_without_changing_results(rng: np.random.G
     flat = NativeEngine(model, 99, share_prefixes=False).sample(prompts, 6, sampling, seed=2)
     assert_same_trees(tree, flat)
     assert all((t.length == 80).all() and not t.finished.any() for t in tree)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_log_probs_in_float32_are_those_of_the_model_in_float64(architecture: str, rng: np.random.Generator) -> None:
+    """Over several blocks of the cache, forks and ends, prompts of different lengths, and with rows that wait."""
+    model = small_model(architecture, seed=int(rng.integers(1 << 30)), dtype=torch.float32)
+    exact = copy.deepcopy(model).double()
+    prompts, sampling = ragged_prompts(rng, 3), SamplingParams(max_new_tokens=40, temperature=0.8)
+    for memory in (1 << 30, room_for(model, 20, 40, prompts)):
+        trees = NativeEngine(model, EOS, memory).sample(prompts, 24, sampling, seed=4)
+        assert max(tree.depth.max() for tree in trees) > 2 * 16
+        with torch.no_grad():
+            expected = tree_logprobs(exact, trees, next_token=NextToken(temperature=0.8))
+        for tree, logprob in zip(trees, expected, strict=True):
+            np.testing.assert_allclose(tree.logprob, logprob.numpy(), rtol=0, atol=2e-5)
 
 
 def test_a_prompt_depends_on_the_others_only_through_its_place(rng: np.random.Generator) -> None:

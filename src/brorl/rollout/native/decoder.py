@@ -65,6 +65,11 @@ class RowCache:
         self.key = [empty.new_empty(0, shape.num_heads, shape.key_dim, 0) for shape in shapes]
         self.value = [empty.new_empty(0, shape.num_heads, 0, shape.value_dim) for shape in shapes]
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the keys and values."""
+        return sum(x.numel() * x.element_size() for x in (*self.key, *self.value))
+
     def prompt_tokens_that_fit(self) -> int:
         """Return how many prompt tokens may be cached together: those that fill half of the memory."""
         fit: int = self._memory_bytes // (2 * self._bytes_per_token)
