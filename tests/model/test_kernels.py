@@ -28,11 +28,12 @@ from small_models import random_tree
 pytestmark = pytest.mark.skipif(kernels() is None, reason="needs a C compiler")
 
 
-@pytest.fixture
-def compiled() -> Kernels:
-    made = kernels()
-    assert made is not None
-    return made
+@pytest.fixture(scope="session", params=[(), ("-DLANES=4",), ("-DLANES=16",)], ids=["native", "4 lanes", "16 lanes"])
+def compiled(request: pytest.FixtureRequest) -> Kernels:
+    """The kernels of this processor, and those with vectors of other sizes, which the compiler divides or joins."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_FLAGS", (*module._FLAGS, *request.param))
+        return Kernels(compile_kernels())
 
 
 @pytest.fixture(params=[1, 3])

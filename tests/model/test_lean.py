@@ -36,9 +36,13 @@ def cases(rng: np.random.Generator) -> dict[str, tuple[Callable[..., Tensor], li
     angle = torch.from_numpy(rng.normal(size=(ROWS, 2))).repeat(1, 2)
     angles = Angles(0.5 * angle.cos(), 0.5 * angle.sin(), angle.cos(), angle.sin())
 
-    def attention_inputs(x: Tensor, norm: Tensor, weight: Tensor, bias: Tensor, *norms: Tensor) -> tuple[Tensor, ...]:
-        head_norms = [Norm(n, 1e-3) for n in norms] or [None, None]
-        return query_key_value(x, Norm(norm, 1e-3), Linear(weight, bias), *head_norms, angles, 2)
+    norms = normal(rng, 4), normal(rng, 4)
+
+    def attention_inputs(
+        x: Tensor, norm: Tensor, weight: Tensor, bias: Tensor, *head_norms: Tensor
+    ) -> tuple[Tensor, ...]:
+        query_norm, key_norm = [Norm(n, 1e-3) for n in head_norms] or (None, None)
+        return query_key_value(x, Norm(norm, 1e-3), Linear(weight, bias), query_norm, key_norm, angles, 2)
 
     def gated(x: Tensor, norm: Tensor, *maps: Tensor) -> Tensor:
         gate, up, down = (Linear(*maps[i : i + 2]) for i in (0, 2, 4))
@@ -49,7 +53,7 @@ def cases(rng: np.random.Generator) -> dict[str, tuple[Callable[..., Tensor], li
         "query_key_value": (attention_inputs, [x, norm, mixing, mixing_bias]),
         "query_key_value with norms": (
             attention_inputs,
-            [x, norm, mixing, mixing_bias, *(normal(rng, 4) for _ in "qk")],
+            [x, norm, mixing, mixing_bias, *norms],
         ),
         "linear": (linear, [x, wide, wide_bias]),
         "add_linear": (

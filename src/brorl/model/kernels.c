@@ -12,10 +12,14 @@
 #define DRAWN 64  // tokens whose probabilities are added up before one of them is searched
 #define PARALLEL_WORK 65536  // multiplications below which one thread is faster
 
-#ifdef __AVX512F__
+#ifndef LANES  // numbers of a vector register
+#if defined __AVX512F__
 #define LANES 16
-#else
+#elif defined __AVX__
 #define LANES 8
+#else
+#define LANES 4
+#endif
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
@@ -460,7 +464,7 @@ typedef struct {
 } Trained;
 
 // Adds the gradients of Q queries that pass through a segment.
-INLINE void add_gradients(int Q, const float *query, const float *grad, Trained segment, const size *length,
+INLINE void add_gradients_of(int Q, const float *query, const float *grad, Trained segment, const size *length,
                           const float *lse, const float *inner, size D, float *grad_query, float *weight,
                           float *grad_score) {
   size width = padded(segment.length);
@@ -478,6 +482,20 @@ INLINE void add_gradients(int Q, const float *query, const float *grad, Trained 
   add_values(Q, grad_score, width, segment.key, segment.length, D, grad_query);
   add_outer(Q, grad_score, width, query, segment.length, D, segment.grad_key);
   add_outer(Q, weight, width, grad, segment.length, D, segment.grad_value);
+}
+
+// The same for any number of queries.
+static void add_gradients(size queries, const float *query, const float *grad, Trained segment, const size *length,
+                          const float *lse, const float *inner, size D, float *grad_query, float *weight,
+                          float *grad_score) {
+  size q = 0;
+#define ADD(Q)                                                                                                  \
+  add_gradients_of(Q, query + q * D, grad + q * D, segment, length + q, lse + q, inner + q, D, grad_query + q * D, \
+                   weight, grad_score)
+  for (; q + 4 <= queries; q += 4) ADD(4);
+  for (; q + 2 <= queries; q += 2) ADD(2);
+  for (; q < queries; q++) ADD(1);
+#undef ADD
 }
 
 // Gradients of `attend_nodes`. All keys and values are [tokens, D] here, those of prompts also in blocks. grad [F, K * G, D] is that of `out`; the gradients of the
@@ -540,14 +558,8 @@ void attend_nodes_backward(const float *query, const float *key, const float *va
       memset(grad_queries, 0, length * G * entry);
       Trained path = {key_blocks, value_blocks, keys, values, key_sums, value_sums, top};
       const float *of_lse = lse + (k * F + node) * G;
-      size q = 0;
-#define ADD(Q, segment, length)                                                                                    \
-  add_gradients(Q, queries + q * D, grads + q * D, segment, length + q, of_lse + q, inner + q, D, grad_queries + q * D, \
-                weight, grad_score)
-      for (; q + 4 <= length * G; q += 4) ADD(4, prompt, whole), ADD(4, path, lengths);
-      for (; q + 2 <= length * G; q += 2) ADD(2, prompt, whole), ADD(2, path, lengths);
-      for (; q < length * G; q++) ADD(1, prompt, whole), ADD(1, path, lengths);
-#undef ADD
+      add_gradients(length * G, queries, grads, prompt, whole, of_lse, inner, D, grad_queries, weight, grad_score);
+      add_gradients(length * G, queries, grads, path, lengths, of_lse, inner, D, grad_queries, weight, grad_score);
       for (size i = 0; i < length; i++)
         memcpy(grad_query + ((node + i) * K + k) * G * D, grad_queries + i * G * D, G * entry);
     }
