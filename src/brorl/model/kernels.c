@@ -1,7 +1,8 @@
 // Operations of a decoder in float32 on a CPU, each in one pass over its memory. `kernels.py` compiles and calls them.
 //
-// Dimensions: T tokens or rows, H query heads, K key-value heads, G = H / K queries per key-value head, D head dimension,
-// S tokens of a prompt. "In blocks" means [tokens / BLOCK, D, BLOCK]: the scores of a block of keys are computed together.
+// Dimensions: T tokens or rows, H query heads, K key-value heads, G = H / K queries per key-value head, D head
+// dimension, S tokens of a prompt. "In blocks" means [tokens / BLOCK, D, BLOCK]: the scores of a block of keys are
+// computed together.
 
 #include <math.h>
 #include <stdint.h>
@@ -9,7 +10,7 @@
 #include <string.h>
 
 #define BLOCK 16
-#define DRAWN 64  // tokens whose probabilities are added up before one of them is searched
+#define DRAWN 64             // tokens whose probabilities are added up before one of them is searched
 #define PARALLEL_WORK 65536  // multiplications below which one thread is faster
 
 #ifndef LANES  // numbers of a vector register
@@ -27,8 +28,8 @@ typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias))
 typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int64_t size;
 
-INLINE vec load(const float *from) { return *(const vec *)from; }
-INLINE void store(float *to, vec x) { *(vec *)to = x; }
+INLINE vec load(const float* from) { return *(const vec*)from; }
+INLINE void store(float* to, vec x) { *(vec*)to = x; }
 
 INLINE vec choose(ints condition, vec x, vec y) { return (vec)(((ints)x & condition) | ((ints)y & ~condition)); }
 
@@ -61,7 +62,7 @@ INLINE vec exp_of(vec x) {
 }
 
 // Replaces scores by exp(score - max); returns their sum. `count` is a multiple of LANES.
-INLINE float exp_and_sum(float *score, size count, float max) {
+INLINE float exp_and_sum(float* score, size count, float max) {
   vec sum = {0};
   for (size i = 0; i < count; i += LANES) {
     vec e = exp_of(load(score + i) - max);
@@ -72,12 +73,12 @@ INLINE float exp_and_sum(float *score, size count, float max) {
 }
 
 // out = x / sqrt(mean(x^2) + epsilon) * weight of each head; the tokens of x are `stride` apart.
-void rms_norm(const float *x, size stride, const float *weight, float epsilon, float *out, size tokens, size heads,
+void rms_norm(const float* x, size stride, const float* weight, float epsilon, float* out, size tokens, size heads,
               size width, int threads) {
 #pragma omp parallel for num_threads(threads) if (tokens * heads * width > PARALLEL_WORK)
   for (size row = 0; row < tokens * heads; row++) {
-    const float *from = x + row / heads * stride + row % heads * width;
-    float *to = out + row * width;
+    const float* from = x + row / heads * stride + row % heads * width;
+    float* to = out + row * width;
     vec squares = {0};
     size i = 0;
     for (; i + LANES <= width; i += LANES) squares += load(from + i) * load(from + i);
@@ -89,14 +90,14 @@ void rms_norm(const float *x, size stride, const float *weight, float epsilon, f
 }
 
 // Rotates the pairs (d, d + D / 2) of heads by the angles of their tokens; the strides are those of tokens.
-void rotate(const float *x, size stride, const float *cos, const float *sin, float *out, size out_stride, size tokens,
+void rotate(const float* x, size stride, const float* cos, const float* sin, float* out, size out_stride, size tokens,
             size heads, size D, int threads) {
   size half = D / 2;
 #pragma omp parallel for num_threads(threads) if (tokens * heads * D > PARALLEL_WORK)
   for (size t = 0; t < tokens; t++)
     for (size h = 0; h < heads; h++) {
       const float *from = x + t * stride + h * D, *c = cos + t * D, *s = sin + t * D;
-      float *to = out + t * out_stride + h * D;
+      float* to = out + t * out_stride + h * D;
       for (size d = 0; d < half; d++) {
         to[d] = from[d] * c[d] - from[d + half] * s[d];
         to[d + half] = from[d + half] * c[d + half] + from[d] * s[d + half];
@@ -105,15 +106,16 @@ void rotate(const float *x, size stride, const float *cos, const float *sin, flo
 }
 
 // Gradients of `rms_norm`: grad_x = the gradient of x, and sums [blocks, width] that add up to that of the weight.
-void rms_norm_backward(const float *x, size stride, const float *weight, float epsilon, const float *grad, float *grad_x,
-                       size grad_stride, float *sums, size blocks, size tokens, size heads, size width, int threads) {
+void rms_norm_backward(const float* x, size stride, const float* weight, float epsilon, const float* grad,
+                       float* grad_x, size grad_stride, float* sums, size blocks, size tokens, size heads, size width,
+                       int threads) {
   size rows = tokens * heads;
 #pragma omp parallel for num_threads(threads) if (rows * width > PARALLEL_WORK)
   for (size block = 0; block < blocks; block++) {
-    float *sum = sums + block * width;
+    float* sum = sums + block * width;
     for (size row = rows * block / blocks; row < rows * (block + 1) / blocks; row++) {
       const float *from = x + row / heads * stride + row % heads * width, *g = grad + row * width;
-      float *to = grad_x + row / heads * grad_stride + row % heads * width;
+      float* to = grad_x + row / heads * grad_stride + row % heads * width;
       vec squares = {0}, products = {0};
       size i = 0;
       for (; i + LANES <= width; i += LANES) {
@@ -141,7 +143,7 @@ INLINE vec sigmoid_of(vec x) {
 INLINE float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
 // out = silu(gate) * up.
-void gated(const float *gate, const float *up, float *out, size count, int threads) {
+void gated(const float* gate, const float* up, float* out, size count, int threads) {
   size whole = count - count % LANES;
 #pragma omp parallel for num_threads(threads) if (count > PARALLEL_WORK)
   for (size i = 0; i < whole; i += LANES) {
@@ -152,7 +154,7 @@ void gated(const float *gate, const float *up, float *out, size count, int threa
 }
 
 // Gradients of `gated`: overwrites grad with that of gate. out = silu(gate) * up.
-void gated_backward(const float *gate, const float *up, float *grad, float *out, float *grad_up, size count,
+void gated_backward(const float* gate, const float* up, float* grad, float* out, float* grad_up, size count,
                     int threads) {
   size whole = count - count % LANES;
 #pragma omp parallel for num_threads(threads) if (count > PARALLEL_WORK)
@@ -171,17 +173,17 @@ void gated_backward(const float *gate, const float *up, float *grad, float *out,
 // Draws a token for each of `draws` rollouts by the inverse of the cumulative softmax of its row, and its log-prob.
 //
 // logits [rows, vocabulary]; row [draws], ascending; uniform [draws], in [0, 1).
-void draw_tokens(const float *logits, size vocabulary, float inverse_temperature, const size *row, const double *uniform,
-                 size *token, double *logprob, size draws, int threads) {
+void draw_tokens(const float* logits, size vocabulary, float inverse_temperature, const size* row,
+                 const double* uniform, size* token, double* logprob, size draws, int threads) {
   size whole = vocabulary - vocabulary % LANES, blocks = (vocabulary + DRAWN - 1) / DRAWN;
 #pragma omp parallel num_threads(threads) if (draws * vocabulary > PARALLEL_WORK)
   {
-    float *mass = malloc((vocabulary + LANES) * sizeof(float));
-    double *edge = malloc(blocks * sizeof(double));
+    float* mass = malloc((vocabulary + LANES) * sizeof(float));
+    double* edge = malloc(blocks * sizeof(double));
 #pragma omp for schedule(dynamic, 16)
     for (size first = 0; first < draws; first++) {
       if (first && row[first] == row[first - 1]) continue;  // drawn with the first rollout of the row
-      const float *logit = logits + row[first] * vocabulary;
+      const float* logit = logits + row[first] * vocabulary;
       float max = logit[0];
       if (whole) {
         vec most = load(logit);
@@ -189,8 +191,7 @@ void draw_tokens(const float *logits, size vocabulary, float inverse_temperature
         max = max_of(most);
       }
       for (size i = whole; i < vocabulary; i++) max = logit[i] > max ? logit[i] : max;
-      for (size i = 0; i < whole; i += LANES)
-        store(mass + i, exp_of((load(logit + i) - max) * inverse_temperature));
+      for (size i = 0; i < whole; i += LANES) store(mass + i, exp_of((load(logit + i) - max) * inverse_temperature));
       for (size i = whole; i < vocabulary; i++) {
         vec x = {0};
         mass[i] = exp_of(x + (logit[i] - max) * inverse_temperature)[0];
@@ -207,7 +208,10 @@ void draw_tokens(const float *logits, size vocabulary, float inverse_temperature
         size low = 0, high = blocks - 1;  // the first block whose edge is above the target
         while (low < high) {
           size middle = (low + high) / 2;
-          if (edge[middle] > target) high = middle; else low = middle + 1;
+          if (edge[middle] > target)
+            high = middle;
+          else
+            low = middle + 1;
         }
         double sum = low ? edge[low - 1] : 0;
         size chosen = low * DRAWN, i = chosen;
@@ -226,14 +230,14 @@ void draw_tokens(const float *logits, size vocabulary, float inverse_temperature
 
 // Scores of Q queries and the keys of one block or two.
 #define VECS (BLOCK / LANES)
-INLINE void score_blocks(int Q, int blocks, const float *query, const float *first, const float *second, size D,
-                         float *score, size width) {
+INLINE void score_blocks(int Q, int blocks, const float* query, const float* first, const float* second, size D,
+                         float* score, size width) {
   vec sum[4][2 * VECS];
   for (int q = 0; q < Q; q++)
     for (int v = 0; v < blocks * VECS; v++) sum[q][v] = (vec){0};
   for (size d = 0; d < D; d++)
     for (int v = 0; v < blocks * VECS; v++) {
-      const float *from = (v < VECS ? first : second) + d * BLOCK + v % VECS * LANES;
+      const float* from = (v < VECS ? first : second) + d * BLOCK + v % VECS * LANES;
       vec k = load(from);
       if (v % VECS == 0) __builtin_prefetch(from + blocks * D * BLOCK);  // the blocks that are read next
       for (int q = 0; q < Q; q++) sum[q][v] += query[q * D + d] * k;
@@ -243,7 +247,7 @@ INLINE void score_blocks(int Q, int blocks, const float *query, const float *fir
 }
 
 // Scores of Q queries and consecutive blocks of keys.
-INLINE void scores(int Q, const float *query, const float *key, size length, size D, float *score, size width) {
+INLINE void scores(int Q, const float* query, const float* key, size length, size D, float* score, size width) {
   size t = 0;
   if (Q <= 2)
     for (; t + BLOCK < length; t += 2 * BLOCK)
@@ -254,14 +258,14 @@ INLINE void scores(int Q, const float *query, const float *key, size length, siz
 // The place of dimension 0 of a token among keys in blocks; the next dimensions follow at a distance of BLOCK.
 INLINE size in_blocks(size token, size D) { return token / BLOCK * BLOCK * D + token % BLOCK; }
 
-INLINE void store_in_blocks(const float *x, size D, float *blocks, size token) {
-  float *to = blocks + in_blocks(token, D);
+INLINE void store_in_blocks(const float* x, size D, float* blocks, size token) {
+  float* to = blocks + in_blocks(token, D);
   for (size d = 0; d < D; d++) to[d * BLOCK] = x[d];
 }
 
 // Adds the weighted sums of values [length, D] of Q queries to columns of out.
-INLINE void add_columns(int Q, int vecs, const float *weight, size width, const float *value, size length, size D,
-                        float *out) {
+INLINE void add_columns(int Q, int vecs, const float* weight, size width, const float* value, size length, size D,
+                        float* out) {
   vec sum[4][4];
   for (int q = 0; q < Q; q++)
     for (int v = 0; v < vecs; v++) sum[q][v] = load(out + q * D + v * LANES);
@@ -274,7 +278,7 @@ INLINE void add_columns(int Q, int vecs, const float *weight, size width, const 
     for (int v = 0; v < vecs; v++) store(out + q * D + v * LANES, sum[q][v]);
 }
 
-INLINE void add_values(int Q, const float *weight, size width, const float *value, size length, size D, float *out) {
+INLINE void add_values(int Q, const float* weight, size width, const float* value, size length, size D, float* out) {
   size d = 0;
   if (Q <= 2)
     for (; d + 4 * LANES <= D; d += 4 * LANES) add_columns(Q, 4, weight, width, value + d, length, D, out + d);
@@ -286,7 +290,7 @@ INLINE void add_values(int Q, const float *weight, size width, const float *valu
 }
 
 // out[t] += the sum over Q vectors of weight[t] * vector; out is [length, D].
-INLINE void add_outer(int Q, const float *weight, size width, const float *vector, size length, size D, float *out) {
+INLINE void add_outer(int Q, const float* weight, size width, const float* vector, size length, size D, float* out) {
   size d = 0;
   for (; d + 2 * LANES <= D; d += 2 * LANES) {
     vec x[4][2];
@@ -312,10 +316,11 @@ typedef struct {
   size length;
 } Segment;
 
-// Blocks of keys, and of values [BLOCK, D]. Those of block b are in slot[b * stride] of its memory, [slots, heads, ...].
+// Blocks of keys, and of values [BLOCK, D]. Those of block b are in slot[b * stride] of its memory, [slots, heads,
+// ...].
 typedef struct {
   float *const *key, *const *value;
-  const size *slot;
+  const size* slot;
   size stride, heads, head, length;
 } Pages;
 
@@ -326,8 +331,8 @@ INLINE size place_of(Pages row, size block, size D) {
 INLINE size least(size a, size b) { return a < b ? a : b; }
 
 // Attention of Q queries to a prompt and to the first `row_length` tokens of a row, with one softmax.
-INLINE void attend_queries(int Q, const float *query, Segment prompt, Pages row, const size *row_length, size D,
-                           float *out, float *lse, float *score) {
+INLINE void attend_queries(int Q, const float* query, Segment prompt, Pages row, const size* row_length, size D,
+                           float* out, float* lse, float* score) {
   size split = padded(prompt.length), width = split + padded(row.length), blocks = padded(row.length) / BLOCK, b = 0;
   scores(Q, query, prompt.key, prompt.length, D, score, width);
   if (Q <= 2)
@@ -338,7 +343,7 @@ INLINE void attend_queries(int Q, const float *query, Segment prompt, Pages row,
     score_blocks(Q, 1, query, row.key[b] + place_of(row, b, D), NULL, D, score + split + b * BLOCK, width);
   float total[4];
   for (int q = 0; q < Q; q++) {
-    float *own = score + q * width;
+    float* own = score + q * width;
     for (size t = prompt.length; t < split; t++) own[t] = -INFINITY;
     for (size t = split + row_length[q]; t < width; t++) own[t] = -INFINITY;
     vec most = load(own);
@@ -360,8 +365,8 @@ INLINE void attend_queries(int Q, const float *query, Segment prompt, Pages row,
 }
 
 // The same for any number of queries.
-static void attend(size queries, const float *query, Segment prompt, Pages row, const size *row_length, size D,
-                   float *out, float *lse, float *score) {
+static void attend(size queries, const float* query, Segment prompt, Pages row, const size* row_length, size D,
+                   float* out, float* lse, float* score) {
   size q = 0;
 #define ATTEND(Q) attend_queries(Q, query + q * D, prompt, row, row_length + q, D, out + q * D, lse + q, score)
   for (; q + 4 <= queries; q += 4) ATTEND(4);
@@ -375,15 +380,15 @@ static void attend(size queries, const float *query, Segment prompt, Pages row, 
 // query [T, K * G, D]; new_key, new_value [T, K, D] with tokens `new_stride` apart; prompt_key [P, K, padded S, D] in
 // blocks, prompt_value [P, K, S, D]; row_key and row_value list the memory of blocks, [slots, K, D, BLOCK] and
 // [slots, K, BLOCK, D]; slot [blocks, T].
-void attend_rows(const float *query, const float *new_key, const float *new_value, size new_stride,
-                 const float *prompt_key, const float *prompt_value, size prompt_tokens,
-                 const size *prompt_of_row, const size *prompt_length, float *const *row_key, float *const *row_value,
-                 const size *slot, size position, float *out, size rows, size K, size G, size D, int threads) {
+void attend_rows(const float* query, const float* new_key, const float* new_value, size new_stride,
+                 const float* prompt_key, const float* prompt_value, size prompt_tokens, const size* prompt_of_row,
+                 const size* prompt_length, float* const* row_key, float* const* row_value, const size* slot,
+                 size position, float* out, size rows, size K, size G, size D, int threads) {
   size longest = padded(prompt_tokens) + padded(position + 1);
 #pragma omp parallel num_threads(threads) if (rows * K * G * D * longest > 8 * PARALLEL_WORK)
   {
     float *score = malloc((4 * longest + G) * sizeof(float)), *lse = score + 4 * longest;
-    size *row_length = malloc(G * sizeof(size));
+    size* row_length = malloc(G * sizeof(size));
     for (size g = 0; g < G; g++) row_length[g] = position + 1;
 #pragma omp for
     for (size cell = 0; cell < rows * K; cell++) {
@@ -401,11 +406,11 @@ void attend_rows(const float *query, const float *new_key, const float *new_valu
   }
 }
 
-// The nodes of a tree in preorder. In this order the ancestors of a node are a stack: a node at depth t is entry t of it,
-// and the entries below are its ancestors.
+// The nodes of a tree in preorder. In this order the ancestors of a node are a stack: a node at depth t is entry t of
+// it, and the entries below are its ancestors.
 
 // Returns how many of the nodes from `node` on, at most `most`, are each the child of the one before.
-INLINE size chain_length(const size *depth, size node, size end, size most) {
+INLINE size chain_length(const size* depth, size node, size end, size most) {
   size length = 1;
   while (length < most && node + length < end && depth[node + length] == depth[node] + length) length++;
   return length;
@@ -415,19 +420,19 @@ INLINE size chain_length(const size *depth, size node, size end, size most) {
 //
 // query [F, K * G, D]; key, value [F, K, D]; prompt_key [P, K, padded S, D] in blocks, prompt_value [P, K, S, D];
 // node_start [P + 1]; depth [F], below `deepest`; out [F, K * G, D]; lse [K, F, G].
-void attend_nodes(const float *query, const float *key, const float *value, const float *prompt_key,
-                  const float *prompt_value, size prompt_tokens, const size *prompt_length, const size *node_start,
-                  const size *depth, size deepest, float *out, float *lse, size F, size P, size K, size G, size D,
+void attend_nodes(const float* query, const float* key, const float* value, const float* prompt_key,
+                  const float* prompt_value, size prompt_tokens, const size* prompt_length, const size* node_start,
+                  const size* depth, size deepest, float* out, float* lse, size F, size P, size K, size G, size D,
                   int threads) {
   size reserved = padded(deepest), width = padded(prompt_tokens) + reserved, most = G < 4 ? 4 / G : 1;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
   for (size task = 0; task < P * K; task++) {
     size p = task / K, k = task % K, end = node_start[p + 1];
-    float *scratch = malloc((2 * reserved * D + 4 * width + 2 * most * G * D) * sizeof(float));
+    float* scratch = malloc((2 * reserved * D + 4 * width + 2 * most * G * D) * sizeof(float));
     float *keys = scratch, *values = keys + reserved * D, *score = values + reserved * D;
     float *queries = score + 4 * width, *outs = queries + most * G * D;
-    size *row_length = malloc(most * G * sizeof(size));
-    float **pages = malloc(2 * reserved / BLOCK * sizeof(float *));
+    size* row_length = malloc(most * G * sizeof(size));
+    float** pages = malloc(2 * reserved / BLOCK * sizeof(float*));
     for (size b = 0; b < reserved / BLOCK; b++) {
       pages[b] = keys + b * BLOCK * D;
       pages[reserved / BLOCK + b] = values + b * BLOCK * D;
@@ -464,9 +469,9 @@ typedef struct {
 } Trained;
 
 // Adds the gradients of Q queries that pass through a segment.
-INLINE void add_gradients_of(int Q, const float *query, const float *grad, Trained segment, const size *length,
-                          const float *lse, const float *inner, size D, float *grad_query, float *weight,
-                          float *grad_score) {
+INLINE void add_gradients_of(int Q, const float* query, const float* grad, Trained segment, const size* length,
+                             const float* lse, const float* inner, size D, float* grad_query, float* weight,
+                             float* grad_score) {
   size width = padded(segment.length);
   scores(Q, query, segment.key_blocks, segment.length, D, weight, width);
   scores(Q, grad, segment.value_blocks, segment.length, D, grad_score, width);
@@ -485,11 +490,11 @@ INLINE void add_gradients_of(int Q, const float *query, const float *grad, Train
 }
 
 // The same for any number of queries.
-static void add_gradients(size queries, const float *query, const float *grad, Trained segment, const size *length,
-                          const float *lse, const float *inner, size D, float *grad_query, float *weight,
-                          float *grad_score) {
+static void add_gradients(size queries, const float* query, const float* grad, Trained segment, const size* length,
+                          const float* lse, const float* inner, size D, float* grad_query, float* weight,
+                          float* grad_score) {
   size q = 0;
-#define ADD(Q)                                                                                                  \
+#define ADD(Q)                                                                                                     \
   add_gradients_of(Q, query + q * D, grad + q * D, segment, length + q, lse + q, inner + q, D, grad_query + q * D, \
                    weight, grad_score)
   for (; q + 4 <= queries; q += 4) ADD(4);
@@ -498,22 +503,21 @@ static void add_gradients(size queries, const float *query, const float *grad, T
 #undef ADD
 }
 
-// Gradients of `attend_nodes`. All keys and values are [tokens, D] here, those of prompts also in blocks. grad [F, K * G, D] is that of `out`; the gradients of the
-// prompts are [P, K, prompt_tokens, D], and are added to.
-void attend_nodes_backward(const float *query, const float *key, const float *value, const float *prompt_key,
-                           const float *prompt_value, const float *prompt_key_blocks,
-                           const float *prompt_value_blocks, size prompt_tokens, const size *prompt_length,
-                           const size *node_start, const size *depth, size deepest,
-                           const float *out, const float *lse, const float *grad, float *grad_query, float *grad_key,
-                           float *grad_value, float *grad_prompt_key, float *grad_prompt_value, size F, size P, size K,
-                           size G, size D, int threads) {
+// Gradients of `attend_nodes`. All keys and values are [tokens, D] here, those of prompts also in blocks. grad [F, K *
+// G, D] is that of `out`; the gradients of the prompts are [P, K, prompt_tokens, D], and are added to.
+void attend_nodes_backward(const float* query, const float* key, const float* value, const float* prompt_key,
+                           const float* prompt_value, const float* prompt_key_blocks, const float* prompt_value_blocks,
+                           size prompt_tokens, const size* prompt_length, const size* node_start, const size* depth,
+                           size deepest, const float* out, const float* lse, const float* grad, float* grad_query,
+                           float* grad_key, float* grad_value, float* grad_prompt_key, float* grad_prompt_value, size F,
+                           size P, size K, size G, size D, int threads) {
   size reserved = padded(deepest), prompt_reserved = padded(prompt_tokens);
   size width = reserved > prompt_reserved ? reserved : prompt_reserved;
   size most = G < 4 ? 4 / G : 1, entry = D * sizeof(float);
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
   for (size task = 0; task < P * K; task++) {
     size p = task / K, k = task % K, end = node_start[p + 1], cells = most * G, of_prompt = task * D * prompt_tokens;
-    float *scratch = calloc(6 * reserved * D + 8 * width + cells * (3 * D + 1), sizeof(float));
+    float* scratch = calloc(6 * reserved * D + 8 * width + cells * (3 * D + 1), sizeof(float));
     float *key_blocks = scratch, *value_blocks = key_blocks + reserved * D, *keys = value_blocks + reserved * D;
     float *values = keys + reserved * D, *key_sums = values + reserved * D, *value_sums = key_sums + reserved * D;
     float *weight = value_sums + reserved * D, *grad_score = weight + 4 * width, *queries = grad_score + 4 * width;
@@ -557,7 +561,7 @@ void attend_nodes_backward(const float *query, const float *key, const float *va
       }
       memset(grad_queries, 0, length * G * entry);
       Trained path = {key_blocks, value_blocks, keys, values, key_sums, value_sums, top};
-      const float *of_lse = lse + (k * F + node) * G;
+      const float* of_lse = lse + (k * F + node) * G;
       add_gradients(length * G, queries, grads, prompt, whole, of_lse, inner, D, grad_queries, weight, grad_score);
       add_gradients(length * G, queries, grads, path, lengths, of_lse, inner, D, grad_queries, weight, grad_score);
       for (size i = 0; i < length; i++)

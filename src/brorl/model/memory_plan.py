@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from brorl.errors import UserError
 from brorl.model.forward import ForwardChoice
+from brorl.model.kernels import kernels
 from brorl.model.kv_shape import KVShape, shapes_or_guess
 from brorl.model.logits import LOGITS_PER_BLOCK, MAX_LOGITS, embeds_last
 from brorl.model.logprobs import default_max_nodes
@@ -292,7 +293,9 @@ class _Activations(NamedTuple):
         nodes = max(nodes, context if self.flat else longest)  # a response is never split
         scores, tile, other = nodes * self.shape.heads * context, 0, 0
         attention = "auto" if self.flat else settings.attention
-        if attention == "tiled" or (attention == "auto" and scores > MAX_CHAIN_SCORES and not self.flat):
+        if attention == "auto" and self._has_kernels(settings):
+            pass  # they keep no scores
+        elif attention == "tiled" or (attention == "auto" and scores > MAX_CHAIN_SCORES and not self.flat):
             tile = _SCORES_IN_TILE * SCORES_PER_TILE * self.trained_bytes
         elif attention == "auto":  # float32, and bfloat16 for the product
             other += scores * (6 if self.computed_bytes == 2 else self.trained_bytes)
@@ -302,6 +305,11 @@ class _Activations(NamedTuple):
         layer = tokens * self._token_bytes() + other
         activations = self.shape.pass_bytes(tokens, layer, settings.gradient_checkpointing, self.trained_bytes)
         return max(self._logit_bytes(nodes, settings), tile) + activations
+
+    def _has_kernels(self, settings: MemorySettings) -> bool:
+        """Return whether the compiled kernels attend, if this process is the learner."""
+        single = (self.trained_bytes, self.computed_bytes) == (4, 4) and settings.device == "cpu" and not self.flat
+        return single and all(kv.key_dim == kv.value_dim for kv in self.kv) and kernels() is not None
 
     def _token_bytes(self) -> int:
         """Return the bytes of a token's activations in one layer."""
