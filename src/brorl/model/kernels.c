@@ -316,8 +316,7 @@ typedef struct {
   size length;
 } Segment;
 
-// Blocks of keys, and of values [BLOCK, D]. Those of block b are in slot[b * stride] of its memory, [slots, heads,
-// ...].
+// Blocks of keys, and of values [BLOCK, D]. Those of block b are in slot[b * stride] of its memory, for one head.
 typedef struct {
   float *const *key, *const *value;
   const size* slot;
@@ -503,8 +502,8 @@ static void add_gradients(size queries, const float* query, const float* grad, T
 #undef ADD
 }
 
-// Gradients of `attend_nodes`. All keys and values are [tokens, D] here, those of prompts also in blocks. grad [F, K *
-// G, D] is that of `out`; the gradients of the prompts are [P, K, prompt_tokens, D], and are added to.
+// Gradients of `attend_nodes`. All keys and values are [tokens, D] here, those of prompts also in blocks. `grad` is the
+// gradient of `out`. The gradients of the prompts, [P, K, S, D], are added to.
 void attend_nodes_backward(const float* query, const float* key, const float* value, const float* prompt_key,
                            const float* prompt_value, const float* prompt_key_blocks, const float* prompt_value_blocks,
                            size prompt_tokens, const size* prompt_length, const size* node_start, const size* depth,
