@@ -1,6 +1,6 @@
 """The compiled kernels: seconds of sampling and of learning without them over those with them, in turns in one process.
 
-    python benchmarks/kernels.py [--repeats N]
+    python benchmarks/compiled_kernels.py [--repeats N]
 
 One prompt of 64 random tokens, one thread. The models are random Llamas in float32 (`build_workload.py`), at full
 entropy, and the responses have a fixed length. The last column samples with `engine.dtype: bfloat16`.
