@@ -76,7 +76,7 @@ PARTS = {
     "length-512": Comparison("low", (16, 64), _NO_CHECKPOINTING, 512, limits=_SLOW),
     "length-2048": Comparison("low", (16,), _NO_CHECKPOINTING, 2048, limits=_SLOW),
     "length-512-many": Comparison("low", (512,), ("ours", "vllm"), 512, ("generation",), limits=_SLOWER),
-    "length-2048-many": Comparison("low", (64, 512), ("ours", "vllm"), 2048, ("generation",), limits=_SLOWER),
+    "length-2048-many": Comparison("low", (64,), ("ours", "vllm"), 2048, ("generation",), limits=_SLOWER),
     "big-full": Comparison(
         "big-full", (64, 512), ("ours", "transformers", "vllm"), quantities=("generation",), limits=_SLOWER
     ),

@@ -15,6 +15,7 @@ from brorl.assemble.inputs import prepare
 from brorl.assemble.run import build_pilot_parts
 from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig
+from brorl.model import kernels
 from brorl.planning import step_forecast
 from brorl.planning.step_timing import StepTimer
 from run_support import SMALL, command
@@ -48,6 +49,22 @@ def test_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.set_threads_and_kernels(config_of(), 10**9)
     assert torch.get_num_threads() == 2
     assert engine.numbers_of_threads(config_of()) == [1, 2]
+
+
+@pytest.mark.parametrize("choice", ["auto", "off"])
+def test_the_kernels_are_those_of_the_settings(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_choice", "other")
+    engine.set_threads_and_kernels(config_of(**{"engine.compile": choice}), 1)
+    assert kernels._choice == choice
+
+
+def test_a_missing_compiler_ends_a_run_that_needs_it_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_load", lambda: "no C compiler is found (CC, cc, gcc, clang)")
+    monkeypatch.setattr(kernels, "_choice", "auto")
+    outcome = command("train", *SMALL, "--engine.compile=on", "--output_dir=run")
+    assert outcome.code == 2
+    assert "engine.compile = on, and no C compiler is found (CC, cc, gcc, clang); install a C compiler" in outcome.err
+    assert not Path("run").exists()
 
 
 @pytest.mark.slow
