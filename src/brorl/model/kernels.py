@@ -288,9 +288,9 @@ def _load() -> Kernels | str:
     try:
         return Kernels(compile_kernels())
     except subprocess.CalledProcessError as error:
-        lines: list[str] = error.stderr.strip().splitlines() or [str(error)]
+        lines: list[str] = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
         return f"{error.cmd[0]} failed: {lines[0]}"
-    except (OSError, subprocess.TimeoutExpired, AttributeError) as error:
+    except (OSError, RuntimeError, subprocess.TimeoutExpired, AttributeError) as error:  # RuntimeError: no home folder
         return str(error)
 
 
