@@ -25,7 +25,7 @@ from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 
-CELLS = ((False, 64, 16), (False, 64, 512), (False, 512, 16), (False, 512, 64), (True, 64, 64))  # big, tokens, N
+CELLS = ((False, 64, 16), (False, 64, 512), (False, 512, 16))  # big, tokens, N
 
 
 def rows(repeats: int) -> Iterator[tuple[object, ...]]:
