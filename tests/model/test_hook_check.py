@@ -13,8 +13,8 @@ from brorl.model.kv_shape import KVShape, kv_shapes
 from brorl.model.logprobs import tree_logprobs
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.tree_attention import HooksError
-from brorl.rollout.native.decoder import RowCache
 from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native.row_cache import RowCache
 from brorl.sampling import SamplingParams
 from small_models import assert_same_gradients, flattened_logprobs, gradients, mostly_slow, rollouts
 

@@ -26,7 +26,7 @@ from brorl.model.memory_plan import (
     plan_memory,
 )
 from brorl.model.settings import LoraSettings
-from brorl.rollout.native.decoder import RowCache
+from brorl.rollout.native.row_cache import RowCache
 from brorl.tree import RolloutTree
 from small_models import small_model
 

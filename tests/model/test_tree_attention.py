@@ -19,7 +19,8 @@ from brorl.model.tree_attention import (
     tree_attention,
 )
 from brorl.model.tree_batch import ChunkSlice, TreeBatch, split_into_chunks
-from brorl.rollout.native.decoder import DecodeContext, RowCache
+from brorl.rollout.native.decoder import DecodeContext
+from brorl.rollout.native.row_cache import RowCache
 from brorl.tree import RolloutTree
 from small_models import ARCHITECTURES, random_tree, small_model
 

@@ -7,7 +7,7 @@ import torch
 from brorl.errors import OutOfMemoryError
 from brorl.model.kernels import BLOCK, kernels
 from brorl.model.kv_shape import kv_shapes
-from brorl.rollout.native.decoder import PagedRowCache, RowCache
+from brorl.rollout.native.row_cache import PagedRowCache, RowCache
 from small_models import small_model
 
 

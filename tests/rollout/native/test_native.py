@@ -17,9 +17,9 @@ from brorl.model.lean import LeanPass
 from brorl.model.logits import NextToken, RowLogits
 from brorl.model.logprobs import tree_logprobs
 from brorl.model.tree_attention import HookedPass, HooksError
-from brorl.rollout.native import decoder
-from brorl.rollout.native.decoder import RowCache
+from brorl.rollout.native import decoder, row_cache
 from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native.row_cache import RowCache
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from small_models import ARCHITECTURES, plain_logprobs, rollouts, small_model
@@ -55,7 +55,7 @@ class Spy:
         monkeypatch.setattr(native, "row_cache", self._row_cache)
 
     def _row_cache(self, *args: object) -> RowCache:
-        self._caches.append(decoder.row_cache(*args))
+        self._caches.append(row_cache.row_cache(*args))
         return self._caches[-1]
 
     def _prefill(self, original: Callable) -> Callable:

@@ -22,8 +22,9 @@ from brorl.model.forward import FlatForward, TreeForward, choose_forward
 from brorl.model.lean import LeanPass
 from brorl.model.tree_attention import HookedPass
 from brorl.rollout.engine import rollouts_of_prompts
-from brorl.rollout.native.decoder import Decoder, IntArray, ModelCacheDecoder, RowCache, Rows, TreeDecoder, row_cache
+from brorl.rollout.native.decoder import Decoder, ModelCacheDecoder, Rows, TreeDecoder
 from brorl.rollout.native.draw import Uniforms, draw_tokens
+from brorl.rollout.native.row_cache import IntArray, RowCache, row_cache
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 
