@@ -218,7 +218,7 @@ def test_a_model_whose_cache_is_wrong_is_refused(rng: np.random.Generator) -> No
 
     def forgetful(**arguments: object) -> object:
         output = forward(**arguments)
-        if arguments.get("past_key_values") is not None:
+        if arguments.get("past_key_values") is not None or arguments.get("cache") is not None:
             output.logits = output.logits + float(rng.uniform(1, 2)) * torch.arange(17)
         return output
 

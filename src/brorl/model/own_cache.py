@@ -13,7 +13,7 @@ from transformers import Cache, PreTrainedModel
 
 from brorl.errors import UserError
 
-_CACHE_ARGUMENTS = ("past_key_values", "cache_params")
+_CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")  # `cache` from transformers 5.24
 
 
 class CacheError(UserError):
