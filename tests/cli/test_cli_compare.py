@@ -26,6 +26,8 @@ from brorl.errors import UserError
 from brorl.runs.run_directory import RunDirectory
 from run_support import SMALL, Outcome, command, refused
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
 OTHER = ("--rollouts_per_prompt", "--prompts_per_step", "--evaluation.every", "--report")
 TINY = (*(s for s in SMALL if not s.startswith(OTHER)), "--prompts_per_step=2")
 SWEEP = ("--sweep=rollouts_per_prompt=8,16", "--match=steps", "--budget=8", "--marks=2", "--seeds=2", "--jobs=2")
@@ -291,12 +293,9 @@ def num_steps(run: Path) -> int:
         (["quickstart", "quickstart", "--budget=5"], "1: quickstart and 2: quickstart do not differ in any setting"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_in_one_line(
-    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_cannot_be_compared_is_refused_in_one_line(arguments: list[str], words: str) -> None:
     assert words in refusal(*arguments)
-    assert not any(tmp_path.iterdir())
+    assert not any(Path().iterdir())
 
 
 def test_runs_on_a_cluster_are_made_one_after_another_with_all_cores() -> None:
@@ -413,9 +412,8 @@ def test_a_comparison_in_cpu_seconds_states_it(compared: Compared, tmp_path: Pat
     assert "in CPU seconds" not in command("compare", compared.folder).said
 
 
-def test_a_folder_does_not_hide_a_recipe_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "quickstart").mkdir()
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_does_not_hide_a_recipe_of_its_name() -> None:
+    Path("quickstart").mkdir()
     assert "the budget of each run is missing" in refusal("quickstart", "quickstart-16")
 
 
