@@ -2,10 +2,15 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from brorl.algorithms.groups import Group
+from brorl.prompts.prompt import Prompt
 from brorl.training.learner import Learner, StepMetrics
+from small_models import random_tree
 
 
 def learn(
@@ -29,3 +34,13 @@ def penalized_groups(learner: Learner, groups: Sequence[Group]) -> list[Group]:
     with suppress(_ReceivedError):
         learner.learn(groups, estimate, seed=0)
     return received
+
+
+def batch_of(rng: np.random.Generator, num_groups: int = 4) -> tuple[list[Group], list[np.ndarray]]:
+    groups = []
+    for _ in range(num_groups):
+        tree = random_tree(rng, num_rollouts=30, branching=8)
+        tree = replace(tree, logprob=rng.uniform(-3, -1, tree.num_unique_tokens))
+        correct_L = rng.random(tree.num_responses) < 0.5
+        groups.append(Group(Prompt("i", "t", tree.prompt_ids, "a", "d"), tree, correct_L, correct_L.astype(float)))
+    return groups, [rng.normal(size=g.tree.num_responses) for g in groups]

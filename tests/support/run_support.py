@@ -114,7 +114,8 @@ def metrics_without_times(run: Path) -> list[dict[str, Any]]:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for record in records:
         record.pop("seconds", None)
-        record.get("evaluation", {}).pop("seconds", None)
+        for evaluation in ("evaluation", "ema_evaluation"):
+            record.get(evaluation, {}).pop("seconds", None)
     return records
 
 

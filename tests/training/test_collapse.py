@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from brorl.evaluation.settings import EvaluationSettings
 from brorl.training.monitor import Collapse, Monitor, find_collapse
 from brorl.training.settings import CollapseLimits
 
@@ -131,9 +132,9 @@ def test_the_file_of_a_run_says_the_same_as_its_memory(rng: np.random.Generator)
 def watched(every: int, records: Sequence[dict[str, Any]]) -> list[int]:
     """The steps at which a watch sees a sign of collapse, told line by line; a resumed one sees the same."""
     limits, seen = CollapseLimits(patience=2, stop=True), []
-    watch = Monitor(limits, keep_best=True, evaluate_every=every)
+    watch = Monitor(limits, EvaluationSettings(every=every))
     for n, record in enumerate(records):
-        resumed = Monitor(limits, keep_best=True, evaluate_every=every)
+        resumed = Monitor(limits, EvaluationSettings(every=every))
         resumed.recall(records[:n])
         sign = watch.collapse(record)
         assert resumed.collapse(record) == sign
@@ -152,10 +153,36 @@ def test_evaluations_at_marks_do_not_count_so_that_they_change_nothing_that_is_t
 
 
 def test_the_best_evaluation_of_a_step_that_found_nothing_is_that_of_the_weights_before_it() -> None:
-    watch = Monitor(CollapseLimits(), keep_best=True, evaluate_every=1)
+    watch = Monitor(CollapseLimits(), EvaluationSettings(every=1))
     watch.remember(evaluation(0, 0.9, 0.9))
     watch.remember(update(1) | evaluation(1, 0.3, 0.9))
     watch.remember(update(2) | evaluation(2, 0.2, 0.9))
     assert watch.best_step == 1
     watch.remember(evaluation(3, 0.5, 0.9))  # no update: the weights are those of step 2
     assert watch.best_step == 2
+
+
+def test_a_larger_k_can_decide_which_evaluation_is_the_best() -> None:
+    records = [update(s) | evaluation(s, s / 10, many) for s, many in ((1, 0.7), (2, 0.9), (3, 0.8), (4, 0.9))]
+    for settings, best in ((EvaluationSettings(), 4), (EvaluationSettings(best_k=64, ks=(1, 64)), 2)):
+        watch = Monitor(CollapseLimits(), settings)
+        watch.recall(json.loads(json.dumps(records)))
+        assert watch.best_step == best
+
+
+def test_regular_evaluations_without_a_new_best_end_the_run() -> None:
+    """Those at marks do not count, neither as a best nor as one without; a resumed run counts the same."""
+    settings = EvaluationSettings(every=10, patience=2, best_k=64, ks=(1, 64))
+    scores = ((0, 0.5), (10, 0.6), (13, 0.9), (20, 0.7), (25, 0.1), (30, 0.7), (37, 0.1), (40, 0.6))
+    watch, records = Monitor(CollapseLimits(), settings), []
+    for step, score in scores:
+        assert watch.stall() is None, step
+        records.append(update(step) | evaluation(step, 0.9, score))
+        watch.remember(records[-1])
+    assert watch.stall() == "2 evaluations in a row without a pass@64 above 0.700 (evaluation.patience = 2)"
+    resumed = Monitor(CollapseLimits(), settings)
+    resumed.recall(json.loads(json.dumps(records)))
+    assert resumed.stall() == watch.stall()
+    never = Monitor(CollapseLimits(), EvaluationSettings(every=10))
+    never.recall(records)
+    assert never.stall() is None

@@ -9,14 +9,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.errors import OutOfMemoryError, UserError
 from brorl.model.passes import MIN_NODES
-from brorl.prompts.prompt import Prompt
 from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
-from learner_support import learn
+from learner_support import batch_of, learn
 from small_models import assert_same_gradients, gradients, random_tree, small_model
 
 SETTINGS = LearnerSettings(learning_rate=1e-3, max_nodes=128, max_grad_norm=1e9)
@@ -30,16 +28,6 @@ EVERYTHING = replace(
 )
 CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee documentation")
 CPU = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
-
-
-def batch_of(rng: np.random.Generator, num_groups: int = 4) -> tuple[list[Group], list[np.ndarray]]:
-    groups = []
-    for _ in range(num_groups):
-        tree = random_tree(rng, num_rollouts=30, branching=8)
-        tree = replace(tree, logprob=rng.uniform(-3, -1, tree.num_unique_tokens))
-        correct_L = rng.random(tree.num_responses) < 0.5
-        groups.append(Group(Prompt("i", "t", tree.prompt_ids, "a", "d"), tree, correct_L, correct_L.astype(float)))
-    return groups, [rng.normal(size=g.tree.num_responses) for g in groups]
 
 
 class Full:
@@ -183,7 +171,7 @@ def test_a_restored_learner_with_a_reference_continues_bitwise(rng: np.random.Ge
     for (_, a), (_, b) in zip(learner.weights(), restored.weights(), strict=True):
         assert torch.equal(a, b)
     del state["reference"]
-    with pytest.raises(ValueError, match=r"contains no reference policy.*resume with the settings"):
+    with pytest.raises(ValueError, match=r"contains no reference weights; resume with the kl.coefficient"):
         restored.load_state_dict(state)
 
 

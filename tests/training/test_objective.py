@@ -1,6 +1,7 @@
 """Phases of the objective: when they change, what they estimate, and that a resumed run makes the same choices."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,55 @@ def test_recalled_metrics_rebuild_the_state() -> None:
 def objective_of(**settings: Any) -> Objective:
     config = make_config({"rollouts_per_prompt": N, **settings}, {}, "test")
     phases = config.phases or (PhaseSettings(name="train", advantage=config.advantage),)
-    return Objective(phases, config.optimizer.learning_rate, config.rollouts_per_prompt)
+    optimizer = config.optimizer
+    return Objective(phases, optimizer.learning_rate, config.rollouts_per_prompt, decay=optimizer.decay)
+
+
+def test_the_learning_rate_falls_from_a_fraction_of_the_budget_on() -> None:
+    """At a quarter of the fall the cosine has lost (1 - cos 45 degrees) / 2 of what it will lose."""
+    quarter = 1 - (1 - 0.5**0.5) / 2
+    for schedule, left in (("constant", (1, 1, 1, 1)), ("linear", (1, 0.75, 0.5, 0)), ("cosine", (1, quarter, 0.5, 0))):
+        options = {} if schedule == "constant" else {"decay_from": 0.2, "final_rate": 0.05}
+        objective = objective_of(optimizer={"schedule": schedule, "learning_rate": 1e-3, **options})
+        final = options.get("final_rate", 0.0)
+        for fraction, expected in zip((0.2, 0.4, 0.6, 1.0), left, strict=True):
+            objective.begin_step(fraction)
+            assert objective.lr_scale == pytest.approx(final + (1 - final) * expected), (schedule, fraction)
+        objective.begin_step(0.1)
+        assert objective.lr_scale == 1.0
+
+
+def test_the_rate_of_a_phase_falls_with_the_budget_of_the_run() -> None:
+    phases = [{"name": "a", "until": 0.5}, {"name": "b", "learning_rate": 1e-4}]
+    objective = objective_of(phases=phases, optimizer={"schedule": "linear", "learning_rate": 1e-3, "final_rate": 0.0})
+    for fraction, rate in ((0.25, 0.75e-3), (0.5, 0.5e-4), (0.75, 0.25e-4)):
+        objective.begin_step(fraction)
+        assert 1e-3 * objective.lr_scale == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"optimizer": {"decay_from": 0.5}}, "set optimizer.schedule: linear or cosine"),
+        ({"optimizer": {"final_rate": 0.0}}, "set optimizer.schedule: linear or cosine"),
+        ({"advantage": {"estimator": "maxrl", "final_order_at": 0.5}}, "no advantage.final_order is set"),
+        ({"evaluation": {"best_k": 3}}, "evaluation.best_k = 3 must be one of evaluation.ks"),
+        ({"evaluation": {"patience": 3, "every": 0}}, "evaluation.patience counts regular evaluations, but"),
+        ({"optimizer": {"ema_decay": 0.9}, "cluster": {"nodes": 1, "mode": "async"}}, "set cluster.mode: sync"),
+    ],
+)
+def test_settings_without_effect_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
+        make_config(settings, {}, "test")
+
+
+def test_an_order_that_is_final_before_the_end_stays() -> None:
+    objective = objective_of(advantage={"estimator": "maxrl", "final_order": 4, "final_order_at": 0.5})
+    for fraction, order in ((0.0, N - 1), (0.25, round(((N - 1) * 4) ** 0.5)), (0.5, 4), (0.8, 4), (1.0, 4)):
+        objective.begin_step(fraction)
+        [advantage_L] = objective.estimate_advantages([group(5)])
+        expected = outcome_weights.maxrl(N, 5, order) * (group(5).reward_L - 5 / N)
+        np.testing.assert_allclose(advantage_L, expected, rtol=1e-12)
 
 
 def test_an_annealed_order_goes_from_maxrl_to_rloo() -> None:

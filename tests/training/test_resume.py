@@ -551,9 +551,14 @@ def test_a_killed_run_with_a_budget_ends_where_the_uninterrupted_one_does(child:
         "--steps=50",
         "--evaluation.every=0",
     )
-    settings = (*SMALL, *budget, "--evaluation.every=0", "--checkpoint_every=2")
+    falling = ("--optimizer.schedule=cosine", "--optimizer.ema_decay=0.8", "--advantage.estimator=maxrl")
+    order = ("--advantage.final_order=1", "--advantage.final_order_at=0.5")
+    settings = (*SMALL, *budget, *falling, *order, "--checkpoint_every=2")
     assert child("train", *settings, "--output_dir", tmp_path / "whole").code == 0
-    assert metrics_without_times(tmp_path / "whole")[-1]["step"] >= 3
+    records = metrics_without_times(tmp_path / "whole")
+    assert records[-1]["step"] >= 3
+    assert records[-1]["update"]["learning_rate"] < records[-2]["update"]["learning_rate"]
+    assert "ema_evaluation" in records[-1]
     harms = [Harm("kill", "update 5")]
     assert child("train", *settings, "--output_dir", tmp_path / "killed", harms=harms).code == -9
     assert child("resume", tmp_path / "killed").code == 0

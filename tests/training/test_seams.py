@@ -20,6 +20,7 @@ from brorl.algorithms.settings import AdvantageSettings, RewardShaping
 from brorl.assemble.run import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.cost import Budget
+from brorl.evaluation.settings import EvaluationSettings
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import Engine, Sampler
@@ -141,7 +142,9 @@ def run_of(learner: Learner, engine: Engine, path: Path, stop_at: int = STEPS) -
     return TrainingRun(
         Algorithm(source, Objective([phase], 1.0, N), learner, 0),
         Schedule(Budget("steps", stop_at), stop_at, 0, 2, 1, ReferenceSchedule(ReferenceSettings())),
-        Measurements(diagnostics, None, Monitor(CollapseLimits(stop=True), False, 0)),
+        Measurements(
+            diagnostics, None, Monitor(CollapseLimits(stop=True), EvaluationSettings(every=0, keep_best=False))
+        ),
         Outputs(RunDirectory(path), tokenizer, 0, grader, lambda _: None),
         Stopwatch(),
     )

@@ -308,7 +308,7 @@ def test_all_ranks_diverge_together(processes: RankProcesses, rng: np.random.Gen
 def test_a_checkpoint_of_any_number_of_ranks_continues_on_any_other(
     sizes: tuple[int, ...], processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
 ) -> None:
-    settings = replace(SETTINGS, kl=KLPenalty(coefficient=0.5), warmup_updates=3, mini_batches=2)
+    settings = replace(SETTINGS, kl=KLPenalty(coefficient=0.5), warmup_updates=3, mini_batches=2, ema_decay=0.8)
     case = replace(case_of(rng, settings, steps=len(sizes)), moved=False)
     expected = sharded_cases.alone(sharded_cases.train, case)
     resume = None
@@ -329,6 +329,15 @@ def test_a_checkpoint_of_any_number_of_ranks_continues_on_any_other(
         resume = folder
     for name, weight in expected.weights.items():
         np.testing.assert_allclose(found.weights[name], weight, rtol=0, atol=1e-10)
+
+    alone = None
+    for step in range(len(sizes)):
+        sharded_cases.alone(sharded_cases.save, case, tmp_path / f"alone-{step}", alone, step)
+        alone = tmp_path / f"alone-{step}"
+    averages = [AutoModelForCausalLM.from_pretrained(at / "ema", dtype=torch.float64) for at in (resume, alone)]
+    for (name, average), (_, ours) in zip(*(model.named_parameters() for model in averages), strict=True):
+        np.testing.assert_allclose(average.detach(), ours.detach(), rtol=0, atol=1e-10, err_msg=name)
+        assert not np.array_equal(average.detach(), found.weights[name])
 
 
 @pytest.mark.slow

@@ -118,8 +118,12 @@ class AdvantageSettings(Section):
         None, ge=1, description="maxrl: order T of the objective, the sum of pass@k / k for k up to T; null uses N - 1"
     )
     final_order: int | None = Field(
-        None, ge=1, description="maxrl: anneal the order geometrically from `order` to this by the end of the run or "
-        "phase; null keeps it constant",
+        None, ge=1, description="maxrl: anneal the order geometrically from `order` to this by `final_order_at`; null "
+        "keeps it constant",
+    )  # fmt: skip
+    final_order_at: float = Field(
+        1.0, gt=0, le=1, description="maxrl: fraction of the run or phase at which the order is `final_order`; it is "
+        "constant from there on",
     )  # fmt: skip
     k: int = Field(16, ge=1, description="pass_at_k: k, below N")
     alpha: float = Field(0.5, ge=0, le=2, description="power: exponent; 0 is RLOO, 1 is MaxRL")
@@ -135,7 +139,8 @@ class AdvantageSettings(Section):
         match self.estimator:
             case "maxrl":
                 last = "" if self.final_order is None else f" to {self.final_order}"
-                return f"maxrl, order {self.order or 'N-1'}{last}"
+                where = "" if self.final_order_at == 1 else f" at {self.final_order_at:.0%}"
+                return f"maxrl, order {self.order or 'N-1'}{last}{where}"
             case "pass_at_k":
                 return f"pass_at_k, k {self.k}"
             case "power":
@@ -155,6 +160,11 @@ class AdvantageSettings(Section):
                     f"advantage.{name} = {changed[name]} works only with advantage.estimator = {estimator}, not with "
                     f"{self.estimator}; remove it"
                 )
+        if "final_order_at" in changed and self.final_order is None:
+            raise ValueError(
+                f"advantage.final_order_at = {self.final_order_at:g} says when the order is final, and no "
+                "advantage.final_order is set; set it, or remove final_order_at"
+            )
         has_statistics = self.estimator == "reinforce_pp_baseline" or self.batch_scale
         if self.normalize_over == "tokens" and not has_statistics:
             raise ValueError(

@@ -386,7 +386,10 @@ def _estimator_settings(config: TrainConfig, estimator: str) -> dict[str, Any]:
     if estimator == advantage.estimator and estimator in FOR_PASS_1:
         return without_phases
     fields = type(advantage).model_fields
-    defaults = {name: fields[name].default for name in ("normalize_over", "order", "final_order", "k", "alpha")}
+    defaults = {
+        name: fields[name].default
+        for name in ("normalize_over", "order", "final_order", "final_order_at", "k", "alpha")
+    }
     wanted = {"estimator": estimator, **defaults}
     changed = {f"advantage.{name}": value for name, value in wanted.items() if getattr(advantage, name) != value}
     return without_phases | changed

@@ -190,7 +190,7 @@ class TrainingSession:
                 return [f"try again, with other draws: {self._resume}"]
             case Ending.UNVERIFIED:
                 return [f"continue when the machine works again: {self._resume}"]
-            case Ending.COLLAPSED:
+            case Ending.COLLAPSED | Ending.STALLED:
                 return [f"continue anyway: {self._resume}"]
             case Ending.FINISHED:
                 pass

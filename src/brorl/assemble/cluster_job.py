@@ -62,6 +62,7 @@ def build_job(
         costs=UnitCosts.of(gpu, engine, _domain_fractions(config), workers / gpus if workers else None),
         engine=engine,
         reference=config.kl.coefficient > 0 and not config.reference.offload,
+        average=config.optimizer.ema_decay is not None,
         gradient_checkpointing=config.engine.gradient_checkpointing,
         lora_rank=config.lora.rank,
         nodes_per_pass=config.engine.nodes_per_pass,

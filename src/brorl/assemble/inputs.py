@@ -177,6 +177,7 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
         engine_bytes=int(config.engine.memory_gib * 2**30),
         lora=config.adapters,
         reference=config.kl.coefficient > 0 and not offloaded,
+        average=config.optimizer.ema_decay is not None,
         nodes_per_pass=config.engine.nodes_per_pass,
         gradient_checkpointing=config.engine.gradient_checkpointing,
         forward=config.engine.forward,

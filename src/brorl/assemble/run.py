@@ -147,12 +147,12 @@ def _run_of(
         seed=config.seed,
         clock=clock,
     )
-    monitor = Monitor(config.collapse, config.evaluation.keep_best, config.evaluation.every)
+    monitor = Monitor(config.collapse, config.evaluation)
     phases = config.phases or (PhaseSettings(name="train", advantage=config.advantage),)
-    rate = config.optimizer.learning_rate
-    objective = Objective(phases, rate, config.rollouts_per_prompt, config.evaluation.every)
+    rate, decay = config.optimizer.learning_rate, config.optimizer.decay
+    objective = Objective(phases, rate, config.rollouts_per_prompt, config.evaluation.every, decay)
     return TrainingRun(
-        Algorithm(source, objective, learner, config.seed),
+        Algorithm(source, objective, learner, config.seed, config.optimizer.ema_decay is not None),
         build_schedule(config),
         Measurements(diagnostics, _benchmark(config, inputs, outputs.observe), monitor),
         outputs,

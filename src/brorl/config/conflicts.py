@@ -22,14 +22,12 @@ def conflicts(config: TrainConfig) -> Iterator[str]:
         yield from _of_cluster(config)
     yield from _of_learner(config)
     evaluation, patience = config.evaluation, config.reference.reset_patience
-    if not evaluation.num_prompts and (patience or evaluation.sources):
-        setting = "reference.reset_patience" if patience else "evaluation.sources"
-        yield f"{setting} needs evaluations, but evaluation.num_prompts = 0 switches them off; raise it"
-    if patience and not evaluation.every:
-        yield (
-            "reference.reset_patience counts regular evaluations, but evaluation.every = 0 switches them off; set "
-            "evaluation.every to a number of steps"
-        )
+    if not evaluation.num_prompts and evaluation.sources:
+        yield "evaluation.sources needs evaluations, but evaluation.num_prompts = 0 switches them off; raise it"
+    for name, wanted in (("reference.reset_patience", patience), ("evaluation.patience", evaluation.patience)):
+        if wanted and not (evaluation.every and evaluation.num_prompts):
+            off = "evaluation.num_prompts" if evaluation.every else "evaluation.every"
+            yield f"{name} counts regular evaluations, but {off} = 0 switches them off; set it above 0"
 
 
 def _of_phases(config: TrainConfig) -> Iterator[str]:
@@ -147,6 +145,11 @@ def _of_cluster(config: TrainConfig) -> Iterator[str]:
         yield (
             f"device = {config.device} needs GPUs, and cluster.gpus_per_rollout_worker = 0 samples on CPUs; set "
             "cluster.gpus_per_rollout_worker: 1, or device: auto"
+        )
+    if cluster.mode == "async" and config.optimizer.ema_decay:
+        yield (
+            "optimizer.ema_decay evaluates averaged weights, and with cluster.mode = async the rollout workers sample "
+            "for training meanwhile; remove it, or set cluster.mode: sync"
         )
     if cluster.mode == "async" and config.adaptive.enabled:
         yield (

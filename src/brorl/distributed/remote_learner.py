@@ -126,6 +126,10 @@ class RemoteLearner:
         """Have the ranks write the weights and the model's config in Hugging Face format."""
         self._call("save_pretrained", folder.resolve())
 
+    def exchange_average(self) -> None:
+        """Exchange the current weights and their average; see `Learner`."""
+        self._call("exchange_average")
+
     def reset_reference(self, clear_optimizer: bool) -> None:
         """Take the current weights as the reference."""
         self._call("reset_reference", clear_optimizer)

@@ -35,12 +35,24 @@ class EvaluationSettings(Section):
     sources: Annotated[tuple[EvaluationSource, ...], BeforeValidator(as_sources), Field(strict=False)] = Field(
         (), description="files, Hugging Face datasets or Reasoning Gym, for evaluation only"
     )
-    keep_best: bool = Field(True, description="keep the checkpoint with the best held-out pass@k, for the smallest k")
+    keep_best: bool = Field(True, description="keep the checkpoint with the best held-out pass@k of best_k")
+    best_k: int | None = Field(
+        None, ge=1, description="k of the pass@k that decides which evaluation is the best; null uses the smallest of "
+        "ks",
+    )  # fmt: skip
+    patience: int | None = Field(
+        None, ge=1, description="end the run after this many regular evaluations without a new best; null for never"
+    )
 
     @model_validator(mode="after")
     def _samples_suffice(self) -> Self:
         if not self.ks or min(self.ks) < 1 or max(self.ks) > self.num_samples:
             raise ValueError(
                 f"evaluation.ks must be between 1 and evaluation.num_samples = {self.num_samples}, got {self.ks}"
+            )
+        if self.best_k is not None and self.best_k not in self.ks:
+            raise ValueError(
+                f"evaluation.best_k = {self.best_k} must be one of evaluation.ks = {self.ks}; add it to them, or "
+                "choose one of them"
             )
         return self

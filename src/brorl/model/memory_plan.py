@@ -46,6 +46,7 @@ class MemorySettings:
     engine_bytes: int  # the engine's limit
     lora: LoraSettings | None = None  # the adapters; None if all weights are trained
     reference: bool = False  # whether a reference policy is in the device's memory
+    average: bool = False  # whether averaged weights are
     nodes_per_pass: int | None = None  # nodes per forward pass of the learner, 1 or more; None for the default
     gradient_checkpointing: bool = False  # whether activations are computed again
     # how rollouts go through the model; `auto` is the flat path if the attention cannot be hooked
@@ -177,6 +178,7 @@ def _kept_lines(model: PreTrainedModel, activations: _Activations, settings: Mem
         MemoryLine("sampling copy", copy_bytes, copy_smaller),
         MemoryLine("sampling cache", settings.engine_bytes if has_vllm else 0, "engine.memory_gib"),
         MemoryLine("reference", trained_bytes if settings.reference else 0, "reference.offload"),
+        MemoryLine("averaged weights", trained_bytes if settings.average else 0, "optimizer.ema_decay: null"),
     )
 
 

@@ -101,7 +101,9 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
+        for weights in (temporary, temporary / "ema"):
+            if weights.is_dir():
+                tokenizer.save_pretrained(weights)
         torch.save(_to_plain(state), temporary / _STATE)  # without a copy
         written = sorted(temporary.rglob("*"))
         for path in written:

@@ -6,6 +6,7 @@ All decisions depend on the metrics and the schedule only, and a resumed run mak
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from enum import Enum
 
@@ -34,6 +35,7 @@ class Ending(Enum):
     NO_MIXED_GROUPS = "no mixed groups"
     UNVERIFIED = "unverified"
     COLLAPSED = "collapsed"
+    STALLED = "no longer rising"
 
 
 class Journal:
@@ -118,6 +120,8 @@ class Journal:
                 record["ended"] = sign
                 record |= {} if "evaluation" in record else self._evaluate(record["step"])
         monitor.remember(record)
+        if "ended" not in record and (why := monitor.stall()):
+            record["ended"] = why
         self._run.algorithm.objective.remember(record)
         outputs.directory.append_metrics(record)
         outputs.report(record)
@@ -127,10 +131,12 @@ class Journal:
         schedule, self._step = self._run.schedule, record["step"]
         ends = schedule.is_over(self._step, self._spent) or self._stop.requested or "ended" in record
         due = is_due(self._step, schedule.checkpoint_every) or ends
-        if due or self._run.measurements.monitor.best_step == self._step:
+        monitor = self._run.measurements.monitor
+        if due or monitor.best_step == self._step:
             self._save(regular=due)
         if "ended" in record:
-            self._ending = Ending.COLLAPSED, f"stopped after step {self._step}: {record['ended']}"
+            ending = Ending.COLLAPSED if "collapse" in record and monitor.stop else Ending.STALLED
+            self._ending = ending, f"stopped after step {self._step}: {record['ended']}"
 
     def end(self) -> tuple[Ending, str]:
         """Return why the steps ended, and one line about it."""
@@ -166,14 +172,32 @@ class Journal:
 
     def _evaluate(self, step: int) -> Record:
         """Evaluate on the held-out prompts, if there are any, and store the responses to a few of them."""
-        benchmark = self._run.measurements.benchmark
+        benchmark, algorithm = self._run.measurements.benchmark, self._run.algorithm
         if benchmark is None:
             return {}
-        answers = benchmark.answer(self._run.algorithm.source.sampler)
+        answers = benchmark.answer(algorithm.source.sampler)
         if self._run.schedule.store_rollouts_every:
             self._store_answers(benchmark, step, answers)
         found = benchmark.record(answers)
-        return {"evaluation_unverified": benchmark.num_unverified(answers)} if found is None else {"evaluation": found}
+        if found is None:
+            return {"evaluation_unverified": benchmark.num_unverified(answers)}
+        if not (algorithm.averages and step):
+            return {"evaluation": found}
+        with self._average_in_place(step):
+            of_average = benchmark.record(benchmark.answer(algorithm.source.sampler))
+        return {"evaluation": found} | ({} if of_average is None else {"ema_evaluation": of_average})
+
+    @contextmanager
+    def _average_in_place(self, step: int) -> Iterator[None]:
+        """Sample with the averaged weights within a block."""
+        source, learner = self._run.algorithm.source, self._run.algorithm.learner
+        learner.exchange_average()
+        source.publish(learner.weights(), version=step)
+        try:
+            yield
+        finally:
+            learner.exchange_average()
+            source.publish(learner.weights(), version=step)
 
     def _store_rollouts(self, step: int, batch: Batch) -> None:
         """Store the rollouts of a step, unless the run stores none."""

@@ -19,6 +19,7 @@ from brorl.model.logits import NextToken
 from brorl.tree import RolloutTree
 
 FloatArray = NDArray[np.float64]
+EMA = "ema"  # subfolder of a checkpoint with the averaged weights
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class LearnerSettings:
     weight_decay: float = 0.0  # AdamW's weight decay
     max_grad_norm: float = 1.0  # gradients are scaled down to this global norm
     warmup_updates: int = 0  # updates over which the learning rate rises linearly
+    ema_decay: float | None = None  # decay per update of the averaged weights; None for no average
     # back-propagate at most this many correct and this many incorrect distinct responses per group, with weights that
     # keep the gradient unbiased; 0 for all
     max_responses_per_outcome: int = 0
@@ -131,8 +133,13 @@ class Learner(Protocol):
     def save_pretrained(self, folder: Path) -> None:
         """Write the weights and the model's config in Hugging Face format to a folder that all ranks can reach.
 
-        A learner with several ranks writes its shards of the optimizer and the reference too.
+        The averaged weights are in its subfolder `ema`, if there are any. A learner with several ranks writes its
+        shards of the optimizer, the reference and the average too.
         """
+        ...
+
+    def exchange_average(self) -> None:
+        """Exchange the current weights and their average; a second call restores both. Nothing may learn between."""
         ...
 
     def reset_reference(self, clear_optimizer: bool) -> None:

@@ -7,7 +7,7 @@ One process keeps everything in its `state_dict`. Of several ranks each writes i
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +21,27 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from brorl.errors import first_line
 from brorl.model.sharding import laid_out_as
-from brorl.training.reference import ReferencePolicy
+from brorl.training.snapshot import Snapshot
 
 SHARDS = "shards"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def sharded_header(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+def sharded_header(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], snapshots: Sequence[Snapshot]
+) -> dict[str, Any]:
     """Return the part of a learner's state that is not sharded, from the trained parameters by name, in their order."""
     steps = {name: float(optimizer.state[p]["step"]) for name, p in parameters.items() if p in optimizer.state}
     groups = optimizer.state_dict()["param_groups"]
-    return {SHARDS: SHARDS, "optimizer": {"steps": steps, "param_groups": groups}}
+    names = [one.name for one in snapshots]
+    return {SHARDS: SHARDS, "optimizer": {"steps": steps, "param_groups": groups}, "snapshots": names}
 
 
 def write_sharded(
     folder: Path,
     optimizer: torch.optim.Optimizer,
     parameters: Mapping[str, Tensor],
-    reference: ReferencePolicy | None,
+    snapshots: Sequence[Snapshot],
 ) -> None:
     """Write the shards that belong to a `sharded_header` to the folder of a checkpoint; collective."""
     moments = {
@@ -47,17 +50,19 @@ def write_sharded(
         if p in optimizer.state
         for kind in _MOMENTS
     }
-    weights = {_reference(name): w for name, w in reference.state_dict().items()} if reference else {}
+    weights = {f"{one.name}.{name}": w for one in snapshots for name, w in one.state_dict().items()}
     write_shards(folder / SHARDS, moments | weights)
 
 
-def in_memory(state: dict[str, Any], parameters: Mapping[str, Tensor], with_reference: bool) -> dict[str, Any]:
+def in_memory(
+    state: dict[str, Any], parameters: Mapping[str, Tensor], snapshots: Collection[str] = ()
+) -> dict[str, Any]:
     """Return a state whose tensors are in memory, in the layout of this learner's parameters.
 
     Args:
         state: State of a learner with any number of ranks; `shards` is the path of its folder.
         parameters: The trained parameters by name, in the optimizer's order.
-        with_reference: Whether the reference is needed; it is left out if the state has none.
+        snapshots: Names of the snapshots that are needed; those that the state has not are left out.
 
     Raises:
         ValueError: If the state is of another model.
@@ -72,9 +77,8 @@ def in_memory(state: dict[str, Any], parameters: Mapping[str, Tensor], with_refe
             "checkpoint's own model and adapters, or without its optimizer state"
         )
     like = {_moment(name, kind): parameters[name] for name in steps for kind in _MOMENTS}
-    with_reference = with_reference and state["has_reference"]
-    if with_reference:
-        like |= {_reference(name): p for name, p in parameters.items()}
+    found = [one for one in snapshots if one in state["snapshots"]]
+    like |= {f"{one}.{name}": p for one in found for name, p in parameters.items()}
     tensors = read_shards(Path(state[SHARDS]), like)
     moments = {
         index: {
@@ -85,8 +89,8 @@ def in_memory(state: dict[str, Any], parameters: Mapping[str, Tensor], with_refe
         if name in steps
     }
     optimizer = {"state": moments, "param_groups": state["optimizer"]["param_groups"]}
-    reference = {"reference": {name: tensors[_reference(name)] for name in parameters}} if with_reference else {}
-    return state | {"optimizer": optimizer} | reference
+    weights = {one: {name: tensors[f"{one}.{name}"] for name in parameters} for one in found}
+    return state | {"optimizer": optimizer} | weights
 
 
 def _laid_out(optimizer: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
@@ -103,10 +107,6 @@ def _laid_out(optimizer: dict[str, Any], parameters: list[Tensor]) -> dict[str, 
 
 def _moment(name: str, kind: str) -> str:
     return f"optimizer.{kind}.{name}"
-
-
-def _reference(name: str) -> str:
-    return f"reference.{name}"
 
 
 def with_moments_of(other: dict[str, Any], own: dict[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from math import isfinite
 from statistics import fmean, median
 from typing import Any
 
+from brorl.evaluation.settings import EvaluationSettings
 from brorl.runs.run_directory import Record
 from brorl.training.schedule import is_due
 from brorl.training.settings import CollapseLimits
@@ -138,18 +139,18 @@ class Monitor:
 
     Args:
         limits: When a model counts as collapsing, and whether the run then ends.
-        keep_best: Whether the best checkpoint is kept.
-        evaluate_every: Steps between the evaluations that count for a collapse. Others, at evaluation points of the
-            budget or where a resumed run had ended, must not change the training.
+        evaluation: Which evaluation is the best, and how many without a new best end the run. Regular evaluations
+            alone count for that and for a collapse. Others, at evaluation points of the budget or where a resumed run
+            had ended, must not change the training.
     """
 
-    def __init__(self, limits: CollapseLimits, keep_best: bool, evaluate_every: int) -> None:
+    def __init__(self, limits: CollapseLimits, evaluation: EvaluationSettings) -> None:
         self.stop = limits.stop
-        self._evaluate_every = evaluate_every
-        self._limits = limits
-        self._keep_best = keep_best
+        self._limits, self._evaluation = limits, evaluation
         self._records: list[Record] = []
         self._best: tuple[float, int] | None = None
+        self._best_regular: float | None = None
+        self._without_best = 0
 
     def recall(self, past: Iterable[Record]) -> None:
         """Add the lines of an existing metrics file."""
@@ -164,12 +165,15 @@ class Monitor:
     @property
     def best_step(self) -> int | None:
         """Step of the best evaluation after an update, the earliest of equals; None if there is none to keep."""
-        return self._best[1] if self._best and self._keep_best else None
+        return self._best[1] if self._best and self._evaluation.keep_best else None
 
     def score(self, record: Record) -> float | None:
-        """Return the score of an evaluation: pass@k of the smallest k; None without an evaluation."""
-        estimates = record.get("evaluation", {}).get("pass_at")
-        return float(estimates[min(estimates, key=int)]["value"]) if estimates else None
+        """Return the score of an evaluation: pass@k of `best_k`; None without an evaluation."""
+        evaluation = record.get("evaluation")
+        if not evaluation:
+            return None
+        estimate = _estimate(evaluation, self._evaluation.best_k or min(map(int, evaluation["pass_at"])))
+        return float(estimate["value"]) if estimate else None
 
     def collapse(self, record: Record) -> str | None:
         """Return a sign of collapse that is new with a metrics record, if there is one."""
@@ -183,8 +187,23 @@ class Monitor:
         step = record["step"] if "update" in record else record["step"] - 1  # the step whose weights were evaluated
         if score is not None and step > 0 and (self._best is None or score > self._best[0]):
             self._best = (score, step)
+        if score is not None and is_due(record["step"], self._evaluation.every) and "attempt" not in record:
+            better = self._best_regular is None or score > self._best_regular
+            self._best_regular = score if better else self._best_regular
+            self._without_best = 0 if better else self._without_best + 1
+
+    def stall(self) -> str | None:
+        """Return why the run ends after the last record, if its evaluations have stopped rising."""
+        patience = self._evaluation.patience
+        if patience is None or self._without_best < patience:
+            return None
+        k = self._evaluation.best_k or min(self._evaluation.ks)
+        return (
+            f"{self._without_best} evaluations in a row without a pass@{k} above {self._best_regular:.3f} "
+            f"(evaluation.patience = {patience})"
+        )
 
     def _counting(self, record: Record) -> Record:
         """Return the part of a line that counts for a collapse."""
-        counts = is_due(record["step"], self._evaluate_every)
+        counts = is_due(record["step"], self._evaluation.every)
         return {name: record[name] for name in _KEPT if name in record and (counts or name != "evaluation")}

@@ -1,4 +1,4 @@
-"""The objective of a run: how advantages are estimated, and with which learning rate, in each of its phases.
+"""The objective of a run: how advantages are estimated, and with which learning rate, at each step.
 
 Phases follow one another and never return. All decisions depend on the metrics only; a resumed run rebuilds the state
 from its file. If a resumed run has a larger budget, its current phase goes on, with the progress that its fraction of
@@ -7,7 +7,7 @@ the new budget has, and not below 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from brorl.algorithms.advantages import FloatArray, advantage_estimator
 from brorl.algorithms.groups import Group
@@ -23,15 +23,21 @@ class Objective:
     Args:
         phases: The phases, in order; `until` rises to 1.
         learning_rate: The learning rate of a phase that names none.
+        decay: From the fraction of the budget that is spent to the factor of the learning rate.
         num_rollouts: N, for the first order of MaxRL; with adaptive rollouts the largest average.
         evaluate_every: Steps between the regular evaluations. Others must not change the training.
     """
 
     def __init__(
-        self, phases: Sequence[PhaseSettings], learning_rate: float, num_rollouts: int, evaluate_every: int = 0
+        self,
+        phases: Sequence[PhaseSettings],
+        learning_rate: float,
+        num_rollouts: int,
+        evaluate_every: int = 0,
+        decay: Callable[[float], float] = lambda _: 1.0,
     ) -> None:
         self._phases = tuple(phases)
-        self._learning_rate, self._num_rollouts = learning_rate, num_rollouts
+        self._learning_rate, self._num_rollouts, self._decay = learning_rate, num_rollouts, decay
         self._evaluate_every = evaluate_every
         self._index, self._begun_at, self._fraction = 0, 0.0, 0.0
         self._recorded: int | None = None  # the last phase with a line in the metrics
@@ -52,7 +58,8 @@ class Objective:
     @property
     def lr_scale(self) -> float:
         """Factor of the learning rate."""
-        return (self.phase.learning_rate or self._learning_rate) / self._learning_rate
+        of_phase = (self.phase.learning_rate or self._learning_rate) / self._learning_rate
+        return of_phase * self._decay(self._fraction)
 
     def estimate_advantages(self, groups: Sequence[Group]) -> list[FloatArray]:
         """Return for each group the advantage of each distinct response, shape [L]."""
@@ -115,10 +122,11 @@ class Objective:
 def annealed(settings: AdvantageSettings, progress: float, num_rollouts: int) -> AdvantageSettings:
     """Return the settings with the order that MaxRL has at a progress from 0 to 1, between `order` and `final_order`.
 
-    Without `order` it starts at N - 1.
+    Without `order` it starts at N - 1. It is final from `final_order_at` on.
     """
     if settings.final_order is None:
         return settings
     first = min(settings.order or num_rollouts - 1, num_rollouts - 1)
-    order = round(first ** (1 - progress) * settings.final_order**progress)
-    return settings.model_copy(update={"order": order, "final_order": None})
+    fallen = min(progress / settings.final_order_at, 1.0)
+    order = round(first ** (1 - fallen) * settings.final_order**fallen)
+    return settings.model_copy(update={"order": order, "final_order": None, "final_order_at": 1.0})

@@ -1,41 +1,24 @@
-"""The reference policy: the weights that training started from, or was last reset to.
-
-Only trainable parameters are kept; frozen ones and buffers are shared, so with adapters a reference costs no more than
-the adapters. The state of another model is rejected.
-"""
+"""The reference policy: the weights that training started from, or was last reset to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from brorl.model.sharding import is_sharded, laid_out_as, local_tensor
+from brorl.model.sharding import is_sharded, local_tensor
+from brorl.training.snapshot import Snapshot
 
 
-class ReferencePolicy:
-    """A snapshot of a model's trainable parameters.
+class ReferencePolicy(Snapshot):
+    """A snapshot that can take the model's place for a forward pass; an offloaded one is copied for each use."""
 
-    Args:
-        model: The model; its current weights become the reference. Of a sharded model each rank keeps its shards.
-        offload: Keep the snapshot in the memory of the CPU (pinned, for a CUDA device), and copy it to the device for
-            each use.
-    """
+    name = "reference"
 
     def __init__(self, model: PreTrainedModel, offload: bool = False) -> None:
+        super().__init__(model, offload)
         self._sharded = is_sharded(model)
-        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._weights = {name: _empty_like(p, offload) for name, p in self._parameters.items()}
-        self.reset()
-
-    @torch.no_grad()
-    def reset(self) -> None:
-        """Take the model's current weights as the reference."""
-        for name, parameter in self._parameters.items():
-            local_tensor(self._weights[name]).copy_(local_tensor(parameter))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -72,30 +55,3 @@ class ReferencePolicy:
         finally:
             for name, parameter in self._parameters.items():
                 parameter.data = own[name]
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the reference's weights by name."""
-        return dict(self._weights)
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore a result of `state_dict`.
-
-        Raises:
-            ValueError: If names or shapes are those of another model.
-        """
-        expected = {name: tuple(w.shape) for name, w in self._weights.items()}
-        given = {name: tuple(w.shape) for name, w in state.items()}
-        if expected != given:
-            differing = sorted(n for n in expected.keys() | given.keys() if expected.get(n) != given.get(n))[0]
-            raise ValueError(
-                f"the reference is of another model: {differing} should have shape {expected.get(differing)}, and has "
-                f"{given.get(differing)}; resume with the model, and the adapters, that the run started with"
-            )
-        for name, weight in self._weights.items():
-            local_tensor(weight).copy_(local_tensor(laid_out_as(state[name], self._parameters[name])))
-
-
-def _empty_like(parameter: Tensor, offload: bool) -> Tensor:
-    if not offload:
-        return torch.empty_like(parameter, requires_grad=False)
-    return torch.empty_like(parameter, device="cpu", requires_grad=False, pin_memory=parameter.device.type == "cuda")

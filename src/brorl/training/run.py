@@ -27,6 +27,7 @@ class Algorithm:
     objective: Objective  # groups to advantages, in phases
     learner: Learner  # groups and advantages to an updated model
     seed: int  # seed of the run
+    averages: bool = False  # whether the learner averages its weights
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from math import sqrt
-from typing import Annotated, Literal, Self
+from math import cos, pi, sqrt
+from typing import Annotated, Literal, Self, assert_never
 
 from pydantic import Field, model_validator
 
@@ -54,6 +54,20 @@ class OptimizerSettings(Section):
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
     max_grad_norm: float = Field(1.0, gt=0, description="maximum gradient norm; larger gradients are clipped")
     warmup_updates: int = Field(0, ge=0, description="updates of linear learning-rate warmup")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="learning rate after the warmup: constant | falls over the steps or the budget, "
+        "linearly | along a cosine",
+    )  # fmt: skip
+    decay_from: float = Field(
+        0.0, ge=0, lt=1, description="fraction of the steps or the budget at which the learning rate begins to fall"
+    )
+    final_rate: float = Field(
+        0.1, ge=0, le=1, description="learning rate at the end, as a fraction of learning_rate, if `schedule` falls"
+    )
+    ema_decay: float | None = Field(
+        None, gt=0, lt=1, description="average the weights with this decay per update (EMA), evaluate them too, and "
+        "save them in the folder ema of each checkpoint; null for no average",
+    )  # fmt: skip
     max_responses_per_outcome: int = Field(
         0, ge=0, description="train on at most this many correct and this many incorrect distinct responses per group, "
         "weighted to stay unbiased; 0 for all",
@@ -62,6 +76,31 @@ class OptimizerSettings(Section):
         "engine", description="old-policy log-probs: from sampling | from a forward pass of the learner"
     )
     from_checkpoint: bool = Field(False, description="start with the optimizer state of the checkpoint in `model`")
+
+    @model_validator(mode="after")
+    def _decay_needs_a_schedule(self) -> Self:
+        defaults = type(self).model_fields
+        for name in ("decay_from", "final_rate"):
+            if self.schedule == "constant" and getattr(self, name) != defaults[name].default:
+                raise ValueError(
+                    f"optimizer.{name} = {getattr(self, name):g} is for a learning rate that falls, and "
+                    "optimizer.schedule = constant; set optimizer.schedule: linear or cosine"
+                )
+        return self
+
+    def decay(self, progress: float) -> float:
+        """Return the factor of the learning rate at a fraction of the steps or the budget, 0 to 1."""
+        fallen = min(max((progress - self.decay_from) / (1 - self.decay_from), 0.0), 1.0)
+        match self.schedule:
+            case "constant":
+                return 1.0
+            case "linear":
+                left = 1 - fallen
+            case "cosine":
+                left = (1 + cos(pi * fallen)) / 2
+            case _:
+                assert_never(self.schedule)
+        return self.final_rate + (1 - self.final_rate) * left
 
     def scaled_rate(self, samples: int) -> float:
         """Return the learning rate for B samples per step, eta * sqrt(B / B_0): 2.83 eta from 8,192 to 65,536 samples.

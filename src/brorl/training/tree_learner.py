@@ -29,11 +29,12 @@ from brorl.errors import DivergedError
 from brorl.model.passes import ChunkSize, OwnPasses
 from brorl.model.sharding import SyncedForward, full_tensor, save_whole
 from brorl.training.chunk_loss import LossSums, chunk_loss, response_losses
-from brorl.training.learner import FloatArray, LearnerSettings, StepMetrics
+from brorl.training.learner import EMA, FloatArray, LearnerSettings, StepMetrics
 from brorl.training.learner_state import in_memory, sharded_header, with_moments_of, write_sharded
 from brorl.training.mini_batch import MiniBatch, StepPreparation, to_tensor
 from brorl.training.ranks import ALONE, Ranks
 from brorl.training.reference import ReferencePolicy
+from brorl.training.snapshot import AveragedWeights, Snapshot
 from brorl.training.tree_scores import TreeScores
 from brorl.tree import RolloutTree
 
@@ -77,6 +78,7 @@ class TreeLearner:
         nodes = settings.max_nodes or settings.forward.default_max_nodes(model)
         self._nodes = ChunkSize(nodes, echo, self._passes)
         self._reference = ReferencePolicy(model, settings.offload_reference) if settings.kl else None
+        self._average = AveragedWeights(model) if settings.ema_decay else None
         self._tensor = partial(to_tensor, model)
         self._scores = TreeScores(model, settings, self._nodes, self._passes, ranks)
         self._preparation = StepPreparation(self._scores, settings, self._reference, ranks, self._tensor)
@@ -154,16 +156,40 @@ class TreeLearner:
 
     def save_pretrained(self, folder: Path) -> None:
         """Write the weights and the model's config in Hugging Face format; see `Learner.save_pretrained`."""
+        self._save_model(folder)
+        if self._average is not None:
+            self._average.exchange()
+            try:
+                self._save_model(folder / EMA)
+            finally:
+                self._average.exchange()
+        if self._ranks.size > 1:
+            write_sharded(folder, self._optimizer, self._trained, self._snapshots)
+
+    def _save_model(self, folder: Path) -> None:
         if self._ranks.size == 1:
             self.model.save_pretrained(folder)
-            return
-        save_whole(self.model, folder, self._ranks.rank == 0)
-        write_sharded(folder, self._optimizer, self._trained, self._reference)
+        else:
+            save_whole(self.model, folder, self._ranks.rank == 0)
 
     @property
     def has_reference(self) -> bool:
         """Whether there is a reference policy."""
         return self._reference is not None
+
+    @property
+    def _snapshots(self) -> list[Snapshot]:
+        return [one for one in (self._reference, self._average) if one is not None]
+
+    def exchange_average(self) -> None:
+        """Exchange the weights and their average; see `Learner.exchange_average`.
+
+        Raises:
+            ValueError: If there is no average.
+        """
+        if self._average is None:
+            raise ValueError("there are no averaged weights; set optimizer.ema_decay")
+        self._average.exchange()
 
     def reset_reference(self, clear_optimizer: bool) -> None:
         """Take the current weights as the reference; `clear_optimizer` clears AdamW's moments (ProRL v1).
@@ -178,30 +204,30 @@ class TreeLearner:
             self._optimizer.state.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state, the number of updates, the nodes per pass and the weights of a reference.
+        """Return the optimizer's state, the number of updates, the nodes per pass and the weights of the snapshots.
 
         On several ranks `save_pretrained` writes the tensors, and this is the rest.
         """
         state: dict[str, Any] = {"updates": self._updates, "max_nodes": self._nodes.value}
         if self._ranks.size > 1:
-            return state | sharded_header(self._optimizer, self._trained) | {"has_reference": self.has_reference}
-        state = {"optimizer": self._optimizer.state_dict(), **state}
-        return state if self._reference is None else state | {"reference": self._reference.state_dict()}
+            return state | sharded_header(self._optimizer, self._trained, self._snapshots)
+        snapshots = {one.name: one.state_dict() for one in self._snapshots}
+        return {"optimizer": self._optimizer.state_dict(), **state, **snapshots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a result of `state_dict`, of a learner with any number of ranks; see `Learner.load_state_dict`.
 
         Raises:
-            ValueError: If there is a reference here and none in the state, or one of another model.
+            ValueError: If there is a reference or an average here and none in the state, or one of another model.
         """
-        state = in_memory(state, self._trained, self.has_reference)
-        if self._reference is not None:
-            if "reference" not in state:
+        state = in_memory(state, self._trained, [one.name for one in self._snapshots])
+        for one in self._snapshots:
+            if one.name not in state:
                 raise ValueError(
-                    "the state contains no reference policy, and kl.coefficient is above 0; resume with the settings "
-                    "that the run started with, or start a new run from its weights"
+                    f"the state contains no {one.name} weights; resume with the kl.coefficient and the "
+                    "optimizer.ema_decay that the run started with, or start a new run from its weights"
                 )
-            self._reference.load_state_dict(state["reference"])
+            one.load_state_dict(state[one.name])
         self._optimizer.load_state_dict(state["optimizer"])
         self._updates = state["updates"]
         self._nodes.restrict(state.get("max_nodes", self._nodes.value))  # earlier versions did not keep it
@@ -213,7 +239,7 @@ class TreeLearner:
             ValueError: If the moments are of another model.
         """
         own = self._optimizer.state_dict()
-        state = in_memory(state, self._trained, with_reference=False)
+        state = in_memory(state, self._trained)
         self._optimizer.load_state_dict(with_moments_of(state["optimizer"], own, self._parameters))
 
     def _learning_rate(self, factor: float) -> float:
@@ -234,6 +260,8 @@ class TreeLearner:
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = self._learning_rate(lr_scale)
         self._nodes.once(self._optimizer.step)  # its first call allocates the moments
+        if self._average is not None and self._settings.ema_decay:
+            self._average.add(self._settings.ema_decay, self._updates)
         return sums.means(self._ranks.sum(batch.totals())) | {"grad_norm": float(grad_norm)}
 
     def _accumulate(self, batch: MiniBatch) -> LossSums:

@@ -41,6 +41,7 @@ class Job:
     engine: Engine
     reference: bool  # whether a reference policy is in the memory of the GPUs
     gradient_checkpointing: bool  # whether activations are computed again
+    average: bool = False  # whether averaged weights are in the memory of the GPUs
     lora_rank: int = 0  # rank of the adapters; 0 trains all weights
     # nodes of a forward pass; None for 8,192, or one response of the maximum length if that is more
     nodes_per_pass: int | None = None
@@ -150,8 +151,8 @@ class ShardedLearner:
 
     @property
     def state_bytes(self) -> float:
-        """Weights, gradients, moments and reference on one rank; they stay between steps."""
-        copies = 4 + 4 + 8 + (4 if self.job.reference else 0)
+        """Weights, gradients, moments, reference and average on one rank; they stay between steps."""
+        copies = 4 + 4 + 8 + 4 * (self.job.reference + self.job.average)
         frozen = self.job.model.weight_bytes if self.job.lora_rank else 0
         return (copies * self.trained_parameters + frozen) / self.ranks
 

@@ -45,9 +45,7 @@ def learning_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     largest_k = max((int(k) for e in evaluations for k in e["pass_at"]), default=1)
     sources = sorted({source for e in evaluations for source in e.get("by_source") or {}})
     by_source = lines(runs, {source: _estimate("by_source", source, "1") for source in sources})
-    pass_1, coverage = (
-        lines(runs, {f"pass@{k} with 95% interval": _estimate("pass_at", str(k))}) for k in (1, largest_k)
-    )
+    pass_1, coverage = (lines(runs, _pass_at(runs, str(k))) for k in (1, largest_k))
     reward = chart("reward", reasons.why_no_step)
     return [
         replace(reward, traces=traces.smoothed(runs, reward.traces)),
@@ -140,6 +138,14 @@ def _seconds_chart(runs: Sequence[RunRecord]) -> Chart:
     return replace(chart, explanation=f"Mean s{chart.explanation[1:]}", layout=layout, by_progress=False)
 
 
-def _estimate(*path: str) -> Quantity:
+def _pass_at(runs: Sequence[RunRecord], k: str) -> dict[str, Quantity]:
+    """Return where pass@k of the weights, and of averaged ones if there are any, stands in a metrics record."""
+    found = {f"pass@{k} with 95% interval": _estimate("pass_at", k)}
+    if any("ema_evaluation" in record for run in runs for record in run.records):
+        found["averaged weights"] = _estimate("pass_at", k, of="ema_evaluation")
+    return found
+
+
+def _estimate(*path: str, of: str = "evaluation") -> Quantity:
     """Return where the value and the ends of an estimate of an evaluation stand in a metrics record."""
-    return [("evaluation", *path, end) for end in ("value", "low", "high")]
+    return [(of, *path, end) for end in ("value", "low", "high")]

@@ -1,0 +1,103 @@
+"""Averaged weights against sums over the weights of every update; their place in checkpoints and evaluations."""
+
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from brorl.training.learner import LearnerSettings
+from brorl.training.snapshot import AveragedWeights
+from brorl.training.tree_learner import TreeLearner
+from learner_support import batch_of, learn
+from run_support import SMALL, command, metrics_without_times
+from small_models import small_model
+
+SETTINGS = LearnerSettings(learning_rate=1e-3, max_nodes=128, max_grad_norm=1e9)
+
+
+def weights(model: PreTrainedModel) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def averaged(history: list[list[torch.Tensor]], decay: float) -> list[torch.Tensor]:
+    """The average as a weighted sum: a plain mean over the first 1 / (1 - d) updates, d^age times it afterwards."""
+    start = min(len(history), round(1 / (1 - decay)))
+    found = [torch.stack(ws[:start]).mean(0) for ws in zip(*history, strict=True)]
+    for new in history[start:]:
+        found = [decay * a + (1 - decay) * w for a, w in zip(found, new, strict=True)]
+    return found
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.8])
+def test_the_average_is_that_of_the_weights_after_each_update(
+    decay: float, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
+    learner = TreeLearner(model, replace(SETTINGS, ema_decay=decay, mini_batches=1))
+    history = []
+    for seed in range(8):
+        learn(learner, *batch_of(rng), seed=seed)
+        history.append(weights(model))
+    own, expected = history[-1], averaged(history, decay)
+    learner.exchange_average()
+    for got, mean, current in zip(weights(model), expected, own, strict=True):
+        torch.testing.assert_close(got, mean, rtol=1e-12, atol=1e-14)
+        assert not torch.equal(got, current)
+    average = weights(model)
+    learner.exchange_average()
+    assert same(weights(model), own)
+
+    learner.save_pretrained(tmp_path)
+    for folder, saved in ((tmp_path, own), (tmp_path / "ema", average)):
+        assert same(weights(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)), saved)
+    assert same(weights(model), own)
+
+
+def test_the_average_does_not_change_the_training_and_continues_bitwise(rng: np.random.Generator) -> None:
+    model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
+    plain = TreeLearner(deepcopy(model), SETTINGS)
+    settings = replace(SETTINGS, ema_decay=0.7)
+    learner = TreeLearner(deepcopy(model), settings)
+    batches = [batch_of(rng) for _ in range(3)]
+    for seed in (0, 1):
+        assert learn(learner, *batches[seed], seed=seed) == learn(plain, *batches[seed], seed=seed)
+    restored = TreeLearner(deepcopy(learner.model), settings)
+    restored.load_state_dict(deepcopy(learner.state_dict()))
+    for one in (learner, restored):
+        learn(one, *batches[2], seed=2)
+        one.exchange_average()
+    assert same(weights(learner.model), weights(restored.model))
+    with pytest.raises(ValueError, match=r"contains no ema weights; resume with .*optimizer.ema_decay"):
+        restored.load_state_dict(plain.state_dict())
+    with pytest.raises(ValueError, match=r"no averaged weights; set optimizer.ema_decay"):
+        plain.exchange_average()
+
+
+def test_an_average_of_other_shapes_is_refused() -> None:
+    state = AveragedWeights(small_model(seed=1, hidden_size=48, num_hidden_layers=1)).state_dict()
+    with pytest.raises(ValueError, match="the ema is of another model"):
+        AveragedWeights(small_model(seed=1, num_hidden_layers=1)).load_state_dict(state)
+
+
+def test_a_run_evaluates_its_averaged_weights_and_saves_them(tmp_path: Path) -> None:
+    """A run that starts from them has the same evaluation at its start."""
+    settings = (*SMALL, "--evaluation.num_prompts=16", "--evaluation.num_samples=32", "--optimizer.ema_decay=0.9")
+    fast = ("--steps=3", "--optimizer.learning_rate=3e-3", "--evaluation.every=3")
+    outcome = command("train", *settings, *fast, "--output_dir", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    assert "averaged weights pass@1" in outcome.said
+    last = metrics_without_times(tmp_path / "run")[-1]
+    assert last["ema_evaluation"]["prompts"] != last["evaluation"]["prompts"]
+    for folder, evaluation in (("", "evaluation"), ("ema", "ema_evaluation")):
+        model = tmp_path / "run" / "checkpoints" / "step-000003" / folder
+        path = tmp_path / f"from-{folder}"
+        command("train", *settings, "--model", model, "--steps=1", "--output_dir", path)
+        assert metrics_without_times(path)[0]["evaluation"]["prompts"] == last[evaluation]["prompts"]
