@@ -1,5 +1,6 @@
 """The study's recipes are of one kind, and its scripts go through: tuning, plateau, rates, comparison, tables."""
 
+import importlib
 import json
 import os
 import re
@@ -118,3 +119,65 @@ def test_the_second_part_goes_through_and_its_tables_state_what_the_runs_measure
             assert float(seconds) == pytest.approx(spent, abs=0.51)
             tries.remove(folder)
     assert not tries
+
+
+@pytest.fixture
+def study(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(STUDY))
+    monkeypatch.delitem(sys.modules, "study", raising=False)
+    return importlib.import_module("study")
+
+
+def test_the_arms_of_the_long_runs_are_recipes_and_are_not_tuned_on_what_judges_them(study: Any) -> None:
+    seen: dict[tuple[str, str], set[int]] = {}
+    for task, table in study.study().items():
+        for stage in table["stages"]:
+            for _, seed, settings in study.runs_of(task, stage):
+                given = {key: value for key, value in settings.items() if key != "model"}
+                config = make_config(read_recipe(str(STUDY / f"{task}.yaml")), given, stage)
+                assert config.engine.clock == "cpu"
+                skipped = config.evaluation.skip_prompts
+                judged = set(range(skipped, skipped + config.evaluation.num_prompts))
+                kind = "verdict" if stage.startswith("verdict") else "tries"
+                seen.setdefault((task, f"{kind} seeds"), set()).add(seed)
+                seen.setdefault((task, f"{kind} prompts"), set()).update(judged)
+        for what in ("seeds", "prompts"):
+            assert not seen[task, f"tries {what}"] & seen.get((task, f"verdict {what}"), set())
+
+
+@pytest.mark.example
+def test_a_stopped_stage_continues_and_its_table_states_what_the_runs_measured(
+    study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "table.yaml"
+    settings = {
+        "budget.unit": "samples", "budget.limit": 600, "budget.marks": [200], "steps": None, "report": False,
+        "evaluation.every": 0, "evaluation.num_prompts": 4, "checkpoint_every": 1, "prompts_per_step": 4,
+    }  # fmt: skip
+    arms = {"16 plain": {}, "32 averaged": {"rollouts_per_prompt": 32, "optimizer.ema_decay": 0.9}}
+    stage = {"seeds": [3, 4], "settings": settings, "arms": arms}
+    table.write_text(json.dumps({"three": {"model": "quickstart", "stages": {"tries": stage}}}))
+    monkeypatch.setenv("STUDY", str(table))
+    monkeypatch.setattr(study, "ROOT", tmp_path / "runs")
+    monkeypatch.setattr(study, "RESULTS", tmp_path / "results")
+    study.main(["three"])
+    first = study.results("three", "tries")
+    assert sorted((r["arm"], r["seed"]) for r in first) == [(a, s) for a in sorted(arms) for s in (3, 4)]
+
+    (tmp_path / "results" / "three-tries.jsonl").unlink()  # as if it had been killed before it wrote the results
+    before = {path: path.read_bytes() for path in (tmp_path / "runs").rglob("metrics.jsonl")}
+    study.main(["three", "tries"])
+    assert {path: path.read_bytes() for path in (tmp_path / "runs").rglob("metrics.jsonl")} == before
+    again = study.results("three", "tries")
+    assert sorted(again, key=str) == sorted(first, key=str)
+
+    capsys.readouterr()
+    study.main([])
+    rows = [row.strip("| ").split(" | ") for row in capsys.readouterr().out.splitlines() if row.startswith("| ")][2:]
+    assert len(rows) == 4
+    for arm, seed, _, steps, _, _, _, end, *_ in rows:
+        folder = tmp_path / "runs" / "three" / "tries" / arm.replace(" ", "_") / f"seed-{seed}"
+        last = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][-1]
+        assert int(steps) == last["step"]
+        values = [estimate["value"] for estimate in last["evaluation"]["pass_at"].values()]
+        assert [float(value) for value in end.split("/")] == pytest.approx(values, abs=5.1e-4)

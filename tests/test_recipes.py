@@ -182,6 +182,9 @@ def test_recipes_are_found_by_name_and_by_path() -> None:
         assert read_recipe(str(FOLDER / f"{name}.yaml")) == read_recipe(name)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda path: path.stem)
+EXAMPLES = sorted(set((ROOT / "examples").rglob("*.yaml")) - {ROOT / "examples" / "plateau" / "long.yaml"})  # of arms
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_recipes_of_the_examples_are_valid(path: Path) -> None:
     assert make_config(read_recipe(str(path)), {}, str(path))

@@ -4,10 +4,10 @@
     python examples/plateau/study.py three verdict     # compare the arms of a stage over seeds
     python examples/plateau/study.py                   # the tables of all results
 
-In: `long.yaml`, which has for each task its stages, with their budget, seeds, held-out puzzles and arms. Out: runs under
-runs/plateau/TASK/STAGE, and one line for each finished run in examples/plateau/results, from which the tables are made.
-A stopped stage continues where it was; a finished run is not made again. Seconds are CPU seconds of one thread. A stage
-that tunes has other seeds and other held-out puzzles than the one that judges.
+In: `long.yaml`, which has for each task its stages, with their budget, seeds, held-out puzzles and arms. Out: runs
+under runs/plateau/TASK/STAGE, and one line for each finished run in examples/plateau/results, from which the tables are
+made. A stopped stage continues where it was; a finished run is not made again. Seconds are CPU seconds of one thread. A
+stage that tunes has other seeds and other held-out puzzles than the one that judges.
 """
 
 from __future__ import annotations
@@ -158,6 +158,7 @@ def scores(evaluation: Settings) -> str:
 
 
 def main(arguments: list[str]) -> None:
+    """Train the stages of a task, or print the tables of all."""
     if arguments:
         task, *stages = arguments
         for stage in stages or study()[task]["stages"]:
