@@ -35,7 +35,8 @@ pytestmark = [
 ]
 
 STEPS = 4
-_RUN = (  # every call of the learner occurs: waiting groups, a penalty in the rewards, checks, a reset of the reference
+# Every call of the learner occurs: waiting groups, a penalty in the rewards, checks, reference resets, an average.
+_RUN = (
     *SMALL,
     f"--steps={STEPS}",
     "--checkpoint_every=2",
@@ -43,11 +44,18 @@ _RUN = (  # every call of the learner occurs: waiting groups, a penalty in the r
     "--kl.placement=reward",
     "--reference.reset_every=3",
     "--optimizer.old_logprobs=recompute",
+    "--optimizer.ema_decay=0.9",
     "--diagnostics.held_out_check_every=2",
     "--diagnostics.held_out_rollouts=4",
 )
 _CLUSTER = ("--cluster.nodes=1", "--cluster.rollout_workers=2", "--cluster.verifier_workers=1")
-_ASYNCHRONOUS = (*_CLUSTER, "--cluster.mode=async", "--importance.correction=truncate", "--cluster.segment_tokens=8")
+_ASYNCHRONOUS = (
+    *_CLUSTER,
+    "--cluster.mode=async",
+    "--importance.correction=truncate",
+    "--cluster.segment_tokens=8",
+    "--optimizer.ema_decay=null",
+)
 _WHOLE_BATCH = "--cluster.prompts_per_task=64"  # a call of the engine is one task, as in one process
 
 
