@@ -12,7 +12,9 @@ from scipy.stats import binom
 
 from brorl.algorithms import outcome_weights
 from brorl.algorithms.outcome_weights import OutcomeWeight
+from brorl.algorithms.settings import AdvantageSettings
 from brorl.theory.outcome_weights import gradient_coefficient, gradient_moments, noise_to_known_rates, noise_to_rloo
+from brorl.training.objective import annealed
 
 LARGE = (2, 3, 16, 512, pytest.param(4096, marks=pytest.mark.slow))
 
@@ -243,6 +245,39 @@ def test_the_table_of_the_documentation_is_computed() -> None:
         weight_C = tabulate(estimators[name], int(num_rollouts))
         found = gradient_coefficient(weight_C, [0.002, 0.01, 0.05, 0.2, 0.5])
         assert [float(cell) for cell in cells.split("|")[:-1]] == pytest.approx(found.tolist(), abs=0.0051)
+
+
+def test_the_falling_order_of_the_documentation_is_computed() -> None:
+    """The weights at each order, and where in a fall a prompt has lost half of its weight."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "explanation" / "theory.md").read_text("utf-8")
+    section = page.partition("### A falling order")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \|((?: \.\d+ \|){5})$", section, re.MULTILINE)
+    assert [int(order) for order, _ in rows] == [511, 127, 15, 4, 1]
+    rate_G = np.array([0.002, 0.01, 0.05, 0.2, 0.5])
+
+    def weights(order: int, rate_G: np.ndarray) -> np.ndarray:
+        weight_C = tabulate(partial(outcome_weights.maxrl, order=order), 512)
+        return gradient_coefficient(weight_C, rate_G) * rate_G * (1 - rate_G)
+
+    for order, cells in rows:
+        found = weights(int(order), rate_G)
+        assert [float(cell) for cell in cells.split("|")[:-1]] == pytest.approx(found.tolist(), abs=5.1e-4)
+
+    def halved_at(pass_rate: float, first: int) -> float:
+        falling = AdvantageSettings(estimator="maxrl", final_order=1)
+        progress = np.linspace(0, 1, 1001)
+        orders = [annealed(falling, x, first + 1).order or 0 for x in progress]
+        kept = [float(weights(order, np.array([pass_rate]))[0]) for order in orders]
+        return float(progress[np.argmax(np.array(kept) < (1 - pass_rate) / 2)])
+
+    for first, rates in ((511, (0.002, 0.01, 0.05, 0.2)), (15, (0.05, 0.2))):
+        [text] = re.findall(rf"From {first} to 1 (?:this|it) is at (.*?)\.\s", section, re.DOTALL)
+        stated = [int(percent) / 100 for percent in re.findall(r"(\d+)%", text)]
+        order_is_whole = 0.08 if first == 15 else 0.03  # few orders are left where they are small
+        assert stated == pytest.approx([halved_at(rate, first) for rate in rates], abs=order_is_whole)
+    smallest = [float(x) for x in re.findall(r"to p = (\.\d+),\s+N = 128 to (\.\d+), N = 512 to (\.\d+)", section)[0]]
+    for rate, order in zip(smallest, (15, 127, 511), strict=True):
+        assert weights(order, np.array([rate]))[0] == pytest.approx((1 - rate) / 2, rel=0.03)  # two digits
 
 
 @pytest.mark.parametrize("num_rollouts", [2, 3, 5])
