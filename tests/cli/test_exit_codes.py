@@ -16,6 +16,7 @@ from run_support import command
     [
         (Ending.FINISHED, 0),
         (Ending.COLLAPSED, 0),
+        (Ending.STALLED, 0),
         (Ending.NO_MIXED_GROUPS, 1),
         (Ending.UNVERIFIED, 1),
         (Ending.INTERRUPTED, 130),

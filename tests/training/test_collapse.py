@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from brorl.evaluation.settings import EvaluationSettings
 from brorl.training.monitor import Collapse, Monitor, find_collapse
 from brorl.training.settings import CollapseLimits
+from run_support import SMALL, command, metrics_without_times
 
 SHORT = CollapseLimits(patience=2)
 
@@ -183,6 +185,26 @@ def test_regular_evaluations_without_a_new_best_end_the_run() -> None:
     resumed = Monitor(CollapseLimits(), settings)
     resumed.recall(json.loads(json.dumps(records)))
     assert resumed.stall() == watch.stall()
+    again = Monitor(CollapseLimits(), settings)  # resumed after its end: it goes on for as long as before
+    again.recall([*records[:-1], records[-1] | {"ended": watch.stall()}])
+    for step, stalls in ((45, False), (50, False), (55, False), (60, True)):
+        again.remember(update(step) | evaluation(step, 0.9, 0.6))
+        assert (again.stall() is not None) == stalls, step
     never = Monitor(CollapseLimits(), EvaluationSettings(every=10))
     never.recall(records)
     assert never.stall() is None
+
+
+def test_a_run_that_no_longer_rises_ends_with_its_best_and_can_be_resumed(tmp_path: Path) -> None:
+    """With a learning rate of 1e-12 no evaluation after the first is better."""
+    run = tmp_path / "run"
+    stalling = ("--optimizer.learning_rate=1e-12", "--evaluation.every=1", "--evaluation.patience=2")
+    options = ("--evaluation.keep_best=true", "--steps=9", "--output_dir", run)
+    outcome = command("train", *SMALL, *stalling, *options)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "stopped after step 2: 2 evaluations in a row without a pass@1 above" in outcome.said
+    assert "continue anyway: " in outcome.said
+    assert (run / "checkpoints" / "best").resolve().name == "step-000001"
+    assert command("resume", run).code == 0
+    records = metrics_without_times(run)
+    assert [r["step"] for r in records if "ended" in r] == [2, 4]

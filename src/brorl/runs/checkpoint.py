@@ -32,6 +32,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.storage import storage_errors
 from brorl.tree import RolloutTree
 
+EMA = "ema"  # subfolder of a checkpoint with the averaged weights, if there are any
 _COMMIT = "COMMIT"
 _NOT_REGULAR = " saved for being the best"  # on COMMIT's first line
 _STATE = "trainer_state.pt"
@@ -101,7 +102,7 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         model.save_pretrained(temporary)
-        for weights in (temporary, temporary / "ema"):
+        for weights in (temporary, temporary / EMA):
             if weights.is_dir():
                 tokenizer.save_pretrained(weights)
         torch.save(_to_plain(state), temporary / _STATE)  # without a copy

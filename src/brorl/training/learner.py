@@ -19,7 +19,6 @@ from brorl.model.logits import NextToken
 from brorl.tree import RolloutTree
 
 FloatArray = NDArray[np.float64]
-EMA = "ema"  # subfolder of a checkpoint with the averaged weights
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,9 @@ class Monitor:
         step = record["step"] if "update" in record else record["step"] - 1  # the step whose weights were evaluated
         if score is not None and step > 0 and (self._best is None or score > self._best[0]):
             self._best = (score, step)
-        if score is not None and is_due(record["step"], self._evaluation.every) and "attempt" not in record:
+        if "ended" in record:  # a run that is resumed after its end goes on until it stalls again
+            self._without_best = 0
+        elif score is not None and is_due(record["step"], self._evaluation.every) and "attempt" not in record:
             better = self._best_regular is None or score > self._best_regular
             self._best_regular = score if better else self._best_regular
             self._without_best = 0 if better else self._without_best + 1

@@ -28,8 +28,9 @@ from brorl.algorithms.kl import penalized_group
 from brorl.errors import DivergedError
 from brorl.model.passes import ChunkSize, OwnPasses
 from brorl.model.sharding import SyncedForward, full_tensor, save_whole
+from brorl.runs.checkpoint import EMA
 from brorl.training.chunk_loss import LossSums, chunk_loss, response_losses
-from brorl.training.learner import EMA, FloatArray, LearnerSettings, StepMetrics
+from brorl.training.learner import FloatArray, LearnerSettings, StepMetrics
 from brorl.training.learner_state import in_memory, sharded_header, with_moments_of, write_sharded
 from brorl.training.mini_batch import MiniBatch, StepPreparation, to_tensor
 from brorl.training.ranks import ALONE, Ranks
