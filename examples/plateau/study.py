@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Lock
 from typing import Any
 
 from brorl.config.reading import parse_yaml
@@ -31,6 +32,7 @@ HERE = Path(__file__).parent
 ROOT = Path(os.environ.get("OUT", "runs/plateau"))
 RESULTS = Path(os.environ.get("RESULTS", HERE / "results"))
 Settings = dict[str, Any]
+_WRITING = Lock()
 
 
 def study() -> dict[str, Any]:
@@ -91,7 +93,7 @@ def train(task: str, stage: str, name: str, seed: int, settings: Settings, core:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
     RESULTS.mkdir(parents=True, exist_ok=True)
-    with (RESULTS / f"{task}-{stage}.jsonl").open("a") as file:
+    with _WRITING, (RESULTS / f"{task}-{stage}.jsonl").open("a") as file:
         file.write(json.dumps(result_of(folder, name, seed, settings)) + "\n")
 
 
@@ -110,9 +112,8 @@ def result_of(folder: Path, name: str, seed: int, settings: Settings) -> Setting
             for kind, key in (("pass_at", "evaluation"), ("ema_pass_at", "ema_evaluation"))
             if key in record
         }
-        order = {"order": record["objective"]["order"]} if "order" in record.get("objective", {}) else {}
         counts = record["evaluation"]["prompts"]["num_correct"]
-        evaluations.append({**spent, **order, **scores, "mixed": mixed, "groups": groups, "num_correct": counts})
+        evaluations.append({**spent, **scores, "mixed": mixed, "groups": groups, "num_correct": counts})
     return {"arm": name, "seed": seed, "settings": settings, "evaluations": evaluations}
 
 
