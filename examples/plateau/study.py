@@ -68,7 +68,7 @@ def runs_of(task: str, stage: str) -> Iterator[tuple[str, int, Settings]]:
     spec = table["stages"][stage]
     for seed in spec["seeds"]:
         for name, arm in spec["arms"].items():
-            yield name, seed, {"model": table["model"]} | table.get("settings", {}) | spec["settings"] | arm
+            yield name, seed, {"model": table["model"]} | spec["settings"] | arm
 
 
 def train(task: str, stage: str, name: str, seed: int, settings: Settings, core: int) -> None:
@@ -88,10 +88,10 @@ def train(task: str, stage: str, name: str, seed: int, settings: Settings, core:
     log = folder.parent / f"seed-{seed}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as output:
-        subprocess.run(
-            ["taskset", "-c", str(core), *command], stdout=output, stderr=output, check=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        one_core = ["taskset", "-c", str(core), *command]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if subprocess.run(one_core, stdout=output, stderr=output, env=environment, check=False).returncode:
+            sys.exit(f"{folder} did not finish; {log} has the reason, and the same command continues it")
     RESULTS.mkdir(parents=True, exist_ok=True)
     with _WRITING, (RESULTS / f"{task}-{stage}.jsonl").open("a") as file:
         file.write(json.dumps(result_of(folder, name, seed, settings)) + "\n")
@@ -162,7 +162,11 @@ def main(arguments: list[str]) -> None:
     """Train the stages of a task, or print the tables of all."""
     if arguments:
         task, *stages = arguments
-        for stage in stages or study()[task]["stages"]:
+        known = {name: table["stages"] for name, table in study().items()}
+        if task not in known or not {*stages} <= {*known[task]}:
+            stages_of_all = ", ".join(f"{name} {stage}" for name, named in known.items() for stage in named)
+            sys.exit(f"{' '.join(arguments)} is not in the table, which has: {stages_of_all}")
+        for stage in stages or known[task]:
             run_stage(task, stage)
         return
     for task, table in study().items():

@@ -294,13 +294,14 @@ def _stage(lineage: dict[str, Any], from_checkpoint: bool) -> str:
 
 
 def _learning_rate(config: TrainConfig) -> str:
-    """Return the learning rate, and the formula where it is scaled with the batch."""
+    """Return the learning rate, the formula where it is scaled with the batch, and how it falls."""
     optimizer, rate = config.optimizer, config.learning_rate
+    falls = "" if optimizer.schedule == "constant" else f", {optimizer.schedule} to {optimizer.decay(1.0) * rate:.2e}"
     if not optimizer.reference_batch:
-        return f"{rate:.2e}"
+        return f"{rate:.2e}{falls}"
     return (
         f"{rate:.2e} = {optimizer.learning_rate:.2e} x sqrt({config.samples_per_step:,} / "
-        f"{optimizer.reference_batch:,} samples a step)"
+        f"{optimizer.reference_batch:,} samples a step){falls}"
     )
 
 
