@@ -19,7 +19,6 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from threading import Lock
 from typing import Any
 
@@ -32,7 +31,7 @@ HERE = Path(__file__).parent
 ROOT = Path(os.environ.get("OUT", "runs/plateau"))
 RESULTS = Path(os.environ.get("RESULTS", HERE / "results"))
 Settings = dict[str, Any]
-_WRITING = Lock()
+_LOCK = Lock()
 
 
 def study() -> dict[str, Any]:
@@ -42,24 +41,33 @@ def study() -> dict[str, Any]:
     return {name: task for name, task in tasks.items() if name != "common"}
 
 
-def run_stage(task: str, stage: str) -> None:
-    """Train all runs of a stage that are not finished, one on each core, in the order of the table."""
+def run_stages(task: str, stages: list[str]) -> None:
+    """Train all runs of some stages that are not finished, one on each core, in the order of the table.
+
+    The table is read again before each run, so that arms can be added while it trains.
+    """
     make_model(task)
-    cores: SimpleQueue[int] = SimpleQueue()
-    for core in sorted(os.sched_getaffinity(0)):
-        cores.put(core)
-    jobs = int(os.environ.get("JOBS", cores.qsize()))
+    taken = {(stage, run["arm"], run["seed"]) for stage in stages for run in results(task, stage)}
+    failed: list[str] = []
 
-    def work(one: tuple[str, int, Settings]) -> None:
-        core = cores.get()
-        try:
-            train(task, stage, *one, core=core)
-        finally:
-            cores.put(core)
+    def work(core: int) -> None:
+        while True:
+            with _LOCK:
+                runs = ((stage, *run) for stage in stages for run in runs_of(task, stage))
+                one = next((run for run in runs if run[:3] not in taken), None)
+                if one is None:
+                    return
+                taken.add(one[:3])
+            try:
+                train(task, *one, core=core)
+            except subprocess.CalledProcessError:
+                failed.append(f"{one[0]}: {one[1]}, seed {one[2]}")
 
-    with ThreadPoolExecutor(jobs) as pool:
-        for _ in pool.map(work, runs_of(task, stage)):
-            pass
+    cores = sorted(os.sched_getaffinity(0))[: int(os.environ.get("JOBS", "0")) or None]
+    with ThreadPoolExecutor(len(cores)) as pool:
+        list(pool.map(work, cores))
+    if failed:
+        sys.exit(f"{', '.join(failed)} did not finish; the logs have the reasons, and the same command continues them")
 
 
 def runs_of(task: str, stage: str) -> Iterator[tuple[str, int, Settings]]:
@@ -74,8 +82,6 @@ def runs_of(task: str, stage: str) -> Iterator[tuple[str, int, Settings]]:
 def train(task: str, stage: str, name: str, seed: int, settings: Settings, core: int) -> None:
     """Train one run, or continue it, in a process on one core; record its evaluations once it is finished."""
     folder = ROOT / task / stage / name.replace(" ", "_") / f"seed-{seed}"
-    if any((r["arm"], r["seed"]) == (name, seed) for r in results(task, stage)):
-        return
     brorl = [str(Path(sys.executable).with_name("brorl"))]
     if (folder / "config.yaml").exists():
         command = [*brorl, "resume", str(folder)]
@@ -90,10 +96,9 @@ def train(task: str, stage: str, name: str, seed: int, settings: Settings, core:
     with log.open("a") as output:
         one_core = ["taskset", "-c", str(core), *command]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        if subprocess.run(one_core, stdout=output, stderr=output, env=environment, check=False).returncode:
-            sys.exit(f"{folder} did not finish; {log} has the reason, and the same command continues it")
+        subprocess.run(one_core, stdout=output, stderr=output, env=environment, check=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    with _WRITING, (RESULTS / f"{task}-{stage}.jsonl").open("a") as file:
+    with _LOCK, (RESULTS / f"{task}-{stage}.jsonl").open("a") as file:
         file.write(json.dumps(result_of(folder, name, seed, settings)) + "\n")
 
 
@@ -166,8 +171,7 @@ def main(arguments: list[str]) -> None:
         if task not in known or not {*stages} <= {*known[task]}:
             stages_of_all = ", ".join(f"{name} {stage}" for name, named in known.items() for stage in named)
             sys.exit(f"{' '.join(arguments)} is not in the table, which has: {stages_of_all}")
-        for stage in stages or known[task]:
-            run_stage(task, stage)
+        run_stages(task, stages or [*known[task]])
         return
     for task, table in study().items():
         for stage in table["stages"]:
