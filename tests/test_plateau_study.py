@@ -1,21 +1,18 @@
-"""The study's recipes are of one kind, and its scripts go through: tuning, plateau, rates, comparison, tables."""
+"""The study's recipes are of one kind, its stages can be stopped, and its tables state what the runs measured."""
 
 import importlib
 import json
-import os
-import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy.stats import t
 
 from brorl.config.reading import make_config, read_recipe
 
-ROOT = Path(__file__).parents[1]
-STUDY = ROOT / "examples" / "plateau"
-PROMPTS = {16: 16, 64: 8, 512: 4}
+STUDY = Path(__file__).parents[1] / "examples" / "plateau"
 
 
 def test_both_tasks_are_trained_and_judged_alike() -> None:
@@ -30,95 +27,6 @@ def test_both_tasks_are_trained_and_judged_alike() -> None:
     assert {k for k in three["sampling"] if three["sampling"][k] != five["sampling"][k]} == {"max_new_tokens"}
     assert {k for k in three["evaluation"] if three["evaluation"][k] != five["evaluation"][k]} == {"num_prompts"}
     assert (three["sampling"], three["evaluation"]) == (four["sampling"], four["evaluation"])
-
-
-def rate_of(run: Path) -> float:
-    return make_config(read_recipe(str(run / "config.yaml")), {}, "config.yaml").optimizer.learning_rate
-
-
-@pytest.mark.example
-def test_the_study_goes_through_and_its_tables_say_what_the_runs_measured(tmp_path: Path) -> None:
-    folder = tmp_path / "three"
-    environment = {
-        **os.environ, "REHEARSE": "1", "OUT": str(folder), "PYTHON": sys.executable,
-        "BRORL": str(Path(sys.executable).parent / "brorl"), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-
-    def run(*command: str) -> str:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)
-        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
-
-    def records(path: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (folder / path / "metrics.jsonl").read_text().splitlines()]
-
-    def last_pass(path: str) -> float:
-        return float([r["evaluation"]["pass_at"]["1"]["value"] for r in records(path) if "evaluation" in r][-1])
-
-    run("bash", "examples/plateau/study.sh", "three")
-    again = run("bash", "examples/plateau/study.sh", "three", "tune")
-    assert "8 of 8 runs are complete already" in again  # nothing is trained again
-    text = run(sys.executable, "examples/plateau/tables.py", str(folder))
-    tables = {
-        part.splitlines()[0]: [row.strip("| ").split(" | ") for row in part.splitlines() if row.startswith("| ")][2:]
-        for part in text.split("## ")[1:]
-    }
-    # Tuning, two ways to the plateau; of both points rates, costs, coverage left; against the first, gained and lost.
-    assert len(tables) >= 9  # coverage left needs every N to rise, and has a title for every pass@1
-
-    rates = {}
-    for n in PROMPTS:
-        tried = {
-            rate_of(run): last_pass(str(run.relative_to(folder)))
-            for run in folder.glob(f"knee/rate-N{n}/arms/*/seed-0")
-        }
-        assert sorted(tried) == [3e-5, 1e-4, 3e-4, 1e-3]
-        rates[n] = {rate for rate, score in tried.items() if score == max(tried.values())}
-    for row in tables["From the knee, 12 seconds, 2 seeds"][1:]:
-        n = int(row[0])
-        runs = [f"knee/compare/arms/N={n}/seed-{seed}" for seed in (0, 1)]
-        assert int(row[1]) == PROMPTS[n]
-        assert row[2] == "as N = 16" or float(row[2]) in rates[n]
-        steps = [[r["sampling"] for r in records(run) if "sampling" in r] for run in runs]
-        assert float(row[3]) == pytest.approx(sum(map(len, steps)) / 2, abs=0.05 + 0.005 * len(steps[0]))
-        mixed, groups = (sum(s[key] for one in steps for s in one) for key in ("groups_mixed", "groups"))
-        assert float(row[8].rstrip("%")) == pytest.approx(100 * mixed / groups, abs=1.5)
-        scored = re.match(r"[\d.]+", row[11])
-        assert scored
-        assert float(scored[0]) == pytest.approx(sum(map(last_pass, runs)) / 2, abs=5.1e-4)
-
-
-@pytest.mark.example
-def test_the_second_part_goes_through_and_its_tables_state_what_the_runs_measured(tmp_path: Path) -> None:
-    environment = {**os.environ, "REHEARSE": "1", "OUT": str(tmp_path), "OMP_NUM_THREADS": "1"}
-
-    def run(*command: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900
-        )
-        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
-
-    run("examples/plateau/objectives.py", "three")
-    again = run("examples/plateau/objectives.py", "three", "verdict")
-    assert "6 of 6 runs are complete already" in again
-    text = run("examples/plateau/objective_tables.py", str(tmp_path), "--figure", str(tmp_path / "figure.png"))
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
-    tries = set((tmp_path / "three" / "tries").glob("*/*"))
-    for part in text.split("## `three` from ")[1:]:
-        point = part.partition(":")[0]
-        for row in (line for line in part.splitlines() if line.startswith("| n")):
-            name, seconds, steps, _, _, end = row.strip("| ").split(" | ")
-            folder = tmp_path / "three" / "tries" / point / name
-            records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-            last = [r["evaluation"]["pass_at"] for r in records if "evaluation" in r][-1]
-            expected = [e["value"] for e in last.values()]
-            assert [float(value) for value in end.split("/")] == pytest.approx(expected, abs=6e-4)
-            assert int(steps) == sum("update" in r for r in records)
-            spent = sum(r["seconds"]["total"] for r in records if "update" in r)
-            assert float(seconds) == pytest.approx(spent, abs=0.51)
-            tries.remove(folder)
-    assert not tries
 
 
 @pytest.fixture
@@ -142,7 +50,7 @@ def test_the_arms_of_the_long_runs_are_recipes_and_are_not_tuned_on_what_judges_
                 seen.setdefault((task, f"{kind} seeds"), set()).add(seed)
                 seen.setdefault((task, f"{kind} prompts"), set()).update(judged)
         for what in ("seeds", "prompts"):
-            assert not seen[task, f"tries {what}"] & seen.get((task, f"verdict {what}"), set())
+            assert not seen.get((task, f"tries {what}"), set()) & seen.get((task, f"verdict {what}"), set())
 
 
 @pytest.mark.example
@@ -181,3 +89,101 @@ def test_a_stopped_stage_continues_and_its_table_states_what_the_runs_measured(
         assert int(steps) == last["step"]
         values = [estimate["value"] for estimate in last["evaluation"]["pass_at"].values()]
         assert [float(value) for value in end.split("/")] == pytest.approx(values, abs=5.1e-4)
+
+
+def cells_of(markdown: str) -> list[list[str]]:
+    return [row.strip("| ").split(" | ") for row in markdown.splitlines() if row.startswith("| ")][2:]
+
+
+def run_of_three_evaluations(arm: str, n: int, seed: int, draw: np.random.Generator) -> dict[str, Any]:
+    """Return a run whose evaluations are at 0, 10 and 20 seconds, with 40 prompts of 32 responses."""
+    counts = [draw.binomial(32, draw.uniform(0.1, 0.3 + 0.2 * i, 40)).tolist() for i in range(3)]
+    costs = [{"steps": i, "seconds": 10.0 * i, "samples": 100 * n * i, "tokens": 1000 * i} for i in range(3)]
+    evaluations = [
+        {**cost, "pass_at": {"1": float(np.mean(c)) / 32, "32": float(np.mean(np.array(c) > 0))}, "num_correct": c,
+         "mixed": 5 * i, "groups": 9 * i}
+        for i, (cost, c) in enumerate(zip(costs, counts, strict=True))
+    ]  # fmt: skip
+    settings = {
+        "model": "quickstart", "rollouts_per_prompt": n, "prompts_per_step": 4, "budget.unit": "seconds",
+        "budget.limit": 20, "budget.marks": [10],
+    }  # fmt: skip
+    return {"arm": arm, "seed": seed, "settings": settings, "evaluations": evaluations}
+
+
+def test_a_verdict_states_the_differences_of_its_runs(
+    study: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = np.random.default_rng()
+    runs = [
+        run_of_three_evaluations(arm, n, seed, draw) for arm, n in (("16 a", 16), ("512 b", 512)) for seed in (0, 1, 2)
+    ]
+    runs.append(run_of_three_evaluations("16 a", 16, 3, draw))  # 512 b has not finished this seed: it is left out
+    stage = {
+        "seeds": [0, 1, 2, 3],
+        "settings": {},
+        "differences": [["512 b", "16 a"]],
+        "arms": {"16 a": {}, "512 b": {}},
+    }
+    table = tmp_path / "table.yaml"
+    table.write_text(json.dumps({"three": {"model": "quickstart", "stages": {"verdict": stage}}}))
+    monkeypatch.setenv("STUDY", str(table))
+    monkeypatch.setattr(study, "RESULTS", tmp_path)
+    (tmp_path / "three-verdict.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
+    study.main([])
+    arms, course, differences, *_ = capsys.readouterr().out.split("## ")[1:]
+
+    def counts(arm: str, point: int) -> Any:
+        return np.array([r["evaluations"][point]["num_correct"] for r in runs if r["arm"] == arm and r["seed"] < 3])
+
+    measures = [lambda c: c / 32, lambda c: (c > 0) * 1.0]  # pass@1, and pass@k of k = n
+    for arm, steps, samples, tokens, *scores, moved in cells_of(arms):
+        assert (steps, samples, tokens) == ("2", "3.20k" if "16" in arm else "102k", "2.00k")
+        for score, measure in zip(scores, measures, strict=True):
+            assert float(score.split()[0]) == pytest.approx(measure(counts(arm, 2)).mean(), abs=5.1e-4)
+        start, end = counts(arm, 0) > 0, counts(arm, 2) > 0
+        gained, lost = ((a & ~b).sum(1).mean() for a, b in ((end, start), (start, end)))
+        assert [float(x) for x in moved.split(" / ")] == pytest.approx([gained, lost], abs=0.051)
+    for arm, *points in cells_of(course):
+        expected = [[m(counts(arm, i)).mean() for m in measures] for i in (1, 2)]
+        assert [[float(x) for x in point.split("/")] for point in points] == [
+            pytest.approx(values, abs=5.1e-4) for values in expected
+        ]
+    rows = {at: values for _, at, *values in cells_of(differences)}
+    best = 1 + int(counts("16 a", 2).mean() > counts("16 a", 1).mean())
+    for at, point in (("20 s", 2), ("2k unique tokens", 2), (f"best of the second, {10 * best} s", best)):
+        for text, measure in zip(rows[at], measures, strict=True):
+            apart_SP = measure(counts("512 b", 2)) - measure(counts("16 a", point))
+            parts = [(apart_SP.mean(axis), apart_SP.shape[1 - axis]) for axis in (0, 1)]
+            half = sum(t.ppf(0.975, size - 1) ** 2 * mean.var(ddof=1) / size for mean, size in parts) ** 0.5
+            value, low, high = (float(x.strip("[],")) for x in text.rstrip("* ").split())
+            assert [value, low, high] == pytest.approx(
+                [apart_SP.mean(), apart_SP.mean() - half, apart_SP.mean() + half], abs=5.1e-4
+            )
+            assert ("*" in text) == (low > 0 or high < 0)
+
+    study.main(["figure", str(tmp_path / "figure.png")])
+    assert (tmp_path / "figure.png").stat().st_size > 20_000
+
+
+def test_a_stage_that_fails_or_is_mistyped_says_what_to_do(
+    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = {"seeds": [1], "settings": {"steps": 1}, "arms": {"wrong": {"optimizer.learning_rate": -1}}}
+    table = tmp_path / "table.yaml"
+    table.write_text(json.dumps({"three": {"model": "quickstart", "stages": {"tries": stage}}}))
+    monkeypatch.setenv("STUDY", str(table))
+    monkeypatch.setattr(study, "ROOT", tmp_path / "runs")
+    monkeypatch.setattr(study, "RESULTS", tmp_path / "results")
+    with pytest.raises(SystemExit, match="three tries"):
+        study.main(["three", "trise"])
+    with pytest.raises(SystemExit, match="tries: wrong, seed 1 did not finish"):
+        study.main(["three", "tries"])
+    assert "learning_rate" in (tmp_path / "runs/three/tries/wrong/seed-1.log").read_text()
+
+
+def test_a_stage_starts_from_a_checkpoint_of_another(study: Any) -> None:
+    (first, *_) = study.runs_of("four", "verdict-knee")
+    (way, *_) = [run for run in study.runs_of("four", "way") if run[0] == "16 paper 3e-4"]
+    folder = study.folder_of("four", "way", way[0], way[1])
+    assert first[2]["model"] == str(folder / "checkpoints" / "step-000050")

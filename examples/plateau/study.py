@@ -1,13 +1,14 @@
-"""The long runs of the study (docs/explanation/study.md): tables of arms, trained two at a time, tuned and then judged.
+"""The study (docs/explanation/study.md): tables of arms, trained on all cores, tuned and then judged.
 
-    python examples/plateau/study.py three tries       # train each arm of a stage of examples/plateau/long.yaml
+    python examples/plateau/study.py three tries       # train the arms of a stage of examples/plateau/study.yaml
     python examples/plateau/study.py three verdict     # compare the arms of a stage over seeds
     python examples/plateau/study.py                   # the tables of all results
+    python examples/plateau/study.py figure FILE.png   # the figure of all verdicts
 
-In: `long.yaml`, which has for each task its stages, with their budget, seeds, held-out puzzles and arms. Out: runs
+In: `study.yaml`, which has for each task its stages, with their budget, seeds, held-out puzzles and arms. Out: runs
 under runs/plateau/TASK/STAGE, and one line for each finished run in examples/plateau/results, from which the tables are
 made. A stopped stage continues where it was; a finished run is not made again. Seconds are CPU seconds of one thread. A
-stage that tunes has other seeds and other held-out puzzles than the one that judges.
+stage that tunes has other seeds and other held-out puzzles than one that judges, whose name begins with "verdict".
 """
 
 from __future__ import annotations
@@ -16,27 +17,48 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import matplotlib.pyplot as plt
+import numpy as np
+
+from brorl.comparison.arms import (
+    Arm,
+    Comparison,
+    HeldOutPrompt,
+    Measure,
+    RunScores,
+    Score,
+    scores_at,
+    start_scores,
+)
+from brorl.comparison.equal import at_equal_cost, at_equal_score, scores_at_cost
+from brorl.comparison.matching import costs_at
+from brorl.comparison.paired import conclusion_of, corrected_level, difference_interval, mean_over_runs
+from brorl.comparison.prompts import coverage_change
 from brorl.config.reading import parse_yaml
-from brorl.cost import Cost, cost_of_step
+from brorl.cost import Cost, Unit, cost_of_step, short_amount
+from brorl.evaluation.pass_at_k import Estimate, FloatArray
+from brorl.format import counted, interval, short, signed
 from brorl.runs.run_directory import RunDirectory
 from brorl.table import Table
 
 HERE = Path(__file__).parent
 ROOT = Path(os.environ.get("OUT", "runs/plateau"))
 RESULTS = Path(os.environ.get("RESULTS", HERE / "results"))
+COLORS = {16: "#cc7417", 64: "#b3382c", 128: "#2e8b6a", 512: "#1f5fa8"}
 Settings = dict[str, Any]
 _LOCK = Lock()
 
 
 def study() -> dict[str, Any]:
     """Return the table of all stages, by task."""
-    file = Path(os.environ.get("STUDY", HERE / "long.yaml"))
+    file = Path(os.environ.get("STUDY", HERE / "study.yaml"))
     tasks: dict[str, Any] = parse_yaml(file.read_text("utf-8"), str(file))
     return {name: task for name, task in tasks.items() if name != "common"}
 
@@ -76,12 +98,25 @@ def runs_of(task: str, stage: str) -> Iterator[tuple[str, int, Settings]]:
     spec = table["stages"][stage]
     for seed in spec["seeds"]:
         for name, arm in spec["arms"].items():
-            yield name, seed, {"model": table["model"]} | spec["settings"] | arm
+            settings = {"model": table["model"]} | spec["settings"] | arm
+            if isinstance(settings["model"], dict):
+                settings["model"] = checkpoint(task, **settings["model"])
+            yield name, seed, settings
+
+
+def checkpoint(task: str, stage: str, arm: str, seed: int, step: int) -> str:
+    """Return the checkpoint of a run of another stage, from which a stage starts."""
+    return str(folder_of(task, stage, arm, seed) / "checkpoints" / f"step-{step:06d}")
+
+
+def folder_of(task: str, stage: str, arm: str, seed: int) -> Path:
+    """Return the folder of a run."""
+    return ROOT / task / stage / arm.replace(" ", "_") / f"seed-{seed}"
 
 
 def train(task: str, stage: str, name: str, seed: int, settings: Settings, core: int) -> None:
     """Train one run, or continue it, in a process on one core; record its evaluations once it is finished."""
-    folder = ROOT / task / stage / name.replace(" ", "_") / f"seed-{seed}"
+    folder = folder_of(task, stage, name, seed)
     brorl = [str(Path(sys.executable).with_name("brorl"))]
     if (folder / "config.yaml").exists():
         command = [*brorl, "resume", str(folder)]
@@ -160,11 +195,185 @@ def stage_table(task: str, stage: str) -> Table:
 
 def scores(evaluation: Settings) -> str:
     """Return pass@k of an evaluation for all k, in three digits each."""
-    return "/".join(f"{value:.3f}".lstrip("0") for value in evaluation["pass_at"].values())
+    return digits(evaluation["pass_at"].values())
+
+
+def digits(values: Iterable[float]) -> str:
+    """Return scores in three digits each: .434/.577/.672."""
+    return "/".join(f"{value:.3f}".lstrip("0") for value in values)
+
+
+def verdict_of(task: str, stage: str) -> Comparison | None:
+    """Return the runs of a stage as a comparison, with the seeds that all arms have finished; None without any."""
+    spec, runs = study()[task]["stages"][stage], results(task, stage)
+    by_arm = {arm: {run["seed"]: run for run in runs if run["arm"] == arm} for arm in spec["arms"]}
+    seeds = sorted(set.intersection(*(set(of_arm) for of_arm in by_arm.values())))
+    if not seeds:
+        return None
+    first = next(iter(by_arm.values()))[seeds[0]]
+    arms = tuple(
+        Arm(
+            name=name, title="", num_rollouts=of_arm[seeds[0]]["settings"]["rollouts_per_prompt"],
+            prompts_per_step=of_arm[seeds[0]]["settings"]["prompts_per_step"], differs={},
+            runs=tuple(_scores_of(of_arm[seed]) for seed in seeds),
+        )
+        for name, of_arm in by_arm.items()
+    )  # fmt: skip
+    settings, (start, *_) = first["settings"], first["evaluations"]
+    prompts = tuple(HeldOutPrompt(str(i), task, "", "", "") for i in range(len(start["num_correct"])))
+    limit, marks = settings["budget.limit"], settings["budget.marks"]
+    num_samples = max(map(int, start["pass_at"]))
+    return Comparison(
+        checkpoint=settings["model"], unit=settings["budget.unit"], budget=limit,
+        eval_points=tuple(sorted({*marks, limit})), prompts=prompts, num_samples=num_samples,
+        ks=tuple(map(int, start["pass_at"])), arms=arms, machine="",
+    )  # fmt: skip
+
+
+def _scores_of(run: Settings) -> RunScores:
+    """Return the evaluations of a run. Tokens of the evaluations are not recorded: no table here needs them."""
+    scores = [
+        Score(
+            Cost(e["steps"], e["seconds"], e["samples"], unique_tokens=e["tokens"]),
+            np.array(e["num_correct"]), np.zeros(len(e["num_correct"]), np.int64), truncation_rate=0.0,
+        )
+        for e in run["evaluations"]
+    ]  # fmt: skip
+    end = run["evaluations"][-1]
+    return RunScores(
+        run["seed"], tuple(scores), scores[-1].cost, {}, end["groups"], end["mixed"], end["mixed"], None, run["arm"]
+    )
+
+
+def verdict_tables(task: str, stage: str, verdict: Comparison) -> Iterator[Table]:
+    """Yield the arms, their course, and the differences that the stage asks for, at equal cost and at equal pass@1."""
+    arms = {arm.name: arm for arm in verdict.arms}
+    budget, ks, what = verdict.budget, verdict.ks, f"`{task}`, {stage}, {counted(len(verdict.arms[0].runs), 'seed')}"
+    start = digits(start_scores(verdict, Measure(k)).mean() for k in ks)
+    names = tuple(f"pass@{k}" for k in ks)
+
+    rows = []
+    for arm in verdict.arms:
+        costs, change = costs_at(arm, verdict.unit, budget), coverage_change(verdict, arm, budget, ks[-1])
+        spent = (short(costs[name].mean) for name in ("steps", "samples", "unique_tokens"))
+        ends = (interval(mean_over_runs(scores_at(verdict, arm, budget, Measure(k)))) for k in ks)
+        rows.append((arm.name, *spent, *ends, f"{change.gained.mean:.1f} / {change.lost.mean:.1f}"))
+    columns = ("arm", "steps", "samples", "unique tokens", *names, "puzzles gained / lost")
+    yield Table(f"{what}: after {budget:g} {verdict.unit}; at the start {start}", columns, tuple(rows))
+
+    rows = [
+        (name, *(digits(scores_at(verdict, arm, at, Measure(k)).mean() for k in ks) for at in verdict.eval_points))
+        for name, arm in arms.items()
+    ]
+    columns = ("arm", *(short_amount(at, verdict.unit) for at in verdict.eval_points))
+    yield Table(f"{what}: pass@1/16/256 on the way", columns, tuple(rows))
+
+    pairs = [(arms[b], arms[a]) for b, a in study()[task]["stages"][stage]["differences"]]
+    units: list[Unit] = ["seconds", "samples", "unique_tokens"]
+    rows = [
+        (f"{b.name} minus {a.name}", label, *_stars(differences, len(pairs) * len(ks) * (1 + len(units))))
+        for b, a in pairs
+        for label, differences in _differences(verdict, b, a, units)
+    ]
+    note = "`*` excludes 0; `**` does after correction for all intervals of this table."
+    yield Table(f"{what}: differences at equal cost", ("arms", "at", *names), tuple(rows), (note,))
+
+    for b, a in pairs:
+        equal = at_equal_score(replace(verdict, arms=(a, b)), ks[-1])
+        if equal is not None and (found := equal.arms[-1]).difference is not None:
+            reached = " and ".join(f"{one.spent:.0f} s ({one.arm})" for one in equal.arms)
+            text = f"{what}: pass@{equal.k} at a pass@1 of {equal.level:.3f}, at {reached}"
+            yield Table(text, ("arms", f"pass@{equal.k}"), ((f"{b.name} minus {a.name}", signed(found.difference)),))
+
+
+def _differences(
+    verdict: Comparison, b: Arm, a: Arm, units: list[Unit]
+) -> Iterator[tuple[str, list[Callable[[float], Estimate]]]]:
+    """Yield what is equal and, for each k, the difference of b less a as a function of the interval's level.
+
+    The last line compares the end of b with the evaluation at which a had its best mean pass@1, chosen on the same
+    puzzles: it favors a.
+    """
+    measures = [Measure(k) for k in verdict.ks]
+    two = replace(verdict, arms=(a, b))
+    for unit in units:
+        amount = at_equal_cost(two, unit).amount
+        sides = [[scores_at_cost(two, arm, unit, amount, m) for arm in (a, b)] for m in measures]
+        known = [(x, y) for x, y in sides if x is not None and y is not None]
+        if len(known) == len(measures):
+            yield (
+                short_amount(amount, unit) + ("" if unit == "seconds" else f" {unit.replace('_', ' ')}"),
+                [_level(x, y) for x, y in known],
+            )
+    best = max(verdict.eval_points, key=lambda at: float(scores_at(verdict, a, at).mean()))
+    yield (
+        f"best of the second, {short_amount(best, verdict.unit)}",
+        [_level(scores_at(verdict, a, best, m), scores_at(verdict, b, verdict.budget, m)) for m in measures],
+    )
+
+
+def _level(a_SP: FloatArray, b_SP: FloatArray) -> Callable[[float], Estimate]:
+    return lambda level: difference_interval(a_SP, b_SP, seeds_paired=True, level=level)
+
+
+def _stars(differences: list[Callable[[float], Estimate]], number: int) -> list[str]:
+    """Return differences with their 95% intervals, and stars for those that are shown."""
+
+    def shown(level: float, at: Callable[[float], Estimate]) -> bool:
+        return conclusion_of(at(level)) != "no difference shown"
+
+    return [
+        f"{signed(at(0.95))} {'*' * (shown(0.95, at) + shown(corrected_level(number), at))}".strip()
+        for at in differences
+    ]
+
+
+def draw(verdicts: dict[str, Comparison], path: str) -> None:
+    """Draw the mean pass@1 and pass@k over the runs, and one against the other, with a row for each task."""
+    figure, axes = plt.subplots(
+        len(verdicts), 3, figsize=(13, 4.1 * len(verdicts)), layout="constrained", squeeze=False
+    )
+    for (title, verdict), (of_1, of_k, plane) in zip(verdicts.items(), axes, strict=True):
+        points, k = (0.0, *verdict.eval_points), verdict.ks[-1]
+        for arm in verdict.arms:
+            curves = [
+                np.stack([scores_at(verdict, arm, at, Measure(i)).mean(1) for at in points]) for i in (1, k)
+            ]  # [T, S] each
+            style = {"color": COLORS[arm.num_rollouts or 0], "linestyle": "--" if "paper" in arm.name else "-"}
+            for axis, curve_TS in zip((of_1, of_k), curves, strict=True):
+                axis.fill_between(points, curve_TS.min(1), curve_TS.max(1), color=style["color"], alpha=0.15, lw=0)
+                axis.plot(points, curve_TS.mean(1), **style, label=arm.name)
+            x_T, y_T = (curve_TS.mean(1) for curve_TS in curves)
+            plane.plot(x_T, y_T, **style, marker="o", markersize=3)
+            plane.annotate(arm.name, (x_T[-1], y_T[-1]), xytext=(6, -2), textcoords="offset points", fontsize=9,
+                           color=style["color"])  # fmt: skip
+        plane.plot(x_T[0], y_T[0], "o", color="black", markerfacecolor="white", markersize=8, zorder=5)
+        for axis, name in ((of_1, "pass@1"), (of_k, f"pass@{k}")):
+            axis.set(xlabel=f"CPU {verdict.unit} of training", ylabel=name, title=f"{title}: {name}")
+        plane.set(xlabel="pass@1", ylabel=f"pass@{k}", title=f"{title}: coverage against pass@1")
+        plane.margins(x=0.2)
+        of_1.legend(frameon=False)
+        for axis in (of_1, of_k, plane):
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.grid(color="#d5d8dd", linewidth=0.6, alpha=0.7)
+    figure.savefig(path, dpi=120, facecolor="white")
+
+
+def all_verdicts() -> Iterator[tuple[str, str, Comparison]]:
+    """Yield task, stage and runs of each verdict for which there are results."""
+    for task, table in study().items():
+        for stage in table["stages"]:
+            if stage.startswith("verdict") and (verdict := verdict_of(task, stage)) is not None:
+                yield task, stage, verdict
 
 
 def main(arguments: list[str]) -> None:
-    """Train the stages of a task, or print the tables of all."""
+    """Train the stages of a task, draw the figure, or print the tables of all results."""
+    if arguments[:1] == ["figure"]:
+        draw(
+            {f"{task} numbers": verdict for task, stage, verdict in all_verdicts() if stage == "verdict"}, arguments[1]
+        )
+        return
     if arguments:
         task, *stages = arguments
         known = {name: table["stages"] for name, table in study().items()}
@@ -175,8 +384,11 @@ def main(arguments: list[str]) -> None:
         return
     for task, table in study().items():
         for stage in table["stages"]:
-            if results(task, stage):
+            if results(task, stage) and not stage.startswith("verdict"):
                 print(stage_table(task, stage).markdown() + "\n")
+    for task, stage, verdict in all_verdicts():
+        for one in verdict_tables(task, stage, verdict):
+            print(one.markdown() + "\n")
 
 
 if __name__ == "__main__":
