@@ -28,7 +28,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from brorl.algorithms import outcome_weights
 from brorl.algorithms.groups import Group
+from brorl.algorithms.outcome_weights import OutcomeWeight
 from brorl.algorithms.policy_loss import node_weights
 from brorl.planning.pilot import PilotParts
 from brorl.training.learner import LearnerSettings
@@ -144,11 +146,24 @@ def gradient_products(
     return GradientProducts.of(first, second, half)
 
 
-def prompt_gradient(model: PreTrainedModel, group: Group, count_L: IntArray, settings: LearnerSettings) -> FloatArray:
-    """Return the leave-one-out policy gradient of one prompt.
+def prompt_gradient(
+    model: PreTrainedModel,
+    group: Group,
+    count_L: IntArray,
+    settings: LearnerSettings,
+    weight: OutcomeWeight = outcome_weights.rloo,
+) -> FloatArray:
+    """Return the policy gradient of one prompt: (1/N) sum_i w(N, c) (r_i - mean of r) grad log pi(y_i).
 
-    (1/N) sum_i (r_i - mean of the others' r) grad log pi(y_i): its mean over draws does not depend on N. Up to a factor
-    it is the gradient of the learner's loss at ratio 1.
+    With the weight of RLOO its mean over draws does not depend on N. Up to a factor it is the gradient of the learner's
+    loss at ratio 1.
+
+    Args:
+        model: The policy; its gradients are overwritten.
+        group: A group that holds the N rollouts.
+        count_L: How often each distinct response of the group is among the N rollouts, shape [L].
+        settings: Settings of the learner's passes.
+        weight: The outcome weight.
 
     Returns:
         The gradient; a long one as a random projection onto fewer numbers. All gradients of a model have the same
@@ -157,7 +172,7 @@ def prompt_gradient(model: PreTrainedModel, group: Group, count_L: IntArray, set
     model.zero_grad(set_to_none=True)
     num_rollouts = int(count_L.sum())
     mean = float(count_L @ group.reward_L) / num_rollouts
-    advantage_L = (group.reward_L - mean) / (num_rollouts - 1)  # times N / (N - 1), over N
+    advantage_L = (group.reward_L - mean) * weight(num_rollouts, int(count_L @ group.correct_L)) / num_rollouts
     kept = np.flatnonzero((count_L > 0) & (advantage_L != 0))
     if kept.size:
         tree, _ = group.tree.select(kept)

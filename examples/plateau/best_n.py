@@ -1,0 +1,112 @@
+"""The N with the least gradient noise per second at each order of MaxRL, along a run of the study.
+
+    python examples/plateau/best_n.py runs/plateau/three/verdict/128_fall/seed-0 [STEP ...]
+
+In: a run directory with checkpoints, and steps (default: about six, evenly spread). Out: for each checkpoint and order
+T a line with V, the variance between prompts of a group's gradient, S, that within a prompt times N, both over |G|^2,
+g, the exponent of the seconds of a step against N, the N that (1 - g) S / (g V) predicts, and the measured noise times
+seconds at each N, over the least of them. Nothing is assumed about N: each N has its own groups.
+
+Method: 1,024 rollouts of 64 prompts are split into groups of N. With g_pj the gradient of group j of prompt p,
+M = E g_p1 . g_p2 over pairs of groups, |G|^2 = E g_p . g_q over pairs of prompts, and the noise of a step of B prompts
+is (E |g_pj|^2 - |G|^2) / (B |G|^2). Seconds are those of a step of 64 prompts, from `brorl plan`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+import brorl
+from brorl.algorithms.groups import Group
+from brorl.algorithms.outcome_weights import maxrl
+from brorl.assemble.run import build_pilot
+from brorl.config.reading import make_config, read_recipe
+from brorl.planning.gradient_noise import prompt_gradient
+from brorl.planning.pilot import PilotParts, sample
+from brorl.table import Table
+
+PROMPTS, ROLLOUTS = 64, 1024
+NUMBERS = (16, 32, 64, 128, 256, 512)
+ORDERS = (1, 4, 15, 63, 255)
+MOST_GROUPS = 4  # of a prompt, for each N
+
+
+@dataclass(frozen=True)
+class GroupNoise:
+    """The moments of the gradient of a group of N rollouts."""
+
+    signal: float  # |G|^2
+    between: float  # V: E |G_p|^2 - |G|^2
+    within: float  # S / N: the variance of a group's gradient around its prompt's
+
+    @property
+    def relative(self) -> float:
+        """The noise of a step, times its number of prompts."""
+        return (self.between + self.within) / self.signal
+
+
+def group_noise(parts: PilotParts, groups: list[Group], num_rollouts: int, order: int) -> GroupNoise:
+    """Measure the gradient of groups of N rollouts at one order, at most N - 1."""
+    generator, number = np.random.default_rng(0), min(MOST_GROUPS, ROLLOUTS // num_rollouts)
+    weight = partial(maxrl, order=min(order, num_rollouts - 1))
+    means, squared, across = [], 0.0, 0.0
+    for group in groups:
+        left_L, gradients = group.tree.leaf_count.copy(), []
+        for _ in range(number):
+            count_L = generator.multivariate_hypergeometric(left_L, num_rollouts, method="marginals")
+            left_L -= count_L
+            gradients.append(prompt_gradient(parts.model, group, count_L, parts.learner_settings, weight))
+        gram_JJ = np.stack(gradients) @ np.stack(gradients).T
+        means.append(np.mean(gradients, axis=0))
+        squared += np.trace(gram_JJ) / number / len(groups)
+        across += (gram_JJ.sum() - np.trace(gram_JJ)) / (number * (number - 1)) / len(groups)
+    gram_PP = np.stack(means) @ np.stack(means).T
+    signal = (gram_PP.sum() - np.trace(gram_PP)) / (len(groups) * (len(groups) - 1))
+    return GroupNoise(float(signal), float(across - signal), float(squared - across))
+
+
+def lines_of(run: Path, step: int) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each order at one checkpoint."""
+    checkpoint = run / "checkpoints" / f"step-{step:06d}"
+    recipe = read_recipe(str(run / "config.yaml"))
+    with TemporaryDirectory() as folder:
+        plan = brorl.plan(checkpoint, recipe=recipe, rollouts=NUMBERS, output_dir=folder, progress=False)
+    seconds_N = np.array([row.seconds["total"] for row in plan.rows if row.num_rollouts in NUMBERS])
+    growth = float(np.polyfit(np.log(NUMBERS), np.log(seconds_N), 1)[0])
+    parts = build_pilot(make_config(recipe, {"model": str(checkpoint)}, str(run)))
+    groups = sample(parts, parts.stream.take(PROMPTS), ROLLOUTS, seed=1).groups
+    parts.model.train()
+    for order in ORDERS:
+        numbers = [n for n in NUMBERS if n > order]
+        noise = [group_noise(parts, groups, n, order) for n in numbers]
+        signal = float(np.mean([one.signal for one in noise]))  # the same for all N
+        between = float(np.mean([one.between for one in noise])) / signal
+        within = noise[0].within * numbers[0] / signal
+        price_N = np.array([(between + one.within / signal) for one in noise]) * seconds_N[-len(numbers) :]
+        yield (
+            f"{step:,}", str(order), f"{between:.1f}", f"{within:.0f}", f"{growth:.2f}",
+            f"{(1 - growth) * within / (growth * between):.0f}", str(numbers[int(price_N.argmin())]),
+            *[""] * (len(NUMBERS) - len(numbers)), *(f"{price:.2f}" for price in price_N / price_N.min()),
+        )  # fmt: skip
+
+
+def main(run: Path, *steps: str) -> None:
+    """Print the table of a run."""
+    saved = sorted(int(path.name.removeprefix("step-")) for path in run.glob("checkpoints/step-*"))
+    chosen = [int(step) for step in steps] or [
+        *dict.fromkeys(saved[i] for i in np.linspace(0, len(saved) - 1, 6).round().astype(int))
+    ]
+    rows = tuple(line for step in chosen for line in lines_of(run, step))
+    columns = ("step", "T", "V", "S", "g", "predicted N", "best N", *(f"N = {n}" for n in NUMBERS))
+    print(Table("Noise times seconds, over the least", columns, rows, words=frozenset()).markdown())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
