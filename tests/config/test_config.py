@@ -167,7 +167,7 @@ def test_settings_that_may_change_on_resume() -> None:
     others |= {"engine.threads": 2, "tracking.to": "wandb", "tracking.project": "p", "tracking.run_name": "r"}
     others |= {"engine.vllm.placement": "apart", "engine.vllm.weight_transfer": "nccl"}
     others |= {"data.sources": {"path": "moved/a.jsonl"}, "verification.sandbox": "seccomp"}
-    others |= {"verification.batch_timeout_s": 9.0}
+    others |= {"verification.batch_timeout_s": 9.0, "budget.pause_at": 2.0}
     others |= {"cluster.nodes": 2, "cluster.address": "auto", "cluster.rollout_workers": 3, "cluster.learner_ranks": 2}
     others |= {"cluster.verifier_workers": 1, "cluster.placement": "colocated", "cluster.gpus_per_rollout_worker": 1}
     others |= {"cluster.gpus_per_learner_rank": 1, "cluster.cpus_per_worker": 2, "cluster.task_timeout_s": 9.0}

@@ -109,11 +109,39 @@ def test_evaluations_tell_how_each_prompt_fared(tmp_path: Path) -> None:
     assert {p["source"] for p in held_out} == {"countdown"}
 
 
-def test_marks_need_a_budget(tmp_path: Path) -> None:
-    for options in (("--budget.marks=[5]",), ("--budget.limit=4", "--budget.marks=[5]")):
-        outcome = command("train", *SMALL, *options, "--output_dir", tmp_path / "run")
-        assert outcome.code == 2
-        assert "budget.marks must be above 0 and at most budget.limit" in outcome.said
+def test_a_paused_run_continues_as_if_it_had_not_paused(probe: Path, tmp_path: Path) -> None:
+    spent = spent_by(records_of(probe), "samples")
+    options = (f"--budget.limit={spent[3]}", "--optimizer.schedule=cosine")  # the rate depends on the whole budget
+    whole, paused = tmp_path / "whole", tmp_path / "paused"
+    marks = f"--budget.marks=[{spent[1]},{spent[2]}]"
+    assert command("train", *SMALL, *QUIET, *options, marks, "--output_dir", whole).code == 0
+
+    pause = f"--budget.pause_at={spent[1] - 1}"
+    outcome = command("train", *SMALL, *QUIET, *options, pause, "--output_dir", paused)
+    assert outcome.code == 0, outcome.err
+    assert f"paused after step 1 (budget.pause_at = {spent[1] - 1:g})" in outcome.said
+    assert f"continue with: brorl resume {paused}" in outcome.out
+    assert command("resume", paused, f"--budget.pause_at={spent[2]}").code == 0
+    assert records_of(paused)[-1]["step"] == 2
+    assert command("resume", paused).code == 0  # the same pause is behind it
+
+    without = [{k: v for k, v in r.items() if k != "seconds"} for r in records_of(paused)]
+    for record in without:
+        record.get("evaluation", {}).pop("seconds", None)
+    expected = [{k: v for k, v in r.items() if k != "seconds"} for r in records_of(whole)]
+    for record in expected:
+        record.get("evaluation", {}).pop("seconds", None)
+    assert without == expected
+
+
+@pytest.mark.parametrize(
+    "options", [("marks=[5]",), ("limit=4", "marks=[5]"), ("pause_at=5",), ("limit=4", "pause_at=5")]
+)
+def test_marks_and_pauses_need_a_budget(options: tuple[str, ...], tmp_path: Path) -> None:
+    outcome = command("train", *SMALL, *(f"--budget.{option}" for option in options), "--output_dir", tmp_path / "run")
+    assert outcome.code == 2
+    name = options[-1].partition("=")[0]
+    assert f"budget.{name} must be above 0 and at most budget.limit" in outcome.said
 
 
 def test_costs_add_up(rng: np.random.Generator) -> None:

@@ -163,7 +163,7 @@ class TrainingSession:
         """Write the report, print the tables and the next commands, and return the result."""
         self.screen.observe(Phase("writing", "report"))
         hints = self._hints(ending)
-        if self.config.report and ending is not Ending.INTERRUPTED:
+        if self.config.report and ending not in (Ending.INTERRUPTED, Ending.PAUSED):
             hints = [self._write_report(), *hints]
         directory, report = self.directory, self.directory.path / REPORT
         result = TrainingResult(
@@ -184,7 +184,7 @@ class TrainingSession:
     def _hints(self, ending: Ending) -> list[str]:
         """Return the commands that continue the run."""
         match ending:
-            case Ending.INTERRUPTED:
+            case Ending.INTERRUPTED | Ending.PAUSED:
                 return [f"continue with: {self._resume}"]
             case Ending.NO_MIXED_GROUPS:
                 return [f"try again, with other draws: {self._resume}"]

@@ -204,6 +204,7 @@ def build_schedule(config: TrainConfig) -> Schedule:
         checkpoint_every=config.checkpoint_every,
         store_rollouts_every=config.store_rollouts_every,
         reference=ReferenceSchedule(config.reference),
+        pause_at=config.budget.pause_at,
     )
 
 

@@ -20,6 +20,7 @@ CHANGEABLE_ON_RESUME = (
     "verification.sandbox",
     "budget.limit",
     "budget.marks",
+    "budget.pause_at",
     "engine.memory_gib",
     "engine.nodes_per_pass",
     "engine.gradient_checkpointing",

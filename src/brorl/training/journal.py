@@ -36,6 +36,7 @@ class Ending(Enum):
     UNVERIFIED = "unverified"
     COLLAPSED = "collapsed"
     STALLED = "no longer rising"
+    PAUSED = "paused"
 
 
 class Journal:
@@ -127,9 +128,11 @@ class Journal:
         outputs.report(record)
 
     def save_if_due(self, record: Record) -> None:
-        """Save a checkpoint after a step, when due; a collapsed run ends here."""
+        """Save a checkpoint after a step, when due; a run that collapsed, stalled or pauses ends here."""
         schedule, self._step = self._run.schedule, record["step"]
-        ends = schedule.is_over(self._step, self._spent) or self._stop.requested or "ended" in record
+        over = schedule.is_over(self._step, self._spent)
+        pauses = schedule.pauses(self._spent_before, self._spent) and not over
+        ends = over or pauses or self._stop.requested or "ended" in record
         due = is_due(self._step, schedule.checkpoint_every) or ends
         monitor = self._run.measurements.monitor
         if due or monitor.best_step == self._step:
@@ -137,6 +140,8 @@ class Journal:
         if "ended" in record:
             ending = Ending.COLLAPSED if "collapse" in record and monitor.stop else Ending.STALLED
             self._ending = ending, f"stopped after step {self._step}: {record['ended']}"
+        elif pauses:
+            self._ending = Ending.PAUSED, f"paused after step {self._step} (budget.pause_at = {schedule.pause_at:g})"
 
     def end(self) -> tuple[Ending, str]:
         """Return why the steps ended, and one line about it."""

@@ -122,6 +122,12 @@ class Schedule:
     checkpoint_every: int  # steps between regular checkpoints; 0 for none. The end is saved too.
     store_rollouts_every: int  # steps between stored rollouts; 0 stores no responses, of evaluations either
     reference: ReferenceSchedule  # when the reference policy is reset
+    pause_at: float | None = None  # part of the budget at which the run pauses; None does not pause
+
+    def pauses(self, before: Cost, spent: Cost) -> bool:
+        """Return whether a run pauses after a step, from the costs before and with it."""
+        unit = self.budget.unit
+        return self.pause_at is not None and before.of(unit) < self.pause_at <= spent.of(unit)
 
     def is_over(self, step: int, spent: Cost) -> bool:
         """Return whether a run has reached its number of steps or its budget."""
@@ -138,6 +144,7 @@ class Schedule:
             is_due(step, self.evaluate_every)
             or self.is_over(step, spent)
             or self.budget.passes_eval_point(before, spent)
+            or self.pauses(before, spent)
         )
 
     def finish_line(self, spent: Cost) -> str:

@@ -169,7 +169,7 @@ class BudgetSettings(Section):
 
     unit: Unit = Field(
         "samples",
-        description="unit of the budget: steps | seconds | rollouts | unique tokens (a shared prefix counts once)",
+        description="unit of the budget: steps | seconds | samples | unique_tokens (a shared prefix counts once)",
     )
     limit: float | None = Field(
         None, gt=0, description="the run ends with the step that reaches this; as an override it also replaces the "
@@ -178,14 +178,20 @@ class BudgetSettings(Section):
     marks: Annotated[tuple[float, ...], Field(strict=False)] = Field(
         (), description="additional evaluation points, in the unit of the budget"
     )
+    pause_at: float | None = Field(
+        None, description="the run pauses with the step that reaches this part of the budget: it is evaluated and "
+        "saved, and `brorl resume` continues it; null does not pause"
+    )  # fmt: skip
 
     @model_validator(mode="after")
-    def _marks_are_within(self) -> Self:
-        wrong = [m for m in self.marks if self.limit is None or not 0 < m <= self.limit]
-        if wrong:
-            raise ValueError(
-                f"budget.marks must be above 0 and at most budget.limit = {self.limit}, got {wrong[0]:g}; remove it"
-            )
+    def _within_the_limit(self) -> Self:
+        pauses = () if self.pause_at is None else (self.pause_at,)
+        for name, values in (("marks", self.marks), ("pause_at", pauses)):
+            wrong = [value for value in values if self.limit is None or not 0 < value <= self.limit]
+            if wrong:
+                raise ValueError(
+                    f"budget.{name} must be above 0 and at most budget.limit = {self.limit}, got {wrong[0]:g}; remove it"
+                )
         return self
 
 
