@@ -190,7 +190,8 @@ class BudgetSettings(Section):
             wrong = [value for value in values if self.limit is None or not 0 < value <= self.limit]
             if wrong:
                 raise ValueError(
-                    f"budget.{name} must be above 0 and at most budget.limit = {self.limit}, got {wrong[0]:g}; remove it"
+                    f"budget.{name} must be above 0 and at most budget.limit = {self.limit}, got {wrong[0]:g}; "
+                    "remove it"
                 )
         return self
 

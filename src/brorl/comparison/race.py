@@ -1,0 +1,98 @@
+"""A race: arms of one budget of which fewer go on at each rung, so that the best is found for less.
+
+All arms have the whole budget in their settings, because learning rates and orders fall over it. They pause at rungs, a
+quarter, a half and all of the budget, and those that go on are continued, not started again. At a rung an arm is
+dropped
+
+- if its interval shows it behind the leader, and even on a straight line from the start it would not reach the leader's
+  projected end; or
+- if more arms are left than the next rung has room for. The ones with the lowest projected ends are dropped.
+
+The projected end follows the power of the cost that leads from the start through the evaluations at half of the rung
+and at the rung, with an exponent of at most 1; an arm that has turned stays where it is. So an arm that starts slowly
+and still rises goes on. The user's own arm always goes on.
+
+Source: successive halving (Jamieson and Talwalkar, arXiv 1502.07943); the projection and the intervals are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, log2
+
+from brorl.comparison.paired import conclusion_of, difference_interval
+from brorl.evaluation.pass_at_k import Estimate, FloatArray
+
+RUNGS = (0.25, 0.5, 1.0)  # fractions of the budget; each is evaluated at its half, too
+
+
+def room_after(rung: int, num_arms: int) -> int:
+    """Return how many of the arms that entered a race may go on after a rung, the user's own included; at least 2."""
+    return max(2, ceil(num_arms / 2 ** (rung + 1)))
+
+
+def race_cost(num_arms: int) -> float:
+    """Return the most that a race of one seed costs, in budgets of one run."""
+    entering = [num_arms, *(room_after(rung, num_arms) for rung in range(len(RUNGS) - 1))]
+    lengths = [RUNGS[0], *(b - a for a, b in pairwise(RUNGS))]
+    return sum(min(number, num_arms) * length for number, length in zip(entering, lengths, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """The scores of an arm on the tuning prompts, shape [S, P] each."""
+
+    arm: str
+    start_SP: FloatArray  # at the start
+    half_SP: FloatArray  # at half of the rung's cost
+    rung_SP: FloatArray  # at the rung
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An arm at a rung."""
+
+    arm: str
+    score: float  # its mean score at the rung
+    behind: Estimate  # the leader's score less its own, with a 95% interval over the prompts (and seeds); 0 if it leads
+    projected: float  # the end to which its course leads
+    dropped: str | None  # why it does not go on; None if it does
+
+
+def standings(courses: Sequence[Course], fraction: float, room: int, own: str) -> tuple[Standing, ...]:
+    """Decide which arms go on at a rung, from the best score to the lowest.
+
+    Args:
+        courses: The arms that reached the rung; seeds and prompts are the same for all.
+        fraction: The rung's fraction of the budget.
+        room: How many arms may go on, at least 1.
+        own: The user's own arm, which always goes on.
+
+    Raises:
+        ValueError: If there is no course.
+    """
+    if not courses:
+        raise ValueError("a race needs at least one arm")
+    leader = max(courses, key=lambda course: float(course.rung_SP.mean()))
+    rows, shown = [], set[str]()
+    for course in sorted(courses, key=lambda course: -float(course.rung_SP.mean())):
+        behind = difference_interval(course.rung_SP, leader.rung_SP, seeds_paired=True)
+        rows.append((course.arm, float(course.rung_SP.mean()), behind, _projected(course, fraction)))
+        straight = float(course.start_SP.mean()) + float((course.rung_SP - course.start_SP).mean()) / fraction
+        if course.arm != own and conclusion_of(behind) == "B leads" and straight < _projected(leader, fraction):
+            shown.add(course.arm)
+    going = [row for row in rows if row[0] not in shown]
+    by_end = sorted(going, key=lambda row: (row[0] != own, -row[3]))  # the own arm first
+    crowded = {row[0] for row in by_end[room:]}
+    reasons = dict.fromkeys(shown, "shown to be behind") | dict.fromkeys(crowded, "no room: lower projected end")
+    return tuple(Standing(*row, reasons.get(row[0])) for row in rows)
+
+
+def _projected(course: Course, fraction: float) -> float:
+    start, half, now = (float(score_SP.mean()) for score_SP in (course.start_SP, course.half_SP, course.rung_SP))
+    if (half - start) * (now - half) <= 0:
+        return now
+    exponent = min(log2((now - start) / (half - start)), 1.0)
+    return min(max(start + (now - start) * fraction**-exponent, 0.0), 1.0)

@@ -1,0 +1,113 @@
+"""Races whose outcome is known: a better arm, equal arms, and an arm that starts slowly and ends best."""
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from brorl.comparison.paired import conclusion_of, difference_interval
+from brorl.comparison.race import RUNGS, Course, race_cost, room_after, standings
+
+PROMPTS = 192
+Curve = Callable[[float], float]
+
+
+class Simulation:
+    """Arms whose mean score is a function of the fraction of the budget, with noise of prompts, seeds and sampling."""
+
+    def __init__(self, curves: dict[str, Curve], rng: np.random.Generator, seed_noise: float = 0.01) -> None:
+        self.curves, self.rng, self.seed_noise, self.spent = curves, rng, seed_noise, 0.0
+        self.difficulty_P = rng.normal(0, 1.0, PROMPTS)
+        self.run = {arm: rng.normal(0, seed_noise) for arm in curves}
+
+    def scores(self, arm: str, fraction: float, shift: float | None = None) -> np.ndarray:
+        mean = self.curves[arm](fraction) + (self.run[arm] if shift is None else shift)
+        rate_P = np.clip(mean + 0.03 * self.difficulty_P, 0.001, 0.999)
+        return self.rng.binomial(256, rate_P) / 256
+
+    def race(self, own: str) -> str:
+        arms, number = list(self.curves), len(self.curves)
+        for rung, fraction in enumerate(RUNGS):
+            before = RUNGS[rung - 1] if rung else 0.0
+            self.spent += len(arms) * (fraction - before)
+            courses = [Course(a, *(self.scores(a, at)[None] for at in (0.0, fraction / 2, fraction))) for a in arms]
+            found = standings(courses, fraction, room_after(rung, number), own)
+            assert sorted(s.arm for s in found) == sorted(arms)
+            arms = [s.arm for s in found if s.dropped is None]
+            assert own in arms
+        return found[0].arm
+
+    def claims(self, own: str, other: str, num_seeds: int = 5) -> bool:
+        """Fresh prompts and fresh seeds decide whether the winner is better."""
+        self.difficulty_P = self.rng.normal(0, 1.0, PROMPTS)
+        sides = [
+            np.stack([self.scores(a, 1.0, self.rng.normal(0, self.seed_noise)) for _ in range(num_seeds)])
+            for a in (own, other)
+        ]
+        return conclusion_of(difference_interval(*sides, seeds_paired=True)) == "B leads"
+
+
+def rising(end: float, speed: float = 1.0) -> Curve:
+    return lambda fraction: 0.1 + (end - 0.1) * fraction**speed
+
+
+def test_a_planted_better_arm_wins(rng: np.random.Generator) -> None:
+    wins = 0
+    for _ in range(40):
+        race = Simulation(
+            {"own": rising(0.3), **{f"arm {i}": rising(0.3) for i in range(7)}, "best": rising(0.42)}, rng
+        )
+        wins += (winner := race.race("own")) == "best" and race.claims("own", winner)
+        assert race.spent <= race_cost(9) + 1e-9
+    assert wins >= 36
+
+
+def test_of_equal_arms_no_winner_is_claimed_in_95_of_100_races(rng: np.random.Generator) -> None:
+    claimed = 0
+    for _ in range(100):
+        race = Simulation({name: rising(0.3) for name in ("own", "a", "b", "c", "d", "e")}, rng)
+        winner = race.race("own")
+        claimed += winner != "own" and race.claims("own", winner)
+    assert claimed <= 5 + 3  # at most 5 are expected; three more are two standard deviations
+
+
+def test_an_arm_that_starts_slowly_and_ends_best_wins(rng: np.random.Generator) -> None:
+    def early(end: float) -> Curve:
+        return lambda fraction: end - (end - 0.1) * np.exp(-12 * fraction)
+
+    wins = 0
+    for _ in range(40):
+        race = Simulation(
+            {"own": early(0.3), **{f"fast {i}": early(0.31) for i in range(4)}, "slow": rising(0.5)}, rng
+        )
+        assert race.curves["slow"](RUNGS[0]) < race.curves["own"](RUNGS[0]) - 0.05
+        wins += race.race("own") == "slow"
+    assert wins >= 36
+
+
+def test_a_rung_drops_what_is_shown_behind_and_then_what_has_no_room() -> None:
+    waves = itertools.count(1)
+
+    def course(arm: str, half: float, rung: float) -> Course:
+        noise_P = 0.02 * np.cos(2 * np.pi * next(waves) * np.arange(PROMPTS) / PROMPTS)  # of mean 0
+        return Course(arm, np.full((1, PROMPTS), 0.1), np.full((1, PROMPTS), half), (rung + noise_P)[None])
+
+    courses = [course("lead", 0.30, 0.40), course("close", 0.30, 0.398), course("closer", 0.30, 0.399),
+               course("far", 0.15, 0.20), course("slow", 0.20, 0.31), course("own", 0.1, 0.1)]  # fmt: skip
+    found = {s.arm: s for s in standings(courses, 0.25, 4, "own")}
+    assert found["far"].dropped == "shown to be behind"
+    assert found["slow"].projected == pytest.approx(0.1 + 4 * 0.21, abs=3e-3)
+    assert [arm for arm, s in found.items() if s.dropped is None] == ["lead", "closer", "slow", "own"]
+    assert found["close"].dropped == "no room: lower projected end"
+    assert found["own"].projected == pytest.approx(0.1, abs=1e-3)
+    assert found["lead"].behind.value == found["lead"].behind.high == 0
+    assert found["far"].behind.low < 0.2 < found["far"].behind.high
+    with pytest.raises(ValueError, match="at least one arm"):
+        standings([], 0.25, 4, "own")
+
+
+def test_a_race_costs_half_of_training_all_arms() -> None:
+    assert race_cost(8) == pytest.approx(8 / 4 + 4 / 4 + 2 / 2)
+    assert race_cost(2) == 2
+    assert [room_after(rung, 9) for rung in range(3)] == [5, 3, 2]
