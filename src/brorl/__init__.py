@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from brorl.api.report import report
     from brorl.api.samples import samples
     from brorl.api.train import train
+    from brorl.api.tune import tune
     from brorl.api.verify import verify
     from brorl.errors import UserError
     from brorl.sampling import SamplingParams
@@ -32,6 +33,7 @@ __all__ = [
     "report",
     "samples",
     "train",
+    "tune",
     "verify",
 ]
 __version__ = "0.1.0"

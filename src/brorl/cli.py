@@ -70,6 +70,11 @@ COMMANDS = {
         "api.compare:compare_command",
         inherits=("api.compare:compare",),
     ),
+    "tune": Command(
+        "find the N, objective and learning rate that end highest for an aim, and prove it against your recipe",
+        "api.tune:tune",
+        is_shown=False,
+    ),
     "report": Command("show runs as one HTML file: charts, rollouts, settings", "api.report:report"),
     "samples": Command(
         "show stored rollouts: prompts with their pass rates, responses with verdicts",

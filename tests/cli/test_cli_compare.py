@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from brorl.api.arm_runs import ArmRun, Slot, cpu_slots, gpu_slots, progress_of
-from brorl.api.compare import _machine, _slots
+from brorl.api.compare import machine_of, slots_for
 from brorl.api.comparison_plan import Arguments, arm_folders, plan_for, plan_in
 from brorl.assemble.comparison import ArmPlan, check_arms, differences, sweep_arms
 from brorl.comparison import report as comparison_report
@@ -302,11 +302,11 @@ def test_runs_on_a_cluster_are_made_one_after_another_with_all_cores() -> None:
     settings = {"cluster.nodes": 2, "engine.threads": 1}
     sweep = {"rollouts_per_prompt": [4, 8]}
     plan = plan_for(None, Arguments(("quickstart",), sweep, match="steps", budget=2, overrides=settings))
-    (slot,) = _slots(None, plan)
+    (slot,) = slots_for(None, plan)
     assert slot == cpu_slots(1, 0)[0]
-    assert _machine([slot], plan).endswith("1 run at a time, each on a cluster of 2 machines")
+    assert machine_of([slot], plan).endswith("1 run at a time, each on a cluster of 2 machines")
     alone = plan_for(None, Arguments(("quickstart",), sweep, match="steps", budget=2, overrides={"engine.threads": 1}))
-    assert _slots(None, alone) == cpu_slots(None, 1)
+    assert slots_for(None, alone) == cpu_slots(None, 1)
 
 
 def test_a_cluster_without_ray_is_refused_before_any_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,9 +78,7 @@ def test_an_arm_that_starts_slowly_and_ends_best_wins(rng: np.random.Generator) 
 
     wins = 0
     for _ in range(40):
-        race = Simulation(
-            {"own": early(0.3), **{f"fast {i}": early(0.31) for i in range(4)}, "slow": rising(0.5)}, rng
-        )
+        race = Simulation({"own": early(0.3), **{f"fast {i}": early(0.31) for i in range(4)}, "slow": rising(0.5)}, rng)
         assert race.curves["slow"](RUNGS[0]) < race.curves["own"](RUNGS[0]) - 0.05
         wins += race.race("own") == "slow"
     assert wins >= 36

@@ -56,6 +56,7 @@ class ArmRun:
     recipe: Path  # with all its settings
     directory: Path
     budget: Budget
+    resume_with: tuple[str, ...] = ()  # options of the command that resumes it
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ def _start(run: ArmRun, slot: Slot) -> ForkServerProcess:
     begun = (run.directory / "config.yaml").is_file()
     if not begun:  # remove the remains of a kill that came before the run's first file
         shutil.rmtree(run.directory, ignore_errors=True)
-    command = ["resume", str(run.directory)] if begun else ["train", str(run.recipe)]
+    command = ["resume", str(run.directory), *run.resume_with] if begun else ["train", str(run.recipe)]
     context = get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
     process = context.Process(target=_work, args=(command, slot, str(_errors_of(run))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -130,13 +131,13 @@ def compare(
     view = ComparisonView(console, plan.runs_in(folder))
     if (folder / SPEC_FILE).is_file() and len(view.complete) == len(plan.runs_in(folder)):
         view.print_complete()
-        return _finished(folder)
-    slots = _slots(jobs, plan)
-    machine = _machine(slots, plan)
+        return finished_comparison(folder)
+    slots = slots_for(jobs, plan)
+    machine = machine_of(slots, plan)
     _require_same_machine(folder, plan, machine)
     check_arms(plan.arms, plan.unit, plan.budget, plan.seeds, len(slots))
-    _run(folder, plan, slots, machine, view)
-    return _finished(folder)
+    run_comparison(folder, plan, slots, machine, view)
+    return finished_comparison(folder)
 
 
 def compare_command(
@@ -206,8 +207,15 @@ def _folder_and_plan(arguments: Arguments, output_dir: str | Path | None) -> tup
     return folder, plan_for(folder, arguments)
 
 
-def _run(folder: Path, plan: ComparisonPlan, slots: Sequence[Slot], machine: str, view: ComparisonView) -> None:
-    """Run all runs to completion. The folder is locked meanwhile."""
+def run_comparison(
+    folder: Path,
+    plan: ComparisonPlan,
+    slots: Sequence[Slot],
+    machine: str,
+    view: ComparisonView,
+    again: str | None = None,
+) -> None:
+    """Run all runs to completion. The folder is locked meanwhile; `again` is the command that continues it."""
     from brorl.runs.run_directory import RunDirectory
 
     runs = plan.runs_in(folder)
@@ -219,13 +227,13 @@ def _run(folder: Path, plan: ComparisonPlan, slots: Sequence[Slot], machine: str
         try:
             finish_runs([run for run in runs if run not in view.complete], slots, view)
         except KeyboardInterrupt:
-            view.stopped(folder, runs)
+            view.stopped(again or f"brorl compare {shlex.quote(str(folder))}", runs)
             raise KeyboardInterrupt("stopped") from None
         finally:
             view.close()
 
 
-def _finished(folder: Path) -> FinishedComparison:
+def finished_comparison(folder: Path) -> FinishedComparison:
     """Read the runs of a complete comparison, and write its files."""
     from brorl.comparison.reading import read_comparison
     from brorl.comparison.report import write_report
@@ -244,7 +252,7 @@ def _finished(folder: Path) -> FinishedComparison:
     return FinishedComparison(folder, results, text.answer, text.remarks, tuple(tables), (*files, page), following)
 
 
-def _slots(jobs: int | None, plan: ComparisonPlan) -> list[Slot]:
+def slots_for(jobs: int | None, plan: ComparisonPlan) -> list[Slot]:
     """Return a slot for each run that is in progress at the same time."""
     from brorl.model.load import choose_device
 
@@ -270,7 +278,7 @@ def _num_machines(plan: ComparisonPlan) -> int:
     return max((arm.config.cluster.nodes for arm in plan.arms if arm.run is None), default=0)
 
 
-def _machine(slots: Sequence[Slot], plan: ComparisonPlan) -> str:
+def machine_of(slots: Sequence[Slot], plan: ComparisonPlan) -> str:
     """Return the processor or accelerator and the slots of runs, in the wording of existing folders."""
     import torch
 

@@ -6,7 +6,6 @@ In a file or pipe, the runs in progress are a line after every 30 seconds withou
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
@@ -93,17 +92,14 @@ class ComparisonView:
         runs = "1 run finishes its step and saves" if num_runs == 1 else f"{num_runs} runs finish their steps and save"
         self._print(f"\nstopping: {runs}; Ctrl-C again discards the steps in progress")
 
-    def stopped(self, folder: Path, runs: Sequence[ArmRun]) -> None:
+    def stopped(self, command: str, runs: Sequence[ArmRun]) -> None:
         """Print the number of complete and saved runs of a stopped comparison, and the command that continues it."""
         complete = {run for run in runs if progress_of(run).ended}
         saved = [
             run for run in runs if run not in complete and last_checkpoint(RunDirectory(run.directory).checkpoints)
         ]
         more = f", {len(saved)} more up to {'its' if len(saved) == 1 else 'their'} last checkpoint" if saved else ""
-        self._print(
-            f"\nstopped: {len(complete)} of {len(runs)} runs are complete{more}; continue with: brorl compare "
-            f"{shlex.quote(str(folder))}"
-        )
+        self._print(f"\nstopped: {len(complete)} of {len(runs)} runs are complete{more}; continue with: {command}")
 
     def close(self) -> None:
         """Restore the terminal."""

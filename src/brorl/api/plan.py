@@ -96,7 +96,7 @@ class PlanResult(Result):
 
 
 @dataclass(frozen=True)
-class _PlanRequest:
+class PlanRequest:
     """The arguments of `plan` for this machine, checked."""
 
     pilot_prompts: int
@@ -198,7 +198,7 @@ def plan(
         return plan_cluster(
             asked, checkpoint, recipe=recipe, output_dir=output_dir, progress=progress, overrides=overrides
         )
-    request = _PlanRequest(pilot_prompts, pilot_rollouts, rollouts, seconds_per_step, aim)
+    request = PlanRequest(pilot_prompts, pilot_rollouts, rollouts, seconds_per_step, aim)
     given = flat_settings(overrides)
     config, source = _resolve(checkpoint, recipe, given)
 
@@ -212,8 +212,8 @@ def plan(
             for line in (*_announcement(config, parts, request), *note):
                 screen.console.print(line, soft_wrap=True, markup=False)
             compared = sorted({*rollouts, config.rollouts_per_prompt})
-            measured = _measure(parts, request, compared, folder, screen.console)
-            report = _report(config, parts, measured, request)
+            measured = measure_plan(parts, request, compared, folder, screen.console)
+            report = report_plan(config, parts, measured, request)
             with storage_errors(folder):
                 replace_file(folder / "plan.json", json.dumps(plan_record(report), indent=2).encode())
                 draw_plan(report, folder / "plan.png")
@@ -328,7 +328,7 @@ def _folder(path: Path) -> Iterator[Path]:
         raise
 
 
-def _announcement(config: TrainConfig, parts: PilotParts, request: _PlanRequest) -> list[str]:
+def _announcement(config: TrainConfig, parts: PilotParts, request: PlanRequest) -> list[str]:
     """Return the plan's model, recipe and amount of work as lines."""
     pilot = request.pilot_prompts * request.pilot_rollouts
     step = config.rollouts_per_prompt * config.prompts_per_step
@@ -343,8 +343,8 @@ def _announcement(config: TrainConfig, parts: PilotParts, request: _PlanRequest)
     ]
 
 
-def _measure(
-    parts: PilotParts, request: _PlanRequest, rollouts: Sequence[int], folder: Path, console: Console
+def measure_plan(
+    parts: PilotParts, request: PlanRequest, rollouts: Sequence[int], folder: Path, console: Console
 ) -> PlanMeasurements:
     """Take a pilot and time some steps."""
     from tempfile import TemporaryDirectory
@@ -361,7 +361,8 @@ def _measure(
         return measure(parts, *pilot, np.array(rollouts), Path(scratch), announce)
 
 
-def _report(config: TrainConfig, parts: PilotParts, measured: PlanMeasurements, request: _PlanRequest) -> PlanReport:
+def report_plan(config: TrainConfig, parts: PilotParts, measured: PlanMeasurements, request: PlanRequest) -> PlanReport:
+    """Make the plan from its measurements."""
     from brorl.planning.recommendation import StepSettings, make_plan
     from brorl.planning.report import PlanReport
 

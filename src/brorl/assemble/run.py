@@ -154,7 +154,7 @@ def _run_of(
     return TrainingRun(
         Algorithm(source, objective, learner, config.seed, config.optimizer.ema_decay is not None),
         build_schedule(config),
-        Measurements(diagnostics, _benchmark(config, inputs, outputs.observe), monitor),
+        Measurements(diagnostics, build_benchmark(config, inputs, outputs.observe), monitor),
         outputs,
         clock,
     )
@@ -266,7 +266,8 @@ def build_pilot_parts(
     )
 
 
-def _benchmark(config: TrainConfig, inputs: RunInputs, observe: Observe) -> Benchmark | None:
+def build_benchmark(config: TrainConfig, inputs: RunInputs, observe: Observe) -> Benchmark | None:
+    """Make the evaluation of the held-out prompts; None without any."""
     if not inputs.prompts.held_out:
         return None
     evaluation = config.evaluation

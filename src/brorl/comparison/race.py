@@ -30,7 +30,7 @@ RUNGS = (0.25, 0.5, 1.0)  # fractions of the budget; each is evaluated at its ha
 
 def room_after(rung: int, num_arms: int) -> int:
     """Return how many of the arms that entered a race may go on after a rung, the user's own included; at least 2."""
-    return max(2, ceil(num_arms / 2 ** (rung + 1)))
+    return max(2, ceil(num_arms / (2 << rung)))
 
 
 def race_cost(num_arms: int) -> float:
@@ -95,4 +95,4 @@ def _projected(course: Course, fraction: float) -> float:
     if (half - start) * (now - half) <= 0:
         return now
     exponent = min(log2((now - start) / (half - start)), 1.0)
-    return min(max(start + (now - start) * fraction**-exponent, 0.0), 1.0)
+    return min(max(start + (now - start) * float(fraction**-exponent), 0.0), 1.0)

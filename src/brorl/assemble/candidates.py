@@ -1,0 +1,66 @@
+"""The candidates of `brorl tune`: the user's recipe, and others that may end higher for an aim.
+
+Each candidate is the user's recipe with another N, the prompts per step that take as long, another objective, another
+learning rate, and a rate that falls over the budget. The study (docs/explanation/study.md) is the reason for the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from brorl.assemble.comparison import ArmPlan
+from brorl.config.reading import make_config
+from brorl.config.settings import TrainConfig
+from brorl.format import plain
+
+Aim = Literal["pass@1", "pass@k", "coverage"]
+OWN = "yours"
+ROLLOUTS = (128, 16, 512)  # the numbers of rollouts to try, in this order
+_FALLING = {"optimizer.schedule": "cosine"}
+
+
+def candidates(config: TrainConfig, prompts: Mapping[int, int], aim: Aim, number: int) -> list[ArmPlan]:
+    """Return at most `number` arms, the user's own first and then the most promising ones.
+
+    Args:
+        config: The user's recipe.
+        prompts: For each N that fits, the prompts per step that take as long as a step of the recipe.
+        aim: What is to be raised.
+        number: The most arms, at least 2.
+    """
+    rate, sizes = config.optimizer.learning_rate, [n for n in ROLLOUTS if n in prompts]
+    own_objective = {} if config.phases else {"advantage": config.advantage.model_dump(mode="json")}
+    wanted: list[dict[str, Any]] = []
+    for factor in (3, 10):
+        wanted += [_settings(n, prompts[n], factor * rate, _objective(aim)) for n in sizes]
+        wanted.append(_settings(config.rollouts_per_prompt, config.prompts_per_step, factor * rate, own_objective))
+    arms = [ArmPlan(OWN, config, title=_title(config))]
+    for settings in wanted[: number - 1]:
+        arm = make_config(config.model_dump(mode="json"), settings, "a candidate")
+        arms.append(ArmPlan(f"candidate {len(arms)}", arm, title=_title(arm)))
+    return arms
+
+
+def _settings(num_rollouts: int, num_prompts: int, rate: float, objective: Mapping[str, Any]) -> dict[str, Any]:
+    changed = {"rollouts_per_prompt": num_rollouts, "prompts_per_step": num_prompts, "optimizer.learning_rate": rate}
+    return changed | ({"phases": [], "adaptive.enabled": False} | dict(objective) if objective else {}) | _FALLING
+
+
+def _objective(aim: Aim) -> dict[str, Any]:
+    """Return the objective that the study found best for an aim: MaxRL, with an order that ends where the aim is."""
+    ends: dict[Aim, int | None] = {"pass@1": 1, "pass@k": 16, "coverage": None}
+    advantage: dict[str, Any] = {"estimator": "maxrl"}
+    return {"advantage": advantage if ends[aim] is None else advantage | {"final_order": ends[aim]}}
+
+
+def _title(config: TrainConfig) -> str:
+    advantage, optimizer = config.advantage, config.optimizer
+    objective = " then ".join(phase.advantage.estimator for phase in config.phases) or advantage.estimator
+    falls = f", order falls to {advantage.final_order}" if advantage.final_order else ""
+    schedule = "" if optimizer.schedule == "constant" else f", {optimizer.schedule}"
+    size = "adaptive" if config.adaptive.enabled else f"N = {config.rollouts_per_prompt}"
+    return f"{size} x {config.prompts_per_step}, {objective}{falls}, rate {plain(optimizer.learning_rate)}{schedule}"
+
+
+__all__: Sequence[str] = ("OWN", "ROLLOUTS", "Aim", "candidates")

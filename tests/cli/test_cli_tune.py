@@ -1,0 +1,195 @@
+"""`brorl tune` as a user calls it: a real race and a real final on a tiny budget, and everything that is refused."""
+
+import json
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import brorl
+from brorl.api import tune as module
+from brorl.api.tune import TuneSpec, TuningResult
+from brorl.assemble.candidates import OWN, candidates
+from brorl.comparison import report as comparison_report
+from brorl.comparison.race import RUNGS
+from brorl.config.reading import make_config, read_recipe
+from brorl.errors import UserError
+from brorl.evaluation.pass_at_k import Estimate
+from run_support import SMALL, command, refused
+
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
+TINY = tuple(s for s in SMALL if not s.startswith(("--report", "--evaluation.every", "--evaluation.num_prompts")))
+refusal = partial(refused, "tune")
+
+
+def records_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def seconds_of(run: Path) -> float:
+    return sum(record.get("seconds", {}).get("total", 0.0) for record in records_of(run))
+
+
+def score_of(run: Path, spent: float) -> float:
+    """Mean pass@1 of the first evaluation at which a run had spent so many seconds; of the last if it ended early."""
+    seconds, score = 0.0, -1.0
+    for record in records_of(run):
+        seconds += record.get("seconds", {}).get("total", 0.0)
+        if "evaluation" in record:
+            counts = record["evaluation"]["prompts"]["num_correct"]
+            score = float(sum(counts) / len(counts) / record["evaluation"]["num_samples"])
+            if seconds >= spent:
+                return score
+    assert "ended" in record
+    return score
+
+
+@pytest.mark.slow
+def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST", 4)
+    monkeypatch.setattr(comparison_report, "draw_comparison", lambda _, path: path.touch())
+    options = dict(option.removeprefix("--").split("=") for option in TINY if "{" not in option)
+    settings = {
+        **{name: json.loads(value) for name, value in options.items()}, "engine.clock": "cpu",
+        "evaluation.num_prompts": 16, "prompts_per_step": 2, "optimizer.learning_rate": 3e-5,
+        "data.sources": [{"task": "countdown", "num_numbers": 3, "max_number": 7}],
+    }  # fmt: skip
+    folder = tmp_path / "out"
+
+    def no_final(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):  # stopped between the race and the final
+        patch.setattr(module, "run_comparison", no_final)
+        brorl.tune("quickstart", budget=80, seeds=2, jobs=2, output_dir=folder, progress=False, **settings)
+    race = {path: path.read_bytes() for path in folder.glob("race/*/metrics.jsonl")}
+    result = brorl.tune(str(folder), jobs=2, progress=False)
+    assert {path: path.read_bytes() for path in race} == race  # nothing is trained again
+
+    spec = json.loads((folder / "tune.json").read_text())
+    limit, (skip, number) = spec["run_seconds"], spec["tuning_prompts"]
+    assert (skip, number) == (16, 16)
+    assert len(result.race[0]) == len(spec["arms"]) == 4
+    for rung, fraction in zip(result.race, RUNGS, strict=True):
+        for standing in rung:
+            run = folder / "race" / standing.arm.replace(" ", "_")
+            assert standing.score == pytest.approx(score_of(run, fraction * limit), abs=1e-12)
+            if "ended" not in records_of(run)[-1]:
+                assert (seconds_of(run) >= limit) == (standing.arm in {s.arm for s in result.race[-1]})
+    dropped = {s.arm for rung in result.race[:-1] for s in rung if s.dropped}
+    assert dropped.isdisjoint({s.arm for s in result.race[-1]})
+    assert OWN in {s.arm for s in result.race[-1]}
+    held_out = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("race/*/held_out.json")}
+
+    winner = result.race[-1][0].arm
+    if winner == OWN:
+        assert result.answer.startswith("Keep your recipe")
+        return
+    assert result.final is not None
+    for arm in result.final.arms:
+        assert [run.seed for run in arm.runs] == [0, 1]
+    final = json.loads(next(folder.glob("final/arms/*/seed-0/held_out.json")).read_text())
+    assert {p["id"] for p in final}.isdisjoint({p["id"] for prompts in held_out.values() for p in prompts})
+    assert f"{result.final.results.pair.differences[1].difference.value:+.3f}" in result.answer  # type: ignore[union-attr]
+    if result.recipe is None:
+        assert result.answer.startswith("Keep your recipe")
+    else:
+        config = make_config(read_recipe(str(result.recipe)), {}, "")
+        chosen = next(arm for arm in spec["arms"] if arm["name"] == winner)
+        assert config.advantage.model_dump(mode="json") == chosen["settings"]["advantage"]
+        assert result.train_command == f"brorl train {result.recipe}"
+    again = brorl.tune(str(folder), jobs=2, progress=False)
+    assert again.answer == result.answer
+
+
+def test_a_start_without_anything_to_find_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = {1: Estimate(0.5, 0.45, 0.505), 256: Estimate(0.505, 0.45, 0.51)}
+    monkeypatch.setattr(module, "_pilot", lambda *_: (flat, {16: 64}, 0.1))
+    result = brorl.tune("quickstart", output_dir=tmp_path / "out", progress=False)
+    assert result.answer.startswith("There is hardly anything to find: held-out pass@256 is 0.505 [0.450, 0.510]")
+    assert (result.recipe, result.final) == (None, None)
+
+
+def test_a_budget_that_is_too_short_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rising = {1: Estimate(0.1, 0.05, 0.15), 256: Estimate(0.9, 0.8, 0.95)}
+    monkeypatch.setattr(module, "_pilot", lambda *_: (rising, {16: 64}, 2.0))
+    with pytest.raises(UserError, match=r"budget 1m00s is too short: a step of the recipe takes 2 s.*give at least"):
+        brorl.tune("quickstart", budget="1m", output_dir=tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), (90, 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400), (" 2 m ", 120)]
+)
+def test_budgets_are_times(text: str | float, seconds: float) -> None:
+    assert module._seconds(text) == seconds
+
+
+@pytest.mark.parametrize("aim", ["pass@1", "pass@k", "coverage"])
+def test_the_candidates_are_the_own_recipe_with_other_n_objectives_and_rates(aim: Any) -> None:
+    config = make_config(read_recipe("quickstart-16"), {}, "")
+    arms = candidates(config, {16: 60, 128: 20, 512: 10}, aim, 9)
+    assert [arm.name for arm in arms] == [OWN, *(f"candidate {i}" for i in range(1, 9))]
+    assert arms[0].config == config
+    ends = {"pass@1": 1, "pass@k": 16, "coverage": None}
+    tried = set()
+    for arm in arms[1:]:
+        changed = arm.config
+        tried.add((changed.rollouts_per_prompt, changed.advantage.estimator, changed.optimizer.learning_rate))
+        assert changed.optimizer.schedule == "cosine"
+        assert changed.data == config.data
+        if changed.advantage.estimator == "maxrl":
+            assert changed.prompts_per_step == {16: 60, 128: 20, 512: 10}[changed.rollouts_per_prompt]
+            assert changed.advantage.final_order == ends[aim]
+        else:
+            assert changed.advantage == config.advantage
+    assert len(tried) == 8
+    assert {n for n, _, _ in tried} == {16, 128, 512}
+    assert len(candidates(config, {16: 60}, aim, 9)) == 1 + 2 * 2  # N that do not fit are left out
+
+
+def test_a_recipe_with_phases_gets_candidates_without() -> None:
+    arms = candidates(make_config(read_recipe("plateau-512"), {}, ""), {16: 60}, "pass@1", 4)
+    assert [bool(arm.config.phases) for arm in arms] == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--aim=pass@2",), "--aim"),
+        (("--seeds=1",), "--seeds: at least 2"),
+        (("--budget=soon",), "--budget: a time such as 90s, 30m or 8h is needed, got soon"),
+        (("--budget=0",), "--budget: a time such as"),
+        (("--steps=5",), "--steps is decided by the comparison"),
+        (("quickstart", "--recipe=quickstart-16"), "quickstart is a recipe, and --recipe names another"),
+        (("--evaluation.num_prompts=4",), "at least 32 held-out prompts"),
+        (("missing/folder",), "missing/folder"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(arguments: tuple[str, ...], said: str) -> None:
+    assert said in refusal(*arguments)
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").touch()
+    assert "exists and is not empty" in refusal("quickstart", f"--output-dir={tmp_path / 'used'}")
+    (tmp_path / "used" / "tune.json").write_text("{")
+    assert "continue it with: brorl tune" in refusal("quickstart", f"--output-dir={tmp_path / 'used'}")
+    assert "is damaged" in refusal(f"{tmp_path / 'used'}")
+
+
+def test_the_command_prints_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin(_config: Any, folder: Path, *_: Any) -> TuneSpec | TuningResult:
+        return TuningResult(folder, "nothing to find", None, (), None, None, None)
+
+    monkeypatch.setattr(module, "_begin", begin)
+    outcome = command("tune", "quickstart", f"--output-dir={tmp_path / 'out'}")
+    assert (outcome.code, outcome.out.strip()) == (0, "nothing to find")
