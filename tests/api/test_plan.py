@@ -133,7 +133,7 @@ def test_an_interrupted_plan_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plan_module, "_measure", interrupted)
+    monkeypatch.setattr(plan_module, "measure_plan", interrupted)
     with pytest.raises(KeyboardInterrupt):
         brorl.plan(**PILOT, output_dir="new", progress=False, **OVERRIDES)
     assert not Path("new").exists()

@@ -15,6 +15,7 @@ SMALL = (  # the shipped model on easy puzzles: about 0.1 s a step, and about ha
     "--rollouts_per_prompt=16",
     "--prompts_per_step=4",
     "--optimizer.learning_rate=3e-4",
+    "--optimizer.schedule=constant",
     "--optimizer.reference_batch=null",
     "--optimizer.mini_batches=2",
     "--optimizer.warmup_updates=5",
