@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from brorl.api.report import report
     from brorl.api.samples import samples
     from brorl.api.train import train
+    from brorl.api.tree import sample
     from brorl.api.tune import tune
     from brorl.api.verify import verify
     from brorl.errors import UserError
@@ -31,6 +32,7 @@ __all__ = [
     "evaluate",
     "plan",
     "report",
+    "sample",
     "samples",
     "train",
     "tune",
@@ -39,6 +41,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {name: f"brorl.api.{name}" for name in __all__ if name.islower()} | {
+    "sample": "brorl.api.tree",
     "RolloutTree": "brorl.tree",
     "SamplingParams": "brorl.sampling",
     "UserError": "brorl.errors",

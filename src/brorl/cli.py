@@ -82,6 +82,12 @@ COMMANDS = {
         inherits=("api.samples:samples",),
         omit=("kind",),
     ),
+    "tree": Command(
+        "sample N responses to one prompt and draw them as a tree, before and after training",
+        "api.tree:tree_command",
+        inherits=("api.tree:sample",),
+        settings="api.tree:SETTINGS",
+    ),
     "verify": Command(
         "score stored responses, and compare the verdicts with stored ones",
         "api.verify:verify_command",

@@ -1,0 +1,232 @@
+"""`brorl.sample` and `brorl tree`: N responses to one prompt as a tree, before and after training."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from brorl.api.recipe import Checkpoint, resolve_checkpoint
+from brorl.config.reading import flat_settings, make_config, read_recipe
+from brorl.config.settings import TrainConfig
+from brorl.errors import UserError
+from brorl.model.name import shipped_folder
+from brorl.prompts.countdown import COUNTDOWN_DOMAIN, CountdownPuzzle
+from brorl.prompts.question import Question
+from brorl.prompts.settings import FileSource
+from brorl.storage import replace_file, storage_errors
+from brorl.table import Result, Table
+
+if TYPE_CHECKING:
+    from brorl.reporting.outline import Branch
+    from brorl.tree import RolloutTree
+    from brorl.verification.verifier import Verdict
+
+SETTINGS = ("device", "dtype", "sampling.", "prompt.", "verification.")
+"""The settings and sections of a recipe that apply to a sampled tree."""
+_MAX_ROLLOUTS = 2**20
+_PUZZLE = re.compile(r"make (\d+) from ((?:\d+[ ,]*)+)")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SampledTree(Result):
+    """N responses to one prompt by one model, or by two."""
+
+    prompt: str  # the text that the model reads
+    names: tuple[str, ...]  # names of the models; the last one is the model that was asked for
+    trees: tuple[RolloutTree, ...]  # the rollouts of each
+    verdicts: tuple[tuple[Verdict, ...], ...] | None  # of each distinct response; None if there is no reference answer
+    decode: Callable[[Sequence[int]], str]  # token ids to text
+    num_lines: int  # branches that are drawn
+
+    @property
+    def tree(self) -> RolloutTree:
+        """The rollouts of the model that was asked for."""
+        return self.trees[-1]
+
+    @property
+    def outline(self) -> Branch:
+        """All trees as one outline."""
+        import numpy as np
+
+        from brorl.reporting.outline import outline_of
+
+        if self.verdicts is None:
+            correct = [np.zeros(tree.num_responses, np.bool_) for tree in self.trees]
+        else:
+            correct = [np.array([verdict.correct for verdict in of_tree]) for of_tree in self.verdicts]
+        return outline_of(self.trees, correct)
+
+    def table(self) -> Table:
+        """Return the tree as a table: counts, probabilities and correct fractions, and the texts as an outline."""
+        from brorl.reporting.outline import lines_of, numbers_of
+        from brorl.reporting.visible_text import visible_text
+
+        used, root = 3 if self.verdicts else 2, self.outline
+        rows = []
+        for line in lines_of(root, self.decode, self.num_lines):
+            text = line.stem + line.text if line.branch is not root else visible_text(self.prompt, one_line=True)
+            numbers: list[str] = []
+            for k, tree in enumerate(self.trees):
+                of_model = ("", "", "") if line.branch is None else numbers_of(line.branch, k, tree.num_rollouts)
+                numbers += of_model[:used]
+            rows.append((text, *numbers))
+        names = self.names if len(self.names) > 1 else ("",)
+        headings = [f"{name}\n{what}".strip() for name in names for what in ("rollouts", "prob.", "correct")[:used]]
+        return Table("", ("the tree", *headings), tuple(rows), words=frozenset({0}))
+
+    def page(self) -> str:
+        """Return the tree as one HTML page."""
+        from brorl.reporting.outline import outline_page
+
+        title = f"{self.tree.num_rollouts} rollouts of one prompt as a tree"
+        return outline_page(title, self.prompt, self.names, self.outline, self.decode, self.verdicts is not None)
+
+    def parts(self) -> Iterator[Any]:
+        """Yield the tree, and what it saved."""
+        yield self.table()
+        for name, tree in zip(self.names, self.trees, strict=True):
+            sampled, unique = tree.num_sampled_tokens, tree.num_unique_tokens
+            yield (
+                f"{name}: {tree.num_rollouts:,} rollouts, {tree.num_responses:,} distinct; {sampled:,} tokens, "
+                f"{unique:,} computed: {sampled / unique:.1f}x fewer"
+            )
+        if self.verdicts is None:
+            yield "no verdicts: the prompt is not in the data; give its reference answer with --reference"
+
+    def __repr__(self) -> str:
+        return f"SampledTree({self.tree.num_rollouts} rollouts of {self.prompt!r})"
+
+
+def sample(
+    checkpoint: str | Path,
+    prompt: str,
+    *,
+    rollouts: int = 512,
+    against: str | Path | None = None,
+    reference: str | None = None,
+    domain: str | None = None,
+    lines: int = 40,
+    seed: int = 0,
+    **overrides: Any,
+) -> SampledTree:
+    """Sample N responses to one prompt as a tree.
+
+    Args:
+        checkpoint: A model (`quickstart`, a folder, a hub id), a run (its last checkpoint), or a checkpoint in one.
+        prompt: The question, as in the data of the run, or a puzzle such as `make 22 from 3 5 7`.
+        rollouts: N, 1 to 2^20.
+        against: Another model, whose tree is drawn beside it; `start` is the model that the run started from.
+        reference: The reference answer of the prompt (default: that of the same question in the data of the run).
+        domain: The domain of its verifier (default: that of the run's data).
+        lines: Branches to draw, at least 1: those with the most rollouts.
+        seed: Seed of the sampling.
+        overrides: Settings of a recipe, nested or by dotted name: `device`, `dtype`, and those in `sampling`, `prompt`
+            and `verification`.
+
+    Raises:
+        UserError: If an argument is wrong, or the model or the prompt does not fit.
+    """
+    if not 1 <= rollouts <= _MAX_ROLLOUTS:
+        raise UserError(f"--rollouts: a number from 1 to {_MAX_ROLLOUTS:,} is needed, got {rollouts}")
+    if lines < 1:
+        raise UserError(f"--lines: at least 1 is needed, got {lines}")
+    if not prompt.strip():
+        raise UserError("the prompt is empty; give a question, such as 'make 22 from 3 5 7'")
+    given = flat_settings(overrides)
+    if wrong := next((name for name in given if not name.startswith(SETTINGS)), None):
+        raise UserError(f"{wrong} is not a setting of a sampled tree; those are: {', '.join(SETTINGS)}")
+    found = resolve_checkpoint(str(checkpoint))
+    has_data = found.run_config is not None or shipped_folder(found.model) is not None
+    source = str(found.run_config or "quickstart") if has_data else "the options"
+    settings = read_recipe(source) if has_data else {}
+    settings.pop("cluster", None)
+    config = make_config(settings, {**given, "model": found.model}, source)
+    question = _question(config if has_data else None, prompt, reference, domain)
+    models = [*([] if against is None else [(_against(against, found, config))]), (Path(checkpoint).name, found.model)]
+    return _sampled(config, question, models, rollouts, lines, seed)
+
+
+def tree_command(checkpoint: str, prompt: str, *, output: str | None = None, **options: Any) -> SampledTree:
+    """Draw a tree as a command.
+
+    Args:
+        checkpoint: A model (`quickstart`, a folder, a hub id), a run (its last checkpoint), or a checkpoint in one.
+        prompt: The question, as in the data of the run, or a puzzle such as `make 22 from 3 5 7`.
+        output: Also write the whole tree as an HTML page.
+        options: Those of `sample`.
+    """
+    sampled = sample(checkpoint, prompt, **options)
+    if output is not None:
+        file = Path(output).expanduser()
+        with storage_errors(file):
+            replace_file(file, sampled.page().encode())
+        print(f"the whole tree: open {shlex.quote(output)} in a browser")  # noqa: T201
+    return sampled
+
+
+def _against(name: str | Path, asked: Checkpoint, config: TrainConfig) -> tuple[str, str]:
+    """Return the name and the model to compare with."""
+    if str(name) != "start":
+        return Path(name).name, resolve_checkpoint(str(name)).model
+    if asked.run_config is None:
+        raise UserError("--against start: only a run has a start; name the other model")
+    start = read_recipe(str(asked.run_config)).get("model", config.model)
+    return "start", str(start)
+
+
+def _question(config: TrainConfig | None, text: str, reference: str | None, domain: str | None) -> Question:
+    """Return the prompt as a question, with its reference answer if the data (None: unknown) or the user has it."""
+    if puzzle := _PUZZLE.fullmatch(text.strip()):
+        numbers = tuple(sorted(map(int, re.findall(r"\d+", puzzle[2]))))
+        asked = CountdownPuzzle(numbers, int(puzzle[1]))
+        return Question("prompt", asked.text, asked.reference, COUNTDOWN_DOMAIN)
+    if reference is not None:
+        sources = () if config is None else config.data.sources
+        domains = {source.domain for source in sources if isinstance(source, FileSource)}
+        chosen = domain or (domains.pop() if len(domains) == 1 else None)
+        if chosen is None:
+            raise UserError("--reference needs the domain of its verifier; add --domain math, or another")
+        return Question("prompt", text, reference, chosen)
+    from brorl.assemble.data import build_questions
+
+    for source in () if config is None else build_questions(config):
+        for question in (*source.held_out, *source.train):
+            if question.text.strip() == text.strip():
+                return question
+    return Question("prompt", text, "", "")
+
+
+def _sampled(
+    config: TrainConfig, question: Question, models: Sequence[tuple[str, str]], rollouts: int, lines: int, seed: int
+) -> SampledTree:
+    import torch
+
+    from brorl.assemble.inputs import build_decode
+    from brorl.assemble.verification import build_verifiers, build_workers
+    from brorl.model.load import choose_device, end_tokens, load_model, load_tokenizer
+    from brorl.prompts.rendering import render
+    from brorl.rollout.native.engine import NativeEngine
+    from brorl.verification.grade import grade
+
+    device, trees, sampling = choose_device(config.device), [], config.sampling.params
+    tokenizer = load_tokenizer(models[-1][1], config.sampling.end_token)
+    (prompt,) = render([question], config.prompt, tokenizer)
+    decode = build_decode(tokenizer)
+    for _, name in models:
+        model = load_model(name, device, getattr(torch, config.dtype))
+        engine = NativeEngine(model, end_tokens(model, tokenizer))
+        (tree,) = engine.sample([prompt.token_ids], rollouts, sampling, seed)
+        trees.append(tree)
+    verdicts = None
+    if question.domain:
+        workers = build_workers(config)
+        with closing(workers):
+            verifiers = build_verifiers(config, {question.domain}, workers)
+            found = grade([prompt] * len(trees), trees, verifiers, decode, config.rewards.stop_properly > 0)
+        verdicts = tuple(map(tuple, found))
+    return SampledTree(prompt.text, tuple(name for name, _ in models), tuple(trees), verdicts, decode, lines)

@@ -1,0 +1,74 @@
+"""`brorl tree` and `brorl.sample`: the tree of one prompt, with verdicts, and beside that of another model."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import brorl
+from run_support import command, refused
+
+PUZZLE = "make 22 from 3 5 7"
+
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
+
+def is_right(text: str) -> bool:
+    """Whether an expression has the three numbers once each and the value 22."""
+    if sorted(re.findall(r"\d+", text)) != ["3", "5", "7"] or re.search(r"[^\d+\-*/() ]", text):
+        return False
+    try:
+        return abs(eval(text) - 22) < 1e-9
+    except (SyntaxError, ZeroDivisionError, TypeError):
+        return False
+
+
+def test_the_tree_of_a_prompt_is_drawn_with_its_verdicts(tmp_path: Path) -> None:
+    page = tmp_path / "tree.html"
+    outcome = command("tree", "quickstart", PUZZLE, "--rollouts=128", "--lines=12", f"--output={page}")
+    assert outcome.code == 0, outcome.err
+    sampled = brorl.sample("quickstart", "make 22 from 7, 3, 5", rollouts=128)
+    assert sampled.verdicts is not None
+    responses = [(sampled.decode(tokens), count) for tokens, count in sampled.tree.responses()]
+    right = sum(count for text, count in responses if is_right(text))
+    assert sum(count for _, count in responses) == 128
+    assert [verdict.correct for verdict in sampled.verdicts[0]] == [is_right(text) for text, _ in responses]
+    first = re.search(r"3 5 7 -> 22: +(\d+) +1 +(\d+)%", outcome.out)
+    assert first
+    assert (int(first[1]), int(first[2])) == (128, round(100 * right / 128))
+    assert f"quickstart: 128 rollouts, {len(responses)} distinct" in outcome.out
+    assert page.read_text().count("<details") == 1 + sampled.outline.size
+
+
+def test_a_run_is_drawn_beside_its_start(short_run: Path) -> None:
+    drawn = brorl.sample(short_run, PUZZLE, rollouts=32, against="start")
+    alone = brorl.sample("quickstart", PUZZLE, rollouts=32, **{"sampling.max_new_tokens": 16})
+    assert drawn.names == ("start", short_run.name)
+    assert drawn.trees[0] == alone.tree
+    assert drawn.trees[1] != drawn.trees[0]
+    assert drawn.outline.count_K == [32, 32]
+
+
+def test_a_prompt_of_the_data_has_its_reference_and_another_one_has_none() -> None:
+    known = brorl.sample("quickstart", "1 2 3 -> 6:", rollouts=8)
+    assert known.verdicts is not None
+    outcome = command("tree", "quickstart", "what is this?", "--rollouts=4")
+    assert outcome.code == 0, outcome.err
+    assert "no verdicts: the prompt is not in the data; give its reference answer with --reference" in outcome.said
+    judged = brorl.sample("quickstart", "3 5 7 -> 22:", rollouts=8, reference="3 5 7 -> 22", domain="countdown")
+    assert judged.verdicts is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("quickstart", PUZZLE, "--rollouts=0"), "--rollouts: a number from 1 to"),
+        (("quickstart", PUZZLE, "--lines=0"), "--lines: at least 1"),
+        (("quickstart", " "), "the prompt is empty"),
+        (("quickstart", "some text", "--reference=5"), "--reference needs the domain of its verifier"),
+        (("quickstart", PUZZLE, "--against=start"), "--against start: only a run has a start"),
+        (("missing/model", PUZZLE), "missing/model"),
+    ],
+)
+def test_bad_input_is_refused(arguments: tuple[str, ...], said: str) -> None:
+    assert said in refused("tree", *arguments)

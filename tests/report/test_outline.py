@@ -1,0 +1,109 @@
+"""Outlines of random trees, against the rollouts one by one."""
+
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from math import exp, isnan
+
+import numpy as np
+import pytest
+
+from brorl.reporting.outline import Branch, lines_of, numbers_of, outline_of, outline_page
+from brorl.tree import RolloutTree
+from made_up_runs import random_tree
+
+
+def letters(tokens: object) -> str:
+    return "".join(chr(97 + t) for t in tokens)  # type: ignore[attr-defined]
+
+
+def paths(branch: Branch, above: tuple[int, ...] = ()) -> dict[tuple[int, ...], Branch]:
+    """Every branch by the tokens up to its end."""
+    here = (*above, *branch.tokens)
+    found = {here: branch}
+    for below in branch.branches:
+        found |= paths(below, here)
+    return found
+
+
+def prefixes(tree: RolloutTree, correct_L: np.ndarray) -> tuple[Counter[tuple[int, ...]], Counter[tuple[int, ...]]]:
+    """Rollouts, and correct ones, that begin with each prefix."""
+    all_, right = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
+    for (tokens, count), is_correct in zip(tree.responses(), correct_L, strict=True):
+        for length in range(len(tokens) + 1):
+            all_[tokens[:length]] += count
+            right[tokens[:length]] += count * bool(is_correct)
+    return all_, right
+
+
+def test_an_outline_counts_what_the_rollouts_of_all_trees_do(rng: np.random.Generator) -> None:
+    for _ in range(20):
+        trees = [random_tree(rng, int(rng.integers(1, 40)), unknown=False) for _ in range(rng.integers(1, 3))]
+        correct = [rng.random(tree.num_responses) < 0.4 for tree in trees]
+        found = paths(outline_of(trees, correct))
+        counted = [prefixes(tree, correct_L) for tree, correct_L in zip(trees, correct, strict=True)]
+        for path, branch in found.items():
+            assert branch.count_K == [all_[path] for all_, _ in counted]
+            assert branch.correct_K == [right[path] for _, right in counted]
+        ends = {tokens for tree in trees for tokens, _ in tree.responses()}
+        assert ends <= set(found)  # no response is lost in a chain
+        for k, tree in enumerate(trees):
+            for (tokens, _), leaf in zip(tree.responses(), tree.leaf.tolist(), strict=True):
+                nodes = tree.path(leaf)
+                assert found[tokens].probability_K[k] == pytest.approx(exp(float(tree.logprob[nodes].sum())))
+                for other in range(len(trees)):
+                    if not found[tokens].count_K[other]:
+                        assert isnan(found[tokens].probability_K[other])
+
+
+def test_the_lines_show_the_largest_branches_and_count_the_rest(rng: np.random.Generator) -> None:
+    tree = random_tree(rng, 60, unknown=False)
+    root = outline_of([tree], [np.zeros(tree.num_responses, bool)])
+    everything = lines_of(root, letters, 10_000)
+    assert len(everything) == 1 + root.size
+    few = lines_of(root, letters, 6)
+    shown = [line.branch for line in few if line.branch is not None]
+    assert len(shown) == 6
+    smallest = min(branch.count_K[0] for branch in shown)
+    beside = [b for b in paths(root).values() if b not in shown and any(b in above.branches for above in shown)]
+    assert all(branch.count_K[0] <= smallest for branch in beside)
+    hidden = [re.fullmatch(r"\.\.\. (\d+) more, (\d+) rollouts?", line.text) for line in few if line.branch is None]
+    assert sum(int(m[1]) for m in hidden if m) == root.size + 1 - len(shown)
+    assert sum(int(m[2]) for m in hidden if m) == sum(branch.count_K[0] for branch in beside)
+
+
+def test_the_numbers_of_a_branch() -> None:
+    branch = Branch([1], [1200, 0], [300, 0], [0.0123456, float("nan")], ends=False)
+    assert numbers_of(branch, 0, 2000) == ("1,200", "0.012", "25%")
+    assert numbers_of(branch, 1, 2000) == ("", "", "")
+
+
+class Texts(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag: str, _attrs: object) -> None:
+        self.tags[tag] += 1
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_the_page_has_every_branch_and_no_markup_of_the_model(rng: np.random.Generator) -> None:
+    tree = random_tree(rng, 30, unknown=False)
+    root = outline_of([tree, tree], [np.ones(tree.num_responses, bool)] * 2)
+    page = outline_page("a <tree>", "<b>", ("before", "after"), root, lambda tokens: "<script>" * bool(tokens), True)
+    read = Texts()
+    read.feed(page)
+    assert read.tags["details"] == 1 + root.size
+    assert read.tags["script"] == 0
+    assert "<b>" in read.texts
+    assert read.texts.count("<script>") == root.size
+    assert "rgb(76,161,108)" in page  # all correct
+
+
+def test_no_tree_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one tree"):
+        outline_of([], [])
