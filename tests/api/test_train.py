@@ -170,3 +170,49 @@ def test_a_refused_run_leaves_nothing_behind() -> None:
     with pytest.raises(UserError, match=r"did you mean steps\?"):
         brorl.train("quickstart", stpes=4)
     assert not list(Path().iterdir())
+
+
+REWARDS = """
+def reward(completions, answer, **columns):
+    found = []
+    for completion, puzzle in zip(completions, answer, strict=True):
+        assert " -> " in puzzle
+        found.append(float(completion.strip().endswith("1")))
+    return found
+
+class Inside:
+    @staticmethod
+    def nested(completions):
+        return [0.0]
+"""
+
+
+def test_a_reward_function_with_the_signature_of_trl_trains_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rewards.py").write_text(REWARDS, "utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from rewards import Inside, reward  # type: ignore[import-not-found]
+
+    result = brorl.train(**SETTINGS, reward=reward, steps=2, store_rollouts_every=1, progress=False, output_dir="run")
+    config = parse_yaml((result.path / "config.yaml").read_text(), "config.yaml")
+    assert config["verification"]["functions"] == {"countdown": f"{tmp_path / 'rewards.py'}:reward"}
+    group = brorl.samples(result.path).group
+    assert group is not None
+    assert group.correct_L.tolist() == [text.strip().endswith("1") for text in group.texts]
+    with pytest.raises(UserError, match=r"reward: worker processes have to import .*lambda.*top level of a file"):
+        brorl.train(**SETTINGS, reward=lambda completions: [1.0] * len(completions), progress=False)
+    again = brorl.train(**SETTINGS, reward=Inside.nested, steps=1, progress=False)
+    assert again.ending is Ending.NO_MIXED_GROUPS
+    layout = {"data.sources": [{"path": "some/data", "layout": "taco"}]}
+    with pytest.raises(UserError, match="the rows of data name their domains; name the function for each"):
+        brorl.train(**{**SETTINGS, **layout}, reward=reward, progress=False)
+
+
+def test_the_file_of_a_reward_function_must_not_start_a_run(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(REWARDS + "\nimport brorl\nbrorl.train(steps=1)\n", "utf-8")
+    with pytest.raises(UserError, match=r"train; put the call under if __name__ == '__main__'"):
+        brorl.train(
+            **SETTINGS, progress=False, steps=1, **{"verification.functions": {"countdown": f"{script}:reward"}}
+        )

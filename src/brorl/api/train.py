@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import brorl
 from brorl.api.recipe import ConfigOrPath, check_cheaply, recipe_name, resolve_config
 from brorl.api.runs_folder import make_run_directory, newest_unfinished, refuse_used_folder, remove_unused
+from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.cost import Cost, total_cost
 from brorl.errors import STOPPED, UnverifiedResponsesError, UserError
 from brorl.evaluation.pass_at_k import Estimate
 from brorl.runs import RUNS
 from brorl.table import Result
+from brorl.verification.sandbox.inside.functions import IN_A_WORKER
 
 if TYPE_CHECKING:
     from brorl.runs.run_directory import Record
@@ -75,7 +79,12 @@ class TrainingResult(Result):
 
 
 def train(
-    config_or_path: ConfigOrPath | None = None, *, resume: bool = False, progress: bool = True, **overrides: Any
+    config_or_path: ConfigOrPath | None = None,
+    *,
+    reward: Callable[..., object] | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    **overrides: Any,
 ) -> TrainingResult:
     """Train a model and return the result; the files are in the run directory.
 
@@ -85,6 +94,9 @@ def train(
     Args:
         config_or_path: Name of a built-in recipe, path of a YAML file, nested settings, or a config; None is
             `quickstart`. With `resume`, a run directory; None is the newest unfinished run in `runs/`.
+        reward: A function that verifies responses, for all domains of the data (`verification.functions`): with TRL's
+            signature, `reward(completions, **columns) -> list[float]`, or `verify(response, reference)`. It is defined
+            at the top level of a file, because worker processes import it.
         resume: Continue a run from its last checkpoint. Settings such as `steps` can change
             (`brorl.config.resuming.CHANGEABLE_ON_RESUME`).
         progress: Print the output of the command; run.log has it in any case.
@@ -98,12 +110,18 @@ def train(
     Raises:
         UserError: If a setting, the data, the model or the machine's memory does not fit; nothing is left on the disk.
     """
+    if IN_A_WORKER in os.environ:
+        raise UserError(
+            "a worker that loads the file of a function called train; put the call under if __name__ == '__main__'"
+        )
     if resume:
         if not isinstance(config_or_path, str | Path | None):
             raise UserError("resume=True needs a run directory as the first argument, or None for the newest run")
         return _resume(config_or_path, overrides, progress)
     recipe = _RECIPE if config_or_path is None else config_or_path
     config = resolve_config(recipe, overrides)
+    if reward is not None:
+        config = resolve_config(config, {"verification.functions": _functions(config, reward)})
     check_cheaply(config)
     with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:  # shown while torch is imported
         from brorl.api.training_session import TrainingSession
@@ -117,6 +135,35 @@ def train(
                 if not directory.read_metrics():
                     remove_unused(directory)
                 raise
+
+
+def _functions(config: TrainConfig, function: Callable[..., object]) -> dict[str, str]:
+    """Return a function as the verifier of every domain of the data."""
+    domains = []
+    for source in config.data.sources:
+        domain = getattr(source, "domain", source.kind)
+        if getattr(source, "layout", None) or getattr(source, "domain_column", None):
+            raise UserError(
+                f"reward: the rows of {source.label} name their domains; name the function for each of them instead: "
+                "verification={'functions': {'math': 'rewards.py:reward'}}"
+            )
+        domains.append(domain)
+    return dict.fromkeys(domains, _path_of(function))
+
+
+def _path_of(function: Callable[..., object]) -> str:
+    """Return the path by which workers import a function: `path/to/file.py:function`."""
+    name = getattr(function, "__qualname__", "")
+    try:
+        file = inspect.getsourcefile(function)
+    except TypeError:
+        file = None
+    if file is None or not Path(file).is_file() or not all(part.isidentifier() for part in name.split(".")):
+        raise UserError(
+            f"reward: worker processes have to import {name or function!r}, so define it at the top level of a file "
+            "(in a notebook: %%writefile rewards.py, then from rewards import ...)"
+        )
+    return f"{Path(file).absolute()}:{name}"
 
 
 def train_command(config_or_path: str = _RECIPE, **overrides: Any) -> TrainingResult:

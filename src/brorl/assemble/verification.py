@@ -36,7 +36,8 @@ def build_verifiers(config: TrainConfig, domains: Iterable[str], workers: Worker
         UserError: If a domain has no verifier, a function cannot be loaded, or a setting names another domain.
     """
     functions, with_fractions = config.verification.functions, config.rewards.partial_credit
-    verifiers = make_verifiers(domains, functions, workers, with_fractions=with_fractions)
+    as_messages = config.verification.completions == "messages"
+    verifiers = make_verifiers(domains, functions, workers, with_fractions=with_fractions, as_messages=as_messages)
     for setting, named in (
         ("rewards.domain_weights", config.rewards.domain_weights),
         ("verification.functions", config.verification.functions),

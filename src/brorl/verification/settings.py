@@ -36,6 +36,10 @@ class VerificationSettings(Section):
         {}, description="your verifiers by domain: {my_domain: package.module:function} (docs/how-to/verifiers.md)"
     )
 
+    completions: Literal["text", "messages"] = Field(
+        "text", description="form in which your reward functions with TRL's signature get responses"
+    )
+
     @field_validator("functions")
     @classmethod
     def _absolute(cls, functions: dict[str, str]) -> dict[str, str]:

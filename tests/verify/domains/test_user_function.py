@@ -182,3 +182,85 @@ def test_a_mistake_in_the_setting_is_found_before_training(pool: WorkerPool, own
         with pytest.raises(UserError, match=message):
             FunctionVerifier(pool, function, "sums")
     FunctionVerifier(pool, f"{own}:same", "sums")
+
+
+REWARDS = """
+def with_answer(completions, answer, **kwargs):
+    return [float(c == a) for c, a in zip(completions, answer, strict=True)]
+
+def keywords(prompts, completions, **columns):
+    (prompt,), (completion,) = prompts, completions
+    assert columns["solution"] == columns["ground_truth"] == columns["reference"] == columns["answer"]
+    return [0.5 * (prompt == "2+2=") + 0.5 * (completion == columns["solution"][0])]
+
+def another_name(completions, gold):
+    return [completions[0] == gold[0]]
+
+def with_default(completions, answer=None):
+    return [completions == answer]
+
+def two_columns(completions, answer, unit):
+    return [completions[0] == answer[0] + unit[0]]
+
+def messages(completions, prompts, answer):
+    assert prompts[0] == [{"role": "user", "content": "2+2="}]
+    return [completions[0][0]["content"] == answer[0]]
+
+def bare(completions):
+    return [len(completions[0]) == 1]
+
+def too_many(completions, **kwargs):
+    return [1.0, 1.0]
+
+def no_list(completions, **kwargs):
+    return 1.0
+
+def outside(completions, **kwargs):
+    return [2.0]
+"""
+
+
+def reward(
+    pool: WorkerPool, folder: Path, name: str, response: str, reference: str = "4", as_messages: bool = False
+) -> Verdict:
+    (folder / "rewards.py").write_text(REWARDS, "utf-8")
+    verifier = FunctionVerifier(pool, f"{folder / 'rewards.py'}:{name}", "sums", as_messages)
+    return verifier.verify_all([(Prompt("p", "2+2=", (1,), reference, "sums"), response)])[0]
+
+
+@pytest.mark.parametrize("name", ["with_answer", "keywords", "another_name", "with_default"])
+def test_reward_functions_with_the_signature_of_trl_work_as_they_are(
+    pool: WorkerPool, tmp_path: Path, name: str
+) -> None:
+    assert reward(pool, tmp_path, name, "4").correct
+    wrong = reward(pool, tmp_path, name, "5")
+    assert not wrong.correct
+    assert wrong.score == (0.5 if name == "keywords" else 0.0)
+
+
+def test_reward_functions_get_several_columns_from_a_json_object(pool: WorkerPool, tmp_path: Path) -> None:
+    row = '{"answer": "4", "unit": "m", "more": 1}'
+    assert reward(pool, tmp_path, "two_columns", "4m", row).correct
+    missing = reward(pool, tmp_path, "two_columns", "4m", '{"answer": "4"}')
+    assert "needs the columns answer, unit: the answer column has to hold a JSON object" in str(missing.reason)
+    assert is_failure(str(missing.reason))
+
+
+def test_reward_functions_can_get_messages(pool: WorkerPool, tmp_path: Path) -> None:
+    assert reward(pool, tmp_path, "messages", "4", as_messages=True).correct
+    assert is_failure(str(reward(pool, tmp_path, "messages", "4").reason))
+    assert reward(pool, tmp_path, "bare", "4").correct
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("too_many", "returns a list with one reward for each completion, not [1.0, 1.0]"),
+        ("no_list", "returns a list with one reward for each completion, not 1.0"),
+        ("outside", "verifier returned 2.0, not a number from 0 to 1"),
+    ],
+)
+def test_other_results_of_reward_functions_are_named(pool: WorkerPool, tmp_path: Path, name: str, said: str) -> None:
+    verdict = reward(pool, tmp_path, name, "4")
+    assert not verdict.correct
+    assert said in str(verdict.reason)

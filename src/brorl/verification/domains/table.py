@@ -43,6 +43,7 @@ def make_verifiers(
     functions: Mapping[str, str],
     workers: Workers,
     with_fractions: bool = False,
+    as_messages: bool = False,
 ) -> dict[str, Verifier]:
     """Make the verifier of each domain, sorted by domain.
 
@@ -51,6 +52,7 @@ def make_verifiers(
         functions: Import path of the user's function by domain; it replaces a built-in verifier.
         workers: Processes for the verifiers that need them.
         with_fractions: Score incorrect responses where the domain is in `WITH_FRACTIONS`.
+        as_messages: Give completions to reward functions with TRL's signature as lists of messages.
 
     Raises:
         UserError: If a domain has no verifier, or a function cannot be loaded.
@@ -58,7 +60,7 @@ def make_verifiers(
     verifiers: dict[str, Verifier] = {}
     for domain in sorted({*domains}):
         if domain in functions:
-            verifiers[domain] = FunctionVerifier(workers.pool, functions[domain], domain)
+            verifiers[domain] = FunctionVerifier(workers.pool, functions[domain], domain, as_messages)
         elif domain in DOMAINS:
             options = {"partial_credit": True} if with_fractions and domain in WITH_FRACTIONS else {}
             verifiers[domain] = DOMAINS[domain](workers, **options)

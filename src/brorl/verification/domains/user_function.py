@@ -1,7 +1,8 @@
 """Verifier that calls a user's function in killable workers.
 
 The function is called as `function(response, reference)`, or `function(response, reference, prompt)` if it takes three
-arguments, and returns a bool, a number from 0 to 1, or a dict. An exception, a wrong return value or a timeout becomes
+arguments, and returns a bool, a number from 0 to 1, or a dict. A reward function with TRL's signature,
+`reward(completions, **columns) -> list[float]`, works as it is. An exception, a wrong return value or a timeout becomes
 a verdict; a function that cannot be loaded is an error before training.
 """
 
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
+from brorl.verification.sandbox.inside.functions import REWARD
 from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool
 from brorl.verification.sandbox.requests import Reply
 from brorl.verification.verifier import CORRECT, RETURNED, WRONG, TrialResponses, Verdict, is_unverified
@@ -24,12 +26,13 @@ class FunctionVerifier:
         pool: The workers that call it.
         function: `package.module:function`, also looked for in the current directory, or `path/to/file.py:function`.
         domain: The domain that it verifies, for error messages.
+        as_messages: Whether a reward function with TRL's signature gets completions as lists of messages.
 
     Raises:
         UserError: If the function cannot be loaded, or takes neither two nor three arguments.
     """
 
-    def __init__(self, pool: WorkerPool, function: str, domain: str) -> None:
+    def __init__(self, pool: WorkerPool, function: str, domain: str, as_messages: bool = False) -> None:
         self._pool = pool
         self._function = function
         setting = f"verification.functions.{domain}"
@@ -39,13 +42,15 @@ class FunctionVerifier:
                 raise LoadError(f"cannot read the arguments of {function!r}: {result.failure}")
         except LoadError as error:
             raise UserError(f"{setting}: {error}; {_load_advice(function, str(error))}") from None
-        minimum, maximum = result.value
+        self._more = (as_messages,) if result.value == REWARD else ()
+        minimum, maximum = (3, 3) if result.value == REWARD else result.value
         if minimum > 3 or (maximum is not None and maximum < 2):
             upper = "any number" if maximum is None else maximum
             arguments = f"{minimum}" if minimum == maximum else f"{minimum} to {upper}"
             raise UserError(
                 f"{setting}: {function!r} takes {arguments} arguments; "
-                "it must take two (response, reference) or three (response, reference, prompt)"
+                "it must take two (response, reference) or three (response, reference, prompt), or have the signature "
+                "of TRL's reward functions (completions, **columns)"
             )
         self._takes_prompt = maximum is None or maximum >= 3
 
@@ -57,10 +62,13 @@ class FunctionVerifier:
         cannot decide returns `False` with such a reason itself.
         """
         calls = [
-            VerifierCall(self._function, (response, prompt.reference, *([prompt.text] if self._takes_prompt else [])))
+            VerifierCall(self._function, (response, prompt.reference, *self._rest(prompt)))
             for prompt, response in items
         ]
         return [_verdict(result) for result in self._pool.run(calls)]
+
+    def _rest(self, prompt: Prompt) -> tuple[object, ...]:
+        return ((prompt.text,) if self._takes_prompt else ()) + self._more
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Accept every reference: only the function can read them."""

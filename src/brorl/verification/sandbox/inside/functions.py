@@ -21,9 +21,12 @@ from typing import Any, NoReturn
 from brorl.verification.sandbox.inside.frames import FAILED, LOAD, VALUE, Frame, read_frame, write_frame
 
 EXIT_OUT_OF_MEMORY = 77
+IN_A_WORKER = "BRORL_VERIFIER_WORKER"  # an environment variable: the file of a function must not start a run
+REWARD = "reward"  # instead of the numbers of arguments, for a function with TRL's signature
 RAISED = "raised"  # followed by the exception, in the text of a failure
 MAX_REPLY_BYTES = 1 << 24
 _ERROR_CHARACTERS = 280
+_REFERENCE_COLUMNS = ("answer", "solution", "ground_truth", "reference")
 
 
 def serve_functions(requests: int, replies: int, memory_bytes: int) -> NoReturn:
@@ -37,6 +40,7 @@ def serve_functions(requests: int, replies: int, memory_bytes: int) -> NoReturn:
     memory_bytes = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     functions: dict[str, Callable[..., object]] = {}
+    os.environ[IN_A_WORKER] = "1"
     pid, loaded_bytes, retires = os.getpid(), 0, False
     while not retires and (frame := read_frame(requests)) is not None:
         name, arguments = json.loads(frame.body)
@@ -59,8 +63,70 @@ def serve_functions(requests: int, replies: int, memory_bytes: int) -> NoReturn:
     os._exit(0)
 
 
-def _called(function: Callable[..., object], arguments: list[object] | None) -> object:
-    return accepted_arguments(function) if arguments is None else function(*arguments)
+def _called(function: Callable[..., object], arguments: list[Any] | None) -> object:
+    is_reward = is_reward_function(function)
+    if arguments is None:
+        return REWARD if is_reward else accepted_arguments(function)
+    return rewarded(function, *arguments) if is_reward else function(*arguments)
+
+
+def is_reward_function(function: Callable[..., object]) -> bool:
+    """Return whether a function has TRL's signature, `reward(completions, **columns) -> list[float]`."""
+    try:
+        return "completions" in inspect.signature(function).parameters
+    except ValueError:  # a function in C
+        return False
+
+
+def rewarded(function: Callable[..., Any], response: str, reference: str, prompt: str, as_messages: bool) -> object:
+    """Call a reward function with TRL's signature on one response, and return its one reward.
+
+    Columns that the function names get the reference answer; if they are several, the reference has to be a JSON object
+    with their values. A function that takes any columns gets the reference as `answer`, `solution`, `ground_truth` and
+    `reference`.
+
+    Raises:
+        ValueError: If a column is unknown, or the function does not return one reward.
+    """
+    completion: object = [{"role": "assistant", "content": response}] if as_messages else response
+    shown: object = [{"role": "user", "content": prompt}] if as_messages else prompt
+    known: dict[str, object] = {
+        "completions": [completion],
+        "prompts": [shown],
+        "completion_ids": [[]],
+        "trainer_state": None,
+    }
+    parameters = inspect.signature(function).parameters
+    columns = [
+        name for name, parameter in parameters.items()
+        if name not in known and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]  # fmt: skip
+    required = [name for name in columns if parameters[name].default is inspect.Parameter.empty]
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    given = {name: value for name, value in known.items() if open_ended or name in parameters}
+    if len(required) > 1:
+        given |= {name: [value] for name, value in _columns(reference, required).items()}
+    else:
+        named = required or [name for name in columns if name in _REFERENCE_COLUMNS]
+        given |= {name: [reference] for name in named}
+    if open_ended:
+        given |= {name: [reference] for name in _REFERENCE_COLUMNS if name not in given}
+    rewards = function(**given)
+    if not isinstance(rewards, list | tuple) or len(rewards) != 1:
+        raise ValueError(f"a reward function returns a list with one reward for each completion, not {rewards!r:.80}")
+    return rewards[0]
+
+
+def _columns(reference: str, names: list[str]) -> dict[str, object]:
+    try:
+        row = json.loads(reference)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or not set(names) <= set(row):
+        raise ValueError(
+            f"the function needs the columns {', '.join(names)}: the answer column has to hold a JSON object with them"
+        )
+    return {name: row[name] for name in names}
 
 
 def _encode(value: object) -> bytes:
