@@ -113,7 +113,7 @@ COMMANDS = {
     "completion": Command("print a script that completes commands and options in a shell", "cli:completion"),
 }
 
-_OPTIONS = {"checkpoint": "from"}  # an option with another name than its argument
+_OPTIONS = {"checkpoint": "from", "trainer_config": "from"}  # an option with another name than its argument
 _METAVARS = {
     "config_or_path": "RECIPE",
     "output": "FILE",

@@ -161,7 +161,7 @@ def test_what_cannot_work_is_refused(rng: np.random.Generator) -> None:
     assert "contains whole solutions with the answer in \\boxed{}" in refusal("solved.jsonl", "--output=b.yaml")
     write("twice.jsonl", [{"prompt": "1?", "answer": "1"}, {"prompt": "1?", "answer": "2"}])
     assert "twice.jsonl line 1 with another answer" in refusal("twice.jsonl", "--output=b.yaml")
-    assert "DATA_FILE" in refusal()
+    assert "give the file of your questions" in refusal("--output=b.yaml")
 
 
 def test_one_question_is_trained_on_and_not_evaluated() -> None:
@@ -216,3 +216,26 @@ def test_lengths_fit_into_the_model(tmp_path: Path, positions: int, response: in
     assert (config.sampling.max_new_tokens, config.data.max_prompt_tokens) == (response, prompt)
     template = ("--prompt.template={prompt}", "--evaluation.num_prompts=0", "--no-timing")
     assert command("check", "mine.yaml", *template).code == 0
+
+
+def test_a_config_of_trl_becomes_a_recipe_with_the_data_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "trl.yaml").write_text("num_generations: 4\nbeta: 0.01\nlogging_steps: 3\nmax_steps: 7\n")
+    (tmp_path / "sums.jsonl").write_text(
+        "".join(f'{{"question": "{i} + 1?", "answer": "{i + 1}"}}\n' for i in range(9))
+    )
+    output = tmp_path / "mine.yaml"
+    named = command("init", f"--from={tmp_path / 'trl.yaml'}", f"--output={output}")
+    assert (named.code, output.exists()) == (2, False)
+    assert "names no data" in named.said
+    done = command("init", tmp_path / "sums.jsonl", f"--from={tmp_path / 'trl.yaml'}", f"--output={output}")
+    assert done.code == 0, done.err
+    assert "without a counterpart, and left out: logging_steps" in done.said
+    text = output.read_text()
+    assert "# Without a counterpart, and left out: logging_steps" in text
+    config = make_config(parse_yaml(text, "mine.yaml"), {}, "mine.yaml")
+    assert (config.rollouts_per_prompt, config.kl.coefficient, config.steps) == (4, 0.01, 7)
+    (source,) = config.data.sources
+    assert source.path == str(tmp_path / "sums.jsonl")  # type: ignore[union-attr]
+    assert "give the file of your questions, such as" in command("init").said
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    assert "is not a mapping of settings" in command("init", f"--from={tmp_path / 'list.yaml'}", "--output=x.yaml").said

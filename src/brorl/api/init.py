@@ -1,14 +1,18 @@
 """`brorl init`: a first recipe for the user's own data file, with a comment on every setting.
 
-The numbers suit a first run on a laptop; the comments name those of the paper. Nothing is imported that needs torch.
+The numbers suit a first run on a laptop; the comments name those of the paper. A config of TRL or verl becomes a recipe
+with its own numbers. Nothing is imported that needs torch.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from brorl.config.conversion import Conversion, convert
 from brorl.config.reading import make_config, parse_yaml
 from brorl.errors import StorageError, UserError
 from brorl.model.name import shipped_folder
@@ -29,8 +33,9 @@ _OPTIONS = {"path": "DATA_FILE", "prompt_column": "--prompt-column", "answer_col
 
 
 def init(
-    data_file: str,
+    data_file: str | None = None,
     *,
+    trainer_config: str | Path | None = None,
     output: str | Path = "mine.yaml",
     model: str | None = None,
     prompt_column: str | None = None,
@@ -40,7 +45,8 @@ def init(
     """Read the data, write the recipe, and print the guesses.
 
     Args:
-        data_file: JSONL, JSON or Parquet file, or a folder or pattern of such files.
+        data_file: JSONL, JSON or Parquet file, or a folder or pattern of such files (default: the data of --from).
+        trainer_config: A YAML config of TRL's GRPOTrainer or of verl, to be written as a recipe.
         output: Recipe to write.
         model: Model folder or hub id (default: a small Qwen model; quickstart for countdown puzzles).
         prompt_column: Column of the question (default: guessed).
@@ -53,6 +59,14 @@ def init(
     output = Path(output)
     if output.exists():
         raise UserError(f"{output} already exists; choose another name with --output")
+    conversion = None if trainer_config is None else _conversion(Path(trainer_config).expanduser())
+    if data_file is None:
+        if conversion is None or "data.sources" not in conversion.settings:
+            named = "" if trainer_config is None else f": {trainer_config} names no data"
+            raise UserError(f"give the file of your questions{named}, such as brorl init problems.jsonl")
+        _write(output, _converted(conversion, str(output), {}))
+        print("\n".join(_conversion_summary(conversion, output)))  # noqa: T201
+        return
     try:
         guess = guess_meaning(data_file, prompt_column, answer_column, domain)
         questions = _read(data_file, guess)
@@ -62,7 +76,16 @@ def init(
             message = message.replace(f"data.sources[].{setting}:", option).replace(f"data.sources[].{setting}", option)
         raise UserError(message) from error
     starter = _starter(data_file, model, guess, questions)
-    text = _recipe(starter, str(output))
+    if conversion is None:
+        _write(output, _recipe(starter, str(output)))
+        print("\n".join(_summary(starter, output)))  # noqa: T201
+        return
+    _write(output, _converted(conversion, str(output), _data_of(starter) | ({"model": model} if model else {})))
+    print("\n".join(_conversion_summary(conversion, output)))  # noqa: T201
+
+
+def _write(output: Path, text: str) -> None:
+    """Check a recipe and write it."""
     make_config(parse_yaml(text, str(output)), {}, str(output))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +93,68 @@ def init(
             file.write(text)
     except OSError as error:
         raise StorageError(f"could not write {output}: {error.strerror}; choose another --output") from error
-    print("\n".join(_summary(starter, output)))  # noqa: T201
+
+
+def _conversion(file: Path) -> Conversion:
+    try:
+        config = parse_yaml(file.read_text("utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--from {file}: {getattr(error, 'strerror', None) or error}; give a YAML config") from error
+    if not isinstance(config, dict):
+        raise UserError(f"--from {file} is not a mapping of settings; give the YAML config of TRL or verl")
+    return convert(config, str(file))
+
+
+def _converted(conversion: Conversion, name: str, own: Mapping[str, Any]) -> str:
+    """Return the recipe of another trainer's config as YAML; `own` has the settings that the data decides."""
+    from io import StringIO
+
+    from ruamel.yaml import YAML
+
+    nested: dict[str, Any] = {}
+    for key, value in {**conversion.settings, **own}.items():
+        *sections, last = key.split(".")
+        target = nested
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[last] = value
+    stream = StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.dump(nested, stream)
+    lines = [f"# From a config of {conversion.trainer}. Check it: brorl check {name}. Train it: brorl train {name}"]
+    lines += [f"# - {remark}" for remark in conversion.remarks]
+    if conversion.without_counterpart:
+        lines.append(f"# Without a counterpart, and left out: {', '.join(conversion.without_counterpart)}")
+    return "\n".join([*lines, stream.getvalue()])
+
+
+def _data_of(starter: _Starter) -> dict[str, Any]:
+    """Return the settings of a first recipe that the data decides."""
+    guess = starter.guess
+    source: dict[str, Any] = {"path": starter.path}
+    if guess.layout:
+        source["layout"] = guess.layout
+    else:
+        after = {} if guess.answer_after is None else {"answer_after": guess.answer_after}
+        source |= {"prompt_column": guess.prompt_column, "answer_column": guess.answer_column, "domain": guess.domain}
+        source |= after
+    functions = {} if guess.domain in DOMAINS else {guess.domain: f"{_FUNCTION_FILE}:check"}
+    own = {"data.sources": [source], "data.held_out_fraction": starter.held_out_fraction}
+    own |= {"prompt.template": starter.template, "evaluation.num_prompts": min(starter.num_held_out, _HELD_OUT)}
+    return own | ({"verification.functions": functions} if functions else {})
+
+
+def _conversion_summary(conversion: Conversion, output: Path) -> list[str]:
+    """Return what was converted, what was not, and the next commands."""
+    left = conversion.without_counterpart
+    return [
+        f"wrote {output}, from a config of {conversion.trainer}: {len(conversion.settings)} settings",
+        *(f"  {remark}" for remark in conversion.remarks),
+        *([f"  without a counterpart, and left out: {', '.join(left)}"] if left else []),
+        f"check the recipe: brorl check {output}",
+        f"train with it: brorl train {output}",
+    ]
 
 
 def _read(data_file: str, guess: Guess) -> list[Question]:
