@@ -83,7 +83,9 @@ def test_a_stopped_stage_continues_and_its_table_states_what_the_runs_measured(
     study.main([])
     rows = [row.strip("| ").split(" | ") for row in capsys.readouterr().out.splitlines() if row.startswith("| ")][2:]
     assert len(rows) == 4
-    for arm, seed, _, steps, _, _, _, end, *_ in rows:
+    for arm, seed, _, steps, _, _, _, end, best, averaged in rows:
+        assert bool(averaged) == (arm == "32 averaged")
+        assert float(best.split("/")[0]) >= float(end.split("/")[0])
         folder = tmp_path / "runs" / "three" / "tries" / arm.replace(" ", "_") / f"seed-{seed}"
         last = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][-1]
         assert int(steps) == last["step"]
@@ -187,3 +189,8 @@ def test_a_stage_starts_from_a_checkpoint_of_another(study: Any) -> None:
     (way, *_) = [run for run in study.runs_of("four", "way") if run[0] == "16 paper 3e-4"]
     folder = study.folder_of("four", "way", way[0], way[1])
     assert first[2]["model"] == str(folder / "checkpoints" / "step-000050")
+
+
+def test_the_page_has_the_tables_of_all_results(study: Any) -> None:
+    page = study.PAGE.read_text("utf-8")
+    assert study.with_tables(page) == page, "run: python examples/plateau/study.py page"

@@ -3,6 +3,7 @@
     python examples/plateau/study.py three tries       # train the arms of a stage of examples/plateau/study.yaml
     python examples/plateau/study.py three verdict     # compare the arms of a stage over seeds
     python examples/plateau/study.py                   # the tables of all results
+    python examples/plateau/study.py page              # the same, in docs/explanation/study_tables.md
     python examples/plateau/study.py figure FILE.png   # the figure of all verdicts
 
 In: `study.yaml`, which has for each task its stages, with their budget, seeds, held-out puzzles and arms. Out: runs
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -51,6 +53,8 @@ from brorl.table import Table
 HERE = Path(__file__).parent
 ROOT = Path(os.environ.get("OUT", "runs/plateau"))
 RESULTS = Path(os.environ.get("RESULTS", HERE / "results"))
+PAGE = HERE.parents[1] / "docs" / "explanation" / "study_tables.md"
+_BEGIN, _END = "<!-- begin results -->", "<!-- end results -->"
 COLORS = {16: "#cc7417", 64: "#b3382c", 128: "#2e8b6a", 512: "#1f5fa8"}
 Settings = dict[str, Any]
 _LOCK = Lock()
@@ -175,20 +179,25 @@ def make_model(task: str) -> None:
 def stage_table(task: str, stage: str) -> Table:
     """Return a row for each run: its cost, and pass@k on the way, at its best pass@1 and at the end."""
     rows = []
+
+    def best(kind: str) -> str:
+        scored = [e for e in points if kind in e]
+        if not scored:
+            return ""
+        found = max(scored, key=lambda e: e[kind]["1"])
+        return f"{digits(found[kind].values())} at {found['seconds']:.0f} s"
+
     for run in results(task, stage):
         points = [e for e in run["evaluations"] if e["steps"]]
         thirds = [points[round(len(points) * i / 3) - 1] for i in (1, 2, 3)]
-        best, end = max(points, key=lambda e: e["pass_at"]["1"]), points[-1]
-        averaged = end.get("ema_pass_at")
+        spent = (f"{points[-1]['seconds']:.0f}", f"{points[-1]['steps']:,}", short(points[-1]["tokens"]))
         rows.append(
-            (
-                run["arm"], str(run["seed"]), f"{end['seconds']:.0f}", str(end["steps"]), f"{end['tokens']:.2e}",
-                *map(scores, thirds), f"{scores(best)} at {best['seconds']:.0f} s",
-                scores({"pass_at": averaged}) if averaged else "",
-            )
-        )  # fmt: skip
+            (run["arm"], str(run["seed"]), *spent, *map(scores, thirds), *map(best, ("pass_at", "ema_pass_at")))
+        )
     start = scores(results(task, stage)[0]["evaluations"][0])
-    columns = ("arm", "seed", "seconds", "steps", "tokens", "a third", "two thirds", "end", "best", "end, averaged")
+    columns = (
+        "arm", "seed", "seconds", "steps", "tokens", "a third", "two thirds", "end", "best", "best, averaged weights"
+    )  # fmt: skip
     title = f"`{task}`, {stage}: pass@1/16/256 on the way; at the start {start}"
     return Table(title, columns, tuple(rows), words=frozenset({0}))
 
@@ -367,12 +376,33 @@ def all_verdicts() -> Iterator[tuple[str, str, Comparison]]:
                 yield task, stage, verdict
 
 
+def tables() -> Iterator[str]:
+    """Yield the tables of all results."""
+    for task, table in study().items():
+        for stage in table["stages"]:
+            if results(task, stage) and not stage.startswith("verdict"):
+                yield stage_table(task, stage).markdown()
+    for task, stage, verdict in all_verdicts():
+        for one in verdict_tables(task, stage, verdict):
+            yield one.markdown()
+
+
+def with_tables(page: str) -> str:
+    """Return the page of tables with those of all results between its two marks, their titles as captions."""
+    captioned = (re.sub(r"^## (.*)$", r"*\1*", text, flags=re.MULTILINE) for text in tables())
+    first, rest = page.split(_BEGIN)
+    return f"{first}{_BEGIN}\n" + "\n\n".join(captioned) + f"\n{_END}{rest.split(_END)[1]}"
+
+
 def main(arguments: list[str]) -> None:
-    """Train the stages of a task, draw the figure, or print the tables of all results."""
+    """Train the stages of a task, draw the figure, write the tables of all results into the page, or print them."""
     if arguments[:1] == ["figure"]:
         draw(
             {f"{task} numbers": verdict for task, stage, verdict in all_verdicts() if stage == "verdict"}, arguments[1]
         )
+        return
+    if arguments == ["page"]:
+        PAGE.write_text(with_tables(PAGE.read_text("utf-8")), "utf-8")
         return
     if arguments:
         task, *stages = arguments
@@ -382,13 +412,8 @@ def main(arguments: list[str]) -> None:
             sys.exit(f"{' '.join(arguments)} is not in the table, which has: {stages_of_all}")
         run_stages(task, stages or [*known[task]])
         return
-    for task, table in study().items():
-        for stage in table["stages"]:
-            if results(task, stage) and not stage.startswith("verdict"):
-                print(stage_table(task, stage).markdown() + "\n")
-    for task, stage, verdict in all_verdicts():
-        for one in verdict_tables(task, stage, verdict):
-            print(one.markdown() + "\n")
+    for text in tables():
+        print(text + "\n")
 
 
 if __name__ == "__main__":
