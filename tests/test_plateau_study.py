@@ -81,7 +81,7 @@ def test_a_stopped_stage_continues_and_its_table_states_what_the_runs_measured(
 
     capsys.readouterr()
     study.main([])
-    rows = [row.strip("| ").split(" | ") for row in capsys.readouterr().out.splitlines() if row.startswith("| ")][2:]
+    rows = [row[2:-2].split(" | ") for row in capsys.readouterr().out.splitlines() if row.startswith("| ")][2:]
     assert len(rows) == 4
     for arm, seed, _, steps, _, _, _, end, best, averaged in rows:
         assert bool(averaged) == (arm == "32 averaged")
