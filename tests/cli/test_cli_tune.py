@@ -10,7 +10,7 @@ import pytest
 
 import brorl
 from brorl.api import tune as module
-from brorl.api.tune import TuneSpec, TuningResult
+from brorl.api.tune import TuningResult
 from brorl.assemble.candidates import OWN, candidates
 from brorl.comparison import report as comparison_report
 from brorl.comparison.race import RUNGS
@@ -56,7 +56,8 @@ def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
     options = dict(option.removeprefix("--").split("=") for option in TINY if "{" not in option)
     settings = {
         **{name: json.loads(value) for name, value in options.items()}, "engine.clock": "cpu",
-        "evaluation.num_prompts": 16, "prompts_per_step": 2, "optimizer.learning_rate": 3e-5,
+        "evaluation.num_prompts": 16, "evaluation.num_samples": 8, "prompts_per_step": 2,
+        "optimizer.learning_rate": 3e-5,
         "data.sources": [{"task": "countdown", "num_numbers": 3, "max_number": 7}],
     }  # fmt: skip
     folder = tmp_path / "out"
@@ -105,6 +106,8 @@ def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
         assert result.train_command == f"brorl train {result.recipe}"
     again = brorl.tune(str(folder), jobs=2, progress=False)
     assert again.answer == result.answer
+    with pytest.raises(UserError, match="is a tuning already, and budget would change it"):
+        brorl.tune(str(folder), budget="1h", progress=False)
 
 
 def test_a_start_without_anything_to_find_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +190,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def begin(_config: Any, folder: Path, *_: Any) -> TuneSpec | TuningResult:
+    def begin(_config: Any, folder: Path, *_: Any) -> TuningResult:
         return TuningResult(folder, "nothing to find", None, (), None, None, None)
 
     monkeypatch.setattr(module, "_begin", begin)

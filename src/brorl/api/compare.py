@@ -123,7 +123,7 @@ def compare(
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs: at least 1 is needed, got {jobs}")
     arguments = Arguments(
-        arms, sweep, None if checkpoint is None else _model_of(checkpoint), match, budget, marks, seeds,
+        arms, sweep, None if checkpoint is None else model_of(checkpoint), match, budget, marks, seeds,
         flat_settings(overrides),
     )  # fmt: skip
     folder, plan = _folder_and_plan(arguments, output_dir)
@@ -184,7 +184,7 @@ def _sweep(options: Sequence[str]) -> dict[str, list[Any]]:
     return sweep
 
 
-def _model_of(checkpoint: str | Path) -> str:
+def model_of(checkpoint: str | Path) -> str:
     """Return the model of a checkpoint."""
     model = resolve_checkpoint(str(checkpoint)).model
     return str(Path(model).resolve()) if Path(model).is_dir() else model

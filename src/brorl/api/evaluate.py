@@ -24,7 +24,6 @@ from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.console.screen import Screen
 from brorl.errors import UserError
 from brorl.format import listed
-from brorl.model.name import shipped_folder
 from brorl.runs import RUNS
 
 if TYPE_CHECKING:
@@ -168,10 +167,7 @@ def _request(options: _Options) -> Request:
     limit = overrides.pop("evaluation.num_prompts", None)
     if limit is not None and (type(limit) is not int or limit < 1):
         raise UserError(f"--evaluation.num_prompts: expected a whole number of at least 1, not {limit!r}")
-    shipped = shipped_folder(checkpoint.model) is not None
-    belongs_to_run = checkpoint.run_config is not None or shipped
-    source = str(checkpoint.run_config or "quickstart")
-    settings = read_recipe(source) if belongs_to_run else {}
+    settings = {} if checkpoint.recipe is None else read_recipe(checkpoint.recipe)
     settings.pop("cluster", None)  # of the run; an evaluation needs another one, or none
     own_limit = settings.get("evaluation", {}).get("max_new_tokens")
     overrides |= {
@@ -184,9 +180,9 @@ def _request(options: _Options) -> Request:
         "evaluation.num_prompts": _MAX_SAMPLES,  # without effect: the request has the limit
         "seed": options.seed,
     }
-    config = make_config(settings, overrides, source if belongs_to_run else "the options")
+    config = make_config(settings, overrides, checkpoint.recipe or "the options")
     own_template = any(name.startswith(("prompt.template", "prompt.domain_templates")) for name in overrides)
-    return Request(config, options.data, belongs_to_run, own_template, limit)
+    return Request(config, options.data, checkpoint.recipe is not None, own_template, limit)
 
 
 def _evaluate(options: _Options, request: Request, echo: Echo, observe: Observe) -> EvaluationResult:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from brorl.config.conversion import Conversion, convert
-from brorl.config.reading import make_config, parse_yaml
+from brorl.config.reading import make_config, nested_settings, parse_yaml
 from brorl.errors import StorageError, UserError
 from brorl.model.name import shipped_folder
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN
@@ -111,17 +111,10 @@ def _converted(conversion: Conversion, name: str, own: Mapping[str, Any]) -> str
 
     from ruamel.yaml import YAML
 
-    nested: dict[str, Any] = {}
-    for key, value in {**conversion.settings, **own}.items():
-        *sections, last = key.split(".")
-        target = nested
-        for section in sections:
-            target = target.setdefault(section, {})
-        target[last] = value
     stream = StringIO()
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
-    yaml.dump(nested, stream)
+    yaml.dump(nested_settings({**conversion.settings, **own}, name), stream)
     lines = [f"# From a config of {conversion.trainer}. Check it: brorl check {name}. Train it: brorl train {name}"]
     lines += [f"# - {remark}" for remark in conversion.remarks]
     if conversion.without_counterpart:

@@ -10,7 +10,7 @@ from brorl.api.runs_folder import refuse_used_folder
 from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.model.name import check_folder
+from brorl.model.name import check_folder, shipped_folder
 from brorl.paths import is_file
 
 ConfigOrPath: TypeAlias = str | Path | Mapping[str, Any] | TrainConfig
@@ -65,6 +65,13 @@ class Checkpoint(NamedTuple):
 
     model: str  # name or folder
     run_config: Path | None
+
+    @property
+    def recipe(self) -> str | None:
+        """The recipe whose prompts belong to the model: the run's, or quickstart for a shipped model; else None."""
+        if self.run_config is not None:
+            return str(self.run_config)
+        return None if shipped_folder(self.model) is None else "quickstart"
 
 
 def resolve_checkpoint(name: str) -> Checkpoint:

@@ -14,7 +14,6 @@ from brorl.api.recipe import Checkpoint, resolve_checkpoint
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.model.name import shipped_folder
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN, CountdownPuzzle
 from brorl.prompts.question import Question
 from brorl.prompts.settings import FileSource
@@ -141,12 +140,10 @@ def sample(
     if wrong := next((name for name in given if not name.startswith(SETTINGS)), None):
         raise UserError(f"{wrong} is not a setting of a sampled tree; those are: {', '.join(SETTINGS)}")
     found = resolve_checkpoint(str(checkpoint))
-    has_data = found.run_config is not None or shipped_folder(found.model) is not None
-    source = str(found.run_config or "quickstart") if has_data else "the options"
-    settings = read_recipe(source) if has_data else {}
+    settings = {} if found.recipe is None else read_recipe(found.recipe)
     settings.pop("cluster", None)
-    config = make_config(settings, {**given, "model": found.model}, source)
-    question = _question(config if has_data else None, prompt, reference, domain)
+    config = make_config(settings, {**given, "model": found.model}, found.recipe or "the options")
+    question = _question(None if found.recipe is None else config, prompt, reference, domain)
     models = [*([] if against is None else [(_against(against, found, config))]), (Path(checkpoint).name, found.model)]
     return _sampled(config, question, models, rollouts, lines, seed)
 

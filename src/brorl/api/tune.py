@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter
@@ -17,12 +16,13 @@ from rich.console import Console
 
 import brorl
 from brorl.api.arm_runs import ArmRun, Slot, finish_runs, progress_of
-from brorl.api.compare import FinishedComparison, finished_comparison, machine_of, run_comparison, slots_for
+from brorl.api.compare import FinishedComparison, finished_comparison, machine_of, model_of, run_comparison, slots_for
 from brorl.api.comparison_plan import ComparisonPlan
 from brorl.api.comparison_view import ComparisonView
 from brorl.api.recipe import ConfigOrPath, resolve_checkpoint, resolve_config
+from brorl.api.tune_plan import TUNE_FILE, TunePlan
 from brorl.assemble.candidates import OWN, Aim, candidates
-from brorl.assemble.comparison import ArmPlan, check_arms, reject_owned, run_config
+from brorl.assemble.comparison import ArmPlan, check_arms, reject_owned
 from brorl.comparison.race import RUNGS, Course, Standing, race_cost, room_after, standings
 from brorl.config.reading import builtin_recipes, dump_yaml, flat_settings, make_config
 from brorl.config.settings import TrainConfig
@@ -30,7 +30,7 @@ from brorl.console.screen import Screen
 from brorl.cost import Budget, amount
 from brorl.errors import UserError
 from brorl.evaluation.pass_at_k import Estimate
-from brorl.format import counted, duration, exact, interval, signed
+from brorl.format import counted, duration, interval, signed
 from brorl.runs import RUNS
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result, Table
@@ -38,8 +38,6 @@ from brorl.table import Result, Table
 if TYPE_CHECKING:
     from brorl.comparison.arms import RunScores
 
-TUNE_FILE = "tune.json"
-_TUNING_SEED = 1000  # of the race; the final has the seeds from 0
 _MOST, _FEWEST = 9, 4  # candidates, the user's own recipe among them
 _STEPS_TO_A_RUNG = 25  # of the user's recipe, at least, in the first part of the race
 _USED = 0.75  # of the time goes to training; the rest to evaluations and to starting
@@ -48,34 +46,13 @@ _FEWEST_PROMPTS = 16  # held out, for the race and for the final each
 _K = 16  # of the aim pass@k
 
 
-@dataclass(frozen=True)
-class TuneSpec:
-    """What is trained; `tune.json` holds it, so that a stopped command continues."""
-
-    aim: Aim
-    k: int  # of the pass@k that the aim means
-    seconds: float  # of the whole command
-    run_seconds: float  # of each run
-    seeds: int  # of the final
-    model: str
-    machine: str
-    start: Mapping[int, Estimate]  # held-out pass@k of the start
-    tuning_prompts: tuple[int, int]  # evaluation.skip_prompts and num_prompts of the race
-    arms: tuple[ArmPlan, ...]  # the user's own first
-
-    def points(self, fraction: float) -> Budget:
-        """Return the budget of a run up to a rung, with the evaluations at half of it and at it."""
-        limit = self.run_seconds * fraction
-        return Budget("seconds", limit, (limit / 2, limit))
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class TuningResult(Result):
     """The answer of a race, and of the final against the user's recipe."""
 
     path: Path  # the folder
     answer: str  # one sentence
-    spec: TuneSpec | None  # what was trained; None if there was nothing to find
+    plan: TunePlan | None  # what was trained; None if there was nothing to find
     race: tuple[tuple[Standing, ...], ...]  # the arms at each rung
     final: FinishedComparison | None  # the winner against the user's recipe; None if the recipe won the race
     recipe: Path | None  # the recipe to train; None if the user's own is the best
@@ -88,8 +65,8 @@ class TuningResult(Result):
 
     def parts(self) -> Iterator[Any]:
         """Yield the race, the final, the files, and the answer."""
-        if self.spec is not None:
-            yield from (race_table(self.spec, self.race), "")
+        if self.plan is not None:
+            yield from (race_table(self.plan, self.race), "")
         if self.page is not None:
             yield f"tables and figures: open {self.page} in a browser"
         if self.train_command:
@@ -104,9 +81,9 @@ def tune(
     start: ConfigOrPath | None = None,
     *,
     recipe: ConfigOrPath | None = None,
-    aim: Aim = "pass@1",
-    budget: str | float = "30m",
-    seeds: int = 5,
+    aim: Aim | None = None,
+    budget: str | float | None = None,
+    seeds: int | None = None,
     jobs: int | None = None,
     output_dir: str | Path | None = None,
     progress: bool = True,
@@ -122,9 +99,10 @@ def tune(
         start: A recipe (name or YAML file), or the model to start from: a model, a run (its last checkpoint), or a
             checkpoint in one; or the folder of an unfinished `tune` (default: quickstart).
         recipe: The recipe, if `start` is a model (default: the run's, or quickstart).
-        aim: What is to end highest: `pass@1`, `pass@k` (pass@16), or `coverage` (pass@k of the largest k).
-        budget: Time for everything: seconds, or a number with s, m or h.
-        seeds: Runs of each of the two arms of the final, >= 2.
+        aim: What is to end highest: `pass@1`, `pass@k` (pass@16), or `coverage` (pass@k of the largest k) (default:
+            pass@1).
+        budget: Time for everything: seconds, or a number with s, m or h (default: 30m).
+        seeds: Runs of each of the two arms of the final, >= 2 (default: 5).
         jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit).
         output_dir: The folder (default: runs/tune-...).
         progress: Whether to print the plan and the runs as they end.
@@ -134,58 +112,82 @@ def tune(
         UserError: If an argument is wrong, the budget is too small, or a run failed.
         KeyboardInterrupt: On Ctrl-C or SIGTERM, once every run has saved its state.
     """
-    if aim not in get_args(Aim):
-        raise UserError(f"--aim must be one of {', '.join(get_args(Aim))}, got {aim}")
-    if seeds < 2:
-        raise UserError(f"--seeds: at least 2 are needed, got {seeds}")
-    folder, is_new = _folder(start, output_dir)
+    folder = _folder(start, output_dir)
     console = Console(highlight=False, quiet=not progress)
-    if is_new:
+    given = {"recipe": recipe, "aim": aim, "budget": budget, "seeds": seeds, **overrides}
+    if (folder / TUNE_FILE).is_file():
+        if changed := next((name for name, value in given.items() if value is not None), None):
+            raise UserError(f"{folder} is a tuning already, and --{changed} would change it; only --jobs may")
+        plan = TunePlan.read(folder)
+    else:
+        asked = _Question(aim or "pass@1", _seconds("30m" if budget is None else budget), 5 if seeds is None else seeds)
         config = _config(start, recipe, flat_settings(overrides))
         try:
-            spec = _begin(config, folder, aim, _seconds(budget), seeds, jobs, progress)
+            begun = _begin(config, folder, asked, jobs, progress)
         except BaseException:
             with suppress(OSError):  # it has files
                 folder.rmdir()
             raise
-        if not isinstance(spec, TuneSpec):
-            console.print(f"\n{spec.answer}", soft_wrap=True, markup=False)
-            return spec
-    else:
-        spec = _read(folder)
-    slots = slots_for(jobs, _final_plan(spec, spec.arms[0]))
-    if (machine := machine_of(slots, _final_plan(spec, spec.arms[0]))) != spec.machine:
-        raise UserError(
-            f"{folder} was started on {spec.machine}, and this is {machine}; use the same --jobs and machine"
-        )
-    _announce(spec, folder, len(slots), console)
-    race = _race(spec, folder, slots, console)
-    winner = race[-1][0].arm
-    final = None
-    if winner != OWN:
-        chosen = next(arm for arm in spec.arms if arm.name == winner)
-        console.print(
-            f"final: {winner} ({chosen.title}) against {OWN}, {counted(spec.seeds, 'seed')} each, other prompts"
-        )
-        plan = _final_plan(spec, chosen)
-        view = ComparisonView(console, plan.runs_in(folder / "final"))
-        run_comparison(folder / "final", plan, slots, spec.machine, view, _again(folder))
-        final = finished_comparison(folder / "final")
-    result = _conclude(spec, folder, race, final)
+        if isinstance(begun, TuningResult):
+            console.print(f"\n{begun.answer}", soft_wrap=True, markup=False)
+            return begun
+        plan = begun
+    result = _train(plan, folder, jobs, console)
     console.print(result, soft_wrap=True)
     return result
 
 
-def _folder(start: ConfigOrPath | None, output_dir: str | Path | None) -> tuple[Path, bool]:
-    """Return the folder, and whether it is new."""
+@dataclass(frozen=True)
+class _Question:
+    """What is asked, checked."""
+
+    aim: Aim
+    seconds: float
+    seeds: int
+
+    def __post_init__(self) -> None:
+        if self.aim not in get_args(Aim):
+            raise UserError(f"--aim must be one of {', '.join(get_args(Aim))}, got {self.aim}")
+        if self.seeds < 2:
+            raise UserError(f"--seeds: at least 2 are needed, got {self.seeds}")
+
+
+def _train(plan: TunePlan, folder: Path, jobs: int | None, console: Console) -> TuningResult:
+    """Train the race and the final, as far as they are not trained, and conclude. The folder is locked meanwhile."""
+    from brorl.runs.run_directory import RunDirectory
+
+    shape = plan.final(plan.own)
+    slots = slots_for(jobs, shape)
+    if (machine := machine_of(slots, shape)) != plan.machine:
+        raise UserError(
+            f"{folder} was started on {plan.machine}, and this is {machine}; use the same --jobs and machine"
+        )
+    with RunDirectory(folder).locked():
+        _announce(plan, folder, len(slots), console)
+        race = _race(plan, folder, slots, console)
+        winner, final = plan.arm(race[-1][0].arm), None
+        if winner is not plan.own:
+            console.print(
+                f"final: {winner.name} ({winner.title}) against {OWN}, {counted(plan.seeds, 'seed')} each, on other "
+                "prompts"
+            )
+            compared = plan.final(winner)
+            view = ComparisonView(console, compared.runs_in(folder / "final"))
+            run_comparison(folder / "final", compared, slots, plan.machine, view, _again(folder))
+            final = finished_comparison(folder / "final")
+        return _conclude(plan, folder, race, final)
+
+
+def _folder(start: ConfigOrPath | None, output_dir: str | Path | None) -> Path:
+    """Return the folder: that of an unfinished tuning, or a new one."""
     if isinstance(start, str | Path) and (Path(start) / TUNE_FILE).is_file():
-        return Path(start), False
+        return Path(start)
     folder = RUNS / f"tune-{datetime.now():%Y%m%d-%H%M%S}" if output_dir is None else Path(output_dir).expanduser()
     if (folder / TUNE_FILE).is_file():
         raise UserError(f"{folder} holds a tuning already; continue it with: {_again(folder)}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--output-dir {folder} exists and is not empty; choose another folder")
-    return folder, True
+    return folder
 
 
 def _again(folder: Path) -> str:
@@ -211,50 +213,47 @@ def _config(start: ConfigOrPath | None, recipe: ConfigOrPath | None, given: Mapp
         return resolve_config("quickstart" if start is None and recipe is None else start or recipe or "", given)
     if "model" in given:
         raise UserError(f"{start} and --model both name a model; give one of them")
-    checkpoint = resolve_checkpoint(str(start))
-    model = str(Path(checkpoint.model).resolve()) if Path(checkpoint.model).is_dir() else checkpoint.model
-    return resolve_config(recipe or checkpoint.run_config or "quickstart", {**given, "model": model})
+    source = recipe or resolve_checkpoint(str(start)).run_config or "quickstart"
+    return resolve_config(source, {**given, "model": model_of(str(start))})
 
 
 def _begin(
-    config: TrainConfig, folder: Path, aim: Aim, seconds: float, seeds: int, jobs: int | None, progress: bool
-) -> TuneSpec | TuningResult:
+    config: TrainConfig, folder: Path, asked: _Question, jobs: int | None, progress: bool
+) -> TunePlan | TuningResult:
     """Take the pilot, choose the candidates, and write `tune.json`; or say that there is nothing to find."""
     config, tuning = _with_tuning_prompts(config)
     started = perf_counter()
     start, prompts, step_seconds = _pilot(config, tuning, folder, progress)
     largest = max(start)
-    k = {"pass@1": 1, "coverage": largest}.get(aim) or max((k for k in start if k <= _K), default=1)
-    gap = start[largest].value - start[1].value
-    if max(start[largest].high - start[1].value, gap) < _HEADROOM:
+    k = {"pass@1": 1, "coverage": largest}.get(asked.aim) or max((k for k in start if k <= _K), default=1)
+    if start[largest].high - start[1].value < _HEADROOM:
         answer = (
             f"There is hardly anything to find: held-out pass@{largest} is {interval(start[largest])} and pass@1 "
             f"{interval(start[1])}, so more rollouts have no successes to learn from; choose harder prompts, or a "
             "model that solves more of them now and then."
         )
         return TuningResult(folder, answer, None, (), None, None, None)
-    slots = len(slots_for(jobs, ComparisonPlan((ArmPlan(OWN, config),), "seconds", seconds, (seconds,), 1)))
-    left = (seconds - (perf_counter() - started)) * _USED * slots
+    seconds, seeds = asked.seconds, asked.seeds
+    shape = ComparisonPlan((ArmPlan(OWN, config),), "seconds", seconds, (seconds,), seeds)
+    slots = slots_for(jobs, shape)
+    left = (seconds - (perf_counter() - started)) * _USED * len(slots)
     number = _MOST
     while number > _FEWEST and _run_seconds(left, number, seeds) * RUNGS[0] < _STEPS_TO_A_RUNG * step_seconds:
         number -= 1
     run_seconds = _run_seconds(left, number, seeds)
     if run_seconds * RUNGS[0] < _STEPS_TO_A_RUNG * step_seconds:
-        needed = _STEPS_TO_A_RUNG * step_seconds / RUNGS[0] * (race_cost(number) + 2 * seeds) / (_USED * slots)
+        needed = _STEPS_TO_A_RUNG * step_seconds / RUNGS[0] * (race_cost(number) + 2 * seeds) / (_USED * len(slots))
         raise UserError(
             f"--budget {duration(seconds)} is too short: a step of the recipe takes {step_seconds:.2g} s, and each run "
             f"of the race needs {_STEPS_TO_A_RUNG} steps before it is judged; give at least "
             f"{duration(1.2 * needed + perf_counter() - started)}, more --jobs, or a recipe with shorter steps"
         )
-    arms = tuple(candidates(config, prompts, aim, number))
-    plan = ComparisonPlan(arms, "seconds", run_seconds, (run_seconds,), seeds)
-    check_arms(arms, "seconds", run_seconds, seeds, slots)
-    machine = machine_of(slots_for(jobs, plan), plan)
-    spec = TuneSpec(aim, k, seconds, float(f"{run_seconds:.4g}"), seeds, config.model, machine, start, tuning, arms)
-    with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / TUNE_FILE, json.dumps(_as_json(spec), indent=2).encode())
-    return spec
+    arms = tuple(candidates(config, prompts, asked.aim, number))
+    check_arms(arms, "seconds", run_seconds, seeds, len(slots))
+    machine = machine_of(slots, shape)
+    plan = TunePlan(asked.aim, k, seconds, float(f"{run_seconds:.4g}"), seeds, machine, start, tuning, arms)
+    plan.write(folder)
+    return plan
 
 
 def _run_seconds(left: float, num_arms: int, seeds: int) -> float:
@@ -318,32 +317,27 @@ def _pilot(
     return start, fitting, rows.rows[rows.recipe].seconds["total"]
 
 
-def _final_plan(spec: TuneSpec, winner: ArmPlan) -> ComparisonPlan:
-    points = tuple(spec.run_seconds * fraction for fraction in (*(rung / 2 for rung in RUNGS), 1.0))
-    return ComparisonPlan((spec.arms[0], winner), "seconds", spec.run_seconds, points, spec.seeds)
-
-
-def _announce(spec: TuneSpec, folder: Path, num_slots: int, console: Console) -> None:
+def _announce(plan: TunePlan, folder: Path, num_slots: int, console: Console) -> None:
     """Print what will be trained and how long that takes."""
-    race, final = spec.run_seconds * race_cost(len(spec.arms)), spec.run_seconds * 2 * spec.seeds
+    race, final = plan.run_seconds * race_cost(len(plan.arms)), plan.run_seconds * 2 * plan.seeds
     lines = [
-        f"aim: pass@{spec.k} after {amount(spec.run_seconds, 'seconds')} of training; {spec.machine}; folder {folder}",
-        f"race: {len(spec.arms)} arms, at most {duration(race / num_slots)}; final: 2 arms with {spec.seeds} seeds, "
+        f"aim: pass@{plan.k} after {amount(plan.run_seconds, 'seconds')} of training; {plan.machine}; folder {folder}",
+        f"race: {len(plan.arms)} arms, at most {duration(race / num_slots)}; final: 2 arms with {plan.seeds} seeds, "
         f"{duration(final / num_slots)}; evaluations and startup take extra time",
-        *(f"{arm.name}: {arm.title}" for arm in spec.arms),
+        *(f"{arm.name}: {arm.title}" for arm in plan.arms),
     ]
     for line in lines:
         console.print(line, soft_wrap=True, markup=False)
 
 
-def _race(spec: TuneSpec, folder: Path, slots: Sequence[Slot], console: Console) -> tuple[tuple[Standing, ...], ...]:
+def _race(plan: TunePlan, folder: Path, slots: Sequence[Slot], console: Console) -> tuple[tuple[Standing, ...], ...]:
     """Train the arms from rung to rung, and return their standings; finished parts are not repeated."""
-    arms, rungs = list(spec.arms), []
+    arms, rungs = list(plan.arms), []
     for rung, fraction in enumerate(RUNGS):
-        runs = [_race_run(spec, folder, arm, fraction) for arm in arms]
+        runs = [plan.race_run(folder, arm, fraction) for arm in arms]
         waiting = [run for run in runs if not progress_of(run).ended]
         if waiting:
-            console.print(f"race, up to {amount(spec.run_seconds * fraction, 'seconds')}: {len(arms)} arms")
+            console.print(f"race, up to {amount(plan.run_seconds * fraction, 'seconds')}: {len(arms)} arms")
             view = ComparisonView(console, runs)
             try:
                 finish_runs(waiting, slots, view)
@@ -352,38 +346,21 @@ def _race(spec: TuneSpec, folder: Path, slots: Sequence[Slot], console: Console)
                 raise KeyboardInterrupt("stopped") from None
             finally:
                 view.close()
-        found = standings([_course(spec, run) for run in runs], fraction, room_after(rung, len(spec.arms)), OWN)
+        found = standings([_course(plan, run) for run in runs], fraction, room_after(rung, len(plan.arms)), OWN)
         rungs.append(found)
         going = {standing.arm for standing in found if standing.dropped is None}
         arms = [arm for arm in arms if arm.name in going]
     return tuple(rungs)
 
 
-def _race_run(spec: TuneSpec, folder: Path, arm: ArmPlan, fraction: float) -> ArmRun:
-    """Return a run of the race up to a rung, with its recipe written."""
-    directory = folder / "race" / arm.name.replace(" ", "_")
-    points = tuple(point for rung in RUNGS for point in spec.points(rung).eval_points)
-    budget = Budget("seconds", spec.run_seconds, tuple(sorted({*points})))
-    config = run_config(arm, _TUNING_SEED, directory, budget)
-    skip, num = spec.tuning_prompts
-    pause = None if fraction == 1 else spec.run_seconds * fraction
-    changed = {"evaluation.skip_prompts": skip, "evaluation.num_prompts": num, "budget.pause_at": pause}
-    recipe = directory.with_suffix(".yaml")
-    with storage_errors(folder):
-        recipe.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(recipe, dump_yaml(make_config(config.model_dump(mode="json"), changed, arm.name)).encode())
-    resume = f"--budget.pause_at={'null' if pause is None else exact(pause)}"
-    return ArmRun(arm.name, _TUNING_SEED, recipe, directory, spec.points(fraction), (resume,))
-
-
-def _course(spec: TuneSpec, run: ArmRun) -> Course:
+def _course(plan: TunePlan, run: ArmRun) -> Course:
     from brorl.comparison.arms import Measure, score_at
     from brorl.comparison.reading import read_run_scores
 
     scores = read_run_scores(run.directory, run.seed, run.budget)
     if scores is None:
         raise UserError(f"the run {run.directory} has no evaluation at its rung; rerun the command")
-    measure, n = Measure(spec.k), max(spec.start)
+    measure, n = Measure(plan.k), plan.own.config.evaluation.num_samples
 
     def at(spent: float) -> Any:
         return measure.of(score_at(_until(scores, run.budget), "seconds", spent).num_correct_P, n)[None]
@@ -398,19 +375,19 @@ def _until(scores: RunScores, budget: Budget) -> RunScores:
 
 
 def _conclude(
-    spec: TuneSpec, folder: Path, race: tuple[tuple[Standing, ...], ...], final: FinishedComparison | None
+    plan: TunePlan, folder: Path, race: tuple[tuple[Standing, ...], ...], final: FinishedComparison | None
 ) -> TuningResult:
     """Write the answer, and the recipe if it is another than the user's."""
-    time, k = duration(spec.seconds), spec.k
+    time, k = duration(plan.seconds), plan.k
     if final is None or final.results.pair is None:
         answer = (
-            f"Keep your recipe: of {counted(len(spec.arms) - 1, 'candidate')} none was ahead of it in pass@{k} after "
-            f"{amount(spec.run_seconds, 'seconds')} of training."
+            f"Keep your recipe: of {counted(len(plan.arms) - 1, 'candidate')} none was ahead of it in pass@{k} after "
+            f"{amount(plan.run_seconds, 'seconds')} of training."
         )
-        return TuningResult(folder, answer, spec, race, None, None, None)
+        return TuningResult(folder, answer, plan, race, None, None, None)
     chosen = final.arms[1]
-    arm = next(arm for arm in spec.arms if arm.name == chosen.name)
-    others = [other for other in dict.fromkeys((1, max(spec.start))) if other != k]
+    arm = plan.arm(chosen.name)
+    others = [other for other in dict.fromkeys((1, max(plan.start))) if other != k]
     differences = final.results.pair.differences
     measured = f"{signed(differences[k].difference)} in pass@{k}" + "".join(
         f", {signed(differences[other].difference)} in pass@{other}" for other in others
@@ -418,13 +395,13 @@ def _conclude(
     recipe = None
     if differences[k].conclusion == "B leads":
         recipe = folder / "recipe.yaml"
-        settings = {"seed": 0, "budget.unit": "seconds", "budget.limit": spec.run_seconds, "steps": None}
+        settings = {"seed": 0, "budget.unit": "seconds", "budget.limit": plan.run_seconds, "steps": None}
         with storage_errors(folder):
             replace_file(recipe, dump_yaml(make_config(arm.config.model_dump(mode="json"), settings, "")).encode())
         answer = (
-            f"In {time}: {arm.title} ends higher than your recipe ({spec.arms[0].title}) after "
-            f"{amount(spec.run_seconds, 'seconds')} of training each: {measured}, on fresh prompts, "
-            f"{counted(spec.seeds, 'seed')} each."
+            f"In {time}: {arm.title} ends higher than your recipe ({plan.arms[0].title}) after "
+            f"{amount(plan.run_seconds, 'seconds')} of training each: {measured}, on fresh prompts, "
+            f"{counted(plan.seeds, 'seed')} each."
         )
     else:
         answer = (
@@ -432,46 +409,20 @@ def _conclude(
             f"in pass@{k}: {measured}."
         )
     page = next(file for file in final.files if file.suffix == ".html")
-    return TuningResult(folder, answer, spec, race, final, recipe, page)
+    return TuningResult(folder, answer, plan, race, final, recipe, page)
 
 
-def race_table(spec: TuneSpec, race: Sequence[Sequence[Standing]]) -> Table:
+def race_table(plan: TunePlan, race: Sequence[Sequence[Standing]]) -> Table:
     """Return the arms with their scores at each rung and why they did not go on."""
     by_arm = [{standing.arm: standing for standing in rung} for rung in race]
     rows = []
     for arm in sorted(
-        spec.arms, key=lambda arm: [-rung[arm.name].score if arm.name in rung else 1 for rung in by_arm][::-1]
+        plan.arms, key=lambda arm: [-rung[arm.name].score if arm.name in rung else 1 for rung in by_arm][::-1]
     ):
         scores = [f"{rung[arm.name].score:.3f}" if arm.name in rung else "" for rung in by_arm]
         reason = next((rung[arm.name].dropped for rung in by_arm if arm.name in rung and rung[arm.name].dropped), "")
         rows.append((arm.name, arm.title, *scores, reason or ""))
-    columns = ("arm", "settings", *(amount(spec.run_seconds * fraction, "seconds") for fraction in RUNGS), "dropped")
+    columns = ("arm", "settings", *(amount(plan.run_seconds * fraction, "seconds") for fraction in RUNGS), "dropped")
     return Table(
-        f"The race: held-out pass@{spec.k} on the tuning prompts", columns, tuple(rows), words=frozenset({0, 1, 5})
+        f"The race: held-out pass@{plan.k} on the tuning prompts", columns, tuple(rows), words=frozenset({0, 1, 5})
     )
-
-
-def _as_json(spec: TuneSpec) -> dict[str, Any]:
-    plain = {name: value for name, value in vars(spec).items() if name not in ("start", "arms")}
-    return plain | {
-        "brorl": brorl.__version__,
-        "start": {str(k): asdict(estimate) for k, estimate in spec.start.items()},
-        "arms": [
-            {"name": arm.name, "title": arm.title, "settings": arm.config.model_dump(mode="json")} for arm in spec.arms
-        ],
-    }
-
-
-def _read(folder: Path) -> TuneSpec:
-    file = folder / TUNE_FILE
-    try:
-        spec = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is damaged ({error}); start a new tuning in another folder") from error
-    del spec["brorl"]
-    start = {int(k): Estimate(**estimate) for k, estimate in spec.pop("start").items()}
-    arms = tuple(
-        ArmPlan(arm["name"], make_config(arm["settings"], {}, str(file)), title=arm["title"])
-        for arm in spec.pop("arms")
-    )
-    return TuneSpec(**spec | {"start": start, "arms": arms, "tuning_prompts": tuple(spec["tuning_prompts"])})

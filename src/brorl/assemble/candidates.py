@@ -6,7 +6,7 @@ learning rate, and a rate that falls over the budget. The study (docs/explanatio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from brorl.assemble.comparison import ArmPlan
@@ -61,6 +61,3 @@ def _title(config: TrainConfig) -> str:
     schedule = "" if optimizer.schedule == "constant" else f", {optimizer.schedule}"
     size = "adaptive" if config.adaptive.enabled else f"N = {config.rollouts_per_prompt}"
     return f"{size} x {config.prompts_per_step}, {objective}{falls}, rate {plain(optimizer.learning_rate)}{schedule}"
-
-
-__all__: Sequence[str] = ("OWN", "ROLLOUTS", "Aim", "candidates")

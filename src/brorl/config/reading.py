@@ -121,7 +121,7 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
     if replacing.get("phases"):
         given = {name: value for name, value in given.items() if not name.startswith("advantage.")}
     try:
-        return TrainConfig.model_validate(_nested({**given, **replacing}, source))
+        return TrainConfig.model_validate(nested_settings({**given, **replacing}, source))
     except ValidationError as error:
         problems = error.errors()  # a mistyped key explains the missing value of the setting that was meant
         first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
@@ -138,7 +138,7 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, An
     return flat
 
 
-def _nested(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
+def nested_settings(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Nest settings that are keyed by dotted name; whole numbers such as 1e3 become integers."""
     nested: dict[str, Any] = {}
     for name, value in settings.items():
