@@ -14,7 +14,7 @@ from brorl.api.tune import TuningResult
 from brorl.assemble.candidates import OWN, candidates
 from brorl.comparison import report as comparison_report
 from brorl.comparison.race import RUNGS
-from brorl.config.reading import make_config, read_recipe
+from brorl.config.reading import make_config, parse_yaml, read_recipe
 from brorl.errors import UserError
 from brorl.evaluation.pass_at_k import Estimate
 from run_support import SMALL, command, refused
@@ -55,7 +55,7 @@ def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
     monkeypatch.setattr(comparison_report, "draw_comparison", lambda _, path: path.touch())
     options = dict(option.removeprefix("--").split("=") for option in TINY if "{" not in option)
     settings = {
-        **{name: json.loads(value) for name, value in options.items()}, "engine.clock": "cpu",
+        **{name: parse_yaml(value, name) for name, value in options.items()}, "engine.clock": "cpu",
         "evaluation.num_prompts": 16, "evaluation.num_samples": 8, "prompts_per_step": 2,
         "optimizer.learning_rate": 3e-5,
         "data.sources": [{"task": "countdown", "num_numbers": 3, "max_number": 7}],
