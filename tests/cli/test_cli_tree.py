@@ -43,7 +43,7 @@ def test_the_tree_of_a_prompt_is_drawn_with_its_verdicts(tmp_path: Path) -> None
 def test_a_run_is_drawn_beside_its_start(short_run: Path) -> None:
     drawn = brorl.sample(short_run, PUZZLE, rollouts=32, against="start")
     alone = brorl.sample("quickstart", PUZZLE, rollouts=32, **{"sampling.max_new_tokens": 16})
-    assert drawn.names == ("start", short_run.name)
+    assert drawn.names == ("before", "after")
     assert drawn.trees[0] == alone.tree
     assert drawn.trees[1] != drawn.trees[0]
     assert drawn.outline.count_K == [32, 32]

@@ -144,7 +144,11 @@ def sample(
     settings.pop("cluster", None)
     config = make_config(settings, {**given, "model": found.model}, found.recipe or "the options")
     question = _question(None if found.recipe is None else config, prompt, reference, domain)
-    models = [*([] if against is None else [(_against(against, found, config))]), (Path(checkpoint).name, found.model)]
+    models = [(Path(checkpoint).name, found.model)]
+    if against is not None and str(against) == "start":
+        models = [("before", _start_of(found)), ("after", found.model)]
+    elif against is not None:
+        models.insert(0, (Path(against).name, resolve_checkpoint(str(against)).model))
     return _sampled(config, question, models, rollouts, lines, seed)
 
 
@@ -166,14 +170,11 @@ def tree_command(checkpoint: str, prompt: str, *, output: str | None = None, **o
     return sampled
 
 
-def _against(name: str | Path, asked: Checkpoint, config: TrainConfig) -> tuple[str, str]:
-    """Return the name and the model to compare with."""
-    if str(name) != "start":
-        return Path(name).name, resolve_checkpoint(str(name)).model
-    if asked.run_config is None:
+def _start_of(checkpoint: Checkpoint) -> str:
+    """Return the model that the run of a checkpoint started from."""
+    if checkpoint.run_config is None:
         raise UserError("--against start: only a run has a start; name the other model")
-    start = read_recipe(str(asked.run_config)).get("model", config.model)
-    return "start", str(start)
+    return make_config(read_recipe(str(checkpoint.run_config)), {}, str(checkpoint.run_config)).model
 
 
 def _question(config: TrainConfig | None, text: str, reference: str | None, domain: str | None) -> Question:

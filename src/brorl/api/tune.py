@@ -340,7 +340,7 @@ def _race(plan: TunePlan, folder: Path, slots: Sequence[Slot], console: Console)
             console.print(f"race, up to {amount(plan.run_seconds * fraction, 'seconds')}: {len(arms)} arms")
             view = ComparisonView(console, runs)
             try:
-                finish_runs(waiting, slots, view)
+                finish_runs(waiting, slots, view, matched=False)  # a step more or less decides no race
             except KeyboardInterrupt:
                 view.stopped(_again(folder), runs)
                 raise KeyboardInterrupt("stopped") from None
