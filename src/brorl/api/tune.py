@@ -169,7 +169,9 @@ def _train(plan: TunePlan, folder: Path, jobs: int | None, console: Console) -> 
         if winner is not plan.own:
             console.print(
                 f"final: {winner.name} ({winner.title}) against {OWN}, {counted(plan.seeds, 'seed')} each, on other "
-                "prompts"
+                "prompts",
+                soft_wrap=True,
+                markup=False,
             )
             compared = plan.final(winner)
             view = ComparisonView(console, compared.runs_in(folder / "final"))
