@@ -157,6 +157,22 @@ def test_settings_that_do_not_fit_a_cluster(settings: dict[str, Any], part: str)
         make_config({}, {"cluster.nodes": 1, **settings}, "test")
 
 
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"dtype": "float64"}, "no float64; set dtype: float32"),
+        ({"engine.kind": "vllm"}, "set engine.kind: native"),
+        ({"cluster.nodes": 2}, "set cluster.nodes: 0"),
+        ({"engine.clock": "cpu", "engine.threads": 1}, "set engine.threads: 1 and device: cpu"),
+        ({"engine.dtype": "bfloat16", "importance.correction": "truncate"}, "or dtype: float32 and device: cpu"),
+    ],
+)
+def test_settings_that_do_not_fit_an_apple_gpu(settings: dict[str, Any], part: str) -> None:
+    assert make_config({}, {"device": "mps"}, "test").device == "mps"
+    with pytest.raises(UserError, match=part):
+        make_config({}, {"device": "mps", **settings}, "test")
+
+
 def test_settings_that_may_change_on_resume() -> None:
     first = {"data.sources": {"path": "a.jsonl"}, "budget.limit": 5}
     before = json.loads(json.dumps(fixed_settings(make_config({}, first, "test"))))

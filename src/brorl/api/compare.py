@@ -266,10 +266,12 @@ def slots_for(jobs: int | None, plan: ComparisonPlan) -> list[Slot]:
         return cpu_slots(1, 0) if choose_device(device).type == "cpu" else [Slot()]
     if choose_device(device).type == "cpu":
         return cpu_slots(jobs, max(arm.config.engine.threads for arm in plan.arms))
-    if ":" not in device:
+    if device != "mps" and ":" not in device:
         return gpu_slots(jobs)
     if jobs not in (None, 1):
-        raise UserError(f"--jobs {jobs}: device = {device} is one GPU, and runs cannot share one; set device: cuda")
+        raise UserError(
+            f"--jobs {jobs}: device = {device} is one GPU, and runs cannot share one; set device: cuda for several"
+        )
     return [Slot()]
 
 

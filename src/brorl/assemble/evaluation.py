@@ -39,6 +39,7 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.evaluate import EvaluatedModel
 from brorl.evaluation.responses import PromptBatch, split_into_batches
+from brorl.model.device import in_float64
 from brorl.model.forward import choose_forward
 from brorl.model.load import check_vocabulary, choose_device, load_tokenizer
 from brorl.model.memory_plan import (
@@ -183,7 +184,7 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
     digest = blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
         flat = tensor.detach().reshape(-1)
-        values = flat[:: max(1, flat.numel() // _VALUES_OF_A_TENSOR)].double().cpu().numpy()
+        values = in_float64(flat[:: max(1, flat.numel() // _VALUES_OF_A_TENSOR)]).cpu().numpy()
         digest.update(f"{name} {tuple(tensor.shape)}".encode() + values.astype("<f8").tobytes())
     return digest.hexdigest()
 

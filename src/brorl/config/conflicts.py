@@ -89,6 +89,8 @@ def _of_engine(config: TrainConfig) -> Iterator[str]:
         yield "engine.clock = cpu counts the time of one process, and a cluster has several; set engine.clock: wall"
     if engine.dtype == "bfloat16":
         yield from _of_sampling_dtype(config)
+    if config.device == "mps":
+        yield from _of_apple_gpu(config)
     if engine.kind != "vllm":
         return
     if config.dtype == "float64":
@@ -108,10 +110,19 @@ def _of_engine(config: TrainConfig) -> Iterator[str]:
         )
 
 
+def _of_apple_gpu(config: TrainConfig) -> Iterator[str]:
+    if config.dtype == "float64":
+        yield "dtype = float64, and an Apple GPU has no float64; set dtype: float32, or device: cpu"
+    if config.engine.kind == "vllm":
+        yield "engine.kind = vllm does not sample on an Apple GPU; set engine.kind: native"
+    if config.cluster.enabled:
+        yield f"device = mps is one GPU, and cluster.nodes = {config.cluster.nodes} needs several; set cluster.nodes: 0"
+
+
 def _of_sampling_dtype(config: TrainConfig) -> Iterator[str]:
     if config.engine.kind == "vllm":
         yield "engine.dtype = bfloat16 is for engine.kind = native; vllm has the numbers of dtype; remove engine.dtype"
-    if config.dtype != "float32" or config.device.startswith("cuda"):
+    if config.dtype != "float32" or config.device not in ("auto", "cpu"):
         yield (
             f"engine.dtype = bfloat16 samples for a float32 model on a CPU, and dtype = {config.dtype} with device = "
             f"{config.device}; set engine.dtype: auto, or dtype: float32 and device: cpu"

@@ -62,7 +62,11 @@ class TrainConfig(Section):
     report: bool = Field(True, description="write report.html, with charts and rollouts, at the end of the run")
     seed: int = Field(0, ge=0, lt=2**63, description="random seed")
     output_dir: str | None = Field(None, description="run directory, new or empty; null creates one under runs/")
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$",
+        description="auto (cuda or else cpu), cpu, cuda, cuda:N, or mps",
+    )
     dtype: Literal["float32", "bfloat16", "float64"] = Field(
         "float32", description="dtype of the computation; with bfloat16 the trained weights stay float32"
     )

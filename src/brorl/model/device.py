@@ -18,9 +18,18 @@ from torch import Tensor
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array as a tensor of a device; on the CPU it shares the array's memory."""
+    """Return an array as a tensor of a device; on the CPU it shares the array's memory.
+
+    An Apple GPU gets float32 instead of float64, which it does not have.
+    """
     tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    match device.type:
+        case "cuda":
+            return tensor.pin_memory().to(device, non_blocking=True)
+        case "mps" if tensor.dtype == torch.float64:
+            return tensor.float().to(device)
+        case _:
+            return tensor.to(device)
 
 
 def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -29,6 +38,11 @@ def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     if dtype is not None and tensor.is_floating_point():
         tensor = tensor.to(dtype)  # one call of `to` with a device and a format casts on the host
     return tensor.cpu().contiguous()
+
+
+def in_float64(tensor: Tensor) -> Tensor:
+    """Return a tensor in float64; on the host if it is on an Apple GPU, which has no float64."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
 _STATUS = Path("/proc/self/status")

@@ -40,7 +40,7 @@ def choose_device(name: str) -> torch.device:
     """Return the device of a config's name.
 
     Raises:
-        UserError: If the name is a CUDA device and there is none.
+        UserError: If there is no such device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -48,6 +48,8 @@ def choose_device(name: str) -> torch.device:
         raise UserError(
             f"device {name} needs CUDA, and torch finds no CUDA device; set device: cpu, or run `brorl doctor`"
         )
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise UserError("device mps needs an Apple GPU, and torch finds none; set device: cpu, or run `brorl doctor`")
     return torch.device(name)
 
 

@@ -48,7 +48,7 @@ class OwnPasses:
 T = TypeVar("T")
 
 MIN_NODES = 16
-_CPU_MESSAGES = ("can't allocate memory", "DefaultCPUAllocator")
+_MESSAGES = ("can't allocate memory", "DefaultCPUAllocator", "MPS backend out of memory")  # not of CUDA
 
 
 class ChunkSize:
@@ -111,6 +111,8 @@ class ChunkSize:
     def _halve(self, reason: str) -> None:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
+        if torch.backends.mps.is_available():
+            torch.mps.empty_cache()
         if self.value <= MIN_NODES:
             raise OutOfMemoryError(too_little_memory(self.value, reason))
         half = max(MIN_NODES, self.value // 2)
@@ -121,7 +123,7 @@ class ChunkSize:
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Return whether torch ran out of memory, on a device or on the CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or any(m in str(error) for m in _CPU_MESSAGES)
+    return isinstance(error, torch.OutOfMemoryError) or any(m in str(error) for m in _MESSAGES)
 
 
 def too_little_memory(nodes: int, reason: str) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 from brorl.algorithms.kl import kl_estimates
 from brorl.algorithms.policy_loss import PolicyLoss, SequenceLoss, cispo_loss, clipped_policy_loss, gspo_loss
 from brorl.algorithms.settings import KLPenalty, PolicyLossSettings
+from brorl.model.device import in_float64
 from brorl.model.logprobs import ChunkLogprobs
 from brorl.training.mini_batch import MiniBatch
 
@@ -36,7 +37,7 @@ class LossSums:
     @classmethod
     def zero(cls, device: torch.device) -> Self:
         """Return sums over no nodes."""
-        return cls.from_vector(torch.zeros(len(fields(cls)), dtype=torch.float64, device=device))
+        return cls.from_vector(in_float64(torch.zeros(len(fields(cls)), device=device)))
 
     @classmethod
     def from_vector(cls, sums_S: Tensor) -> Self:
@@ -113,7 +114,7 @@ def chunk_loss(
         entropy = (batch.sampled_K[index] * chunk.entropy.detach()).sum()
         bonus = (batch.token_weight_K[index] * chunk.entropy).sum() / batch.denominator
         loss = loss - settings.entropy_coefficient * bonus
-    return ChunkLoss(loss, LossSums.from_vector(torch.stack([*sums, old_kl, reference_kl, entropy]).double()))
+    return ChunkLoss(loss, LossSums.from_vector(in_float64(torch.stack([*sums, old_kl, reference_kl, entropy]))))
 
 
 def _policy_loss(chunk: ChunkLogprobs, batch: MiniBatch, settings: PolicyLossSettings) -> PolicyLoss:
@@ -167,5 +168,6 @@ def response_losses(
         )
     ]
     low, high = sum(s.clipped_low for s in losses), sum(s.clipped_high for s in losses)
-    sums = torch.tensor([sum(s.loss for s in losses), low + high, low, high, 0.0, 0.0, 0.0], dtype=torch.float64)
-    return [s.coefficient_M for s in losses], LossSums.from_vector(sums.to(batch.count_K.device))
+    sums = LossSums.zero(batch.count_K.device).vector()
+    sums[:4] = torch.tensor([sum(s.loss for s in losses), low + high, low, high], dtype=torch.float64)
+    return [s.coefficient_M for s in losses], LossSums.from_vector(sums)

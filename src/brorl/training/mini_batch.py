@@ -20,7 +20,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.importance import Mismatch, check_sampler_logprobs, importance_factors, kept_tokens
 from brorl.algorithms.policy_loss import loss_denominator, node_weights, response_weights
 from brorl.algorithms.response_subset import choose_responses
-from brorl.model.device import to_device
+from brorl.model.device import in_float64, to_device
 from brorl.training.learner import FloatArray, LearnerSettings
 from brorl.training.ranks import Ranks
 from brorl.training.reference import ReferencePolicy
@@ -133,7 +133,8 @@ class MiniBatch:
 
     def totals(self) -> Tensor:
         """Return the summed |weight|, `sampled_K` and `count_K`, which the metrics are divided by, shape [3]."""
-        return torch.stack([(self.positive_K - self.negative_K).sum(), self.sampled_K.sum(), self.count_K.sum()])
+        weight = (self.positive_K - self.negative_K).sum()
+        return in_float64(torch.stack([weight, self.sampled_K.sum(), self.count_K.sum()]))
 
 
 def assemble(

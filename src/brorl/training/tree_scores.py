@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from brorl.model.device import in_float64
 from brorl.model.logprobs import prompt_groups
 from brorl.model.passes import ChunkSize, Passes
 from brorl.training.learner import FloatArray, LearnerSettings
@@ -73,7 +74,7 @@ class TreeScores:
                 for start, stop in prompt_groups(trees, nodes):  # prompts take memory too
                     some = trees[start:stop]
                     logprobs = forward.logprobs(self._model, some, next_token=next_token, max_nodes=nodes)
-                    found += [lp.double().cpu().numpy() for lp in logprobs]
+                    found += [in_float64(lp).cpu().numpy() for lp in logprobs]
             self._passes.finish()
             return found
 

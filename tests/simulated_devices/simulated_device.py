@@ -1,10 +1,11 @@
-"""A CUDA device without a GPU: tensors of type `cuda` in the memory of the host, and the CPU's kernels.
+"""A GPU without a GPU: tensors of type `cuda`, or `mps`, in the memory of the host, and the CPU's kernels.
 
-For tests, on a build of PyTorch without CUDA. `install` must be called before `torch.cuda` is used first, so each test
-starts a process with `run`. As on a GPU, these raise errors:
+For tests, on a build of PyTorch without CUDA, or without MPS. `install` must be called before `torch.cuda` is used
+first, so each test starts a process with `run`. As on a GPU, these raise errors:
 
 - an operator with tensors of two devices, with the exceptions that CUDA makes (copies, indices, scalars);
-- `numpy()` of a CUDA tensor, and a CPU generator for one;
+- `numpy()` of a tensor of the device, and a CPU generator for one;
+- with `mps`, float64 on the device;
 - more memory in use than the device has.
 
 `counts` returns the kernels, the copies and the waits of the host. A wait is a copy or an operator after which the host
@@ -21,20 +22,21 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from shutil import which
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+Kind = Literal["cuda", "mps"]
 HERE = Path(__file__).parent
 COMPILER = which(os.environ.get("CXX", "g++"))
 _SOURCE = HERE / "device.cpp"
 _GIB = 1 << 30
 
 
-def build(cache: Path) -> Path:
-    """Compile the device, once for each version of it and of PyTorch; return the library."""
+def build(cache: Path, kind: Kind = "cuda") -> Path:
+    """Compile a device, once for each version of it and of PyTorch; return the library."""
     key = hashlib.sha256(_SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
-    library = cache / f"simulated_cuda-{key}.so"
+    library = cache / f"simulated_{kind}-{key}.so"
     if not library.exists():
         assert COMPILER
         root = Path(torch.__file__).parent
@@ -49,6 +51,7 @@ def build(cache: Path) -> Path:
             "-O1",
             "-w",
             abi,
+            *(["-DAPPLE"] if kind == "mps" else []),
             *includes,
             str(_SOURCE),
             "-o",
@@ -59,13 +62,15 @@ def build(cache: Path) -> Path:
     return library
 
 
-def run(library: Path, program: str, *arguments: str | Path, devices: int = 1, gib: float = 8.0) -> str:
-    """Run a Python program in a process with simulated devices; return its output.
+def run(library: Path | None, program: str, *arguments: str | Path, devices: int = 1, gib: float = 8.0) -> str:
+    """Run a Python program in a process with simulated devices, or without a library with real ones; return its output.
 
     Raises:
         AssertionError: If it fails, with its errors.
     """
-    start = f"import simulated_device\nsimulated_device.install({str(library)!r}, {devices}, {gib})\n"
+    start = (
+        f"import simulated_device\nsimulated_device.install({str(library)!r}, {devices}, {gib})\n" if library else ""
+    )
     paths = os.pathsep.join([str(HERE), str(HERE.parent / "support"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", start + program, *map(str, arguments)],
@@ -79,9 +84,11 @@ def run(library: Path, program: str, *arguments: str | Path, devices: int = 1, g
 
 
 def install(library: str, devices: int, gib: float) -> None:
-    """Let `torch.cuda` of this process find simulated devices with so much memory each."""
+    """Let `torch.cuda`, or `torch.mps`, of this process find simulated devices with so much memory each."""
     torch.ops.load_library(library)
-    torch.ops.simulated_cuda.setup(devices, int(gib * _GIB))
+    torch.ops.simulated_device.setup(devices, int(gib * _GIB))
+    if "simulated_mps" in library:
+        return  # the functions of `torch.mps` call the hooks of the library
     for name, value in _functions(devices).items():
         setattr(torch.cuda, name, value)
     torch.cuda.random.get_rng_state_all = torch.cuda.get_rng_state_all
@@ -89,18 +96,18 @@ def install(library: str, devices: int, gib: float) -> None:
 
 def counts() -> dict[str, int]:
     """Return how often the device did what since `reset`; names begin with `kernel:`, `copy:` or `wait:`."""
-    entries = (entry.rsplit("=", 1) for entry in torch.ops.simulated_cuda.counts())
+    entries = (entry.rsplit("=", 1) for entry in torch.ops.simulated_device.counts())
     return {name: int(times) for name, times in entries}
 
 
 def reset() -> None:
     """Forget the counts."""
-    torch.ops.simulated_cuda.reset()
+    torch.ops.simulated_device.reset()
 
 
 def _functions(devices: int) -> dict[str, Any]:
     """Return functions instead of those of `torch.cuda`."""
-    ops = torch.ops.simulated_cuda
+    ops = torch.ops.simulated_device
 
     def returning(value: object) -> Callable[..., object]:
         return lambda *_, **__: value  # one function for each name: torch.compile does not accept another name

@@ -1,12 +1,14 @@
-// A CUDA device in the memory of the host, for a build of PyTorch without CUDA; see simulated_device.py.
+// A CUDA device, or with -DAPPLE an Apple GPU, in the memory of the host, for a build of PyTorch without it; see
+// simulated_device.py.
 //
-// Every operator with a CUDA tensor reaches `run_on_cpu`. It checks what a GPU would refuse, counts the call, and lets
+// Every operator with a tensor of the device reaches `run_on_cpu`. It checks what a GPU would refuse, counts the call, and lets
 // the CPU compute. Shapes, strides and storages are those of real tensors, so views cost nothing, as on a GPU.
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/detail/MPSHooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
@@ -20,7 +22,18 @@ namespace {
 using c10::Device;
 using c10::DeviceIndex;
 using c10::Stream;
-constexpr auto kCuda = c10::DeviceType::CUDA;
+#ifdef APPLE
+#define DEVICE MPS
+constexpr bool kHasFloat64 = false;
+using HooksInterface = at::MPSHooksInterface;
+const HooksInterface& hooks() { return at::detail::getMPSHooks(); }
+#else
+#define DEVICE CUDA
+constexpr bool kHasFloat64 = true;
+using HooksInterface = at::CUDAHooksInterface;
+const HooksInterface& hooks() { return at::detail::getCUDAHooks(); }
+#endif
+constexpr auto kDevice = c10::DeviceType::DEVICE;
 constexpr int kMaxDevices = 8;
 constexpr const char* kTwoDevices = "Expected all tensors to be on the same device, but ";
 
@@ -38,9 +51,11 @@ void count(const std::string& what) {
 }
 
 DeviceIndex checked(DeviceIndex index) {
-  TORCH_CHECK(index < num_devices, "CUDA error: invalid device ordinal");
+  TORCH_CHECK(index < num_devices, "invalid device ordinal");
   return index < 0 ? current : index;
 }
+
+bool on_device(Device device) { return device.type() == kDevice; }
 
 // ---- memory ----
 
@@ -67,12 +82,17 @@ void free_block(void* context) {
 struct DeviceAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
     std::lock_guard<std::mutex> guard(lock);
-    TORCH_CHECK_WITH(OutOfMemoryError, in_use[current] + (int64_t)size <= capacity, "CUDA out of memory. Tried to allocate ", size, " bytes");
+    bool fits = in_use[current] + (int64_t)size <= capacity;
+#ifdef APPLE
+    TORCH_CHECK(fits, "MPS backend out of memory (MPS allocated: ", in_use[current], " bytes)");
+#else
+    TORCH_CHECK_WITH(OutOfMemoryError, fits, "CUDA out of memory. Tried to allocate ", size, " bytes");
+#endif
     auto* block = new Block{size, current, aligned(size)};
     memset(block->data, 0x7f, size);  // as on a GPU, new memory is not zero
     in_use[current] += size;
     peak[current] = std::max(peak[current], in_use[current]);
-    return {block->data, block, &free_block, Device(kCuda, current)};
+    return {block->data, block, &free_block, Device(kDevice, current)};
   }
   void copy_data(void* to, const void* from, size_t size) const override { memcpy(to, from, size); }
 } device_allocator;
@@ -97,16 +117,16 @@ struct PinnedAllocator final : c10::Allocator {
 // ---- devices, streams and generators ----
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
-  c10::DeviceType type() const override { return kCuda; }
+  c10::DeviceType type() const override { return kDevice; }
   Device exchangeDevice(Device d) const override {
-    Device before(kCuda, current);
+    Device before(kDevice, current);
     current = checked(d.index());
     return before;
   }
-  Device getDevice() const override { return Device(kCuda, current); }
+  Device getDevice() const override { return Device(kDevice, current); }
   void setDevice(Device d) const override { current = checked(d.index()); }
   void uncheckedSetDevice(Device d) const noexcept override { current = d.index() < 0 ? current : d.index(); }
-  Stream getStream(Device d) const override { return Stream(Stream::DEFAULT, Device(kCuda, checked(d.index()))); }
+  Stream getStream(Device d) const override { return Stream(Stream::DEFAULT, Device(kDevice, checked(d.index()))); }
   Stream getDefaultStream(Device d) const override { return getStream(d); }
   Stream getNewStream(Device d, int = 0) const override { return getStream(d); }
   Stream getStreamFromGlobalPool(Device d, bool) const override { return getStream(d); }
@@ -122,21 +142,35 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeDevice(const DeviceIndex) const override { count("wait:synchronize"); }
   void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override {}
 };
-C10_REGISTER_GUARD_IMPL(CUDA, Guard);
+C10_REGISTER_GUARD_IMPL(DEVICE, Guard);
 
 struct Generator final : at::CPUGeneratorImpl {
-  explicit Generator(DeviceIndex index) { device_ = Device(kCuda, index); }
+  explicit Generator(DeviceIndex index) { device_ = Device(kDevice, index); }
 };
 
+#ifdef APPLE
+struct Hooks final : at::MPSHooksInterface {
+  Hooks() : at::MPSHooksInterface() {}
+  bool hasMPS() const override { return true; }
+  bool isOnMacOSorNewer(unsigned, unsigned) const override { return true; }
+  size_t getCurrentAllocatedMemory() const override { return in_use[0]; }
+  size_t getDriverAllocatedMemory() const override { return in_use[0]; }
+  size_t getRecommendedMaxMemory() const override { return capacity; }
+  void emptyCache() const override {}
+  void deviceSynchronize() const override { count("wait:synchronize"); }
+#else
 struct Hooks final : at::CUDAHooksInterface {
+  bool hasCUDA() const override { return true; }
+  int getNumGPUs() const override { return num_devices; }
+  DeviceIndex current_device() const override { return current; }
+  at::Allocator* getCUDADeviceAllocator() const override { return &device_allocator; }
+  void deviceSynchronize(DeviceIndex) const override { count("wait:synchronize"); }
+#endif
   void init() const override {}
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
-  bool hasCUDA() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
-  DeviceIndex current_device() const override { return current; }
   DeviceIndex deviceCount() const override { return num_devices; }
-  int getNumGPUs() const override { return num_devices; }
   DeviceIndex getCurrentDevice() const override { return current; }
   void setCurrentDevice(DeviceIndex index) const override { current = checked(index); }
   DeviceIndex exchangeDevice(DeviceIndex index) const override {
@@ -150,8 +184,7 @@ struct Hooks final : at::CUDAHooksInterface {
     return pinned.count(const_cast<void*>(data)) > 0;
   }
   at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
-  at::Allocator* getCUDADeviceAllocator() const override { return &device_allocator; }
-  Device getDeviceFromPtr(void*) const override { return Device(kCuda, current); }
+  Device getDeviceFromPtr(void*) const override { return Device(kDevice, current); }
   const at::Generator& getDefaultGenerator(DeviceIndex index = -1) const override {
     static at::Generator generators[kMaxDevices];
     auto& generator = generators[checked(index)];
@@ -161,12 +194,11 @@ struct Hooks final : at::CUDAHooksInterface {
   at::Generator getNewGenerator(DeviceIndex index = -1) const override {
     return at::make_generator<Generator>(checked(index));
   }
-  void deviceSynchronize(DeviceIndex) const override { count("wait:synchronize"); }
 };
 
 // ---- tensors: memory, views and copies ----
 
-const c10::DispatchKeySet kKeys(c10::DispatchKey::CUDA);
+const c10::DispatchKeySet kKeys(c10::DispatchKey::DEVICE);
 using OptionalDevice = std::optional<Device>;
 using OptionalType = std::optional<at::ScalarType>;
 using OptionalLayout = std::optional<at::Layout>;
@@ -174,22 +206,27 @@ using Sizes = at::IntArrayRef;
 
 Device place(OptionalDevice device, std::optional<bool> pin) {
   TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned");
-  return Device(kCuda, checked(device ? device->index() : -1));
+  return Device(kDevice, checked(device ? device->index() : -1));
+}
+
+at::ScalarType allowed(at::ScalarType type) {
+  TORCH_CHECK_TYPE(kHasFloat64 || type != at::kDouble, "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64.");
+  return type;
 }
 
 at::Tensor empty(Sizes size, OptionalType type, OptionalLayout, OptionalDevice device, std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
   c10::DeviceGuard guard(place(device, pin));
-  return at::detail::empty_generic(size, &device_allocator, kKeys, c10::dtype_or_default(type), format);
+  return at::detail::empty_generic(size, &device_allocator, kKeys, allowed(c10::dtype_or_default(type)), format);
 }
 
 at::Tensor empty_strided(Sizes size, Sizes stride, OptionalType type, OptionalLayout, OptionalDevice device, std::optional<bool> pin) {
   c10::DeviceGuard guard(place(device, pin));
-  return at::detail::empty_strided_generic(size, stride, &device_allocator, kKeys, c10::dtype_or_default(type));
+  return at::detail::empty_strided_generic(size, stride, &device_allocator, kKeys, allowed(c10::dtype_or_default(type)));
 }
 
 // The same memory, as a tensor of the CPU.
 at::Tensor on_cpu(const at::Tensor& t) {
-  if (!t.device().is_cuda()) return t;
+  if (!on_device(t.device())) return t;
   auto* storage = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   int64_t numbers = t.storage().nbytes() / t.element_size();
   auto flat = at::from_blob(storage->_mutable_data_ptr_no_checks().get(), {numbers}, at::TensorOptions().dtype(t.dtype()));
@@ -200,9 +237,9 @@ at::Tensor on_cpu(const at::Tensor& t) {
 void count_copy(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   if (inside) return;
   if (to.device() == from.device()) return count("kernel:aten::copy_");
-  if (to.is_cuda() && from.is_cuda()) return count("copy:between_devices");
-  const char* direction = to.is_cuda() ? "to_device" : "to_host";
-  bool waits = !non_blocking || !(to.is_cuda() ? from : to).is_pinned();
+  if (on_device(to.device()) && on_device(from.device())) return count("copy:between_devices");
+  const char* direction = on_device(to.device()) ? "to_device" : "to_host";
+  bool waits = !non_blocking || !(on_device(to.device()) ? from : to).is_pinned();
   count(std::string(waits ? "wait:" : "copy:") + direction);
 }
 
@@ -295,26 +332,26 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   bool waits = kWaits.count(name) > 0;
   Device device(c10::DeviceType::CPU);
   each_tensor(op, stack, [&](const at::Tensor& t, const std::string& argument) {
-    if (!t.defined() || !t.device().is_cuda()) return;
+    if (!t.defined() || !on_device(t.device())) return;
     TORCH_CHECK(device.is_cpu() || device == t.device(), kTwoDevices, name, " got ", device, " and ", t.device(), " (", argument, ")");
     device = t.device();
   });
   each_tensor(op, stack, [&](const at::Tensor& t, const std::string& argument) {
     if (!t.defined()) return;
-    if (indexes && argument == "indices") {  // CUDA copies an index, and finds the places of a mask
+    if (indexes && argument == "indices") {  // a GPU copies an index, and finds the places of a mask
       waits = waits || t.device().is_cpu() || t.scalar_type() == at::kBool;
-    } else if (device.is_cuda() && t.device().is_cpu()) {
+    } else if (on_device(device) && t.device().is_cpu()) {
       TORCH_CHECK(t.dim() == 0 && !kNoScalars.count(name), kTwoDevices, name, " got ", device, " and cpu (", argument, ", shape ", t.sizes(), ")");
     }
   });
   const auto arguments = op.schema().arguments().size();
   for (auto value = stack->end() - arguments; value != stack->end(); ++value) {
     if (!value->isGenerator()) continue;
-    TORCH_CHECK(!device.is_cuda() || value->toGenerator().device().is_cuda(), "Expected a 'cuda' device type for generator but found 'cpu'");
+    TORCH_CHECK(!on_device(device) || on_device(value->toGenerator().device()), "Expected a device type '", device.type(), "' for generator but found 'cpu'");
     *value = c10::IValue();  // the CPU's default generator
   }
   count((waits ? "wait:" : "kernel:") + name);
-  c10::DeviceGuard guard(device.is_cuda() ? device : Device(kCuda, current));
+  c10::DeviceGuard guard(on_device(device) ? device : Device(kDevice, current));
   struct Inside {
     Inside() { inside++; }
     ~Inside() { inside--; }
@@ -328,9 +365,9 @@ void setup(int64_t devices, int64_t memory) {
   TORCH_CHECK(devices <= kMaxDevices, "at most ", kMaxDevices, " devices, got ", devices);
   num_devices = devices;
   capacity = memory;
-  c10::SetAllocator(kCuda, &device_allocator);
-  static_assert(sizeof(Hooks) == sizeof(at::CUDAHooksInterface));
-  new (const_cast<at::CUDAHooksInterface*>(&at::detail::getCUDAHooks())) Hooks();  // in place of the empty ones
+  c10::SetAllocator(kDevice, &device_allocator);
+  static_assert(sizeof(Hooks) == sizeof(HooksInterface));
+  new (const_cast<HooksInterface*>(&hooks())) Hooks();  // in place of the empty ones
 }
 
 void reset() {
@@ -358,9 +395,9 @@ int64_t exchange_device(int64_t index) {
   return before;
 }
 
-TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>()); }
+TORCH_LIBRARY_IMPL(_, DEVICE, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>()); }
 
-TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+TORCH_LIBRARY_IMPL(aten, DEVICE, m) {
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
   m.impl("as_strided", &as_strided);
@@ -375,12 +412,25 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("set_.source_Tensor", &set_to_tensor);
   m.impl("resize_", &resize);
   m.impl("_local_scalar_dense", &item);
-  // PyTorch would choose kernels of CUDA below these two.
+  // PyTorch would choose kernels of a GPU below these two.
   m.impl("convolution", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
   m.impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
 
-TORCH_LIBRARY(simulated_cuda, m) {
+#ifdef APPLE
+// PyTorch would look for a kernel of Metal, which this build does not have.
+at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask, double dropout, bool causal, std::optional<double> scale, bool grouped) {
+  auto added = mask;
+  if (mask && mask->scalar_type() == at::kBool)
+    added = at::zeros_like(*mask, query.options()).masked_fill(mask->logical_not(), -INFINITY);
+  return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, added, dropout, causal, std::nullopt, scale, grouped));
+}
+
+TORCH_LIBRARY_IMPL(aten, MPS, m) { m.impl("scaled_dot_product_attention", &attention); }
+TORCH_LIBRARY_IMPL(aten, AutogradMPS, m) { m.impl("scaled_dot_product_attention", &attention); }
+#endif
+
+TORCH_LIBRARY(simulated_device, m) {
   m.def("setup(int devices, int memory) -> ()", &setup);
   m.def("reset() -> ()", &reset);
   m.def("counts() -> str[]", &counts);

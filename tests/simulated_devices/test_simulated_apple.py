@@ -1,0 +1,71 @@
+"""Runs of one process on a simulated Apple GPU, or a real one: no tensor is in float64, and a run resumes bitwise."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from simulated_device import run
+from test_simulated_runs import COMMAND, TRAIN, VARIANTS, without_times
+
+from run_support import SMALL, command
+
+pytestmark = pytest.mark.slow
+
+ON_APPLE = ("--device=mps",)
+ALL = {**VARIANTS, "whole responses": ("--loss.kind=gspo",)}
+
+
+@pytest.fixture(scope="module")
+def two_steps(apple_device: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "two_steps"
+    run(apple_device, COMMAND, *TRAIN, *ON_APPLE, "--steps=2", "--output_dir", folder)
+    return folder
+
+
+def test_a_run_agrees_with_the_cpu(two_steps: Path, tmp_path: Path) -> None:
+    """Tokens are drawn on the host from the same uniform numbers; the gradients differ by rounding only."""
+    folder = tmp_path / "cpu"
+    assert command("train", "quickstart", *SMALL, "--device=cpu", "--steps=1", "--output_dir", folder).code == 0
+    apple, cpu = without_times(two_steps)[1], without_times(folder)[1]
+    assert apple["sampling"] == cpu["sampling"]
+    assert apple["update"]["grad_norm"] == pytest.approx(cpu["update"]["grad_norm"], rel=1e-3)
+    assert apple["update"]["old_policy_kl"] == pytest.approx(cpu["update"]["old_policy_kl"], rel=1e-2, abs=1e-6)
+
+
+def test_a_run_resumes_bitwise(apple_device: Path | None, two_steps: Path, tmp_path: Path) -> None:
+    resumed = shutil.copytree(two_steps, tmp_path / "resumed")
+    run(apple_device, COMMAND, "resume", resumed, "--steps=3")
+    whole = tmp_path / "whole"
+    run(apple_device, COMMAND, *TRAIN, *ON_APPLE, "--steps=3", "--output_dir", whole)
+    assert without_times(resumed) == without_times(whole)
+
+
+@pytest.mark.parametrize("variant", ALL)
+def test_a_variant_trains(apple_device: Path | None, tmp_path: Path, variant: str) -> None:
+    if variant == "adapters":
+        pytest.importorskip("peft")
+    options = (*ON_APPLE, *ALL[variant])
+    out = run(apple_device, COMMAND, *TRAIN, *options, "--steps=1", "--output_dir", tmp_path / "run")
+    assert ("the flat path runs" in out) == (variant == "flat path"), out
+    assert without_times(tmp_path / "run")[1]["update"]["grad_norm"] > 0
+
+
+def test_a_model_is_planned_and_evaluated(apple_device: Path | None, tmp_path: Path) -> None:
+    pilot = ("--pilot-prompts=8", "--pilot-rollouts=8", "--rollouts=4,8")
+    run(apple_device, COMMAND, "plan", "quickstart", *pilot, *ON_APPLE, "--output-dir", tmp_path / "plan")
+    few = ("--samples=8", "--max-new-tokens=16", "--evaluation.num_prompts=4")
+    run(apple_device, COMMAND, "eval", "quickstart", *few, *ON_APPLE, "--output-dir", tmp_path / "evaluation")
+
+
+def test_a_pass_that_does_not_fit_is_repeated_with_half_the_nodes(apple_device: Path | None) -> None:
+    if apple_device is None:
+        pytest.skip("needs the small memory of the simulated device")
+    program = """
+import torch
+from brorl.model.passes import ChunkSize
+
+size = ChunkSize(1024, print)
+size.run(lambda: torch.empty(size.value << 20, device="mps"))
+assert size.value == 128, size.value
+"""
+    run(apple_device, program, gib=0.5)
