@@ -448,8 +448,11 @@ def test_nothing_held_out(tiny: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_a_device(tiny: Path, tmp_path: Path) -> None:
     assert "torch finds no CUDA device; set device: cpu" in message_of(tiny, tmp_path, device="cuda")
-    if not torch.backends.mps.is_available():
-        assert "needs an Apple GPU, and torch finds none; set device: cpu" in message_of(tiny, tmp_path, device="mps")
+
+
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="there is an Apple GPU")
+def test_mps_without_a_device(tiny: Path, tmp_path: Path) -> None:
+    assert "needs an Apple GPU, and torch finds none; set device: cpu" in message_of(tiny, tmp_path, device="mps")
 
 
 def test_prompt_of_unknown_model_name_is_not_looked_up_when_it_is_a_path(tmp_path: Path) -> None:

@@ -269,9 +269,7 @@ def slots_for(jobs: int | None, plan: ComparisonPlan) -> list[Slot]:
     if device != "mps" and ":" not in device:
         return gpu_slots(jobs)
     if jobs not in (None, 1):
-        raise UserError(
-            f"--jobs {jobs}: device = {device} is one GPU, and runs cannot share one; set device: cuda for several"
-        )
+        raise UserError(f"--jobs {jobs}: device = {device} is one GPU, and runs cannot share one; use --jobs 1")
     return [Slot()]
 
 

@@ -299,8 +299,8 @@ class _Growth:
         uniform_K = self._uniforms.at(rows.depth, rows.prompt_R[rows.row_K], rows.rollout_K)
         if logits_RV.device.type == "mps":
             logits_RV = logits_RV.cpu()  # the draw is exact in float64, which Apple GPUs do not have
-        row_K, uniform_K = (to_device(x_K, logits_RV.device) for x_K in (rows.row_K, uniform_K))
-        drawn = draw_tokens(logits_RV, row_K, uniform_K, self._sampling)
+        row_K, number_K = (to_device(x_K, logits_RV.device) for x_K in [rows.row_K, uniform_K])
+        drawn = draw_tokens(logits_RV, row_K, number_K, self._sampling)
         # One copy, for which the host waits once. Token ids are exact in float64.
         token_K, logprob_K = torch.stack([x_K.double() for x_K in drawn]).cpu().numpy()
         token_K = token_K.astype(np.int64)
