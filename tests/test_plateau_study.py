@@ -103,7 +103,7 @@ def run_of_three_evaluations(arm: str, n: int, seed: int, draw: np.random.Genera
     costs = [{"steps": i, "seconds": 10.0 * i, "samples": 100 * n * i, "tokens": 1000 * i} for i in range(3)]
     evaluations = [
         {**cost, "pass_at": {"1": float(np.mean(c)) / 32, "32": float(np.mean(np.array(c) > 0))}, "num_correct": c,
-         "mixed": 5 * i, "groups": 9 * i}
+         "mixed": 5 * i, "groups": 9 * i, "correct": 20 * n * i**2}
         for i, (cost, c) in enumerate(zip(costs, counts, strict=True))
     ]  # fmt: skip
     settings = {
@@ -133,7 +133,10 @@ def test_a_verdict_states_the_differences_of_its_runs(
     monkeypatch.setattr(study, "RESULTS", tmp_path)
     (tmp_path / "three-verdict.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
     study.main([])
-    arms, course, differences, *_ = capsys.readouterr().out.split("## ")[1:]
+    arms, course, training, differences, *_ = capsys.readouterr().out.split("## ")[1:]
+
+    # of 100 N samples between two evaluations 20 N, then 60 N, are correct; of 9 groups 5 are mixed
+    assert [row[1:] for row in cells_of(training)] == [["20% / 56%", "60% / 56%"]] * 2
 
     def counts(arm: str, point: int) -> Any:
         return np.array([r["evaluations"][point]["num_correct"] for r in runs if r["arm"] == arm and r["seed"] < 3])

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -143,11 +144,13 @@ def train(task: str, stage: str, name: str, seed: int, settings: Settings, core:
 
 def result_of(folder: Path, name: str, seed: int, settings: Settings) -> Settings:
     """Return what the tables need of a finished run: the cost and the counts of each evaluation."""
-    cost, evaluations, groups, mixed = Cost(), [], 0, 0
+    cost, evaluations, groups, mixed, correct = Cost(), [], 0, 0, 0.0
     for record in RunDirectory(folder).read_metrics():
         cost += cost_of_step(record)
-        groups += record.get("sampling", {}).get("groups", 0)
-        mixed += record.get("sampling", {}).get("groups_mixed", 0)
+        if sampling := record.get("sampling"):
+            groups += sampling["groups"]
+            mixed += sampling["groups_mixed"]
+            correct += sampling["accuracy"] * sampling["samples"]
         if "evaluation" not in record:
             continue
         spent = {"steps": cost.steps, "seconds": cost.seconds, "samples": cost.samples, "tokens": cost.unique_tokens}
@@ -157,7 +160,8 @@ def result_of(folder: Path, name: str, seed: int, settings: Settings) -> Setting
             if key in record
         }
         counts = record["evaluation"]["prompts"]["num_correct"]
-        evaluations.append({**spent, **scores, "mixed": mixed, "groups": groups, "num_correct": counts})
+        sampled = {"mixed": mixed, "groups": groups, "correct": round(correct)}
+        evaluations.append({**spent, **scores, **sampled, "num_correct": counts})
     return {"arm": name, "seed": seed, "settings": settings, "evaluations": evaluations}
 
 
@@ -277,6 +281,11 @@ def verdict_tables(task: str, stage: str, verdict: Comparison) -> Iterator[Table
     columns = ("arm", *(short_amount(at, verdict.unit) for at in verdict.eval_points))
     yield Table(f"{what}: pass@1/16/256 on the way", columns, tuple(rows))
 
+    runs = [run for run in results(task, stage) if run["seed"] in {one.seed for one in verdict.arms[0].runs}]
+    rows = [(name, *_in_training([run["evaluations"] for run in runs if run["arm"] == name])) for name in arms]
+    title = f"{what}: in training, since the evaluation before: correct rollouts / mixed groups"
+    yield Table(title, columns, tuple(rows))
+
     pairs = [(arms[b], arms[a]) for b, a in study()[task]["stages"][stage]["differences"]]
     units: list[Unit] = ["seconds", "samples", "unique_tokens"]
     rows = [
@@ -293,6 +302,17 @@ def verdict_tables(task: str, stage: str, verdict: Comparison) -> Iterator[Table
             reached = " and ".join(f"{one.spent:.0f} s ({one.arm})" for one in equal.arms)
             text = f"{what}: pass@{equal.k} at a pass@1 of {equal.level:.3f}, at {reached}"
             yield Table(text, ("arms", f"pass@{equal.k}"), ((f"{b.name} minus {a.name}", signed(found.difference)),))
+
+
+def _in_training(runs: list[list[Settings]]) -> Iterator[str]:
+    """Yield the fractions of correct rollouts and of mixed groups between evaluations, means over runs."""
+    for last, now in pairwise(zip(*runs, strict=True)):
+        parts = ("correct", "samples"), ("mixed", "groups")
+        means = (
+            float(np.mean([(b[part] - a[part]) / (b[of] - a[of]) for a, b in zip(last, now, strict=True)]))
+            for part, of in parts
+        )
+        yield " / ".join(f"{mean:.0%}" for mean in means)
 
 
 def _differences(
