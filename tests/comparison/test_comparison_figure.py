@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from brorl.comparison.arms import Arm, Comparison
-from brorl.comparison.figure import apart, arm_colors, draw_comparison, make_figure, tick_text
+from brorl.comparison.axes import apart, arm_colors, tick_text
+from brorl.comparison.figure import draw_comparison, make_figure
 from brorl.comparison.report import comparison_record
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import paired_table, tables_of

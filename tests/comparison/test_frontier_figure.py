@@ -14,8 +14,9 @@ from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
 from brorl.comparison.arms import PASS_1, Comparison, Measure
-from brorl.comparison.figure import arm_colors, draw_frontier, make_frontier_figure, rows_of
+from brorl.comparison.axes import arm_colors
 from brorl.comparison.frontier import frontier
+from brorl.comparison.frontier_figure import draw_frontier, make_frontier_figure, rows_of
 from brorl.comparison.report import comparison_record
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import best_table, frontier_table, tables_of

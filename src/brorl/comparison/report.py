@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from brorl.comparison.arms import Arm, Comparison, RunScores, scores_at, start_scores
-from brorl.comparison.figure import draw_comparison, draw_frontier
+from brorl.comparison.figure import draw_comparison
 from brorl.comparison.frontier import Frontier
+from brorl.comparison.frontier_figure import draw_frontier
 from brorl.comparison.matching import TOLERANCE
 from brorl.comparison.prompts import CoverageChange
 from brorl.comparison.results import ComparisonResults, Pair, results_of

@@ -1,0 +1,200 @@
+"""The figure of the frontier of a sweep: the best arm at each budget.
+
+`frontier.png` has a column for pass@1, pass@k (coverage) and worst@k (sharpness): above, each arm's score at every
+budget and the best of them; below, the best N at each budget and how sure that is, with the sigmoid if the data support
+one. A cross is an arm that is not matched. The title is the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log2
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
+
+from brorl.comparison.arms import Comparison, start_scores
+from brorl.comparison.axes import GREY, INK, PALE, arm_colors, draw_start, key_handles, label_ends, log_cost_axis, style
+from brorl.comparison.frontier import Frontier, FrontierPoint
+from brorl.comparison.results import ComparisonResults, results_of
+from brorl.comparison.text import answer_of
+from brorl.cost import short_amount
+
+_BAND = "#b3b8c1"
+_LARGEST_BUBBLE = 330.0  # area in square points of a fraction of 1
+_MIN_FRACTION = 0.02  # of resamples, for a bubble to be drawn
+
+
+def draw_frontier(comparison: Comparison, path: Path) -> None:
+    """Draw the frontier of a sweep as a PNG.
+
+    Raises:
+        ValueError: If there are fewer than three arms, or a run was not evaluated at an evaluation point.
+    """
+    make_frontier_figure(comparison).savefig(path, dpi=130, facecolor="white")
+
+
+def make_frontier_figure(comparison: Comparison) -> Figure:
+    """Make the figure of the frontier."""
+    results = results_of(comparison)
+    if not results.frontiers:
+        raise ValueError(f"a frontier needs at least three arms, got {len(comparison.arms)}")
+    columns = len(results.frontiers)
+    width = max(1.0 + 4.15 * columns, 8.5)
+    figure = Figure(figsize=(width, 7.9 + 0.2 * max(0, len(results.key) - 2)), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(fill(answer_of(results), round(10.6 * width)), fontsize=12.5, color=INK, x=0.012, ha="left")
+    axes = figure.subplots(2, columns, sharex="col", squeeze=False, height_ratios=[1.25, 1])
+    for index, frontier in enumerate(results.frontiers):
+        _draw_frontier(axes[0, index], frontier, results)
+        _draw_best(axes[1, index], frontier, results, first=index == 0)
+    figure.legend(
+        handles=_legend(results), loc="outside lower left", ncols=2, frameon=False, fontsize=9.5, labelcolor=INK,
+        handletextpad=0.5, columnspacing=1.6,
+    )  # fmt: skip
+    return figure
+
+
+def _draw_frontier(axis: Axes, frontier: Frontier, results: ComparisonResults) -> None:
+    """Draw every arm's score against the budget, the best of each budget, and its interval."""
+    comparison = results.comparison
+    colors = arm_colors(comparison)
+    best = [frontier.at(b.eval_point)[b.arm].score for b in frontier.best]
+    points = [b.eval_point for b in frontier.best]
+    low, high = [score.low for score in best], [score.high for score in best]
+    axis.fill_between(points, low, high, color=PALE, alpha=0.42, linewidth=0, zorder=1)
+    axis.plot(points, [score.value for score in best], color=_BAND, linewidth=9, alpha=0.75, zorder=2,
+              solid_capstyle="round", solid_joinstyle="round", gid="frontier")  # fmt: skip
+    for arm in comparison.arms:
+        of_arm = [point for point in frontier.points if point.arm == arm.name]
+        _draw_arm(axis, of_arm, colors[arm.name], adaptive=arm.num_rollouts is None)
+    for b, score in zip(frontier.best, best, strict=True):
+        if not b.is_tied:
+            axis.plot(
+                b.eval_point, score.value, "o", markersize=8.5, markeredgewidth=1.8, markeredgecolor=colors[b.arm],
+                markerfacecolor=colors[b.arm] if b.lead_shown else "white", zorder=5,
+            )  # fmt: skip
+    start = float(start_scores(comparison, frontier.measure).mean())
+    draw_start(axis, start, below=start <= min(p.score.value for p in frontier.points), fontsize=8.5)
+    style(axis)
+    log_cost_axis(axis, comparison.unit, comparison.eval_points)
+    axis.set_xlabel("")
+    axis.tick_params(labelbottom=False)
+    axis.set_title(_title(frontier), fontsize=11, color=INK, loc="left")
+    seen = [start, *(p.score.value for p in frontier.points), *low, *high]
+    pad = 0.07 * (max(seen) - min(seen)) or 0.05
+    axis.set_ylim(min(seen) - pad, max(seen) + pad)
+    labels = {name: (point.score.value, name) for name, point in frontier.at(results.budget).items()}
+    label_ends(axis, results.budget, labels, colors)
+
+
+def _draw_arm(axis: Axes, points: Sequence[FrontierPoint], color: str, *, adaptive: bool) -> None:
+    """Draw an arm's line through the evaluation points at which it is compared, and crosses where it is not."""
+    compared = [p.score.value if p.why_left_out is None else np.nan for p in points]
+    axis.plot(
+        [p.eval_point for p in points], compared, color=color, linewidth=1.7, marker="o", markersize=3.5, zorder=4,
+        linestyle="--" if adaptive else "-", label=points[0].arm,
+    )  # fmt: skip
+    if any(np.isnan(compared)):
+        left_out = [(p.eval_point, p.score.value) for p in points if p.why_left_out is not None]
+        axis.plot(*zip(*left_out, strict=True), "x", color=color, markersize=6, zorder=4)
+
+
+def _draw_best(axis: Axes, frontier: Frontier, results: ComparisonResults, *, first: bool) -> None:
+    """Draw the fraction of resamples in which each arm is best at each budget, the best arm, and the sigmoid."""
+    comparison = results.comparison
+    colors = arm_colors(comparison)
+    row_of, names = rows_of(comparison)
+    compared = {b.eval_point for b in frontier.best}
+    for point in frontier.points:
+        if point.eval_point in compared and point.best_fraction is not None and point.best_fraction >= _MIN_FRACTION:
+            axis.scatter(
+                point.eval_point, row_of[point.arm], s=_LARGEST_BUBBLE * point.best_fraction, color=colors[point.arm],
+                alpha=0.85, linewidth=0, zorder=3,
+            )  # fmt: skip
+    axis.plot(
+        [b.eval_point for b in frontier.best], [np.nan if b.is_tied else row_of[b.arm] for b in frontier.best],
+        color=_BAND, linewidth=5, alpha=0.6, zorder=2, solid_capstyle="round", solid_joinstyle="round", gid="best",
+    )  # fmt: skip
+    log_cost_axis(axis, comparison.unit, comparison.eval_points)
+    _draw_sigmoid(axis, frontier, results)
+    axis.set_yticks(list(row_of.values()), [names[arm] for arm in row_of])
+    axis.yaxis.set_minor_locator(NullLocator())
+    low, high = min(row_of.values()), max(row_of.values())
+    axis.set_ylim(low - 0.13 * (high - low), high + 0.13 * (high - low))
+    style(axis)
+    if first:
+        axis.set_ylabel("best N (log scale)" if comparison.ordered_by_rollouts else "best arm", fontsize=10, color=INK)
+
+
+def _draw_sigmoid(axis: Axes, frontier: Frontier, results: ComparisonResults) -> None:
+    """Draw the fitted rise of the best N, or write why there is none."""
+    comparison = results.comparison
+    if not comparison.ordered_by_rollouts:
+        return
+    if frontier.sigmoid is None:
+        axis.set_title(fill(f"no sigmoid: {frontier.why_no_sigmoid}", 52), fontsize=8.5, color=GREY, loc="left")
+        return
+    budget_X = np.geomspace(comparison.eval_points[0], comparison.eval_points[-1], 200)
+    axis.plot(
+        budget_X, [log2(frontier.sigmoid.num_rollouts_at(budget)) for budget in budget_X], color=INK, linewidth=1.6,
+        zorder=4, gid="sigmoid",
+    )  # fmt: skip
+    middle = frontier.sigmoid.midpoint
+    axis.axvspan(middle.low, middle.high, color=PALE, alpha=0.5, linewidth=0, zorder=0)
+    low, value, high = (short_amount(v, comparison.unit) for v in (middle.low, middle.value, middle.high))
+    axis.set_title(f"sigmoid: halfway up at {value} [{low}, {high}]", fontsize=9, color=INK, loc="left")
+
+
+def rows_of(comparison: Comparison) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the height of each arm in the lower panel, and the text of its tick: log2 of N, or one row per arm.
+
+    Adaptive arms stand above all others, apart from them.
+    """
+    arms = comparison.arms
+    if not comparison.ordered_by_rollouts:
+        return {arm.name: float(i) for i, arm in enumerate(arms)}, {arm.name: arm.name for arm in arms}
+    top = max(log2(arm.num_rollouts) for arm in arms if arm.num_rollouts is not None)
+    row_of = {arm.name: top + 1.5 if arm.num_rollouts is None else log2(arm.num_rollouts) for arm in arms}
+    return row_of, {arm.name: arm.name if arm.num_rollouts is None else f"{arm.num_rollouts:,}" for arm in arms}
+
+
+def _title(frontier: Frontier) -> str:
+    measure = frontier.measure
+    if measure.k == 1:
+        return measure.name
+    if measure.worst:
+        return f"{measure.name}: sharpness (all {measure.k} correct)"
+    return f"{measure.name}: coverage (one of {measure.k} correct)"
+
+
+def _legend(results: ComparisonResults) -> list[Line2D]:
+    """Return the legend of bands, dots, crosses and letters."""
+    dot: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": INK}
+    handles = [
+        Line2D([], [], color=_BAND, linewidth=7, alpha=0.75, label="best at each budget (band: its 95% interval)"),
+        Line2D([], [], **dot, markersize=8, label="its lead over the second is shown (95%)"),
+        Line2D(
+            [], [], **dot, markersize=8, markerfacecolor="white", markeredgewidth=1.8, label="its lead is not shown"
+        ),
+        Line2D(
+            [], [], **dot, markersize=11, alpha=0.85, label="below: area = fraction of resamples in which it is best"
+        ),
+    ]
+    if any(point.why_left_out for frontier in results.frontiers for point in frontier.points):
+        handles.append(
+            Line2D([], [], color=INK, marker="x", linestyle="none", label="not compared: overshot the budget")
+        )
+    if not results.key:
+        return handles
+    keys = key_handles(results)
+    empty = Line2D([], [], linestyle="none", label=" ")
+    rows = max(len(handles), len(keys))  # a column each
+    return [column[i] if i < len(column) else empty for column in (handles, keys) for i in range(rows)]

@@ -1,0 +1,55 @@
+"""The figure of a race: the score of each arm at the rungs, and where an arm was dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import fill
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from brorl.comparison.axes import COLORS, GREY, INK, cost_axis, draw_start, label_ends, style
+from brorl.comparison.race import RUNGS, Standing
+
+
+def draw_race(race: Sequence[Sequence[Standing]], start: float, seconds: float, score: str, path: Path) -> None:
+    """Draw a race as a PNG.
+
+    Args:
+        race: The arms at each rung, from the best to the lowest.
+        start: The score of the start.
+        seconds: The budget of an arm that reaches the end.
+        score: Name of the score, such as pass@1.
+        path: The file.
+
+    Raises:
+        ValueError: If no rung was reached.
+    """
+    if not race:
+        raise ValueError("the race has reached no rung")
+    figure = Figure(figsize=(9, 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    names = [standing.arm for standing in race[0]]
+    colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
+    labels, lowest = {}, start
+    for name in names:
+        reached = [(fraction, s) for fraction, rung in zip(RUNGS, race, strict=False) for s in rung if s.arm == name]
+        points = [(0.0, start), *((seconds * fraction, standing.score) for fraction, standing in reached)]
+        end = reached[-1][1]
+        axis.plot(*zip(*points, strict=True), color=colors[name], linewidth=2, marker="o", markersize=4.5, label=name)
+        if end.dropped:
+            axis.plot(*points[-1], "x", color=colors[name], markersize=11, markeredgewidth=2)
+        labels[name] = end.score, f"{name}  {end.score:.3f}{' dropped' if end.dropped else ''}"
+        lowest = min(lowest, *(height for _, height in points))
+    for fraction in RUNGS[: len(race)]:
+        axis.axvline(seconds * fraction, color=GREY, linewidth=0.8, alpha=0.5)
+    axis.set_title(fill(f"The race: held-out {score} on the tuning prompts, one seed", 90), color=INK, loc="left")
+    style(axis)
+    cost_axis(axis, "seconds")
+    axis.margins(y=0.1)
+    axis.set_ylim(axis.get_ylim())
+    draw_start(axis, start, below=start <= lowest, fontsize=8)
+    label_ends(axis, axis.get_xlim()[1], labels, colors)
+    figure.savefig(path, dpi=130, facecolor="white")
