@@ -3,6 +3,7 @@
 import json
 from contextlib import suppress
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,12 @@ def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
     assert dropped.isdisjoint({s.arm for s in result.race[-1]})
     assert OWN in {s.arm for s in result.race[-1]}
     held_out = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("race/*/held_out.json")}
+
+    page = (folder / "tune.html").read_text()
+    assert result.page == folder / "tune.html"
+    assert escape(result.answer) in page
+    assert all(arm["name"] in page for arm in spec["arms"])
+    assert page.count("data:image/png;base64,") == 1 + (result.final is not None)
 
     winner = result.race[-1][0].arm
     if winner == OWN:

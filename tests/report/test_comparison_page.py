@@ -11,7 +11,7 @@ import numpy as np
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import tables_of
 from brorl.comparison.text import NextCommand, match_words, text_of
-from brorl.reporting.page.comparison import comparison_page
+from brorl.reporting.page.answer import comparison_page
 from comparison.comparisons import synthetic
 
 HOSTILE = "<script>x</script>"

@@ -240,7 +240,7 @@ def finished_comparison(folder: Path) -> FinishedComparison:
     from brorl.comparison.results import results_of
     from brorl.comparison.tables import tables_of
     from brorl.comparison.text import next_command, text_of
-    from brorl.reporting.page.comparison import comparison_page
+    from brorl.reporting.page.answer import comparison_page
 
     comparison = read_comparison(folder)
     files, results = write_report(comparison, folder), results_of(comparison)

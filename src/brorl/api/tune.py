@@ -55,8 +55,8 @@ class TuningResult(Result):
     plan: TunePlan | None  # what was trained; None if there was nothing to find
     race: tuple[tuple[Standing, ...], ...]  # the arms at each rung
     final: FinishedComparison | None  # the winner against the user's recipe; None if the recipe won the race
-    recipe: Path | None  # the recipe to train; None if the user's own is the best
-    page: Path | None
+    recipe: Path | None = None  # the recipe to train; None if the user's own is the best
+    page: Path | None = None  # the answer, the race and the final for a browser; None if there was nothing to find
 
     @property
     def train_command(self) -> str | None:
@@ -234,7 +234,7 @@ def _begin(
             f"{interval(start[1])}, so more rollouts have no successes to learn from; choose harder prompts, or a "
             "model that solves more of them now and then."
         )
-        return TuningResult(folder, answer, None, (), None, None, None)
+        return TuningResult(folder, answer, None, (), None)
     seconds, seeds = asked.seconds, asked.seeds
     shape = ComparisonPlan((ArmPlan(OWN, config),), "seconds", seconds, (seconds,), seeds)
     slots = slots_for(jobs, shape)
@@ -386,7 +386,7 @@ def _conclude(
             f"Keep your recipe: of {counted(len(plan.arms) - 1, 'candidate')} none was ahead of it in pass@{k} after "
             f"{amount(plan.run_seconds, 'seconds')} of training."
         )
-        return TuningResult(folder, answer, plan, race, None, None, None)
+        return _written(TuningResult(folder, answer, plan, race, None))
     chosen = final.arms[1]
     arm = plan.arm(chosen.name)
     others = [other for other in dict.fromkeys((1, max(plan.start))) if other != k]
@@ -410,8 +410,40 @@ def _conclude(
             f"Keep your recipe: {arm.title} won the race, and on fresh prompts and seeds it is not shown to end higher "
             f"in pass@{k}: {measured}."
         )
-    page = next(file for file in final.files if file.suffix == ".html")
-    return TuningResult(folder, answer, plan, race, final, recipe, page)
+    return _written(TuningResult(folder, answer, plan, race, final, recipe))
+
+
+def _written(result: TuningResult) -> TuningResult:
+    """Write the figure of the race and the page."""
+    from brorl.comparison.race_figure import draw_race
+    from brorl.comparison.text import NextCommand
+    from brorl.reporting.page.answer import Answer, answer_page
+
+    plan, final = result.plan, result.final
+    assert plan is not None
+    tables, files = ((), ()) if final is None else (final.tables, final.files)
+    figure, page = result.path / "race.png", result.path / "tune.html"
+    each = amount(plan.run_seconds, "seconds")
+    following = (
+        NextCommand("to look at the runs of the race", f"brorl report {shlex.quote(str(result.path / 'race'))}/*/")
+        if result.train_command is None
+        else NextCommand("to train the winner", result.train_command)
+    )
+    remarks = ["The race has one seed and chose among many: its scores are of the tuning prompts, and prove nothing."]
+    with storage_errors(result.path):
+        draw_race(result.race, plan.start[plan.k].value, plan.run_seconds, f"pass@{plan.k}", figure)
+        content = Answer(
+            "brorl tune",
+            f"pass@{plan.k} after {each} of training",
+            [result.answer],
+            f"Every run gets {each} of training on {plan.machine}.",
+            [*tables[:1], race_table(plan, result.race), *tables[1:]],
+            [*(file for file in files if file.suffix == ".png"), figure],
+            [*remarks, *(() if final is None else final.remarks)],
+            following,
+        )
+        replace_file(page, answer_page(content).encode())
+    return replace(result, page=page)
 
 
 def race_table(plan: TunePlan, race: Sequence[Sequence[Standing]]) -> Table:

@@ -19,7 +19,7 @@ from brorl.evaluation.pass_at_k import FloatArray
 
 INK, GREY, PALE = "#2b2f36", "#8a8f98", "#d5d8dd"
 _BLUE, _ORANGE = "#1f5fa8", "#cc7417"
-COLORS = (_BLUE, _ORANGE, "#2e8b6a", "#b3382c", "#7b5ea7", "#8a6d3b", "#5b626d", "#c2508f")
+COLORS = (_BLUE, _ORANGE, "#2e8b6a", "#b3382c", "#7b5ea7", "#8a6d3b", "#5b626d", "#c2508f", "#3aa0c8")
 # from light to dark and from warm to cold: the order survives color blindness and gray printing
 _RAMP = LinearSegmentedColormap.from_list("rollouts", ["#d3901c", "#cf5a3c", "#9a3f77", "#4c489c", "#142f57"])
 

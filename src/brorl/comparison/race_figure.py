@@ -14,14 +14,22 @@ from brorl.comparison.race import RUNGS, Standing
 
 
 def draw_race(race: Sequence[Sequence[Standing]], start: float, seconds: float, score: str, path: Path) -> None:
-    """Draw a race as a PNG.
+    """Draw a race as a PNG; see `make_race_figure`.
+
+    Raises:
+        ValueError: If no rung was reached.
+    """
+    make_race_figure(race, start, seconds, score).savefig(path, dpi=130, facecolor="white")
+
+
+def make_race_figure(race: Sequence[Sequence[Standing]], start: float, seconds: float, score: str) -> Figure:
+    """Make the figure of a race: a line for each arm, with a cross where it was dropped.
 
     Args:
         race: The arms at each rung, from the best to the lowest.
         start: The score of the start.
         seconds: The budget of an arm that reaches the end.
         score: Name of the score, such as pass@1.
-        path: The file.
 
     Raises:
         ValueError: If no rung was reached.
@@ -52,4 +60,4 @@ def draw_race(race: Sequence[Sequence[Standing]], start: float, seconds: float, 
     axis.set_ylim(axis.get_ylim())
     draw_start(axis, start, below=start <= lowest, fontsize=8)
     label_ends(axis, axis.get_xlim()[1], labels, colors)
-    figure.savefig(path, dpi=130, facecolor="white")
+    return figure

@@ -1,4 +1,4 @@
-"""A comparison as one HTML file: the answer, the tables, the figures, the conditions and the next command.
+"""An answer as one HTML file: the answer, its tables, figures and conditions, and the next command.
 
 The file is complete, and its content security policy blocks all requests.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -19,6 +20,20 @@ from brorl.reporting.page.embedding import fill, resource
 from brorl.table import Table
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a page of an answer shows, in this order."""
+
+    command: str  # the command that found it: brorl compare
+    title: str
+    sentences: Sequence[str]  # the answer first
+    basis: str  # what was matched
+    tables: Sequence[Table]  # in the order of reading; the first stands above the figures
+    figures: Sequence[Path]  # PNG files
+    remarks: Sequence[str]  # limits
+    following: NextCommand
+
+
 def comparison_page(
     results: ComparisonResults,
     text: ComparisonText,
@@ -27,29 +42,37 @@ def comparison_page(
     following: NextCommand,
 ) -> str:
     """Return the page of a comparison, with its tables in the order of reading and its figures (PNG files)."""
-    answer, *more = text.answer
     matched = match_words(results)
     title = f"{listed(results.names)}, {amount(results.budget, results.comparison.unit)} each"
     remarks = [line for line in text.remarks if line not in matched]
+    return answer_page(
+        Answer("brorl compare", title, text.answer, " ".join(matched), tables, figures, remarks, following)
+    )
+
+
+def answer_page(content: Answer) -> str:
+    """Return the page of an answer."""
+    answer, *more = content.sentences
     shown = [
         f'<div class="scroll" tabindex="0" role="region" aria-label="table">{table._repr_html_()}</div>'
-        for table in tables
+        for table in content.tables
     ]
-    pictures = [(path.stem, base64.b64encode(path.read_bytes()).decode("ascii")) for path in figures]
-    return fill(resource("comparison.html"), {
-        "TITLE": escape(title),
+    pictures = [(path.stem, base64.b64encode(path.read_bytes()).decode("ascii")) for path in content.figures]
+    return fill(resource("answer.html"), {
+        "BRAND": escape(content.command),
+        "TITLE": escape(content.title),
         "STYLE": resource("page.css"),
         "ANSWER": escape(answer),
         "MORE": "".join(f"<p>{escape(line)}</p>" for line in more),
-        "MATCHED": escape(" ".join(matched)),
+        "MATCHED": escape(content.basis),
         "FIRST_TABLE": shown[0],
         "FIGURES": "".join(
             f'<img class="figure" alt="{escape(name)}: {escape(answer)}" src="data:image/png;base64,{data}">'
             for name, data in pictures
         ),
         "TABLES": "".join(shown[1:]),
-        "REMARKS": f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in remarks)}</ul>",
-        "WHY": escape(following.why),
-        "COMMAND": escape(following.command),
+        "REMARKS": f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in content.remarks)}</ul>",
+        "WHY": escape(content.following.why),
+        "COMMAND": escape(content.following.command),
         "VERSION": escape(brorl.__version__),
     })  # fmt: skip

@@ -1,0 +1,44 @@
+"""The figure of a race shows the scores of the standings, and which arms were dropped."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+
+from brorl.comparison.race import RUNGS, Standing
+from brorl.comparison.race_figure import draw_race, make_race_figure
+from brorl.evaluation.pass_at_k import Estimate
+
+
+def random_race(rng: np.random.Generator) -> list[list[Standing]]:
+    zero = Estimate(0.0, 0.0, 0.0)
+
+    def rung(names: str, dropped: str) -> list[Standing]:
+        return [Standing(n, float(rng.random()), zero, 0.5, "no room" if n in dropped else None) for n in names]
+
+    return [rung("abcd", "cd"), rung("ab", "b"), rung("a", "")]
+
+
+def test_the_lines_are_the_scores_at_the_rungs(rng: np.random.Generator) -> None:
+    race = random_race(rng)
+    axis: Axes
+    (axis,) = make_race_figure(race, 0.1, 40.0, "pass@1").axes
+    lines = {str(line.get_label()): line for line in axis.lines if line.get_label() in tuple("abcd")}
+    for name, line in lines.items():
+        scores = [s.score for rung in race for s in rung if s.arm == name]
+        assert np.asarray(line.get_ydata()).tolist() == [0.1, *scores]
+        assert np.asarray(line.get_xdata()).tolist() == [0.0, *(40.0 * f for f in RUNGS[: len(scores)])]
+    assert sorted(lines) == list("abcd")
+    crosses = [line for line in axis.lines if line.get_marker() == "x"]
+    ends = [s.score for rung in race for s in rung if s.dropped]
+    assert sorted(float(np.asarray(line.get_ydata())[0]) for line in crosses) == sorted(ends)
+    texts = {text.get_text() for text in axis.texts}
+    assert {f"{s.arm}  {s.score:.3f} dropped" for rung in race for s in rung if s.dropped} <= texts
+
+
+def test_a_race_without_a_rung_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+    with pytest.raises(ValueError, match="no rung"):
+        draw_race([], 0.1, 40.0, "pass@1", tmp_path / "race.png")
+    draw_race(random_race(rng), 0.1, 40.0, "pass@1", tmp_path / "race.png")
+    assert (tmp_path / "race.png").read_bytes()[:4] == b"\x89PNG"
