@@ -8,9 +8,9 @@ import numpy as np
 from comparisons import synthetic
 
 from brorl.comparison.arms import Comparison
+from brorl.comparison.next_command import next_command
 from brorl.comparison.paired import SeedsNeeded
 from brorl.comparison.results import results_of
-from brorl.comparison.text import next_command
 
 
 def in_folder(comparison: Comparison, folder: Path, recipes: bool = True) -> Comparison:

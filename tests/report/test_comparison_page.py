@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from brorl.comparison.next_command import NextCommand
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import tables_of
-from brorl.comparison.text import NextCommand, match_words, text_of
+from brorl.comparison.text import match_words, text_of
 from brorl.reporting.page.answer import comparison_page
 from comparison.comparisons import synthetic
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from brorl.api.comparison_plan import Arguments, ComparisonPlan
     from brorl.api.comparison_view import ComparisonView
     from brorl.comparison.arms import Arm
+    from brorl.comparison.next_command import NextCommand
     from brorl.comparison.paired import PairedDifference
     from brorl.comparison.results import ComparisonResults
-    from brorl.comparison.text import NextCommand
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -235,11 +235,12 @@ def run_comparison(
 
 def finished_comparison(folder: Path) -> FinishedComparison:
     """Read the runs of a complete comparison, and write its files."""
+    from brorl.comparison.next_command import next_command
     from brorl.comparison.reading import read_comparison
     from brorl.comparison.report import write_report
     from brorl.comparison.results import results_of
     from brorl.comparison.tables import tables_of
-    from brorl.comparison.text import next_command, text_of
+    from brorl.comparison.text import text_of
     from brorl.reporting.page.answer import comparison_page
 
     comparison = read_comparison(folder)

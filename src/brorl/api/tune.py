@@ -415,8 +415,8 @@ def _conclude(
 
 def _written(result: TuningResult) -> TuningResult:
     """Write the figure of the race and the page."""
+    from brorl.comparison.next_command import NextCommand
     from brorl.comparison.race_figure import draw_race
-    from brorl.comparison.text import NextCommand
     from brorl.reporting.page.answer import Answer, answer_page
 
     plan, final = result.plan, result.final

@@ -1,4 +1,4 @@
-"""The answer of a comparison in sentences, and the command that follows it.
+"""The answer of a comparison in sentences.
 
 The sentences state "did not win" if no arm did, "no difference was shown" if nothing was, and call nothing matched or
 shown that is not. Of two arms, the second is measured against the first; of more, the best arm at each budget is named.
@@ -6,29 +6,33 @@ shown that is not. Of two arms, the second is measured against the first; of mor
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 from brorl.comparison.arms import Arm, Comparison
 from brorl.comparison.equal import EqualCost
-from brorl.comparison.frontier import Frontier, LeadingRange
 from brorl.comparison.matching import TOLERANCE, Spread
-from brorl.comparison.paired import Conclusion, CorrectedInterval, PairedDifference
+from brorl.comparison.paired import PairedDifference
 from brorl.comparison.results import ComparisonResults, Pair, with_names
-from brorl.cost import UNIT_WORDS, UNITS, Unit, amount, short_amount
-from brorl.format import exact, interval, listed, p_value, plain, short, short_time, signed
+from brorl.comparison.sweep_text import (
+    against_first,
+    grouped,
+    leading_ranges,
+    left_out_words,
+    saturation,
+    seeds_of_sweep,
+    sigmoids,
+    sweep_answer,
+)
+from brorl.cost import UNIT_WORDS, UNITS, Unit, amount
+from brorl.format import listed, p_value, plain, short, short_time, signed
 
 _ROLLOUTS = "rollouts_per_prompt"
 _EXPECTED = {_ROLLOUTS, "adaptive.enabled", "prompts_per_step"}  # settings that a comparison of N changes
 _SLOW = 0.7  # a run with fewer steps than this fraction of its siblings' in the same seconds was disturbed
 _FEWEST_SIBLINGS = 3  # runs of an arm whose median is meaningful
-_GROUPS: dict[Conclusion, str] = {"B leads": "higher", "A leads": "lower", "no difference shown": "no difference shown"}
-_UNCORRECTED = " only without correction"
-_LONGER = 2  # times the budget
 
 
 @dataclass(frozen=True)
@@ -39,14 +43,6 @@ class ComparisonText:
     remarks: tuple[str, ...]  # the basis and the limits of the answer
 
 
-@dataclass(frozen=True)
-class NextCommand:
-    """A command that follows."""
-
-    why: str  # what it is for
-    command: str
-
-
 def text_of(results: ComparisonResults) -> ComparisonText:
     """Return a comparison in sentences."""
     pair, comparison = results.pair, results.comparison
@@ -55,10 +51,10 @@ def text_of(results: ComparisonResults) -> ComparisonText:
         first = [_gained_and_lost(results), *match_words(results), *_other_units(results), *_equal_cost(results)]
         certainty = _certainty(pair, results.names[1])
     else:
-        ranges = [_leading_ranges(frontier, results) for frontier in results.frontiers]
-        measured = [*ranges, *_against_first(results), *_equal_score(results)]
-        first = [*_sigmoids(results), *_saturation(results), *match_words(results), *_left_out(results)]
-        certainty = [_seeds_of_sweep(results)]
+        ranges = [leading_ranges(frontier, results) for frontier in results.frontiers]
+        measured = [*ranges, *against_first(results), *_equal_score(results)]
+        first = [*sigmoids(results), *saturation(results), *match_words(results), *left_out_words(results)]
+        certainty = [seeds_of_sweep(results)]
     remarks = (
         *first, *_phases(results), *(f"{run.words}." for run in results.matches if run.ended_early is not None),
         *unverified_words(comparison), *certainty, _seeds_needed(results), *_trends(results),
@@ -70,7 +66,7 @@ def text_of(results: ComparisonResults) -> ComparisonText:
 
 def answer_of(results: ComparisonResults) -> str:
     """Return the answer in one sentence: of two arms whether the second won, of more which is best at the budget."""
-    return _sweep_answer(results) if results.pair is None else _pair_answer(results, results.pair)
+    return sweep_answer(results) if results.pair is None else _pair_answer(results, results.pair)
 
 
 def _pair_answer(results: ComparisonResults, pair: Pair) -> str:
@@ -90,28 +86,6 @@ def _pair_answer(results: ComparisonResults, pair: Pair) -> str:
     if matched:
         return f"At {budget} of training each, {scored}: {conclusion} ({evidence})."
     return f"At {budget} of training or more, {scored}: {conclusion} ({evidence}), but the runs are not matched."
-
-
-def _sweep_answer(results: ComparisonResults) -> str:
-    frontier, budget = results.frontiers[0], amount(results.budget, results.comparison.unit)
-    at_budget = frontier.at(results.budget)
-    over = [name for name, point in at_budget.items() if point.why_left_out]
-    best = next((b for b in frontier.best if b.eval_point == results.budget), None)
-    if best is None:
-        kept = [name for name in at_budget if name not in over]
-        who = f"only {kept[0]} kept to it" if kept else "every arm overshot it"
-        return f"At {budget} of training nothing can be compared: {who}."
-    where = f"Of the arms that kept to {budget} ({listed(over)} did not)" if over else f"At {budget} of training each"
-    score = interval(at_budget[best.arm].score)
-    start = f"{where}, {best.arm} scored the highest {frontier.measure.name}, {score}"
-    lead = f"{signed(best.lead)}, {results.seeds_text}"
-    if best.lead_shown:
-        certainty = " with this one seed" if results.seeds_text == "1 seed" else ""
-        return f"{start}: it won{certainty}, its lead over {best.second} is shown ({lead})."
-    return (
-        f"{start}, but it did not win: its lead over {best.second} is not shown ({lead}; best in "
-        f"{best.best_fraction:.0%} of bootstrap resamples)."
-    )
 
 
 def match_words(results: ComparisonResults) -> list[str]:
@@ -240,21 +214,7 @@ def _equal_score(results: ComparisonResults) -> list[str]:
             ]
         text = f"{arm.arm} {arm.coverage.value:.3f} ({signed(arm.difference)})"
         differences.append((text, arm.conclusion, arm.corrected))
-    return [f"{where} {first.arm}; {'; '.join(_grouped(differences))}."]
-
-
-def _grouped(differences: Sequence[tuple[str, Conclusion, CorrectedInterval]]) -> list[str]:
-    """Return a phrase for each conclusion that some arms share, after correction: higher: N=64, N=512."""
-    groups: dict[str, list[str]] = {
-        name: [] for name in ("higher", "lower", f"higher{_UNCORRECTED}", f"lower{_UNCORRECTED}", "no difference shown")
-    }
-    for text, own, corrected in differences:
-        groups[_GROUPS[own] + (_UNCORRECTED if own != corrected.conclusion else "")].append(text)
-    phrases = [f"{name}: {', '.join(texts)}" for name, texts in groups.items() if texts]
-    number = max((corrected.num_intervals for *_, corrected in differences), default=1)
-    if number > 1 and any(own != "no difference shown" for _, own, _ in differences):
-        phrases.append(f"corrected for the {number} intervals of the table")
-    return phrases
+    return [f"{where} {first.arm}; {'; '.join(grouped(differences))}."]
 
 
 def _gained_and_lost(results: ComparisonResults) -> str:
@@ -374,146 +334,3 @@ def _seeds(difference: PairedDifference) -> str:
 
 def _in_short(value: float, unit: Unit) -> str:
     return short_time(value) if unit == "seconds" else short(value)
-
-
-def _leading_ranges(frontier: Frontier, results: ComparisonResults) -> str:
-    """Return which arm is best from which budget on."""
-    unit, measure = results.comparison.unit, frontier.measure.name
-    if not frontier.leading_ranges:
-        return f"{measure}: at no budget did two arms keep to it."
-    ranges = [_leading_range(led, frontier, unit, results.budget) for led in frontier.leading_ranges]
-    points = [b.eval_point for b in frontier.best]
-    compared = {p.arm for p in frontier.points if p.why_left_out is None and p.eval_point in points}
-    never_best = compared - {led.arm for led in frontier.leading_ranges}
-    never = [name for name in results.names if name in never_best]
-    at_none = f"; at no budget {listed(never)}" if never else ""
-    return f"Best {measure}{'' if unit == 'seconds' else f' by {UNIT_WORDS[unit]}'}: {', '.join(ranges)}{at_none}."
-
-
-def _leading_range(led: LeadingRange, frontier: Frontier, unit: Unit, last: float) -> str:
-    first, until = short_amount(led.first_point, unit), short_amount(led.last_point, unit)
-    span = f"at {first}" if first == until else f"from {first} to {until}"
-    if led.last_point == last and first != until:
-        span = f"from {first} on"
-    best = [b for b in frontier.best if led.first_point <= b.eval_point <= led.last_point]
-    if all(b.is_tied for b in best):
-        lead = f"tied with {best[-1].second}"
-    elif not led.shown_at:
-        lead = "lead not shown"
-    elif len(led.shown_at) == len(best):
-        lead = f"lead shown{' throughout' if len(best) > 1 else ''}"
-    else:
-        lead = f"lead shown at {listed([short_amount(point, unit) for point in led.shown_at])}"
-    return f"{led.arm} {span} ({lead})"
-
-
-def _sigmoids(results: ComparisonResults) -> list[str]:
-    """Describe the sigmoids, and give each reason for a missing one once for all measures."""
-    if not results.comparison.ordered_by_rollouts:
-        return []
-    lines, unit = [], results.comparison.unit
-    reasons: dict[str, list[str]] = {}
-    for frontier in results.frontiers:
-        if frontier.why_no_sigmoid is not None:
-            reasons.setdefault(frontier.why_no_sigmoid, []).append(frontier.measure.name)
-        if (fit := frontier.sigmoid) is not None:
-            middle, low, high = (
-                short_amount(v, unit) for v in (fit.midpoint.value, fit.midpoint.low, fit.midpoint.high)
-            )
-            lines.append(
-                f"The best N for {frontier.measure.name} rises with the budget from about {2**fit.low:,.0f} to about "
-                f"{2**fit.high:,.0f}, halfway (in log N) at {middle} [{low}, {high}]{_counted(unit)}."
-            )
-    return [*lines, *(f"No sigmoid of the best N for {listed(names)}: {why}." for why, names in reasons.items())]
-
-
-def _against_first(results: ComparisonResults) -> list[str]:
-    """Name the arms that score higher and lower than the first where all spent the same of the budget's unit."""
-    unit, first = results.comparison.unit, results.names[0]
-    lines = []
-    for k in results.end_ks:
-        differences, unknown = [], []
-        for row in results.against_first:
-            difference, corrected = row.equal[k].difference, row.corrected[k]
-            if row.equal[k].unit != unit:
-                continue
-            if difference is None or corrected is None:
-                unknown.append(row.arm)
-            else:
-                text = f"{row.arm} ({signed(difference.difference)})"
-                differences.append((text, difference.conclusion, corrected))
-        phrases = _grouped(differences)
-        if unknown:
-            phrases.append(f"not evaluated close enough to equal {UNIT_WORDS[unit]}: {', '.join(unknown)}")
-        lines.append(f"pass@{k} against {first} at equal {UNIT_WORDS[unit]}, {'; '.join(phrases)}.")
-    return lines
-
-
-def _saturation(results: ComparisonResults) -> list[str]:
-    """Name the arms that still rose between their last two evaluation points."""
-    frontier, unit = results.frontiers[0], results.comparison.unit
-    words = {"improves": "still rising", "no change shown": "no change shown", "degrades": "falling"}
-    lines = []
-    for points in dict.fromkeys(s.eval_points for s in frontier.saturation):
-        first, last = (short_amount(point, unit) for point in points)
-        phrases = []
-        for movement, word in words.items():
-            rows = [s for s in frontier.saturation if (s.movement, s.eval_points) == (movement, points)]
-            arms = [s.arm if movement == "no change shown" else f"{s.arm} ({signed(s.change)})" for s in rows]
-            phrases += [f"{word}: {', '.join(arms)}"] if arms else []
-        lines.append(f"{frontier.measure.name} between {first} and {last}{_counted(unit)}, {'; '.join(phrases)}.")
-    return lines
-
-
-def _left_out(results: ComparisonResults) -> list[str]:
-    """Name the arms that are not compared at an evaluation point before the last."""
-    frontier, unit = results.frontiers[0], results.comparison.unit
-    last = max(point.eval_point for point in frontier.points)
-    left_out: dict[str, list[str]] = {}
-    for point in frontier.points:
-        if point.why_left_out and point.eval_point < last:
-            left_out.setdefault(point.arm, []).append(short_amount(point.eval_point, unit))
-    if not left_out:
-        return []
-    places = "; ".join(f"{arm} at {listed(points)}" for arm, points in left_out.items())
-    return [f"Not compared, because a run overshot by over {TOLERANCE:.0%}: {places}{_counted(unit)}."]
-
-
-def _counted(unit: Unit) -> str:
-    return "" if unit == "seconds" else f" {UNIT_WORDS[unit]}"
-
-
-def _seeds_of_sweep(results: ComparisonResults) -> str:
-    """Return the number of seeds and the variation that the intervals cover."""
-    seeds = f"{results.seeds_text.capitalize()} an arm"
-    if min(len(arm.runs) for arm in results.comparison.arms) == 1:
-        return f"{seeds}: with one, intervals allow for other prompts only, and another seed may reverse every order."
-    return f"{seeds}: intervals (95%) allow for other prompts and other seeds."
-
-
-def next_command(results: ComparisonResults, folder: Path) -> NextCommand:
-    """Return the command that follows a comparison.
-
-    A pair without a shown difference needs more seeds, if its prompts are enough for them. All others need a larger
-    budget: to be matched, or because a longer run may rank the arms differently.
-    """
-    comparison = results.comparison
-    first_runs = [arm.runs[0].path for arm in comparison.arms]
-    recipes = [f"{path}.yaml" for path in first_runs]
-    if not all(Path(recipe).is_file() for recipe in recipes):  # an arm is a finished run, which gives the budget
-        return NextCommand("to look at the runs", shlex.join(["brorl", "report", *first_runs]))
-    seeds = max(len(arm.runs) for arm in comparison.arms)
-    unshown = results.pair is not None and results.pair.differences[1].conclusion == "no difference shown"
-    needed = next(iter(results.seeds_needed.values()), None)
-    if unshown and not results.unmatched and needed and needed.enough_prompts and needed.seeds > seeds:
-        return NextCommand(
-            f"to show a difference of {needed.half_width:g} in pass@1",
-            shlex.join(["brorl", "compare", str(folder), "--seeds", str(needed.seeds)]),
-        )
-    budget = _LONGER * comparison.budget
-    options = ["--match", comparison.unit, "--budget", exact(budget), "--seeds", str(seeds)]
-    options += ["--marks", str(len(comparison.eval_points))]
-    why = "to match the arms" if results.unmatched else "to see whether this holds for longer"
-    return NextCommand(
-        f"{why} ({amount(budget, comparison.unit)} each)", shlex.join(["brorl", "compare", *recipes, *options])
-    )

@@ -12,8 +12,9 @@ from html import escape
 from pathlib import Path
 
 import brorl
+from brorl.comparison.next_command import NextCommand
 from brorl.comparison.results import ComparisonResults
-from brorl.comparison.text import ComparisonText, NextCommand, match_words
+from brorl.comparison.text import ComparisonText, match_words
 from brorl.cost import amount
 from brorl.format import listed
 from brorl.reporting.page.embedding import fill, resource
