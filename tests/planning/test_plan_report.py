@@ -167,6 +167,10 @@ def test_another_aim_has_its_estimator_and_its_reason() -> None:
     assert f"N = {chosen.num_rollouts} with {chosen.budget_prompts} prompts per step" in lines[0]
     assert "advantage.estimator = maxrl" in lines[0]
     assert lines[1] == other.choice.reason
+    assert not any("final_order" in line for line in lines)  # coverage wants the whole order to the end
+    for aim, order in (("pass@1", 1), ("pass@k", 16)):
+        lines = advice(PlanReport.of(full.plan, full.measured, SETTINGS, ("quickstart", "cpu"), aim))
+        assert sum(f"advantage.final_order: {order}," in line for line in lines) == 1
     record = plan_record(other)
     assert record["recommendation"]["aim"] == "coverage"
     assert record["recommendation"]["estimator"] == "maxrl"

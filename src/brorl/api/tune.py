@@ -21,7 +21,7 @@ from brorl.api.comparison_plan import ComparisonPlan
 from brorl.api.comparison_view import ComparisonView
 from brorl.api.recipe import ConfigOrPath, resolve_checkpoint, resolve_config
 from brorl.api.tune_plan import TUNE_FILE, TunePlan
-from brorl.assemble.candidates import OWN, Aim, candidates
+from brorl.assemble.candidates import OWN, candidates
 from brorl.assemble.comparison import ArmPlan, check_arms, reject_owned
 from brorl.comparison.race import RUNGS, Course, Standing, race_cost, room_after, standings
 from brorl.config.reading import builtin_recipes, dump_yaml, flat_settings, make_config
@@ -31,6 +31,7 @@ from brorl.cost import Budget, amount
 from brorl.errors import UserError
 from brorl.evaluation.pass_at_k import Estimate
 from brorl.format import counted, duration, interval, signed
+from brorl.planning.estimators import Aim
 from brorl.runs import RUNS
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result, Table

@@ -11,7 +11,6 @@ from typing import Any, Self
 import brorl
 from brorl.api.arm_runs import ArmRun
 from brorl.api.comparison_plan import ComparisonPlan
-from brorl.assemble.candidates import Aim
 from brorl.assemble.comparison import ArmPlan, run_config
 from brorl.comparison.race import RUNGS
 from brorl.config.reading import dump_yaml, make_config
@@ -19,6 +18,7 @@ from brorl.cost import Budget
 from brorl.errors import UserError
 from brorl.evaluation.pass_at_k import Estimate
 from brorl.format import exact
+from brorl.planning.estimators import Aim
 from brorl.storage import replace_file, storage_errors
 
 TUNE_FILE = "tune.json"

@@ -7,14 +7,14 @@ learning rate, and a rate that falls over the budget. The study (docs/explanatio
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from brorl.assemble.comparison import ArmPlan
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.format import plain
+from brorl.planning.estimators import FINAL_ORDERS, Aim
 
-Aim = Literal["pass@1", "pass@k", "coverage"]
 OWN = "yours"
 ROLLOUTS = (128, 16, 512)  # the numbers of rollouts to try, in this order
 _FALLING = {"optimizer.schedule": "cosine"}
@@ -49,9 +49,8 @@ def _settings(num_rollouts: int, num_prompts: int, rate: float, objective: Mappi
 
 def _objective(aim: Aim) -> dict[str, Any]:
     """Return the objective that the study found best for an aim: MaxRL, with an order that ends where the aim is."""
-    ends: dict[Aim, int | None] = {"pass@1": 1, "pass@k": 16, "coverage": None}
-    advantage: dict[str, Any] = {"estimator": "maxrl"}
-    return {"advantage": advantage if ends[aim] is None else advantage | {"final_order": ends[aim]}}
+    order = FINAL_ORDERS[aim]
+    return {"advantage": {"estimator": "maxrl"} | ({} if order is None else {"final_order": order})}
 
 
 def _title(config: TrainConfig) -> str:

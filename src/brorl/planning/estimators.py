@@ -36,6 +36,9 @@ _FAR = 2048  # coverage: the N that a group is compared with
 _MIN_REACH = 0.5  # coverage: least fraction of the rare prompts' gradient at _FAR
 _MAX_NOISE = 1.25  # pass@k: largest noise, relative to known pass rates
 
+# The order of MaxRL at the end of a long run from N - 1 on, as docs/explanation/study.md found; None for no fall.
+FINAL_ORDERS: Mapping[Aim, int | None] = {"pass@1": 1, "pass@k": K, "coverage": None}
+
 _WEIGHTS: Mapping[str, OutcomeWeight] = {
     "reinforce_pp_baseline": outcome_weights.reinforce_pp_baseline,
     "grpo": outcome_weights.grpo,

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from brorl.evaluation.pass_at_k import Estimate
 from brorl.format import plain
-from brorl.planning.estimators import RARE, Aim, Choice, EstimatorGuide, K
+from brorl.planning.estimators import FINAL_ORDERS, RARE, Aim, Choice, EstimatorGuide, K
 from brorl.planning.recommendation import NEARLY_BEST, PlanRow, RolloutPlan, StepSettings
 from brorl.planning.step_timing import PlanMeasurements
 from brorl.storage import json_ready
@@ -188,8 +188,18 @@ def advice(report: PlanReport) -> list[str]:
         _next_factor(plan, plan.recommended),
         _limits(report, plan.recommended),
         "The noise of one step's gradient and the fraction of mixed groups are not the final result: rare successes, "
-        "later policies and the optimizer count too (docs/explanation/theory.md).",
+        f"later policies and the optimizer count too (docs/explanation/theory.md).{_long_run(report.aim)}",
     ]
+
+
+def _long_run(aim: Aim) -> str:
+    order = FINAL_ORDERS[aim]
+    if order is None:
+        return ""
+    return (
+        f" A long run ends higher in {aim} with MaxRL whose order falls to {order}: advantage.estimator: maxrl, "
+        f"advantage.final_order: {order}, optimizer.schedule: cosine (docs/how-to/broaden.md)."
+    )
 
 
 def _against_recipe(plan: RolloutPlan, chosen: PlanRow, settings: StepSettings) -> str:
