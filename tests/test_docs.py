@@ -4,9 +4,11 @@ import ast
 import importlib.util
 import json
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ from ruamel.yaml import YAML
 
 import losing_function
 from async_support import WordyEngine, virtual_source
+from brorl.cli import COMMANDS, make_parser
 from brorl.config.reading import settings_of
 from brorl.config.settings import TrainConfig
+from brorl.errors import UserError
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 from brorl.reporting.page.page import make_page
 from brorl.runs.run_record import read_run
@@ -245,6 +249,35 @@ def test_the_settings_of_other_trainers_map_to_settings() -> None:
         rows = [row.split("|") for row in section(page, title).splitlines() if row.startswith("| ")][1:]
         cells = re.findall(r"`([a-z_.*]+)[:`]", " ".join(row[3] for row in rows))
         assert [c for c in cells if c not in names and c.removesuffix(".*") not in groups] == []
+
+
+def commands_of(page: Path) -> Iterator[list[str]]:
+    """Yield the arguments of each `brorl` command in the shell blocks of a page."""
+    for block in re.findall(r"```bash\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            lexer = shlex.shlex(line, posix=True, punctuation_chars="|;&<>")
+            lexer.whitespace_split = True
+            for is_command, words in groupby(lexer, lambda word: not re.fullmatch(r"[|;&<>]+", word)):
+                command = list(words)
+                named = [i for i, word in enumerate(command) if word.rpartition("/")[2] == "brorl"]
+                if is_command and named:
+                    yield command[named[0] + 1 :]
+
+
+def test_every_command_of_the_pages_is_understood() -> None:
+    """Each option and setting exists, and takes such a value."""
+    parser, number = make_parser(COMMANDS), 0
+    for page in [*PAGES, *(ROOT / "examples").rglob("*.md")]:
+        for arguments in commands_of(page):
+            number += 1
+            if arguments in (["--version"], ["--help"]):
+                continue
+            try:
+                _, unknown = parser.parse_known_args(arguments)
+            except UserError as error:
+                raise AssertionError(f"{page.name}: brorl {shlex.join(arguments)}") from error
+            assert unknown == [], f"{page.name}: brorl {shlex.join(arguments)}"
+    assert number > 80
 
 
 def without_code(page: Path) -> str:
