@@ -91,6 +91,8 @@ def _of_engine(config: TrainConfig) -> Iterator[str]:
         yield from _of_sampling_dtype(config)
     if config.device == "mps":
         yield from _of_apple_gpu(config)
+    if config.lora.quantization != "none":
+        yield from _of_quantization(config)
     if engine.kind != "vllm":
         return
     if config.dtype == "float64":
@@ -117,6 +119,18 @@ def _of_apple_gpu(config: TrainConfig) -> Iterator[str]:
         yield "engine.kind = vllm does not sample on an Apple GPU; set engine.kind: native"
     if config.cluster.enabled:
         yield f"device = mps is one GPU, and cluster.nodes = {config.cluster.nodes} needs several; set cluster.nodes: 0"
+
+
+def _of_quantization(config: TrainConfig) -> Iterator[str]:
+    if not config.lora.rank:
+        yield "lora.quantization = nf4 freezes the weights, and lora.rank = 0 trains them; set lora.rank, such as 16"
+    if config.dtype == "float64":
+        yield "lora.quantization = nf4 computes in float32 or bfloat16, and dtype = float64; set dtype: float32"
+    if config.cluster.enabled:
+        yield (
+            f"lora.quantization = nf4 is for a run of one process, and cluster.nodes = {config.cluster.nodes}; set "
+            "cluster.nodes: 0, or lora.quantization: none"
+        )
 
 
 def _of_sampling_dtype(config: TrainConfig) -> Iterator[str]:

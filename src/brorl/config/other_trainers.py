@@ -43,6 +43,7 @@ _NAMES = {
     "optimizer.ema_decay": "ema ema_beta",
     "lora.rank": "lora_r lora_rank",
     "lora.alpha": "lora_alpha",
+    "lora.quantization": "load_in_4bit bnb_4bit_quant_type",
     "lora.target_modules": "lora_target_modules",
     "evaluation.every": "eval_steps eval_freq eval_every eval_interval test_freq",
     "evaluation.sources": "eval_dataset eval_data val_data val_files test_data",

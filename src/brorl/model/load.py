@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from brorl.errors import UserError
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
-from brorl.model.lora import add_adapter, continue_adapter, merged, require_peft
+from brorl.model.lora import add_adapter, continue_adapter, keep_gradients, merged, nf4_config, require_peft
 from brorl.model.settings import LoraSettings
 from brorl.model.source import ModelSource, check_weights, find_model, not_loaded, read_config
 
@@ -137,7 +137,8 @@ def load_model(
         model = merged(_load(source, exact), source.adapter)
         model.to(dtype)  # type: ignore[arg-type]
     else:
-        model = _load(source, dtype)
+        model = _load(source, dtype, quantized_on=device if lora and lora.quantization == "nf4" else None)
+    keep_gradients(model)
     _switch_dropout_off(model)
     model.name_or_path = source.path  # checkpoints of adapters name it as their base
     model.to(device)  # type: ignore[arg-type]
@@ -186,10 +187,13 @@ def _end_tokens(generation: GenerationConfig | None, tokenizer: PreTrainedTokeni
     return tuple(sorted({tokenizer.eos_token_id, *(t for t in extra if t is not None)}))
 
 
-def _load(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
-    """Load the model of a source, without its adapter."""
+def _load(source: ModelSource, dtype: torch.dtype, quantized_on: torch.device | None = None) -> PreTrainedModel:
+    """Load the model of a source, without its adapter; with `quantized_on` in 4 bits, on that device."""
     read_config(source)
     check_weights(source)
+    quantized: dict[str, Any] = {}
+    if quantized_on is not None:
+        quantized = {"quantization_config": nf4_config(dtype), "device_map": {"": quantized_on}}
     try:
         with _quiet_transformers():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -199,6 +203,7 @@ def _load(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
                 ignore_mismatched_sizes=True,  # errors with their names follow
                 local_files_only=source.local_only,
                 trust_remote_code=False,
+                **quantized,
             )
     except SafetensorError as error:
         raise UserError(f"the weights of {source.name!r} are damaged ({error}); copy or download them again") from error

@@ -6,6 +6,7 @@ would contain its noise. Everything here needs the extra `peft`.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from brorl.errors import UserError, first_line
 from brorl.model.settings import LoraSettings
@@ -33,10 +34,40 @@ def require_peft() -> None:
     Raises:
         UserError: If it is not.
     """
+    # bitsandbytes, which peft imports, warns that an optional kernel is not installed
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         import peft  # noqa: F401
     except ImportError as error:
         raise UserError(f"LoRA needs the package peft ({error}); run: pip install 'brorl[peft]'") from error
+
+
+def nf4_config(dtype: torch.dtype) -> BitsAndBytesConfig:
+    """Return how to load a model in NF4, 4 bits per weight, with products in `dtype`.
+
+    Source: QLoRA (arXiv 2305.14314), with its double quantization.
+
+    Raises:
+        UserError: If bitsandbytes or accelerate is missing.
+    """
+    try:
+        import accelerate  # noqa: F401
+        import bitsandbytes  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"lora.quantization: nf4 needs the extra qlora ({error}); run: pip install 'brorl[qlora]'"
+        ) from error
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+    )
+
+
+def keep_gradients(model: PreTrainedModel) -> None:
+    """Keep bitsandbytes from packing weights in NF4 while sampling: a CPU's kernel for them has no gradient."""
+    module: Any
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def target_layers(model: PreTrainedModel, target_modules: Sequence[str]) -> dict[str, nn.Module]:

@@ -24,7 +24,7 @@ from brorl.model.kernels import kernels
 from brorl.model.kv_shape import KVShape, shapes_or_guess
 from brorl.model.logits import LOGITS_PER_BLOCK, MAX_LOGITS, embeds_last
 from brorl.model.logprobs import default_max_nodes
-from brorl.model.lora import num_adapter_weights
+from brorl.model.lora import ALL_LINEAR, num_adapter_weights, target_layers
 from brorl.model.model_shape import ModelShape
 from brorl.model.settings import LoraSettings
 from brorl.model.tiled_attention import SCORES_PER_TILE
@@ -34,6 +34,7 @@ _PREFILL_TOKENS = 16384  # the engine's
 _LOGITS_PER_DRAW = 1 << 24  # the engine's
 _BYTES_PER_DRAWN_LOGIT = 24  # scaled, padded, softmax, and a copy in float64
 _SCORES_IN_TILE = 4  # scores, weights, their gradient, and a cast
+_NF4_BYTES = 0.5 + 0.127 / 8  # per weight: 4 bits, and the doubly quantized scales of blocks of 64 (arXiv 2305.14314)
 _BYTES = {"float64": (8, 8), "float32": (4, 4), "bfloat16": (4, 2)}  # per number of trained weights, and computed
 _MIN_NODES = 1024  # the default on a CPU; the learner goes below it
 
@@ -164,6 +165,10 @@ def _kept_lines(model: PreTrainedModel, activations: _Activations, settings: Mem
     lora, num_weights = settings.lora, activations.shape.parameters
     trained_bytes = (num_adapter_weights(model, lora) if lora else num_weights) * activations.trained_bytes
     frozen_bytes = num_weights * activations.computed_bytes if lora else 0
+    if lora and lora.quantization == "nf4":
+        layers = target_layers(model, (ALL_LINEAR,)).values()
+        quantized = sum(layer.get_parameter("weight").numel() for layer in layers)
+        frozen_bytes -= round(quantized * (activations.computed_bytes - _NF4_BYTES))
     has_vllm = settings.separate_engine and not settings.engine_apart
     if settings.separate_engine:
         copy_bytes = 2 * num_weights * activations.computed_bytes if has_vllm else 0
