@@ -1,6 +1,6 @@
 """The N with the least gradient noise per second at each order of MaxRL, along a run of the study.
 
-    python examples/plateau/best_n.py runs/plateau/three/verdict/128_fall/seed-0 [STEP ...]
+    python examples/plateau/best_n.py runs/plateau/three/verdict/128_to_16/seed-0 [STEP ...]
 
 In: a run directory with checkpoints, and steps (default: about six, evenly spread). Out: for each checkpoint and order
 T a line with V, the variance between prompts of a group's gradient, S, that within a prompt times N, both over |G|^2,
