@@ -364,17 +364,19 @@ def draw(verdicts: dict[str, Comparison], path: str) -> None:
     )
     for (title, verdict), (of_1, of_k, plane) in zip(verdicts.items(), axes, strict=True):
         points, k = (0.0, *verdict.eval_points), verdict.ks[-1]
+        numbers = [arm.num_rollouts for arm in verdict.arms]
         for arm in verdict.arms:
+            name = f"N = {arm.num_rollouts}" if numbers.count(arm.num_rollouts) == 1 else arm.name
             curves = [
                 np.stack([scores_at(verdict, arm, at, Measure(i)).mean(1) for at in points]) for i in (1, k)
             ]  # [T, S] each
             style = {"color": COLORS[arm.num_rollouts or 0], "linestyle": "--" if "paper" in arm.name else "-"}
             for axis, curve_TS in zip((of_1, of_k), curves, strict=True):
                 axis.fill_between(points, curve_TS.min(1), curve_TS.max(1), color=style["color"], alpha=0.15, lw=0)
-                axis.plot(points, curve_TS.mean(1), **style, label=arm.name)
+                axis.plot(points, curve_TS.mean(1), **style, label=name)
             x_T, y_T = (curve_TS.mean(1) for curve_TS in curves)
             plane.plot(x_T, y_T, **style, marker="o", markersize=3)
-            plane.annotate(arm.name, (x_T[-1], y_T[-1]), xytext=(6, -2), textcoords="offset points", fontsize=9,
+            plane.annotate(name, (x_T[-1], y_T[-1]), xytext=(6, -2), textcoords="offset points", fontsize=9,
                            color=style["color"])  # fmt: skip
         plane.plot(x_T[0], y_T[0], "o", color="black", markerfacecolor="white", markersize=8, zorder=5)
         for axis, name in ((of_1, "pass@1"), (of_k, f"pass@{k}")):
