@@ -92,6 +92,7 @@ def install(library: str, devices: int, gib: float) -> None:
     for name, value in _functions(devices).items():
         setattr(torch.cuda, name, value)
     torch.cuda.random.get_rng_state_all = torch.cuda.get_rng_state_all
+    torch._C._cuda_getCurrentRawStream = lambda _: 0  # which bitsandbytes, and so peft, reads on import
 
 
 def counts() -> dict[str, int]:
