@@ -438,7 +438,7 @@ def _written(result: TuningResult) -> TuningResult:
             f"pass@{plan.k} after {each} of training",
             [result.answer],
             f"Every run gets {each} of training on {plan.machine}.",
-            [*tables[:1], race_table(plan, result.race), *tables[1:]],
+            [race_table(plan, result.race), *tables],
             [*(file for file in files if file.suffix == ".png"), figure],
             [*remarks, *(() if final is None else final.remarks)],
             following,

@@ -32,9 +32,9 @@ def candidates(config: TrainConfig, prompts: Mapping[int, int], aim: Aim, number
     rate, sizes = config.optimizer.learning_rate, [n for n in ROLLOUTS if n in prompts]
     own_objective = {} if config.phases else {"advantage": config.advantage.model_dump(mode="json")}
     wanted: list[dict[str, Any]] = []
-    for factor in (3, 10):
-        wanted += [_settings(n, prompts[n], factor * rate, _objective(aim)) for n in sizes]
-        wanted.append(_settings(config.rollouts_per_prompt, config.prompts_per_step, factor * rate, own_objective))
+    for higher in (float(f"{factor * rate:.6g}") for factor in (3, 10)):
+        wanted += [_settings(n, prompts[n], higher, _objective(aim)) for n in sizes]
+        wanted.append(_settings(config.rollouts_per_prompt, config.prompts_per_step, higher, own_objective))
     arms = [ArmPlan(OWN, config, title=_title(config))]
     for settings in wanted[: number - 1]:
         arm = make_config(config.model_dump(mode="json"), settings, "a candidate")
