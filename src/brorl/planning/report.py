@@ -197,8 +197,9 @@ def _long_run(aim: Aim) -> str:
     if order is None:
         return ""
     return (
-        f" A long run ends higher in {aim} with MaxRL whose order falls to {order}: advantage.estimator: maxrl, "
-        f"advantage.final_order: {order}, optimizer.schedule: cosine (docs/how-to/broaden.md)."
+        f" In brorl's study long runs ended higher in {aim} with MaxRL whose order falls to {order}: "
+        f"advantage.estimator: maxrl, advantage.final_order: {order}, optimizer.schedule: cosine "
+        "(docs/how-to/broaden.md)."
     )
 
 
