@@ -1,7 +1,7 @@
 """`brorl init`: a first recipe for the user's own data file, with a comment on every setting.
 
 The numbers suit a first run on a laptop; the comments name those of the paper. A config of TRL or verl becomes a recipe
-with its own numbers. Nothing is imported that needs torch.
+with its own numbers, and a taskset of `verifiers` a data file and its recipe. Nothing is imported that needs torch.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ from brorl.prompts.guess import Guess, guess_meaning
 from brorl.prompts.question import Question, split_held_out
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import FileSource
+from brorl.storage import replace_file
 from brorl.verification.domains.table import DOMAINS
+from brorl.verification.domains.taskset import PREFIX, SCORE, read_taskset
 
 _MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 _FUNCTION_FILE = "my_checks.py"
+_SIGNATURE = "def check(response: str, reference: str) -> bool"
+_MOST_TASKS = 10_000  # of a taskset
 _HELD_OUT = 64  # questions, if there are enough
 _FRACTIONS = (0.2, 0.3, 0.4, 0.5)  # held-out fractions to try for small files
 _COLUMN = 44  # of the comments
@@ -41,17 +45,20 @@ def init(
     prompt_column: str | None = None,
     answer_column: str | None = None,
     domain: str | None = None,
+    taskset_config: str | None = None,
 ) -> None:
     """Read the data, write the recipe, and print the guesses.
 
     Args:
-        data_file: JSONL, JSON or Parquet file, or a folder or pattern of such files (default: the data of --from).
+        data_file: JSONL, JSON or Parquet file, or a folder or pattern of such files, or an installed taskset of the
+            library verifiers: `verifiers:NAME` (default: the data of --from).
         trainer_config: A YAML config of TRL's GRPOTrainer or of verl, to be written as a recipe.
         output: Recipe to write.
         model: Model folder or hub id (default: a small Qwen model; quickstart for countdown puzzles).
         prompt_column: Column of the question (default: guessed).
         answer_column: Column of the reference answer (default: guessed).
         domain: Verifier: math, countdown, or a name for your own (default: guessed).
+        taskset_config: Settings of the taskset as YAML, such as {split: train}.
 
     Raises:
         UserError: If the data does not fit, or `output` exists.
@@ -67,6 +74,13 @@ def init(
         _write(output, _converted(conversion, str(output), {}))
         print("\n".join(_conversion_summary(conversion, output)))  # noqa: T201
         return
+    function = f"{_FUNCTION_FILE}:check"
+    if data_file.startswith(PREFIX):
+        name, function = data_file.removeprefix(PREFIX), SCORE
+        data_file = _write_tasks(name, taskset_config, output.parent)
+        prompt_column, answer_column, domain = "prompt", "answer", name
+    elif taskset_config is not None:
+        raise UserError(f"--taskset-config is for tasksets, and {data_file} is a file; give {PREFIX}NAME, or remove it")
     try:
         guess = guess_meaning(data_file, prompt_column, answer_column, domain)
         questions = _read(data_file, guess)
@@ -75,7 +89,7 @@ def init(
         for setting, option in _OPTIONS.items():
             message = message.replace(f"data.sources[].{setting}:", option).replace(f"data.sources[].{setting}", option)
         raise UserError(message) from error
-    starter = _starter(data_file, model, guess, questions)
+    starter = _starter(data_file, model, guess, questions, function)
     if conversion is None:
         _write(output, _recipe(starter, str(output)))
         print("\n".join(_summary(starter, output)))  # noqa: T201
@@ -93,6 +107,22 @@ def _write(output: Path, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise StorageError(f"could not write {output}: {error.strerror}; choose another --output") from error
+
+
+def _write_tasks(name: str, config: str | None, folder: Path) -> str:
+    """Write the tasks of a taskset of `verifiers` into a data file beside the recipe, and return its path."""
+    settings = {} if config is None else parse_yaml(config, "--taskset-config")
+    if not isinstance(settings, dict):
+        raise UserError(f"--taskset-config must be a mapping of settings, such as {{split: train}}, got {config!r}")
+    file = folder / f"{Path(name).name}.jsonl"
+    if file.exists():
+        raise UserError(f"{file} already exists; remove it, or write the recipe into another folder with --output")
+    rows = list(read_taskset(name, settings, _MOST_TASKS))
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+    first = f"; they are its first {_MOST_TASKS:,}" if len(rows) == _MOST_TASKS else ""
+    print(f"wrote {file}: {len(rows):,} tasks{first}")  # noqa: T201
+    return str(file)
 
 
 def _conversion(file: Path) -> Conversion:
@@ -132,7 +162,7 @@ def _data_of(starter: _Starter) -> dict[str, Any]:
         after = {} if guess.answer_after is None else {"answer_after": guess.answer_after}
         source |= {"prompt_column": guess.prompt_column, "answer_column": guess.answer_column, "domain": guess.domain}
         source |= after
-    functions = {} if guess.domain in DOMAINS else {guess.domain: f"{_FUNCTION_FILE}:check"}
+    functions = {} if starter.function is None else {guess.domain: starter.function}
     own = {"data.sources": [source], "data.held_out_fraction": starter.held_out_fraction}
     own |= {"prompt.template": starter.template, "evaluation.num_prompts": min(starter.num_held_out, _HELD_OUT)}
     return own | ({"verification.functions": functions} if functions else {})
@@ -172,6 +202,7 @@ class _Starter:
     model: str
     path: str
     guess: Guess
+    function: str | None  # the user's verifier; None if the domain has a verifier
     template: str
     max_new_tokens: int
     max_prompt_tokens: int | None  # None if the positions of the model are unknown
@@ -180,7 +211,7 @@ class _Starter:
     held_out_fraction: float
 
 
-def _starter(path: str, model: str | None, guess: Guess, questions: list[Question]) -> _Starter:
+def _starter(path: str, model: str | None, guess: Guess, questions: list[Question], function: str) -> _Starter:
     """Choose the settings; a prompt and its response share the positions of the model."""
     positions = _positions(model)
     puzzles, names_box = guess.domain == COUNTDOWN_DOMAIN, all("boxed" in question.asked for question in questions)
@@ -193,6 +224,7 @@ def _starter(path: str, model: str | None, guess: Guess, questions: list[Questio
         model=model or ("quickstart" if puzzles else _MODEL),
         path=path,
         guess=guess,
+        function=None if guess.domain in DOMAINS else function,
         template="{prompt}" if names_box else TEMPLATES.get(guess.domain, "{prompt}"),
         max_new_tokens=response,
         max_prompt_tokens=None if positions is None else positions - response,
@@ -219,11 +251,12 @@ def _recipe(starter: _Starter, name: str) -> str:
     if starter.max_prompt_tokens is not None:
         lengths = f"""
   max_prompt_tokens: {starter.max_prompt_tokens}  # longer prompts are dropped: the model has no room for a response"""
-    if guess.domain not in DOMAINS:
+    if starter.function is not None:
+        comment = "the taskset's rewards" if starter.function == SCORE else f"write {_SIGNATURE}"
         functions = f"""
 verification:
   functions:
-    {_quoted(guess.domain)}: {_FUNCTION_FILE}:check  # write def check(response: str, reference: str) -> bool"""
+    {_quoted(guess.domain)}: {starter.function}  # {comment}"""
     text = f"""\
 # A first try on a laptop. Check it: brorl check {name}. Train it: brorl train {name}
 # Every key is also an option of the command line (--steps 50). All keys: brorl train --help, docs/reference/recipe.md
@@ -296,6 +329,6 @@ def _summary(starter: _Starter, output: Path) -> list[str]:
         f"  verifier: {guess.domain}, {guess.domain_reason}",
         f"wrote {output}: model {starter.model}, 16 rollouts x 8 prompts per step, 20 steps",
     ]
-    if guess.domain not in DOMAINS:
-        lines.append(f"write the verifier first: def check(response: str, reference: str) -> bool, in {_FUNCTION_FILE}")
+    if starter.function not in (None, SCORE):
+        lines.append(f"write the verifier first: {_SIGNATURE}, in {_FUNCTION_FILE}")
     return [*lines, f"check the recipe: brorl check {output}", f"train with it: brorl train {output}"]

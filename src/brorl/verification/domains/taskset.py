@@ -1,0 +1,166 @@
+"""A taskset of the library `verifiers`, version 0.4: its tasks as rows of a data file, and its rewards as a verifier.
+
+`brorl init verifiers:NAME` writes the rows and a recipe whose verifier is `score`. Only tasks of one turn can be
+trained: a prompt, one response, and rewards that read nothing but the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from brorl.errors import UserError
+
+PREFIX = "verifiers:"
+SCORE = f"{__name__}:score"
+_THOUGHT = "</think>"
+_DECIMALS = 9  # of a reward: weights such as 0.7, 0.2 and 0.1 add up to 1
+
+
+def read_taskset(name: str, config: Mapping[str, Any], limit: int) -> Iterator[dict[str, Any]]:
+    """Yield the first tasks of an installed taskset as rows of a data file.
+
+    Args:
+        name: Its id, such as `gsm8k-v1`.
+        config: Its settings, as under `env.taskset` in a config of `verifiers`.
+        limit: The largest number of rows; some tasksets never end.
+
+    Yields:
+        The columns `prompt` (a text, or a list of messages) and `answer` (the task as JSON text, for `score`).
+
+    Raises:
+        UserError: If `verifiers` or the taskset is not installed, the settings are wrong, the tasks have more than one
+            turn or need a machine of their own, or a response could get a reward above 1.
+    """
+    try:
+        from verifiers.v1.utils.loaders import default_harness_id, environment_class
+    except ImportError as error:
+        raise UserError(f"{PREFIX}{name}: {error}; run: pip install 'brorl[verifiers]'") from error
+    settings = json.dumps({**config, "id": name})
+    if str(Path.cwd()) not in sys.path:  # as in the workers that call `score`
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        taskset = _taskset(settings)
+        several = environment_class(name).__name__ != "SingleAgentEnv" or default_harness_id(name) == name
+        tasks = list(islice(taskset, limit))
+        problem = "has an agent or an environment of its own" if several else _problem(taskset, tasks)
+    except Exception as error:  # of the author's code, or of the settings
+        why = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+        raise UserError(
+            f"{PREFIX}{name} cannot be read ({type(error).__name__}: {why}); install its package, and give its "
+            "settings with --taskset-config"
+        ) from error
+    if problem:
+        raise UserError(f"{PREFIX}{name} {problem}")
+    for task in tasks:
+        data = task.data.model_dump(mode="json", exclude_defaults=True, exclude={"idx"})
+        yield {"prompt": _prompt(task.data), "answer": json.dumps({"taskset": settings, "data": data})}
+
+
+def score(response: str, reference: str) -> float:
+    """Return the sum of the weighted rewards of a task for one response.
+
+    Args:
+        response: The response; the text up to the last `</think>` is the message's reasoning.
+        reference: The column `answer` of the task's row.
+
+    Raises:
+        Exception: Any exception of the task's rewards.
+    """
+    from verifiers.v1.configs.agent import AgentConfig
+    from verifiers.v1.graph import MessageNode
+    from verifiers.v1.state import state_cls
+    from verifiers.v1.trace import AgentInfo, Trace, TraceTask
+    from verifiers.v1.types import AssistantMessage, SystemMessage, UserMessage
+
+    row = json.loads(reference)
+    taskset = _taskset(row["taskset"])
+    kind = taskset.task_type()
+    task = kind(kind.data_type().model_validate(row["data"]), taskset.config.task)
+    thought, closing, reply = response.rpartition(_THOUGHT)
+    reasoning = thought.removeprefix("<think>") if closing else None
+    asked = [UserMessage(content=task.data.prompt)] if isinstance(task.data.prompt, str) else list(task.data.prompt)
+    system = [SystemMessage(content=task.data.system_prompt)] if task.data.system_prompt else []
+    messages = [*system, *asked, AssistantMessage(content=reply, reasoning_content=reasoning)]
+    trace = Trace(
+        task=TraceTask(type=kind.__name__, data=task.data, key=task.key, hash=task.hash),
+        agent=AgentInfo(config=AgentConfig()),
+        state=state_cls(kind)(),
+        nodes=[
+            MessageNode(parent=place - 1 if place else None, message=message, sampled=place == len(messages) - 1)
+            for place, message in enumerate(messages)
+        ],
+        is_completed=True,
+        ok=True,
+    )
+    asyncio.run(task.score(trace))
+    return round(float(trace.reward), _DECIMALS)
+
+
+@lru_cache(maxsize=8)
+def _taskset(settings: str) -> Any:
+    """Make a taskset from its settings as JSON text."""
+    from verifiers.v1.utils.loaders import taskset_class, taskset_config_type
+
+    config = json.loads(settings)
+    return taskset_class(config["id"])(taskset_config_type(config["id"]).model_validate(config))
+
+
+def _problem(taskset: Any, tasks: list[Any]) -> str | None:
+    """Return why one response to one prompt does not decide the rewards of a taskset; None if it does."""
+    from verifiers.v1.task import Task
+
+    if not tasks:
+        return "has no tasks; change its settings with --taskset-config"
+    kind, task = type(tasks[0]), tasks[0]
+    if kind.NEEDS_CONTAINER or any(getattr(kind, name) is not getattr(Task, name) for name in ("setup", "finalize")):
+        return "prepares a machine for its tasks; brorl trains on tasks of one turn that need none"
+    if type(taskset).toolsets(taskset.config) or kind.toolsets(taskset.config.task):
+        return "has tools; brorl trains on tasks of one turn"
+    rewards = task.hooks("reward")
+    for reward in rewards:
+        runtime = inspect.signature(reward).parameters.get("runtime")
+        if runtime is not None and runtime.default is inspect.Parameter.empty:
+            return f"has the reward {reward.__name__}, which runs on a machine of the task; brorl has none"
+    weights = {reward.__name__: float(getattr(reward, "_vf_weight", 1.0)) for reward in rewards}
+    weights |= {judge.reward_name: float(judge.config.weight) for judge in task.plugged_judges()}
+    if not weights:
+        return "has no rewards"
+    most = sum(max(weight, 0.0) for weight in weights.values())
+    if round(most, _DECIMALS) > 1:
+        listed = ", ".join(f"{name}: {weight:g}" for name, weight in weights.items())
+        return (
+            f"has rewards of up to {most:g} together ({listed}), and 1 means correct; lower their weights: "
+            f"--taskset-config '{{task: {{rewards: {{{next(iter(weights))}: {{weight: 0.5}}}}}}}}'"
+        )
+    return next((why for task in tasks if (why := _unreadable(task.data))), None)
+
+
+def _unreadable(data: Any) -> str | None:
+    """Return why the prompt of a task cannot be a row; None if it can."""
+    name = f"has the task {data.id or data.name or data.idx}, whose"
+    if not data.prompt:
+        return f"{name} conversation begins with a simulated user; brorl trains on tasks with a prompt"
+    if not isinstance(data.prompt, str):
+        if any(not isinstance(message.content, str) for message in data.prompt):
+            return f"{name} prompt has images or parts; brorl trains on texts"
+        if data.prompt[-1].role != "user":
+            return f"{name} prompt does not end with a message of the user"
+    return None
+
+
+def _prompt(data: Any) -> str | list[dict[str, str]]:
+    """Return the prompt of a task as a cell: a text, or messages if there are several or a system prompt."""
+    if isinstance(data.prompt, str) and not data.system_prompt:
+        return data.prompt
+    system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+    if isinstance(data.prompt, str):
+        return [*system, {"role": "user", "content": data.prompt}]
+    return system + [{"role": message.role, "content": message.content} for message in data.prompt]

@@ -1,0 +1,207 @@
+"""Tasksets of `verifiers`: written as rows, scored by their rewards, trained on, and refused when they cannot be."""
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from brorl.verification.domains import taskset
+from run_support import command, refused, save_tiny_model
+
+needs_verifiers = pytest.mark.skipif(
+    find_spec("verifiers") is None, reason="needs the extra: pip install 'brorl[verifiers]'"
+)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder", "as_before")
+refusal = partial(refused, "init")
+
+SUMS = """
+import verifiers.v1 as vf
+
+__all__ = ["SumsTaskset"]
+
+
+class SumsData(vf.TaskData):
+    right: int
+
+
+class SumsState(vf.State):
+    seen: str = ""
+
+
+class SumsTask(vf.Task[SumsData, SumsState]):
+    @vf.metric
+    async def sees(self, trace: vf.Trace) -> float:
+        trace.state.seen = trace.last_reply
+        return 0.0
+
+    @vf.reward(weight=0.7)
+    async def right(self, trace: vf.Trace) -> float:
+        return float(trace.last_reply == str(self.data.right))
+
+    @vf.reward(weight=0.2)
+    async def short(self, trace) -> float:
+        return float(len(trace.assistant_messages[-1].content) < 4)
+
+    @vf.reward(weight=0.1)
+    async def thought(self, task, trace) -> float:
+        asked = [message.content for message in trace.messages if message.role != "assistant"]
+        assert asked == [*([task.system_prompt] if task.system_prompt else []), task.prompt]
+        assert trace.state.seen == trace.last_reply
+        return float(bool(trace.assistant_messages[-1].reasoning_content))
+
+    @vf.metric
+    async def on_a_machine(self, runtime) -> float:
+        raise AssertionError("there is none")
+
+
+class SumsConfig(vf.TasksetConfig):
+    largest: int = 9
+    brief: bool = False
+
+
+class SumsTaskset(vf.Taskset[SumsTask, SumsConfig]):
+    def load(self):
+        for a in range(self.config.largest):
+            for b in range(self.config.largest):
+                brief = "Be brief." if self.config.brief else None
+                yield SumsTask(SumsData(prompt=f"{a} + {b} =", right=a + b, system_prompt=brief), self.config.task)
+"""
+
+OTHERS = {
+    "machine": ("    async def setup(self, trace, runtime):\n        pass\n", "prepares a machine for its tasks"),
+    "container": ("    NEEDS_CONTAINER = True\n", "prepares a machine for its tasks"),
+    "runs": (
+        "    @vf.reward(weight=0.0)\n    async def runs(self, runtime) -> float:\n        return 1.0\n",
+        "has the reward runs, which runs on a machine",
+    ),
+    "heavy": (
+        "    @vf.reward\n    async def bonus(self, trace) -> float:\n        return 1.0\n",
+        "has rewards of up to 2 together (bonus: 1, right: 0.7, short: 0.2, thought: 0.1)",
+    ),
+    "tools": (
+        "    @classmethod\n    def toolsets(cls, config):\n        return [vf.Toolset(vf.ToolsetConfig())]\n",
+        "has tools",
+    ),
+}
+
+
+@pytest.fixture
+def as_before() -> Iterator[None]:
+    path, modules = list(sys.path), set(sys.modules)
+    taskset._taskset.cache_clear()
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.startswith("sums"):
+            del sys.modules[name]
+
+
+def with_more(text: str) -> str:
+    """Return the package with more in its class of tasks."""
+    return SUMS.replace(
+        "class SumsTask(vf.Task[SumsData, SumsState]):\n", f"class SumsTask(vf.Task[SumsData, SumsState]):\n{text}\n"
+    )
+
+
+def rows_of(name: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in Path(f"{name}.jsonl").read_text().splitlines()]
+
+
+@needs_verifiers
+def test_a_taskset_is_written_and_trained_on() -> None:
+    Path("sums_a.py").write_text(SUMS)
+    model = save_tiny_model(Path("tiny"), characters="0123456789+-=<>/thinkBberf. \n")
+    outcome = command("init", "verifiers:sums-a", f"--model={model}", "--taskset-config={largest: 7, brief: true}")
+    assert outcome.code == 0, outcome
+    assert "wrote sums-a.jsonl: 49 tasks\n" in outcome.out
+    assert rows_of("sums-a")[10]["prompt"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "1 + 3 ="},
+    ]
+    few = (
+        "--steps=1",
+        "--dynamic_sampling.enabled=false",
+        "--evaluation.num_prompts=0",
+        "--sampling.max_new_tokens=8",
+        "--verification.timeout_s=60",
+    )
+    outcome = command("train", "mine.yaml", "--output_dir=run", "--report=false", *few)
+    assert outcome.code == 0, outcome
+    stored = [row for row in pq.read_table(next(Path("run").rglob("*.parquet"))).to_pylist() if row["finished"]]
+    assert len({row["score"] for row in stored}) > 1
+    for row in stored:
+        right = json.loads(row["reference"])["data"]["right"]
+        reward = 0.7 * (row["response"].strip() == str(right)) + 0.2 * (len(row["response"]) < 4)
+        assert row["score"] == pytest.approx(reward, abs=1e-9), row
+
+
+@needs_verifiers
+def test_rewards_are_those_of_the_tasks() -> None:
+    Path("sums_b.py").write_text(SUMS)
+    assert command("init", "verifiers:sums-b", "--model=quickstart").code == 0
+    rows = rows_of("sums-b")
+    assert [row["prompt"] for row in rows] == [f"{a} + {b} =" for a in range(9) for b in range(9)]
+    for row in random.sample(rows, 10):
+        data = json.loads(str(row["answer"]))["data"]
+        a, _, b, _ = str(row["prompt"]).split()
+        assert data["right"] == int(a) + int(b)
+        for response in (f"{data['right']}", f" {data['right']} ", "99", "long text", "<think>Well.</think>99"):
+            thought, _, reply = response.rpartition("</think>")
+            expected = 0.7 * (reply.strip() == str(data["right"])) + 0.2 * (len(reply) < 4) + 0.1 * bool(thought)
+            assert taskset.score(response, str(row["answer"])) == pytest.approx(expected, abs=1e-9)
+        assert taskset.score(f"<think>It is</think>{data['right']}", str(row["answer"])) == 1.0  # and not 0.99...
+
+
+@needs_verifiers
+@pytest.mark.parametrize("name", OTHERS)
+def test_tasks_that_one_response_does_not_decide_are_refused(name: str) -> None:
+    more, problem = OTHERS[name]
+    Path(f"sums_{name}.py").write_text(with_more(more))
+    assert f"verifiers:sums-{name} {problem}" in refusal(f"verifiers:sums-{name}")
+
+
+@needs_verifiers
+def test_weights_can_be_lowered_by_the_settings() -> None:
+    Path("sums_c.py").write_text(with_more(OTHERS["heavy"][0]))
+    lowered = "--taskset-config={task: {rewards: {bonus: {weight: 0}}}}"
+    assert command("init", "verifiers:sums-c", "--model=quickstart", lowered).code == 0
+    row = rows_of("sums-c")[12]
+    right = json.loads(str(row["answer"]))["data"]["right"]
+    assert taskset.score(f"<think>.</think>{right}", str(row["answer"])) == 1.0
+
+
+@needs_verifiers
+def test_an_agent_of_its_own_is_refused() -> None:
+    own = SUMS.replace('["SumsTaskset"]', '["SumsTaskset", "Pair"]') + "\n\nclass Pair(vf.Env):\n    pass\n"
+    Path("sums_d.py").write_text(own)
+    assert "has an agent or an environment of its own" in refusal("verifiers:sums-d")
+
+
+@needs_verifiers
+def test_wrong_names_and_settings_are_refused() -> None:
+    Path("sums_e.py").write_text(SUMS)
+    assert "verifiers:sums-none cannot be read (ModuleNotFoundError: taskset 'sums-none' not found" in refusal(
+        "verifiers:sums-none"
+    )
+    assert "cannot be read (ValidationError" in refusal("verifiers:sums-e", "--taskset-config={biggest: 3}")
+    assert "has no tasks" in refusal("verifiers:sums-e", "--taskset-config={largest: 0}")
+    assert "must be a mapping" in refusal("verifiers:sums-e", "--taskset-config=3")
+    Path("sums-e.jsonl").write_text("precious")
+    assert "sums-e.jsonl already exists" in refusal("verifiers:sums-e")
+
+
+def test_settings_without_a_taskset_are_refused() -> None:
+    Path("a.jsonl").write_text('{"prompt": "1 + 1?", "answer": "2"}\n')
+    assert "--taskset-config is for tasksets, and a.jsonl is a file" in refusal("a.jsonl", "--taskset-config={a: 1}")
+
+
+def test_a_missing_extra_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "verifiers", None)
+    monkeypatch.setitem(sys.modules, "verifiers.v1.utils.loaders", None)
+    assert "run: pip install 'brorl[verifiers]'" in refusal("verifiers:sums")
