@@ -1,8 +1,8 @@
 // A page that is opened from disk cannot start a worker. The search then runs in a hidden frame of the page.
 if (location.protocol === "file:") {
-  window.Worker = class extends EventTarget {
+  const message = (data) => new MessageEvent("message", { data: structuredClone(data) });
+  window.Worker = class {
     constructor(url) {
-      super();
       this.frame = document.createElement("iframe");
       this.frame.hidden = true;
       document.body.appendChild(this.frame);
@@ -15,12 +15,13 @@ if (location.protocol === "file:") {
         });
       inside.importScripts = (...sources) =>
         sources.reduce((before, source) => before.then(() => load(source)), Promise.resolve());
-      inside.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
+      inside.postMessage = (data) => this.onmessage?.(message(data));
       this.ready = load(url);
     }
 
     postMessage(data) {
-      this.ready.then(() => this.frame.contentWindow.dispatchEvent(new MessageEvent("message", { data })));
+      const sent = message(data);
+      this.ready.then(() => this.frame.contentWindow.dispatchEvent(sent));
     }
 
     terminate() {

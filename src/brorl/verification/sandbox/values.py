@@ -42,8 +42,7 @@ def decode(text: str, depth: int = MAX_DEPTH) -> Any:
 
     Raises:
         ValueError: If it is not the text of a plain value, is nested too deeply, or has a set or dict with many
-        elements of
-            equal hashes.
+            elements of equal hashes.
     """
     try:
         return _decoded(json.loads(text, parse_int=_parse_int, parse_float=_parse_float), depth)
