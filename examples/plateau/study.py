@@ -42,7 +42,14 @@ from brorl.comparison.arms import (
 )
 from brorl.comparison.equal import at_equal_cost, at_equal_score, scores_at_cost
 from brorl.comparison.matching import costs_at
-from brorl.comparison.paired import conclusion_of, corrected_level, difference_interval, mean_over_runs
+from brorl.comparison.paired import (
+    conclusion_of,
+    corrected_level,
+    difference_interval,
+    difference_parts,
+    mean_over_runs,
+    seeds_needed,
+)
 from brorl.comparison.prompts import coverage_change
 from brorl.config.reading import parse_yaml
 from brorl.cost import Cost, Unit, cost_of_step, short_amount
@@ -293,8 +300,8 @@ def verdict_tables(task: str, stage: str, verdict: Comparison) -> Iterator[Table
         for b, a in pairs
         for label, differences in _differences(verdict, b, a, units)
     ]
-    note = "`*` excludes 0; `**` does after correction for all intervals of this table."
-    yield Table(f"{what}: differences at equal cost", ("arms", "at", *names), tuple(rows), (note,))
+    notes = ("`*` excludes 0; `**` does after correction for all intervals of this table.", *_needed(verdict, pairs))
+    yield Table(f"{what}: differences at equal cost", ("arms", "at", *names), tuple(rows), notes)
 
     for b, a in pairs:
         equal = at_equal_score(replace(verdict, arms=(a, b)), ks[-1])
@@ -302,6 +309,15 @@ def verdict_tables(task: str, stage: str, verdict: Comparison) -> Iterator[Table
             reached = " and ".join(f"{one.spent:.0f} s ({one.arm})" for one in equal.arms)
             text = f"{what}: pass@{equal.k} at a pass@1 of {equal.level:.3f}, at {reached}"
             yield Table(text, ("arms", f"pass@{equal.k}"), ((f"{b.name} minus {a.name}", signed(found.difference)),))
+
+
+def _needed(verdict: Comparison, pairs: list[tuple[Arm, Arm]]) -> Iterator[str]:
+    """Yield the seeds and puzzles that would show a difference of .02 in pass@1 at the end, if they are known."""
+    for b, a in pairs:
+        ends = (scores_at(verdict, arm, verdict.budget) for arm in (a, b))
+        if needed := seeds_needed(difference_parts(*ends, seeds_paired=True)):
+            size = f"{needed.seeds} seeds and {needed.prompts:,} puzzles"
+            yield f"A difference of {needed.half_width:g} in pass@1, {b.name} minus {a.name}, takes {size}."
 
 
 def _in_training(runs: list[list[Settings]]) -> Iterator[str]:
