@@ -13,14 +13,13 @@ from functools import partial
 from typing import Literal, assert_never
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brorl.algorithms import outcome_weights
 from brorl.algorithms.groups import Group
 from brorl.algorithms.outcome_weights import OutcomeWeight
 from brorl.algorithms.settings import AdvantageSettings
+from brorl.tree import FloatArray, IntArray
 
-FloatArray = NDArray[np.float64]
 NormalizeOver = Literal["trajectories", "tokens"]
 EstimateAdvantages = Callable[[Sequence[Group]], list[FloatArray]]
 """From a batch to the advantage of each distinct response, shape [L], for each group."""
@@ -148,7 +147,7 @@ def rloo(groups: Sequence[Group]) -> list[FloatArray]:
     return outcome_weighted(groups, outcome_weights.rloo)
 
 
-def _batch_weights(group: Group, normalize_over: NormalizeOver) -> NDArray[np.int64]:
+def _batch_weights(group: Group, normalize_over: NormalizeOver) -> IntArray:
     """Return the weight of each distinct response in the batch statistics, shape [L]."""
     match normalize_over:
         case "trajectories":

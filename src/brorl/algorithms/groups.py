@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from brorl.prompts.prompt import Prompt
-from brorl.tree import RolloutTree
+from brorl.tree import BoolArray, FloatArray, RolloutTree
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,12 +14,12 @@ class Group:
 
     prompt: Prompt  # the prompt
     tree: RolloutTree  # its rollouts
-    correct_L: NDArray[np.bool_]  # raw verdict of each distinct response, before any shaping of rewards, shape [L]
-    reward_L: NDArray[np.float64]  # reward of each distinct response, shape [L]
+    correct_L: BoolArray  # raw verdict of each distinct response, before any shaping of rewards, shape [L]
+    reward_L: FloatArray  # reward of each distinct response, shape [L]
     # Log-probs (nats) of the tree's nodes under the learner with the weights that sampled them, shape [M]. None while
     # the learner still holds these weights, where old log-probs are the engine's, and in asynchronous training, where
     # the old policy is that before the step.
-    old_logprob_M: NDArray[np.float64] | None = None
+    old_logprob_M: FloatArray | None = None
     # version of the weights that sampled the first tokens of the tree, and all tokens unless they were sampled in
     # segments: the number of the step whose update made them
     version: int = 0

@@ -13,12 +13,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, assert_never
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brorl.algorithms.settings import ImportanceCorrection
-from brorl.tree import RolloutTree
-
-FloatArray = NDArray[np.float64]
+from brorl.tree import FloatArray, RolloutTree
 
 _LARGEST_LOG_RATIO = 20.0  # keeps exp and its sums finite; any useful bound is far inside
 

@@ -17,11 +17,11 @@ from typing import assert_never
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import KLEstimator, KLPenalty
+from brorl.tree import FloatArray
 
 
 def kl_estimates(logprob_K: Tensor, reference_logprob_K: Tensor, estimator: KLEstimator, clamp: float) -> Tensor:
@@ -52,8 +52,8 @@ def kl_estimates(logprob_K: Tensor, reference_logprob_K: Tensor, estimator: KLEs
 
 def penalized_group(
     group: Group,
-    logprob_M: NDArray[np.float64],
-    reference_logprob_M: NDArray[np.float64],
+    logprob_M: FloatArray,
+    reference_logprob_M: FloatArray,
     penalty: KLPenalty,
 ) -> Group:
     """Subtract the KL penalty of each response from its reward; verdicts do not change.

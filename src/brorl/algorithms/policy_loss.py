@@ -14,13 +14,10 @@ from collections.abc import Sequence
 from typing import NamedTuple, assert_never
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from brorl.algorithms.settings import Aggregation
-from brorl.tree import RolloutTree
-
-FloatArray = NDArray[np.float64]
+from brorl.tree import FloatArray, RolloutTree
 
 
 class NodeWeights(NamedTuple):
@@ -191,7 +188,7 @@ def gspo_loss(
     )
 
 
-def response_weights(tree: RolloutTree, aggregation: Aggregation) -> NDArray[np.float64]:
+def response_weights(tree: RolloutTree, aggregation: Aggregation) -> FloatArray:
     """Return the factor of the loss of each token of a distinct response.
 
     Args:

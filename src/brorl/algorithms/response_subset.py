@@ -8,9 +8,8 @@ gradient whose mean is that of all responses (the loss is linear in the response
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from brorl.tree import BoolArray, FloatArray, IntArray
 
 
 def inclusion_probabilities(weight_L: FloatArray, size: int) -> FloatArray:
@@ -34,7 +33,7 @@ def inclusion_probabilities(weight_L: FloatArray, size: int) -> FloatArray:
         certain_L |= pi_L >= 1
 
 
-def choose(pi_L: FloatArray, generator: np.random.Generator) -> NDArray[np.int64]:
+def choose(pi_L: FloatArray, generator: np.random.Generator) -> IntArray:
     """Choose entries, each with its own probability, by systematic sampling from one uniform number.
 
     Args:
@@ -52,8 +51,8 @@ def choose(pi_L: FloatArray, generator: np.random.Generator) -> NDArray[np.int64
 
 
 def choose_responses(
-    total_advantage_L: FloatArray, correct_L: NDArray[np.bool_], size: int, generator: np.random.Generator
-) -> tuple[NDArray[np.int64], FloatArray]:
+    total_advantage_L: FloatArray, correct_L: BoolArray, size: int, generator: np.random.Generator
+) -> tuple[IntArray, FloatArray]:
     """Choose at most `size` (plus one, by rounding) responses of each verdict, by the size of their summed advantage.
 
     Args:

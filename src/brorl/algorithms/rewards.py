@@ -16,13 +16,9 @@ error. Dynamic sampling and pass@k use the raw verdict, never these numbers.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brorl.algorithms.settings import CosineLength, RewardShaping
-
-BoolArray = NDArray[np.bool_]
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from brorl.tree import BoolArray, FloatArray, IntArray
 
 
 def shaped_rewards(

@@ -26,8 +26,8 @@ from brorl.distributed.learner_rank import BuildLearner, LearnerFacts, LearnerRa
 from brorl.distributed.weights import RemoteWeights
 from brorl.errors import LearnerLostError
 from brorl.storage import storage_errors
-from brorl.training.learner import FloatArray, StepMetrics
-from brorl.tree import RolloutTree
+from brorl.training.learner import StepMetrics
+from brorl.tree import FloatArray, RolloutTree
 
 _POLL_S = 0.2  # Python handles a signal that comes just before a wait only after it
 _GRACE_S = 5.0  # in which the death of a rank becomes known, after another rank has lost its connection

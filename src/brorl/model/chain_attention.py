@@ -13,14 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from brorl.model.device import to_device
 from brorl.model.tree_attention import Grouping, PromptCache, at_least_float32, cast_by_autocast
-
-IntArray = NDArray[np.int64]
+from brorl.tree import IntArray
 
 
 class ChainAttention:

@@ -15,16 +15,13 @@ from inspect import signature
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.model.device import to_device
 from brorl.model.logits import PLAIN, NextToken, row_logits
 from brorl.model.logprobs import ChunkLogprobs, NodeOutputs, by_tree, default_max_nodes, node_offsets
-from brorl.tree import RolloutTree
-
-IntArray = NDArray[np.int64]
+from brorl.tree import IntArray, RolloutTree
 
 
 class Row(NamedTuple):

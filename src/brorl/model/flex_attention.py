@@ -20,18 +20,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from brorl.errors import UserError
 from brorl.model.device import to_device
 from brorl.model.tiled_attention import subtree_ends
 from brorl.model.tree_attention import PromptCache, cast_by_autocast
+from brorl.tree import BoolArray, IntArray
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-IntArray = NDArray[np.int64]
 _BLOCK = 128
 _MIN_BLOCKS = 2
 _MAX_KERNELS = 64  # of a process; the default of `torch.compile` is 8, and one more kernel would be an error
@@ -77,7 +76,7 @@ class KeySpans(NamedTuple):
             num_queries,
         )
 
-    def blocks(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def blocks(self) -> tuple[BoolArray, BoolArray]:
         """Return which blocks have pairs that see each other, and in which all pairs do, each of shape [B, C]."""
         first_block, stop_block = self.first // _BLOCK, self.stop // _BLOCK
         first_whole, stop_touched = -(-self.first // _BLOCK), -(-self.stop // _BLOCK)
@@ -115,7 +114,7 @@ def _padded(length: int) -> int:
     return max(_MIN_BLOCKS, -(-length // _BLOCK)) * _BLOCK
 
 
-def _ordered(listed_BC: NDArray[np.bool_], device: torch.device) -> tuple[Tensor, Tensor]:
+def _ordered(listed_BC: BoolArray, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the number of listed blocks, shape [1, 1, B], and all blocks, listed ones first, shape [1, 1, B, C]."""
     count_B, order_BC = listed_BC.sum(1), np.argsort(~listed_BC, axis=1, kind="stable")
     count, order = (to_device(x.astype(np.int32), device)[None, None] for x in (count_B, order_BC))

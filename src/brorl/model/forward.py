@@ -13,7 +13,6 @@ from functools import partial
 from typing import Literal, assert_never
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -33,9 +32,7 @@ from brorl.model.logprobs import (
 from brorl.model.own_cache import CacheError
 from brorl.model.tree_attention import HooksError, position_limit, smallest_window
 from brorl.model.tree_batch import AttentionChoice
-from brorl.tree import RolloutTree
-
-FloatArray = NDArray[np.float64]
+from brorl.tree import FloatArray, RolloutTree
 
 
 def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:

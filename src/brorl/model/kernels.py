@@ -24,13 +24,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from brorl.errors import UserError
+from brorl.tree import IntArray
 
 CompileChoice = Literal["auto", "on", "off"]
-IntArray = NDArray[np.int64]
 
 BLOCK = 16  # keys whose scores are computed together; see kernels.c
 _BLOCKS = 16  # of tokens, whose sums are added up in one order for every number of threads

@@ -13,7 +13,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -23,7 +22,7 @@ from brorl.model.lean import LeanPass
 from brorl.model.logits import LOGITS_PER_BLOCK, MAX_LOGITS, PLAIN, NextToken, RowLogits, softmax_lse
 from brorl.model.tree_attention import HookedPass, PackedPass, PromptCache, prefill, tree_attention
 from brorl.model.tree_batch import AttentionChoice, ChunkSlice, TreeBatch, split_into_chunks
-from brorl.tree import RolloutTree
+from brorl.tree import IntArray, RolloutTree
 
 _DEFAULT_NODES = 1024
 _DEFAULT_NODES_ON_CUDA = 8192  # a chunk starts hundreds of kernels per layer, whatever its size
@@ -159,7 +158,7 @@ def chunk_logprobs(
 def _compute_chunk(
     model: PreTrainedModel,
     trees: Sequence[RolloutTree],
-    offsets: NDArray[np.int64],
+    offsets: IntArray,
     slices: list[ChunkSlice],
     cache: PromptCache,
     outputs: NodeOutputs,
@@ -176,7 +175,7 @@ def _compute_chunk(
 
 
 def _first_level(
-    trees: Sequence[RolloutTree], offsets: NDArray[np.int64], logits_PV: Tensor, outputs: NodeOutputs
+    trees: Sequence[RolloutTree], offsets: IntArray, logits_PV: Tensor, outputs: NodeOutputs
 ) -> ChunkLogprobs:
     """Compute the log-probs of the first tokens after the prompts."""
     roots = [np.flatnonzero(t.parent < 0) for t in trees]
@@ -252,7 +251,7 @@ def by_tree(chunks: Sequence[ChunkLogprobs], trees: Sequence[RolloutTree]) -> li
     return list(logprob[torch.argsort(index)].split([t.num_unique_tokens for t in trees]))
 
 
-def node_offsets(trees: Sequence[RolloutTree]) -> NDArray[np.int64]:
+def node_offsets(trees: Sequence[RolloutTree]) -> IntArray:
     """Return the number of nodes in the trees before each tree, shape [P]."""
     sizes = [t.num_unique_tokens for t in trees]
     return np.cumsum([0, *sizes])[:-1]

@@ -16,14 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from brorl.model.device import to_device
 from brorl.model.tree_attention import PromptCache, cast_by_autocast
-
-IntArray = NDArray[np.int64]
+from brorl.tree import IntArray
 
 SCORES_PER_TILE = 1 << 25
 _MAX_QUERIES = 256  # more queries than this read too many keys that they do not see

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
@@ -25,8 +24,7 @@ from brorl.errors import UserError
 from brorl.model.device import to_device
 from brorl.model.kernels import in_blocks
 from brorl.model.logits import RowLogits, row_logits
-
-IntArray = NDArray[np.int64]
+from brorl.tree import IntArray
 
 _NAME = "brorl_tree"
 _NEUTRAL_ARGUMENTS = frozenset(

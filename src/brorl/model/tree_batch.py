@@ -16,7 +16,6 @@ from typing import Literal, assert_never
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from brorl.model.chain_attention import ChainAttention, split_into_chains
@@ -26,10 +25,9 @@ from brorl.model.kernels import PackedNodes, kernels_of
 from brorl.model.stack_attention import StackAttention
 from brorl.model.tiled_attention import TiledAttention
 from brorl.model.tree_attention import PromptCache
-from brorl.tree import RolloutTree
+from brorl.tree import IntArray, RolloutTree
 
 AttentionChoice = Literal["auto", "tiled", "flex"]
-IntArray = NDArray[np.int64]
 MAX_CHAIN_SCORES = 1 << 26  # of a layer, all heads; more are computed in tiles
 _KEYS_PER_NODE = 64  # a chunk gathers at most this many keys per owned node, on average
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from brorl.sampling import SamplingParams
-from brorl.tree import RolloutTree
+from brorl.tree import IntArray, RolloutTree
 
 EngineKind = Literal["native", "vllm"]
 
@@ -58,7 +56,7 @@ def rollouts_of_prompts(num_rollouts: int | Sequence[int], num_prompts: int) -> 
 class RowCosts(Protocol):
     """Predicts the memory of an engine's decoding rows."""
 
-    def bytes_for(self, rows_D: NDArray[np.int64], prompt_tokens: int) -> int:
+    def bytes_for(self, rows_D: IntArray, prompt_tokens: int) -> int:
         """Return the bytes at the peak of a call, from the live rows at each depth, shape [D].
 
         `prompt_tokens` counts the tokens of all prompts, padding included.

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brorl.errors import UserError
-from brorl.tree import RolloutTree
+from brorl.tree import BoolArray, FloatArray, RolloutTree
 from brorl.verification.verifier import Verdict
 
 _COLUMNS = (
@@ -45,16 +45,16 @@ class StoredGroup:
     tree: RolloutTree  # the rollouts, with empty `prompt_ids`, which are not stored
     texts: tuple[str, ...]  # text of each distinct response, L of them
     verdicts: tuple[Verdict, ...]  # verdict of each distinct response, with 0 seconds, which are not stored
-    reward_L: NDArray[np.float64]  # reward of each distinct response, shape [L]; NaN for unverified ones
+    reward_L: FloatArray  # reward of each distinct response, shape [L]; NaN for unverified ones
     reference: str | None = None  # the reference answer; None if it was not stored
 
     @cached_property
-    def correct_L(self) -> NDArray[np.bool_]:
+    def correct_L(self) -> BoolArray:
         """Whether each distinct response is correct, shape [L]."""
         return np.array([verdict.correct for verdict in self.verdicts], np.bool_)
 
     @cached_property
-    def unverified_L(self) -> NDArray[np.bool_]:
+    def unverified_L(self) -> BoolArray:
         """Whether each distinct response could not be verified because of infrastructure failures, shape [L]."""
         return np.array([verdict.unverified for verdict in self.verdicts], np.bool_)
 
@@ -74,7 +74,7 @@ class StoredGroup:
         return int(self.tree.leaf_count[~self.tree.finished].sum())
 
     @cached_property
-    def mean_logprob_L(self) -> NDArray[np.float64]:
+    def mean_logprob_L(self) -> FloatArray:
         """Mean log-prob (nats) of the tokens of each distinct response, shape [L]; NaN where one is unknown."""
         return self.tree.prefix_logprob[self.tree.leaf] / self.tree.length
 

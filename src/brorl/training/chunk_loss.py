@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple, Self, assert_never
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from brorl.algorithms.kl import kl_estimates
@@ -20,6 +18,7 @@ from brorl.algorithms.settings import KLPenalty, PolicyLossSettings
 from brorl.model.device import in_float64
 from brorl.model.logprobs import ChunkLogprobs
 from brorl.training.mini_batch import MiniBatch
+from brorl.tree import FloatArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,8 +140,8 @@ def _policy_loss(chunk: ChunkLogprobs, batch: MiniBatch, settings: PolicyLossSet
 
 
 def response_losses(
-    batch: MiniBatch, logprobs: Sequence[NDArray[np.float64]], settings: PolicyLossSettings
-) -> tuple[list[NDArray[np.float64]], LossSums]:
+    batch: MiniBatch, logprobs: Sequence[FloatArray], settings: PolicyLossSettings
+) -> tuple[list[FloatArray], LossSums]:
     """Return the derivative of a loss of whole responses by each node's log-prob, and its sums.
 
     Args:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from brorl.activity import Round
@@ -22,14 +22,14 @@ from brorl.seeds import derived_seed
 from brorl.theory.allocation import AdaptiveAllocation, allocate_rollouts, fit_prior
 from brorl.theory.pass_rates import PassRates
 from brorl.training.source import Batch, GradedPrompt, GroupSource, RetryPolicy, SourceState
-from brorl.tree import RolloutTree
+from brorl.tree import IntArray, RolloutTree
 
 _ROUND_BITS = 20  # an attempt has fewer rounds than two to the power of this
 
 
 def prompts_of_round(
     prompts_per_step: int, missing: ArrayLike, kept: ArrayLike, sampled: ArrayLike
-) -> NDArray[np.int64] | np.int64:
+) -> IntArray | np.int64:
     """Return the prompts that should fill a step at the kept fraction so far, at most `prompts_per_step`.
 
     Args:

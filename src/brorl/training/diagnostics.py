@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brorl.activity import Stopwatch
 from brorl.algorithms.groups import Group
@@ -24,10 +23,10 @@ from brorl.theory.held_out_check import HeldOut, check_on_held_out
 from brorl.theory.pass_rates import mixed_in_subset
 from brorl.training.learner import Learner
 from brorl.training.schedule import is_due
+from brorl.tree import FloatArray
 from brorl.verification.grade import Grader
 
 OTHER_N = (16, 32, 64, 128, 256, 512, 1024, 2048)
-FloatArray = NDArray[np.float64]
 _COUNTS = ("num_rollouts", "num_correct", "num_distinct")
 _EXACT = ("p_pos", "p_neg", "unsampled", "a_2", "b_2", "s_r", "entropy")
 _ESTIMATED = ("q_pos", "unsampled_correct", "u_pos_2", "u_neg_2")

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from brorl.algorithms.advantages import EstimateAdvantages
@@ -16,9 +14,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.model.forward import Forward, TreeForward
 from brorl.model.logits import NextToken
-from brorl.tree import RolloutTree
-
-FloatArray = NDArray[np.float64]
+from brorl.tree import FloatArray, RolloutTree
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from brorl.algorithms.importance import Mismatch, check_sampler_logprobs, import
 from brorl.algorithms.policy_loss import loss_denominator, node_weights, response_weights
 from brorl.algorithms.response_subset import choose_responses
 from brorl.model.device import in_float64, to_device
-from brorl.training.learner import FloatArray, LearnerSettings
+from brorl.training.learner import LearnerSettings
 from brorl.training.ranks import Ranks
 from brorl.training.reference import ReferencePolicy
 from brorl.training.tree_scores import TreeScores
-from brorl.tree import IntArray, RolloutTree
+from brorl.tree import FloatArray, IntArray, RolloutTree
 
 _Compute = Callable[[Sequence[RolloutTree]], list[FloatArray]]
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from brorl.algorithms.advantages import FloatArray, advantage_estimator
+from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.runs.run_directory import Record
 from brorl.training.schedule import is_due
 from brorl.training.settings import PhaseSettings
+from brorl.tree import FloatArray
 
 
 class Objective:

@@ -30,14 +30,14 @@ from brorl.model.passes import ChunkSize, OwnPasses
 from brorl.model.sharding import SyncedForward, full_tensor, save_whole
 from brorl.runs.checkpoint import EMA
 from brorl.training.chunk_loss import LossSums, chunk_loss, response_losses
-from brorl.training.learner import FloatArray, LearnerSettings, StepMetrics
+from brorl.training.learner import LearnerSettings, StepMetrics
 from brorl.training.learner_state import in_memory, sharded_header, with_moments_of, write_sharded
 from brorl.training.mini_batch import MiniBatch, StepPreparation, to_tensor
 from brorl.training.ranks import ALONE, Ranks
 from brorl.training.reference import ReferencePolicy
 from brorl.training.snapshot import AveragedWeights, Snapshot
 from brorl.training.tree_scores import TreeScores
-from brorl.tree import RolloutTree
+from brorl.tree import FloatArray, RolloutTree
 
 
 class TreeLearner:

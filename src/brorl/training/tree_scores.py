@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 from brorl.model.device import in_float64
 from brorl.model.logprobs import prompt_groups
 from brorl.model.passes import ChunkSize, Passes
-from brorl.training.learner import FloatArray, LearnerSettings
+from brorl.training.learner import LearnerSettings
 from brorl.training.ranks import Ranks
 from brorl.training.reference import ReferencePolicy
-from brorl.tree import RolloutTree
+from brorl.tree import FloatArray, RolloutTree
 
 T = TypeVar("T")
 

@@ -28,7 +28,8 @@ from brorl.model.tree_attention import (
     prefill,
     tree_attention,
 )
-from brorl.rollout.native.row_cache import IntArray, PagedRowCache, RowCache
+from brorl.rollout.native.row_cache import PagedRowCache, RowCache
+from brorl.tree import IntArray
 
 
 class DecodeContext:

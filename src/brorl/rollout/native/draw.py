@@ -12,12 +12,12 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from brorl.model.kernels import kernels_of
 from brorl.model.logits import softmax_lse
 from brorl.sampling import SamplingParams
+from brorl.tree import FloatArray, IntArray
 
 _POSITIONS_PER_BLOCK = 16
 LOGITS_PER_DRAW = 1 << 24  # a draw has several temporaries of its logits' size, one of them in float64
@@ -40,7 +40,7 @@ class Uniforms:
         self._filled_P = np.zeros(len(rollouts_P), np.bool_)
         self._block = 0
 
-    def at(self, position: int, prompt_K: NDArray[np.int64], rollout_K: NDArray[np.int64]) -> NDArray[np.float64]:
+    def at(self, position: int, prompt_K: IntArray, rollout_K: IntArray) -> FloatArray:
         """Return the numbers of K rollouts (prompt index, index within the prompt) at a position, shape [K]."""
         block, row = divmod(position, _POSITIONS_PER_BLOCK)
         if block != self._block:
@@ -52,7 +52,7 @@ class Uniforms:
             size = (_POSITIONS_PER_BLOCK, self._rollouts_P[prompt])
             self._table[prompt, :, : size[1]] = np.random.Generator(np.random.Philox(key=key)).random(size)
             self._filled_P[prompt] = True
-        uniform_K: NDArray[np.float64] = self._table[prompt_K, row, rollout_K]
+        uniform_K: FloatArray = self._table[prompt_K, row, rollout_K]
         return uniform_K
 
 

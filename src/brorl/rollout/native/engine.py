@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -24,9 +23,9 @@ from brorl.model.tree_attention import HookedPass
 from brorl.rollout.engine import rollouts_of_prompts
 from brorl.rollout.native.decoder import Decoder, ModelCacheDecoder, Rows, TreeDecoder
 from brorl.rollout.native.draw import Uniforms, draw_tokens
-from brorl.rollout.native.row_cache import IntArray, RowCache, row_cache
+from brorl.rollout.native.row_cache import RowCache, row_cache
 from brorl.sampling import SamplingParams
-from brorl.tree import RolloutTree
+from brorl.tree import BoolArray, FloatArray, IntArray, RolloutTree
 
 
 class Forest:
@@ -35,13 +34,13 @@ class Forest:
     def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
         self._prompts = [tuple(p) for p in prompts]
         self._nodes: list[tuple[IntArray, ...]] = []  # (prompt, parent, token, count, depth) per call of `add`
-        self._logprobs: list[NDArray[np.float64]] = []
+        self._logprobs: list[FloatArray] = []
         self._leaves: list[tuple[IntArray, ...]] = []  # (node, count, finished) per call of `finish`
         self._size = 0
 
     def add(
         self, depth: int, prompt_C: IntArray, parent_C: IntArray, token_C: IntArray, count_C: IntArray,
-        logprob_C: NDArray[np.float64],
+        logprob_C: FloatArray,
     ) -> IntArray:  # fmt: skip
         """Record C new nodes at a depth (parent -1 at depth 0) and return their numbers, shape [C]."""
         self._nodes.append((prompt_C, parent_C, token_C, count_C, np.full_like(token_C, depth)))
@@ -49,7 +48,7 @@ class Forest:
         self._size += token_C.size
         return np.arange(self._size - token_C.size, self._size)
 
-    def finish(self, node_C: IntArray, count_C: IntArray, stopped_C: NDArray[np.bool_]) -> None:
+    def finish(self, node_C: IntArray, count_C: IntArray, stopped_C: BoolArray) -> None:
         """Record responses that end at nodes, with the number of rollouts that do."""
         self._leaves.append((node_C, count_C, stopped_C.astype(np.int64)))
 
@@ -331,5 +330,5 @@ class _Growth:
             logits_RV = self.decoder.feed(path_RT[:, position], position, prompt_R)
         return logits_RV
 
-    def _tensor(self, array: NDArray[np.int64] | NDArray[np.float64]) -> Tensor:
+    def _tensor(self, array: IntArray | FloatArray) -> Tensor:
         return to_device(array, self._device)

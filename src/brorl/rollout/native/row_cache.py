@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -17,8 +16,7 @@ from brorl.errors import OutOfMemoryError
 from brorl.model.device import to_device
 from brorl.model.kernels import BLOCK, Kernels, kernels_of, padded
 from brorl.model.kv_shape import KVShape
-
-IntArray = NDArray[np.int64]
+from brorl.tree import IntArray
 
 _TOKENS_AT_ONCE = 16
 _FIRST_SLOTS = 64
