@@ -1,9 +1,9 @@
-"""The passes of a model that one process holds: nothing has to be agreed on. See `sharding.SyncedForward` for ranks."""
+"""The size of the passes of a model, and what the ranks that share it agree on; see `sharding.SyncedForward`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -15,33 +15,17 @@ class PeerOutOfMemoryError(torch.OutOfMemoryError):
     """Another rank ran out of memory, so all ranks start again."""
 
 
-class Passes(Protocol):
-    """Keeps the passes of several ranks in step."""
+class Passes:
+    """Keeps the passes of several ranks in step; here those of one process, which has nothing to agree on."""
 
     def finish(self) -> None:
         """Make the passes that other ranks still need; the end of a piece of work."""
-        ...
 
     def fail(self) -> None:
         """Report that this rank ran out of memory."""
-        ...
 
     def any(self, failed: bool) -> bool:
         """Return whether some work failed on any rank."""
-        ...
-
-
-class OwnPasses:
-    """The passes of one process."""
-
-    def finish(self) -> None:
-        """Do nothing: there are no other ranks."""
-
-    def fail(self) -> None:
-        """Do nothing: there are no other ranks."""
-
-    def any(self, failed: bool) -> bool:
-        """Return whether the work of this process failed."""
         return failed
 
 
@@ -68,7 +52,7 @@ class ChunkSize:
         self.value = initial
         self.retries = 0
         self._echo = echo
-        self._passes = passes or OwnPasses()
+        self._passes = passes or Passes()
 
     def run(self, work: Callable[[], T]) -> T:
         """Return the result of work that reads `value`; restart it with half the nodes whenever memory runs out.

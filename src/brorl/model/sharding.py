@@ -22,7 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from brorl.errors import OutOfMemoryError
 from brorl.model.logits import computed_whole
-from brorl.model.passes import PeerOutOfMemoryError
+from brorl.model.passes import Passes, PeerOutOfMemoryError
 from brorl.model.tree_attention import attention
 
 try:
@@ -156,7 +156,7 @@ class _Kind(IntEnum):
     FAILED = 3  # no pass: the work starts again with smaller chunks, or ends
 
 
-class SyncedForward:
+class SyncedForward(Passes):
     """Makes all ranks do the same sequence of passes through a sharded model.
 
     The ranks agree before each pass. A rank that needs no such pass makes one over two tokens that adds zero to every

@@ -26,7 +26,7 @@ from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.algorithms.kl import penalized_group
 from brorl.errors import DivergedError
-from brorl.model.passes import ChunkSize, OwnPasses
+from brorl.model.passes import ChunkSize, Passes
 from brorl.model.sharding import SyncedForward, full_tensor, save_whole
 from brorl.runs.checkpoint import EMA
 from brorl.training.chunk_loss import LossSums, chunk_loss, response_losses
@@ -61,7 +61,7 @@ class TreeLearner:
     ) -> None:
         self.model = model
         self._ranks = ranks
-        self._passes = SyncedForward(model, ranks.maximum) if ranks.size > 1 else OwnPasses()
+        self._passes = SyncedForward(model, ranks.maximum) if ranks.size > 1 else Passes()
         self._observe = observe
         self._echo = echo
         self._cost_line_shown = False
