@@ -27,7 +27,7 @@ from brorl.model.logprobs import ModelPass, chunk_logprobs, tree_logprobs
 from brorl.model.lora import add_adapter
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.settings import LoraSettings
-from brorl.model.tree_batch import AttentionChoice, ChunkInputs, ChunkSlice
+from brorl.model.tree_batch import AttentionChoice, ChunkInputs, TreeSlice
 from brorl.tree import RolloutTree
 from small_models import (
     assert_same_gradients,
@@ -73,7 +73,7 @@ def inputs_of(trees: list[RolloutTree]) -> tuple[np.ndarray, np.ndarray, np.ndar
     """Return the lengths of the prompts, and the prompt, depth and parent of the input nodes of whole trees."""
     prompts, depths, parents = [], [], []
     for number, tree in enumerate(trees):
-        inputs = ChunkInputs.of(tree, ChunkSlice(number, 0, tree.num_responses))
+        inputs = ChunkInputs.of(tree, TreeSlice(number, 0, tree.num_responses))
         before = sum(map(len, depths))
         prompts.append(np.full(inputs.node_F.size, number))
         depths.append(tree.depth[inputs.node_F])

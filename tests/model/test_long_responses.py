@@ -29,7 +29,7 @@ from brorl.model.logprobs import ChunkLogprobs, chunk_logprobs, tree_logprobs
 from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
 from brorl.model.tree_attention import PromptCache
-from brorl.model.tree_batch import ChunkSlice, TreeBatch
+from brorl.model.tree_batch import TreeBatch, TreeSlice
 from brorl.tree import RolloutTree
 from small_models import (
     ARCHITECTURES,
@@ -287,7 +287,7 @@ def random_batch(rng: np.random.Generator, dtype: torch.dtype) -> tuple[TreeBatc
 
     prompts = [normal(3, kv_heads, 6, 3), normal(3, kv_heads, 6, 5)]
     offsets = np.cumsum([0] + [t.num_unique_tokens for t in trees])[:-1]
-    slices = [ChunkSlice(0, 2, trees[0].num_responses), ChunkSlice(1, 0, trees[1].num_responses), ChunkSlice(2, 0, 3)]
+    slices = [TreeSlice(0, 2, trees[0].num_responses), TreeSlice(1, 0, trees[1].num_responses), TreeSlice(2, 0, 3)]
     batch = TreeBatch(trees, offsets, slices, PromptCache([prompts[0]], [prompts[1]], None, lengths))
     nodes = batch.token_F.numel()
     return batch, [normal(nodes, HEADS, 3), normal(nodes, kv_heads, 3), normal(nodes, kv_heads, 5), *prompts]

@@ -18,7 +18,7 @@ from brorl.model.tree_attention import (
     prefill,
     tree_attention,
 )
-from brorl.model.tree_batch import ChunkSlice, TreeBatch, split_into_chunks
+from brorl.model.tree_batch import TreeBatch, TreeSlice, split_into_chunks
 from brorl.rollout.native.decoder import DecodeContext
 from brorl.rollout.native.row_cache import RowCache
 from brorl.tree import RolloutTree
@@ -125,7 +125,7 @@ def test_fed_nodes_attend_to_their_prompt_and_their_path(max_nodes: int, rng: np
             torch.testing.assert_close(got[i], expected, rtol=1e-12, atol=1e-12)
 
 
-def nodes_to_feed(tree: RolloutTree, piece: ChunkSlice) -> list[int]:
+def nodes_to_feed(tree: RolloutTree, piece: TreeSlice) -> list[int]:
     """Nodes with children that responses [start, stop) pass through and no earlier response's chunk has owned..."""
     mine = [set(tree.path(int(leaf)).tolist()) for leaf in tree.leaf[piece.start : piece.stop]]
     earlier = {n for leaf in tree.leaf[: piece.start] for n in tree.path(int(leaf)).tolist()}

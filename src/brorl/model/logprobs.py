@@ -21,7 +21,7 @@ from brorl.model.device import to_device
 from brorl.model.lean import LeanPass
 from brorl.model.logits import LOGITS_PER_BLOCK, MAX_LOGITS, PLAIN, NextToken, RowLogits, softmax_lse
 from brorl.model.tree_attention import HookedPass, PackedPass, PromptCache, prefill, tree_attention
-from brorl.model.tree_batch import AttentionChoice, ChunkSlice, TreeBatch, split_into_chunks
+from brorl.model.tree_batch import AttentionChoice, TreeBatch, TreeSlice, split_into_chunks
 from brorl.tree import IntArray, RolloutTree
 
 _DEFAULT_NODES = 1024
@@ -159,7 +159,7 @@ def _compute_chunk(
     model: PreTrainedModel,
     trees: Sequence[RolloutTree],
     offsets: IntArray,
-    slices: list[ChunkSlice],
+    slices: list[TreeSlice],
     cache: PromptCache,
     outputs: NodeOutputs,
     model_pass: ModelPass,

@@ -33,20 +33,20 @@ _KEYS_PER_NODE = 64  # a chunk gathers at most this many keys per owned node, on
 
 
 @dataclass(frozen=True)
-class ChunkSlice:
-    """The distinct responses [start, stop) of one tree."""
+class TreeSlice:
+    """The distinct responses [start, stop) of tree number `tree`."""
 
     tree: int
     start: int
     stop: int
 
 
-def split_into_chunks(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[list[ChunkSlice]]:
+def split_into_chunks(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[list[TreeSlice]]:
     """Split trees into chunks of consecutive responses that own at most about `max_nodes` nodes.
 
     A single response longer than that is one chunk.
     """
-    chunk: list[ChunkSlice] = []
+    chunk: list[TreeSlice] = []
     room, keys = max_nodes, 0
     for number, tree in enumerate(trees):
         new_L = np.diff(tree.leaf, prepend=-1)
@@ -56,10 +56,10 @@ def split_into_chunks(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[
             keys += int(path_L[leaf])
             full = new_L[leaf] > room or keys > max_nodes * _KEYS_PER_NODE
             if full and (leaf > start or chunk):
-                yield [*chunk, ChunkSlice(number, start, leaf)] if leaf > start else chunk
+                yield [*chunk, TreeSlice(number, start, leaf)] if leaf > start else chunk
                 chunk, start, room, keys = [], leaf, max_nodes, int(path_L[leaf])
             room -= int(new_L[leaf])
-        chunk.append(ChunkSlice(number, start, tree.num_responses))
+        chunk.append(TreeSlice(number, start, tree.num_responses))
     if chunk:
         yield chunk
 
@@ -73,7 +73,7 @@ class ChunkInputs:
     owned: slice  # the range of tree nodes that the slice owns
 
     @classmethod
-    def of(cls, tree: RolloutTree, responses: ChunkSlice) -> ChunkInputs:
+    def of(cls, tree: RolloutTree, responses: TreeSlice) -> ChunkInputs:
         """Find the input nodes of a slice of a tree."""
         begin = int(tree.leaf[responses.start - 1]) + 1 if responses.start else 0
         stop = int(tree.leaf[responses.stop - 1]) + 1
@@ -105,7 +105,7 @@ class TreeBatch:
     """
 
     def __init__(
-        self, trees: Sequence[RolloutTree], offsets: IntArray, slices: Sequence[ChunkSlice], cache: PromptCache
+        self, trees: Sequence[RolloutTree], offsets: IntArray, slices: Sequence[TreeSlice], cache: PromptCache
     ) -> None:
         device = cache.device
         tokens, positions, prompts, parents, depths = [], [], [], [], []

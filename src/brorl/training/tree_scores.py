@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,20 +17,13 @@ from transformers import PreTrainedModel
 from brorl.model.device import in_float64
 from brorl.model.logprobs import prompt_groups
 from brorl.model.passes import ChunkSize, Passes
+from brorl.model.tree_batch import TreeSlice
 from brorl.training.learner import LearnerSettings
 from brorl.training.ranks import Ranks
 from brorl.training.reference import ReferencePolicy
 from brorl.tree import FloatArray, RolloutTree
 
 T = TypeVar("T")
-
-
-class Piece(NamedTuple):
-    """The distinct responses [start, stop) of tree number `tree`."""
-
-    tree: int
-    start: int
-    stop: int
 
 
 class TreeScores:
@@ -95,10 +88,10 @@ class TreeScores:
 
         return self._nodes.run(work)
 
-    def local_pieces(self, trees: Sequence[RolloutTree]) -> list[Piece]:
+    def local_pieces(self, trees: Sequence[RolloutTree]) -> list[TreeSlice]:
         """Return the responses that this rank works on."""
         if self._ranks.size == 1:
-            return [Piece(number, 0, tree.num_responses) for number, tree in enumerate(trees)]
+            return [TreeSlice(number, 0, tree.num_responses) for number, tree in enumerate(trees)]
         # A layer has about 12 hidden^2 weights, and attends to a token with 2 hidden multiplications.
         per_position = 1 / (6 * self._model.config.get_text_config().hidden_size)
         costs = [self._settings.forward.response_costs(tree, per_position) for tree in trees]
@@ -109,7 +102,7 @@ class TreeScores:
         return torch.autocast(self._model.device.type, torch.bfloat16) if self._settings.autocast else nullcontext()
 
 
-def deal(costs: Sequence[FloatArray], num_ranks: int) -> list[list[Piece]]:
+def deal(costs: Sequence[FloatArray], num_ranks: int) -> list[list[TreeSlice]]:
     """Cut the responses of all trees, in order, into one run per rank, of nearly equal cost.
 
     At most R - 1 trees are split. A loss is a sum over responses, hence the parts of a tree have the gradient of the
@@ -129,10 +122,10 @@ def deal(costs: Sequence[FloatArray], num_ranks: int) -> list[list[Piece]]:
     middle = np.cumsum(cost) - cost / 2
     rank = np.minimum((middle * num_ranks / cost.sum()).astype(np.int64), num_ranks - 1)
     ends = np.cumsum([tree_L.size for tree_L in costs])
-    pieces_R: list[list[Piece]] = [[] for _ in range(num_ranks)]
+    pieces_R: list[list[TreeSlice]] = [[] for _ in range(num_ranks)]
     for number, (tree_L, end) in enumerate(zip(costs, ends.tolist(), strict=True)):
         rank_L = rank[end - tree_L.size : end]
         starts = np.flatnonzero(np.diff(rank_L, prepend=-1))
         for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), tree_L.size], strict=True):
-            pieces_R[rank_L[start]].append(Piece(number, start, stop))
+            pieces_R[rank_L[start]].append(TreeSlice(number, start, stop))
     return pieces_R
