@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from inspect import signature
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ from transformers import PreTrainedModel
 from brorl.algorithms.advantages import reinforce_pp_baseline
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import KLPenalty, PolicyLossSettings
-from brorl.model.flat_logprobs import flat_chunk_logprobs, flat_logprobs, split_into_rows
+from brorl.model.flat_logprobs import flat_chunk_logprobs, split_into_rows
 from brorl.model.forward import FlatForward, TreeForward, choose_forward, num_flat_tokens, num_tree_tokens
 from brorl.model.logits import NextToken
-from brorl.model.logprobs import tree_logprobs
+from brorl.model.logprobs import by_tree, tree_logprobs
 from brorl.model.own_cache import CacheError, OwnCache
 from brorl.model.tree_attention import HooksError
 from brorl.prompts.prompt import Prompt
@@ -53,6 +54,10 @@ HYBRIDS = {
 }  # fmt: skip
 UNREACHABLE = {name: settings for name, (settings, _) in REFUSED.items() if name != "bert"} | HYBRIDS
 FLAT = FlatForward("a test")
+
+
+def flat_logprobs(model: PreTrainedModel, trees: list[RolloutTree], **options: Any) -> list[torch.Tensor]:
+    return by_tree(list(flat_chunk_logprobs(model, trees, **options)), trees)
 
 
 @pytest.mark.parametrize("model_type", mostly_slow(UNREACHABLE, "bloom", "mamba"))

@@ -285,7 +285,7 @@ def test_the_choice_decides_the_attention(rng: np.random.Generator, monkeypatch:
         forward = choose_forward(model, attention=choice)
         with torch.no_grad():
             made.clear()
-            forward.logprobs(model, trees, next_token=NextToken(), max_nodes=None)
+            list(forward.chunk_logprobs(model, trees, next_token=NextToken(), max_nodes=None))
         return set(made)
 
     assert attended("auto") == {"ChainAttention"}

@@ -25,7 +25,7 @@ from brorl.model.flat_logprobs import flat_chunk_logprobs
 from brorl.model.forward import choose_forward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.logits import NextToken, embeds_last
-from brorl.model.logprobs import ChunkLogprobs, chunk_logprobs, tree_logprobs
+from brorl.model.logprobs import ChunkLogprobs, by_tree, chunk_logprobs, tree_logprobs
 from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
 from brorl.model.tree_attention import PromptCache
@@ -257,9 +257,9 @@ def test_models_that_change_their_logits_keep_them_whole(
     forward = choose_forward(model, choice)
     trees = [random_tree(rng)]
     with torch.no_grad():
-        expected = forward.logprobs(model, trees, next_token=NextToken(), max_nodes=None)[0]
+        expected = by_tree(list(forward.chunk_logprobs(model, trees)), trees)[0]
         monkeypatch.setattr(logits, "MAX_LOGITS", 0)
-        assert torch.equal(forward.logprobs(model, trees, next_token=NextToken(), max_nodes=None)[0], expected)
+        assert torch.equal(by_tree(list(forward.chunk_logprobs(model, trees)), trees)[0], expected)
         with pytest.raises(UserError, match="changes its logits after its output embedding"):
             tree_logprobs(model, trees)
     model.config.vocab_size = 1 << 20  # whole logits need smaller chunks

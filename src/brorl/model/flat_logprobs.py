@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from brorl.model.device import to_device
 from brorl.model.logits import PLAIN, NextToken, row_logits
-from brorl.model.logprobs import ChunkLogprobs, NodeOutputs, by_tree, default_max_nodes, node_offsets
+from brorl.model.logprobs import ChunkLogprobs, NodeOutputs, default_max_nodes, node_offsets
 from brorl.tree import IntArray, RolloutTree
 
 
@@ -48,24 +48,6 @@ def split_into_rows(trees: Sequence[RolloutTree], max_tokens: int) -> Iterator[l
             chunk.append(Row(number, leaf))
     if chunk:
         yield chunk
-
-
-def flat_logprobs(
-    model: PreTrainedModel,
-    trees: Sequence[RolloutTree],
-    *,
-    next_token: NextToken = PLAIN,
-    max_nodes: int | None = None,
-    whole_logits: bool = False,
-) -> list[Tensor]:
-    """Compute the log-prob of every node of every tree, as `tree_logprobs` does, with any causal LM.
-
-    `max_nodes` limits the tokens of a forward pass.
-    """
-    if not trees:
-        return []
-    chunks = flat_chunk_logprobs(model, trees, next_token=next_token, max_nodes=max_nodes, whole_logits=whole_logits)
-    return by_tree(list(chunks), trees)
 
 
 def flat_chunk_logprobs(

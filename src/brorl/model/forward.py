@@ -13,10 +13,9 @@ from functools import partial
 from typing import Literal, assert_never
 
 import numpy as np
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from brorl.model.flat_logprobs import flat_chunk_logprobs, flat_logprobs
+from brorl.model.flat_logprobs import flat_chunk_logprobs
 from brorl.model.hook_check import check_hooks, check_own_cache, is_exact
 from brorl.model.kv_shape import KVShape
 from brorl.model.lean import has_lean_layout
@@ -27,7 +26,6 @@ from brorl.model.logprobs import (
     ModelPass,
     chunk_logprobs,
     default_max_nodes,
-    tree_logprobs,
 )
 from brorl.model.own_cache import CacheError
 from brorl.model.tree_attention import HooksError, position_limit, smallest_window
@@ -77,11 +75,6 @@ class TreeForward:
         return default_max_nodes(model, whole_logits=self.model_pass.whole_logits)
 
     @property
-    def logprobs(self) -> partial[list[Tensor]]:
-        """`tree_logprobs` with the attention and the logits of this forward pass."""
-        return partial(tree_logprobs, model_pass=self.model_pass)
-
-    @property
     def chunk_logprobs(self) -> partial[Iterator[ChunkLogprobs]]:
         """`chunk_logprobs` with the attention and the logits of this forward pass."""
         return partial(chunk_logprobs, model_pass=self.model_pass)
@@ -101,11 +94,6 @@ class FlatForward:
     def default_max_nodes(self, model: PreTrainedModel) -> int:
         """Return the maximum number of tokens of a forward pass, where the settings have none."""
         return default_max_nodes(model, whole_logits=self.whole_logits)
-
-    @property
-    def logprobs(self) -> partial[list[Tensor]]:
-        """`flat_logprobs` with the logits that the model needs."""
-        return partial(flat_logprobs, whole_logits=self.whole_logits)
 
     @property
     def chunk_logprobs(self) -> partial[Iterator[ChunkLogprobs]]:

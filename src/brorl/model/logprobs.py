@@ -246,6 +246,8 @@ class NodeOutputs:
 
 def by_tree(chunks: Sequence[ChunkLogprobs], trees: Sequence[RolloutTree]) -> list[Tensor]:
     """Return the log-probs of chunks that together hold every node once, for each tree in its order, shape [M]."""
+    if not trees:
+        return []
     index = torch.cat([c.index for c in chunks])
     logprob = torch.cat([c.logprob for c in chunks])
     return list(logprob[torch.argsort(index)].split([t.num_unique_tokens for t in trees]))

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from brorl.model.device import in_float64
-from brorl.model.logprobs import prompt_groups
+from brorl.model.logprobs import by_tree, prompt_groups
 from brorl.model.passes import ChunkSize, Passes
 from brorl.model.tree_batch import TreeSlice
 from brorl.training.learner import LearnerSettings
@@ -66,8 +66,8 @@ class TreeScores:
             with self.autocast():
                 for start, stop in prompt_groups(trees, nodes):  # prompts take memory too
                     some = trees[start:stop]
-                    logprobs = forward.logprobs(self._model, some, next_token=next_token, max_nodes=nodes)
-                    found += [in_float64(lp).cpu().numpy() for lp in logprobs]
+                    chunks = forward.chunk_logprobs(self._model, some, next_token=next_token, max_nodes=nodes)
+                    found += [in_float64(lp).cpu().numpy() for lp in by_tree(list(chunks), some)]
             self._passes.finish()
             return found
 
