@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple, Self, assert_never
+from typing import Self, assert_never
 
 import torch
 from torch import Tensor
@@ -66,21 +66,14 @@ class LossSums:
         return self.from_vector(self.vector() + other.vector())
 
 
-class ChunkLoss(NamedTuple):
-    """The loss of a chunk."""
-
-    loss: Tensor  # scalar with a gradient
-    sums: LossSums  # sums over the chunk's nodes
-
-
 def chunk_loss(
     chunk: ChunkLogprobs,
     batch: MiniBatch,
     settings: PolicyLossSettings,
     kl: KLPenalty | None,
     coefficient_K: Tensor | None,
-) -> ChunkLoss:
-    """Return the loss of a chunk.
+) -> tuple[Tensor, LossSums]:
+    """Return the loss of a chunk, a scalar with a gradient, and the sums over its nodes.
 
     Args:
         chunk: Some nodes of the mini-batch.
@@ -113,7 +106,7 @@ def chunk_loss(
         entropy = (batch.sampled_K[index] * chunk.entropy.detach()).sum()
         bonus = (batch.token_weight_K[index] * chunk.entropy).sum() / batch.denominator
         loss = loss - settings.entropy_coefficient * bonus
-    return ChunkLoss(loss, LossSums.from_vector(in_float64(torch.stack([*sums, old_kl, reference_kl, entropy]))))
+    return loss, LossSums.from_vector(in_float64(torch.stack([*sums, old_kl, reference_kl, entropy])))
 
 
 def _policy_loss(chunk: ChunkLogprobs, batch: MiniBatch, settings: PolicyLossSettings) -> PolicyLoss:
