@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from brorl.evaluation.settings import EvaluationSettings
-from brorl.training.monitor import Collapse, Monitor, find_collapse
+from brorl.training.monitor import Monitor, advice, new_signs
 from brorl.training.settings import CollapseLimits
 from run_support import SMALL, command, metrics_without_times
 
@@ -28,9 +28,9 @@ def evaluation(step: int, one: float, many: float, key: type = int) -> dict[str,
     return {"step": step, "evaluation": {"pass_at": pass_at, "num_prompts": 50}}
 
 
-def told(records: Sequence[dict[str, Any]], limits: CollapseLimits, window: int = 3) -> dict[int, Collapse]:
+def told(records: Sequence[dict[str, Any]], limits: CollapseLimits, window: int = 3) -> dict[int, dict[str, str]]:
     """What a run would have been told, after each of its steps."""
-    found = {r["step"]: find_collapse(records[: i + 1], limits, window) for i, r in enumerate(records)}
+    found = {r["step"]: new_signs(records[: i + 1], limits, window) for i, r in enumerate(records)}
     return {step: collapse for step, collapse in found.items() if collapse}
 
 
@@ -39,12 +39,18 @@ def test_entropy_below_a_share_of_its_start_is_told_once() -> None:
     found = told([update(s, e) for s, e in enumerate(entropies, 1)], SHORT)
     expected = next(s for s in range(6, 12) if median(entropies[s - 3 : s]) < 0.1 * median(entropies[:3]))
     assert list(found) == [expected] == [8]
-    assert found[8].signs == ("entropy",)
-    assert found[8].findings == ("the entropy fell from 1.2 to 0.11 nats per token, below 10% of its start",)
-    assert found[8].text.startswith("step 8: the model may be collapsing: the entropy fell")
-    assert "checkpoints/best" in found[8].advice
-    assert "optimizer.learning_rate" in found[8].advice
-    assert "\n" not in found[8].text
+    assert found[8] == {"entropy": "the entropy fell from 1.2 to 0.11 nats per token, below 10% of its start"}
+    assert "checkpoints/best" in advice(found[8])
+    assert "optimizer.learning_rate" in advice(found[8])
+
+
+def test_a_collapse_is_told_in_one_line() -> None:
+    watch = Monitor(SHORT, EvaluationSettings())
+    watch.recall([update(s, 1.0) for s in range(1, 16)] + [update(s, 0.01) for s in range(16, 21)])
+    text = watch.collapse(update(21, 0.01)) or ""
+    assert text.startswith("step 21: the model may be collapsing: the entropy fell")
+    assert text.endswith(advice(["entropy"]))
+    assert "\n" not in text
 
 
 def test_signs_are_those_of_medians_read_from_scratch(rng: np.random.Generator) -> None:
@@ -63,7 +69,7 @@ def test_signs_are_those_of_medians_read_from_scratch(rng: np.random.Generator) 
         found = told([update(s, e, k) for s, (e, k) in enumerate(zip(entropies, kls, strict=True), 1)], limits, w)
         for sign, held in holds.items():
             begins = [s for s in range(1, 61) if held[s] and not held[s - 1]]
-            assert [s for s, collapse in found.items() if sign in collapse.signs] == begins
+            assert [s for s, collapse in found.items() if sign in collapse] == begins
             again += len(begins) > 1
     assert again
 
@@ -82,10 +88,9 @@ def test_lost_coverage_without_a_gain_is_collapse(key: type) -> None:
     found = told(records, SHORT)
     # At step 40 pass@64 is below its best for the second time, but pass@1 was better than the two times before.
     assert list(found) == [50]
-    assert found[50].signs == ("coverage",)
-    assert found[50].findings == (
-        "pass@64 fell from 0.900 [0.880, 0.930] to 0.600 over 2 evaluations while pass@1 no longer rose",
-    )
+    assert found[50] == {
+        "coverage": "pass@64 fell from 0.900 [0.880, 0.930] to 0.600 over 2 evaluations while pass@1 no longer rose"
+    }
 
 
 def test_sharpening_is_not_collapse() -> None:
@@ -116,9 +121,9 @@ def test_several_signs_at_once_and_lines_without_numbers() -> None:
     records += [update(s, 1.0 if s < 5 else 0.01, 0.1 if s < 5 else 1.7) for s in range(1, 9)]
     records[3] = {"step": 3, "update": {"loss": 1.0}}
     found = told(records, CollapseLimits(patience=1), window=2)
-    assert [(step, collapse.signs) for step, collapse in found.items()] == [(6, ("entropy", "reference_kl"))]
-    assert all(word in found[6].advice for word in ("KL", "rollouts_per_prompt"))
-    assert find_collapse([], CollapseLimits()) is None
+    assert [(step, list(signs)) for step, signs in found.items()] == [(6, ["entropy", "reference_kl"])]
+    assert all(word in advice(found[6]) for word in ("KL", "rollouts_per_prompt"))
+    assert new_signs([], CollapseLimits()) == {}
 
 
 def test_the_file_of_a_run_says_the_same_as_its_memory(rng: np.random.Generator) -> None:

@@ -6,8 +6,7 @@ rises. The state depends on the metrics only; a resumed run rebuilds it from its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 from math import isfinite
 from statistics import fmean, median
 from typing import Any
@@ -21,38 +20,18 @@ _KEPT = ("step", "update", "evaluation")
 WINDOW = 10  # steps over which the first and the last level are medians: no single step gives a sign
 
 
-@dataclass(frozen=True)
-class Collapse:
-    """Signs of collapse that a step shows for the first time."""
-
-    step: int  # the step
-    signs: tuple[str, ...]  # which: "entropy", "reference_kl", "coverage"
-    findings: tuple[str, ...]  # for each sign the measured values, as text
-    advice: str  # one line of advice
-
-    @property
-    def text(self) -> str:
-        """One line for the console and the log."""
-        return f"step {self.step}: the model may be collapsing: {'; '.join(self.findings)}. {self.advice}"
-
-
-def find_collapse(records: Sequence[Record], limits: CollapseLimits, window: int = WINDOW) -> Collapse | None:
-    """Return the signs of collapse that the last record shows and the record before it did not; None if there are none.
+def new_signs(records: Sequence[Record], limits: CollapseLimits, window: int = WINDOW) -> dict[str, str]:
+    """Return the signs of collapse that the last record shows and the record before it did not, with their findings.
 
     A sign that disappears and returns is reported again. Signs are a function of the records only: a resumed run
     reports the same signs at the same steps. `window` is the number of steps of a level.
     """
-    if not records:
-        return None
     before = _signs(records[:-1], limits, window)
-    new = {sign: finding for sign, finding in _signs(records, limits, window).items() if sign not in before}
-    if not new:
-        return None
-    return Collapse(int(records[-1]["step"]), tuple(new), tuple(new.values()), _advice(tuple(new)))
+    return {sign: finding for sign, finding in _signs(records, limits, window).items() if sign not in before}
 
 
 def _signs(records: Sequence[Record], limits: CollapseLimits, window: int) -> dict[str, str]:
-    """Return the signs after some records, each with its finding."""
+    """Return the signs after some records, each with its finding: the measured values, as text."""
     found = {
         "entropy": _entropy_sign(_update_values(records, "entropy"), limits, window),
         "reference_kl": _reference_sign(_update_values(records, "reference_kl"), limits, window),
@@ -123,8 +102,8 @@ def _estimate(evaluation: dict[str, Any], k: int) -> Any:
     return estimates.get(k, estimates.get(str(k)))
 
 
-def _advice(signs: Sequence[str]) -> str:
-    """Return advice for some signs, the most important first."""
+def advice(signs: Collection[str]) -> str:
+    """Return one line of advice for some signs, the most important first."""
     change = {
         "coverage": "more rollouts_per_prompt or a KL penalty keep coverage",
         "entropy": "a higher loss.clip_high, a KL penalty or more rollouts_per_prompt keep entropy",
@@ -176,9 +155,11 @@ class Monitor:
         return float(estimate["value"]) if estimate else None
 
     def collapse(self, record: Record) -> str | None:
-        """Return a sign of collapse that is new with a metrics record, if there is one."""
-        sign = find_collapse([*self._records, self._counting(record)], self._limits)
-        return None if sign is None else sign.text
+        """Return one line about the signs of collapse that are new with a metrics record, if there are any."""
+        signs = new_signs([*self._records, self._counting(record)], self._limits)
+        if not signs:
+            return None
+        return f"step {record['step']}: the model may be collapsing: {'; '.join(signs.values())}. {advice(signs)}"
 
     def remember(self, record: Record) -> None:
         """Add a metrics record."""
