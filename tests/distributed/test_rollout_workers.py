@@ -96,7 +96,7 @@ def test_trees_do_not_depend_on_the_number_of_workers(rng: np.random.Generator, 
     two_workers, _, _ = shared
     pools = [two_workers, *(make_pool(partial(NativeInBothPrecisions, 0), number)[0] for number in (1, 3))]
     try:
-        assert [pool.num_workers for pool in pools] == [2, 1, 3]
+        assert [len(pool.processes) for pool in pools] == [2, 1, 3]
         for pool in pools:
             pooled = PooledEngine(pool, prompts_per_task=2)
             assert pooled.stop_token_ids == local.stop_token_ids

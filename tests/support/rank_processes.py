@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from brorl.training.ranks import Ranks, join, leave
+from brorl.training.ranks import Ranks, join
 
 TIMEOUT_S = 120.0
 
@@ -61,7 +61,8 @@ def _serve(rank: int, pipe: Connection) -> None:
         size, failures, port, function, arguments = pipe.recv()
         try:
             if (size, failures) != joined:
-                leave()
+                if torch.distributed.is_initialized():
+                    torch.distributed.destroy_process_group()
                 joined = size, failures
                 if rank < size:
                     join(rank, size, "127.0.0.1", port, timeout_s=TIMEOUT_S / 2)

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from brorl.errors import UserError
-from brorl.training.ranks import ALONE, join, leave
+from brorl.training.ranks import ALONE, join
 
 
 def test_one_process_joins_nothing_and_is_its_own_sum() -> None:
     assert join(0, 1, "nowhere", 1) == ALONE
-    leave()  # ends nothing
     numbers = torch.tensor([1.5, -2.0])
     assert ALONE.sum(numbers) is numbers
     assert ALONE.maximum(3) == 3

@@ -84,7 +84,7 @@ class LearnerRank:
         machine = socket.gethostname()
         if token is not None:
             check_shared(token, machine)
-        echo = self._reports.put if self._rank == 0 else _ignore
+        echo: Callable[[Report], None] = self._reports.put if self._rank == 0 else lambda _: None
         try:
             self._learner = build(RankPlace(self._rank, size, *meeting_point), echo, echo)
         except FirstRankError:  # it names the rank and its machine
@@ -172,7 +172,3 @@ def check_shared(token: Path, machine: str) -> None:
             pass
     except OSError as error:
         raise UserError(f"machine {machine} cannot write to the run directory {folder} ({error}); {fix}") from error
-
-
-def _ignore(_: Report) -> None:
-    """Ignore a report."""

@@ -83,7 +83,6 @@ class RayRolloutPool:
         shares_gpus: bool = False,
     ) -> None:
         self._supervisor = Supervisor(partial(EngineWorker, build, threads, shares_gpus), pool_config, echo)
-        self.num_workers = pool_config.number
         self.stop_token_ids: tuple[int, ...] = self._supervisor.started[0].receipt
 
     @property

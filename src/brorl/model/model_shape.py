@@ -136,14 +136,13 @@ class ModelShape:
         )
 
     @classmethod
-    def from_numbers(cls, numbers: Mapping[str, float], source: str = "given") -> ModelShape:
+    def from_numbers(cls, numbers: Mapping[str, float]) -> ModelShape:
         """Make the shape of a model from a few numbers.
 
         Args:
             numbers: `parameters`, `layers`, `hidden`, `kv_heads` and `vocabulary`; also `heads` and `head_dim` (by
                 default heads of 128 numbers), `inner` (by default 4 times `hidden`), and `active_parameters` of a
                 mixture of experts. The weights of the output layer count as matrix products, the embedding does not.
-            source: Where the numbers come from.
 
         Raises:
             UserError: If a number is missing, unknown or not positive.
@@ -170,7 +169,7 @@ class ModelShape:
             head_dim=head_dim,
             kv_size=layers * 2 * int(numbers["kv_heads"]) * head_dim,
             vocabulary=vocabulary,
-            source=source,
+            source="given",
         )
 
 

@@ -6,14 +6,12 @@ The source of groups owns the engine and publishes weights to it. Evaluation and
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from brorl.sampling import SamplingParams
 from brorl.tree import IntArray, RolloutTree
-
-EngineKind = Literal["native", "vllm"]
 
 
 class Sampler(Protocol):

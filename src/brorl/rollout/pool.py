@@ -45,11 +45,6 @@ class SamplingPool(Protocol):
     """Samples tasks on several workers."""
 
     @property
-    def num_workers(self) -> int:
-        """Number of tasks that are sampled at the same time."""
-        ...
-
-    @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a response."""
         ...
@@ -68,10 +63,6 @@ class SamplingPool(Protocol):
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample with these weights all tasks that start from now on; tasks in progress keep theirs."""
-        ...
-
-    def close(self) -> None:
-        """End all workers."""
         ...
 
 

@@ -115,12 +115,6 @@ def join(rank: int, size: int, address: str, port: int, backend: Backend = "gloo
     return Ranks(rank, size)
 
 
-def leave() -> None:
-    """End the connection to the other processes, if there is one."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
 def load_on_first_rank(
     ranks: Ranks,
     load: Callable[[], tuple[PreTrainedModel, T]],
