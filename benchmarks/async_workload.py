@@ -32,7 +32,8 @@ import torch
 from harness import table
 from scipy.stats import t
 
-from brorl.algorithms.advantages import reinforce_pp_baseline
+from brorl.algorithms.advantages import advantage_estimator
+from brorl.algorithms.settings import AdvantageSettings
 from brorl.assemble.run import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.rollout.native.engine import NativeEngine
@@ -135,7 +136,7 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
         staleness += batch.staleness.updates
         late += sum(batch.staleness.late_at.values())
         samples += batch.summary()["samples"]
-        update = learner.learn(batch.groups, reinforce_pp_baseline, derived_seed(seed, step))
+        update = learner.learn(batch.groups, advantage_estimator(AdvantageSettings()), derived_seed(seed, step))
         mismatch.append(update.mismatch_kl or 0.0)
         pool.advance(args.learn_s)
         source.publish(learner.weights(), step)

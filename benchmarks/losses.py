@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from harness import table, timed
 
-from brorl.algorithms.advantages import reinforce_pp_baseline
+from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
-from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
+from brorl.algorithms.settings import AdvantageSettings, ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.model.load import load_model, load_tokenizer
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
@@ -61,7 +61,7 @@ def main() -> None:
     for tree in trees:
         correct_L = rng.random(tree.num_responses) < 0.3
         groups.append(Group(Prompt("p", "?", tree.prompt_ids, "a", "d"), tree, correct_L, correct_L.astype(float)))
-    advantages = reinforce_pp_baseline(groups)
+    advantages = advantage_estimator(AdvantageSettings())(groups)
     learners = {name: TreeLearner(deepcopy(model), s) for name, s in VARIANTS.items()}
     seconds: dict[str, list[float]] = {name: [] for name in learners}
     for _ in range(1 + repeats):  # the first warms up

@@ -32,8 +32,9 @@ from harness import Check, Findings
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from brorl.algorithms.advantages import reinforce_pp_baseline
+from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
+from brorl.algorithms.settings import AdvantageSettings
 from brorl.model.logits import PLAIN
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
@@ -322,7 +323,7 @@ def _update(
         forward=variant.forward,
     )
     with variant.applied(model):
-        update = TreeLearner(model, settings).learn(groups, reinforce_pp_baseline, seed=0)
+        update = TreeLearner(model, settings).learn(groups, advantage_estimator(AdvantageSettings()), seed=0)
     return _flat_weights(model) - before, update.grad_norm
 
 

@@ -25,7 +25,8 @@ from ours import tree_run, tree_work
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers_generation import generated
 
-from brorl.algorithms.advantages import reinforce_pp_baseline
+from brorl.algorithms.advantages import advantage_estimator
+from brorl.algorithms.settings import AdvantageSettings
 from brorl.model.forward import TreeForward, choose_forward
 from brorl.model.logprobs import DEFAULT_PASS
 from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, plan_memory
@@ -231,7 +232,7 @@ class Speed:
             def step(num_responses: int) -> RolloutTree:
                 tree, _ = whole.select(np.arange(num_responses))
                 groups = [parity(tree)]
-                learner.learn(groups, reinforce_pp_baseline, setting.seed)
+                learner.learn(groups, advantage_estimator(AdvantageSettings()), setting.seed)
                 return tree
 
             trial = min(_TRIAL_RESPONSES, whole.num_responses)

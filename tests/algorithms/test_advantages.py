@@ -6,12 +6,17 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from brorl.algorithms.advantages import grpo, reinforce_pp_baseline, rloo
+from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
+from brorl.algorithms.settings import AdvantageSettings
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
 
 PROMPT = Prompt("id", "text", (1, 2), "answer", "domain")
+REINFORCE = advantage_estimator(AdvantageSettings(estimator="reinforce_pp_baseline"))
+REINFORCE_BY_TOKEN = advantage_estimator(AdvantageSettings(estimator="reinforce_pp_baseline", normalize_over="tokens"))
+GRPO = advantage_estimator(AdvantageSettings(estimator="grpo"))
+RLOO = advantage_estimator(AdvantageSettings(estimator="rloo"))
 
 
 def random_group(rng: np.random.Generator, num_rollouts: int = 30, graded: bool = False) -> Group:
@@ -70,10 +75,10 @@ def loop_rloo(groups: Sequence[Group]) -> list[dict[int, float]]:
 @pytest.mark.parametrize(
     ("tree_form", "loop_form"),
     [
-        (reinforce_pp_baseline, lambda groups: loop_reinforce(groups, per_token=False)),
-        (lambda groups: reinforce_pp_baseline(groups, "tokens"), lambda groups: loop_reinforce(groups, per_token=True)),
-        (grpo, loop_grpo),
-        (rloo, loop_rloo),
+        (REINFORCE, lambda groups: loop_reinforce(groups, per_token=False)),
+        (REINFORCE_BY_TOKEN, lambda groups: loop_reinforce(groups, per_token=True)),
+        (GRPO, loop_grpo),
+        (RLOO, loop_rloo),
     ],
     ids=["reinforce++ trajectories", "reinforce++ tokens", "grpo", "rloo"],
 )
@@ -88,11 +93,11 @@ def test_advantages_equal_a_loop_over_rollouts(
 
 def test_the_two_normalisations_differ_when_lengths_do(rng: np.random.Generator) -> None:
     groups = [random_group(rng) for _ in range(3)]
-    by_trajectory, by_token = reinforce_pp_baseline(groups), reinforce_pp_baseline(groups, "tokens")
+    by_trajectory, by_token = REINFORCE(groups), REINFORCE_BY_TOKEN(groups)
     assert max(np.abs(a - b).max() for a, b in zip(by_trajectory, by_token, strict=True)) > 1e-3
 
 
-@pytest.mark.parametrize("advantages_of", [reinforce_pp_baseline, grpo, rloo])
+@pytest.mark.parametrize("advantages_of", [REINFORCE, GRPO, RLOO])
 def test_equal_rewards_give_no_advantage(advantages_of: Callable, rng: np.random.Generator) -> None:
     """Also not by rounding: 0.1 has no exact mean, and dividing by a tiny standard deviation must not blow that up."""
     group = random_group(rng)
@@ -104,4 +109,4 @@ def test_equal_rewards_give_no_advantage(advantages_of: Callable, rng: np.random
 def test_rloo_refuses_a_single_rollout() -> None:
     tree = RolloutTree.from_responses((1,), [(2,)])
     with pytest.raises(ValueError, match="at least 2 rollouts"):
-        rloo([Group(PROMPT, tree, np.array([True]), np.array([1.0]))])
+        RLOO([Group(PROMPT, tree, np.array([True]), np.array([1.0]))])

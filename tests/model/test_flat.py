@@ -10,9 +10,9 @@ import torch
 from test_hook_check import END, EXACT, GROUPED, HEADS_OF_8, REFUSED, ragged_prompts, tiny
 from transformers import PreTrainedModel
 
-from brorl.algorithms.advantages import reinforce_pp_baseline
+from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
-from brorl.algorithms.settings import KLPenalty, PolicyLossSettings
+from brorl.algorithms.settings import AdvantageSettings, KLPenalty, PolicyLossSettings
 from brorl.model.flat_logprobs import flat_chunk_logprobs, split_into_rows
 from brorl.model.forward import FlatForward, TreeForward, choose_forward, num_flat_tokens, num_tree_tokens
 from brorl.model.logits import NextToken
@@ -162,7 +162,7 @@ def test_both_paths_make_the_same_updates(kind: str, placement: str | None, rng:
     for forward in (TreeForward(), FLAT):
         learner = TreeLearner(small_model(seed=seed), replace(settings, forward=forward))
         for step in range(2):
-            learner.learn(groups, reinforce_pp_baseline, seed=step)
+            learner.learn(groups, advantage_estimator(AdvantageSettings()), seed=step)
         weights.append(dict(learner.weights()))
     for name, weight in weights[0].items():
         torch.testing.assert_close(weights[1][name], weight, rtol=1e-10, atol=1e-10)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from async_support import by_tokens, source_over
-from brorl.algorithms.advantages import rloo
-from brorl.algorithms.settings import ImportanceCorrection, RewardShaping
+from brorl.algorithms.advantages import advantage_estimator
+from brorl.algorithms.settings import AdvantageSettings, ImportanceCorrection, RewardShaping
 from brorl.assemble.run import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.prompts.prompt import Prompt
@@ -41,6 +41,7 @@ from small_models import small_model
 from virtual_pool import VirtualPool
 
 RIGHT, EOS = 3, 0
+RLOO = advantage_estimator(AdvantageSettings(estimator="rloo"))
 
 
 class FirstToken:
@@ -81,7 +82,7 @@ def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) 
         for step in range(1, 31):
             batch = source.next_batch(step)
             staleness += [step - 1 - group.version for group in batch.groups]
-            update = learner.learn(batch.groups, rloo, step)
+            update = learner.learn(batch.groups, RLOO, step)
             source.publish(learner.weights(), step)
             fractions.append(sum(g.num_correct for g in batch.groups) / (3 * 32))
             mismatch.append(update.mismatch_mean)
@@ -281,7 +282,7 @@ def test_weights_are_those_of_a_synchronous_run_without_staleness(rng: np.random
         source.publish(learner.weights(), 0)
         for step in range(1, 6):
             groups = source.next_batch(step).groups
-            learner.learn(groups, rloo, step)
+            learner.learn(groups, RLOO, step)
             source.publish(learner.weights(), step)
         finals.append({name: p.detach().clone() for name, p in model.named_parameters()})
     ours, theirs = finals

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from brorl.algorithms import advantages
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings, CosineLength, PolicyLossSettings, RewardShaping
@@ -208,7 +207,7 @@ def test_a_step_equals_plain_rows_of_the_verified_rollouts(rng: np.random.Genera
     settings = LearnerSettings(
         learning_rate=1e-3, loss=PolicyLossSettings(kind="ppo", clip_low=0.2, clip_high=0.28), max_nodes=20
     )
-    TreeLearner(model, settings).learn(groups, advantages.rloo, seed=0)
+    TreeLearner(model, settings).learn(groups, advantage_estimator(AdvantageSettings(estimator="rloo")), seed=0)
 
     gain, num_tokens = torch.zeros((), dtype=torch.float64), 0
     for tree in trees:

@@ -58,24 +58,6 @@ def _pass_at_most(num_rollouts: int, num_correct: int, k: int) -> float:
     return outcome_weights.pass_at_k(num_rollouts, num_correct, min(k, num_rollouts - 1))
 
 
-def reinforce_pp_baseline(groups: Sequence[Group], normalize_over: NormalizeOver = "trajectories") -> list[FloatArray]:
-    """REINFORCE++-baseline: reward minus the group's mean, then normalized over the whole batch.
-
-        a_i = x_i - mean(x),   A_i = (a_i - mean_batch(a)) / (std_batch(a) + 1e-8)
-
-    Args:
-        groups: The batch.
-        normalize_over: Whether a rollout enters the batch statistics once ("trajectories", as BroRL states it) or
-            once for each of its tokens ("tokens", as public implementations do).
-
-    Returns:
-        For each group the advantage of each distinct response, shape [L].
-
-    Source: REINFORCE++ (arXiv 2501.03262, its baseline variant); BroRL (arXiv 2510.01180), section 4.
-    """
-    return batch_normalized(groups, [_centered(group) for group in groups], normalize_over)
-
-
 def outcome_weighted(groups: Sequence[Group], weight: OutcomeWeight) -> list[FloatArray]:
     """Weigh each group by its verdicts: A_i = w(N, c) (x_i - mean(x)).
 
@@ -103,7 +85,8 @@ def batch_normalized(
     Args:
         groups: The batch.
         advantages: For each group the advantage of each distinct response, shape [L].
-        normalize_over: The unit of the batch statistics; see `reinforce_pp_baseline`.
+        normalize_over: Whether a rollout enters the batch statistics once ("trajectories", as BroRL states it) or
+            once for each of its tokens ("tokens", as public implementations do).
 
     Returns:
         The normalized advantages, in the same shapes.
@@ -131,20 +114,6 @@ def grpo(groups: Sequence[Group]) -> list[FloatArray]:
         centered = _centered(group)
         advantages.append(centered / (np.sqrt(_mean(centered**2, group)) + _SMALL))
     return advantages
-
-
-def rloo(groups: Sequence[Group]) -> list[FloatArray]:
-    """RLOO: reward minus the mean of the other rollouts, A_i = x_i - sum_{j != i} x_j / (N - 1).
-
-    Args:
-        groups: The batch; every group needs N >= 2.
-
-    Returns:
-        For each group the advantage of each distinct response, shape [L].
-
-    Source: arXiv 2402.14740, Eq. 5.
-    """
-    return outcome_weighted(groups, outcome_weights.rloo)
 
 
 def _batch_weights(group: Group, normalize_over: NormalizeOver) -> IntArray:

@@ -14,7 +14,8 @@ from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
 from brorl.activity import Echo, Observe, Phase, Stopwatch, unobserved
-from brorl.algorithms import advantages
+from brorl.algorithms.advantages import advantage_estimator
+from brorl.algorithms.settings import AdvantageSettings
 from brorl.assemble.cluster import in_turns, place_async_source, place_engine, place_learner, place_verifiers
 from brorl.assemble.engine import OnEnd, build_engine, end_engine
 from brorl.assemble.inputs import RunInputs, input_lines, prepare
@@ -255,7 +256,7 @@ def build_pilot_parts(
         stream=inputs.prompts.train,
         grader=inputs.grader,
         sampling=config.sampling.params,
-        estimate_advantages=advantages.reinforce_pp_baseline,  # time does not depend on it, and it allows every N
+        estimate_advantages=advantage_estimator(AdvantageSettings()),  # time does not depend on it; it allows every N
         diagnose=lambda groups: coverage_record(groups, True),
         learner_settings=build_learner_settings(config, engine.stop_token_ids, forward),
         prompts_per_step=config.prompts_per_step,
