@@ -14,12 +14,12 @@ import json
 import pickle
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.layouts import math
-from brorl.prompts.layouts.layout import DroppedRow, Fields
+from brorl.prompts.layouts.layout import Cells, DroppedRow, Fields
 
 _MAX_PRIVATE_BYTES = 1 << 28
 _MAX_CASES = 100
@@ -64,8 +64,6 @@ _ANY_ORDER = re.compile(rf"{_OF_OUTPUT}\b(?:in any order|order (?:does not|doesn
 _ANY_CASE = re.compile(
     rf"{_OF_OUTPUT}(?:\b(?:in any|any|either) (?:case|register)\b|\bcase[- ]insensitive\b)", re.IGNORECASE
 )
-
-Cells = Mapping[str, Any]
 
 
 def apps(row: Cells, _seed: int) -> Fields:

@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN, KINDS, Instructions
-from brorl.prompts.layouts.layout import DroppedRow, Fields
+from brorl.prompts.layouts.layout import Cells, DroppedRow, Fields
 
 _UNKNOWN_KIND = "an instruction that is not one of the 25 kinds of IFEval"
 _UNUSABLE = "an instruction with missing or unusable arguments"
-
-Cells = Mapping[str, Any]
 
 # RLVR-IFeval: the kind of each function, our name of each of its arguments, and arguments that its prompts state.
 _FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, Any]]] = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+Cells = Mapping[str, Any]  # a row, with its columns by name
+
 
 class Fields(NamedTuple):
     """The fields of a question that a row holds."""
@@ -23,8 +25,8 @@ class Layout(NamedTuple):
 
     name: str  # the word that selects it in `data.sources[].layout`
     columns: tuple[str, ...]  # the columns that `read` reads
-    # A row, with its columns by name, and a seed (of shuffled options) to fields. It raises `DroppedRow`, or a
-    # ValueError with the problem for a row that is not of this layout.
-    read: Callable[[Mapping[str, Any], int], Fields]
+    # A row and a seed (of shuffled options) to fields. It raises `DroppedRow`, or a ValueError with the problem for a
+    # row that is not of this layout.
+    read: Callable[[Cells, int], Fields]
     data_sets: tuple[str, ...]  # hub ids of datasets with this layout
     summary: str  # one line for the documentation

@@ -12,14 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from brorl.prompts.boxed import last_box
-from brorl.prompts.layouts.layout import DroppedRow, Fields
+from brorl.prompts.layouts.layout import Cells, DroppedRow, Fields
 
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3})")
 _DAPO_BEFORE = "Solve the following math problem step by step."
 _DAPO_AFTER = 'Remember to put your answer on its own line after "Answer:".'
 _EURUS_AFTER = "Present the answer in LaTex format: \\boxed{Your answer}"
-
-Cells = Mapping[str, Any]
 
 
 def _fields(problem: Any, answer: Any) -> Fields:

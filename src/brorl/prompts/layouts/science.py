@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
-from typing import Any
 
 from brorl.prompts.boxed import last_box
-from brorl.prompts.layouts.layout import DroppedRow, Fields
+from brorl.prompts.layouts.layout import Cells, DroppedRow, Fields
 from brorl.prompts.science import Choices, MeasuredAnswer
 
 _MAX_ANSWER = 100
@@ -20,8 +19,6 @@ _SCIBENCH_TOLERANCE = 0.05
 _ANSWER = re.compile(r"\b(?:final )?answer\b[*_\s]*(?:is\b|[:=])[*_:=\s]*([^\n]{1,200})", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.;](?=\s|$)")
 _CHECKABLE = re.compile(r"[0-9\\^=]")  # of a number or a formula; words alone have many forms
-
-Cells = Mapping[str, Any]
 
 
 def _text(row: Cells, column: str) -> str:
