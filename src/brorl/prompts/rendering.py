@@ -8,12 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from brorl.errors import UserError, first_line
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Message, Question, contents
 from brorl.prompts.settings import PromptFormat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TEMPLATES: Mapping[str, str] = {
     "math": "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
@@ -40,26 +43,7 @@ _FIXED_DATE = (
 _QUESTIONS_AT_ONCE = 1024
 
 
-class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that rendering uses."""
-
-    chat_template: Any
-    eos_token_id: Any
-
-    def get_chat_template(self) -> str:
-        """Return the chat template in use."""
-        ...
-
-    def __call__(self, text: Any, *, add_special_tokens: bool, verbose: bool) -> Any:
-        """Return a mapping whose `input_ids` contains token ids for each text."""
-        ...
-
-    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
-        """Return the text of a conversation."""
-        ...
-
-
-def render(questions: Sequence[Question], format: PromptFormat, tokenizer: Tokenizer) -> list[Prompt]:  # noqa: A002
+def render(questions: Sequence[Question], format: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:  # noqa: A002
     """Turn questions into prompts, in order.
 
     With a chat template, the text is that of the template up to the beginning of the answer, and no token is added.
@@ -101,7 +85,7 @@ def drop_long(prompts: Sequence[Prompt], max_tokens: int) -> tuple[list[Prompt],
     return kept, len(prompts) - len(kept)
 
 
-def _chat_template(format: PromptFormat, tokenizer: Tokenizer) -> str | None:  # noqa: A002
+def _chat_template(format: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> str | None:  # noqa: A002
     """Return the chat template, None if none is used; options without a variable in it are an error."""
     if format.chat == "never":
         return None
@@ -125,7 +109,7 @@ def _chat_template(format: PromptFormat, tokenizer: Tokenizer) -> str | None:  #
     return _FIXED_DATE + template if "strftime_now" in template else template
 
 
-def _chat_text(question: Question, format: PromptFormat, tokenizer: Tokenizer, template: str) -> str:  # noqa: A002
+def _chat_text(question: Question, format: PromptFormat, tokenizer: PreTrainedTokenizerBase, template: str) -> str:  # noqa: A002
     messages = format.messages_of(question)
 
     def apply(shown: Sequence[Message]) -> str:
@@ -174,7 +158,7 @@ def _plain_text(question: Question, format: PromptFormat) -> str:  # noqa: A002
     return "\n\n".join(message.content for message in messages)
 
 
-def _appends_end(tokenizer: Tokenizer) -> bool:
+def _appends_end(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the tokenizer appends its end token to every text."""
     (with_special,) = tokenizer(["1"], add_special_tokens=True, verbose=False)["input_ids"]
     (without,) = tokenizer(["1"], add_special_tokens=False, verbose=False)["input_ids"]
