@@ -90,6 +90,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def short_repr(value: object) -> str:
+    """Return how Python writes a value, in at most 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def duration(seconds: float) -> str:
     """Return a time to wait, or one that has passed, as 45s, 3m05s or 2h07m."""
     whole = round(seconds)

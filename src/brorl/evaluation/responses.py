@@ -21,6 +21,7 @@ from pyarrow import parquet
 
 from brorl.errors import UserError, first_line
 from brorl.evaluation.summary import PromptResult
+from brorl.format import short_repr
 from brorl.prompts.prompt import Prompt, stored_reference
 from brorl.storage import dotted, parquet_bytes, replace_file, storage_errors
 from brorl.tree import RolloutTree
@@ -120,8 +121,8 @@ class ResponseStore:
             old, new = stored.get(name), wanted.get(name)
             if old != new:
                 raise UserError(
-                    f"--output-dir {self.path} contains another evaluation: {name} is {_short(old)} there and "
-                    f"{_short(new)} here; choose another folder, or use the settings of that evaluation to continue it"
+                    f"--output-dir {self.path} contains another evaluation: {name} is {_shown(old)} there and "
+                    f"{_shown(new)} here; choose another folder, or use the settings of that evaluation to continue it"
                 )
 
     def begin(self, settings: Mapping[str, Any]) -> None:
@@ -244,6 +245,5 @@ def _read_json(file: Path, advice: str) -> Any:
         raise UserError(f"{file} is damaged ({error}); {advice}") from error
 
 
-def _short(value: Any) -> str:
-    text = "not set" if value is None else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _shown(value: Any) -> str:
+    return "not set" if value is None else short_repr(value)

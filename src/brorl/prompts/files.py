@@ -19,6 +19,7 @@ from math import isfinite
 from typing import Any
 
 from brorl.errors import UserError
+from brorl.format import short_repr
 from brorl.prompts.layouts.layout import DroppedRow
 from brorl.prompts.layouts.table import all_dropped, find_layout, layouts_of, read_fields
 from brorl.prompts.question import Message, Question
@@ -125,8 +126,8 @@ def _contradiction(first: Question, question: Question) -> str:
     what = "answer" if question.reference != first.reference else "domain"
     one, other = (first.reference, question.reference) if what == "answer" else (first.domain, question.domain)
     return (
-        f"{question.location} has the question of {first.location} with another {what} ({_short(one)} there, "
-        f"{_short(other)} here); the same response would be right and wrong: correct one of them or delete both"
+        f"{question.location} has the question of {first.location} with another {what} ({short_repr(one)} there, "
+        f"{short_repr(other)} here); the same response would be right and wrong: correct one of them or delete both"
     )
 
 
@@ -186,7 +187,7 @@ def _text(value: Any, location: str, column: str, advice: str) -> str:
         raise UserError(f"{location}: {column} is null; fill it in or delete the row")
     if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
         kind = JSON_NAMES[type(value)] if type(value) in (dict, list) else f"of type {type(value).__name__}"
-        raise UserError(f"{location}: {column} is {_short(value)}, {kind}; {advice}")
+        raise UserError(f"{location}: {column} is {short_repr(value)}, {kind}; {advice}")
     if isinstance(value, float) and not isfinite(value):
         raise UserError(f"{location}: {column} is {value}, not a finite number; fill it in or delete the row")
     text = str(value)
@@ -222,7 +223,7 @@ def _after(answer: str, location: str, source: FileSource) -> str:
     column = source.answer_column
     if not marker:
         raise UserError(
-            f"{location}: {column} has no {source.answer_after!r} ({_short(answer)}); fix the row, or remove "
+            f"{location}: {column} has no {source.answer_after!r} ({short_repr(answer)}); fix the row, or remove "
             "data.sources[].answer_after to take the whole column"
         )
     if not reference.strip():
@@ -237,12 +238,12 @@ def _messages(values: list[Any], location: str, column: str) -> tuple[Message, .
     for number, value in enumerate(values, 1):
         where = f"{location}: message {number} of {column}"
         if not isinstance(value, Mapping) or not {"role", "content"} <= set(value):
-            raise UserError(f"{where} is {_short(value)}; a list of messages looks like {form}")
+            raise UserError(f"{where} is {short_repr(value)}; a list of messages looks like {form}")
         extra = sorted(key for key in value if key not in form_keys and value[key] is not None)
         if extra:
             raise UserError(f"{where} has the key {extra[0]!r}; keep only role and content")
         if not isinstance(value["role"], str) or not isinstance(value["content"], str):
-            raise UserError(f"{where} is {_short(value)}; its role and its content must be strings")
+            raise UserError(f"{where} is {short_repr(value)}; its role and its content must be strings")
         role, content = (_text(value[key], location, f"{key} of message {number} of {column}", "") for key in form_keys)
         messages.append(Message(role, content))
     if not messages:
@@ -253,8 +254,3 @@ def _messages(values: list[Any], location: str, column: str) -> tuple[Message, .
             "message, for the model to answer"
         )
     return tuple(messages)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -16,6 +16,8 @@ from functools import partial
 from math import isfinite
 from typing import Any, Literal, get_args
 
+from brorl.format import short_repr
+
 INSTRUCTIONS_DOMAIN = "ifeval"
 Relation = Literal["less than", "at least", "at most", "exactly", "around"]
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
@@ -34,45 +36,45 @@ _MAX_COUNT = 1_000_000
 def _count(value: Any) -> int:
     # Tables with missing cells store whole numbers as floats.
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value != int(value):
-        raise ValueError(f"must be a whole number, got {_short(value)}")
+        raise ValueError(f"must be a whole number, got {short_repr(value)}")
     if not 0 <= value <= _MAX_COUNT:
-        raise ValueError(f"must be between 0 and {_MAX_COUNT}, got {_short(value)}")
+        raise ValueError(f"must be between 0 and {_MAX_COUNT}, got {short_repr(value)}")
     return int(value)
 
 
 def _place(value: Any) -> int:
     if _count(value) < 1:
-        raise ValueError(f"must be 1 or more, got {_short(value)}")
+        raise ValueError(f"must be 1 or more, got {short_repr(value)}")
     return _count(value)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"must be a string, got {_short(value)}")
+        raise ValueError(f"must be a string, got {short_repr(value)}")
     return value.strip()
 
 
 def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not value:
-        raise ValueError(f"must be a list of strings, got {_short(value)}")
+        raise ValueError(f"must be a list of strings, got {short_repr(value)}")
     return tuple(_text(text) for text in value)
 
 
 def _word(value: Any) -> str:
     if any(character.isspace() or character in ".,?!'\"" for character in _text(value)):
-        raise ValueError(f"must be one word without punctuation, got {_short(value)}")
+        raise ValueError(f"must be one word without punctuation, got {short_repr(value)}")
     return _text(value)
 
 
 def _letter(value: Any) -> str:
     if len(_text(value).lower()) != 1:
-        raise ValueError(f"must be one character, got {_short(value)}")
+        raise ValueError(f"must be one character, got {short_repr(value)}")
     return _text(value)
 
 
 def _one_of(allowed: Sequence[str], value: Any) -> str:
     if value not in allowed:
-        raise ValueError(f"must be one of {', '.join(allowed)}, got {_short(value)}")
+        raise ValueError(f"must be one of {', '.join(allowed)}, got {short_repr(value)}")
     return str(value)
 
 
@@ -155,7 +157,7 @@ class Instruction:
         if self.kind not in KINDS:
             near = difflib.get_close_matches(self.kind.lower(), KINDS, 1)
             advice = f"did you mean {near[0]}?" if near else f"the kinds are {', '.join(KINDS)}"
-            raise ValueError(f"has an unknown instruction {_short(self.kind)}; {advice}")
+            raise ValueError(f"has an unknown instruction {short_repr(self.kind)}; {advice}")
         names = KINDS[self.kind]
         given = {name: value for name, value in self.arguments.items() if value is not None}
         missing = next((name for name in names if name not in given and name not in OPTIONAL), None)
@@ -166,7 +168,7 @@ class Instruction:
             near = difflib.get_close_matches(unknown, names, 1)
             meant = f"; did you mean {near[0]}?" if near else ""
             allowed = f"its arguments: {_signature(self.kind)}"
-            raise ValueError(f"has the unknown argument {_short(unknown)} for {self.kind} ({allowed}){meant}")
+            raise ValueError(f"has the unknown argument {short_repr(unknown)} for {self.kind} ({allowed}){meant}")
         checked: dict[str, Value] = {}
         for name in names:
             if name in given:
@@ -229,16 +231,16 @@ class Instructions:
         if not isinstance(data, dict):
             raise ValueError(f"is a {type(data).__name__}, and is not a mapping; expected {_FORM}")
         if set(data) - {"loose"} != {"instructions"}:
-            raise ValueError(f"has the keys {', '.join(map(_short, data)) or 'none'}; expected {_FORM}")
+            raise ValueError(f"has the keys {', '.join(map(short_repr, data)) or 'none'}; expected {_FORM}")
         listed, loose = data["instructions"], data.get("loose", False)
         if not isinstance(listed, list):
-            raise ValueError(f"has instructions that are not a list: {_short(listed)}; expected {_FORM}")
+            raise ValueError(f"has instructions that are not a list: {short_repr(listed)}; expected {_FORM}")
         if not isinstance(loose, bool):
-            raise ValueError(f"has a value of loose that is not true or false: {_short(loose)}; expected {_FORM}")
+            raise ValueError(f"has a value of loose that is not true or false: {short_repr(loose)}; expected {_FORM}")
         for instruction in listed:
             if not isinstance(instruction, dict) or not isinstance(instruction.get("kind"), str):
                 raise ValueError(
-                    f"has an instruction that is not a mapping with a kind: {_short(instruction)}; expected {_FORM}"
+                    f"has an instruction that is not a mapping with a kind: {short_repr(instruction)}; expected {_FORM}"
                 )
         rests = [{name: value for name, value in instruction.items() if name != "kind"} for instruction in listed]
         return cls(
@@ -256,10 +258,5 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise ValueError(f"has arguments that are not a mapping: {_short(value)}")
+        raise ValueError(f"has arguments that are not a mapping: {short_repr(value)}")
     return value
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
