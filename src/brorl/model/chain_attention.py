@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from brorl.model.device import to_device
-from brorl.model.tree_attention import Grouping, PromptCache, at_least_float32, cast_by_autocast
+from brorl.model.device import at_least_float32, to_device
+from brorl.model.tree_attention import Grouping, PromptCache, cast_by_autocast
 from brorl.tree import IntArray
 
 

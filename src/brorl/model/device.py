@@ -40,6 +40,11 @@ def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return tensor.cpu().contiguous()
 
 
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """Return float32 for a dtype of 16 bits, and any other dtype."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
 def in_float64(tensor: Tensor) -> Tensor:
     """Return a tensor in float64; on the host if it is on an Apple GPU, which has no float64."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

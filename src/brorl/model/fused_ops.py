@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from brorl.model.device import at_least_float32
 from brorl.model.kernels import kernels_of
 from brorl.model.product import add_product, linear, product
 
@@ -95,8 +96,7 @@ def add_gated_mlp(x_Th: Tensor, norm: Norm, gate: Linear, up: Linear, down: Line
 
 def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
     """Return 1 / sqrt(mean(x^2) + epsilon) of each vector, in float32 at least; shape [..., 1]."""
-    dtype = torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=at_least_float32(x.dtype))
     return norm.square_().mul_(1 / x.shape[-1]).add_(epsilon).rsqrt_()
 
 

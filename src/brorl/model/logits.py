@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from brorl.errors import UserError
+from brorl.model.device import at_least_float32
 
 MAX_LOGITS = 1 << 27  # more are computed in blocks
 LOGITS_PER_BLOCK = 1 << 26
@@ -176,8 +177,7 @@ class NextToken:
 
         `length_R` counts the tokens that each row's response has so far.
         """
-        if logits_RV.dtype in (torch.bfloat16, torch.float16):
-            logits_RV = logits_RV.float()
+        logits_RV = logits_RV.to(at_least_float32(logits_RV.dtype))
         if self.temperature != 1.0:
             logits_RV = logits_RV / self.temperature
         if not self.min_new_tokens:

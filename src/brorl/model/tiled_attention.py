@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from brorl.model.device import to_device
+from brorl.model.device import at_least_float32, to_device
 from brorl.model.tree_attention import PromptCache, cast_by_autocast
 from brorl.tree import IntArray
 
 SCORES_PER_TILE = 1 << 25
 _MAX_QUERIES = 256  # more queries than this read too many keys that they do not see
-_HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -130,8 +129,7 @@ class _TileInputs(NamedTuple):
         )
         query = _by_key_head(query_THD[tile.start : tile.stop], key.shape[0])
         score = query @ key.transpose(1, 2)
-        if score.dtype in _HALF:
-            score = score.float()
+        score = score.to(at_least_float32(score.dtype))
         num_unseen = tile.unseen_node.numel()
         if num_unseen:
             of_queries = score.unflatten(1, (tile.stop - tile.start, -1))[..., -num_unseen:]  # [K, B, G, U]
@@ -176,8 +174,7 @@ class _Attend(torch.autograd.Function):
 
 def _gradients(tiles: list[Tile], inputs: tuple[Tensor, ...], output: Tensor, grad_output: Tensor) -> list[Tensor]:
     """Return the gradients of queries, keys, values, and of the prompts' keys and values, in float32 at least."""
-    wide = [torch.float32 if x.dtype in _HALF else x.dtype for x in inputs]
-    grads = [torch.zeros_like(x, dtype=dtype) for x, dtype in zip(inputs, wide, strict=True)]
+    grads = [torch.zeros_like(x, dtype=at_least_float32(x.dtype)) for x in inputs]
     grad_query, grad_key, grad_value, grad_prompt_key, grad_prompt_value = grads
     for tile in tiles:
         query, key, value, weight = _TileInputs.of(tile, inputs)

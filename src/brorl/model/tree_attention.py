@@ -103,11 +103,6 @@ def cast_by_autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(torch.get_autocast_dtype(device)) for x in inputs)
 
 
-def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the scores of queries and keys of a dtype."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
 @contextmanager
 def attention(model: PreTrainedModel, implementation: str) -> Iterator[None]:
     """Set the attention implementation of `model` by its name inside the block, and restore the previous one."""

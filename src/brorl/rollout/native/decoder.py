@@ -18,13 +18,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.errors import OutOfMemoryError
-from brorl.model.device import to_device
+from brorl.model.device import at_least_float32, to_device
 from brorl.model.own_cache import OwnCache
 from brorl.model.tree_attention import (
     Grouping,
     PackedPass,
     PromptCache,
-    at_least_float32,
     prefill,
     tree_attention,
 )

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from brorl.model.device import at_least_float32
 from brorl.model.kernels import kernels_of
 from brorl.model.logits import softmax_lse
 from brorl.sampling import SamplingParams
@@ -112,8 +113,7 @@ def _draw_tokens(
     logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: SamplingParams
 ) -> tuple[Tensor, Tensor]:
     """Draw as `draw_tokens` does, for all rows at once."""
-    if logits_RV.dtype in (torch.bfloat16, torch.float16):
-        logits_RV = logits_RV.float()
+    logits_RV = logits_RV.to(at_least_float32(logits_RV.dtype))
     if sampling.temperature not in (0.0, 1.0):
         logits_RV = logits_RV / sampling.temperature
     mass_RV, lse_R = softmax_lse(logits_RV)
