@@ -50,14 +50,16 @@ class TrainedResponses:
 
     def part(self, start: int, stop: int) -> TrainedResponses:
         """Return the responses [start, stop) of `tree`."""
-        if (start, stop) == (0, self.tree.num_responses):
-            return self
-        tree, node_M = self.tree.select(np.arange(start, stop))
+        return self if (start, stop) == (0, self.tree.num_responses) else self.select(np.arange(start, stop))
+
+    def select(self, leaf_K: IntArray) -> TrainedResponses:
+        """Return some responses of `tree`, K of them in ascending order."""
+        tree, node_M = self.tree.select(leaf_K)
         return replace(
             self,
             tree=tree,
-            advantage_L=self.advantage_L[start:stop],
-            factor_L=self.factor_L[start:stop],
+            advantage_L=self.advantage_L[leaf_K],
+            factor_L=self.factor_L[leaf_K],
             old_logprob_M=_selected(self.old_logprob_M, node_M),
             reference_logprob_M=_selected(self.reference_logprob_M, node_M),
         )
@@ -94,22 +96,18 @@ def choose_trained(
         generator: Decides the choice.
         scores: The log-probs of the group's tree; None if they are not known yet.
     """
-    tree, is_fresh = group.tree, group.old_logprob_M is None
+    tree, factor_L, is_fresh = group.tree, np.ones(group.tree.num_responses), group.old_logprob_M is None
     old_M, reference_M = scores or (group.old_logprob_M, None)
+    every = TrainedResponses(tree, advantage_L, factor_L, is_fresh, old_M, reference_M)
     allowed_L = tree.finished if mask_truncated else np.ones(tree.num_responses, np.bool_)
-    if not max_responses_per_outcome and allowed_L.all():
-        return TrainedResponses(tree, advantage_L, np.ones(tree.num_responses), is_fresh, old_M, reference_M)
     if max_responses_per_outcome:
         total_L = tree.leaf_count * advantage_L * allowed_L
         chosen, factor_K = choose_responses(total_L, group.correct_L, max_responses_per_outcome, generator)
-    else:
-        chosen = np.flatnonzero(allowed_L)
-        factor_K = np.ones(chosen.size)
-    if not chosen.size:
-        return None
-    part, node_M = tree.select(chosen)
-    logprobs = _selected(old_M, node_M), _selected(reference_M, node_M)
-    return TrainedResponses(part, advantage_L[chosen], factor_K, is_fresh, *logprobs)
+        return replace(every.select(chosen), factor_L=factor_K) if chosen.size else None
+    if allowed_L.all():
+        return every
+    chosen = np.flatnonzero(allowed_L)
+    return every.select(chosen) if chosen.size else None
 
 
 @dataclass(frozen=True, eq=False)
