@@ -22,6 +22,7 @@ from brorl.model.device import at_least_float32
 
 MAX_LOGITS = 1 << 27  # more are computed in blocks
 LOGITS_PER_BLOCK = 1 << 26
+LOGITS_PER_DRAW = 1 << 24  # a draw has several temporaries of its logits' size, one of them in float64
 
 
 @dataclass(frozen=True)

@@ -22,16 +22,15 @@ from brorl.errors import UserError
 from brorl.model.forward import ForwardChoice
 from brorl.model.kernels import kernels
 from brorl.model.kv_shape import KVShape, shapes_or_guess
-from brorl.model.logits import LOGITS_PER_BLOCK, MAX_LOGITS, embeds_last
+from brorl.model.logits import LOGITS_PER_BLOCK, LOGITS_PER_DRAW, MAX_LOGITS, embeds_last
 from brorl.model.logprobs import default_max_nodes
 from brorl.model.lora import ALL_LINEAR, num_adapter_weights, target_layers
 from brorl.model.model_shape import ModelShape
 from brorl.model.settings import LoraSettings
 from brorl.model.tiled_attention import SCORES_PER_TILE
+from brorl.model.tree_attention import PREFILL_TOKENS
 from brorl.model.tree_batch import MAX_CHAIN_SCORES, AttentionChoice
 
-_PREFILL_TOKENS = 16384  # the engine's
-_LOGITS_PER_DRAW = 1 << 24  # the engine's
 _BYTES_PER_DRAWN_LOGIT = 24  # scaled, padded, softmax, and a copy in float64
 _SCORES_IN_TILE = 4  # scores, weights, their gradient, and a cast
 _NF4_BYTES = 0.5 + 0.127 / 8  # per weight: 4 bits, and the doubly quantized scales of blocks of 64 (arXiv 2305.14314)
@@ -281,14 +280,14 @@ class _Activations(NamedTuple):
         row_tokens = workload.max_new_tokens + (workload.prompt_tokens if self.flat else 0)
         row_bytes = row_tokens * token_bytes + 3 * self.shape.vocabulary * max(4, self.computed_bytes)
         rows = max(1, limit // row_bytes)
-        cache, prefill = limit, _PREFILL_TOKENS
+        cache, prefill = limit, PREFILL_TOKENS
         if workload.num_rows is not None:
             prompt_tokens = workload.num_rows * workload.prompt_tokens
             rows = min(rows, workload.num_rows)
             cache = min(limit, rows * row_bytes + prompt_tokens * token_bytes)
             prefill = min(prefill, prompt_tokens)
         scores = 3 * rows * self.shape.heads * (workload.max_new_tokens + workload.prompt_tokens) * 4
-        drawn = min(rows * self.shape.vocabulary, _LOGITS_PER_DRAW) * _BYTES_PER_DRAWN_LOGIT
+        drawn = min(rows * self.shape.vocabulary, LOGITS_PER_DRAW) * _BYTES_PER_DRAWN_LOGIT
         return cache + max(scores, drawn, prefill * self._token_bytes() // 2)
 
     def learning_bytes(self, settings: MemorySettings, workload: Workload, nodes: int) -> int:

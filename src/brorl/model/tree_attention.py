@@ -26,6 +26,7 @@ from brorl.model.kernels import in_blocks
 from brorl.model.logits import RowLogits, row_logits
 from brorl.tree import IntArray
 
+PREFILL_TOKENS = 16384  # that an engine computes at once; it bounds the activations
 _NAME = "brorl_tree"
 _NEUTRAL_ARGUMENTS = frozenset(
     {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states", "return_dict",

@@ -20,13 +20,7 @@ from transformers import PreTrainedModel
 from brorl.errors import OutOfMemoryError
 from brorl.model.device import at_least_float32, to_device
 from brorl.model.own_cache import OwnCache
-from brorl.model.tree_attention import (
-    Grouping,
-    PackedPass,
-    PromptCache,
-    prefill,
-    tree_attention,
-)
+from brorl.model.tree_attention import PREFILL_TOKENS, Grouping, PackedPass, PromptCache, prefill, tree_attention
 from brorl.rollout.native.row_cache import PagedRowCache, RowCache
 from brorl.tree import IntArray
 
@@ -76,9 +70,6 @@ class DecodeContext:
         return output.add_(of_prompt.transpose(0, 1)).flatten(1, 2)
 
 
-_PREFILL_TOKENS = 16384  # bounds the activations of a prefill
-
-
 @dataclass(frozen=True)
 class Rows:
     """Live prefixes, all of one length, and their rollouts."""
@@ -124,7 +115,7 @@ class TreeDecoder:
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
         """Split prompts into runs that can be prefilled and decoded together; each is an ascending array of indices."""
-        limit = min(_PREFILL_TOKENS, self._cache.prompt_tokens_that_fit())
+        limit = min(PREFILL_TOKENS, self._cache.prompt_tokens_that_fit())
         starts, longest = [0], 0
         for index, prompt in enumerate(prompts):
             longest = max(longest, len(prompt))
@@ -196,7 +187,7 @@ class ModelCacheDecoder:
         runs: list[IntArray] = []
         for length in np.unique(length_P).tolist():
             same = np.flatnonzero(length_P == length)
-            size = max(1, _PREFILL_TOKENS // length)
+            size = max(1, PREFILL_TOKENS // length)
             runs += np.split(same, range(size, same.size, size))
         return runs
 

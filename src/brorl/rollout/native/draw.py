@@ -16,12 +16,11 @@ from torch import Tensor
 
 from brorl.model.device import at_least_float32
 from brorl.model.kernels import kernels_of
-from brorl.model.logits import softmax_lse
+from brorl.model.logits import LOGITS_PER_DRAW, softmax_lse
 from brorl.sampling import SamplingParams
 from brorl.tree import FloatArray, IntArray
 
 _POSITIONS_PER_BLOCK = 16
-LOGITS_PER_DRAW = 1 << 24  # a draw has several temporaries of its logits' size, one of them in float64
 
 
 class Uniforms:
