@@ -32,11 +32,11 @@ from brorl.prompts.prompt import Prompt
 from brorl.storage import storage_errors
 from brorl.tree import RolloutTree
 
+SHARDS = "shards"  # in the state of a learner of several ranks: the folder that they have written
 EMA = "ema"  # subfolder of a checkpoint with the averaged weights, if there are any
 _COMMIT = "COMMIT"
 _NOT_REGULAR = " saved for being the best"  # on COMMIT's first line
 _STATE = "trainer_state.pt"
-_SHARDS = "shards"  # in the learner's state: the folder that its ranks have written
 _BEST = "best"
 _TREE_ARRAYS = ("token", "parent", "count", "logprob", "leaf", "leaf_count", "finished")
 
@@ -149,29 +149,27 @@ def _delete_old(folder: Path, keep: int, kept_steps: Collection[int | None]) -> 
             shutil.rmtree(old)
 
 
-def mark_best(folder: Path, step: int) -> Path | None:
+def mark_best(folder: Path, step: int) -> None:
     """Atomically point the `best` symlink at the checkpoint of a step.
+
+    Nothing changes if there is no complete checkpoint of that step (step 0 never has one).
 
     Args:
         folder: Folder of all checkpoints of the run.
         step: The step.
-
-    Returns:
-        The link; None, and nothing changes, if there is no complete checkpoint of that step (step 0 never has one).
 
     Raises:
         StorageError: If the link could not be made.
     """
     target = folder / f"step-{step:06d}"
     if not is_checkpoint(target):
-        return None
-    link, temporary = folder / _BEST, folder / f".{_BEST}.tmp"
+        return
+    temporary = folder / f".{_BEST}.tmp"
     with storage_errors(folder):
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(target.name)  # relative: the run can be moved
-        temporary.replace(link)
+        temporary.replace(folder / _BEST)
         _to_disk(folder)
-    return link
 
 
 def best_checkpoint(folder: Path) -> Path | None:
@@ -253,8 +251,8 @@ def _read_plain(checkpoint: Path) -> dict[str, Any]:
 
 def _state_from(plain: dict[str, Any], checkpoint: Path) -> TrainerState:
     learner = plain["learner"]
-    if learner is not None and _SHARDS in learner:  # the checkpoint may have been moved
-        learner = learner | {_SHARDS: str((checkpoint / learner[_SHARDS]).absolute())}
+    if learner is not None and SHARDS in learner:  # the checkpoint may have been moved
+        learner = learner | {SHARDS: str((checkpoint / learner[SHARDS]).absolute())}
     carried = tuple(map(_group_from, plain["carried"]))
     later = plain.get("schedule"), plain.get("held_out"), plain.get("attempts", 0), plain.get("ahead")
     return TrainerState(plain["step"], learner, plain["stream"], carried, *later)

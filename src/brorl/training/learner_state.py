@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from brorl.errors import first_line
 from brorl.model.sharding import laid_out_as
+from brorl.runs.checkpoint import SHARDS
 from brorl.training.snapshot import Snapshot
 
-SHARDS = "shards"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
