@@ -64,21 +64,14 @@ class GymVerifier:
         programs: The sandbox.
         timeout_s: Wall time after which the scoring of one answer is stopped, in seconds, above 0.
         partial_credit: Whether an incorrect answer has the score of its scorer, at most 0.98, and not 0.
-        cache_size: Number of distinct pairs of task and answer whose verdicts are kept, 1 or more.
 
     Raises:
         UserError: If Reasoning Gym is not installed.
         ValueError: If an argument is out of its range.
     """
 
-    def __init__(
-        self,
-        programs: ProgramPool,
-        timeout_s: float = 4.0,
-        partial_credit: bool = False,
-        cache_size: int = 200_000,
-    ) -> None:
-        self._cache = VerdictCache(cache_size)
+    def __init__(self, programs: ProgramPool, timeout_s: float = 4.0, partial_credit: bool = False) -> None:
+        self._cache = VerdictCache(size=200_000)
         require_reasoning_gym()
         self._programs = programs.preloading(_SCORING)
         self._limits = Limits(timeout_s, _MEMORY_BYTES, REPLY_BYTES)
