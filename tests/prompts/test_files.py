@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from brorl.errors import UserError
-from brorl.prompts.files import read_questions
+from brorl.prompts.files import read_source
 from brorl.prompts.question import Message, Question
 from brorl.prompts.settings import FileSource
 
@@ -35,6 +35,10 @@ def write_lines(path: Path, rows: list[Any]) -> str:
 def some_rows(rng: np.random.Generator, count: int) -> list[dict[str, Any]]:
     a, b = rng.integers(0, 10**6, (2, count)).tolist()
     return [{"prompt": f"{i}: {x} + {y} = ?", "answer": str(x + y)} for i, (x, y) in enumerate(zip(a, b, strict=True))]
+
+
+def read_questions(source: FileSource) -> list[Question]:
+    return list(read_source(source).questions)
 
 
 def pairs(questions: list[Question]) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ with its own numbers, and a taskset of `verifiers` a data file and its recipe. N
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from brorl.config.reading import make_config, nested_settings, parse_yaml
 from brorl.errors import StorageError, UserError
 from brorl.model.name import shipped_folder
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN
-from brorl.prompts.files import read_questions
+from brorl.prompts.files import read_source
 from brorl.prompts.guess import Guess, guess_meaning
 from brorl.prompts.question import Question, split_held_out
 from brorl.prompts.rendering import TEMPLATES
@@ -180,10 +180,10 @@ def _conversion_summary(conversion: Conversion, output: Path) -> list[str]:
     ]
 
 
-def _read(data_file: str, guess: Guess) -> list[Question]:
+def _read(data_file: str, guess: Guess) -> Sequence[Question]:
     name = Path(data_file).stem.replace(":", "-") or "data"
     if guess.layout:
-        return read_questions(FileSource(path=data_file, name=name, layout=guess.layout))
+        return read_source(FileSource(path=data_file, name=name, layout=guess.layout)).questions
     source = FileSource(
         path=data_file,
         name=name,
@@ -192,7 +192,7 @@ def _read(data_file: str, guess: Guess) -> list[Question]:
         domain=guess.domain,
         answer_after=guess.answer_after,
     )
-    return read_questions(source)
+    return read_source(source).questions
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class _Starter:
     held_out_fraction: float
 
 
-def _starter(path: str, model: str | None, guess: Guess, questions: list[Question], function: str) -> _Starter:
+def _starter(path: str, model: str | None, guess: Guess, questions: Sequence[Question], function: str) -> _Starter:
     """Choose the settings; a prompt and its response share the positions of the model."""
     positions = _positions(model)
     puzzles, names_box = guess.domain == COUNTDOWN_DOMAIN, all("boxed" in question.asked for question in questions)

@@ -49,11 +49,6 @@ class SourceReading:
     dropped: Mapping[str, int] = field(default_factory=dict)
 
 
-def read_questions(source: FileSource) -> list[Question]:
-    """Return the questions of `read_source`."""
-    return list(read_source(source).questions)
-
-
 def read_source(source: FileSource, seed: int = 0) -> SourceReading:
     """Read a source's distinct questions, in the order of its files (by name) and rows.
 
