@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from brorl.comparison.arms import Arm, Comparison
-from brorl.comparison.axes import apart, arm_colors, tick_text
-from brorl.comparison.figure import draw_comparison, make_figure
+from brorl.comparison.axes import PNG, apart, arm_colors, tick_text
+from brorl.comparison.figure import make_figure
 from brorl.comparison.report import comparison_record
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import paired_table, tables_of
@@ -124,7 +124,8 @@ def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
 
 
 def test_png(rng: np.random.Generator, tmp_path: Path) -> None:
-    draw_comparison(synthetic(rng, num_tasks=1, num_prompts=12, num_seeds=2), tmp_path / "comparison.png")
+    figure = make_figure(synthetic(rng, num_tasks=1, num_prompts=12, num_seeds=2))
+    figure.savefig(tmp_path / "comparison.png", **PNG)
     pixels = imread(tmp_path / "comparison.png")
     assert pixels.shape[1] == 1430
     assert pixels[0, 0, :3].tolist() == [1, 1, 1]  # a light background

@@ -14,9 +14,9 @@ from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
 from brorl.comparison.arms import PASS_1, Comparison, Measure
-from brorl.comparison.axes import arm_colors
+from brorl.comparison.axes import PNG, arm_colors
 from brorl.comparison.frontier import frontier
-from brorl.comparison.frontier_figure import draw_frontier, make_frontier_figure, rows_of
+from brorl.comparison.frontier_figure import make_frontier_figure, rows_of
 from brorl.comparison.report import comparison_record
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import best_table, frontier_table, tables_of
@@ -146,12 +146,12 @@ def test_arms_of_one_n_are_named_not_ordered() -> None:
 
 
 def test_png_and_refusal(rng: np.random.Generator, tmp_path: Path) -> None:
-    draw_frontier(rising(ks=(1,)), tmp_path / "frontier.png")
+    make_frontier_figure(rising(ks=(1,))).savefig(tmp_path / "frontier.png", **PNG)
     pixels = imread(tmp_path / "frontier.png")
     assert pixels[0, 0, :3].tolist() == [1, 1, 1]
     assert pixels[..., :3].std() > 0.05
     with pytest.raises(ValueError, match="at least three arms, got 2"):
-        draw_frontier(synthetic(rng, num_prompts=4), tmp_path / "none.png")
+        make_frontier_figure(synthetic(rng, num_prompts=4))
 
 
 def test_words_of_a_sweep() -> None:

@@ -1,13 +1,11 @@
 """The figure of a race shows the scores of the standings, and which arms were dropped."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
 from brorl.comparison.race import RUNGS, Standing
-from brorl.comparison.race_figure import draw_race, make_race_figure
+from brorl.comparison.race_figure import make_race_figure
 from brorl.evaluation.pass_at_k import Estimate
 
 
@@ -37,8 +35,6 @@ def test_the_lines_are_the_scores_at_the_rungs(rng: np.random.Generator) -> None
     assert {f"{s.arm}  {s.score:.3f} dropped" for rung in race for s in rung if s.dropped} <= texts
 
 
-def test_a_race_without_a_rung_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_a_race_without_a_rung_is_refused() -> None:
     with pytest.raises(ValueError, match="no rung"):
-        draw_race([], 0.1, 40.0, "pass@1", tmp_path / "race.png")
-    draw_race(random_race(rng), 0.1, 40.0, "pass@1", tmp_path / "race.png")
-    assert (tmp_path / "race.png").read_bytes()[:4] == b"\x89PNG"
+        make_race_figure([], 0.1, 40.0, "pass@1")

@@ -416,8 +416,9 @@ def _conclude(
 
 def _written(result: TuningResult) -> TuningResult:
     """Write the figure of the race and the page."""
+    from brorl.comparison.axes import PNG
     from brorl.comparison.next_command import NextCommand
-    from brorl.comparison.race_figure import draw_race
+    from brorl.comparison.race_figure import make_race_figure
     from brorl.reporting.page.answer import Answer, answer_page
 
     plan, final = result.plan, result.final
@@ -432,7 +433,8 @@ def _written(result: TuningResult) -> TuningResult:
     )
     remarks = ["The race has one seed and chose among many: its scores are of the tuning prompts, and prove nothing."]
     with storage_errors(result.path):
-        draw_race(result.race, plan.start[plan.k].value, plan.run_seconds, f"pass@{plan.k}", figure)
+        drawn = make_race_figure(result.race, plan.start[plan.k].value, plan.run_seconds, f"pass@{plan.k}")
+        drawn.savefig(figure, **PNG)
         content = Answer(
             "brorl tune",
             f"pass@{plan.k} after {each} of training",

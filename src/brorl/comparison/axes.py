@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,6 +18,7 @@ from brorl.comparison.results import ComparisonResults
 from brorl.cost import UNIT_WORDS, Unit, short_amount
 from brorl.evaluation.pass_at_k import FloatArray
 
+PNG: dict[str, Any] = {"dpi": 130, "facecolor": "white"}  # options of `Figure.savefig`
 INK, GREY, PALE = "#2b2f36", "#8a8f98", "#d5d8dd"
 _BLUE, _ORANGE = "#1f5fa8", "#cc7417"
 COLORS = (_BLUE, _ORANGE, "#2e8b6a", "#b3382c", "#7b5ea7", "#8a6d3b", "#5b626d", "#c2508f", "#3aa0c8")

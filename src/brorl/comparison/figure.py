@@ -8,12 +8,10 @@ Source: the panels of BroRL (arXiv 2510.01180), Figures 1 and 4.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
@@ -27,23 +25,17 @@ from brorl.evaluation.pass_at_k import FloatArray
 _MAX_TASKS, _TASKS_A_ROW = 24, 4
 
 
-def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Draw a comparison as a PNG.
+def make_figure(comparison: Comparison) -> Figure:
+    """Make the figure of a comparison.
 
     Raises:
         ValueError: If there are fewer than two arms, or a run was not evaluated at an evaluation point.
     """
-    make_figure(comparison).savefig(path, dpi=130, facecolor="white")
-
-
-def make_figure(comparison: Comparison) -> Figure:
-    """Make the figure of a comparison."""
     results = results_of(comparison)
     largest = sorted(comparison.task_names(), key=lambda name: -len(comparison.prompts_of(name)))[:_MAX_TASKS]
     tasks = sorted(largest) if len(largest) > 1 else []
     heights = [4.4, 2.7, *([0.35 + 2.15 * -(-len(tasks) // _TASKS_A_ROW)] if tasks else [])]
     figure = Figure(figsize=(11, 0.75 + sum(heights) + 0.21 * len(results.key)), layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(fill(answer_of(results), 112), fontsize=11.5, color=INK, x=0.01, ha="left")
     rows = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     _draw_scores(rows[0], results)

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import log2
-from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
@@ -32,24 +30,18 @@ _LARGEST_BUBBLE = 330.0  # area in square points of a fraction of 1
 _MIN_FRACTION = 0.02  # of resamples, for a bubble to be drawn
 
 
-def draw_frontier(comparison: Comparison, path: Path) -> None:
-    """Draw the frontier of a sweep as a PNG.
+def make_frontier_figure(comparison: Comparison) -> Figure:
+    """Make the figure of the frontier of a sweep.
 
     Raises:
         ValueError: If there are fewer than three arms, or a run was not evaluated at an evaluation point.
     """
-    make_frontier_figure(comparison).savefig(path, dpi=130, facecolor="white")
-
-
-def make_frontier_figure(comparison: Comparison) -> Figure:
-    """Make the figure of the frontier."""
     results = results_of(comparison)
     if not results.frontiers:
         raise ValueError(f"a frontier needs at least three arms, got {len(comparison.arms)}")
     columns = len(results.frontiers)
     width = max(1.0 + 4.15 * columns, 8.5)
     figure = Figure(figsize=(width, 7.9 + 0.2 * max(0, len(results.key) - 2)), layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(fill(answer_of(results), round(10.6 * width)), fontsize=12.5, color=INK, x=0.012, ha="left")
     axes = figure.subplots(2, columns, sharex="col", squeeze=False, height_ratios=[1.25, 1])
     for index, frontier in enumerate(results.frontiers):

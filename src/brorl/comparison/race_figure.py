@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from textwrap import fill
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from brorl.comparison.axes import COLORS, GREY, INK, cost_axis, draw_start, label_ends, style
 from brorl.comparison.race import RUNGS, Standing
-
-
-def draw_race(race: Sequence[Sequence[Standing]], start: float, seconds: float, score: str, path: Path) -> None:
-    """Draw a race as a PNG; see `make_race_figure`.
-
-    Raises:
-        ValueError: If no rung was reached.
-    """
-    make_race_figure(race, start, seconds, score).savefig(path, dpi=130, facecolor="white")
 
 
 def make_race_figure(race: Sequence[Sequence[Standing]], start: float, seconds: float, score: str) -> Figure:
@@ -37,7 +26,6 @@ def make_race_figure(race: Sequence[Sequence[Standing]], start: float, seconds: 
     if not race:
         raise ValueError("the race has reached no rung")
     figure = Figure(figsize=(9, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
     axis = figure.subplots()
     names = [standing.arm for standing in race[0]]
     colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}

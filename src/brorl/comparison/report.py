@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from brorl.comparison.arms import Arm, Comparison, RunScores, scores_at, start_scores
-from brorl.comparison.figure import draw_comparison
+from brorl.comparison.axes import PNG
+from brorl.comparison.figure import make_figure
 from brorl.comparison.frontier import Frontier
-from brorl.comparison.frontier_figure import draw_frontier
+from brorl.comparison.frontier_figure import make_frontier_figure
 from brorl.comparison.matching import TOLERANCE
 from brorl.comparison.prompts import CoverageChange
 from brorl.comparison.results import ComparisonResults, Pair, results_of
@@ -45,10 +46,10 @@ def write_report(comparison: Comparison, folder: Path) -> list[Path]:
     with storage_errors(folder):
         replace_file(files[0], json.dumps(comparison_record(comparison), indent=1).encode())
         replace_file(files[1], markdown(comparison).encode())
-        draw_comparison(comparison, files[2])
+        make_figure(comparison).savefig(files[2], **PNG)
         if len(comparison.arms) > 2:
             files.append(folder / "frontier.png")
-            draw_frontier(comparison, files[3])
+            make_frontier_figure(comparison).savefig(files[3], **PNG)
     return files
 
 

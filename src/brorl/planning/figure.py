@@ -6,7 +6,6 @@ from math import isfinite
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
@@ -27,7 +26,6 @@ _PHASE_COLORS = {
 def draw_plan(report: PlanReport, path: Path) -> None:
     """Draw the plan as a PNG of four panels."""
     figure = Figure(figsize=(11, 8), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(2, 2)
     _draw_fractions(axes[0, 0], report)
     _draw_tokens(axes[0, 1], report)

@@ -229,12 +229,10 @@ def _step_record(row: SimulatedStep) -> dict[str, Any]:
 
 def draw_cluster_plan(plan: ClusterPlan, path: Path) -> None:
     """Draw the plan as a PNG: seconds, useful fraction and gain of a step against the number of GPUs."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullLocator, PercentFormatter
 
     figure = Figure(figsize=(13, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
     seconds, useful, gain = figure.subplots(1, 3)
     numbers = sorted({row.num_gpus for rows in plan.scaling.values() for row in rows})
     for axis in (seconds, useful, gain):
