@@ -12,6 +12,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
+import brorl
 from brorl.activity import Phase
 from brorl.console.screen import WIDTH, Screen
 
@@ -23,7 +24,7 @@ def test_what_stays_is_in_the_log_without_control_characters(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # as if the output were a terminal
     log = tmp_path / "run.log"
-    with Screen("brorl 1.2.3") as screen:
+    with Screen() as screen:
         screen.observe(Phase("loading", "model"))
         screen.log_to(log)
         screen.echo(Text("in color", style="bold red"))
@@ -41,8 +42,8 @@ def test_a_pipe_hears_at_once_and_then_whenever_nothing_was_said_for_a_while(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "run.log"
-    with Screen("brorl 1.2.3", quiet_s=0.05) as screen:
-        assert capsys.readouterr().out == "brorl 1.2.3: starting\n"
+    with Screen(quiet_s=0.05) as screen:
+        assert capsys.readouterr().out == f"brorl {brorl.__version__}: starting\n"
         assert screen.console.width == WIDTH
         screen.log_to(log)
         screen.observe(Phase("loading", "model"))
@@ -69,7 +70,7 @@ def test_a_terminal_shows_one_line_that_changes_and_vanishes(width: int) -> None
 import sys, time
 from brorl.activity import Decoding, Phase, Round, Step
 from brorl.console.screen import Screen
-with Screen("brorl") as screen:
+with Screen() as screen:
     screen.observe(Step(1))
     screen.observe(Round(1, 2, 3, 16))
     screen.observe(Phase("generation"))

@@ -103,7 +103,7 @@ def plan_cluster(
     cluster = parse_cluster(question.cluster)
     config, run = _resolve(source, recipe, overrides)
 
-    with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:
+    with Screen(silent=not progress) as screen:
         from brorl.assemble.cluster_job import JobOptions, build_job, build_shape
         from brorl.planning.cluster.cluster_plan import SimulationSettings, make_cluster_plan
         from brorl.planning.cluster.cluster_report import cluster_record, draw_cluster_plan

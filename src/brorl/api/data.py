@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
 
-import brorl
 from brorl.activity import Observe, Phase, unobserved
 from brorl.api.recipe import ConfigOrPath, resolve_config
 from brorl.assemble.data import (
@@ -203,7 +202,7 @@ def data(
     if show < 0:
         raise UserError(f"--show: expected a number of at least 0, not {show}")
 
-    with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:
+    with Screen(silent=not progress) as screen:
         if isinstance(config_or_path, str | Path) and is_file(Path(config_or_path) / "config.yaml"):
             config_or_path = Path(config_or_path) / "config.yaml"  # of a run
         file = _questions_file(config_or_path)

@@ -69,7 +69,7 @@ def doctor_command(*, cluster: str | None = None, folder: str = str(RUNS)) -> Di
             head, or auto for a cluster that runs on this machine.
         folder: Folder of the runs, which all machines of the cluster must share.
     """
-    with Screen(f"brorl {brorl.__version__}") as screen:  # shown while torch is imported
+    with Screen() as screen:  # shown while torch is imported
         screen.observe(Phase("examining", "this machine" if cluster is None else "the cluster"))
         return doctor(progress=False) if cluster is None else diagnose_cluster(cluster, Path(folder))
 

@@ -151,7 +151,7 @@ def evaluate(
     if not progress:
         return _evaluate(options, request, lambda _: None, unobserved)
 
-    with Screen(f"brorl {brorl.__version__}") as screen:
+    with Screen() as screen:
         return _evaluate(options, request, lambda line: screen.echo(line, is_command=True), screen.observe)
 
 

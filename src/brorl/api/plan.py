@@ -202,7 +202,7 @@ def plan(
     given = flat_settings(overrides)
     config, source = _resolve(checkpoint, recipe, given)
 
-    with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen, ExitStack() as ends:  # before torch
+    with Screen(silent=not progress) as screen, ExitStack() as ends:  # before torch
         from brorl.planning.figure import draw_plan
         from brorl.planning.report import plan_record
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import brorl
 from brorl.api.recipe import ConfigOrPath, check_cheaply, recipe_name, resolve_config
 from brorl.api.runs_folder import make_run_directory, newest_unfinished, refuse_used_folder, remove_unused
 from brorl.config.settings import TrainConfig
@@ -123,7 +122,7 @@ def train(
     if reward is not None:
         config = resolve_config(config, {"verification.functions": _functions(config, reward)})
     check_cheaply(config)
-    with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:  # shown while torch is imported
+    with Screen(silent=not progress) as screen:  # shown while torch is imported
         from brorl.api.training_session import TrainingSession
 
         directory = make_run_directory(config.output_dir, Path(recipe_name(recipe)).stem)
@@ -210,7 +209,7 @@ def _resume(path: str | Path | None, overrides: Mapping[str, Any], progress: boo
             f"{path} is not a run directory (it has no config.yaml); use the directory that `brorl train` printed"
         )
     config = resolve_config(config_file, overrides)
-    with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:
+    with Screen(silent=not progress) as screen:
         from brorl.api.training_session import TrainingSession
         from brorl.runs.run_directory import RunDirectory
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from rich.console import Console
 
-import brorl
 from brorl.api.arm_runs import ArmRun, Slot, finish_runs, progress_of
 from brorl.api.compare import FinishedComparison, finished_comparison, machine_of, model_of, run_comparison, slots_for
 from brorl.api.comparison_plan import ComparisonPlan
@@ -298,7 +297,7 @@ def _pilot(
     from brorl.assemble.candidates import ROLLOUTS
 
     config = _evaluated_on(config, *tuning)
-    with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen, ExitStack() as ends:
+    with Screen(silent=not progress) as screen, ExitStack() as ends:
         from brorl.assemble.inputs import prepare
         from brorl.assemble.run import build_benchmark, build_pilot_parts
 

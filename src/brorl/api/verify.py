@@ -16,7 +16,6 @@ from typing import Any
 
 from rich.text import Text
 
-import brorl
 from brorl.activity import Phase
 from brorl.assemble.evaluation_data import read_all_questions
 from brorl.assemble.verification import build_verifiers, build_workers, sandbox_lines, without_other_domains
@@ -223,7 +222,7 @@ def verify(
         raise UserError(f"--output {output} exists; choose another file")
 
     columns = ResponseColumns(response_column, id_column, correct_column)
-    with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:
+    with Screen(silent=not progress) as screen:
         result = _verify(str(file), data, columns, settings, screen)
     if target is not None:
         with storage_errors(target, "rerun the command"):

@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+import brorl
 from brorl.activity import Activity, Phase
 from brorl.console.status_line import StatusLine
 from brorl.errors import StorageError
@@ -32,12 +33,11 @@ class Screen:
     """Writes permanent lines, and the status line inside of its `with` block.
 
     Args:
-        name: Name and version of the program, as `brorl 0.1.0`; the first line if the output is not a terminal.
         quiet_s: Seconds without output before the status line is printed if the output is not a terminal.
         silent: Print nothing; the log file is written as usual.
     """
 
-    def __init__(self, name: str = "", quiet_s: float = QUIET_S, silent: bool = False) -> None:
+    def __init__(self, quiet_s: float = QUIET_S, silent: bool = False) -> None:
         self.console = Console(highlight=False, quiet=silent)
         if self.console.is_jupyter:  # plain text, as in a file, instead of one HTML element per line
             self.console = Console(highlight=False, quiet=silent, force_jupyter=False, force_terminal=False)
@@ -45,7 +45,6 @@ class Screen:
         if not self.console.is_terminal:
             self.console.width = WIDTH
         self.status = StatusLine(Phase("starting"))
-        self._name = name
         self._quiet_s = quiet_s
         self._log_file: Path | None = None
         self._lock = threading.RLock()
@@ -65,8 +64,7 @@ class Screen:
             )
             self._live.start(refresh=True)
         elif not self.console.quiet:
-            if self._name:
-                self.echo(f"{self._name}: starting")
+            self.echo(f"brorl {brorl.__version__}: starting")
             self._thread = threading.Thread(target=self._print_status_when_quiet, name="status line", daemon=True)
             self._thread.start()
         return self
