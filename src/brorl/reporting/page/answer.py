@@ -17,7 +17,7 @@ from brorl.comparison.results import ComparisonResults
 from brorl.comparison.text import ComparisonText, match_words
 from brorl.cost import amount
 from brorl.format import listed
-from brorl.reporting.page.embedding import fill, resource
+from brorl.reporting.page.embedding import fill, head, resource
 from brorl.table import Table
 
 
@@ -60,9 +60,9 @@ def answer_page(content: Answer) -> str:
     ]
     pictures = [(path.stem, base64.b64encode(path.read_bytes()).decode("ascii")) for path in content.figures]
     return fill(resource("answer.html"), {
+        "HEAD": head(f"{content.command}: {content.title}"),
         "BRAND": escape(content.command),
         "TITLE": escape(content.title),
-        "STYLE": resource("page.css"),
         "ANSWER": escape(answer),
         "MORE": "".join(f"<p>{escape(line)}</p>" for line in more),
         "MATCHED": escape(content.basis),

@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 from collections.abc import Mapping
+from html import escape
 from importlib.resources import files
 from math import isfinite
 from typing import Any
@@ -32,6 +33,11 @@ def fill(template: str, parts: Mapping[str, str]) -> str:
         KeyError: If a name has no part.
     """
     return re.sub(r"\{\{([A-Z_]+)\}\}", lambda match: parts[match[1]], template)
+
+
+def head(title: str, mark: str = "") -> str:
+    """Return the head that all pages share: the policy that blocks all requests, the theme and the style."""
+    return fill(resource("head.html"), {"TITLE": escape(title), "STYLE": resource("page.css"), "MARK": mark})
 
 
 def resource(name: str) -> str:

@@ -19,7 +19,7 @@ import brorl
 from brorl.cost import cost_of_step
 from brorl.errors import UserError
 from brorl.reporting.page.charts import Chart, cost_charts, coverage_charts, learning_charts, optimization_charts
-from brorl.reporting.page.embedding import fill, resource, to_json
+from brorl.reporting.page.embedding import fill, head, resource, to_json
 from brorl.reporting.page.rollouts import (
     StepRollouts,
     choose_evaluations,
@@ -98,10 +98,10 @@ def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> 
     }
     everything = [chart for some in charts.values() for chart in some]
     plotly = (files("plotly") / "package_data" / "plotly.min.js").read_text("utf-8")
+    title = ", ".join(run.name for run in runs)
     return fill(resource("template.html"), {
-        "MARK": _MARK,
-        "TITLE": escape(", ".join(run.name for run in runs)),
-        "STYLE": resource("page.css"),
+        "HEAD": head(f"brorl report: {title}", f"\n{_MARK}"),
+        "TITLE": escape(title),
         "VERSION": escape(brorl.__version__),
         "SUMMARY": _summary(runs),
         "NOTES": _notes(runs),
