@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import brorl
-from brorl.activity import Echo, Observe, Phase, unobserved
+from brorl.activity import Echo, Observe, Phase
 from brorl.api.recipe import resolve_checkpoint, resolve_config
 from brorl.api.runs_folder import make_output_folder
 from brorl.config.reading import flat_settings, make_config, read_recipe
@@ -148,10 +148,7 @@ def evaluate(
         flat_settings(overrides),
     )  # fmt: skip
     request = _request(options)
-    if not progress:
-        return _evaluate(options, request, lambda _: None, unobserved)
-
-    with Screen() as screen:
+    with Screen(silent=not progress) as screen:
         return _evaluate(options, request, lambda line: screen.echo(line, is_command=True), screen.observe)
 
 
