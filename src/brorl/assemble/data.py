@@ -127,7 +127,10 @@ def build_prompts(
         if maximum:
             (train, long_train), (kept, long_kept) = drop_long(train, maximum), drop_long(kept, maximum)
             dropped += long_train + long_kept
-        check_prompts(config.model, [*train, *kept], limits, tokenizer, model_config, ", or set data.max_prompt_tokens")
+        otherwise = ", or set data.max_prompt_tokens"
+        problems = prompt_problems(config.model, [*train, *kept], limits, tokenizer, model_config, otherwise)
+        if problem := next(problems, None):
+            raise UserError(problem)
         if source.train and not train:
             raise UserError(no_train_prompt(source.name, config))
         held_out += kept
@@ -236,24 +239,6 @@ def response_limits(config: TrainConfig) -> dict[str, int]:
         "sampling.max_new_tokens": config.sampling.max_new_tokens,
         "evaluation.max_new_tokens": config.evaluation.max_new_tokens or 0,
     }
-
-
-def check_prompts(
-    model: str,
-    prompts: Sequence[Prompt],
-    limits: Mapping[str, int],
-    tokenizer: PreTrainedTokenizerBase,
-    model_config: PreTrainedConfig,
-    otherwise: str = "",
-) -> None:
-    """Reject the first prompt of `prompt_problems`, which has the same arguments.
-
-    Raises:
-        UserError: With its problem.
-    """
-    problem = next(prompt_problems(model, prompts, limits, tokenizer, model_config, otherwise), None)
-    if problem is not None:
-        raise UserError(problem)
 
 
 def prompt_problems(

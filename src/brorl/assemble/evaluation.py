@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from brorl.activity import Observe, Phase, unobserved
 from brorl.assemble.cluster import place_engine, place_verifiers
-from brorl.assemble.data import check_prompts
+from brorl.assemble.data import prompt_problems
 from brorl.assemble.engine import (
     OnEnd,
     build_engine,
@@ -99,7 +99,9 @@ def prepare_evaluation(request: Request) -> EvaluationInputs:
     prompts_of, notes = _render(sets, request, tokenizer)
     limit = _response_limit(request, prompts_of, model_config)
     all_prompts = [prompt for prompts in prompts_of.values() for prompt in prompts]
-    check_prompts(config.model, all_prompts, {"--max-new-tokens": limit}, tokenizer, model_config)
+    problems = prompt_problems(config.model, all_prompts, {"--max-new-tokens": limit}, tokenizer, model_config)
+    if problem := next(problems, None):
+        raise UserError(problem)
     set_threads_and_kernels(config, _check_memory(config, model_config, prompts_of, limit))
     unreadable = _check_references(sets, verifiers)
     notes += sandbox_lines(config, verifiers)
