@@ -15,6 +15,7 @@ from brorl.config.reading import builtin_recipes, flat_settings
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.errors import UserError
+from brorl.planning.cluster.hardware import ENGINES, parse_cluster
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from brorl.planning.cluster.hardware import Engine
 
 RECIPE = "brorl"
-ENGINES = ("native", "vllm")
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,6 @@ def plan_cluster(
     overrides: Mapping[str, Any],
 ) -> ClusterPlanResult:
     """Plan a step on a cluster, and write `plan.json` and `plan.png`; see `plan`."""
-    from brorl.planning.cluster.hardware import parse_cluster
-
     cluster = parse_cluster(question.cluster)
     config, run = _resolve(source, recipe, overrides)
 
