@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from brorl.api import arm_runs
+from brorl.api import arm_runs, comparison_view
 from brorl.api.arm_runs import ArmRun, RunProgress, progress_of
 from brorl.api.comparison_plan import Arguments, plan_for
 from brorl.api.comparison_view import ComparisonView
@@ -30,15 +30,17 @@ def run_with(folder: Path, costs: list[float], unit: Unit = "seconds", limit: fl
     return ArmRun(folder.name, 0, folder / "r.yaml", folder, Budget(unit, limit))
 
 
-def test_runs_in_progress_are_printed_when_nothing_else_was(tmp_path: Path) -> None:
+def test_runs_in_progress_are_printed_when_nothing_else_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     progress = progress_of(run_with(tmp_path / "N=16", [20.0]))
     out = io.StringIO()
-    view = ComparisonView(Console(file=out), [progress.run], quiet_s=0.0)
+    monkeypatch.setattr(comparison_view, "QUIET_S", 0.0)
+    view = ComparisonView(Console(file=out), [progress.run])
     view.runs_progressed([progress])
     assert "N=16 seed 0 20%; about" in out.getvalue()
 
     out = io.StringIO()
-    view = ComparisonView(Console(file=out), [progress.run], quiet_s=3600.0)
+    monkeypatch.setattr(comparison_view, "QUIET_S", 3600.0)
+    view = ComparisonView(Console(file=out), [progress.run])
     view.runs_progressed([progress])
     assert out.getvalue() == ""
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 import brorl
 from brorl.api import tune as module
-from brorl.api.tune import TuningResult
+from brorl.api.tune_answer import TuningResult
 from brorl.assemble.candidates import OWN, candidates
 from brorl.comparison import report as comparison_report
 from brorl.comparison.race import RUNGS

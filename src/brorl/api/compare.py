@@ -218,19 +218,13 @@ def run_comparison(
     """Run all runs to completion. The folder is locked meanwhile; `again` is the command that continues it."""
     from brorl.runs.run_directory import RunDirectory
 
-    runs = plan.runs_in(folder)
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with RunDirectory(folder).locked():
         plan.write(folder, machine)
         view.announce(plan, machine, folder, sum(len(slot.cores) for slot in slots))
-        try:
-            finish_runs([run for run in runs if run not in view.complete], slots, view)
-        except KeyboardInterrupt:
-            view.stopped(again or f"brorl compare {shlex.quote(str(folder))}", runs)
-            raise KeyboardInterrupt("stopped") from None
-        finally:
-            view.close()
+        with view.running(again or f"brorl compare {shlex.quote(str(folder))}"):
+            finish_runs([run for run in plan.runs_in(folder) if run not in view.complete], slots, view)
 
 
 def finished_comparison(folder: Path) -> FinishedComparison:

@@ -6,7 +6,8 @@ In a file or pipe, the runs in progress are a line after every 30 seconds withou
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 
@@ -26,10 +27,10 @@ _BUSY = 0.25  # of the cores that a comparison uses: more other work than that s
 
 
 class ComparisonView:
-    """One line for each run that has ended, and the runs in progress (in a file after `quiet_s` without output)."""
+    """One line for each run that has ended, and the runs in progress."""
 
-    def __init__(self, console: Console, runs: Sequence[ArmRun], quiet_s: float = QUIET_S) -> None:
-        self._console, self._num_runs, self._quiet_s = console, len(runs), quiet_s
+    def __init__(self, console: Console, runs: Sequence[ArmRun]) -> None:
+        self._console, self._runs, self._num_runs = console, runs, len(runs)
         self.complete = frozenset(run for run in runs if progress_of(run).ended)
         self._num_done = len(self.complete)
         self._width = max((len(run.arm) for run in runs), default=0)
@@ -84,7 +85,7 @@ class ComparisonView:
         fractions = ", ".join(f"{p.run.arm} seed {p.run.seed} {p.fraction:.0%}" for p in running)
         line = f"{fractions}{'' if not left else f'; about {duration(left)} left'}"
         self._status.update(Text(line))
-        if not self._console.is_terminal and running and perf_counter() - self._last_output >= self._quiet_s:
+        if not self._console.is_terminal and running and perf_counter() - self._last_output >= QUIET_S:
             self._print(line)
 
     def stopping(self, num_runs: int) -> None:
@@ -92,18 +93,24 @@ class ComparisonView:
         runs = "1 run finishes its step and saves" if num_runs == 1 else f"{num_runs} runs finish their steps and save"
         self._print(f"\nstopping: {runs}; Ctrl-C again discards the steps in progress")
 
-    def stopped(self, command: str, runs: Sequence[ArmRun]) -> None:
-        """Print the number of complete and saved runs of a stopped comparison, and the command that continues it."""
-        complete = {run for run in runs if progress_of(run).ended}
-        saved = [
-            run for run in runs if run not in complete and last_checkpoint(RunDirectory(run.directory).checkpoints)
-        ]
-        more = f", {len(saved)} more up to {'its' if len(saved) == 1 else 'their'} last checkpoint" if saved else ""
-        self._print(f"\nstopped: {len(complete)} of {len(runs)} runs are complete{more}; continue with: {command}")
+    @contextmanager
+    def running(self, command: str) -> Iterator[None]:
+        """Restore the terminal after the block; if it is interrupted, print the command that continues the runs."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._print_stopped(command)
+            raise KeyboardInterrupt("stopped") from None
+        finally:
+            self._status.stop()
 
-    def close(self) -> None:
-        """Restore the terminal."""
-        self._status.stop()
+    def _print_stopped(self, command: str) -> None:
+        """Print the number of complete and of saved runs, and the command that continues them."""
+        left = [run for run in self._runs if not progress_of(run).ended]
+        saved = [run for run in left if last_checkpoint(RunDirectory(run.directory).checkpoints)]
+        more = f", {len(saved)} more up to {'its' if len(saved) == 1 else 'their'} last checkpoint" if saved else ""
+        complete = f"{self._num_runs - len(left)} of {self._num_runs} runs are complete"
+        self._print(f"\nstopped: {complete}{more}; continue with: {command}")
 
     def _warn_of_load(self, num_cores: int) -> None:
         """Recommend CPU time as the clock if other programs need cores that the runs will use."""

@@ -4,39 +4,41 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from rich.console import Console
 
 from brorl.api.arm_runs import ArmRun, Slot, finish_runs, progress_of
-from brorl.api.compare import FinishedComparison, finished_comparison, machine_of, model_of, run_comparison, slots_for
+from brorl.api.compare import finished_comparison, machine_of, model_of, run_comparison, slots_for
 from brorl.api.comparison_plan import ComparisonPlan
 from brorl.api.comparison_view import ComparisonView
+from brorl.api.plan import PlanRequest, measure_plan, report_plan
 from brorl.api.recipe import ConfigOrPath, resolve_checkpoint, resolve_config
+from brorl.api.tune_answer import TuningResult, conclude
 from brorl.api.tune_plan import TUNE_FILE, TunePlan
-from brorl.assemble.candidates import OWN, candidates
+from brorl.assemble.candidates import OWN, ROLLOUTS, candidates
 from brorl.assemble.comparison import ArmPlan, check_arms, reject_owned
+from brorl.assemble.data import build_questions
+from brorl.comparison.arms import Measure, score_at
 from brorl.comparison.race import RUNGS, Course, Standing, race_cost, room_after, standings
-from brorl.config.reading import builtin_recipes, dump_yaml, flat_settings, make_config
+from brorl.comparison.reading import read_run_scores
+from brorl.config.reading import builtin_recipes, flat_settings, make_config
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
-from brorl.cost import Budget, amount
+from brorl.cost import amount
 from brorl.errors import UserError
 from brorl.evaluation.pass_at_k import Estimate
-from brorl.format import counted, duration, interval, signed
+from brorl.format import counted, duration, interval
 from brorl.planning.estimators import Aim
 from brorl.runs import RUNS
-from brorl.storage import replace_file, storage_errors
-from brorl.table import Result, Table
-
-if TYPE_CHECKING:
-    from brorl.comparison.arms import RunScores
+from brorl.runs.run_directory import RunDirectory
+from brorl.storage import storage_errors
 
 _MOST, _FEWEST = 9, 4  # candidates, the user's own recipe among them
 _STEPS_TO_A_RUNG = 25  # of the user's recipe, at least, in the first part of the race
@@ -44,37 +46,6 @@ _USED = 0.75  # of the time goes to training; the rest to evaluations and to sta
 _HEADROOM = 0.02  # of pass@k above pass@1; below it there is hardly anything to find
 _FEWEST_PROMPTS = 16  # held out, for the race and for the final each
 _K = 16  # of the aim pass@k
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class TuningResult(Result):
-    """The answer of a race, and of the final against the user's recipe."""
-
-    path: Path  # the folder
-    answer: str  # one sentence
-    plan: TunePlan | None  # what was trained; None if there was nothing to find
-    race: tuple[tuple[Standing, ...], ...]  # the arms at each rung
-    final: FinishedComparison | None  # the winner against the user's recipe; None if the recipe won the race
-    recipe: Path | None = None  # the recipe to train; None if the user's own is the best
-    page: Path | None = None  # the answer, the race and the final for a browser; None if there was nothing to find
-
-    @property
-    def train_command(self) -> str | None:
-        """The command that trains the recommended recipe."""
-        return None if self.recipe is None else f"brorl train {shlex.quote(str(self.recipe))}"
-
-    def parts(self) -> Iterator[Any]:
-        """Yield the race, the final, the files, and the answer."""
-        if self.plan is not None:
-            yield from (race_table(self.plan, self.race), "")
-        if self.page is not None:
-            yield f"tables and figures: open {self.page} in a browser"
-        if self.train_command:
-            yield f"train it: {self.train_command}"
-        yield f"\n{self.answer}"
-
-    def __repr__(self) -> str:
-        return f"TuningResult({str(self.path)!r}: {self.answer})"
 
 
 def tune(
@@ -154,8 +125,6 @@ class _Question:
 
 def _train(plan: TunePlan, folder: Path, jobs: int | None, console: Console) -> TuningResult:
     """Train the race and the final, as far as they are not trained, and conclude. The folder is locked meanwhile."""
-    from brorl.runs.run_directory import RunDirectory
-
     shape = plan.final(plan.own)
     slots = slots_for(jobs, shape)
     if (machine := machine_of(slots, shape)) != plan.machine:
@@ -177,7 +146,7 @@ def _train(plan: TunePlan, folder: Path, jobs: int | None, console: Console) -> 
             view = ComparisonView(console, compared.runs_in(folder / "final"))
             run_comparison(folder / "final", compared, slots, plan.machine, view, _again(folder))
             final = finished_comparison(folder / "final")
-        return _conclude(plan, folder, race, final)
+        return conclude(plan, folder, race, final)
 
 
 def _folder(start: ConfigOrPath | None, output_dir: str | Path | None) -> Path:
@@ -227,7 +196,6 @@ def _begin(
     started = perf_counter()
     start, prompts, step_seconds = _pilot(config, tuning, folder, progress)
     largest = max(start)
-    k = {"pass@1": 1, "coverage": largest}.get(asked.aim) or max((k for k in start if k <= _K), default=1)
     if start[largest].high - start[1].value < _HEADROOM:
         answer = (
             f"There is hardly anything to find: held-out pass@{largest} is {interval(start[largest])} and pass@1 "
@@ -235,38 +203,40 @@ def _begin(
             "model that solves more of them now and then."
         )
         return TuningResult(folder, answer, None, (), None)
-    seconds, seeds = asked.seconds, asked.seeds
-    shape = ComparisonPlan((ArmPlan(OWN, config),), "seconds", seconds, (seconds,), seeds)
+    k = {"pass@1": 1, "coverage": largest}.get(asked.aim) or max((k for k in start if k <= _K), default=1)
+    shape = ComparisonPlan((ArmPlan(OWN, config),), "seconds", asked.seconds, (asked.seconds,), asked.seeds)
     slots = slots_for(jobs, shape)
-    left = (seconds - (perf_counter() - started)) * _USED * len(slots)
-    number = _MOST
-    while number > _FEWEST and _run_seconds(left, number, seeds) * RUNGS[0] < _STEPS_TO_A_RUNG * step_seconds:
-        number -= 1
-    run_seconds = _run_seconds(left, number, seeds)
-    if run_seconds * RUNGS[0] < _STEPS_TO_A_RUNG * step_seconds:
-        needed = _STEPS_TO_A_RUNG * step_seconds / RUNGS[0] * (race_cost(number) + 2 * seeds) / (_USED * len(slots))
-        raise UserError(
-            f"--budget {duration(seconds)} is too short: a step of the recipe takes {step_seconds:.2g} s, and each run "
-            f"of the race needs {_STEPS_TO_A_RUNG} steps before it is judged; give at least "
-            f"{duration(1.2 * needed + perf_counter() - started)}, more --jobs, or a recipe with shorter steps"
-        )
+    number, run_seconds = _size_of_race(asked, perf_counter() - started, len(slots), step_seconds)
     arms = tuple(candidates(config, prompts, asked.aim, number))
-    check_arms(arms, "seconds", run_seconds, seeds, len(slots))
-    machine = machine_of(slots, shape)
-    plan = TunePlan(asked.aim, k, seconds, float(f"{run_seconds:.4g}"), seeds, machine, start, tuning, arms)
+    check_arms(arms, "seconds", run_seconds, asked.seeds, len(slots))
+    machine, run_seconds = machine_of(slots, shape), float(f"{run_seconds:.4g}")
+    plan = TunePlan(asked.aim, k, asked.seconds, run_seconds, asked.seeds, machine, start, tuning, arms)
     plan.write(folder)
     return plan
 
 
-def _run_seconds(left: float, num_arms: int, seeds: int) -> float:
-    """Return the budget of each run so that the race and the final take the time that is left."""
-    return left / (race_cost(num_arms) + 2 * seeds)
+def _size_of_race(asked: _Question, spent: float, num_slots: int, step_seconds: float) -> tuple[int, float]:
+    """Return the most candidates whose first part of the race is long enough, and the budget of each run.
+
+    The race and the final take the time that the pilot has left.
+    """
+    least = _STEPS_TO_A_RUNG * step_seconds / RUNGS[0]  # budget of a run
+    runs = 0.0  # of the race and the final
+    for number in range(_MOST, _FEWEST - 1, -1):
+        runs = race_cost(number) + 2 * asked.seeds
+        run_seconds = (asked.seconds - spent) * _USED * num_slots / runs
+        if run_seconds >= least:
+            return number, run_seconds
+    needed = least * runs / (_USED * num_slots)
+    raise UserError(
+        f"--budget {duration(asked.seconds)} is too short: a step of the recipe takes {step_seconds:.2g} s, and each "
+        f"run of the race needs {_STEPS_TO_A_RUNG} steps before it is judged; give at least "
+        f"{duration(1.2 * needed + spent)}, more --jobs, or a recipe with shorter steps"
+    )
 
 
 def _with_tuning_prompts(config: TrainConfig) -> tuple[TrainConfig, tuple[int, int]]:
     """Divide the held-out prompts: those of the final stay the recipe's, and the race gets the ones after them."""
-    from brorl.assemble.data import build_questions
-
     skip, wanted = config.evaluation.skip_prompts, config.evaluation.num_prompts
     available = sum(len(source.held_out) for source in build_questions(_evaluated_on(config, skip, 2**20)))
     final = min(wanted, available - available // 2)
@@ -293,9 +263,6 @@ def _pilot(
     Returns:
         pass@k by k; prompts per step by N, without those that do not fit; and the seconds of a step of the recipe.
     """
-    from brorl.api.plan import PlanRequest, measure_plan, report_plan
-    from brorl.assemble.candidates import ROLLOUTS
-
     config = _evaluated_on(config, *tuning)
     with Screen(silent=not progress) as screen, ExitStack() as ends:
         from brorl.assemble.inputs import prepare
@@ -341,13 +308,8 @@ def _race(plan: TunePlan, folder: Path, slots: Sequence[Slot], console: Console)
         if waiting:
             console.print(f"race, up to {amount(plan.run_seconds * fraction, 'seconds')}: {len(arms)} arms")
             view = ComparisonView(console, runs)
-            try:
+            with view.running(_again(folder)):
                 finish_runs(waiting, slots, view, matched=False)  # a step more or less decides no race
-            except KeyboardInterrupt:
-                view.stopped(_again(folder), runs)
-                raise KeyboardInterrupt("stopped") from None
-            finally:
-                view.close()
         found = standings([_course(plan, run) for run in runs], fraction, room_after(rung, len(plan.arms)), OWN)
         rungs.append(found)
         going = {standing.arm for standing in found if standing.dropped is None}
@@ -356,109 +318,14 @@ def _race(plan: TunePlan, folder: Path, slots: Sequence[Slot], console: Console)
 
 
 def _course(plan: TunePlan, run: ArmRun) -> Course:
-    from brorl.comparison.arms import Measure, score_at
-    from brorl.comparison.reading import read_run_scores
-
     scores = read_run_scores(run.directory, run.seed, run.budget)
     if scores is None:
         raise UserError(f"the run {run.directory} has no evaluation at its rung; rerun the command")
+    ended = scores.ended_early or ("ended" if scores.cost.of(run.budget.unit) < run.budget.limit else None)
+    until = replace(scores, ended_early=ended)  # an arm that could not spend the budget of a rung keeps its last score
     measure, n = Measure(plan.k), plan.own.config.evaluation.num_samples
 
     def at(spent: float) -> Any:
-        return measure.of(score_at(_until(scores, run.budget), "seconds", spent).num_correct_P, n)[None]
+        return measure.of(score_at(until, "seconds", spent).num_correct_P, n)[None]
 
     return Course(run.arm, at(0.0), *(at(point) for point in run.budget.eval_points))
-
-
-def _until(scores: RunScores, budget: Budget) -> RunScores:
-    """Return a run as it was at a rung; an arm that could not spend it keeps its last score."""
-    ended = scores.ended_early or ("ended" if scores.cost.of(budget.unit) < budget.limit else None)
-    return replace(scores, ended_early=ended)
-
-
-def _conclude(
-    plan: TunePlan, folder: Path, race: tuple[tuple[Standing, ...], ...], final: FinishedComparison | None
-) -> TuningResult:
-    """Write the answer, and the recipe if it is another than the user's."""
-    time, k = duration(plan.seconds), plan.k
-    if final is None or final.results.pair is None:
-        answer = (
-            f"Keep your recipe: of {counted(len(plan.arms) - 1, 'candidate')} none was ahead of it in pass@{k} after "
-            f"{amount(plan.run_seconds, 'seconds')} of training."
-        )
-        return _written(TuningResult(folder, answer, plan, race, None))
-    chosen = final.arms[1]
-    arm = plan.arm(chosen.name)
-    others = [other for other in dict.fromkeys((1, max(plan.start))) if other != k]
-    differences = final.results.pair.differences
-    measured = f"{signed(differences[k].difference)} in pass@{k}" + "".join(
-        f", {signed(differences[other].difference)} in pass@{other}" for other in others
-    )
-    recipe = None
-    if differences[k].conclusion == "B leads":
-        recipe = folder / "recipe.yaml"
-        settings = {"seed": 0, "budget.unit": "seconds", "budget.limit": plan.run_seconds, "steps": None}
-        with storage_errors(folder):
-            replace_file(recipe, dump_yaml(make_config(arm.config.model_dump(mode="json"), settings, "")).encode())
-        answer = (
-            f"In {time}: {arm.title} ends higher than your recipe ({plan.arms[0].title}) after "
-            f"{amount(plan.run_seconds, 'seconds')} of training each: {measured}, on fresh prompts, "
-            f"{counted(plan.seeds, 'seed')} each."
-        )
-    else:
-        answer = (
-            f"Keep your recipe: {arm.title} won the race, and on fresh prompts and seeds it is not shown to end higher "
-            f"in pass@{k}: {measured}."
-        )
-    return _written(TuningResult(folder, answer, plan, race, final, recipe))
-
-
-def _written(result: TuningResult) -> TuningResult:
-    """Write the figure of the race and the page."""
-    from brorl.comparison.axes import PNG
-    from brorl.comparison.next_command import NextCommand
-    from brorl.comparison.race_figure import make_race_figure
-    from brorl.reporting.page.answer import Answer, answer_page
-
-    plan, final = result.plan, result.final
-    assert plan is not None
-    tables, files = ((), ()) if final is None else (final.tables, final.files)
-    figure, page = result.path / "race.png", result.path / "tune.html"
-    each = amount(plan.run_seconds, "seconds")
-    following = (
-        NextCommand("to look at the runs of the race", f"brorl report {shlex.quote(str(result.path / 'race'))}/*/")
-        if result.train_command is None
-        else NextCommand("to train the winner", result.train_command)
-    )
-    remarks = ["The race has one seed and chose among many: its scores are of the tuning prompts, and prove nothing."]
-    with storage_errors(result.path):
-        drawn = make_race_figure(result.race, plan.start[plan.k].value, plan.run_seconds, f"pass@{plan.k}")
-        drawn.savefig(figure, **PNG)
-        content = Answer(
-            "brorl tune",
-            f"pass@{plan.k} after {each} of training",
-            [result.answer],
-            f"Every run gets {each} of training on {plan.machine}.",
-            [race_table(plan, result.race), *tables],
-            [*(file for file in files if file.suffix == ".png"), figure],
-            [*remarks, *(() if final is None else final.remarks)],
-            following,
-        )
-        replace_file(page, answer_page(content).encode())
-    return replace(result, page=page)
-
-
-def race_table(plan: TunePlan, race: Sequence[Sequence[Standing]]) -> Table:
-    """Return the arms with their scores at each rung and why they did not go on."""
-    by_arm = [{standing.arm: standing for standing in rung} for rung in race]
-    rows = []
-    for arm in sorted(
-        plan.arms, key=lambda arm: [-rung[arm.name].score if arm.name in rung else 1 for rung in by_arm][::-1]
-    ):
-        scores = [f"{rung[arm.name].score:.3f}" if arm.name in rung else "" for rung in by_arm]
-        reason = next((rung[arm.name].dropped for rung in by_arm if arm.name in rung and rung[arm.name].dropped), "")
-        rows.append((arm.name, arm.title, *scores, reason or ""))
-    columns = ("arm", "settings", *(amount(plan.run_seconds * fraction, "seconds") for fraction in RUNGS), "dropped")
-    return Table(
-        f"The race: held-out pass@{plan.k} on the tuning prompts", columns, tuple(rows), words=frozenset({0, 1, 5})
-    )

@@ -1,0 +1,130 @@
+"""The answer of a tuning: the recipe to train, and the page that shows the race and the final."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from brorl.api.compare import FinishedComparison
+from brorl.api.tune_plan import TunePlan
+from brorl.comparison.race import RUNGS, Standing
+from brorl.config.reading import dump_yaml, make_config
+from brorl.cost import amount
+from brorl.format import counted, duration, signed
+from brorl.storage import replace_file, storage_errors
+from brorl.table import Result, Table
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TuningResult(Result):
+    """The answer of a race, and of the final against the user's recipe."""
+
+    path: Path  # the folder
+    answer: str  # one sentence
+    plan: TunePlan | None  # what was trained; None if there was nothing to find
+    race: tuple[tuple[Standing, ...], ...]  # the arms at each rung
+    final: FinishedComparison | None  # the winner against the user's recipe; None if the recipe won the race
+    recipe: Path | None = None  # the recipe to train; None if the user's own is the best
+    page: Path | None = None  # the answer, the race and the final for a browser; None if there was nothing to find
+
+    @property
+    def train_command(self) -> str | None:
+        """The command that trains the recommended recipe."""
+        return None if self.recipe is None else f"brorl train {shlex.quote(str(self.recipe))}"
+
+    def parts(self) -> Iterator[Any]:
+        """Yield the race, the final, the files, and the answer."""
+        if self.plan is not None:
+            yield from (race_table(self.plan, self.race), "")
+        if self.page is not None:
+            yield f"tables and figures: open {self.page} in a browser"
+        if self.train_command:
+            yield f"train it: {self.train_command}"
+        yield f"\n{self.answer}"
+
+    def __repr__(self) -> str:
+        return f"TuningResult({str(self.path)!r}: {self.answer})"
+
+
+def conclude(
+    plan: TunePlan, folder: Path, race: tuple[tuple[Standing, ...], ...], final: FinishedComparison | None
+) -> TuningResult:
+    """Write the answer, and the recipe if it is another than the user's."""
+    each, k, recipe = amount(plan.run_seconds, "seconds"), plan.k, None
+    if final is None or final.results.pair is None:
+        answer = (
+            f"Keep your recipe: of {counted(len(plan.arms) - 1, 'candidate')} none was ahead of it in pass@{k} after "
+            f"{each} of training."
+        )
+    else:
+        winner, differences = plan.arm(final.arms[1].name), final.results.pair.differences
+        measured = ", ".join(
+            f"{signed(differences[of].difference)} in pass@{of}" for of in dict.fromkeys((k, 1, max(plan.start)))
+        )
+        if differences[k].conclusion == "B leads":
+            recipe = folder / "recipe.yaml"
+            settings = {"seed": 0, "budget.unit": "seconds", "budget.limit": plan.run_seconds, "steps": None}
+            with storage_errors(folder):
+                config = make_config(winner.config.model_dump(mode="json"), settings, "")
+                replace_file(recipe, dump_yaml(config).encode())
+            answer = (
+                f"In {duration(plan.seconds)}: {winner.title} ends higher than your recipe ({plan.own.title}) after "
+                f"{each} of training each: {measured}, on fresh prompts, {counted(plan.seeds, 'seed')} each."
+            )
+        else:
+            answer = (
+                f"Keep your recipe: {winner.title} won the race, and on fresh prompts and seeds it is not shown to end "
+                f"higher in pass@{k}: {measured}."
+            )
+    result = TuningResult(folder, answer, plan, race, final, recipe, folder / "tune.html")
+    _write_page(result, plan, folder / "tune.html")
+    return result
+
+
+def _write_page(result: TuningResult, plan: TunePlan, page: Path) -> None:
+    """Write the figure of the race and the page."""
+    from brorl.comparison.axes import PNG
+    from brorl.comparison.next_command import NextCommand
+    from brorl.comparison.race_figure import make_race_figure
+    from brorl.reporting.page.answer import Answer, answer_page
+
+    final, figure, each = result.final, result.path / "race.png", amount(plan.run_seconds, "seconds")
+    tables, files, more = ((), (), ()) if final is None else (final.tables, final.files, final.remarks)
+    following = (
+        NextCommand("to look at the runs of the race", f"brorl report {shlex.quote(str(result.path / 'race'))}/*/")
+        if result.train_command is None
+        else NextCommand("to train the winner", result.train_command)
+    )
+    remark = "The race has one seed and chose among many: its scores are of the tuning prompts, and prove nothing."
+    drawn = make_race_figure(result.race, plan.start[plan.k].value, plan.run_seconds, f"pass@{plan.k}")
+    with storage_errors(result.path):
+        drawn.savefig(figure, **PNG)
+        content = Answer(
+            "brorl tune",
+            f"pass@{plan.k} after {each} of training",
+            [result.answer],
+            f"Every run gets {each} of training on {plan.machine}.",
+            [race_table(plan, result.race), *tables],
+            [*(file for file in files if file.suffix == ".png"), figure],
+            [remark, *more],
+            following,
+        )
+        replace_file(page, answer_page(content).encode())
+
+
+def race_table(plan: TunePlan, race: Sequence[Sequence[Standing]]) -> Table:
+    """Return the arms with their scores at each rung and why they did not go on, the ones that got farthest first."""
+    reached = {arm.name: [s for rung in race for s in rung if s.arm == arm.name] for arm in plan.arms}
+    rows = []
+    for arm in sorted(
+        plan.arms, key=lambda arm: (-len(reached[arm.name]), [-s.score for s in reached[arm.name][::-1]])
+    ):
+        scores = [f"{standing.score:.3f}" for standing in reached[arm.name]]
+        not_reached = [""] * (len(RUNGS) - len(scores))
+        rows.append((arm.name, arm.title, *scores, *not_reached, reached[arm.name][-1].dropped or ""))
+    columns = ("arm", "settings", *(amount(plan.run_seconds * fraction, "seconds") for fraction in RUNGS), "dropped")
+    title = f"The race: held-out pass@{plan.k} on the tuning prompts"
+    return Table(title, columns, tuple(rows), words=frozenset({0, 1, 5}))
