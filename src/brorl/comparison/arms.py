@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brorl.cost import Cost, Unit, amount
 from brorl.evaluation.pass_at_k import FloatArray, pass_at_k, worst_at_k
+from brorl.tree import IntArray
 
-IntArray = NDArray[np.int64]
 _LONGEST_NAME = 14  # characters of an arm's name that tables and figures can repeat
 
 
@@ -133,7 +132,7 @@ class Measure:
         """Its name: pass@1, pass@16, worst@16."""
         return f"{'worst' if self.worst else 'pass'}@{self.k}"
 
-    def of(self, num_correct: NDArray[np.int64], num_samples: int) -> FloatArray:
+    def of(self, num_correct: IntArray, num_samples: int) -> FloatArray:
         """Return the scores of prompts with so many correct responses among n."""
         return (worst_at_k if self.worst else pass_at_k)(num_correct, num_samples, self.k)
 

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brorl.algorithms import outcome_weights
 from brorl.algorithms.outcome_weights import OutcomeWeight
@@ -25,8 +24,8 @@ from brorl.theory.outcome_weights import (
     prompt_fraction,
     rate_cells,
 )
+from brorl.tree import FloatArray
 
-FloatArray = NDArray[np.float64]
 Aim = Literal["pass@1", "pass@k", "coverage"]
 
 FOR_PASS_1 = ("reinforce_pp_baseline", "grpo", "rloo")  # a recipe's own one of these is kept

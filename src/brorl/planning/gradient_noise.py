@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -35,10 +34,7 @@ from brorl.algorithms.policy_loss import node_weights
 from brorl.model.device import in_float64
 from brorl.planning.pilot import PilotParts
 from brorl.training.learner import LearnerSettings
-from brorl.tree import RolloutTree
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from brorl.tree import FloatArray, IntArray, RolloutTree
 
 _FLIPS = 4000
 _SKETCH = 1 << 18  # gradients longer than this are projected onto this many numbers

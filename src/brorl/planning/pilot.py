@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from brorl.activity import Stopwatch
@@ -20,10 +19,9 @@ from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
 from brorl.seeds import seed_sequence
 from brorl.training.learner import LearnerSettings
+from brorl.tree import FloatArray
 from brorl.verification.grade import Grader, verified
 from brorl.verification.verifier import Verdict
-
-FloatArray = NDArray[np.float64]
 
 _SEED_TAG = 0x9140  # keeps the pilot's draws apart from those of training
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brorl.algorithms.groups import Group
 from brorl.algorithms.response_subset import choose_responses
@@ -27,9 +26,7 @@ from brorl.theory.pass_rates import (
     refit_fractions,
     solved_in_subset,
 )
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from brorl.tree import FloatArray, IntArray
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brorl.evaluation.pass_at_k import Estimate
 from brorl.planning.gradient_noise import NoiseMoments, mean_gradient_p_value, noise_moments
 from brorl.planning.pilot_counts import ExpectedCounts, PilotCounts, expect, fraction_estimates, with_interval
 from brorl.planning.step_cost import StepCost, Work, mean_rounds
 from brorl.theory.pass_rates import PassRates, fit_pass_rates
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from brorl.tree import FloatArray, IntArray
 
 _REPLICATES = 400
 _MIN_TIME_ERROR = 0.05  # the seconds of a step are never known better than this

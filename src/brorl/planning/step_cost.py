@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from brorl.planning.pilot import PilotParts
 from brorl.training.collect import prompts_of_round
-
-FloatArray = NDArray[np.float64]
+from brorl.tree import FloatArray
 
 _FEATURES = {  # what the seconds of each phase are affine in; None is a constant
     "generation": ("rounds", "unique_tokens", "sampled_tokens"),

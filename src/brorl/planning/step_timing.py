@@ -13,7 +13,6 @@ from math import ceil
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from brorl.algorithms.groups import Group
@@ -27,9 +26,7 @@ from brorl.planning.tree_growth import tree_growth
 from brorl.prompts.prompt import Prompt
 from brorl.runs.run_directory import RunDirectory
 from brorl.training.tree_learner import TreeLearner
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from brorl.tree import FloatArray, IntArray
 
 _CALLS = 4  # of the engine for the pilot: one to warm up, and three that are timed
 _REPEATS = 3

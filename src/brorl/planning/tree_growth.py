@@ -14,13 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brorl.theory.coverage import unseen_and_seen_mass
-from brorl.tree import RolloutTree
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from brorl.tree import FloatArray, IntArray, RolloutTree
 
 _SMALLEST = -690.0  # exp() of it is a normal number; below it a chance is proportional to the number of rollouts
 

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brorl.model.model_shape import ModelShape
 from brorl.planning.cluster.hardware import Case, Engine, Gpu, UnitCosts
 from brorl.planning.cluster.step_work import StepWork
-
-FloatArray = NDArray[np.float64]
+from brorl.tree import FloatArray
 
 TREE_BYTES = 32
 """Bytes of a node of a rollout tree: token, parent, count and log-prob of 8 bytes each."""

@@ -16,11 +16,10 @@ from math import inf
 from typing import Generic, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brorl.training.collect import prompts_of_round
+from brorl.tree import FloatArray
 
-FloatArray = NDArray[np.float64]
 Lengths = Callable[[int, np.random.Generator], FloatArray]
 Owner = TypeVar("Owner")
 

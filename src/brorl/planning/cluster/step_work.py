@@ -12,11 +12,9 @@ from functools import cached_property
 from math import erf, exp, expm1, log, sqrt
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brorl.planning.cluster.hardware import Origin
-
-FloatArray = NDArray[np.float64]
+from brorl.tree import FloatArray
 
 SPREAD = 0.7
 """Assumed standard deviation of the log of a length."""
