@@ -13,9 +13,8 @@ from transformers import PreTrainedModel
 
 import brorl.planning.gradient_noise as gradients_module
 import brorl.planning.step_timing as timing_module
-from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
-from brorl.algorithms.settings import AdvantageSettings, RewardShaping
+from brorl.algorithms.settings import RewardShaping
 from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
 from brorl.model.logits import NextToken
 from brorl.planning.gradient_noise import NoiseMoments, gradient_products, noise_moments, prompt_gradient
@@ -63,8 +62,6 @@ def make_parts(model: PreTrainedModel, seed: int = 0, reference: str = "23") -> 
         stream=PromptStream(prompts(20, reference), seed),
         grader=Grader({"token": FirstTokenVerifier()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping()),
         sampling=SamplingParams(TEMPERATURE, max_new_tokens=LENGTH),
-        estimate_advantages=advantage_estimator(AdvantageSettings(estimator="rloo")),
-        diagnose=len,
         learner_settings=SETTINGS,
         prompts_per_step=4,
         dynamic_sampling=True,

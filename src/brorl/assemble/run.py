@@ -14,8 +14,6 @@ from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
 from brorl.activity import Echo, Observe, Phase, Stopwatch, unobserved
-from brorl.algorithms.advantages import advantage_estimator
-from brorl.algorithms.settings import AdvantageSettings
 from brorl.assemble.cluster import in_turns, place_async_source, place_engine, place_learner, place_verifiers
 from brorl.assemble.engine import OnEnd, build_engine, end_engine
 from brorl.assemble.inputs import RunInputs, input_lines, prepare
@@ -40,7 +38,7 @@ from brorl.runs.run_directory import Record, RunDirectory
 from brorl.sampling import SamplingParams
 from brorl.theory.allocation import AdaptiveAllocation
 from brorl.training.collect import Collector
-from brorl.training.diagnostics import Diagnostics, coverage_record
+from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner
 from brorl.training.monitor import Monitor
 from brorl.training.objective import Objective
@@ -256,8 +254,6 @@ def build_pilot_parts(
         stream=inputs.prompts.train,
         grader=inputs.grader,
         sampling=config.sampling.params,
-        estimate_advantages=advantage_estimator(AdvantageSettings()),  # time does not depend on it; it allows every N
-        diagnose=lambda groups: coverage_record(groups, True),
         learner_settings=build_learner_settings(config, engine.stop_token_ids, forward),
         prompts_per_step=config.prompts_per_step,
         dynamic_sampling=config.dynamic_sampling.enabled,

@@ -19,7 +19,6 @@ from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
 from brorl.seeds import seed_sequence
 from brorl.training.learner import LearnerSettings
-from brorl.tree import FloatArray
 from brorl.verification.grade import Grader, verified
 from brorl.verification.verifier import Verdict
 
@@ -35,8 +34,6 @@ class PilotParts:
     stream: PromptSupply  # source of the training prompts
     grader: Grader  # verifies and rewards responses
     sampling: SamplingParams  # how responses are sampled; independently, without top-p or top-k
-    estimate_advantages: Callable[[Sequence[Group]], list[FloatArray]]  # groups to advantages
-    diagnose: Callable[[Sequence[Group]], object]  # the diagnostics of a step's sampled groups
     learner_settings: LearnerSettings  # settings of the learner's update
     prompts_per_step: int  # groups that a step of the recipe trains on
     dynamic_sampling: bool  # whether only mixed groups are kept

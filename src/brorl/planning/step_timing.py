@@ -15,7 +15,9 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedModel
 
+from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
+from brorl.algorithms.settings import AdvantageSettings
 from brorl.errors import UserError
 from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
 from brorl.planning.gradient_noise import gradient_products
@@ -25,6 +27,7 @@ from brorl.planning.step_cost import MemoryModel, PeakMemory, StepCost, StepTimi
 from brorl.planning.tree_growth import tree_growth
 from brorl.prompts.prompt import Prompt
 from brorl.runs.run_directory import RunDirectory
+from brorl.training.diagnostics import coverage_record
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import FloatArray, IntArray
 
@@ -160,13 +163,14 @@ class StepTimer:
         updates = self._parts.learner_settings.mini_batches
         repeated = [groups[i % len(groups)] for i in range(max(updates, len(groups)))]  # a group for every mini-batch
         with clock("training"):
-            metrics = self.learner.learn(repeated, self._parts.estimate_advantages, seed=0)
+            # the time does not depend on the estimator, and the default one allows every N
+            metrics = self.learner.learn(repeated, advantage_estimator(AdvantageSettings()), seed=0)
         if self._parts.store_every:
             with clock("storing"):
                 texts = [self._parts.grader.texts(g.tree) for g in groups]
                 self._directory.write_responses("rollouts", 0, groups, sampled.verdicts, texts)
         with clock("diagnostics"):
-            self._parts.diagnose(groups)
+            coverage_record(groups, True)
         work = Work(
             groups=len(groups),
             unique_tokens=sum(g.tree.num_unique_tokens for g in groups),
