@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.text import Text
 
 from brorl.evaluation.pass_at_k import Estimate
-from brorl.format import plain
+from brorl.format import memory_size, plain
 from brorl.planning.estimators import FINAL_ORDERS, RARE, Aim, Choice, EstimatorGuide, K
 from brorl.planning.recommendation import NEARLY_BEST, PlanRow, RolloutPlan, StepSettings
 from brorl.planning.step_timing import PlanMeasurements
@@ -101,7 +101,8 @@ def step_table(report: PlanReport) -> Table:
         total = row.seconds["total"]
         main = [row.seconds[p] for p in ("generation", "verification", "training")]
         phases = "/".join(f"{s:.2f}" for s in (*main, total - sum(main))) if isfinite(total) else "never full"
-        rows.append((_number(row), seconds_text(total), phases, _memory(memory), format_noise(row.noise)))
+        size = "unknown" if memory is None else memory_size(memory)
+        rows.append((_number(row), seconds_text(total), phases, size, format_noise(row.noise)))
     columns = ("N", "seconds", "sample/verify/train/rest", "memory", "gradient noise")
     return Table(f"A step with {report.settings.prompts_per_step} prompts", columns, tuple(rows), words=frozenset())
 
@@ -354,9 +355,3 @@ def seconds_text(seconds: float) -> str:
     if isinf(seconds):
         return "-"
     return f"{seconds:.3f}" if seconds < 0.1 else f"{seconds:.2f}" if seconds < 10 else f"{seconds:,.0f}"
-
-
-def _memory(memory_bytes: int | None) -> str:
-    if memory_bytes is None:
-        return "unknown"
-    return f"{memory_bytes / 2**20:,.0f} MiB" if memory_bytes < 2**30 else f"{memory_bytes / 2**30:,.1f} GiB"
