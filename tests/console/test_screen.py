@@ -39,10 +39,11 @@ def test_what_stays_is_in_the_log_without_control_characters(
 
 
 def test_a_pipe_hears_at_once_and_then_whenever_nothing_was_said_for_a_while(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("brorl.console.screen.QUIET_S", 0.05)
     log = tmp_path / "run.log"
-    with Screen(quiet_s=0.05) as screen:
+    with Screen() as screen:
         assert capsys.readouterr().out == f"brorl {brorl.__version__}: starting\n"
         assert screen.console.width == WIDTH
         screen.log_to(log)

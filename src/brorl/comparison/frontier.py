@@ -126,7 +126,7 @@ class Frontier:
         return {point.arm: point for point in self.points if point.eval_point == eval_point}
 
 
-def frontier(comparison: Comparison, measure: Measure = PASS_1, seed: int = 0) -> Frontier:
+def frontier(comparison: Comparison, measure: Measure = PASS_1) -> Frontier:
     """Compute the frontier of a comparison by one measure.
 
     pass@k shows how widely an arm covers the prompts, worst@k how reliably it solves those that it can.
@@ -138,7 +138,6 @@ def frontier(comparison: Comparison, measure: Measure = PASS_1, seed: int = 0) -
     Args:
         comparison: The comparison.
         measure: The score.
-        seed: Seed of the bootstrap.
 
     Source: IsoCompute (arXiv 2603.12151): the best N as a sigmoid of the budget, sharpening and coverage. There the
     budget is in rollouts and every fit is drawn; here it is in the comparison's unit, and the data must support a fit.
@@ -146,7 +145,7 @@ def frontier(comparison: Comparison, measure: Measure = PASS_1, seed: int = 0) -
     arms, eval_points = comparison.arms, comparison.eval_points
     score_AM = [[scores_at(comparison, arm, point, measure) for point in eval_points] for arm in arms]
     mean_AM = np.array([[score_SP.mean() for score_SP in score_M] for score_M in score_AM])
-    drawn_BAM = _resampled_means(comparison, score_AM, seed)
+    drawn_BAM = _resampled_means(comparison, score_AM)
     why_AM = [
         ["; ".join(unmatched_runs(match_at([arm], comparison.unit, p))) or None for p in eval_points] for arm in arms
     ]
@@ -180,11 +179,11 @@ def frontier(comparison: Comparison, measure: Measure = PASS_1, seed: int = 0) -
     return Frontier(measure, tuple(points), tuple(best), tuple(ranges), sigmoid, why_no_sigmoid, known)
 
 
-def _resampled_means(comparison: Comparison, score_AM: list[list[FloatArray]], seed: int) -> FloatArray:
+def _resampled_means(comparison: Comparison, score_AM: list[list[FloatArray]]) -> FloatArray:
     """Return the mean score of each arm at each evaluation point in B resamples, shape [B, A, M]."""
     runs = [tuple(sorted(run.seed for run in arm.runs)) for arm in comparison.arms]
     drawn = []
-    for prompts_BP, runs_ABS in resamples(len(comparison.prompts), runs, np.random.default_rng(seed)):
+    for prompts_BP, runs_ABS in resamples(len(comparison.prompts), runs, np.random.default_rng(0)):
         means = [
             np.stack([(runs_BS * (prompts_BP @ score_SP.T)).sum(1) for score_SP in score_M], axis=1)
             for runs_BS, score_M in zip(runs_ABS, score_AM, strict=True)

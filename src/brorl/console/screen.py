@@ -33,11 +33,10 @@ class Screen:
     """Writes permanent lines, and the status line inside of its `with` block.
 
     Args:
-        quiet_s: Seconds without output before the status line is printed if the output is not a terminal.
         silent: Print nothing; the log file is written as usual.
     """
 
-    def __init__(self, quiet_s: float = QUIET_S, silent: bool = False) -> None:
+    def __init__(self, silent: bool = False) -> None:
         self.console = Console(highlight=False, quiet=silent)
         if self.console.is_jupyter:  # plain text, as in a file, instead of one HTML element per line
             self.console = Console(highlight=False, quiet=silent, force_jupyter=False, force_terminal=False)
@@ -45,7 +44,6 @@ class Screen:
         if not self.console.is_terminal:
             self.console.width = WIDTH
         self.status = StatusLine(Phase("starting"))
-        self._quiet_s = quiet_s
         self._log_file: Path | None = None
         self._lock = threading.RLock()
         self._last_output = monotonic()
@@ -93,10 +91,6 @@ class Screen:
         """Write a line; a narrow terminal does not wrap one that contains a command to copy."""
         self._write(text, wraps=self.console.is_terminal and not is_command)
 
-    def log(self, text: str) -> None:
-        """Write text only into the log file."""
-        self._log(text)
-
     def show(self, table: Table) -> None:
         """Write an empty line and a table."""
         self._write("", table, wraps=True)
@@ -111,9 +105,10 @@ class Screen:
             self._last_output = monotonic()
             for part in parts:
                 self.console.print(part, soft_wrap=not wraps, markup=False, emoji=False)
-            self._log(*parts)
+            self.log(*parts)
 
-    def _log(self, *parts: str | Text | Table) -> None:
+    def log(self, *parts: str | Text | Table) -> None:
+        """Write only into the log file."""
         with self._lock:
             if self._log_file:
                 with storage_errors(self._log_file), self._log_file.open("a", encoding="utf-8") as file:
@@ -126,11 +121,11 @@ class Screen:
         return self._spinner
 
     def _print_status_when_quiet(self) -> None:
-        wait = self._quiet_s
+        wait = QUIET_S
         while not self._closing.wait(wait):
             with self._lock:
-                wait = self._last_output + self._quiet_s - monotonic()
+                wait = self._last_output + QUIET_S - monotonic()
                 if wait <= 0:
-                    wait = self._quiet_s
+                    wait = QUIET_S
                     with suppress(StorageError):
                         self.echo(self.status.line())

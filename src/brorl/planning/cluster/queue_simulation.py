@@ -24,6 +24,7 @@ Lengths = Callable[[int, np.random.Generator], FloatArray]
 Owner = TypeVar("Owner")
 
 _MAX_EVENTS = 20_000_000
+_WARM_UP = 2  # steps before those of the result
 _ROUNDING = 1e-6  # tokens; rows that end within it end together
 
 
@@ -139,7 +140,7 @@ class QueueResult:
     learner_busy: float  # fraction of the time in which the learner learns
 
 
-def simulate_queue(queue: Queue, lengths: Lengths, seed: int, steps: int = 8, warm_up: int = 2) -> QueueResult:
+def simulate_queue(queue: Queue, lengths: Lengths, seed: int, steps: int) -> QueueResult:
     """Simulate some steps of a run.
 
     Args:
@@ -147,15 +148,14 @@ def simulate_queue(queue: Queue, lengths: Lengths, seed: int, steps: int = 8, wa
         lengths: Draws lengths in tokens, > 0, from a generator.
         seed: Seed of the draws.
         steps: Steps of the result, >= 1.
-        warm_up: Steps before them.
 
     Raises:
         RuntimeError: If the run does not end, because the kept fraction is too small.
     """
     simulation = _Simulation(queue, lengths, np.random.default_rng(seed))
-    simulation.run_until(warm_up)
+    simulation.run_until(_WARM_UP)
     before = simulation.totals()
-    simulation.run_until(warm_up + steps)
+    simulation.run_until(_WARM_UP + steps)
     seconds, groups, tokens, staleness, waited, verified = (simulation.totals() - before).tolist()
     return QueueResult(
         seconds=seconds / steps,
