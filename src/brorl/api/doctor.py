@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from rich.console import Console
-
 import brorl
 from brorl.activity import Phase
 from brorl.console.screen import Screen
@@ -71,15 +69,11 @@ def doctor_command(*, cluster: str | None = None, folder: str = str(RUNS)) -> Di
     """
     with Screen() as screen:  # shown while torch is imported
         screen.observe(Phase("examining", "this machine" if cluster is None else "the cluster"))
-        return doctor(progress=False) if cluster is None else diagnose_cluster(cluster, Path(folder))
+        return doctor() if cluster is None else diagnose_cluster(cluster, Path(folder))
 
 
-def doctor(*, progress: bool = True) -> Diagnosis:
-    """Examine this machine: device, memory, sandbox, extras.
-
-    Args:
-        progress: Print the report.
-    """
+def doctor() -> Diagnosis:
+    """Examine this machine: device, memory, sandbox, extras."""
     levels = tuple(probe_level(name) for name in (LANDLOCK, SECCOMP)) if sys.platform == "linux" else ()
     try:
         in_force, problem = choose_level(AUTO).name, None
@@ -88,10 +82,7 @@ def doctor(*, progress: bool = True) -> Diagnosis:
     tables = [_machine(), _domains(in_force, problem, levels), _extras()]
     if levels:
         tables.insert(1, _sandbox(levels, in_force))
-    diagnosis = Diagnosis(in_force, tuple(tables))
-    if progress:
-        Console(highlight=False).print(diagnosis)
-    return diagnosis
+    return Diagnosis(in_force, tuple(tables))
 
 
 def diagnose_cluster(address: str, folder: Path) -> Diagnosis:
