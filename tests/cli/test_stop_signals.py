@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from brorl.api.arm_runs import counted_stops
+from brorl.api.arm_runs import collected_stops
 from brorl.cli import signals_as_interrupt
 from brorl.runs.checkpoint import last_checkpoint, read_step
 from child_runs import Child
@@ -203,10 +203,10 @@ def test_signals_are_what_they_were_afterwards() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(KeyboardInterrupt), signals_as_interrupt():
         os.kill(os.getpid(), signal.SIGTERM)
-    with counted_stops() as stops:
+    with collected_stops() as stops:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
             os.kill(os.getpid(), number)
-        assert stops.count == 3
+        assert len(stops) == 3
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
@@ -214,7 +214,7 @@ def test_other_threads_leave_signals_alone() -> None:
     seen = []
 
     def enter() -> None:
-        with signals_as_interrupt(), counted_stops():
+        with signals_as_interrupt(), collected_stops():
             seen.append([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)])
 
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]

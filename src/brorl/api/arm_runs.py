@@ -160,7 +160,7 @@ def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], view: ComparisonV
     """
     waiting = list(runs)
     running: dict[Slot, tuple[RunProgress, ForkServerProcess]] = {}
-    with counted_stops() as stops:
+    with collected_stops() as stops:
         try:
             while waiting or running:
                 for slot in slots:
@@ -168,7 +168,7 @@ def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], view: ComparisonV
                         run = waiting.pop(0)
                         running[slot] = (RunProgress(run), _start(run, slot))
                 time.sleep(_POLL_S)
-                if stops.count:
+                if stops:
                     view.stopping(len(running))
                     raise KeyboardInterrupt
                 codes = {slot: process.exitcode for slot, (_, process) in running.items()}
@@ -187,26 +187,19 @@ def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], view: ComparisonV
             _stop([process for _, process in running.values()], stops)
 
 
-@dataclass
-class StopCount:
-    """The number of stop signals received."""
-
-    count: int = 0
-
-
 @contextmanager
-def counted_stops() -> Iterator[StopCount]:
-    """Within the block, stop signals are counted and interrupt nothing. Only the main thread handles signals."""
-    stops = StopCount()
+def collected_stops() -> Iterator[list[int]]:
+    """Within the block, stop signals are collected and interrupt nothing. Only the main thread handles signals."""
+    stops: list[int] = []
 
-    def count(number: int, _frame: FrameType | None) -> None:
+    def collect(number: int, _frame: FrameType | None) -> None:
         is_hangup(number)
-        stops.count += 1
+        stops.append(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield stops
         return
-    before = {number: signal.signal(number, count) for number in stop_signals()}
+    before = {number: signal.signal(number, collect) for number in stop_signals()}
     try:
         yield stops
     finally:
@@ -306,11 +299,11 @@ def _check_steps(running: Sequence[RunProgress]) -> None:
         )
 
 
-def _stop(processes: Sequence[ForkServerProcess], stops: StopCount) -> None:
+def _stop(processes: Sequence[ForkServerProcess], stops: Sequence[int]) -> None:
     """Stop runs after their step; the second signal discards their steps, the third kills them."""
     passed_on = 0
     while any(process.exitcode is None for process in processes):
-        while passed_on < max(stops.count, 1):  # at least once, because a run may have failed
+        while passed_on < max(len(stops), 1):  # at least once, because a run may have failed
             passed_on += 1
             for process in processes:
                 _pass_on(process, signal.SIGINT if passed_on < _KILLED_BY else signal.SIGKILL)
