@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -208,13 +210,12 @@ def _measured_by(config: TrainConfig) -> dict[str, Any]:
     evaluation = config.evaluation.model_dump(exclude={"every", "keep_best"})
     evaluation["max_new_tokens"] = config.evaluation.max_new_tokens or config.sampling.max_new_tokens
     verification = config.verification.model_dump(exclude={"workers"})
+    truncated = "above 0" if config.rewards.stop_properly else "0"  # above 0, truncated responses are verified too
     return {
         **{f"evaluation.{name}": value for name, value in evaluation.items()},
         **{f"verification.{name}": value for name, value in verification.items()},
         "sampling.end_token": config.sampling.end_token,
-        "rewards.stop_properly": "above 0"
-        if config.rewards.stop_properly
-        else "0",  # then truncated ones are verified too
+        "rewards.stop_properly": truncated,
         "device": config.device,
     }
 
@@ -270,17 +271,18 @@ def run_config(plan: ArmPlan, seed: int, directory: Path, budget: Budget) -> Tra
 def differences(configs: Sequence[TrainConfig]) -> list[dict[str, str]]:
     """Return, for each config, its values of the settings in which the configs differ."""
     dumped = [config.model_dump(mode="json") for config in configs]
+    names = [name for name, _ in settings_of(TrainConfig)]
     flat = [
-        {name: str(_value(settings, name)) for name, _ in settings_of(TrainConfig)} | {"phases": _phases_text(config)}
+        {name: str(reduce(getitem, name.split("."), settings)) for name in names} | {"phases": _phases_text(config)}
         for settings, config in zip(dumped, configs, strict=True)
     ]
     ignored = {"seed", "output_dir", "steps", "report", "evaluation.every", "checkpoint_every", "keep_checkpoints"}
-    names = [
+    differing = [
         name
         for name in flat[0]
         if len({f[name] for f in flat}) > 1 and name not in ignored and not name.startswith(("budget.", "tracking."))
     ]
-    return [{name: f[name] for name in names} for f in flat]
+    return [{name: f[name] for name in differing} for f in flat]
 
 
 def _phases_text(config: TrainConfig) -> str:
@@ -291,9 +293,3 @@ def _phases_text(config: TrainConfig) -> str:
         stall = "" if phase.until_coverage_stalls is None else f" or {phase.until_coverage_stalls} stalls"
         texts.append(f"{phase.name}{end}{stall} ({phase.title})")
     return ", then ".join(texts) or "none"
-
-
-def _value(settings: Mapping[str, Any], name: str) -> Any:
-    for key in name.split("."):
-        settings = settings[key]
-    return settings
