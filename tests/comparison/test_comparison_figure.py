@@ -39,7 +39,7 @@ def means(comparison: Comparison, arm: Arm, k: int, chosen: slice = slice(None))
 @pytest.mark.parametrize("num_tasks", [1, 3])
 def test_lines_are_the_means(rng: np.random.Generator, numbers: tuple[int | None, ...], num_tasks: int) -> None:
     comparison = synthetic(rng, numbers=numbers, num_tasks=num_tasks, num_prompts=30)
-    figure = make_figure(comparison)
+    figure = make_figure(results_of(comparison))
     axes = panels(figure)
     assert len(axes) == 6 + (3 if num_tasks > 1 else 0)
     for arm in comparison.arms:
@@ -68,7 +68,7 @@ def test_lines_are_the_means(rng: np.random.Generator, numbers: tuple[int | None
 
 def test_bands_are_the_range_of_seeds(rng: np.random.Generator) -> None:
     comparison = synthetic(rng, num_tasks=1)
-    axis = panels(make_figure(comparison))[0]
+    axis = panels(make_figure(results_of(comparison)))[0]
     assert len(axis.collections) == 2
     for band, arm in zip(axis.collections, comparison.arms, strict=True):
         ends = band.get_paths()[0].vertices
@@ -77,14 +77,14 @@ def test_bands_are_the_range_of_seeds(rng: np.random.Generator) -> None:
             at_mark = ends[np.isclose(ends[:, 0], eval_point), 1]
             assert (at_mark.min(), at_mark.max()) == pytest.approx((of_runs.min(), of_runs.max()), abs=1e-12)
     assert "mean of 3 seeds, band: all of them" in axis.get_title(loc="left")
-    alone = panels(make_figure(synthetic(rng, num_tasks=1, num_seeds=1)))[0]
+    alone = panels(make_figure(results_of(synthetic(rng, num_tasks=1, num_seeds=1))))[0]
     assert not alone.collections
     assert "one seed" in alone.get_title(loc="left")
 
 
 def test_an_overshoot_stands_where_it_was_spent_and_an_early_ending_at_the_mark(rng: np.random.Generator) -> None:
     comparison = synthetic(rng, num_tasks=1, num_seeds=2, overshoot={1: 0.25}, ended_early={(0, 0): 1, (0, 1): 1})
-    axis = panels(make_figure(comparison))[0]
+    axis = panels(make_figure(results_of(comparison)))[0]
     np.testing.assert_allclose(line_of(axis, "N=512")[0], [0.0, 12.5, 25.0, 50.0])
     x, y = line_of(axis, "N=16")
     np.testing.assert_allclose(x, [0.0, 10.0, 20.0, 40.0])
@@ -93,7 +93,7 @@ def test_an_overshoot_stands_where_it_was_spent_and_an_early_ending_at_the_mark(
 
 def test_task_panels_name_the_kind() -> None:
     comparison = levels([[2, 2], [2, 20]], num_tasks=2, num_prompts=20)
-    axes = panels(make_figure(comparison))
+    axes = panels(make_figure(results_of(comparison)))
     titles = [axis.get_title(loc="left") for axis in axes[6:]]
     assert [" ".join(title.split()) for title in titles] == [
         f"task-{i} (10) N=16 degrades while N=512 improves" for i in range(2)
@@ -106,7 +106,7 @@ def test_many_tasks_are_cut_to_those_with_the_most_prompts(
     monkeypatch.setattr("brorl.comparison.figure._MAX_TASKS", 6)
     comparison = synthetic(rng, num_tasks=12, num_prompts=24, num_seeds=1, eval_points=(40.0,))
     more = tuple(replace(p, source="the largest") if i < 6 else p for i, p in enumerate(comparison.prompts))
-    figure = make_figure(replace(comparison, prompts=more))
+    figure = make_figure(results_of(replace(comparison, prompts=more)))
     titles = [axis.get_title(loc="left") for axis in panels(figure)[6:]]
     assert len(titles) == 6
     assert any(title.startswith("the largest (6)") for title in titles)
@@ -115,7 +115,7 @@ def test_many_tasks_are_cut_to_those_with_the_most_prompts(
 
 def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
     names = ("learning_rate=1e-06, mini_batches=4", "learning_rate=3e-06, mini_batches=1")
-    figure = make_figure(synthetic(rng, names=names, num_tasks=1, num_prompts=10))
+    figure = make_figure(results_of(synthetic(rng, names=names, num_tasks=1, num_prompts=10)))
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"A: {names[0]}", f"B: {names[1]}"]
     colors = [handle.get_color() for handle in figure.legends[0].legend_handles]
     axis = panels(figure)[0]
@@ -124,7 +124,7 @@ def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
 
 
 def test_png(rng: np.random.Generator, tmp_path: Path) -> None:
-    figure = make_figure(synthetic(rng, num_tasks=1, num_prompts=12, num_seeds=2))
+    figure = make_figure(results_of(synthetic(rng, num_tasks=1, num_prompts=12, num_seeds=2)))
     figure.savefig(tmp_path / "comparison.png", **PNG)
     pixels = imread(tmp_path / "comparison.png")
     assert pixels.shape[1] == 1430
@@ -185,9 +185,9 @@ def test_odd_pairs_are_told_and_drawn(rng: np.random.Generator, changes: dict[st
     comparison = synthetic(rng, **{"num_prompts": 12, **changes})  # type: ignore[arg-type]
     words = sentences(comparison)
     assert "nan" not in " ".join(words)
-    assert json.loads(json.dumps(comparison_record(comparison), allow_nan=False))["verdict"] == words
+    assert json.loads(json.dumps(comparison_record(results_of(comparison)), allow_nan=False))["verdict"] == words
     assert tables_of(results_of(comparison))
-    make_figure(comparison)
+    make_figure(results_of(comparison))
 
 
 def test_arms_of_different_seeds_are_compared_too(rng: np.random.Generator) -> None:
@@ -198,4 +198,4 @@ def test_arms_of_different_seeds_are_compared_too(rng: np.random.Generator) -> N
     assert "2 and 3 seeds" in words[0]
     assert not any("was ahead in" in line for line in words)
     assert any(row[1] == "3 + 2 seeds" for row in paired_table(results_of(comparison)).rows)
-    make_figure(comparison)
+    make_figure(results_of(comparison))

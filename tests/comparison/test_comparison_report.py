@@ -155,7 +155,7 @@ class TestTables:
         line = next(line for line in sentences(comparison) if line.startswith("pass@1 at equal cost in other units"))
         assert "samples" not in line
         assert f"at {a:,} unique tokens each N=512 leads (" in line
-        record = comparison_record(comparison)["at_equal_cost"]
+        record = comparison_record(results_of(comparison))["at_equal_cost"]
         assert [(e["unit"], e["not_evaluated"], e["difference"] is None) for e in record] == [
             ("steps", [], False), ("samples", ["N=512"], True), ("unique_tokens", [], False)
         ]  # fmt: skip
@@ -171,7 +171,7 @@ class TestTables:
         assert [equal.unit for equal in found.equal] == ["seconds", "steps", "samples", "unique_tokens"]
         cells = equal_table(found).rows[0]
         assert cells[:3] == ("20 seconds", f"{8.5 / 32:.3f}", f"{(8.5 + 12 * 0.6) / 32:.3f}")
-        assert comparison_record(comparison)["at_equal_cost"][0]["unit"] == "seconds"
+        assert comparison_record(results_of(comparison))["at_equal_cost"][0]["unit"] == "seconds"
         assert not any("conclusion changes" in line for line in sentences(comparison))  # N=512 leads there too
         assert not any("equal cost in other units" in line and "seconds" in line for line in sentences(comparison))
 
@@ -216,7 +216,7 @@ class TestTables:
             else f"N=16; no difference shown: N=64 {expected:.3f} (+0.000 [+0.000, +0.000]), N=512 {expected:.3f} "
             "(+0.000 [+0.000, +0.000])."
         )
-        record = comparison_record(comparison)["coverage_at_equal_pass_1"]
+        record = comparison_record(results_of(comparison))["coverage_at_equal_pass_1"]
         assert record["level"] == pytest.approx(8.5 / 32)
         assert [one["arm"] for one in record["arms"]] == [arm.name for arm in comparison.arms]
 
@@ -238,11 +238,11 @@ class TestTables:
         (line,) = (line for line in many if line.startswith("Where pass@1 first was 0.266 ("))
         assert "N=64" not in line
         assert "N=512 0" in line
-        json.dumps(comparison_record(comparison), allow_nan=False)
+        json.dumps(comparison_record(results_of(comparison)), allow_nan=False)
 
     def test_no_coverage_at_equal_pass_1_where_an_arm_fell(self) -> None:
         for comparison in (levels([[8, 16], [2, 3]]), levels([[8, 16], [6, 8]], ks=(1,))):
-            assert comparison_record(comparison)["coverage_at_equal_pass_1"] is None
+            assert comparison_record(results_of(comparison))["coverage_at_equal_pass_1"] is None
             assert not any("Where pass@1 first was" in line for line in sentences(comparison))
             assert "where pass@1 was" not in rendered(comparison)
 
@@ -250,7 +250,7 @@ class TestTables:
         comparison = synthetic(rng, numbers=(16, 64, 512), ks=(1, 16))
         first, *others = comparison.arms
         cells = [row for table in against_first_table(results_of(comparison)).parts(1000) for row in table.rows]
-        record = comparison_record(comparison)["against_first"]
+        record = comparison_record(results_of(comparison))["against_first"]
         cases = [(arm, unit) for arm in others for unit in ("seconds", "samples", "unique_tokens")]
         for (arm, unit), row, kept in zip(cases, cells, record, strict=True):
             runs = [run for one in (first, arm) for run in one.runs]
@@ -311,7 +311,7 @@ class TestTables:
         assert "higher: N=64 (+0.375" in line
         assert "lower: N=512 (-0.062" in line
         assert "no difference shown: N=2048 (+0.000" in line
-        assert comparison_record(levels([[8], [20]]))["against_first"] == []
+        assert comparison_record(results_of(levels([[8], [20]])))["against_first"] == []
 
     def test_runs_that_ended_early_do_not_make_the_budget_unequal(self, rng: np.random.Generator) -> None:
         found = results_of(synthetic(rng, numbers=(16, 512), unit="steps", ended_early={(0, 1): 2}))
@@ -415,7 +415,7 @@ class TestConsole:
 class TestMarkdown:
     def test_it_has_the_answer_and_the_same_cells(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, names=("a|b", "c"), num_tasks=2, num_prompts=20)
-        text = markdown(comparison)
+        text = markdown(results_of(comparison))
         for line in sentences(comparison):
             assert f"- {line}" in text
         assert "| arm | N | prompts/step | steps | samples | unique tokens | time | pass@1 |" in text
@@ -555,7 +555,7 @@ class TestAnswer:
 class TestRecord:
     def test_it_is_json_and_its_numbers_are_the_runs(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, num_prompts=20)
-        record = json.loads(json.dumps(comparison_record(comparison), allow_nan=False))
+        record = json.loads(json.dumps(comparison_record(results_of(comparison)), allow_nan=False))
         assert record["verdict"] == sentences(comparison)
         assert record["matched"] is True
         for arm, told in zip(comparison.arms, record["arms"], strict=True):
@@ -581,17 +581,17 @@ class TestRecord:
 
     def test_numbers_without_a_value_are_null(self) -> None:
         comparison = levels([[6], [8]], num_prompts=1, num_seeds=1, num_tasks=1)
-        record = json.loads(json.dumps(comparison_record(comparison), allow_nan=False))
+        record = json.loads(json.dumps(comparison_record(results_of(comparison)), allow_nan=False))
         assert record["pair"]["differences"]["1"]["prompt_test"] is None
         assert record["pair"]["differences"]["1"]["covers"] == "nothing"
         assert any("neither other prompts nor other seeds" in line for line in record["verdict"])
-        many = json.loads(json.dumps(comparison_record(levels([[6], [8]])), allow_nan=False))
+        many = json.loads(json.dumps(comparison_record(results_of(levels([[6], [8]]))), allow_nan=False))
         assert many["pair"]["differences"]["1"]["prompt_test"]["t"] is None  # infinite: all differences are the same
         assert "-" in rendered(comparison)
 
     def test_a_sweep(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, numbers=(16, 64, None), num_prompts=20)
-        record = json.loads(json.dumps(comparison_record(comparison), allow_nan=False))
+        record = json.loads(json.dumps(comparison_record(results_of(comparison)), allow_nan=False))
         assert record["pair"] is None
         assert list(record["frontiers"]) == ["pass@1", "pass@16", "worst@16"]
         for point in record["frontiers"]["pass@16"]["points"]:

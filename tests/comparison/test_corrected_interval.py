@@ -103,7 +103,7 @@ class TestTables:
         for (arm, k), mark in shown.items():
             assert rows[arm][1 if k == 1 else 2].endswith(f"]{mark}")
         assert f"corrected for the {number} intervals of this table" in parts[-1].notes[1]
-        record = comparison_record(comparison)["against_first"]
+        record = comparison_record(results_of(comparison))["against_first"]
         for one, kept in zip(found.against_first, record, strict=True):
             for k in (1, 16):
                 corrected = one.corrected[k]

@@ -35,7 +35,7 @@ def lines(axis: Axes, **wanted: object) -> list[object]:
 
 def test_panels_draw_scores_the_best_and_how_sure_it_is(rng: np.random.Generator) -> None:
     comparison = synthetic(rng, numbers=(16, 64, 512), eval_points=(10.0, 20.0, 40.0, 80.0))
-    axes = np.array(make_frontier_figure(comparison).axes).reshape(2, 3)
+    axes = np.array(make_frontier_figure(results_of(comparison)).axes).reshape(2, 3)
     n = comparison.num_samples
     colors = arm_colors(comparison)
     for column, measure in enumerate((PASS_1, Measure(16), Measure(16, worst=True))):
@@ -78,14 +78,14 @@ def test_panels_draw_scores_the_best_and_how_sure_it_is(rng: np.random.Generator
 
 
 def test_a_shown_lead_is_filled() -> None:
-    axes = make_frontier_figure(rising()).axes
+    axes = make_frontier_figure(results_of(rising())).axes
     found = results_of(rising()).frontiers[0]
     rings = [line for line in axes[0].get_lines() if line.get_markersize() == 8.5]
     assert len(rings) == len(found.best) == 6
     for ring, best in zip(rings, found.best, strict=True):
         assert best.lead_shown  # every prompt of every run agrees
         assert ring.get_markerfacecolor() != "white"
-    same = make_frontier_figure(levels([[8, 9]] * 3, numbers=(16, 64, 256))).axes[0]
+    same = make_frontier_figure(results_of(levels([[8, 9]] * 3, numbers=(16, 64, 256)))).axes[0]
     assert all(ring.get_markerfacecolor() == "white" for ring in same.get_lines() if ring.get_markersize() == 8.5)
 
 
@@ -93,20 +93,20 @@ def test_the_sigmoid_is_drawn_where_there_is_one() -> None:
     comparison = rising()
     found = results_of(comparison).frontiers[0]
     assert found.sigmoid is not None
-    bottom = make_frontier_figure(comparison).axes[3]
+    bottom = make_frontier_figure(results_of(comparison)).axes[3]
     (line,) = lines(bottom, gid="sigmoid")
     for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True):
         assert 2**y == pytest.approx(found.sigmoid.num_rollouts_at(float(x)))
     assert bottom.get_title(loc="left").startswith("sigmoid: halfway up at ")
     short = levels([row[:2] for row in RISE], numbers=(16, 64, 256))
-    bottom = make_frontier_figure(short).axes[3]
+    bottom = make_frontier_figure(results_of(short)).axes[3]
     assert not lines(bottom, gid="sigmoid")
     assert "no sigmoid: 2 evaluation points" in bottom.get_title(loc="left")
 
 
 def test_an_arm_that_overshot_is_crossed_out(rng: np.random.Generator) -> None:
     comparison = synthetic(rng, numbers=(16, 64, 512), lift={0: 0.0, 1: 0.5, 2: 4.0}, overshoot={2: 0.2})
-    figure = make_frontier_figure(comparison)
+    figure = make_frontier_figure(results_of(comparison))
     top = figure.axes[0]
     (line,) = lines(top, label="N=512")
     assert np.isnan(line.get_ydata()).all()
@@ -137,7 +137,7 @@ def test_places_of_arms(rng: np.random.Generator) -> None:
 
 def test_arms_of_one_n_are_named_not_ordered() -> None:
     comparison = levels(RISE, numbers=(64, 64, 64), names=("grpo", "dapo", "a third"), ks=(1,))
-    figure = make_frontier_figure(comparison)
+    figure = make_frontier_figure(results_of(comparison))
     assert len(figure.axes) == 2  # pass@1 alone
     bottom = figure.axes[1]
     assert [label.get_text() for label in bottom.get_yticklabels()] == ["grpo", "dapo", "a third"]
@@ -146,12 +146,12 @@ def test_arms_of_one_n_are_named_not_ordered() -> None:
 
 
 def test_png_and_refusal(rng: np.random.Generator, tmp_path: Path) -> None:
-    make_frontier_figure(rising(ks=(1,))).savefig(tmp_path / "frontier.png", **PNG)
+    make_frontier_figure(results_of(rising(ks=(1,)))).savefig(tmp_path / "frontier.png", **PNG)
     pixels = imread(tmp_path / "frontier.png")
     assert pixels[0, 0, :3].tolist() == [1, 1, 1]
     assert pixels[..., :3].std() > 0.05
     with pytest.raises(ValueError, match="at least three arms, got 2"):
-        make_frontier_figure(synthetic(rng, num_prompts=4))
+        make_frontier_figure(results_of(synthetic(rng, num_prompts=4)))
 
 
 def test_words_of_a_sweep() -> None:
@@ -193,7 +193,7 @@ def test_a_tie_has_no_best_arm() -> None:
     comparison = levels([[8, 9], [8, 12], [7, 7]], numbers=(16, 64, 256), num_seeds=1)
     found = results_of(comparison)
     assert found.frontiers[0].best[0].arm == "N=16"  # the first of two equal ones
-    axes = make_frontier_figure(comparison).axes
+    axes = make_frontier_figure(results_of(comparison)).axes
     rings = [line for line in axes[0].get_lines() if line.get_markersize() == 8.5]
     assert [float(ring.get_xdata()[0]) for ring in rings] == [20.0]
     (best,) = lines(axes[3], gid="best")
@@ -216,7 +216,7 @@ def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
     assert words[1] == f"A is {names[0]}; B is {names[1]}; C is {names[2]}."
     assert not any("learning_rate=" in line for line in (words[0], *words[2:]))
     assert any(line.startswith("The arms differ in kl.coefficient and optimizer.learning_rate: the") for line in words)
-    texts = [text.get_text() for text in make_frontier_figure(comparison).legends[0].get_texts()]
+    texts = [text.get_text() for text in make_frontier_figure(results_of(comparison)).legends[0].get_texts()]
     assert [text for text in texts if "learning_rate" in text] == [
         f"{'ABC'[i]}: {name}" for i, name in enumerate(names)
     ]
@@ -234,7 +234,7 @@ def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
     told = tables_of(results_of(replace(comparison, arms=tuple(arms))))[0]  # the titles say no more than the settings
     assert told.columns == ("setting", "A", "B", "C")
     assert told.rows == (("optimizer.learning_rate", *values), ("optimizer.mini_batches", "4", "4", "4"))
-    record = comparison_record(comparison)
+    record = comparison_record(results_of(comparison))
     assert [(arm["title"], arm["name"]) for arm in record["arms"]] == list(zip(names, "ABC", strict=True))
     assert record["arms"][1]["efficiency"][0]["arm"] == "B"
     assert set(record["prompts"][0]["arms"]) == set("ABC")
@@ -275,8 +275,8 @@ def test_odd_sweeps_are_told_and_drawn(rng: np.random.Generator, changes: dict[s
     assert ("nothing can be compared" in words[0]) == ("overshoot" in changes)
     titles = [str(table.title) for table in tables_of(results_of(comparison))]
     assert any(title.startswith("The best arm") for title in titles) == ("overshoot" not in changes)
-    assert json.loads(json.dumps(comparison_record(comparison), allow_nan=False))["verdict"] == words
+    assert json.loads(json.dumps(comparison_record(results_of(comparison)), allow_nan=False))["verdict"] == words
     assert tables_of(results_of(comparison))
-    figure = make_frontier_figure(comparison)
+    figure = make_frontier_figure(results_of(comparison))
     if "eval_points" in changes:  # a logarithmic axis with a single evaluation point
         figure.draw_without_rendering()

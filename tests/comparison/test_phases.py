@@ -37,7 +37,7 @@ def test_begins_are_means_over_runs_and_drawn_on_the_line(rng: np.random.Generat
     assert shown is not None
     assert float(shown[1]) == pytest.approx(begins_S.mean(), abs=0.051)
 
-    (axis, *_) = make_figure(comparison).axes
+    (axis, *_) = make_figure(results_of(comparison)).axes
     (diamond,) = [line for line in axis.get_lines() if line.get_marker() == "D"]
     mean_M = [np.mean([run.scores[i].num_correct_P / 8 for run in arms[1].runs]) for i in range(3)]
     assert diamond.get_xdata()[0] == pytest.approx(begins_S.mean())

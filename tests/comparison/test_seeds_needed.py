@@ -10,6 +10,7 @@ from scipy import stats
 
 from brorl.comparison.paired import VariancePart, VarianceParts, difference_interval, difference_parts, seeds_needed
 from brorl.comparison.report import comparison_record
+from brorl.comparison.results import results_of
 
 FloatArray = NDArray[np.float64]
 
@@ -91,7 +92,7 @@ def test_one_seed_or_one_prompt_gives_no_number(rng: np.random.Generator) -> Non
 class TestText:
     def test_a_pair(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, num_prompts=600, num_tasks=1, lift={0: 0.2, 1: 0.2})
-        record = comparison_record(comparison)
+        record = comparison_record(results_of(comparison))
         needed, measured = record["seeds_needed"]["N=512"], record["pair"]["differences"]["1"]["parts"]
         (of_seeds,) = measured["seeds"]
         seeds, of_prompts = 2, stats.t.ppf(0.975, 599) ** 2 * measured["prompts"]["variance"]
@@ -104,14 +105,14 @@ class TestText:
 
     def test_too_few_prompts(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, num_prompts=10)
-        needed = comparison_record(comparison)["seeds_needed"]["N=512"]
+        needed = comparison_record(results_of(comparison))["seeds_needed"]["N=512"]
         assert not needed["enough_prompts"]
         (line,) = (line for line in sentences(comparison) if line.startswith("To show a difference of 0.02"))
         assert f": {needed['prompts']:,} prompts and {needed['seeds']:,} seeds an arm. These 10 prompts are" in line
 
     def test_a_sweep_names_the_arm_that_needs_the_most(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, numbers=(16, 64, 512))
-        needed = comparison_record(comparison)["seeds_needed"]
+        needed = comparison_record(results_of(comparison))["seeds_needed"]
         assert list(needed) == ["N=64", "N=512"]
         most = max(needed, key=lambda arm: (needed[arm]["prompts"], needed[arm]["seeds"]))
         (line,) = (line for line in sentences(comparison) if line.startswith("To show a difference of 0.02"))
@@ -120,7 +121,7 @@ class TestText:
 
     def test_one_seed(self) -> None:
         comparison = levels([[6, 8], [10, 20]], num_seeds=1)
-        assert comparison_record(comparison)["seeds_needed"] == {"N=512": None}
+        assert comparison_record(results_of(comparison))["seeds_needed"] == {"N=512": None}
         assert any(
             line.startswith("The seeds that a small difference takes are unknown") for line in sentences(comparison)
         )

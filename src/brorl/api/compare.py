@@ -237,9 +237,9 @@ def finished_comparison(folder: Path) -> FinishedComparison:
     from brorl.comparison.text import text_of
     from brorl.reporting.page.answer import comparison_page
 
-    comparison = read_comparison(folder)
-    files, results = write_report(comparison, folder), results_of(comparison)
-    text, tables, following = text_of(results), tables_of(results), next_command(results, folder)
+    results = results_of(read_comparison(folder))
+    files, following = write_report(results, folder), next_command(results, folder)
+    text, tables = text_of(results), tables_of(results)
     page = folder / "comparison.html"
     figures = [file for file in files if file.suffix == ".png"]
     with storage_errors(folder):

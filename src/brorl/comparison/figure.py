@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 
 from brorl.comparison.arms import Comparison, Measure, score_at, scores_at
 from brorl.comparison.axes import INK, arm_colors, axis_label, cost_axis, draw_start, key_handles, label_ends, style
-from brorl.comparison.results import ComparisonResults, results_of, with_names
+from brorl.comparison.results import ComparisonResults, with_names
 from brorl.comparison.text import answer_of
 from brorl.cost import UNITS, Unit
 from brorl.evaluation.pass_at_k import FloatArray
@@ -26,13 +26,9 @@ from brorl.tree import IntArray
 _MAX_TASKS, _TASKS_A_ROW = 24, 4
 
 
-def make_figure(comparison: Comparison) -> Figure:
-    """Make the figure of a comparison.
-
-    Raises:
-        ValueError: If there are fewer than two arms, or a run was not evaluated at an evaluation point.
-    """
-    results = results_of(comparison)
+def make_figure(results: ComparisonResults) -> Figure:
+    """Make the figure of a comparison."""
+    comparison = results.comparison
     largest = sorted(comparison.task_names(), key=lambda name: -len(comparison.prompts_of(name)))[:_MAX_TASKS]
     tasks = sorted(largest) if len(largest) > 1 else []
     heights = [4.4, 2.7, *([0.35 + 2.15 * -(-len(tasks) // _TASKS_A_ROW)] if tasks else [])]

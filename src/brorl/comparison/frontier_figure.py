@@ -21,7 +21,7 @@ from matplotlib.ticker import NullLocator
 from brorl.comparison.arms import Comparison, start_scores
 from brorl.comparison.axes import GREY, INK, PALE, arm_colors, draw_start, key_handles, label_ends, log_cost_axis, style
 from brorl.comparison.frontier import Frontier, FrontierPoint
-from brorl.comparison.results import ComparisonResults, results_of
+from brorl.comparison.results import ComparisonResults
 from brorl.comparison.text import answer_of
 from brorl.cost import short_amount
 
@@ -30,15 +30,14 @@ _LARGEST_BUBBLE = 330.0  # area in square points of a fraction of 1
 _MIN_FRACTION = 0.02  # of resamples, for a bubble to be drawn
 
 
-def make_frontier_figure(comparison: Comparison) -> Figure:
+def make_frontier_figure(results: ComparisonResults) -> Figure:
     """Make the figure of the frontier of a sweep.
 
     Raises:
-        ValueError: If there are fewer than three arms, or a run was not evaluated at an evaluation point.
+        ValueError: If there are fewer than three arms.
     """
-    results = results_of(comparison)
     if not results.frontiers:
-        raise ValueError(f"a frontier needs at least three arms, got {len(comparison.arms)}")
+        raise ValueError(f"a frontier needs at least three arms, got {len(results.names)}")
     columns = len(results.frontiers)
     width = max(1.0 + 4.15 * columns, 8.5)
     figure = Figure(figsize=(width, 7.9 + 0.2 * max(0, len(results.key) - 2)), layout="constrained")

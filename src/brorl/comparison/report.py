@@ -17,7 +17,7 @@ from brorl.comparison.frontier import Frontier
 from brorl.comparison.frontier_figure import make_frontier_figure
 from brorl.comparison.matching import TOLERANCE
 from brorl.comparison.prompts import CoverageChange
-from brorl.comparison.results import ComparisonResults, Pair, results_of
+from brorl.comparison.results import ComparisonResults, Pair
 from brorl.comparison.tables import tables_of
 from brorl.comparison.text import text_of
 from brorl.cost import amount
@@ -35,27 +35,26 @@ _KEYS = {  # of fields whose name in `comparison.json` is an older one
 }
 
 
-def write_report(comparison: Comparison, folder: Path) -> list[Path]:
+def write_report(results: ComparisonResults, folder: Path) -> list[Path]:
     """Write `comparison.json`, `comparison.md`, `comparison.png` and, for more than two arms, `frontier.png`.
 
     Raises:
-        ValueError: If there are fewer than two arms, or a run was not evaluated at an evaluation point.
         StorageError: If a file could not be written.
     """
     files = [folder / f"comparison.{ending}" for ending in ("json", "md", "png")]
     with storage_errors(folder):
-        replace_file(files[0], json.dumps(comparison_record(comparison), indent=1).encode())
-        replace_file(files[1], markdown(comparison).encode())
-        make_figure(comparison).savefig(files[2], **PNG)
-        if len(comparison.arms) > 2:
+        replace_file(files[0], json.dumps(comparison_record(results), indent=1).encode())
+        replace_file(files[1], markdown(results).encode())
+        make_figure(results).savefig(files[2], **PNG)
+        if results.frontiers:
             files.append(folder / "frontier.png")
-            make_frontier_figure(comparison).savefig(files[3], **PNG)
+            make_frontier_figure(results).savefig(files[3], **PNG)
     return files
 
 
-def markdown(comparison: Comparison) -> str:
+def markdown(results: ComparisonResults) -> str:
     """Return the answer and the tables of a comparison as GitHub Markdown."""
-    results = results_of(comparison)
+    comparison = results.comparison
     others = f"{', '.join(results.names[:-1])} and {results.names[-1]}"
     title = f"# {others} from {comparison.checkpoint}, {amount(results.budget, comparison.unit)} each"
     text = text_of(results)
@@ -64,10 +63,9 @@ def markdown(comparison: Comparison) -> str:
     return "\n\n".join([title.replace("|", "\\|"), answer, *tables, "## Basis and limits", remarks]) + "\n"
 
 
-def comparison_record(comparison: Comparison) -> dict[str, Any]:
+def comparison_record(results: ComparisonResults) -> dict[str, Any]:
     """Return the content of `comparison.json`."""
-    results = results_of(comparison)
-    text = text_of(results)
+    comparison, text = results.comparison, text_of(results)
     record = {
         "verdict": [*text.answer, *text.remarks],
         "checkpoint": comparison.checkpoint,

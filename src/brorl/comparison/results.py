@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from brorl.comparison.arms import (
     PASS_1,
@@ -154,7 +153,6 @@ def with_names(text: str, a: str, b: str) -> str:
     return re.sub(r"\b[AB]\b", lambda letter: a if letter[0] == "A" else b, text)
 
 
-@lru_cache(maxsize=2)  # tables, text, record and figures of a comparison are made one after the other
 def results_of(comparison: Comparison) -> ComparisonResults:
     """Compute all numbers of a comparison.
 
