@@ -18,6 +18,7 @@ import brorl
 from brorl.activity import Activity, Phase
 from brorl.api.train import TrainingResult
 from brorl.assemble.cluster import build_cluster
+from brorl.assemble.inputs import learner_device
 from brorl.assemble.run import build_run
 from brorl.config.reading import dump_yaml, parse_yaml
 from brorl.config.resuming import fixed_settings
@@ -27,7 +28,6 @@ from brorl.console.screen import Screen
 from brorl.distributed.settings import ClusterSettings
 from brorl.errors import LearnerLostError, UserError
 from brorl.format import counted
-from brorl.model.load import choose_device
 from brorl.reporting.page.page import REPORT, write_report
 from brorl.reporting.samples import unsolved_examples
 from brorl.runs.checkpoint import (
@@ -238,8 +238,7 @@ def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]
     of_all = "" if trained == parameters else f", {trained:,} of them trained"
     clip, lineage = config.loss.clip, _lineage(config.model)
     lines = [
-        f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters{of_all}) on "
-        f"{_device(config)}, "
+        f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters{of_all}) on {learner_device(config)}, "
         f"N = {_rollouts(config)} rollouts x {config.prompts_per_step} prompts a step, "
         f"{run.algorithm.source.num_prompts:,} training prompts",
         f"learning rate {_learning_rate(config)}, {config.optimizer.mini_batches} updates a step, "
@@ -263,13 +262,6 @@ def _placement_lines(settings: ClusterSettings, num_machines: int) -> list[str]:
         parts += [f"{counted(number, kind)} ({each} each)"] if number else []
     shared = "; rollout workers and learner ranks share GPUs" if settings.placement == "colocated" else ""
     return [f"cluster of {counted(num_machines, 'machine')}: {', '.join(parts)}{shared}"]
-
-
-def _device(config: TrainConfig) -> str:
-    """Return the device of the learner."""
-    if config.cluster.enabled:
-        return "cuda" if config.cluster.gpus_per_learner_rank else "cpu"
-    return str(choose_device(config.device))
 
 
 def _lineage(model: str) -> dict[str, Any] | None:

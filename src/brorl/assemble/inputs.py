@@ -204,7 +204,7 @@ def input_lines(inputs: RunInputs, config: TrainConfig) -> list[str]:
     lines += removed_lines(inputs.prompts.dropped, inputs.prompts.asked, config)
     if not config.cluster.enabled and config.cluster != ClusterSettings():
         lines.append("cluster.nodes = 0: the run has one process, and the other settings of `cluster` have no effect")
-    if config.dtype == "float32" and _learns_on_gpu(config):
+    if config.dtype == "float32" and learner_device(config).startswith("cuda"):
         correct = " and importance.correction: truncate" if config.importance.correction == "none" else ""
         lines.append(f"warning: dtype = float32 leaves the tensor cores of the GPU idle; set dtype: bfloat16{correct}")
     num_train = inputs.prompts.train.num_prompts
@@ -217,7 +217,8 @@ def input_lines(inputs: RunInputs, config: TrainConfig) -> list[str]:
     return [*lines, inputs.memory.summary if warning is None else f"warning: {warning}"]
 
 
-def _learns_on_gpu(config: TrainConfig) -> bool:
+def learner_device(config: TrainConfig) -> str:
+    """Return the device of the learner."""
     if config.cluster.enabled:
-        return config.cluster.gpus_per_learner_rank > 0
-    return choose_device(config.device).type == "cuda"
+        return "cuda" if config.cluster.gpus_per_learner_rank else "cpu"
+    return str(choose_device(config.device))
