@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import isfinite, isinf, isnan
 from typing import Any
 
@@ -277,7 +277,7 @@ def plan_record(report: PlanReport) -> dict[str, Any]:
     plan = report.plan
     rows = [
         {
-            **{"informative" if name == "mixed" else name: value for name, value in asdict(row).items()},
+            **{"informative" if name == "mixed" else name: value for name, value in vars(row).items()},
             "memory_bytes": memory,
             "budget_memory_bytes": at_budget,
         }
@@ -307,22 +307,19 @@ def plan_record(report: PlanReport) -> dict[str, Any]:
         },
         "model": report.model,
         "device": report.device,
-        "recipe": asdict(report.settings),
-        "pilot": asdict(report.measured.summary),
+        "recipe": report.settings,
+        "pilot": report.measured.summary,
         "rows": rows,
-        "pass_rates": asdict(plan.pass_rates),
-        "estimators": {
-            "prompts": report.guide.prompts,
-            "rows": [asdict(row) for row in report.guide.rows],
-        },
+        "pass_rates": plan.pass_rates,
+        "estimators": {"prompts": report.guide.prompts, "rows": report.guide.rows},
         "gradient": {
             "mean_squared": float(plan.moments.mean_squared),
             "between_prompts": float(plan.moments.between),
             "within_prompt_per_rollout": float(plan.moments.within),
             "p_value": plan.p_value,
         },
-        "probes": [asdict(timing) for timing in report.measured.timings],
-        "cost": asdict(report.measured.cost),
+        "probes": report.measured.timings,
+        "cost": report.measured.cost,
         "time_error": plan.time_error,
     })  # fmt: skip
     return record

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,8 +173,8 @@ def cluster_record(plan: ClusterPlan) -> dict[str, Any]:
     record: dict[str, Any] = json_ready(
         {
             "model": plan.name,
-            "shape": {**asdict(job.model), "kv_bytes": job.model.kv_bytes},
-            "cluster": asdict(plan.cluster),
+            "shape": {**vars(job.model), "kv_bytes": job.model.kv_bytes},
+            "cluster": plan.cluster,
             "engine": job.engine,
             "work": {
                 **quantities,
@@ -188,12 +187,12 @@ def cluster_record(plan: ClusterPlan) -> dict[str, Any]:
                 "trained_tokens": work.trained_tokens,
                 "origins": work.origins,
             },
-            "unit_costs": [asdict(cost) for cost in job.costs.all],
+            "unit_costs": job.costs.all,
             "ways": [_way_record(way) for way in plan.ways],
             "scaling": {mode: [_step_record(row) for row in rows] for mode, rows in plan.scaling.items()},
             "last_paying": plan.last_paying,
-            "simulation": asdict(plan.settings),
-            "savings": [asdict(saving) for saving in plan.savings],
+            "simulation": plan.settings,
+            "savings": plan.savings,
             "lines": advice(plan),
         }
     )
@@ -210,7 +209,7 @@ def _way_record(way: GpuAllocation) -> dict[str, Any]:
         "rows_of_a_worker": way.worker.slots,
         "learner_state_bytes": way.learner.state_bytes,
         "learner_pass_bytes": way.learner.pass_bytes,
-        "seconds": {case: {**asdict(way.cases[case]), "total": way.total(case)} for case in CASES},
+        "seconds": {case: {**vars(way.cases[case]), "total": way.total(case)} for case in CASES},
     }
 
 
@@ -223,7 +222,7 @@ def _step_record(row: SimulatedStep) -> dict[str, Any]:
         "seconds_without_waiting": row.way.seconds,
         "useful_fraction": row.useful_fraction,
         "gain": row.gain,
-        **asdict(row.result),
+        **vars(row.result),
     }
 
 
