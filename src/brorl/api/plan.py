@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from brorl.planning.pilot import PilotParts
     from brorl.planning.recommendation import PlanRow, RolloutPlan
     from brorl.planning.report import PlanReport
-    from brorl.planning.step_timing import PlanMeasurements
 
 ROLLOUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 RECIPE = "quickstart"
@@ -211,9 +210,7 @@ def plan(
         with _folder(Path(output_dir).expanduser()) as folder:
             for line in (*_announcement(config, parts, request), *note):
                 screen.console.print(line, soft_wrap=True, markup=False)
-            compared = sorted({*rollouts, config.rollouts_per_prompt})
-            measured = measure_plan(parts, request, compared, folder, screen.console)
-            report = report_plan(config, parts, measured, request)
+            report = measure_plan(config, parts, request, folder, screen.console)
             with storage_errors(folder):
                 replace_file(folder / "plan.json", json.dumps(plan_record(report), indent=2).encode())
                 draw_plan(report, folder / "plan.png")
@@ -344,28 +341,23 @@ def _announcement(config: TrainConfig, parts: PilotParts, request: PlanRequest) 
 
 
 def measure_plan(
-    parts: PilotParts, request: PlanRequest, rollouts: Sequence[int], folder: Path, console: Console
-) -> PlanMeasurements:
-    """Take a pilot and time some steps."""
+    config: TrainConfig, parts: PilotParts, request: PlanRequest, folder: Path, console: Console
+) -> PlanReport:
+    """Take a pilot, time some steps, and make the plan from them."""
     from tempfile import TemporaryDirectory
 
     import numpy as np
 
+    from brorl.planning.recommendation import StepSettings, make_plan
+    from brorl.planning.report import PlanReport
     from brorl.planning.step_timing import measure
 
     def announce(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False, style="dim")
 
-    pilot = request.pilot_prompts, request.pilot_rollouts
+    pilot, compared = (request.pilot_prompts, request.pilot_rollouts), {*request.rollouts, config.rollouts_per_prompt}
     with TemporaryDirectory(dir=folder, prefix=".pilot-") as scratch:
-        return measure(parts, *pilot, np.array(rollouts), Path(scratch), announce)
-
-
-def report_plan(config: TrainConfig, parts: PilotParts, measured: PlanMeasurements, request: PlanRequest) -> PlanReport:
-    """Make the plan from its measurements."""
-    from brorl.planning.recommendation import StepSettings, make_plan
-    from brorl.planning.report import PlanReport
-
+        measured = measure(parts, *pilot, np.array(sorted(compared)), Path(scratch), announce)
     settings = StepSettings(
         num_rollouts=config.rollouts_per_prompt,
         prompts_per_step=config.prompts_per_step,

@@ -18,7 +18,7 @@ from brorl.api.arm_runs import ArmRun, Slot, finish_runs, progress_of
 from brorl.api.compare import finished_comparison, machine_of, model_of, run_comparison, slots_for
 from brorl.api.comparison_plan import ComparisonPlan
 from brorl.api.comparison_view import ComparisonView
-from brorl.api.plan import PlanRequest, measure_plan, report_plan
+from brorl.api.plan import PlanRequest, measure_plan
 from brorl.api.recipe import ConfigOrPath, resolve_checkpoint, resolve_config
 from brorl.api.tune_answer import TuningResult, conclude
 from brorl.api.tune_plan import TUNE_FILE, TunePlan
@@ -278,12 +278,11 @@ def _pilot(
         scores = ", ".join(f"pass@{k} {interval(estimate)}" for k, estimate in start.items())
         screen.console.print(f"the start, on {tuning[1]} held-out prompts: {scores}", soft_wrap=True, markup=False)
         request = PlanRequest(min(64, parts.stream.num_prompts), 64, ROLLOUTS, None, "pass@1")
-        compared = sorted({*ROLLOUTS, config.rollouts_per_prompt})
         with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        rows = report_plan(config, parts, measure_plan(parts, request, compared, folder, screen.console), request).plan
-    fitting = {row.num_rollouts: row.budget_prompts for row in rows.rows if row.budget_prompts}
-    return start, fitting, rows.rows[rows.recipe].seconds["total"]
+        plan = measure_plan(config, parts, request, folder, screen.console).plan
+    fitting = {row.num_rollouts: row.budget_prompts for row in plan.rows if row.budget_prompts}
+    return start, fitting, plan.rows[plan.recipe].seconds["total"]
 
 
 def _announce(plan: TunePlan, folder: Path, num_slots: int, console: Console) -> None:
