@@ -105,10 +105,12 @@ def plan_cluster(
         from brorl.assemble.cluster_job import JobOptions, build_job, build_shape
         from brorl.planning.cluster.cluster_plan import SimulationSettings, make_cluster_plan
         from brorl.planning.cluster.cluster_report import cluster_record, draw_cluster_plan
+        from brorl.runs.run_directory import RunDirectory
 
         given = JobOptions(question.engine, question.response_tokens, question.distinct_fraction)
         shape = build_shape(config.model, question.model_shape)
-        job = build_job(config, cluster.gpu, given, shape, _metrics(run))
+        metrics = [] if run is None else RunDirectory(run).read_metrics()
+        job = build_job(config, cluster.gpu, given, shape, metrics)
         folder = Path(output_dir).expanduser()
         make_output_folder(folder)
         screen.console.print(
@@ -141,11 +143,3 @@ def _resolve(
     model, run_config = resolve_checkpoint(name)
     run = run_config.parent if run_config is not None else None
     return resolve_config(recipe or run_config or RECIPE, {**given, "model": model}), run
-
-
-def _metrics(run: Path | None) -> list[dict[str, Any]]:
-    if run is None:
-        return []
-    from brorl.runs.run_directory import RunDirectory
-
-    return RunDirectory(run).read_metrics()

@@ -207,7 +207,10 @@ def data(
             config_or_path = Path(config_or_path) / "config.yaml"  # of a run
         file = _questions_file(config_or_path)
         try:
-            config = resolve_config(config_or_path if file is None else _recipe_of(file), overrides)
+            if file is not None:  # without evaluation, so that no question is held out
+                sources = {"sources": [file], "held_out_fraction": 0.0}
+                config_or_path = {"data": sources, "evaluation": {"num_prompts": 0}}
+            config = resolve_config(config_or_path, overrides)
             check_first_rows(config)
             result = describe_data(config, show, file is None or "model" in overrides, screen.observe)
         except UserError as error:
@@ -242,11 +245,6 @@ def _of_file(message: str, file: str) -> str:
     """Return an error of a file of questions, in which no setting of a recipe can be wrong."""
     message = message.replace("data.sources[].path", "RECIPE")
     return f"{message} ({_hint(file)})" if "data.sources[]" in message else message
-
-
-def _recipe_of(file: str) -> dict[str, Any]:
-    """Return a recipe with the questions of a file and no evaluation, so that no question is held out."""
-    return {"data": {"sources": [file], "held_out_fraction": 0.0}, "evaluation": {"num_prompts": 0}}
 
 
 def _hint(file: str) -> str:

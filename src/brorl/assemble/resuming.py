@@ -27,7 +27,7 @@ def check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: Pa
             f"{change.name} was {change.before} when the run began, and {directory.config_file} now has {change.now}; "
             f"set it back to resume, or start a new run: {start_anew(directory)}"
         )
-    if checkpoint is None and begun.get("has_checkpoint", _steps_done(directory) > 0):
+    if checkpoint is None and begun.get("has_checkpoint", any(line["step"] for line in directory.read_metrics())):
         raise UserError(
             f"{directory.checkpoints} no longer has a complete checkpoint; restore the checkpoints to resume, or "
             f"start a new run: {start_anew(directory)}"
@@ -48,7 +48,3 @@ def go_back(directory: RunDirectory) -> str:
 def start_anew(directory: RunDirectory) -> str:
     """Return the command that starts a new run with the settings of this one."""
     return f"brorl train {directory.config_file} --output_dir null"
-
-
-def _steps_done(directory: RunDirectory) -> int:
-    return max((record["step"] for record in directory.read_metrics()), default=0)
