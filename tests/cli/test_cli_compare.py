@@ -303,11 +303,11 @@ def test_runs_on_a_cluster_are_made_one_after_another_with_all_cores() -> None:
     settings = {"cluster.nodes": 2, "engine.threads": 1}
     sweep = {"rollouts_per_prompt": [4, 8]}
     plan = plan_for(None, Arguments(("quickstart",), sweep, match="steps", budget=2, overrides=settings))
-    (slot,) = slots_for(None, plan)
+    (slot,) = slots_for(None, plan.arms)
     assert slot == cpu_slots(1, 0)[0]
-    assert machine_of([slot], plan).endswith("1 run at a time, each on a cluster of 2 machines")
+    assert machine_of([slot], plan.arms).endswith("1 run at a time, each on a cluster of 2 machines")
     alone = plan_for(None, Arguments(("quickstart",), sweep, match="steps", budget=2, overrides={"engine.threads": 1}))
-    assert slots_for(None, alone) == cpu_slots(None, 1)
+    assert slots_for(None, alone.arms) == cpu_slots(None, 1)
 
 
 def test_a_cluster_without_ray_is_refused_before_any_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

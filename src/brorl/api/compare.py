@@ -27,6 +27,7 @@ from brorl.table import Result, Table
 if TYPE_CHECKING:
     from brorl.api.comparison_plan import Arguments, ComparisonPlan
     from brorl.api.comparison_view import ComparisonView
+    from brorl.assemble.comparison import ArmPlan
     from brorl.comparison.arms import Arm
     from brorl.comparison.next_command import NextCommand
     from brorl.comparison.paired import PairedDifference
@@ -132,8 +133,8 @@ def compare(
     if (folder / SPEC_FILE).is_file() and len(view.complete) == len(plan.runs_in(folder)):
         view.print_complete()
         return finished_comparison(folder)
-    slots = slots_for(jobs, plan)
-    machine = machine_of(slots, plan)
+    slots = slots_for(jobs, plan.arms)
+    machine = machine_of(slots, plan.arms)
     _require_same_machine(folder, plan, machine)
     check_arms(plan.arms, plan.unit, plan.budget, plan.seeds, len(slots))
     run_comparison(folder, plan, slots, machine, view)
@@ -247,12 +248,12 @@ def finished_comparison(folder: Path) -> FinishedComparison:
     return FinishedComparison(folder, results, text.answer, text.remarks, tuple(tables), (*files, page), following)
 
 
-def slots_for(jobs: int | None, plan: ComparisonPlan) -> list[Slot]:
+def slots_for(jobs: int | None, arms: Sequence[ArmPlan]) -> list[Slot]:
     """Return a slot for each run that is in progress at the same time."""
     from brorl.model.load import choose_device
 
-    device = plan.arms[0].config.device
-    if _num_machines(plan):
+    device = arms[0].config.device
+    if _num_machines(arms):
         if jobs not in (None, 1):
             raise UserError(
                 f"--jobs {jobs}: the arms train on a cluster, and each run needs the whole cluster; use --jobs 1, or "
@@ -260,7 +261,7 @@ def slots_for(jobs: int | None, plan: ComparisonPlan) -> list[Slot]:
             )
         return cpu_slots(1, 0) if choose_device(device).type == "cpu" else [Slot()]
     if choose_device(device).type == "cpu":
-        return cpu_slots(jobs, max(arm.config.engine.threads for arm in plan.arms))
+        return cpu_slots(jobs, max(arm.config.engine.threads for arm in arms))
     if device != "mps" and ":" not in device:
         return gpu_slots(jobs)
     if jobs not in (None, 1):
@@ -268,12 +269,12 @@ def slots_for(jobs: int | None, plan: ComparisonPlan) -> list[Slot]:
     return [Slot()]
 
 
-def _num_machines(plan: ComparisonPlan) -> int:
+def _num_machines(arms: Sequence[ArmPlan]) -> int:
     """Return the machines of the largest cluster of an arm that is still to be run; 0 without a cluster."""
-    return max((arm.config.cluster.nodes for arm in plan.arms if arm.run is None), default=0)
+    return max((arm.config.cluster.nodes for arm in arms if arm.run is None), default=0)
 
 
-def machine_of(slots: Sequence[Slot], plan: ComparisonPlan) -> str:
+def machine_of(slots: Sequence[Slot], arms: Sequence[ArmPlan]) -> str:
     """Return the processor or accelerator and the slots of runs, in the wording of existing folders."""
     import torch
 
@@ -283,9 +284,9 @@ def machine_of(slots: Sequence[Slot], plan: ComparisonPlan) -> str:
         place, name = "a GPU of its own", torch.cuda.get_device_name()
     else:
         place, name = f"{counted(len(slots[0].cores) or 1, 'core')} of its own", processor_name()
-    if machines := _num_machines(plan):
+    if machines := _num_machines(arms):
         place = f"a cluster of {counted(machines, 'machine')}"
-    seconds = ", in CPU seconds" if plan.arms[0].config.engine.clock == "cpu" else ""
+    seconds = ", in CPU seconds" if arms[0].config.engine.clock == "cpu" else ""
     return f"{name}, {counted(len(slots), 'run')} at a time, each on {place}{seconds}"
 
 

@@ -16,7 +16,6 @@ from rich.console import Console
 
 from brorl.api.arm_runs import ArmRun, Slot, finish_runs, progress_of
 from brorl.api.compare import finished_comparison, machine_of, model_of, run_comparison, slots_for
-from brorl.api.comparison_plan import ComparisonPlan
 from brorl.api.comparison_view import ComparisonView
 from brorl.api.plan import PlanRequest, measure_plan
 from brorl.api.recipe import ConfigOrPath, resolve_checkpoint, resolve_config
@@ -125,9 +124,8 @@ class _Question:
 
 def _train(plan: TunePlan, folder: Path, jobs: int | None, console: Console) -> TuningResult:
     """Train the race and the final, as far as they are not trained, and conclude. The folder is locked meanwhile."""
-    shape = plan.final(plan.own)
-    slots = slots_for(jobs, shape)
-    if (machine := machine_of(slots, shape)) != plan.machine:
+    slots = slots_for(jobs, [plan.own])
+    if (machine := machine_of(slots, [plan.own])) != plan.machine:
         raise UserError(
             f"{folder} was started on {plan.machine}, and this is {machine}; use the same --jobs and machine"
         )
@@ -204,12 +202,12 @@ def _begin(
         )
         return TuningResult(folder, answer, None, (), None)
     k = {"pass@1": 1, "coverage": largest}.get(asked.aim) or max((k for k in start if k <= _K), default=1)
-    shape = ComparisonPlan((ArmPlan(OWN, config),), "seconds", asked.seconds, (asked.seconds,), asked.seeds)
-    slots = slots_for(jobs, shape)
+    own = ArmPlan(OWN, config)
+    slots = slots_for(jobs, [own])
     number, run_seconds = _size_of_race(asked, perf_counter() - started, len(slots), step_seconds)
     arms = tuple(candidates(config, prompts, asked.aim, number))
     check_arms(arms, "seconds", run_seconds, asked.seeds, len(slots))
-    machine, run_seconds = machine_of(slots, shape), float(f"{run_seconds:.4g}")
+    machine, run_seconds = machine_of(slots, [own]), float(f"{run_seconds:.4g}")
     plan = TunePlan(asked.aim, k, asked.seconds, run_seconds, asked.seeds, machine, start, tuning, arms)
     plan.write(folder)
     return plan
