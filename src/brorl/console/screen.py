@@ -40,7 +40,6 @@ class Screen:
         self.console = Console(highlight=False, quiet=silent)
         if self.console.is_jupyter:  # plain text, as in a file, instead of one HTML element per line
             self.console = Console(highlight=False, quiet=silent, force_jupyter=False, force_terminal=False)
-        self.is_live = self.console.is_interactive and self.console.is_terminal and not silent
         if not self.console.is_terminal:
             self.console.width = WIDTH
         self.status = StatusLine(Phase("starting"))
@@ -68,16 +67,11 @@ class Screen:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Remove the status line; lines can still be written."""
         self._closing.set()
         if self._thread:
             self._thread.join()
         if self._live:
             self._live.stop()
-        self._thread = self._live = None
 
     def log_to(self, file: Path) -> None:
         """Append all permanent lines from now on to a file."""
