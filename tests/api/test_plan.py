@@ -10,7 +10,7 @@ from matplotlib.image import imread
 
 import brorl
 from brorl.api import plan as plan_module
-from brorl.api.plan import AIMS, RECIPE, PlanResult, _estimator_settings, _note, _resolve
+from brorl.api.plan import AIMS, RECIPE, PlanResult, _estimator_settings, _fixed_rollouts, _note, _resolve
 from brorl.config.reading import flat_settings, make_config, parse_yaml, read_recipe
 from brorl.planning.estimators import Aim
 from run_support import SMALL, command
@@ -89,6 +89,13 @@ def test_what_a_checkpoint_argument_means(short_run: Path, tmp_path: Path) -> No
     assert means(adaptive={"enabled": True}, rollouts_per_prompt=64)[1] == 64  # a plan compares fixed numbers
     with pytest.raises(brorl.UserError, match="both name a model"):
         means("quickstart", model="other")
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_commands_of_an_adaptive_recipe_have_the_fixed_numbers_of_the_plan(adaptive: bool) -> None:
+    wanted = {"adaptive.enabled": False} if adaptive else {}
+    assert _fixed_rollouts({"adaptive": {"enabled": adaptive}}, {}) == wanted
+    assert _fixed_rollouts("quickstart", {"adaptive.enabled": adaptive}) == wanted
 
 
 def test_an_aim_changes_the_estimator_of_the_commands() -> None:

@@ -49,7 +49,7 @@ def test_benchmarks_have_no_import_circle() -> None:
 @pytest.mark.slow
 def test_the_benchmark_of_verifiers_starts() -> None:
     """Its hostile answers come from a file of the tests."""
-    script = [sys.executable, str(BENCHMARKS["verifiers"]), "--help"]
+    script = [sys.executable, str(BENCHMARKS["verification"]), "--help"]
     assert subprocess.run(script, capture_output=True, check=False).returncode == 0
 
 

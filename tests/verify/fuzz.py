@@ -1,7 +1,7 @@
 """Mutated responses for every domain, and whether a verifier returns the same verdicts for them twice.
 
 In: the hand-made rows of examples/domains with known-good and known-bad responses. Out: mutations of them, and the
-problems that a verifier has with them. The test runs some hundred, benchmarks/verifiers.py any number.
+problems that a verifier has with them. The test runs some hundred, benchmarks/verification.py any number.
 """
 
 from __future__ import annotations

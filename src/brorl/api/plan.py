@@ -214,10 +214,8 @@ def plan(
             with storage_errors(folder):
                 replace_file(folder / "plan.json", json.dumps(plan_record(report), indent=2).encode())
                 draw_plan(report, folder / "plan.png")
-            planned = {**given, **_estimator_settings(config, report.choice.estimator)}
-            if config.adaptive.enabled:
-                planned["adaptive.enabled"] = False
-            result = PlanResult(folder, report, *_next_commands(report.plan, checkpoint, source, planned))
+            planned = {**_estimator_settings(config, report.choice.estimator), **_fixed_rollouts(source, given)}
+            result = PlanResult(folder, report, *_next_commands(report.plan, checkpoint, source, {**given, **planned}))
             screen.console.print(result, soft_wrap=True)
             return result
 
@@ -386,6 +384,11 @@ def _estimator_settings(config: TrainConfig, estimator: str) -> dict[str, Any]:
     wanted = {"estimator": estimator, **defaults}
     changed = {f"advantage.{name}": value for name, value in wanted.items() if getattr(advantage, name) != value}
     return without_phases | changed
+
+
+def _fixed_rollouts(recipe: ConfigOrPath, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that give every prompt the planned number of rollouts."""
+    return {"adaptive.enabled": False} if resolve_config(recipe, given).adaptive.enabled else {}
 
 
 def _next_commands(

@@ -1,4 +1,4 @@
-"""Answers that hang, crash or bloat a naive verifier; by name, for the tests and for benchmarks/verifiers.py."""
+"""Answers that hang, crash or bloat a naive verifier; by name, for the tests and for benchmarks/verification.py."""
 
 
 def boxed(answer: str) -> str:

@@ -5,7 +5,7 @@ import random
 import sys
 from collections.abc import Iterator
 from functools import partial
-from importlib.util import find_spec
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,7 +15,8 @@ from brorl.verification.domains import taskset
 from run_support import command, refused, save_tiny_model
 
 needs_verifiers = pytest.mark.skipif(
-    find_spec("verifiers") is None, reason="needs the extra: pip install 'brorl[verifiers]'"
+    "verifiers" not in {found.name for found in distributions()},
+    reason="needs the extra: pip install 'brorl[verifiers]'",
 )
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder", "as_before")
 refusal = partial(refused, "init")

@@ -1,9 +1,9 @@
 """The cost of verification: verdicts per second by domain, hostile answers, and a fuzz run.
 
-python benchmarks/verifiers.py [--workers N]
-python benchmarks/verifiers.py --fuzz 100000 [--workers N] [--seed S]
-python benchmarks/verifiers.py --neighbors [--workers N]
-python benchmarks/verifiers.py --sleepers 512 [--workers N] [--batch-timeout S]
+python benchmarks/verification.py [--workers N]
+python benchmarks/verification.py --fuzz 100000 [--workers N] [--seed S]
+python benchmarks/verification.py --neighbors [--workers N]
+python benchmarks/verification.py --sleepers 512 [--workers N] [--batch-timeout S]
 
 Rates of math are ratios to math-verify called in this process, in the same run. Rates of the domains are of the
 hand-made responses in examples/domains, each verified once. The hostile answers are those of the tests. Memory is the
