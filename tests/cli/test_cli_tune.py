@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import brorl
-from brorl.api import tune as module
+from brorl.api import tune_race as module
 from brorl.api.tune_answer import TuningResult
 from brorl.assemble.candidates import OWN, candidates
 from brorl.comparison import report as comparison_report
@@ -140,7 +140,7 @@ def test_a_budget_that_is_too_short_is_refused_and_leaves_nothing(
     ("text", "seconds"), [("90", 90), (90, 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400), (" 2 m ", 120)]
 )
 def test_budgets_are_times(text: str | float, seconds: float) -> None:
-    assert module._seconds(text) == seconds
+    assert module.Question(budget=text).seconds == seconds
 
 
 @pytest.mark.parametrize("aim", ["pass@1", "pass@k", "coverage"])
@@ -201,6 +201,6 @@ def test_the_command_prints_the_answer(tmp_path: Path, monkeypatch: pytest.Monke
     def begin(_config: Any, folder: Path, *_: Any) -> TuningResult:
         return TuningResult(folder, "nothing to find", None, (), None, None, None)
 
-    monkeypatch.setattr(module, "_begin", begin)
+    monkeypatch.setattr(module, "begin", begin)
     outcome = command("tune", "quickstart", f"--output-dir={tmp_path / 'out'}")
     assert (outcome.code, outcome.out.strip()) == (0, "nothing to find")

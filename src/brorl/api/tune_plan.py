@@ -19,9 +19,9 @@ from brorl.errors import UserError
 from brorl.evaluation.pass_at_k import Estimate
 from brorl.format import exact
 from brorl.planning.estimators import Aim
+from brorl.runs.run_record import TUNE_FILE
 from brorl.storage import replace_file, storage_errors
 
-TUNE_FILE = "tune.json"
 _TUNING_SEED = 1000  # of the race; the final has the seeds from 0
 
 

@@ -18,6 +18,7 @@ from brorl.storage import dotted
 
 Record = dict[str, Any]
 SPEC_FILE = "compare.json"  # settings of a comparison, in its folder
+TUNE_FILE = "tune.json"  # the plan of a tuning, in its folder
 
 _GIVE = "give the directory that `brorl train` printed"
 
