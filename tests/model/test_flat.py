@@ -74,8 +74,10 @@ def test_models_without_hooks_are_sampled_and_differentiated_exactly(model_type:
     flat = flattened_logprobs(model, trees)
     for tree, of_rollouts in zip(trees, flat, strict=True):
         for (_, path), expected in zip(rollouts(tree), of_rollouts, strict=True):
-            # Some models compute norms, routers, states or rotations in float32, whatever their dtype.
-            np.testing.assert_allclose(tree.logprob[path], expected.detach(), rtol=1e-4, atol=1e-4)
+            # Some models compute norms, routers, states or rotations in float32, whatever their dtype. Qwen3-Next has
+            # two algorithms for its states besides, one for a token and one for a sequence: up to 4e-4 in 269 trials.
+            bound = 2e-3 if model_type == "qwen3_next" else 1e-4
+            np.testing.assert_allclose(tree.logprob[path], expected.detach(), rtol=bound, atol=bound)
     terms = zip(coefficients, flat, strict=True)
     sum(c[i] * lp.sum() for c, rows in terms for i, lp in enumerate(rows)).backward()
     expected_gradients = gradients(model)
