@@ -36,7 +36,9 @@ def test_the_commands_of_a_tutorial_work(page: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
     def run(line: str) -> None:
-        done = subprocess.run(line, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            line, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+        )
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
 
     if page == "first_run":  # the README's line, which the gate runs as it is

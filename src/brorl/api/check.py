@@ -147,7 +147,8 @@ def _trial_lines(trial: Trial, is_own: bool) -> list[str]:
     prompt, verifier = trial.prompt, "your function" if is_own else "the verifier"
     reference, right = ("tests", "stored solution") if prompt.domain == CODE_DOMAIN and not is_own else (_ANSWER,) * 2
     lines = [f"verified as {prompt.domain}, question {prompt.id} with the {reference} {_short(prompt.reference)}:"]
-    if trial.certain or is_own:
+    known = trial.certain or (is_own and not prompt.reference.startswith("{"))  # an object is a row, not an answer
+    if known:
         lines.append(_verified_line(right, trial.right))
     else:
         lines.append(f"  no {right}: no response to this question is known to be correct")
@@ -155,7 +156,7 @@ def _trial_lines(trial: Trial, is_own: bool) -> list[str]:
     if len(trial.answers) > 1:
         accepted = sum(verdict.correct for _, verdict in trial.answers)
         lines.append(f"  {right}s of {len(trial.answers)} questions: {accepted} accepted")
-    if is_own and not trial.right.verdict.correct:
+    if is_own and known and not trial.right.verdict.correct:
         lines.append("  warning: your function rejects the reference answer; that is right only if it checks more")
     if trial.wrong.verdict.correct:
         lines.append(f"  warning: {verifier} accepts another answer")

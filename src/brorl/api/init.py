@@ -22,7 +22,7 @@ from brorl.prompts.guess import Guess, guess_meaning
 from brorl.prompts.question import Question, split_held_out
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import FileSource
-from brorl.storage import replace_file
+from brorl.storage import replace_file, storage_errors
 from brorl.verification.domains.table import DOMAINS
 from brorl.verification.domains.taskset import PREFIX, SCORE, read_taskset
 
@@ -83,6 +83,8 @@ def init(
         raise UserError(f"--taskset-config is for tasksets, and {data_file} is a file; give {PREFIX}NAME, or remove it")
     try:
         guess = guess_meaning(data_file, prompt_column, answer_column, domain)
+        if function == SCORE:
+            guess = guess._replace(domain_reason="the rewards of the taskset")
         questions = _read(data_file, guess)
     except UserError as error:  # it names settings of a recipe
         message = str(error)
@@ -118,8 +120,9 @@ def _write_tasks(name: str, config: str | None, folder: Path) -> str:
     if file.exists():
         raise UserError(f"{file} already exists; remove it, or write the recipe into another folder with --output")
     rows = list(read_taskset(name, settings, _MOST_TASKS))
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+    with storage_errors(file, "run the command again"):
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
     first = f"; they are its first {_MOST_TASKS:,}" if len(rows) == _MOST_TASKS else ""
     print(f"wrote {file}: {len(rows):,} tasks{first}")  # noqa: T201
     return str(file)
@@ -252,11 +255,11 @@ def _recipe(starter: _Starter, name: str) -> str:
         lengths = f"""
   max_prompt_tokens: {starter.max_prompt_tokens}  # longer prompts are dropped: the model has no room for a response"""
     if starter.function is not None:
-        comment = "the taskset's rewards" if starter.function == SCORE else f"write {_SIGNATURE}"
+        write = "" if starter.function == SCORE else f"  # write {_SIGNATURE}"
         functions = f"""
 verification:
   functions:
-    {_quoted(guess.domain)}: {starter.function}  # {comment}"""
+    {_quoted(guess.domain)}: {starter.function}{write}"""
     text = f"""\
 # A first try on a laptop. Check it: brorl check {name}. Train it: brorl train {name}
 # Every key is also an option of the command line (--steps 50). All keys: brorl train --help, docs/reference/recipe.md

@@ -1,13 +1,13 @@
 """Tasksets of `verifiers`: written as rows, scored by their rewards, trained on, and refused when they cannot be."""
 
 import json
-import random
 import sys
 from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -132,6 +132,10 @@ def test_a_taskset_is_written_and_trained_on() -> None:
         "--sampling.max_new_tokens=8",
         "--verification.timeout_s=60",
     )
+    outcome = command("check", "mine.yaml", "--no-timing")  # the answer of a row is a task, which is no response
+    assert outcome.code == 0, outcome
+    assert "no reference answer: no response to this question is known to be correct" in outcome.out
+    assert "warning" not in outcome.out
     outcome = command("train", "mine.yaml", "--output_dir=run", "--report=false", *few)
     assert outcome.code == 0, outcome
     stored = [row for row in pq.read_table(next(Path("run").rglob("*.parquet"))).to_pylist() if row["finished"]]
@@ -143,12 +147,12 @@ def test_a_taskset_is_written_and_trained_on() -> None:
 
 
 @needs_verifiers
-def test_rewards_are_those_of_the_tasks() -> None:
+def test_rewards_are_those_of_the_tasks(rng: np.random.Generator) -> None:
     Path("sums_b.py").write_text(SUMS)
     assert command("init", "verifiers:sums-b", "--model=quickstart").code == 0
     rows = rows_of("sums-b")
     assert [row["prompt"] for row in rows] == [f"{a} + {b} =" for a in range(9) for b in range(9)]
-    for row in random.sample(rows, 10):
+    for row in (rows[i] for i in rng.choice(len(rows), 10, replace=False)):
         data = json.loads(str(row["answer"]))["data"]
         a, _, b, _ = str(row["prompt"]).split()
         assert data["right"] == int(a) + int(b)

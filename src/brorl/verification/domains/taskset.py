@@ -43,11 +43,11 @@ def read_taskset(name: str, config: Mapping[str, Any], limit: int) -> Iterator[d
         from verifiers.v1.utils.loaders import default_harness_id, environment_class
     except ImportError as error:
         raise UserError(f"{PREFIX}{name}: {error}; run: pip install 'brorl[verifiers]'") from error
-    settings = json.dumps({**config, "id": name})
+    settings = {**config, "id": name}
     if str(Path.cwd()) not in sys.path:  # as in the workers that call `score`
         sys.path.insert(0, str(Path.cwd()))
     try:
-        taskset = _taskset(settings)
+        taskset = _taskset(json.dumps(settings))
         several = environment_class(name).__name__ != "SingleAgentEnv" or default_harness_id(name) == name
         tasks = list(islice(taskset, limit))
         problem = "has an agent or an environment of its own" if several else _problem(taskset, tasks)
@@ -81,7 +81,7 @@ def score(response: str, reference: str) -> float:
     from verifiers.v1.types import AssistantMessage, SystemMessage, UserMessage
 
     row = json.loads(reference)
-    taskset = _taskset(row["taskset"])
+    taskset = _taskset(json.dumps(row["taskset"]))
     kind = taskset.task_type()
     task = kind(kind.data_type().model_validate(row["data"]), taskset.config.task)
     thought, closing, reply = response.rpartition(_THOUGHT)
