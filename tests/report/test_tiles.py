@@ -148,10 +148,17 @@ def test_how_far_a_run_came(rng: np.random.Generator) -> None:
     for limit, finished in ((samples, True), (samples + 1, False)):
         budget = {"budget.limit": str(limit), "budget.unit": "samples", "steps": "1000000"}
         assert (tiles_of(records, **budget)["Progress"].text == "") == finished
-    collapsed = [*records[:-1], records[-1] | {"ended": "the entropy fell", "collapse": "step 4: the entropy fell"}]
-    text = tiles_of(collapsed, steps="9")["Progress"].text
-    assert text == "The run ended early, after step 4: signs of collapse."
-    assert "The run ended early after step 4: the entropy fell" in notes(run_of(collapsed))
+    fell, stalled = "step 4: the entropy fell", "4 evaluations in a row without a pass@1 above 0.500"
+    no_longer = "its evaluations no longer rose (evaluation.patience)"
+    for end, why in (
+        ({"ended": fell, "collapse": fell}, "signs of collapse"),
+        ({"ended": stalled}, no_longer),
+        ({"ended": stalled, "collapse": fell}, no_longer),  # the signs ended nothing (collapse.stop: false)
+    ):
+        ended = [*records[:-1], records[-1] | end]
+        text = tiles_of(ended, steps="9")["Progress"].text
+        assert text == f"The run ended early, after step 4: {why}."
+        assert f"The run ended early after step 4: {end['ended']}" in notes(run_of(ended))
 
 
 def test_a_run_in_which_nothing_was_ever_solved(rng: np.random.Generator) -> None:

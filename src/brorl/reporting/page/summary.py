@@ -24,6 +24,7 @@ HEADINGS = (
     "computed", "time",
 )  # fmt: skip
 _ENDS = 25  # most steps at either end of the run over which the reward is averaged
+_NO_LONGER_ROSE = "its evaluations no longer rose (evaluation.patience)"
 
 Direction = Literal["rose", "fell", "unclear"]
 _DIRECTIONS: dict[Conclusion, Direction] = {"B leads": "rose", "A leads": "fell", "no difference shown": "unclear"}
@@ -236,7 +237,8 @@ def _progress_tile(run: RunRecord) -> Tile:
     elif "ended" not in last:
         text = "The metrics end here: the run is not finished, or it was stopped." if _is_unfinished(run) else ""
     elif "update" in last:
-        text = f"The run ended early, after step {last['step']}: signs of collapse."
+        why = "signs of collapse" if last["ended"] == last.get("collapse") else _NO_LONGER_ROSE
+        text = f"The run ended early, after step {last['step']}: {why}."
     else:
         why = "" if run.updates else f" {why_no_update(run)}"
         text = f"The run ended early, at step {last['step']}: too few mixed groups.{why}"
