@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from brorl.assemble.cluster import _make_verifiers
 from brorl.assemble.evaluation import load_evaluated_model, prepare_evaluation, prompts_per_batch, weights_fingerprint
 from brorl.assemble.evaluation_data import Request, parse_data, read_sets
 from brorl.config.reading import make_config, read_recipe
@@ -78,7 +79,10 @@ def test_what_does_not_fit_into_memory_is_refused_before_the_weights_are_loaded(
 
 def test_what_a_run_says_of_other_domains_is_no_mistake_here() -> None:
     weights = {"rewards.domain_weights": {"math": 0.5}, "verification.functions": {"chess": "chess:judge"}}
-    assert set(prepare_evaluation(request(**weights)).verifiers) == {"countdown"}
+    ready, plain = prepare_evaluation(request(**weights)), prepare_evaluation(request())
+    assert set(ready.verifiers) == {"countdown"}
+    assert ready.settings == plain.settings
+    assert set(_make_verifiers(ready.request.config, ("countdown",), Path.cwd())) == {"countdown"}  # of a worker
 
 
 def test_truncated_responses_are_verified_where_the_run_rewards_them() -> None:

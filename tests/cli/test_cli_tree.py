@@ -1,9 +1,11 @@
 """`brorl tree` and `brorl.sample`: the tree of one prompt, with verdicts, and beside that of another model."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 import brorl
 from run_support import command, refused
@@ -57,6 +59,16 @@ def test_a_prompt_of_the_data_has_its_reference_and_another_one_has_none() -> No
     assert "no verdicts: the prompt is not in the data; give its reference answer with --reference" in outcome.said
     judged = brorl.sample("quickstart", "3 5 7 -> 22:", rollouts=8, reference="3 5 7 -> 22", domain="countdown")
     assert judged.verdicts is not None
+
+
+def test_the_settings_of_a_run_for_other_domains_are_no_mistake(short_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(short_run, run)
+    config = run / "config.yaml"
+    settings = yaml.safe_load(config.read_text())
+    settings["rewards"]["domain_weights"] = {"math": 2.0}
+    config.write_text(yaml.safe_dump(settings))
+    assert brorl.sample(run, PUZZLE, rollouts=4).verdicts is not None
 
 
 @pytest.mark.parametrize(

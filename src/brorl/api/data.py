@@ -33,8 +33,8 @@ from brorl.assemble.data import (
 from brorl.assemble.verification import (
     build_verifiers,
     build_workers,
+    check_domain_names,
     untrusted_domains,
-    without_other_domains,
 )
 from brorl.config.reading import QUESTION_FILES
 from brorl.config.settings import TrainConfig
@@ -318,16 +318,16 @@ def _check(config: TrainConfig, sources: Sequence[SourceQuestions]) -> list[str]
 
     notes = []
     domains = {question.domain for question in all_questions(sources)}
-    checked, untrusted = config, untrusted_domains(config, domains)
-    if untrusted:
+    checked = {*domains}
+    if untrusted := untrusted_domains(config, domains):
         try:
             choose_level(config.verification.sandbox)
         except UserError as error:
             notes.append(f"not checked: the reference answers of {listed(untrusted)}: {error}")
-            domains -= {*untrusted}
-            checked = without_other_domains(config, domains)
-    with build_workers(checked) as workers:
-        verifiers = build_verifiers(checked, domains, workers)
+            checked -= {*untrusted}
+    with build_workers(config) as workers:
+        verifiers = build_verifiers(config, checked, workers)
+        check_domain_names(config, domains)
         check_left(config, sources, verifiers)
         return notes + check_source_references(verifiers, sources)
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from brorl.activity import Phase
 from brorl.assemble.evaluation_data import read_all_questions
-from brorl.assemble.verification import build_verifiers, build_workers, sandbox_lines, without_other_domains
+from brorl.assemble.verification import build_verifiers, build_workers, sandbox_lines
 from brorl.config.reading import flat_settings
 from brorl.console.screen import Screen
 from brorl.errors import UserError
@@ -261,7 +261,7 @@ def _verify(
     asked = list({question.id: question for _, question in known}.values())
     domains = {question.domain for question in asked}
     with build_workers(config) as workers:
-        verifiers = build_verifiers(without_other_domains(config, domains), domains, workers)
+        verifiers = build_verifiers(config, domains, workers)
         for line in sandbox_lines(config, domains):
             screen.echo(line)
         screen.observe(Phase("checking", "reference answers"))

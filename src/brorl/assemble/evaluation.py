@@ -6,7 +6,7 @@ answers. The model's weights are loaded last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -33,7 +33,6 @@ from brorl.assemble.verification import (
     build_workers,
     check_references,
     sandbox_lines,
-    without_other_domains,
 )
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
@@ -93,7 +92,6 @@ def prepare_evaluation(request: Request) -> EvaluationInputs:
     model_config = read_config(find_model(config.model))
     sets = read_sets(request)
     questions = [question for data_set in sets for question in data_set.questions]
-    config = without_other_domains(config, {question.domain for question in questions})
     verifiers = build_verifiers(config, {question.domain for question in questions}, build_workers(config))
     tokenizer = load_tokenizer(config.model, config.sampling.end_token)
     prompts_of, notes = _render(sets, request, tokenizer)
@@ -113,7 +111,7 @@ def prepare_evaluation(request: Request) -> EvaluationInputs:
     ]
     evaluation = config.evaluation
     sampling = SamplingParams(evaluation.temperature, evaluation.top_p, max_new_tokens=limit)
-    settings = _settings(config, sets, prompts_of, sampling, device)
+    settings = _settings(config, sets, prompts_of, verifiers, sampling, device)
     return EvaluationInputs(
         request=request,
         tokenizer=tokenizer,
@@ -291,6 +289,7 @@ def _settings(
     config: TrainConfig,
     sets: Sequence[QuestionSet],
     prompts_of: Mapping[str, Sequence[Prompt]],
+    domains: Container[str],
     sampling: SamplingParams,
     device: torch.device,
 ) -> dict[str, Any]:
@@ -313,7 +312,7 @@ def _settings(
         "verification": {
             "timeout_s": verification.timeout_s,
             "memory_mib": verification.memory_mib,
-            "functions": dict(verification.functions),
+            "functions": {domain: name for domain, name in verification.functions.items() if domain in domains},
         },
         "prompt": {
             "system_prompt": config.prompt.system_prompt,

@@ -26,6 +26,7 @@ from brorl.assemble.engine import check_engine, check_training_sampling, set_thr
 from brorl.assemble.verification import (
     build_verifiers,
     build_workers,
+    check_domain_names,
     check_references,
     sandbox_lines,
 )
@@ -86,6 +87,7 @@ def prepare(config: TrainConfig, model_path: str) -> RunInputs:
     sources = build_questions(config)
     questions = all_questions(sources)
     verifiers = build_verifiers(config, {question.domain for question in questions}, build_workers(config))
+    check_domain_names(config, verifiers)
     check_left(config, sources, verifiers)
     tokenizer = load_tokenizer(model_path, config.sampling.end_token)
     prompts = build_prompts(config, sources, tokenizer, model_config)

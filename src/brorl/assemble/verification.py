@@ -33,23 +33,31 @@ def build_verifiers(config: TrainConfig, domains: Iterable[str], workers: Worker
     """Make the verifier of each domain of the data; a user's function replaces a built-in verifier.
 
     Raises:
-        UserError: If a domain has no verifier, a function cannot be loaded, or a setting names another domain.
+        UserError: If a domain has no verifier, or a function cannot be loaded.
     """
     functions, with_fractions = config.verification.functions, config.rewards.partial_credit
     as_messages = config.verification.completions == "messages"
-    verifiers = make_verifiers(domains, functions, workers, with_fractions=with_fractions, as_messages=as_messages)
+    return make_verifiers(domains, functions, workers, with_fractions=with_fractions, as_messages=as_messages)
+
+
+def check_domain_names(config: TrainConfig, domains: Iterable[str]) -> None:
+    """Reject settings for domains that the data of the recipe does not have.
+
+    Raises:
+        UserError: On the first one.
+    """
+    known = sorted({*domains})
     for setting, named in (
         ("rewards.domain_weights", config.rewards.domain_weights),
         ("verification.functions", config.verification.functions),
         ("prompt.domain_templates", config.prompt.domain_templates),
     ):
-        unused = next((name for name in named if name not in verifiers), None)
+        unused = next((name for name in named if name not in known), None)
         if unused is not None:
             raise UserError(
-                f"{setting} names the domain {unused!r}, but the domains of the data are {', '.join(verifiers)}; "
+                f"{setting} names the domain {unused!r}, but the domains of the data are {', '.join(known)}; "
                 "fix the name, or set data.sources[].domain"
             )
-    return verifiers
 
 
 def untrusted_domains(config: TrainConfig, domains: Iterable[str]) -> list[str]:
@@ -103,16 +111,4 @@ def _advice(question: Question) -> str:
     return (
         "fix or delete the row, set data.sources[].answer_after to the text before the answer, or set another domain "
         "or your own verifier in verification.functions"
-    )
-
-
-def without_other_domains(config: TrainConfig, domains: set[str]) -> TrainConfig:
-    """Drop a run's settings for other domains, which `build_verifiers` would reject."""
-    functions = {name: path for name, path in config.verification.functions.items() if name in domains}
-    return config.model_copy(
-        update={
-            "verification": config.verification.model_copy(update={"functions": functions}),
-            "rewards": config.rewards.model_copy(update={"domain_weights": {}}),
-            "prompt": config.prompt.model_copy(update={"domain_templates": {}}),
-        }
     )
