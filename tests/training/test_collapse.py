@@ -159,6 +159,13 @@ def test_evaluations_at_marks_do_not_count_so_that_they_change_nothing_that_is_t
     assert watched(1, regular + at_marks[:0]) == [30]  # every step is regular: the sign is there
 
 
+def test_evaluations_of_attempts_without_a_group_do_not_count() -> None:
+    records = [evaluation(step, 0.3, coverage) for step, coverage in ((0, 0.9), (10, 0.9), (20, 0.5))]
+    attempts = [evaluation(30, 0.3, 0.5) | {"attempt": number} for number in range(3)]
+    assert watched(10, [*records, *attempts]) == []
+    assert watched(10, [*records, *attempts, evaluation(30, 0.3, 0.5)]) == [30]
+
+
 def test_the_best_evaluation_of_a_step_that_found_nothing_is_that_of_the_weights_before_it() -> None:
     watch = Monitor(CollapseLimits(), EvaluationSettings(every=1))
     watch.remember(evaluation(0, 0.9, 0.9))

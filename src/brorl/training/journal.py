@@ -20,7 +20,7 @@ from brorl.runs.checkpoint import TrainerState, mark_best, save_checkpoint
 from brorl.runs.run_directory import Record
 from brorl.training.learner import StepMetrics
 from brorl.training.run import TrainingRun
-from brorl.training.schedule import is_due
+from brorl.training.schedule import is_due, is_regular
 from brorl.training.source import Batch, NoGroupsError, UnverifiedError
 from brorl.training.stop_request import StopNow, StopRequest
 
@@ -106,7 +106,7 @@ class Journal:
     def reset_reference_if_due(self, record: Record) -> None:
         """Reset the reference policy and add the reason to a step's line, when due."""
         schedule = self._run.schedule
-        regular = is_due(record["step"], schedule.evaluate_every)  # other evaluations must not change the training
+        regular = is_regular(record, schedule.evaluate_every)
         score = self._run.measurements.monitor.score(record) if regular else None
         if why := schedule.reference.after_step(record["step"], record["update"]["reference_kl"], score):
             self._run.algorithm.learner.reset_reference(schedule.reference.clear_optimizer)

@@ -13,7 +13,7 @@ from typing import Any
 
 from brorl.evaluation.settings import EvaluationSettings
 from brorl.runs.run_directory import Record
-from brorl.training.schedule import is_due
+from brorl.training.schedule import is_regular
 from brorl.training.settings import CollapseLimits
 
 _KEPT = ("step", "update", "evaluation")
@@ -170,7 +170,7 @@ class Monitor:
             self._best = (score, step)
         if "ended" in record:  # a run that is resumed after its end goes on until it stalls again
             self._without_best = 0
-        elif score is not None and is_due(record["step"], self._evaluation.every) and "attempt" not in record:
+        elif score is not None and is_regular(record, self._evaluation.every):
             better = self._best_regular is None or score > self._best_regular
             self._best_regular = score if better else self._best_regular
             self._without_best = 0 if better else self._without_best + 1
@@ -188,5 +188,5 @@ class Monitor:
 
     def _counting(self, record: Record) -> Record:
         """Return the part of a line that counts for a collapse."""
-        counts = is_due(record["step"], self._evaluation.every)
+        counts = is_regular(record, self._evaluation.every)
         return {name: record[name] for name in _KEPT if name in record and (counts or name != "evaluation")}

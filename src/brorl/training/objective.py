@@ -13,7 +13,7 @@ from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.runs.run_directory import Record
-from brorl.training.schedule import is_due
+from brorl.training.schedule import is_regular
 from brorl.training.settings import PhaseSettings
 from brorl.tree import FloatArray
 
@@ -102,7 +102,7 @@ class Objective:
     def remember(self, record: Record) -> None:
         """Take a regular evaluation into account for the patience of the phase."""
         estimates = record.get("evaluation", {}).get("pass_at")
-        if not estimates or "attempt" in record or not is_due(record["step"], self._evaluate_every):
+        if not estimates or not is_regular(record, self._evaluate_every):
             return
         coverage = float(estimates[max(estimates, key=int)]["value"])
         if self._best is None or coverage > self._best:

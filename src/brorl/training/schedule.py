@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from brorl.cost import UNIT_WORDS, Budget, Cost
+from brorl.runs.run_directory import Record
 from brorl.training.settings import ReferenceSettings
 
 SPIKE_STEPS = 5
@@ -20,6 +21,14 @@ SPIKE_STEPS = 5
 def is_due(step: int, every: int) -> bool:
     """Return whether a step is a multiple of `every`; 0 is never due."""
     return every > 0 and step % every == 0
+
+
+def is_regular(record: Record, every: int) -> bool:
+    """Return whether an evaluation in a metrics record is regular; no other evaluation may change the training.
+
+    An attempt at a step that found no group is repeated, so its evaluation is not regular.
+    """
+    return "attempt" not in record and is_due(record["step"], every)
 
 
 class ReferenceSchedule:
