@@ -114,6 +114,24 @@ def test_the_best_evaluation_is_named_where_it_is_not_the_last(rng: np.random.Ge
     details = [d for tile in tiles_of(records).values() for f in tile.figures for d in f.details]
     assert [d for d in details if d.startswith("best")] == ["best: 0.500 after step 20"]
     assert best_evaluation(run_of(records[:1])) is None
+    for record in records:
+        record["evaluation"]["pass_at"]["8"]["value"] = record["step"] % 40 / 100
+    by_8 = run_of(records, **{"evaluation.best_k": "8"})
+    best = best_evaluation(by_8)
+    assert best is not None
+    assert best["step"] == 30
+    details = [d for tile in tiles(by_8) for f in tile.figures for d in f.details]
+    assert [d for d in details if d.startswith("best")] == ["best: 0.300 after step 30"]
+
+
+def test_the_best_evaluation_is_not_that_of_untrained_weights(rng: np.random.Generator) -> None:
+    """A line without an update is an evaluation of the weights of the step before, as for `checkpoints/best`."""
+    records = [{"step": 1, "evaluation": evaluation(rng)}, {"step": 2, "update": {}, "evaluation": evaluation(rng)}]
+    for record, score in zip(records, (0.9, 0.3), strict=True):
+        record["evaluation"]["pass_at"]["1"]["value"] = score
+    best = best_evaluation(run_of(records))
+    assert best is not None
+    assert best["step"] == 2
 
 
 def test_a_run_without_evaluations_shows_its_reward(rng: np.random.Generator) -> None:

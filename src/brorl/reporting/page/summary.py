@@ -25,6 +25,7 @@ HEADINGS = (
 )  # fmt: skip
 _ENDS = 25  # most steps at either end of the run over which the reward is averaged
 _NO_LONGER_ROSE = "its evaluations no longer rose (evaluation.patience)"
+_NO_LONGER_ROSE = "its evaluations no longer rose (evaluation.patience)"
 
 Direction = Literal["rose", "fell", "unclear"]
 _DIRECTIONS: dict[Conclusion, Direction] = {"B leads": "rose", "A leads": "fell", "no difference shown": "unclear"}
@@ -118,9 +119,12 @@ def steps_done(run: RunRecord) -> str:
 
 
 def best_evaluation(run: RunRecord) -> Record | None:
-    """Return the line of the best evaluation after an update, by the smallest k; the earliest of equal ones."""
-    trained = [r for r in run.evaluations if r["step"] > 0]
-    return max(trained, key=lambda record: _score(record, min(_ks(record))).value, default=None)
+    """Return the line of the best evaluation of trained weights, by `evaluation.best_k`; the earliest of equal ones.
+
+    A line without an update is an evaluation of the weights of the step before.
+    """
+    trained = [r for r in run.evaluations if r["step"] - ("update" not in r) > 0 and _best_k(run, r) in _ks(r)]
+    return max(trained, key=lambda record: _score(record, _best_k(run, record)).value, default=None)
 
 
 def score_change(run: RunRecord, k: int) -> tuple[Direction, Estimate | None]:
@@ -141,6 +145,12 @@ def score_change(run: RunRecord, k: int) -> tuple[Direction, Estimate | None]:
     a, b = (pass_at_k([c[i] for i in kept], e["num_samples"], k)[None] for c, e in zip(correct, ends, strict=True))
     difference = difference_interval(a, b, seeds_paired=True)
     return _DIRECTIONS[conclusion_of(difference)], difference
+
+
+def _best_k(run: RunRecord, record: Record) -> int:
+    """Return the k of the pass@k that decides which evaluation is the best."""
+    k = run.settings.get("evaluation.best_k", "null")
+    return min(_ks(record)) if k == "null" else int(k)
 
 
 def _ks(record: Record) -> list[int]:
@@ -184,7 +194,7 @@ def _change_figure(run: RunRecord, k: int, before: Estimate, after: Estimate, di
         rounded = Estimate(*(round(end, 3) + 0.0 for end in ends))  # + 0.0: never -0.000
         details.insert(0, f"change {rounded.value:+.3f} {_ends(rounded, '+')}")
     best = best_evaluation(run)
-    if best is not None and best is not last and k == min(_ks(best)):
+    if best is not None and best is not last and k == _best_k(run, best):
         details.append(f"best: {_score(best, k).value:.3f} {_when(best)}")
     return Figure(_unbroken(f"{before.value:.3f} → {after.value:.3f}"), f"held-out pass@{k}", tuple(details))
 
