@@ -155,6 +155,22 @@ def test_a_model_that_does_not_fit_names_the_fix() -> None:
     assert ways_that_fit(job(model=large), 64)
 
 
+def test_a_worker_with_room_for_few_rows_is_a_reason() -> None:
+    """10 rows fit next to the learner; fewer than 16 are not worth a worker."""
+    learner = ShardedLearner(job(), 1)
+    free = RolloutWorker(job(), 1, learner.state_bytes).free_bytes
+    tokens = 250 + 100 / 64
+    wide = replace(QWEN3, kv_size=int((free / 10.5 - 12 * 151_936) / tokens / 2))
+    assert RolloutWorker(job(model=wide), 1, learner.state_bytes).slots == 10
+    assert ShardedLearner(job(model=wide), 1).fits
+    assert ways_that_fit(job(model=wide), 1) == []
+    (line,) = problems(job(model=wide), 1)
+    assert line.startswith("a rollout worker of 1 GPU needs 1.1 GiB of weights")
+    assert "for each of at least 16 rows" in line
+    assert ways_that_fit(job(model=wide), 2)
+    assert list(problems(job(model=wide), 3)) == []
+
+
 def test_what_the_tree_saves() -> None:
     rows = {row.name: row for row in savings(job("native"), 8)}
     nothing, prompts, planned = rows["nothing"], rows["prompts"], rows["prompts, prefixes (the plan)"]

@@ -18,7 +18,7 @@ import numpy as np
 
 from brorl.format import counted, memory_size
 from brorl.planning.cluster.hardware import CASES, ENGINES, Case, Cluster, UnitCosts
-from brorl.planning.cluster.phases import Job, RolloutWorker, ShardedLearner, smallest_worker
+from brorl.planning.cluster.phases import WORTHWHILE_ROWS, Job, RolloutWorker, ShardedLearner, smallest_worker
 from brorl.planning.cluster.queue_simulation import Queue, QueueResult, simulate_queue
 from brorl.planning.cluster.step_work import StepWork
 
@@ -316,12 +316,13 @@ def problems(job: Job, num_gpus: int) -> Iterator[str]:
             f"a pass on each of {counted(num_gpus, 'GPU')}, and {memory_size(usable)} of a {job.gpu.name} "
             f"are usable; change {', '.join(fixes)}, or take GPUs with more memory"
         )
-    gpus = min(num_gpus, job.gpu.per_machine)
-    worker = RolloutWorker(job, gpus, learner.state_bytes)
-    if worker.free_bytes < worker.row_bytes:
+    most = min(num_gpus, job.gpu.per_machine)
+    if smallest_worker(job, most, learner.state_bytes) is None:
+        gpus = 1 << most.bit_length() - 1  # of the largest worker
+        worker = RolloutWorker(job, gpus, learner.state_bytes)
         yield (
             f"a rollout worker of {counted(gpus, 'GPU')} needs {memory_size(job.model.weight_bytes)} of weights and "
-            f"{memory_size(worker.row_bytes)} for each row, next to {memory_size(learner.state_bytes)} of the learner "
-            f"on each GPU, and {memory_size(gpus * usable)} are usable; take more GPUs, GPUs with more memory, or "
-            "lower sampling.max_new_tokens"
+            f"{memory_size(worker.row_bytes)} for each of at least {WORTHWHILE_ROWS} rows, next to "
+            f"{memory_size(learner.state_bytes)} of the learner on each GPU, and {memory_size(gpus * usable)} are "
+            "usable; take more GPUs, GPUs with more memory, or lower sampling.max_new_tokens"
         )

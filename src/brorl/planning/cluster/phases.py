@@ -21,8 +21,9 @@ from brorl.tree import FloatArray
 
 TREE_BYTES = 32
 """Bytes of a node of a rollout tree: token, parent, count and log-prob of 8 bytes each."""
+WORTHWHILE_ROWS = 16
+"""A worker with fewer rows is not worth its GPUs."""
 _ROW_LOGITS = 3 * 4  # bytes per token of the vocabulary and row: logits, their softmax, a copy
-_MIN_SLOTS = 16  # fewer rows than this are not worth a worker
 _PASS_NODES = 8_192  # of a forward pass where the recipe does not set them, as in brorl.model.logprobs
 _LOGIT_NODES = 1024  # nodes whose logits exist at once
 
@@ -121,7 +122,7 @@ def smallest_worker(job: Job, max_gpus: int, other_bytes: float = 0.0) -> Rollou
     """Return the worker with the fewest GPUs (1, 2, 4, ...) that holds a few rows; None if none does."""
     sizes = (1 << power for power in range(max(0, max_gpus).bit_length()))
     workers = (RolloutWorker(job, gpus, other_bytes) for gpus in sizes)
-    return next((worker for worker in workers if worker.slots >= _MIN_SLOTS), None)
+    return next((worker for worker in workers if worker.slots >= WORTHWHILE_ROWS), None)
 
 
 @dataclass(frozen=True)
