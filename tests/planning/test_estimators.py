@@ -83,6 +83,13 @@ def test_no_choice_where_no_group_is_large_enough() -> None:
     assert "raise --seconds-per-step" in choice.reason
 
 
+def test_no_choice_where_no_number_above_k_was_compared() -> None:
+    plan = plan_for(PassRates(0.5, 2.0))
+    choice = EstimatorGuide.of(replace(plan, rows=plan.rows[:2])).choices["pass@k"]
+    assert choice.index is None
+    assert choice.reason.endswith("No N above 16 was compared; --rollouts sets the numbers.")
+
+
 def test_k_is_the_default_of_the_setting() -> None:
     assert AdvantageSettings().k == K
 

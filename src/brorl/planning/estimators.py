@@ -137,7 +137,11 @@ def _choices(plan: RolloutPlan, rows: list[EstimatorRow], own: str) -> Iterator[
         f"For pass@{K} the rule is the smallest N above {K} whose gradient noise is at most {_MAX_NOISE} times that "
         "with known pass rates"
     )
-    yield _choice("pass@k", "pass_at_k", quiet, [i for i, _ in above_k], reason)
+    if any(row.num_rollouts > K for row in plan.rows):
+        yield _choice("pass@k", "pass_at_k", quiet, [i for i, _ in above_k], reason)
+    else:
+        none_above = f"{reason}. No N above {K} was compared; --rollouts sets the numbers."
+        yield Choice("pass@k", "pass_at_k", None, none_above)
     reaching = [i for i, n in feasible if at["maxrl", n].reach >= _MIN_REACH]
     reason = (
         f"For coverage the rule is the smallest N that gives prompts with a pass rate below 1/{1 / RARE:.0f} at least "
