@@ -1,5 +1,6 @@
 """Configs of TRL and verl as recipes: what each setting becomes, what is left out, and what is refused."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,13 @@ from brorl.errors import UserError
 
 TRL: dict[str, Any] = {"model_name_or_path": "some/model", "dataset_name": "some/data", "num_generations": 16}
 VERL: dict[str, Any] = {
+    "algorithm": {"adv_estimator": "grpo"},
     "actor_rollout_ref": {"model": {"path": "some/model"}, "rollout": {"n": 16, "name": "vllm"}},
     "data": {"train_files": "train.parquet", "train_batch_size": 512},
 }
+
+
+DEFAULT_TRIES = TrainConfig().dynamic_sampling.max_tries
 
 
 def recipe_of(config: dict[str, Any]) -> TrainConfig:
@@ -61,6 +66,14 @@ def value(config: TrainConfig, name: str) -> Any:
         ({"per_device_train_batch_size": 128, "steps_per_generation": 4}, "optimizer.mini_batches", 4),
         ({"per_device_train_batch_size": 128, "steps_per_generation": 4, "max_steps": 1000}, "steps", 250),
         ({"generation_batch_size": 320}, "prompts_per_step", 20),
+        ({"report_to": "wandb"}, "tracking.to", ("wandb",)),
+        ({"report_to": ["none"]}, "tracking.to", ()),
+        ({"use_vllm": True}, "importance.high", 3.0),  # TRL corrects by default
+        ({"use_vllm": True}, "importance.correction", "truncate"),
+        ({"use_vllm": True, "vllm_importance_sampling_mode": "token_mask"}, "importance.correction", "mask"),
+        ({"use_vllm": True, "vllm_importance_sampling_correction": False}, "importance.correction", "none"),
+        ({"use_peft": True, "lora_r": 8}, "lora.rank", 8),
+        ({"use_peft": True, "load_in_4bit": True}, "lora.quantization", "nf4"),
     ],
 )
 def test_settings_of_trl(given: dict[str, Any], name: str, expected: Any) -> None:
@@ -95,6 +108,12 @@ def test_settings_of_trl(given: dict[str, Any], name: str, expected: Any) -> Non
         ({"actor_rollout_ref.rollout.top_k": -1}, "sampling.top_k", 0),
         ({"trainer.total_training_steps": 300}, "steps", 300),
         ({"trainer.save_freq": -1}, "checkpoint_every", 50),
+        ({"trainer.logger": ["console", "wandb"]}, "tracking.to", ("wandb",)),
+        ({"trainer.max_actor_ckpt_to_keep": 4}, "keep_checkpoints", 4),
+        ({"actor_rollout_ref.model.lora_rank": 8}, "lora.alpha", 16.0),
+        ({"algorithm.use_kl_in_reward": True}, "kl.placement", "reward"),
+        ({"algorithm.filter_groups.max_num_gen_batches": 0}, "dynamic_sampling.max_tries", DEFAULT_TRIES),
+        ({"algorithm.filter_groups.max_num_gen_batches": 7}, "dynamic_sampling.max_tries", 7),
     ],
 )
 def test_settings_of_verl(given: dict[str, Any], name: str, expected: Any) -> None:
@@ -107,13 +126,16 @@ def test_the_data_of_both_is_read() -> None:
     assert (trl.path, trl.subset) == ("some/data", "main")  # type: ignore[union-attr]
     assert verl.path.endswith("train.parquet")  # type: ignore[union-attr]
     assert verl.answer_column == "reward_model.ground_truth"  # type: ignore[union-attr]
+    two = recipe_of({**VERL, "data.train_files": ["a.parquet", "b.parquet"]}).data.sources
+    assert [Path(source.path).name for source in two] == ["a.parquet", "b.parquet"]  # type: ignore[union-attr]
 
 
 def test_what_has_no_counterpart_is_listed() -> None:
     found = convert({**TRL, "logging_steps": 1, "min_p": 0.1}, "it.yaml")
     assert found.without_counterpart == ("logging_steps", "min_p")
     assert any("prompts_per_step" in remark for remark in found.remarks)
-    assert convert({**VERL, "trainer": {"nnodes": 2}}, "it.yaml").without_counterpart == ("trainer.nnodes",)
+    converted = {"trainer": {"nnodes": 2}, "actor_rollout_ref.actor.optim.min_lr_ratio": 0.1}
+    assert convert({**VERL, **converted}, "it.yaml").without_counterpart == ("trainer.nnodes",)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +143,7 @@ def test_what_has_no_counterpart_is_listed() -> None:
     [
         ({"learning_rate": 1e-6}, "it.yaml is neither a config of TRL's GRPOTrainer"),
         ({**TRL, "loss_type": "sapo"}, "loss_type: 'sapo' has no counterpart; the values that have one: dapo"),
-        ({**VERL, "algorithm.adv_estimator": "gae"}, "algorithm.adv_estimator: 'gae' has no counterpart"),
+        ({**VERL, "algorithm": {}}, "algorithm.adv_estimator: 'gae' has no counterpart"),  # verl's default
     ],
 )
 def test_what_cannot_be_converted_is_refused(config: dict[str, Any], said: str) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from brorl.errors import UserError
 from brorl.storage import dotted
+from brorl.trackers import TrackerName
 
 _Setting = tuple[str, Callable[[Any], Any]]  # the name in a recipe, and the value there
 
@@ -32,6 +33,11 @@ def _same(value: Any) -> Any:
 
 def _number(value: Any) -> float:
     return float(value)  # YAML reads 1e-6 as text
+
+
+def _trackers(value: Any) -> list[str]:
+    names = [value] if isinstance(value, str) else value
+    return [name for name in names if name in get_args(TrackerName)]
 
 
 def _one_of(table: Mapping[Any, Any], name: str) -> Callable[[Any], Any]:
@@ -61,6 +67,7 @@ _SCHEDULE = {
 _ESTIMATOR = {
     "grpo": "grpo", "rloo": "rloo", "reinforce_plus_plus_baseline": "reinforce_pp_baseline", "grpo_passk": "pass_at_k",
 }  # fmt: skip
+_IMPORTANCE = {"token_truncate": "truncate", "token_mask": "mask"}
 _SCALE = {
     "group": "grpo", "batch": "reinforce_pp_baseline", "none": "rloo", True: "grpo", False: "rloo",
 }  # fmt: skip
@@ -89,6 +96,7 @@ _TRL: dict[str, _Setting] = {
     "gradient_checkpointing": ("engine.gradient_checkpointing", bool),
     "output_dir": ("output_dir", str),
     "save_total_limit": ("keep_checkpoints", int),
+    "report_to": ("tracking.to", _trackers),
 }
 _TRL_DEFAULTS = {
     "num_generations": 8, "max_completion_length": 512, "scale_rewards": "group", "epsilon": 0.2, "loss_type": "dapo",
@@ -98,8 +106,10 @@ _TRL_DEFAULTS = {
 _TRL_HANDLED = {
     "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size",
     "adam_beta1", "adam_beta2", "max_steps", "bf16", "save_steps", "eval_steps", "dataset_name", "dataset_config",
-    "dataset_train_split", "dataset_split", "importance_sampling_level", "num_iterations", "use_vllm", "reward_funcs",
-    "sync_ref_model", "ref_model_sync_steps",
+    "dataset_train_split", "importance_sampling_level", "num_iterations", "use_vllm", "reward_funcs", "sync_ref_model",
+    "ref_model_sync_steps", "vllm_importance_sampling_correction", "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min", "use_peft", "lora_r", "lora_alpha",
+    "lora_target_modules", "load_in_4bit",
 }  # fmt: skip
 
 _A = "actor_rollout_ref.actor."
@@ -115,7 +125,6 @@ _VERL: dict[str, _Setting] = {
     f"{_R}top_k": ("sampling.top_k", lambda value: max(int(value), 0)),
     "algorithm.adv_estimator": ("advantage.estimator", _one_of(_ESTIMATOR, "algorithm.adv_estimator")),
     "algorithm.filter_groups.enable": ("dynamic_sampling.enabled", bool),
-    "algorithm.filter_groups.max_num_gen_batches": ("dynamic_sampling.max_tries", int),
     f"{_A}clip_ratio_low": ("loss.clip_low", _number),
     f"{_A}clip_ratio_high": ("loss.clip_high", _number),
     f"{_A}clip_ratio_c": ("loss.dual_clip", _number),
@@ -132,8 +141,11 @@ _VERL: dict[str, _Setting] = {
     "trainer.save_freq": ("checkpoint_every", int),
     "trainer.test_freq": ("evaluation.every", lambda value: max(int(value), 0)),
     "trainer.default_local_dir": ("output_dir", str),
+    "trainer.max_actor_ckpt_to_keep": ("keep_checkpoints", int),
+    "trainer.logger": ("tracking.to", _trackers),
 }
 _VERL_DEFAULTS = {
+    "algorithm.adv_estimator": "gae",
     f"{_R}n": 1, "data.train_batch_size": 1024, f"{_A}ppo_mini_batch_size": 256, "data.max_response_length": 512,
     "algorithm.filter_groups.enable": False, f"{_A}clip_ratio_high": 0.2, f"{_A}clip_ratio_c": 3.0,
     f"{_A}optim.lr": 1e-6, f"{_A}optim.betas": [0.9, 0.999], f"{_A}optim.weight_decay": 0.01,
@@ -141,7 +153,9 @@ _VERL_DEFAULTS = {
 _VERL_HANDLED = {
     f"{_A}ppo_mini_batch_size", f"{_A}clip_ratio", f"{_A}use_kl_loss", f"{_A}kl_loss_coef", f"{_A}kl_loss_type",
     f"{_A}ppo_epochs", "data.train_files", f"{_A}fsdp_config.model_dtype", f"{_R}name",
-    "algorithm.norm_adv_by_std_in_grpo", f"{_A}policy_loss.loss_mode",
+    "algorithm.norm_adv_by_std_in_grpo", f"{_A}policy_loss.loss_mode", f"{_A}optim.min_lr_ratio",
+    "algorithm.filter_groups.max_num_gen_batches", "algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef",
+    "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora_alpha",
 }  # fmt: skip
 
 
@@ -213,12 +227,36 @@ def _from_trl(given: dict[str, Any]) -> Conversion:
         settings["reference.reset_every"] = int(every.get("ref_model_sync_steps", 512))
     if every.get("use_vllm"):
         settings["engine.kind"] = "vllm"
+        settings |= _importance_of_trl(every, remarks)
+    if every.get("use_peft"):
+        settings |= _adapters(every.get("lora_r", 16), every.get("lora_alpha", 32), every.get("lora_target_modules"))
+        settings["lora.quantization"] = "nf4" if every.get("load_in_4bit") else "none"
     if int(every["num_iterations"]) > 1:
         remarks.append("num_iterations: one pass is made over the rollouts; raise optimizer.mini_batches instead")
     if path := every.get("dataset_name"):
         settings["data.sources"] = [_source(path, every.get("dataset_config"), every.get("dataset_train_split"))]
     remarks.append("verification.functions: {DOMAIN: file.py:function} takes your reward function as it is")
     return Conversion("TRL", settings, _without(given, _TRL, _TRL_HANDLED), tuple(remarks))
+
+
+def _importance_of_trl(every: Mapping[str, Any], remarks: list[str]) -> dict[str, Any]:
+    """Return the correction for what vLLM computes otherwise than the learner, which TRL makes by default."""
+    if every.get("vllm_importance_sampling_correction") is False:
+        return {}
+    mode = every.get("vllm_importance_sampling_mode", "sequence_mask")
+    if mode not in _IMPORTANCE:
+        remarks.append(f"vllm_importance_sampling_mode: {mode} became importance.correction: truncate, by token")
+    bounds = {
+        "importance.high": "vllm_importance_sampling_clip_max",
+        "importance.low": "vllm_importance_sampling_clip_min",
+    }
+    given = {name: float(every[key]) for name, key in bounds.items() if every.get(key) is not None}
+    correction = {"importance.correction": _IMPORTANCE.get(mode, "truncate"), "optimizer.old_logprobs": "recompute"}
+    return {"importance.high": 3.0} | correction | given
+
+
+def _adapters(rank: Any, alpha: Any, modules: Any = None) -> dict[str, Any]:
+    return {"lora.rank": int(rank), "lora.alpha": float(alpha)} | ({"lora.target_modules": modules} if modules else {})
 
 
 def _source(path: str, subset: str | None, split: str | None) -> dict[str, Any]:
@@ -247,6 +285,17 @@ def _from_verl(given: dict[str, Any]) -> Conversion:
     if every.get(f"{_A}use_kl_loss"):
         settings["kl.coefficient"] = float(every.get(f"{_A}kl_loss_coef", 0.001))
         settings["kl.estimator"] = {"kl": "k1", "mse": "k2"}.get(every.get(f"{_A}kl_loss_type", ""), "k3")
+    if every.get("algorithm.use_kl_in_reward"):
+        settings |= {"kl.placement": "reward", "kl.coefficient": float(every.get("algorithm.kl_ctrl.kl_coef", 0.001))}
+        settings["kl.estimator"] = "k1"
+    if int(rank := every.get("actor_rollout_ref.model.lora_rank", 0)) > 0:
+        settings |= _adapters(rank, every.get("actor_rollout_ref.model.lora_alpha", 16))
+    if int(tries := every.get("algorithm.filter_groups.max_num_gen_batches", 0)) > 0:  # else there is no limit
+        settings["dynamic_sampling.max_tries"] = int(tries)
+    if settings["advantage.estimator"] == "pass_at_k":
+        remarks.append(
+            "grpo_passk rewards the best response only; advantage.estimator: pass_at_k rewards all, unbiased"
+        )
     if settings.get("optimizer.schedule", "constant") != "constant":
         settings["optimizer.final_rate"] = float(every.get(f"{_A}optim.min_lr_ratio") or 0.0)
     if str(every.get(f"{_A}fsdp_config.model_dtype", "")) in ("bf16", "bfloat16"):
@@ -256,8 +305,8 @@ def _from_verl(given: dict[str, Any]) -> Conversion:
     if int(every.get(f"{_A}ppo_epochs", 1)) > 1:
         remarks.append("ppo_epochs: one pass is made over the rollouts; raise optimizer.mini_batches instead")
     if files := every.get("data.train_files"):
-        path = files[0] if isinstance(files, list) else files
-        settings["data.sources"] = [{"path": path, "answer_column": "reward_model.ground_truth"}]
+        paths = files if isinstance(files, list) else [files]
+        settings["data.sources"] = [{"path": path, "answer_column": "reward_model.ground_truth"} for path in paths]
     if settings.get("checkpoint_every", 1) <= 0:
         del settings["checkpoint_every"]
     if settings.get("steps", 0) <= 0:
