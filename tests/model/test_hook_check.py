@@ -155,6 +155,17 @@ def test_memory_is_planned_with_the_shapes_that_decoding_has(model_type: str) ->
     assert planned(2 * length) - planned(length) == reserved
 
 
+def test_memory_of_the_flat_path_is_planned_with_the_heads_of_keys_and_values() -> None:
+    model = tiny("qwen3", EXACT["qwen3"])
+    rows, length = 50, 16
+    settings = MemorySettings("float32", 1 << 40, nodes_per_pass=64, forward="flat")
+    shorter, longer = (
+        plan_memory(model.config, settings, Workload(100, tokens, num_rows=rows)).sampling.num_bytes
+        for tokens in (length, 2 * length)
+    )
+    assert longer - shorter == rows * length * sum(kv.size for kv in kv_shapes(model)) * 4
+
+
 @pytest.mark.parametrize("model_type", REFUSED)
 def test_architectures_that_are_refused_by_name(model_type: str) -> None:
     settings, reason = REFUSED[model_type]

@@ -7,12 +7,13 @@ that the attention function receives. Models whose layers do not all attend exac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from brorl.model.model_shape import setting
 from brorl.model.tree_attention import HookedPass, HooksError, tree_attention
 
 if TYPE_CHECKING:
@@ -69,20 +70,24 @@ def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
     return recorder.shapes
 
 
-def shapes_or_guess(
-    model: PreTrainedModel, guess: KVShape, forward: ForwardChoice = "auto"
-) -> tuple[Sequence[KVShape], bool]:
+def shapes_or_guess(model: PreTrainedModel, forward: ForwardChoice = "auto") -> tuple[Sequence[KVShape], bool]:
     """Return the shapes of a model on the meta device, and whether it takes the flat path, where they are a guess.
+
+    The guess is the number of key-value heads and their size in the model's config. It is needed too where the model
+    cannot run on the meta device.
 
     Args:
         model: The model; it becomes one of bfloat16 in evaluation mode.
-        guess: The shape of each layer where the model cannot run on the meta device, and on the flat path.
         forward: How rollouts go through the model.
 
     Raises:
         HooksError: If the model's attention cannot be hooked, and `forward` is `tree`.
     """
-    guessed = [guess] * model.config.get_text_config().num_hidden_layers
+    config: Any = model.config.get_text_config()
+    heads = setting(config, "num_attention_heads") or 1
+    head_dim = setting(config, "head_dim") or config.hidden_size // heads
+    guess = KVShape(setting(config, "num_key_value_heads") or heads, head_dim, head_dim)
+    guessed = [guess] * config.num_hidden_layers
     if forward == "flat":
         return guessed, True
     try:

@@ -270,8 +270,7 @@ class _Activations(NamedTuple):
     @classmethod
     def of(cls, model: PreTrainedModel, settings: MemorySettings) -> _Activations:
         shape = ModelShape.of_model(model, "config")
-        dim = shape.hidden // shape.heads
-        kv, flat = shapes_or_guess(model, KVShape(shape.heads, dim, dim), settings.forward)
+        kv, flat = shapes_or_guess(model, settings.forward)
         return cls(shape, kv, flat, not embeds_last(model), *_BYTES[settings.dtype])
 
     def sampling_bytes(self, limit: int, workload: Workload) -> int:

@@ -101,13 +101,12 @@ class ModelShape:
         import torch
         from transformers import AutoModelForCausalLM
 
-        from brorl.model.kv_shape import KVShape, shapes_or_guess
+        from brorl.model.kv_shape import shapes_or_guess
 
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         shape = cls.of_model(model, source)
-        kv_heads = _setting(config.get_text_config(), "num_key_value_heads") or shape.heads
-        layers, _ = shapes_or_guess(model, KVShape(kv_heads, shape.head_dim, shape.head_dim))
+        layers, _ = shapes_or_guess(model)
         return replace(shape, kv_size=sum(layer.size for layer in layers))
 
     @classmethod
@@ -119,7 +118,7 @@ class ModelShape:
         tied = output is not None and output.weight is table.weight
         experts = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
         widest = max((max(p.shape) for n, p in model.named_parameters() if p.dim() == 2 and ".layers." in n), default=0)
-        heads = _setting(config, "num_attention_heads") or 1
+        heads = setting(config, "num_attention_heads") or 1
         return cls(
             parameters=total,
             matmul_parameters=round(
@@ -127,9 +126,9 @@ class ModelShape:
             ),
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
-            inner=_setting(config, "intermediate_size") or widest or 4 * config.hidden_size,
+            inner=setting(config, "intermediate_size") or widest or 4 * config.hidden_size,
             heads=heads,
-            head_dim=_setting(config, "head_dim") or config.hidden_size // heads,
+            head_dim=setting(config, "head_dim") or config.hidden_size // heads,
             kv_size=0,
             vocabulary=config.vocab_size,
             source=source,
@@ -182,7 +181,7 @@ PUBLISHED = {
 """Shapes of the models of the shipped recipes, for machines that cannot reach the hub."""
 
 
-def _setting(config: Any, name: str) -> Any:
+def setting(config: Any, name: str) -> Any:
     """Return a setting of a config; None if it has none, or if layers differ in it."""
     try:
         return getattr(config, name, None)
@@ -192,7 +191,7 @@ def _setting(config: Any, name: str) -> Any:
 
 def _fraction_of_experts(config: Any) -> float:
     """Return the fraction of the experts that a token uses; 1 without experts."""
-    used = _setting(config, "num_experts_per_tok")
+    used = setting(config, "num_experts_per_tok")
     names = ("num_experts", "num_local_experts", "n_routed_experts")
-    total = next((_setting(config, name) for name in names if _setting(config, name)), None)
+    total = next((setting(config, name) for name in names if setting(config, name)), None)
     return used / total if used and total else 1.0
