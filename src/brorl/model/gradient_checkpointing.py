@@ -31,8 +31,8 @@ def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
     layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise UserError(
-            f"the layers of {type(model).__name__} cannot be checkpointed; set gradient_checkpointing: false, and "
-            "lower engine.nodes_per_pass if memory is short"
+            f"the layers of {type(model).__name__} cannot be checkpointed; set engine.gradient_checkpointing: "
+            "false, and lower engine.nodes_per_pass if memory is short"
         )
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
