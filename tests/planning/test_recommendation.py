@@ -5,18 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.planning.gradient_noise import GradientProducts
 from brorl.planning.pilot_counts import PilotCounts, expect, fraction_estimates
 from brorl.planning.recommendation import StepSettings, _Steps, compare, make_plan, prompts_that_fit
 from brorl.planning.step_cost import AffineCost, StepCost, mean_rounds
-from brorl.theory.pass_rates import (
-    PassRates,
-    fit_pass_rates,
-    fit_without_spikes,
-    fractions_of_any_shape,
-    mixed_in_subset,
-    solved_in_subset,
-)
+from brorl.theory.pass_rates import PassRates, fit_pass_rates, fit_without_spikes, fractions_of_any_shape
 
 WANTED = np.array([4, 16, 64, 256])
 N = 16
@@ -75,7 +69,7 @@ def test_averages_by_loops(rng: np.random.Generator) -> None:
         for b, w in enumerate(weights):
             for j, n in enumerate(WANTED.tolist()):
                 chance = (
-                    mixed_in_subset(counts.correct_P, N, n)
+                    pass_at_k(counts.correct_P, N, n) - worst_at_k(counts.correct_P, N, n)
                     if n <= N
                     else np.array([fit.mixed_after(counts.correct_P[p : p + 1], N, n)[0] for p in range(40)])
                 )
@@ -87,11 +81,12 @@ def test_averages_by_loops(rng: np.random.Generator) -> None:
                 assert found.tokens[b, j] == pytest.approx(n * sum(w * counts.length_P) / 40)
                 if n <= N:
                     assert found.mixed[b, j] == pytest.approx(kept / 40)
+    some = counts.correct_P > 0
     for found, measured, fraction in (
-        (point.mixed, mixed_in_subset, fit.mixed),
-        (point.solved, solved_in_subset, fit.solved),
+        (point.mixed, some & (counts.correct_P < N), fit.mixed),
+        (point.solved, some, fit.solved),
     ):
-        rest = 1 - measured(counts.correct_P, N, N).mean()  # of which the fit leaves a part at 256
+        rest = 1 - measured.mean()  # of which the fit leaves a part at 256
         assert found[0, 3] == pytest.approx(1 - rest * (1 - fraction(256)) / (1 - fraction(N)))
 
 
@@ -104,7 +99,7 @@ def test_shares_never_fall_with_n(rng: np.random.Generator) -> None:
         pilot(rng, 16), correct_P=correct, wanted_J=wanted, nodes_PJ=empty, responses_PJ=empty, trained_PJ=empty
     )
     fit = fit_pass_rates(correct, N)
-    assert fit.mixed(17) < mixed_in_subset(correct, N, N).mean() - 0.03
+    assert fit.mixed(17) < ((correct > 0) & (correct < N)).mean() - 0.03
     weight = rng.multinomial(16, np.full(16, 1 / 16), 20).astype(float)
     for found in (expect(counts, fit), expect(counts, fit, weight)):
         assert (np.diff(found.mixed) >= -1e-12).all()

@@ -14,18 +14,11 @@ import numpy as np
 
 from brorl.algorithms.groups import Group
 from brorl.algorithms.response_subset import choose_responses
-from brorl.evaluation.pass_at_k import Estimate
+from brorl.evaluation.pass_at_k import Estimate, pass_at_k, worst_at_k
 from brorl.planning.gradient_noise import GradientProducts
 from brorl.planning.pilot import PilotParts
 from brorl.planning.tree_growth import TreeGrowth, growth_ratios
-from brorl.theory.pass_rates import (
-    PassRates,
-    fit_without_spikes,
-    fractions_of_any_shape,
-    mixed_in_subset,
-    refit_fractions,
-    solved_in_subset,
-)
+from brorl.theory.pass_rates import PassRates, fit_without_spikes, fractions_of_any_shape, refit_fractions
 from brorl.tree import FloatArray, IntArray
 
 
@@ -92,9 +85,12 @@ def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = N
     part_BP = weight / weight.sum(1, keepdims=True)
     kept_PJ, solved_PJ = np.empty((2, correct_P.size, wanted_J.size))
     for j, wanted in enumerate(wanted_J.tolist()):
-        within = wanted <= n
-        kept_PJ[:, j] = mixed_in_subset(correct_P, n, wanted) if within else fit.mixed_after(correct_P, n, wanted)
-        solved_PJ[:, j] = solved_in_subset(correct_P, n, wanted) if within else np.nan
+        if wanted <= n:
+            solved_PJ[:, j] = pass_at_k(correct_P, n, wanted)
+            kept_PJ[:, j] = solved_PJ[:, j] - worst_at_k(correct_P, n, wanted)
+        else:
+            solved_PJ[:, j] = np.nan
+            kept_PJ[:, j] = fit.mixed_after(correct_P, n, wanted)
     kept_BJ = part_BP @ kept_PJ
     mixed_BJ, solved_BJ = kept_BJ.copy(), part_BP @ solved_PJ
     beyond = wanted_J > n
@@ -104,8 +100,8 @@ def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = N
             mixed, solved = (np.array([[fraction(N) for N in from_n.tolist()]]) for fraction in (fit.mixed, fit.solved))
         else:
             mixed, solved = refit_fractions(correct_P, n, weight, from_n)
-        mixed_BJ[:, beyond] = _continued(part_BP @ mixed_in_subset(correct_P, n, n), mixed)
-        solved_BJ[:, beyond] = _continued(part_BP @ solved_in_subset(correct_P, n, n), solved)
+        mixed_BJ[:, beyond] = _continued(part_BP @ ((correct_P > 0) & (correct_P < n)), mixed)
+        solved_BJ[:, beyond] = _continued(part_BP @ (correct_P > 0), solved)
     return ExpectedCounts(
         mixed=mixed_BJ,
         solved=solved_BJ,
@@ -148,9 +144,8 @@ def fraction_estimates(
     free = fractions_of_any_shape(correct_P, n, counts.wanted_J)
 
     def estimates(
-        expected: FloatArray, replicates: FloatArray, in_subset: Any, in_tail: Any, free_J: Any
+        expected: FloatArray, replicates: FloatArray, at_pilot: Any, in_tail: Any, free_J: Any
     ) -> list[Estimate]:
-        at_pilot = in_subset(correct_P, n, n).mean()
         rows = []
         for j, wanted in enumerate(counts.wanted_J.tolist()):
             row = with_interval(expected[0, j], replicates[:, j])
@@ -159,8 +154,9 @@ def fraction_estimates(
             rows.append(Estimate(row.value, float(low), float(high)))
         return rows
 
-    mixed = estimates(point.mixed, drawn.mixed, mixed_in_subset, tail.mixed, free[0])
-    return mixed, estimates(point.solved, drawn.solved, solved_in_subset, tail.solved, free[1])
+    some_P = correct_P > 0
+    mixed = estimates(point.mixed, drawn.mixed, (some_P & (correct_P < n)).mean(), tail.mixed, free[0])
+    return mixed, estimates(point.solved, drawn.solved, some_P.mean(), tail.solved, free[1])
 
 
 def _trained_nodes(

@@ -164,44 +164,6 @@ def refit_fractions(
     return _mixed(a_B1, b_B1, between_B1, wanted), _solved(a_B1, b_B1, never_B1, between_B1, wanted)
 
 
-def mixed_in_subset(correct_P: IntArray, pilot_rollouts: int, num_rollouts: int) -> FloatArray:
-    """Return the chance that N of each prompt's n pilot rollouts, drawn without replacement, are mixed.
-
-    1 - [C(n - k, N) + C(k, N)] / C(n, N): the unbiased estimate of a fresh group's chance, for N <= n.
-
-    Args:
-        correct_P: Number of correct rollouts of each prompt, k in 0 to n, shape [P].
-        pilot_rollouts: Rollouts of each prompt, n.
-        num_rollouts: N, 1 to n.
-
-    Returns:
-        Chances in [0, 1], shape [P].
-
-    Raises:
-        ValueError: If N is above n.
-    """
-    all_correct_P = _drawn_from(correct_P, pilot_rollouts, num_rollouts)
-    return solved_in_subset(correct_P, pilot_rollouts, num_rollouts) - all_correct_P
-
-
-def solved_in_subset(correct_P: IntArray, pilot_rollouts: int, num_rollouts: int) -> FloatArray:
-    """Return the chance that N of each prompt's n pilot rollouts hold a success: the unbiased estimate of pass@N.
-
-    Args, Returns and Raises are those of `mixed_in_subset`.
-    """
-    return 1.0 - _drawn_from(pilot_rollouts - correct_P, pilot_rollouts, num_rollouts)
-
-
-def _drawn_from(part_P: IntArray, total: int, drawn: int) -> FloatArray:
-    """Return C(part, drawn) / C(total, drawn): the chance that all `drawn` rollouts come from a part of the total."""
-    if drawn > total:
-        raise ValueError(f"a subset of {drawn} rollouts cannot be drawn from {total}; use the fit beyond the pilot")
-    enough_P = part_P >= drawn
-    part_P = np.where(enough_P, part_P, drawn)
-    log_P = gammaln(part_P + 1) - gammaln(part_P - drawn + 1) - gammaln(total + 1) + gammaln(total - drawn + 1)
-    return np.where(enough_P, np.exp(log_P), 0.0)
-
-
 def _histogram(correct_P: IntArray, num_rollouts: int) -> FloatArray:
     if not correct_P.size or correct_P.min() < 0 or correct_P.max() > num_rollouts:
         raise ValueError(f"counts of correct rollouts must be between 0 and {num_rollouts}, for at least one prompt")

@@ -14,13 +14,13 @@ import numpy as np
 
 from brorl.activity import Stopwatch
 from brorl.algorithms.groups import Group
+from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.engine import Sampler
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
 from brorl.theory.coverage import Coverage, leaving_mass, measure_coverage, unsampled_correct_at
 from brorl.theory.held_out_check import HeldOut, check_on_held_out
-from brorl.theory.pass_rates import mixed_in_subset
 from brorl.training.learner import Learner
 from brorl.training.schedule import is_due
 from brorl.tree import FloatArray
@@ -168,7 +168,7 @@ def _informative_fraction_at(measured: Sequence[Coverage]) -> dict[int, float]:
     size = min(m.num_rollouts for m in measured)
     correct = np.array([m.num_correct for m in measured if m.num_rollouts == size])
     smaller = [*(n for n in OTHER_N if n < size), size]
-    return {n: float(mixed_in_subset(correct, size, n).mean()) for n in smaller}
+    return {n: float((pass_at_k(correct, size, n) - worst_at_k(correct, size, n)).mean()) for n in smaller}
 
 
 def _leaving(groups: Sequence[Group]) -> dict[int, FloatArray]:
