@@ -1,6 +1,7 @@
 """`brorl.api.evaluate` against `brorl eval`: the same responses, numbers and files, from Python."""
 
 import json
+import shutil
 from dataclasses import asdict
 from html import unescape
 from pathlib import Path
@@ -8,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from pyarrow import parquet
 from rich.console import Console
 
 from brorl.api.evaluate import _Options, _request, evaluate
+from brorl.api.recipe import resolve_config
 from brorl.errors import UserError
 from brorl.evaluation.evaluate import EvaluatedModel
 from run_support import command, save_tiny_model
@@ -117,6 +120,43 @@ def test_an_evaluation_does_not_care_how_a_run_overlaps_its_work() -> None:
     assert (request.config.cluster.nodes, request.config.cluster.mode) == (1, "sync")
     with pytest.raises(UserError, match=r"cluster\.mode"):
         evaluate("quickstart", progress=False, **QUICK, **{"cluster.mode": "sometimes"})
+
+
+@pytest.mark.parametrize(
+    ("of_training", "arguments", "overrides"),
+    [
+        ({"evaluation": {"best_k": 16}}, {"samples": 8}, {}),
+        (
+            {"phases": [{"name": "a", "until": 0.5, "until_coverage_stalls": 3}, {"name": "b", "until": 1}]},
+            {"samples": 1, "temperature": 0.0},
+            {},
+        ),
+        ({"engine": {"clock": "cpu", "threads": 1}}, {}, {"engine.threads": 2}),
+        ({"dtype": "bfloat16", "importance": {"correction": "truncate"}}, {}, {"dtype": "float32"}),
+        ({"engine": {"dtype": "bfloat16"}}, {}, {"dtype": "float64", "engine.dtype": "auto"}),
+    ],
+)
+def test_the_training_of_a_run_does_not_limit_its_evaluation(
+    of_training: dict[str, Any], arguments: dict[str, Any], overrides: dict[str, Any], short_run: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(short_run, run)
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings["evaluation"] |= {"num_samples": 16, "ks": [1, 16], "every": 1, "num_prompts": 4}
+    settings["importance"]["correction"] = "truncate"
+    settings["optimizer"]["old_logprobs"] = "recompute"
+    for name, value in of_training.items():
+        settings[name] = settings[name] | value if isinstance(value, dict) else value
+    if "dtype" in of_training:
+        settings["optimizer"]["old_logprobs"] = "engine"
+    if "phases" in of_training:
+        del settings["advantage"]
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    resolve_config(run / "config.yaml", {})  # a recipe of training
+    samples = arguments.get("samples", 8)
+    temperature = arguments.get("temperature", 1.0)
+    request = _request(_Options(str(run), (), samples, (1,), temperature, 1.0, None, None, 0, overrides))
+    assert (request.config.evaluation.num_samples, request.config.evaluation.temperature) == (samples, temperature)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import brorl
 from brorl.activity import Echo, Observe, Phase
-from brorl.api.recipe import resolve_checkpoint, resolve_config
+from brorl.api.recipe import WITHOUT_TRAINING, resolve_checkpoint, resolve_config
 from brorl.api.runs_folder import make_output_folder
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.console.screen import Screen
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _MAX_SAMPLES = 2**20
 _SINGLE = (
-    "device", "dtype", "engine.kind", "engine.memory_gib", "engine.threads", "sampling.end_token",
+    "device", "dtype", "engine.kind", "engine.dtype", "engine.memory_gib", "engine.threads", "sampling.end_token",
     "evaluation.num_prompts",
 )  # fmt: skip
 _SECTIONS = ("prompt.", "verification.", "engine.vllm.", "cluster.")
@@ -127,10 +127,10 @@ def evaluate(
             `runs/evaluations`, named after the model and the settings.
         seed: Seed of the sampling, at least 0.
         progress: Print the settings and the progress, as the command does.
-        overrides: Settings of a recipe, nested or by dotted name: device, dtype, engine.kind, engine.memory_gib,
-            engine.threads, sampling.end_token, evaluation.num_prompts (most prompts of each dataset), and those in
-            `prompt`, `verification`, `engine.vllm` and `cluster`. An evaluation uses a cluster only if cluster.nodes is
-            given.
+        overrides: Settings of a recipe, nested or by dotted name: device, dtype, engine.kind, engine.dtype,
+            engine.memory_gib, engine.threads, sampling.end_token, evaluation.num_prompts (most prompts of each
+            dataset), and those in `prompt`, `verification`, `engine.vllm` and `cluster`. An evaluation uses a cluster
+            only if cluster.nodes is given.
 
     Returns:
         pass@k with 95% intervals, the counts of every prompt, and the folder with every response.
@@ -167,7 +167,7 @@ def _request(options: _Options) -> Request:
     settings = {} if checkpoint.recipe is None else read_recipe(checkpoint.recipe)
     settings.pop("cluster", None)  # of the run; an evaluation needs another one, or none
     own_limit = settings.get("evaluation", {}).get("max_new_tokens")
-    overrides |= {
+    overrides |= WITHOUT_TRAINING | {
         "model": str(Path(checkpoint.model).expanduser().resolve()) if checkpoint.run_config else checkpoint.model,
         "evaluation.num_samples": options.samples,
         "evaluation.ks": list(options.ks),

@@ -14,6 +14,13 @@ from brorl.model.name import check_folder, shipped_folder
 from brorl.paths import is_file
 
 ConfigOrPath: TypeAlias = str | Path | Mapping[str, Any] | TrainConfig
+WITHOUT_TRAINING = {
+    "phases": [],
+    "evaluation.best_k": None,
+    "engine.clock": "wall",
+    "optimizer.old_logprobs": "recompute",
+}
+"""Overrides that end the conditions of training on the other settings of a recipe, whose model is only sampled from."""
 
 
 def resolve_config(config_or_path: ConfigOrPath, overrides: Mapping[str, Any]) -> TrainConfig:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brorl.api.recipe import Checkpoint, resolve_checkpoint
+from brorl.api.recipe import WITHOUT_TRAINING, Checkpoint, resolve_checkpoint
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
@@ -142,7 +142,8 @@ def sample(
     found = resolve_checkpoint(str(checkpoint))
     settings = {} if found.recipe is None else read_recipe(found.recipe)
     settings.pop("cluster", None)
-    config = make_config(settings, {**given, "model": found.model}, found.recipe or "the options")
+    overrides = {**given, **WITHOUT_TRAINING, "model": found.model}
+    config = make_config(settings, overrides, found.recipe or "the options")
     question = _question(None if found.recipe is None else config, prompt, reference, domain)
     models = [(Path(checkpoint).name, found.model)]
     if against is not None and str(against) == "start":
