@@ -13,8 +13,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from brorl.api.compare import FinishedComparison, compare
+from brorl.assemble.comparison import ArmPlan, run_config
 from brorl.comparison import report as comparison_report
-from brorl.config.reading import parse_yaml
+from brorl.config.reading import make_config, parse_yaml, read_recipe
+from brorl.cost import Budget
 from brorl.errors import UserError
 from run_support import SMALL
 
@@ -24,6 +26,20 @@ TINY: dict[str, Any] = {
     if name not in ("--rollouts_per_prompt", "--prompts_per_step", "--evaluation.every", "--report")
 }
 BUDGET: dict[str, Any] = {"match": "steps", "budget": 4, "marks": [2], "seeds": 1, "jobs": 1}
+
+
+@pytest.mark.parametrize(
+    ("own", "every"), [({"evaluation.patience": 2}, 3), ({"budget.pause_at": 2.0, "budget.limit": 9.0}, 0)]
+)
+def test_a_run_keeps_the_evaluations_that_end_it_and_never_pauses(
+    own: dict[str, Any], every: int, tmp_path: Path
+) -> None:
+    config = make_config(read_recipe("quickstart"), {"evaluation.every": 3} | own, "quickstart")
+    run = run_config(ArmPlan("arm", config), 0, tmp_path, Budget("steps", 9))
+    assert (run.evaluation.every, run.evaluation.patience) == (every, config.evaluation.patience)
+    assert (run.budget.limit, run.budget.pause_at) == (9, None)
+    with pytest.raises(UserError, match=r"budget\.pause_at is decided by the comparison; use --budget"):
+        compare("quickstart", "quickstart-16", **{"budget.pause_at": 2.0})
 
 
 @pytest.fixture(scope="module")

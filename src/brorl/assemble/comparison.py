@@ -36,6 +36,7 @@ _OWNED = {
     "budget.unit": "--match",
     "budget.limit": "--budget",
     "budget.marks": "--marks",
+    "budget.pause_at": "--budget",
     "evaluation.every": "--marks",
 }
 
@@ -253,7 +254,8 @@ def run_config(plan: ArmPlan, seed: int, directory: Path, budget: Budget) -> Tra
     """Return the settings of one run of an arm."""
     settings = plan.config.model_dump(mode="json")
     stalling = any(phase.until_coverage_stalls for phase in plan.config.phases)
-    counts_evaluations = plan.config.reference.reset_patience or plan.config.collapse.stop or stalling
+    patience = plan.config.reference.reset_patience or plan.config.evaluation.patience
+    counts_evaluations = patience or plan.config.collapse.stop or stalling
     own: dict[str, Any] = {
         "seed": seed,
         "output_dir": str(directory.absolute()),
@@ -263,6 +265,7 @@ def run_config(plan: ArmPlan, seed: int, directory: Path, budget: Budget) -> Tra
         "budget.unit": budget.unit,
         "budget.limit": budget.limit,
         "budget.marks": list(budget.eval_points),
+        "budget.pause_at": None,
         "tracking.run_name": f"{plan.full_name} seed {seed}",
     }
     return make_config(settings, own, plan.name)
