@@ -11,6 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import brorl
+from brorl.algorithms.settings import AdvantageSettings
 from brorl.api import tune_race as module
 from brorl.api.tune_answer import TuningResult
 from brorl.assemble.candidates import OWN, candidates
@@ -164,6 +165,22 @@ def test_the_candidates_are_the_own_recipe_with_other_n_objectives_and_rates(aim
     assert len(tried) == 8
     assert {n for n, _, _ in tried} == {16, 128, 512}
     assert len(candidates(config, {16: 60}, aim, 9)) == 1 + 2 * 2  # N that do not fit are left out
+
+
+@pytest.mark.parametrize(
+    "advantage",
+    [
+        {"estimator": "pass_at_k", "k": 8},
+        {"normalize_over": "tokens"},
+        {"estimator": "maxrl", "order": 4, "final_order": 2, "final_order_at": 0.5},
+    ],
+)
+@pytest.mark.parametrize("aim", ["pass@1", "coverage"])
+def test_a_candidate_takes_over_no_option_of_the_own_objective(aim: Any, advantage: dict[str, Any]) -> None:
+    config = make_config(read_recipe("quickstart-16"), {"advantage": advantage}, "")
+    arm = candidates(config, {128: 20}, aim, 2)[1]
+    last = 1 if aim == "pass@1" else None
+    assert arm.config.advantage == AdvantageSettings(estimator="maxrl", final_order=last)
 
 
 def test_a_recipe_with_phases_gets_candidates_without() -> None:

@@ -376,12 +376,8 @@ def _estimator_settings(config: TrainConfig, estimator: str) -> dict[str, Any]:
     advantage = config.advantage
     if estimator == advantage.estimator and estimator in FOR_PASS_1:
         return without_phases
-    fields = type(advantage).model_fields
-    defaults = {
-        name: fields[name].default
-        for name in ("normalize_over", "order", "final_order", "final_order_at", "k", "alpha")
-    }
-    wanted = {"estimator": estimator, **defaults}
+    kept = {"estimator": estimator, "batch_scale": advantage.batch_scale}
+    wanted = type(advantage).model_validate(kept).model_dump()
     changed = {f"advantage.{name}": value for name, value in wanted.items() if getattr(advantage, name) != value}
     return without_phases | changed
 

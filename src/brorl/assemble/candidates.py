@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from brorl.algorithms.settings import AdvantageSettings
 from brorl.assemble.comparison import ArmPlan
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
@@ -49,8 +50,7 @@ def _settings(num_rollouts: int, num_prompts: int, rate: float, objective: Mappi
 
 def _objective(aim: Aim) -> dict[str, Any]:
     """Return the objective that the study found best for an aim: MaxRL, with an order that ends where the aim is."""
-    order = FINAL_ORDERS[aim]
-    return {"advantage": {"estimator": "maxrl"} | ({} if order is None else {"final_order": order})}
+    return {"advantage": AdvantageSettings(estimator="maxrl", final_order=FINAL_ORDERS[aim]).model_dump(mode="json")}
 
 
 def _title(config: TrainConfig) -> str:
