@@ -98,6 +98,14 @@ def test_the_last_evaluation_of_a_stopped_run_has_its_step(records: list[dict[st
     assert "step 3 of 4 is the last one with an evaluation" in " ".join(table.notes)
 
 
+def test_a_source_without_verdicts_at_the_end_has_no_row(records: list[dict[str, Any]]) -> None:
+    first, last = records[0]["evaluation"], records[3]["evaluation"]
+    first["by_source"] = {"lost": first["pass_at"], "kept": first["pass_at"]}
+    last["by_source"] = {"kept": last["pass_at"]}
+    names = [name.strip() for name, *_ in outcome_table(records).rows]
+    assert names == ["pass@1", "pass@8", "kept pass@1", "kept pass@8", "solved of 50"]
+
+
 def test_line_of_a_step(records: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records[1]["kept"]["carried"] = 1
     progress = progress_into(tmp_path / "run.log")
