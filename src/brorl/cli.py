@@ -215,10 +215,8 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
     Args:
         shell: The shell.
     """
-    try:
-        import shtab
-    except ImportError as error:
-        raise UserError("brorl completion needs the package shtab; pip install shtab") from error
+    import shtab
+
     parser = make_parser(COMMANDS)
     (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     for action in (action for command in commands.choices.values() for action in command._actions):
@@ -234,6 +232,8 @@ def _run(arguments: list[str]) -> int:
         advice = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(COMMANDS)}"
         raise UserError(f"{arguments[0]!r} is not a command; {advice} (see brorl --help)")
     parsed, unknown = parser.parse_known_args(arguments)
+    if unknown and parsed.command is None:
+        raise UserError(f"{unknown[0].partition('=')[0]} is not an option of brorl (see brorl --help)")
     if unknown:
         raise UserError(_unknown_option(unknown[0], parsed.command))
     if parsed.command is None:

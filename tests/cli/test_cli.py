@@ -107,6 +107,8 @@ def test_help_of_the_program_names_the_commands() -> None:
     [
         (["trian"], "'trian' is not a command; did you mean train?"),
         (["xyzzy"], "the commands are init, data, check, train, resume, "),
+        (["-v"], "brorl: -v is not an option of brorl (see brorl --help)"),
+        (["--foo=1"], "brorl: --foo is not an option of brorl (see brorl --help)"),
         (["train", "--lr=1e-4"], "lr is not a setting; did you mean optimizer.learning_rate?"),
         (["train", "--num-generations", "8"], "did you mean rollouts_per_prompt?"),
         (

@@ -1,7 +1,6 @@
 """`brorl completion`: a script that a shell reads, and that completes commands, options and settings."""
 
 import subprocess
-import sys
 from pathlib import Path
 from shutil import which
 
@@ -11,8 +10,6 @@ from brorl.cli import COMMANDS
 from brorl.config.reading import settings_of
 from brorl.config.settings import TrainConfig
 from run_support import command
-
-pytest.importorskip("shtab", reason="this environment was made before shtab became a dependency")
 
 
 def completed_in_bash(script: Path, *words: str) -> list[str]:
@@ -56,10 +53,7 @@ def test_other_shells_get_all_settings(shell: str, tmp_path: Path) -> None:
         subprocess.run([shell, "-n", script], check=True)
 
 
-def test_a_shell_that_is_unknown_and_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shell_that_is_unknown() -> None:
     outcome = command("completion", "tcsh")
     assert outcome.code == 2
     assert "choose from" in outcome.err
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    outcome = command("completion", "bash")
-    assert (outcome.code, outcome.err) == (2, "brorl: brorl completion needs the package shtab; pip install shtab\n")
