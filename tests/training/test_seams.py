@@ -30,7 +30,7 @@ from brorl.sampling import SamplingParams
 from brorl.training.chunk_loss import LossSums
 from brorl.training.collect import Collector
 from brorl.training.diagnostics import Diagnostics
-from brorl.training.journal import Ending
+from brorl.training.journal import Ending, Journal
 from brorl.training.learner import Learner, StepMetrics
 from brorl.training.loop import train
 from brorl.training.monitor import Monitor
@@ -39,6 +39,7 @@ from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
 from brorl.training.schedule import ReferenceSchedule, Schedule
 from brorl.training.settings import CollapseLimits, PhaseSettings, ReferenceSettings
 from brorl.training.source import Batch, GroupSource, SourceState
+from brorl.training.stop_request import StopRequest
 from brorl.tree import RolloutTree
 from brorl.verification.grade import Grader
 from brorl.verification.verifier import Verdict
@@ -59,7 +60,6 @@ class Preference:
 
     log_odds: Tensor
     rng: np.random.Generator
-    stop_token_ids: tuple[int, ...] = (END,)
     version: int = 0
     trained: list[list[Group]] = field(default_factory=list)
 
@@ -166,6 +166,24 @@ def test_the_loop_needs_the_protocols_only(tmp_path: Path) -> None:
     assert checkpoint is not None
     assert is_checkpoint(checkpoint)
     assert json.loads((checkpoint / "log_odds.json").read_text()) == float(learner.log_odds)
+    assert float(read_state(checkpoint).learner["log_odds"]) == float(learner.log_odds)  # type: ignore[index]
+
+
+def test_a_stop_request_after_the_checkpoints_of_a_step_were_decided_loses_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, engine = PreferenceLearner(), Preference(torch.tensor(-1.0), np.random.default_rng(0))
+    run, stop, save_if_due = run_of(learner, engine, tmp_path), StopRequest(), Journal.save_if_due
+
+    def request_after(journal: Journal, record: dict[str, Any]) -> None:
+        save_if_due(journal, record)
+        stop.requested = record["step"] == 1  # no checkpoint is due after it
+
+    monkeypatch.setattr(Journal, "save_if_due", request_after)
+    assert train(run, START, stop) == (Ending.INTERRUPTED, "stopped after step 1")
+    checkpoint = last_checkpoint(run.outputs.directory.checkpoints)
+    assert checkpoint is not None
+    assert read_state(checkpoint).step == 1
     assert float(read_state(checkpoint).learner["log_odds"]) == float(learner.log_odds)  # type: ignore[index]
 
 

@@ -70,6 +70,7 @@ class Journal:
         """Yield the number of each step until the run ends."""
         while self._ending is None and not self._run.schedule.is_over(self._step, self._spent):
             if self._stop.requested and self._step > self._start:
+                self._save()  # the request may have come after `save_if_due`
                 self._ending = Ending.INTERRUPTED, f"stopped after step {self._step}"
                 return
             self._run.algorithm.objective.begin_step(self._run.schedule.fraction_spent(self._step, self._spent))
