@@ -99,7 +99,7 @@ def test_a_rollout_worker_returns_its_cache_after_a_task_if_it_shares_its_gpu(
     events: list[str] = []
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty"))
-    engine: Any = SimpleNamespace(stop_token_ids=(0,), version=0, sample=lambda *_: events.append("sample"))
+    engine: Any = SimpleNamespace(version=0, sample=lambda *_: events.append("sample"))
     worker = EngineWorker(lambda: engine, 1, shares_gpu)
     worker.start()
     worker.sample(SampleTask([[1]], 1, SamplingParams(max_new_tokens=2), 0))

@@ -33,7 +33,6 @@ class NativeInBothPrecisions:
             NativeEngine(small_model(seed=seed, dtype=dtype, scale=0.4), eos_token_id=0)
             for dtype in (torch.float32, torch.float64)
         ]
-        self.stop_token_ids = self._engines[0].stop_token_ids
 
     @property
     def version(self) -> int:
@@ -66,7 +65,6 @@ class Fatal:
     """An engine that ends its process when it samples."""
 
     version = 0
-    stop_token_ids = (0,)
 
     def row_costs(self, *_: int) -> None:
         return None

@@ -41,7 +41,6 @@ class WordyEngine:
     mixed_fraction: float = 1.0
     longest: int = 40
     version: int = 0
-    stop_token_ids: tuple[int, ...] = (END,)
     sampled: list[tuple[tuple[int, ...], int]] = field(default_factory=list)  # prompt and version
 
     def sample(

@@ -31,7 +31,6 @@ class LocalPool:
         if not engines:
             raise ValueError("a pool needs at least one engine, got none")
         self.num_workers = len(engines)
-        self.stop_token_ids = engines[0].stop_token_ids
         self._changed = threading.Condition()
         self._tickets = 0
         self._queue: deque[tuple[int, SampleTask]] = deque()

@@ -39,11 +39,6 @@ class VirtualPool:
         self._queue: deque[tuple[int, SampleTask]] = deque()
         self._running: list[tuple[float, int, SampledTask]] = []
 
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a response."""
-        return self._engine.stop_token_ids
-
     def advance(self, seconds: float) -> None:
         """Let time pass while the caller works; `done` returns what has ended meanwhile, in order."""
         self.now += seconds

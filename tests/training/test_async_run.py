@@ -152,7 +152,7 @@ def test_weights_that_are_published_before_a_thread_runs_are_loaded(
 
 def test_an_exception_in_the_background_reaches_the_loop() -> None:
     class Broken:
-        stop_token_ids, version = (EOS,), 0
+        version = 0
 
         def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
             self.version = version + len(list(weights))
@@ -252,7 +252,7 @@ def test_weights_are_those_of_a_synchronous_run_without_staleness(rng: np.random
         """An engine that samples each prompt in a separate call, as a pool does."""
 
         def __init__(self, engine: NativeEngine) -> None:
-            self.engine, self.stop_token_ids, self.version = engine, engine.stop_token_ids, 0
+            self.engine, self.version = engine, 0
 
         def sample(self, prompts: Any, number: int, sampling: SamplingParams, seed: int) -> Any:
             return [self.engine.sample([p], number, sampling, seed, i)[0] for i, p in enumerate(prompts)]

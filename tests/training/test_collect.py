@@ -28,8 +28,6 @@ RIGHT, WRONG, END = 7, 8, 9
 class ScriptedEngine:
     """Gives the i-th prompt that it is ever asked for as many correct rollouts as the script says."""
 
-    stop_token_ids = (END,)
-
     def __init__(self, num_correct: Iterable[int]) -> None:
         self.version = 0
         self._num_correct = iter(num_correct)

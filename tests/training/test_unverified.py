@@ -252,7 +252,6 @@ def test_pass_at_k_of_a_group_that_became_too_small_is_that_of_fewer_attempts(si
 class CoinEngine:
     """Draws responses of one number and an end token; the numbers of a prompt are equally likely."""
 
-    stop_token_ids = (0,)
     version = 0
 
     def __init__(self, numbers: Sequence[Sequence[int]], seed: int) -> None:

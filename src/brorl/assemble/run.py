@@ -22,6 +22,7 @@ from brorl.assemble.resuming import check_resumable, go_back
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.benchmark import Benchmark
+from brorl.model.load import end_tokens
 from brorl.planning.pilot import PilotParts
 from brorl.rollout.engine import Engine
 from brorl.runs.checkpoint import (
@@ -126,7 +127,8 @@ def _local_parts(
     forward = build_forward(config, inputs, model, echo)
     engine = build_engine(config, inputs.model_path, model, inputs.tokenizer, forward, inputs.context, observe)
     on_end(partial(end_engine, engine))
-    learner = TreeLearner(model, build_learner_settings(config, engine.stop_token_ids, forward), echo, observe)
+    stop_token_ids = end_tokens(model, inputs.tokenizer)
+    learner = TreeLearner(model, build_learner_settings(config, stop_token_ids, forward), echo, observe)
     return _collector(config, inputs, engine, learner, clock, observe), learner
 
 
@@ -254,7 +256,7 @@ def build_pilot_parts(
         stream=inputs.prompts.train,
         grader=inputs.grader,
         sampling=config.sampling.params,
-        learner_settings=build_learner_settings(config, engine.stop_token_ids, forward),
+        learner_settings=build_learner_settings(config, end_tokens(model, inputs.tokenizer), forward),
         prompts_per_step=config.prompts_per_step,
         dynamic_sampling=config.dynamic_sampling.enabled,
         store_every=config.store_rollouts_every,

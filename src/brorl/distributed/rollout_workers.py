@@ -35,11 +35,10 @@ class EngineWorker:
         self._threads = threads
         self._shares_gpu = shares_gpu
 
-    def start(self) -> tuple[int, ...]:
-        """Make the engine; return its stop tokens."""
+    def start(self) -> None:
+        """Make the engine."""
         torch.set_num_threads(self._threads)
         self._engine = self._build()
-        return self._engine.stop_token_ids
 
     def load(self, weights: RemoteWeights, version: int) -> tuple[None, None]:
         """Load weights."""
@@ -83,7 +82,6 @@ class RayRolloutPool:
         shares_gpus: bool = False,
     ) -> None:
         self._supervisor = Supervisor(partial(EngineWorker, build, threads, shares_gpus), pool_config, echo)
-        self.stop_token_ids: tuple[int, ...] = self._supervisor.started[0].receipt
 
     @property
     def processes(self) -> list[tuple[str, int]]:

@@ -68,7 +68,6 @@ class StartReceipt(NamedTuple):
 
     host: str  # name and address of the machine
     pid: int  # the process id there
-    receipt: Any  # the return value of the worker's `start`
 
 
 class FailedCall(NamedTuple):
@@ -80,9 +79,8 @@ class FailedCall(NamedTuple):
 class WorkerHost:
     """The process of a worker: makes it, and then makes calls on it; Ray makes this class an actor.
 
-    The worker's method `start` returns a receipt. Every other method returns a receipt and a payload, as two objects of
-    the object store. The driver reads the receipt at once. The payload stays where it was made until the driver fetches
-    it.
+    Every method of the worker but `start` returns a receipt and a payload, as two objects of the object store. The
+    driver reads the receipt at once. The payload stays where it was made until the driver fetches it.
     """
 
     def start(self, make: bytes) -> StartReceipt | FailedCall:
@@ -90,7 +88,8 @@ class WorkerHost:
         try:
             self._worker = pickle.loads(make)()
             machine = f"{socket.gethostname()} at {ray.util.get_node_ip_address()}"
-            return StartReceipt(machine, os.getpid(), self._worker.start())
+            self._worker.start()
+            return StartReceipt(machine, os.getpid())
         except Exception as error:
             return _raised(error)
 

@@ -70,11 +70,6 @@ class Engine(Sampler, Protocol):
         """Version of the weights: the number of the step whose update made them; 0 for the start."""
         ...
 
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a response."""
-        ...
-
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample with these weights from now on."""
         ...

@@ -44,11 +44,6 @@ class SampledTask(NamedTuple):
 class SamplingPool(Protocol):
     """Samples tasks on several workers."""
 
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a response."""
-        ...
-
     def submit(self, task: SampleTask) -> int:
         """Queue a task for the next free worker, in the order of the calls; return its ticket, which rises."""
         ...
@@ -80,11 +75,6 @@ class PooledEngine:
         self._pool = pool
         self._prompts_per_task = prompts_per_task
         self._observe = observe
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a response."""
-        return self._pool.stop_token_ids
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Publish weights to the workers; see `Engine`."""
