@@ -14,7 +14,7 @@ from math import inf
 from time import monotonic
 
 from brorl.prompts.prompt import Prompt
-from brorl.verification.verifier import Verdict, with_own_time
+from brorl.verification.verifier import Verdict
 
 Pair = tuple[str, str]  # a reference and an answer
 
@@ -67,7 +67,8 @@ class VerdictCache:
                 self.put(reference, decided, keep_s)
             for index in indices:
                 verdicts[index] = decided if index == indices[0] else replace(decided, seconds=0.0)
-        return with_own_time(verdicts, own_s)
+        timed = zip(verdicts, own_s, strict=True)
+        return [replace(verdict, seconds=verdict.seconds + own) for verdict, own in timed if verdict is not None]
 
     def get(self, reference: str, answer: str) -> Verdict | None:
         """Return the verdict on an extracted answer; None if it is not known."""

@@ -5,7 +5,7 @@ in this process, and bounds its time.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -17,6 +17,7 @@ Key = TypeVar("Key", bound=Hashable)
 CORRECT = "correct"
 WRONG = "wrong answer"
 NO_ANSWER = "no answer"
+TOO_LONG = "answer too long"
 NO_CODE = "no code block"
 TRUNCATED = "truncated"
 TIMEOUT = "timeout"
@@ -87,12 +88,6 @@ class Verdict:
 def unverified_verdict(cause: str, seconds: float = 0.0) -> Verdict:
     """Return the verdict on a response that an infrastructure failure, such as `a worker was lost`, left unverified."""
     return Verdict(False, 0.0, None, f"{UNVERIFIED}{_SEPARATOR}{cause}", seconds)
-
-
-def with_own_time(verdicts: Sequence[Verdict | None], own_s: Sequence[float]) -> list[Verdict]:
-    """Return the verdicts with the seconds that this process spent on each response in addition."""
-    timed = zip(verdicts, own_s, strict=True)
-    return [replace(verdict, seconds=verdict.seconds + own) for verdict, own in timed if verdict is not None]
 
 
 class TrialResponses(NamedTuple):

@@ -10,7 +10,7 @@ from nasty_answers import RESPONSES, boxed
 
 from brorl.prompts.prompt import Prompt
 from brorl.verification import verifier as reasons
-from brorl.verification.domains.math import TOO_LONG, MathVerifier, verify_by_form
+from brorl.verification.domains.math import MathVerifier, verify_by_form
 from brorl.verification.domains.math_extraction import extract_answer
 from brorl.verification.domains.single_answer import SEVERAL_ANSWERS
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
@@ -285,7 +285,13 @@ def test_what_needs_no_worker_asks_none(pool: CountingPool) -> None:
     asked = len(pool.asked)
     items = [("3", boxed("3")), ("3", boxed("4")), ("x", boxed("x")), ("3", "nothing"), ("3", boxed("7" * 2_001))]
     verdicts = MathVerifier(pool).verify_all([(question(reference), text) for reference, text in items])
-    assert [verdict.reason for verdict in verdicts] == ["correct", "wrong answer", "correct", "no answer", TOO_LONG]
+    assert [verdict.reason for verdict in verdicts] == [
+        "correct",
+        "wrong answer",
+        "correct",
+        "no answer",
+        reasons.TOO_LONG,
+    ]
     assert [verdict.extracted is None for verdict in verdicts] == [False, False, False, True, True]
     assert len(pool.asked) == asked
     assert MathVerifier(pool).verify_all([]) == []
@@ -318,13 +324,13 @@ def test_nothing_hangs_crashes_or_goes_without_a_reason(tmp_path: Path, monkeypa
         verdicts = verifier.verify_all([*sane[:3], *nasty, *sane[3:]])
         again = verifier.verify_all(nasty)
     outcomes = dict(zip(RESPONSES, verdicts[3:-3], strict=True))
-    allowed = {reasons.WRONG, reasons.NO_ANSWER, TOO_LONG, "not parsed", SEVERAL_ANSWERS, reasons.TIMEOUT,
+    allowed = {reasons.WRONG, reasons.NO_ANSWER, reasons.TOO_LONG, "not parsed", SEVERAL_ANSWERS, reasons.TIMEOUT,
                reasons.OUT_OF_MEMORY, reasons.CRASHED}  # fmt: skip
     for name, verdict in outcomes.items():
         assert not verdict.correct, (name, verdict)
         assert verdict.reason in allowed, (name, verdict)
     assert outcomes["power tower"].reason == "timeout"
-    assert outcomes["million digits"].reason == TOO_LONG
+    assert outcomes["million digits"].reason == reasons.TOO_LONG
     assert all(verdict.correct for verdict in verdicts[:3] + verdicts[-3:])
     # A timeout is remembered: asking again costs nothing and changes nothing.
     assert [(v.reason, v.seconds) for v in again] == [(v.reason, 0.0) for v in outcomes.values()]

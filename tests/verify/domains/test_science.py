@@ -106,6 +106,16 @@ def test_equal_calls_are_made_once_and_order_is_kept(pool: WorkerPool) -> None:
     assert found[3].seconds == 0.0
 
 
+@pytest.mark.usefixtures("no_own_time")
+def test_verdicts_of_math_verify_are_kept(pool: WorkerPool) -> None:
+    verifier = ScienceVerifier(pool)
+    items = [(Prompt("0", "?", (1,), "x+1", "science"), response) for response in (r"\boxed{1+x}", r"\boxed{x+2}")]
+    first, again = verifier.verify_all(items), verifier.verify_all(items)
+    assert [verdict.correct for verdict in again] == [True, False]
+    assert all(verdict.seconds > 0 for verdict in first)
+    assert [verdict.seconds for verdict in again] == [0, 0]
+
+
 def test_bad_references_are_found_before_training(pool: WorkerPool) -> None:
     bad = {
         '{"options": ["a"], "answer": "A"}': "has 1 options",

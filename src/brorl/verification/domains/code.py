@@ -35,13 +35,13 @@ from brorl.verification.verifier import (
     CORRECT,
     CUT_OFF,
     NO_CODE,
+    TOO_LONG,
     TrialResponses,
     Verdict,
     unverified_verdict,
 )
 
 CODE_DOMAIN = "code"
-TOO_LONG = "answer too long"
 
 _MAX_CODE = 100_000  # characters
 _ALL_CASES = 10  # times the limit of one case

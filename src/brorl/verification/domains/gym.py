@@ -39,13 +39,12 @@ from brorl.verification.verifier import (
     NO_ANSWER,
     OUT_OF_MEMORY,
     TIMEOUT,
+    TOO_LONG,
     WRONG,
     TrialResponses,
     Verdict,
     unverified_verdict,
 )
-
-TOO_LONG = "answer too long"
 
 _MAX_ANSWER = 100_000
 _OPENING, _CLOSING, _THOUGHT = "<answer>", "</answer>", "</think>"

@@ -17,12 +17,13 @@ from brorl.verification.domains.single_answer import SEVERAL_ANSWERS
 from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool
 from brorl.verification.sandbox.requests import Reply
 from brorl.verification.verdict_cache import Pair, VerdictCache
-from brorl.verification.verifier import CORRECT, NO_ANSWER, WRONG, TrialResponses, Verdict, is_unverified
+from brorl.verification.verifier import CORRECT, NO_ANSWER, TOO_LONG, WRONG, TrialResponses, Verdict, is_unverified
 
 MATH_DOMAIN = "math"
-TOO_LONG = "answer too long"
+MAX_ANSWER = 2_000
+"""Characters of the longest answer that is compared."""
+COMPARE, _CHECK = (f"{Path(__file__).with_name('math_worker.py')}:{name}" for name in ("compare", "check"))
 
-_MAX_ANSWER = 2_000
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _WORD = re.compile(r"(?![iI]+$)[A-Za-z]{1,40}")  # a product of variables; `II` may be i times i
 _CHOICE = re.compile(r"[A-J]")
@@ -32,7 +33,6 @@ _CHOSEN = re.compile(
     r"(?:\(([A-Ja-j])\)|([A-Ja-j])[.):]|([A-Ja-j]))(?:(?<=[.):])[\s\\}].*|\s*\}?)"
 )
 _ANOTHER = re.compile(r"[).:\s]*(?:and\b|or\b|[,/;&])[\s(]*[A-Ja-j](?![A-Za-z])")
-_COMPARE, _CHECK = (f"{Path(__file__).with_name('math_worker.py')}:{name}" for name in ("compare", "check"))
 
 
 class MathVerifier:
@@ -67,8 +67,8 @@ class MathVerifier:
             return verify_by_form(prompt.reference, answer) or answer or ""
 
         def decide(pairs: Sequence[Pair]) -> list[tuple[Verdict, float]]:
-            calls = [VerifierCall(_COMPARE, (tidy(reference), answer, self._limit_s)) for reference, answer in pairs]
-            return [_verdict(pair[1], reply) for pair, reply in zip(pairs, self._pool.run(calls), strict=True)]
+            calls = [VerifierCall(COMPARE, (tidy(reference), answer, self._limit_s)) for reference, answer in pairs]
+            return [worker_verdict(pair[1], reply) for pair, reply in zip(pairs, self._pool.run(calls), strict=True)]
 
         return self._cache.verify_all(items, find, decide)
 
@@ -79,7 +79,7 @@ class MathVerifier:
             LoadError: If workers were lost.
         """
         doubtful = [r for r in dict.fromkeys(references) if not (_INTEGER.fullmatch(r) or _CHOICE.fullmatch(r))]
-        unchecked = [r for r in doubtful if len(r) <= _MAX_ANSWER]
+        unchecked = [r for r in doubtful if len(r) <= MAX_ANSWER]
         good: set[str] = set()
         for _ in range(2):  # a second time for those that failed on a busy machine
             results = self._pool.run([VerifierCall(_CHECK, (tidy(r), self._limit_s)) for r in unchecked])
@@ -96,7 +96,7 @@ class MathVerifier:
         return TrialResponses(right, wrong)
 
 
-def _verdict(answer: str, reply: Reply) -> tuple[Verdict, float]:
+def worker_verdict(answer: str, reply: Reply) -> tuple[Verdict, float]:
     """Return the verdict of a worker, and how long to keep it in seconds; failures are not kept."""
     if reply.failure is not None:
         return Verdict(False, 0.0, answer, reply.failure, reply.seconds), 0.0
@@ -111,7 +111,7 @@ def verify_by_form(reference: str, answer: str | None) -> Verdict | None:
     """
     if answer is None:
         return Verdict(False, 0.0, None, NO_ANSWER, 0.0)
-    if len(answer) > _MAX_ANSWER:
+    if len(answer) > MAX_ANSWER:
         return Verdict(False, 0.0, None, TOO_LONG, 0.0)
     reference = reference.strip()
     equal = answer == reference and any(c.isalnum() for c in answer)

@@ -12,28 +12,25 @@ the reference.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
-from pathlib import Path
 
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.science import Choices, MeasuredAnswer, read_science_reference
 from brorl.verification.domains.choice import choose
-from brorl.verification.domains.math import TOO_LONG, MathVerifier
+from brorl.verification.domains.math import COMPARE, MAX_ANSWER, MathVerifier, worker_verdict
 from brorl.verification.domains.math_extraction import extract_answer, tidy
 from brorl.verification.domains.single_answer import SEVERAL_ANSWERS, is_several, plain
 from brorl.verification.domains.units import Quantity, read_quantity
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
-from brorl.verification.verifier import CORRECT, NO_ANSWER, WRONG, TrialResponses, Verdict, with_own_time
+from brorl.verification.verdict_cache import Pair, VerdictCache
+from brorl.verification.verifier import CORRECT, NO_ANSWER, TOO_LONG, WRONG, TrialResponses, Verdict
 
 SCIENCE_DOMAIN = "science"
 OTHER_UNIT = "another unit"
 
-_MAX_ANSWER = 2_000
 _ROUNDING = 1e-6
-_COMPARE = f"{Path(__file__).with_name('math_worker.py')}:compare"
 _COMMAND = re.compile(r"\\(?!text|mathrm|rm\b)[a-zA-Z]+")
 _CONSTANT = re.compile(r"(?<![a-zA-Z])(?:pi|e|sqrt|exp|ln|log)(?![a-zA-Z])")
 
@@ -50,40 +47,38 @@ class ScienceVerifier:
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
         self._math = MathVerifier(pool)
+        self._cache = VerdictCache(200_000)
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses.
+        """Verify responses. The verdicts of math-verify are kept, with the timeouts of its CPU time.
 
         The reasons of multiple choice are `correct`, `wrong answer`, `no answer`, `not an option` and `several
         options`. Those of other answers are the first three, `no single answer`, `another unit`, `answer too long`,
         `not parsed`, `timeout`, `out of memory` and `verifier crashed`.
         """
-        verdicts: list[Verdict | None] = []
-        own_s: list[float] = []
-        unknown: dict[Call, list[tuple[int, str | None]]] = {}
-        for index, (prompt, response) in enumerate(items):
-            start = time.perf_counter()
+        calls: dict[Pair, Call] = {}
+
+        def find(prompt: Prompt, response: str) -> Verdict | str:
             reference = read_science_reference(prompt.reference)
-            answer: str | None
-            reason: str | Call
             if isinstance(reference, Choices):
                 answer, reason = _choose(reference, response)
-            else:
-                answer, reason = _compare(reference, response)
-            if isinstance(reason, str):
-                verdicts.append(Verdict(reason == CORRECT, float(reason == CORRECT), answer, reason, 0.0))
-            else:
-                verdicts.append(None)
-                unknown.setdefault(reason, []).append((index, answer))
-            own_s.append(time.perf_counter() - start)
-        limit_s = self._pool.timeout_s / 2
-        results = self._pool.run([VerifierCall(_COMPARE, (*call[:2], limit_s, call[2])) for call in unknown])
-        for pending, result in zip(unknown.values(), results, strict=True):
-            correct = result.failure is None and bool(result.value["correct"])
-            why = result.failure or str(result.value["reason"])
-            for number, (index, answer) in enumerate(pending):
-                verdicts[index] = Verdict(correct, float(correct), answer, why, 0.0 if number else result.seconds)
-        return with_own_time(verdicts, own_s)
+                return _by_form(answer, reason)
+            answer = extract_answer(response, with_unit=_read(reference.value).unit is not None)
+            if answer is None or len(answer) > MAX_ANSWER:
+                return _by_form(None, NO_ANSWER if answer is None else TOO_LONG)
+            compared = _compare(reference, answer)
+            if isinstance(compared, str):
+                return _by_form(answer, compared)
+            calls[prompt.reference, answer] = compared
+            return answer
+
+        def decide(pairs: Sequence[Pair]) -> list[tuple[Verdict, float]]:
+            limit_s = self._pool.timeout_s / 2
+            found = [calls[pair] for pair in pairs]
+            run = self._pool.run([VerifierCall(COMPARE, (*call[:2], limit_s, call[2])) for call in found])
+            return [worker_verdict(answer, reply) for (_, answer), reply in zip(pairs, run, strict=True)]
+
+        return self._cache.verify_all(items, find, decide)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find references that are malformed, or that math-verify cannot parse."""
@@ -112,6 +107,10 @@ class ScienceVerifier:
         return TrialResponses(f"\\boxed{{{right}}}", [f"\\boxed{{{text}}}" for text in wrong])
 
 
+def _by_form(answer: str | None, reason: str) -> Verdict:
+    return Verdict(reason == CORRECT, float(reason == CORRECT), answer, reason, 0.0)
+
+
 def _choose(choices: Choices, response: str) -> tuple[str | None, str]:
     """Return the statement that names an option, and the reason of the verdict."""
     option, text, problem = choose(response, choices)
@@ -123,27 +122,21 @@ def _read(value: str) -> Quantity:
     return read_quantity(tidy(value))
 
 
-def _compare(reference: MeasuredAnswer, response: str) -> tuple[str | None, str | Call]:
-    """Return the answer, and the reason of the verdict or a call of math-verify."""
-    right = _read(reference.value)
-    answer = extract_answer(response, with_unit=right.unit is not None)
-    if answer is None:
-        return None, NO_ANSWER
-    if len(answer) > _MAX_ANSWER:
-        return None, TOO_LONG
+def _compare(reference: MeasuredAnswer, answer: str) -> str | Call:
+    """Return the reason of the verdict, or a call of math-verify."""
     if answer == tidy(reference.value) and any(character.isalnum() for character in answer):
-        return answer, CORRECT
+        return CORRECT
     if is_several(plain(tidy(reference.value)), plain(answer)):
-        return answer, SEVERAL_ANSWERS
-    given = read_quantity(answer)
+        return SEVERAL_ANSWERS
+    right, given = _read(reference.value), read_quantity(answer)
     if right.unit is not None and not _same_kind(right, given):
-        return answer, OTHER_UNIT
+        return OTHER_UNIT
     factor = given.unit.factor / right.unit.factor if right.unit and given.unit else Fraction(1)
     if right.number is None or given.number is None:
         scale = "" if factor == 1 else f" \\cdot \\frac{{{factor.numerator}}}{{{factor.denominator}}}"
         scaled = f"({given.text}){scale}" if scale else given.text
-        return answer, (right.text, scaled, max(reference.tolerance, _ROUNDING))
-    return answer, CORRECT if _equal(right.number, given.number * factor, reference.tolerance, right) else WRONG
+        return right.text, scaled, max(reference.tolerance, _ROUNDING)
+    return CORRECT if _equal(right.number, given.number * factor, reference.tolerance, right) else WRONG
 
 
 def _same_kind(right: Quantity, given: Quantity) -> bool:
