@@ -114,28 +114,6 @@ def importance_factors(
     return ImportanceFactors(node_M, response_L)
 
 
-def kept_tokens(
-    trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray], correction: ImportanceCorrection
-) -> float:
-    """Return the number of sampled tokens whose weight no mask sets to 0.
-
-    Args:
-        trees: Trees, with the sampler's log-probs unless the correction is "none".
-        old_logprobs: For each the log-probs of the old policy, shape [M].
-        correction: Whose masks are counted.
-
-    Raises:
-        ValueError: If a log-prob of the sampler is needed and unknown.
-    """
-    if correction.correction in ("none", "truncate"):
-        return float(sum(t.num_sampled_tokens for t in trees))
-    kept = 0.0
-    for tree, old_logprob_M in zip(trees, old_logprobs, strict=True):
-        node_M, response_L = importance_factors(tree, old_logprob_M, correction)
-        kept += float(tree.sum_below(tree.leaf_count * response_L)[node_M > 0].sum())
-    return kept
-
-
 def check_sampler_logprobs(trees: Sequence[RolloutTree]) -> None:
     """Check that the sampler's log-probs are known.
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.algorithms.groups import Group
-from brorl.algorithms.importance import Mismatch, check_sampler_logprobs, importance_factors, kept_tokens
+from brorl.algorithms.importance import Mismatch, check_sampler_logprobs, importance_factors
 from brorl.algorithms.policy_loss import loss_denominator, node_weights, response_weights
 from brorl.algorithms.response_subset import choose_responses
 from brorl.model.device import in_float64, to_device
@@ -128,6 +128,7 @@ class MiniBatch:
     # of the loss, for all rollouts of the groups; it gives each group of a step the same weight, also where the mini-
     # batches of the step differ in size
     denominator: float
+    kept_tokens: float  # sampled tokens whose weight no mask sets to 0
 
     def totals(self) -> Tensor:
         """Return the summed |weight|, `sampled_K` and `count_K`, which the metrics are divided by, shape [3]."""
@@ -156,7 +157,7 @@ def assemble(
         tensor: Concatenates arrays on the device of the model.
     """
     loss = settings.loss
-    advantages, positive, negative, sampled, token_weight = [], [], [], [], []
+    advantages, positive, negative, sampled, token_weight, kept_tokens = [], [], [], [], [], 0.0
     for responses, old_logprob_M in zip(trained, old_logprobs, strict=True):
         tree = responses.tree
         factors = importance_factors(tree, old_logprob_M, settings.importance)
@@ -167,6 +168,7 @@ def assemble(
         negative.append(weights.negative_M * factors.node_M)
         sampled.append(tree.sum_below(tree.leaf_count * responses.factor_L))
         token_weight.append(tree.sum_below(tree.leaf_count * responses.factor_L * aggregation_L))
+        kept_tokens += float(tree.sum_below(tree.leaf_count * factors.response_L)[factors.node_M > 0].sum())
         # A loss of a whole response that every token carries has the mean of its tokens' factors as its own.
         advantages.append(advantage_L * (tree.sum_along_paths(factors.node_M)[tree.leaf] / tree.length))
     return MiniBatch(
@@ -181,6 +183,7 @@ def assemble(
         sampled_K=tensor(sampled),
         token_weight_K=tensor(token_weight),
         denominator=loss_denominator(whole, loss.aggregation, settings.max_new_tokens, loss.mask_truncated) / fraction,
+        kept_tokens=kept_tokens,
     )
 
 
@@ -245,7 +248,7 @@ class StepPreparation:
             scores: The log-probs of each group, if they are known.
             generator: Chooses the groups of each mini-batch, and the trained responses if not all are.
         """
-        settings, loss, importance = self._settings, self._settings.loss, self._settings.importance
+        settings, loss = self._settings, self._settings.loss
         parts = np.array_split(generator.permutation(len(groups)), settings.mini_batches)
         size, finished_only = settings.max_responses_per_outcome, loss.mask_truncated
         chosen = [
@@ -257,7 +260,7 @@ class StepPreparation:
         ]
         trained = [[x for x in part if x] for part in chosen]
         every = list(chain(*trained))
-        if importance.correction != "none":
+        if settings.importance.correction != "none":
             check_sampler_logprobs([x.tree for x in every])
         local = [
             [part[p.tree].part(p.start, p.stop) for p in self._scores.local_pieces([x.tree for x in part])]
@@ -281,7 +284,7 @@ class StepPreparation:
             batches.append(assemble(trees, responses, *logprobs, settings, fraction, self._tensor))
         all_local, all_old = list(chain(*local)), list(chain(*old))
         num_tokens = sum(x.tree.num_sampled_tokens for x in every)
-        kept = sum(self._ranks.gather(kept_tokens([x.tree for x in all_local], all_old, importance)))
+        kept = sum(self._ranks.gather(sum(batch.kept_tokens for batch in batches)))
         masked = 1.0 - kept / num_tokens if num_tokens else 0.0
         return StepInputs(batches, every, self._mismatch(every, all_local, all_old), masked)
 
