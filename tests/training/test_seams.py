@@ -27,7 +27,7 @@ from brorl.rollout.engine import Engine, Sampler
 from brorl.runs.checkpoint import START, is_checkpoint, last_checkpoint, read_state
 from brorl.runs.run_directory import RunDirectory
 from brorl.sampling import SamplingParams
-from brorl.training.chunk_loss import LossSums
+from brorl.training.chunk_loss import NUM_SUMS, means, no_sums
 from brorl.training.collect import Collector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.journal import Ending, Journal
@@ -256,17 +256,12 @@ def test_only_the_source_holds_an_engine(tmp_path: Path) -> None:
     assert versions == [(0, 2), (0, 8), (0, 2), (1, 8), (1, 2), (2, 2)]  # evaluation, rollouts, check, ..., evaluation
 
 
-@pytest.mark.parametrize("chunks", [1, 5])
-def test_sums_of_chunks_and_of_ranks_add_up(rng: np.random.Generator, chunks: int) -> None:
-    """By name, and as the vector that ranks would reduce."""
-    names = list(LossSums.__dataclass_fields__)
-    values = rng.normal(size=(chunks, len(names)))
-    sums = [LossSums(*torch.from_numpy(v).unbind()) for v in values]
-    total = LossSums.zero(torch.device("cpu"))
-    for one in sums:
-        total = total + one
-    assert [float(getattr(total, name)) for name in names] == pytest.approx(values.sum(0).tolist(), abs=1e-12)
-    reduced = LossSums.from_vector(torch.stack([s.vector() for s in sums]).sum(0))
-    assert torch.equal(LossSums.from_vector(reduced.vector()).vector(), reduced.vector())
-    assert reduced.vector().tolist() == pytest.approx(total.vector().tolist(), abs=1e-12)
-    assert total.vector().dtype == torch.float64
+def test_means_divide_each_sum_by_its_own_total(rng: np.random.Generator) -> None:
+    sums_S, (weight, sampled, count) = rng.normal(size=NUM_SUMS), rng.uniform(2, 9, 3)
+    totals = torch.tensor([weight, sampled, count], dtype=torch.float64)
+    names = ("loss", "clip_fraction", "clip_low_fraction", "clip_high_fraction")
+    names = (*names, "old_policy_kl", "reference_kl", "bonus_entropy")
+    divisors = (1.0, weight, weight, weight, count, sampled, sampled)
+    expected = {name: value / by for name, value, by in zip(names, sums_S, divisors, strict=True)}
+    assert means(torch.from_numpy(sums_S), totals) == pytest.approx(expected, rel=1e-15)
+    assert means(no_sums(torch.device("cpu")), 0 * totals) == dict.fromkeys(names, 0.0)

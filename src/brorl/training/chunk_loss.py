@@ -1,13 +1,14 @@
 """The loss of a chunk of nodes: policy term, KL penalty and entropy bonus, with sums for the metrics.
 
 Losses and sums add up over the chunks of a mini-batch, and over ranks.
+
+Dimensions: K nodes of the mini-batch, S sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Self, assert_never
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -20,50 +21,34 @@ from brorl.model.logprobs import ChunkLogprobs
 from brorl.training.mini_batch import MiniBatch
 from brorl.tree import FloatArray
 
+NUM_SUMS = 7
+"""Sums over nodes of a mini-batch, in a vector in float64 without a gradient.
 
-@dataclass(frozen=True, eq=False)
-class LossSums:
-    """Sums over nodes of a mini-batch, scalars in float64 without a gradient."""
+In this order: the policy loss, without penalty and bonus; |weight| whose gradient the clip removed; the parts of it at
+the lower and at the upper bound; old minus new log-prob (nats) of every rollout's token; the estimate of the KL to the
+reference (nats) and the entropy (nats) of the next-token distribution, both weighted as `MiniBatch.sampled_K`.
+"""
 
-    policy_loss: Tensor  # policy loss, without penalty and bonus
-    clipped: Tensor  # |weight| whose gradient the clip removed
-    clipped_low: Tensor  # the part of it at the lower bound
-    clipped_high: Tensor  # the part of it at the upper bound
-    old_policy_kl: Tensor  # old minus new log-prob (nats) of every rollout's token
-    reference_kl: Tensor  # estimate of the KL to the reference (nats), weighted as `MiniBatch.sampled_K`
-    entropy: Tensor  # entropy (nats) of the next-token distribution, weighted as `MiniBatch.sampled_K`
 
-    @classmethod
-    def zero(cls, device: torch.device) -> Self:
-        """Return sums over no nodes."""
-        return cls.from_vector(in_float64(torch.zeros(len(fields(cls)), device=device)))
+def no_sums(device: torch.device) -> Tensor:
+    """Return the sums over no nodes, shape [S]."""
+    return in_float64(torch.zeros(NUM_SUMS, device=device))
 
-    @classmethod
-    def from_vector(cls, sums_S: Tensor) -> Self:
-        """Return the sums in a vector that `vector` made, for instance after an all-reduce."""
-        return cls(*sums_S.unbind())
 
-    def vector(self) -> Tensor:
-        """Return the sums in the order of the attributes, shape [S]."""
-        return torch.stack([getattr(self, field.name) for field in fields(self)])
-
-    def means(self, totals_3: Tensor) -> dict[str, float]:
-        """Divide by the weights and tokens of the mini-batch; see `MiniBatch.totals` and `StepMetrics`."""
-        weight, sampled, count = totals_3[0].clamp(min=1e-30), totals_3[1].clamp(min=1), totals_3[2].clamp(min=1)
-        means = {
-            "loss": self.policy_loss,
-            "clip_fraction": self.clipped / weight,
-            "clip_low_fraction": self.clipped_low / weight,
-            "clip_high_fraction": self.clipped_high / weight,
-            "old_policy_kl": self.old_policy_kl / count,
-            "reference_kl": self.reference_kl / sampled,
-            "bonus_entropy": self.entropy / sampled,
-        }
-        return dict(zip(means, torch.stack(list(means.values())).tolist(), strict=True))
-
-    def __add__(self, other: Self) -> Self:
-        """Return the sums over the nodes of both."""
-        return self.from_vector(self.vector() + other.vector())
+def means(sums_S: Tensor, totals_3: Tensor) -> dict[str, float]:
+    """Divide sums by the weights and tokens of the mini-batch; see `MiniBatch.totals` and `StepMetrics`."""
+    loss, clipped, clipped_low, clipped_high, old_policy_kl, reference_kl, entropy = sums_S.unbind()
+    weight, sampled, count = totals_3[0].clamp(min=1e-30), totals_3[1].clamp(min=1), totals_3[2].clamp(min=1)
+    found = {
+        "loss": loss,
+        "clip_fraction": clipped / weight,
+        "clip_low_fraction": clipped_low / weight,
+        "clip_high_fraction": clipped_high / weight,
+        "old_policy_kl": old_policy_kl / count,
+        "reference_kl": reference_kl / sampled,
+        "bonus_entropy": entropy / sampled,
+    }
+    return dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))
 
 
 def chunk_loss(
@@ -72,8 +57,8 @@ def chunk_loss(
     settings: PolicyLossSettings,
     kl: KLPenalty | None,
     coefficient_K: Tensor | None,
-) -> tuple[Tensor, LossSums]:
-    """Return the loss of a chunk, a scalar with a gradient, and the sums over its nodes.
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of a chunk, a scalar with a gradient, and the sums over its nodes, shape [S].
 
     Args:
         chunk: Some nodes of the mini-batch.
@@ -106,7 +91,7 @@ def chunk_loss(
         entropy = (batch.sampled_K[index] * chunk.entropy.detach()).sum()
         bonus = (batch.token_weight_K[index] * chunk.entropy).sum() / batch.denominator
         loss = loss - settings.entropy_coefficient * bonus
-    return loss, LossSums.from_vector(in_float64(torch.stack([*sums, old_kl, reference_kl, entropy])))
+    return loss, in_float64(torch.stack([*sums, old_kl, reference_kl, entropy]))
 
 
 def _policy_loss(chunk: ChunkLogprobs, batch: MiniBatch, settings: PolicyLossSettings) -> PolicyLoss:
@@ -134,7 +119,7 @@ def _policy_loss(chunk: ChunkLogprobs, batch: MiniBatch, settings: PolicyLossSet
 
 def response_losses(
     batch: MiniBatch, logprobs: Sequence[FloatArray], settings: PolicyLossSettings
-) -> tuple[list[FloatArray], LossSums]:
+) -> tuple[list[FloatArray], Tensor]:
     """Return the derivative of a loss of whole responses by each node's log-prob, and its sums.
 
     Args:
@@ -143,7 +128,7 @@ def response_losses(
         settings: Bounds of the ratio.
 
     Returns:
-        For each tree the derivatives, shape [M]; and sums of policy loss and clips, the other sums 0.
+        For each tree the derivatives, shape [M]; and sums of policy loss and clips, the other sums 0, shape [S].
     """
     losses: list[SequenceLoss] = [
         gspo_loss(
@@ -160,6 +145,6 @@ def response_losses(
         )
     ]
     low, high = sum(s.clipped_low for s in losses), sum(s.clipped_high for s in losses)
-    sums = LossSums.zero(batch.count_K.device).vector()
+    sums = no_sums(batch.count_K.device)
     sums[:4] = torch.tensor([sum(s.loss for s in losses), low + high, low, high], dtype=torch.float64)
-    return [s.coefficient_M for s in losses], LossSums.from_vector(sums)
+    return [s.coefficient_M for s in losses], sums

@@ -29,7 +29,7 @@ from brorl.errors import DivergedError
 from brorl.model.passes import ChunkSize, Passes
 from brorl.model.sharding import SyncedForward, full_tensor, save_whole
 from brorl.runs.checkpoint import EMA
-from brorl.training.chunk_loss import LossSums, chunk_loss, response_losses
+from brorl.training.chunk_loss import chunk_loss, means, no_sums, response_losses
 from brorl.training.learner import LearnerSettings, StepMetrics
 from brorl.training.learner_state import in_memory, sharded_header, with_moments_of, write_sharded
 from brorl.training.mini_batch import MiniBatch, StepPreparation, to_tensor
@@ -113,15 +113,15 @@ class TreeLearner:
         for batch in inputs.batches:
             self._observe(Updating(len(updates), len(inputs.batches)))
             updates.append(self._update(batch, lr_scale))
-        means: dict[str, Any] = {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
+        metrics: dict[str, Any] = {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
         if not self.has_reference:
-            means["reference_kl"] = None
+            metrics["reference_kl"] = None
         if not settings.loss.entropy_coefficient:
-            means["bonus_entropy"] = None
+            metrics["bonus_entropy"] = None
         mismatch = inputs.mismatch
         retries, self._nodes.retries = self._nodes.retries, 0
         return StepMetrics(
-            **means,
+            **metrics,
             entropy=-_token_mean([g.tree for g in groups]),
             learning_rate=self._learning_rate(lr_scale),
             trained_nodes=sum(x.tree.num_unique_tokens for x in inputs.trained),
@@ -250,12 +250,11 @@ class TreeLearner:
     def _update(self, batch: MiniBatch, lr_scale: float) -> dict[str, float]:
         """Accumulate the gradient of one mini-batch and apply it; return its entries of `StepMetrics`."""
         local = self._nodes.run(lambda: self._accumulate(batch))
-        sums = LossSums.from_vector(self._ranks.sum(local.vector()))
+        sums = self._ranks.sum(local)
         grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
-        if not (torch.isfinite(grad_norm) and torch.isfinite(sums.vector()).all()):
+        if not (torch.isfinite(grad_norm) and torch.isfinite(sums).all()):
             raise DivergedError(
-                f"the loss is {float(sums.policy_loss)} and the gradient norm {float(grad_norm)}; "
-                "lower optimizer.learning_rate"
+                f"the loss is {float(sums[0])} and the gradient norm {float(grad_norm)}; lower optimizer.learning_rate"
             )
         self._updates += 1
         for parameters in self._optimizer.param_groups:
@@ -263,13 +262,13 @@ class TreeLearner:
         self._nodes.once(self._optimizer.step)  # its first call allocates the moments
         if self._average is not None and self._settings.ema_decay:
             self._average.add(self._settings.ema_decay, self._updates)
-        return sums.means(self._ranks.sum(batch.totals())) | {"grad_norm": float(grad_norm)}
+        return means(sums, self._ranks.sum(batch.totals())) | {"grad_norm": float(grad_norm)}
 
-    def _accumulate(self, batch: MiniBatch) -> LossSums:
-        """Compute the gradient of a mini-batch from zero; return the sums over its nodes."""
+    def _accumulate(self, batch: MiniBatch) -> Tensor:
+        """Compute the gradient of a mini-batch from zero; return the sums over its nodes, shape [S]."""
         settings = self._settings
         self._optimizer.zero_grad(set_to_none=True)
-        sums = LossSums.zero(self.model.device)
+        sums = no_sums(self.model.device)
         coefficient_K = None
         if settings.loss.is_of_responses:
             coefficients, of_responses = response_losses(batch, self._scores.local(batch.trees), settings.loss)
