@@ -253,7 +253,9 @@ def test_a_run_with_adapters_resumes_bitwise_from_its_checkpoint(
         batches.append(([group], [rng.normal(size=tree.num_responses)], seed))
     for batch in batches[:2]:
         learn(learner, *batch)
-    folder = save_checkpoint(tmp_path, TrainerState(2, learner.state_dict(), None), model, load_tokenizer(str(base)))
+    tokenizer = load_tokenizer(str(base))
+    state = TrainerState(2, learner.state_dict(), None)
+    folder = save_checkpoint(tmp_path, state, model.save_pretrained, tokenizer)
     for batch in batches[2:]:
         learn(learner, *batch)
     again = load_model(str(folder), CPU, torch.float32, SETTINGS, gradient_checkpointing=True)

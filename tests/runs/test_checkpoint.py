@@ -99,14 +99,14 @@ def test_checkpoints_that_were_only_the_best_take_no_slot(
     best = 0
     for step, steps in kept.items():
         best = step if step % 2 or step == 8 else best
-        save_checkpoint(tmp_path, state_after(step), model, tokenizer, 2, best, regular=step % 4 == 0)
+        save_checkpoint(tmp_path, state_after(step), model.save_pretrained, tokenizer, 2, best, regular=step % 4 == 0)
         assert [read_step(folder) for folder in complete_checkpoints(tmp_path)] == steps
 
 
 def test_loads_with_transformers_as_the_trained_model(
     tmp_path: Path, source: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    folder = save_checkpoint(tmp_path, START, model, tokenizer)
+    folder = save_checkpoint(tmp_path, START, model.save_pretrained, tokenizer)
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     original = AutoModelForCausalLM.from_pretrained(source)
     for (name, ours), theirs, before in zip(
@@ -126,7 +126,7 @@ def test_loads_with_transformers_as_the_trained_model(
 def test_state_comes_back_exactly(tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
     state = state_after(7)
     with torch.random.fork_rng():
-        folder = save_checkpoint(tmp_path, state, model, tokenizer)
+        folder = save_checkpoint(tmp_path, state, model.save_pretrained, tokenizer)
         expected_draws = torch.rand(5)
         torch.rand(100)
         restored = load_state(folder)
@@ -150,9 +150,9 @@ def test_state_comes_back_exactly(tmp_path: Path, model: LlamaForCausalLM, token
 
 def test_keeps_the_newest(tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
     for step in (2, 4, 6):
-        save_checkpoint(tmp_path, state_after(step), model, tokenizer, keep=2)
+        save_checkpoint(tmp_path, state_after(step), model.save_pretrained, tokenizer, keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000004", "step-000006"]
-    save_checkpoint(tmp_path, state_after(8), model, tokenizer, keep=0)
+    save_checkpoint(tmp_path, state_after(8), model.save_pretrained, tokenizer, keep=0)
     assert [p.name for p in complete_checkpoints(tmp_path)] == ["step-000004", "step-000006", "step-000008"]
     assert load_state(tmp_path / "step-000006").step == 6
 
@@ -166,7 +166,7 @@ def test_the_best_is_kept_and_linked(
 ) -> None:
     assert best_checkpoint(tmp_path) is None
     for step, best in ((2, 2), (4, 2), (6, 2), (8, 8), (10, 8)):
-        save_checkpoint(tmp_path, state_after(step), model, tokenizer, keep=1, best_step=best)
+        save_checkpoint(tmp_path, state_after(step), model.save_pretrained, tokenizer, keep=1, best_step=best)
         mark_best(tmp_path, best)
         assert (tmp_path / "best").readlink() == Path(f"step-{best:06d}")  # relative: a run can be moved
         assert best_checkpoint(tmp_path) == tmp_path / f"step-{best:06d}"
@@ -183,7 +183,7 @@ def test_the_best_is_kept_and_linked(
 def test_a_link_to_nothing_is_discarded(
     tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    save_checkpoint(tmp_path, state_after(2), model, tokenizer)
+    save_checkpoint(tmp_path, state_after(2), model.save_pretrained, tokenizer)
     (tmp_path / ".best.tmp").symlink_to("step-000002")  # of a kill before the link was renamed
     mark_best(tmp_path, 2)
     (tmp_path / ".best.tmp").symlink_to("step-000002")
@@ -201,7 +201,7 @@ def test_random_numbers_are_restored_on_the_devices_that_exist(
     states = [torch.tensor([number], dtype=torch.uint8) for number in range(3)]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: states)
-    folder = save_checkpoint(tmp_path, state_after(3), model, tokenizer)
+    folder = save_checkpoint(tmp_path, state_after(3), model.save_pretrained, tokenizer)
     for num_devices in (0, 1, 3, 5):
         restored: dict[int, torch.Tensor] = {}
         monkeypatch.setattr(torch.cuda, "device_count", lambda n=num_devices: n)
@@ -215,7 +215,7 @@ def test_random_numbers_are_restored_on_the_devices_that_exist(
 def test_another_runs_state_is_read_without_restoring_random_numbers(
     tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    folder = save_checkpoint(tmp_path, state_after(3), model, tokenizer)
+    folder = save_checkpoint(tmp_path, state_after(3), model.save_pretrained, tokenizer)
     torch.rand(3)
     before = torch.get_rng_state()
     assert_identical(read_state(folder).learner, state_after(3).learner)
@@ -234,7 +234,7 @@ def test_a_state_that_could_not_be_loaded_is_not_saved(
     tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, learner: dict, where: str
 ) -> None:
     with pytest.raises(TypeError, match=f"{where}; a checkpoint stores tensors"):
-        save_checkpoint(tmp_path, TrainerState(2, learner, None), model, tokenizer)
+        save_checkpoint(tmp_path, TrainerState(2, learner, None), model.save_pretrained, tokenizer)
     assert last_checkpoint(tmp_path) is None
 
 
@@ -247,7 +247,7 @@ def test_a_large_state_is_written_without_a_copy(
     reset_peak(device)
     if before is None:
         pytest.skip("this system does not tell the memory of a process")
-    save_checkpoint(tmp_path, TrainerState(2, {"moments": large}, None), model, tokenizer)
+    save_checkpoint(tmp_path, TrainerState(2, {"moments": large}, None), model.save_pretrained, tokenizer)
     peak = peak_bytes(device)
     assert peak is not None
     assert peak - before < large.nbytes / 2
@@ -258,8 +258,8 @@ def test_folder_without_commit_is_ignored_and_discarded(
     tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     assert last_checkpoint(tmp_path) is None
-    good = save_checkpoint(tmp_path, state_after(2), model, tokenizer)
-    torn = save_checkpoint(tmp_path, state_after(4), model, tokenizer)
+    good = save_checkpoint(tmp_path, state_after(2), model.save_pretrained, tokenizer)
+    torn = save_checkpoint(tmp_path, state_after(4), model.save_pretrained, tokenizer)
     (torn / "COMMIT").unlink()
     half_written = tmp_path / ".step-000006.tmp"
     half_written.mkdir()
@@ -271,15 +271,15 @@ def test_folder_without_commit_is_ignored_and_discarded(
         load_state(torn)
     discard_unfinished(tmp_path)
     assert list(tmp_path.iterdir()) == [good]
-    assert last_checkpoint(save_checkpoint(tmp_path, state_after(4), model, tokenizer).parent) == torn
+    assert last_checkpoint(save_checkpoint(tmp_path, state_after(4), model.save_pretrained, tokenizer).parent) == torn
 
 
 def test_complete_checkpoint_is_not_written_twice(
     tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    folder = save_checkpoint(tmp_path, state_after(2), model, tokenizer)
+    folder = save_checkpoint(tmp_path, state_after(2), model.save_pretrained, tokenizer)
     before = {f: (f.read_bytes(), f.stat().st_mtime_ns) for f in folder.iterdir()}
-    assert save_checkpoint(tmp_path, state_after(2), model, tokenizer) == folder
+    assert save_checkpoint(tmp_path, state_after(2), model.save_pretrained, tokenizer) == folder
     assert {f: (f.read_bytes(), f.stat().st_mtime_ns) for f in folder.iterdir()} == before
 
 
@@ -287,11 +287,11 @@ def test_failure_to_write_names_the_last_good_checkpoint(
     tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """The name of the next checkpoint is taken by a folder that is in use, so that it cannot be renamed to it."""
-    good = save_checkpoint(tmp_path, state_after(2), model, tokenizer)
+    good = save_checkpoint(tmp_path, state_after(2), model.save_pretrained, tokenizer)
     (tmp_path / "step-000004").mkdir()
     (tmp_path / "step-000004/foreign").write_text("not ours")
     with pytest.raises(StorageError, match=r"could not write checkpoint .*step-000004.*last complete one is .*000002"):
-        save_checkpoint(tmp_path, state_after(4), model, tokenizer)
+        save_checkpoint(tmp_path, state_after(4), model.save_pretrained, tokenizer)
     assert last_checkpoint(tmp_path) == good
     assert load_state(good).step == 2
     assert not list(tmp_path.glob(".*"))
@@ -300,7 +300,7 @@ def test_failure_to_write_names_the_last_good_checkpoint(
 def test_state_without_learner_is_possible(
     tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    assert load_state(save_checkpoint(tmp_path, START, model, tokenizer)) == replace(START)
+    assert load_state(save_checkpoint(tmp_path, START, model.save_pretrained, tokenizer)) == replace(START)
 
 
 class WithShards:
@@ -320,7 +320,7 @@ def test_shards_are_a_part_of_the_checkpoint_and_found_where_it_was_moved(
     tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     state = replace(state_after(1), learner={"shards": "shards", "updates": 3})
-    checkpoint = save_checkpoint(tmp_path / "run", state, WithShards(model), tokenizer)
+    checkpoint = save_checkpoint(tmp_path / "run", state, WithShards(model).save_pretrained, tokenizer)
     assert "file 10 shards/__1_0.distcp\n" in (checkpoint / "COMMIT").read_text()
     assert find_damage(checkpoint) is None
     moved = (tmp_path / "run").rename(tmp_path / "elsewhere") / checkpoint.name

@@ -209,4 +209,4 @@ def _row_bytes(parts: PilotParts, rows_D: FloatArray, num_rollouts: int, num_pro
     rows = np.ceil(rows_D * num_prompts).astype(np.int64)
     costs = parts.engine.row_costs(num_rollouts * num_prompts, parts.sampling.max_new_tokens)
     assert costs is not None  # `MemoryModel.fit` needs such an engine
-    return costs.bytes_for(rows[rows > 0], num_prompts * prompt_tokens)
+    return costs(rows[rows > 0], num_prompts * prompt_tokens)

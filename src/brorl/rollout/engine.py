@@ -5,7 +5,7 @@ The source of groups owns the engine and publishes weights to it. Evaluation and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -51,17 +51,6 @@ def rollouts_of_prompts(num_rollouts: int | Sequence[int], num_prompts: int) -> 
     return list(num_rollouts)
 
 
-class RowCosts(Protocol):
-    """Predicts the memory of an engine's decoding rows."""
-
-    def bytes_for(self, rows_D: IntArray, prompt_tokens: int) -> int:
-        """Return the bytes at the peak of a call, from the live rows at each depth, shape [D].
-
-        `prompt_tokens` counts the tokens of all prompts, padding included.
-        """
-        ...
-
-
 class Engine(Sampler, Protocol):
     """A sampler whose weights can be replaced."""
 
@@ -74,6 +63,10 @@ class Engine(Sampler, Protocol):
         """Sample with these weights from now on."""
         ...
 
-    def row_costs(self, max_rows: int, max_tokens: int) -> RowCosts | None:
-        """Return a model of the memory of so many rows and new tokens per row; None for an engine without one."""
+    def row_costs(self, max_rows: int, max_tokens: int) -> Callable[[IntArray, int], int] | None:
+        """Return a model of the memory of so many rows and new tokens per row; None for an engine without one.
+
+        The model maps the live rows at each depth, shape [D], and the tokens of all prompts, padding included, to the
+        bytes at the peak of a call.
+        """
         ...

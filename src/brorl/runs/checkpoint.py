@@ -16,10 +16,10 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,21 +56,13 @@ class TrainerState:
     ahead: dict[str, Any] | None = None  # state of an asynchronous source; None for others
 
 
-class Saveable(Protocol):
-    """A model, or a learner that holds one."""
-
-    def save_pretrained(self, folder: Path, /) -> object:
-        """Write the weights and the config in Hugging Face format."""
-        ...
-
-
 START = TrainerState(step=0, learner=None, stream=None)
 
 
 def save_checkpoint(
     folder: Path,
     state: TrainerState,
-    model: Saveable,
+    save: Callable[[Path], object],
     tokenizer: PreTrainedTokenizerBase,
     keep: int = 0,
     best_step: int | None = None,
@@ -81,8 +73,8 @@ def save_checkpoint(
     Args:
         folder: Folder of all checkpoints of the run.
         state: The trainer's state.
-        model: The model, or the learner that holds it.
-        tokenizer: Its tokenizer, saved beside it.
+        save: Writes the weights and the config of the model into a folder, in Hugging Face format.
+        tokenizer: The tokenizer, saved beside them.
         keep: Keep this many of the newest regular checkpoints and delete others once the new one is complete; 0 keeps
             all.
         best_step: Step of a checkpoint that is kept in addition.
@@ -101,7 +93,7 @@ def save_checkpoint(
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        model.save_pretrained(temporary)
+        save(temporary)
         for weights in (temporary, temporary / EMA):
             if weights.is_dir():
                 tokenizer.save_pretrained(weights)

@@ -242,7 +242,8 @@ class Journal:
             ahead=source.ahead,
         )
         folder = outputs.directory.checkpoints
-        save_checkpoint(folder, state, algorithm.learner, outputs.tokenizer, outputs.keep_checkpoints, best, regular)
+        save = algorithm.learner.save_pretrained
+        save_checkpoint(folder, state, save, outputs.tokenizer, outputs.keep_checkpoints, best, regular)
         outputs.directory.note_checkpoint()
         if best == self._step:
             mark_best(folder, self._step)

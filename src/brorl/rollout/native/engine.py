@@ -8,7 +8,7 @@ not fit wait, and are decoded afterwards from their prefix, with the same draws.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -159,19 +159,21 @@ class NativeEngine:
         self._observe = observe
         self._dtype = dtype or model.dtype
 
-    def row_costs(self, max_rows: int, max_tokens: int) -> RowCache | None:
-        """Return an empty cache of rows, which predicts its own memory; None on the flat path."""
+    def row_costs(self, max_rows: int, max_tokens: int) -> Callable[[IntArray, int], int] | None:
+        """Return the prediction of an empty cache of rows; None on the flat path."""
         if isinstance(self._forward, FlatForward):
             return None
-        return row_cache(self.model, self._forward.kv_shapes, self._memory_bytes, max_rows, max_tokens)
+        return self._cache(self._forward, max_rows, max_tokens).bytes_for
+
+    def _cache(self, forward: TreeForward, max_rows: int, max_tokens: int) -> RowCache:
+        return row_cache(self.model, forward.kv_shapes, self._memory_bytes, max_rows, max_tokens)
 
     def _decoder(self, max_rows: int, max_tokens: int) -> Decoder:
-        cache = self.row_costs(max_rows, max_tokens)
-        if cache is None or isinstance(self._forward, FlatForward):
+        if isinstance(self._forward, FlatForward):
             return ModelCacheDecoder(self.model, self._memory_bytes)
         # A copy of the weights in every call: they may have changed since the last one.
         packed = LeanPass(self.model, self._dtype) if self._forward.model_pass.lean else HookedPass(self.model)
-        return TreeDecoder(self.model, packed, cache)
+        return TreeDecoder(self.model, packed, self._cache(self._forward, max_rows, max_tokens))
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
