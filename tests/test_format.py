@@ -7,8 +7,8 @@ from math import inf
 import numpy as np
 import pytest
 
-from brorl.evaluation.pass_at_k import Estimate
 from brorl.format import (
+    Estimate,
     counted,
     exact,
     interval,

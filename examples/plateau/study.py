@@ -53,10 +53,10 @@ from brorl.comparison.paired import (
 from brorl.comparison.prompts import coverage_change
 from brorl.config.reading import parse_yaml
 from brorl.cost import Cost, Unit, cost_of_step, short_amount
-from brorl.evaluation.pass_at_k import Estimate, FloatArray
-from brorl.format import counted, interval, short, signed
+from brorl.format import Estimate, counted, interval, short, signed
 from brorl.runs.run_directory import RunDirectory
 from brorl.table import Table
+from brorl.tree import FloatArray
 
 HERE = Path(__file__).parent
 ROOT = Path(os.environ.get("OUT", "runs/plateau"))

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from math import floor, inf, isfinite, isnan, log10
-from typing import Protocol
 
 
-class Interval(Protocol):
-    """A value between two ends, any of which may be missing (NaN or infinite)."""
+@dataclass(frozen=True)
+class Estimate:
+    """A number with a 95% interval. The code that makes it documents the method and the coverage of the interval.
 
-    @property
-    def value(self) -> float:
-        """The value."""
+    The intervals of a single evaluation are over prompts (`brorl.evaluation.mean_interval`). Those of a comparison are
+    mostly t intervals over prompts and seeds (`brorl.comparison.paired`).
+    """
 
-    @property
-    def low(self) -> float:
-        """The lower end."""
-
-    @property
-    def high(self) -> float:
-        """The upper end."""
+    value: float  # the estimate, mostly a mean over prompts
+    low: float  # lower end of the interval
+    high: float  # upper end
 
 
-def interval(estimate: Interval, digits: int = 3, *, sign: str = "", end_digits: int | None = None) -> str:
+def interval(estimate: Estimate, digits: int = 3, *, sign: str = "", end_digits: int | None = None) -> str:
     """Return a value with its interval: 0.412 [0.380, 0.444].
 
     Args:
@@ -46,12 +43,12 @@ def interval(estimate: Interval, digits: int = 3, *, sign: str = "", end_digits:
     return f"{value} [{low}, {'no end' if estimate.high == inf else high}]"
 
 
-def signed(estimate: Interval, digits: int = 3) -> str:
+def signed(estimate: Estimate, digits: int = 3) -> str:
     """Return a difference with its interval and with signs: +0.031 [-0.002, +0.064]."""
     return interval(estimate, digits, sign="+")
 
 
-def significant_interval(estimate: Interval) -> str:
+def significant_interval(estimate: Estimate) -> str:
     """Return a positive value with its interval, to three significant digits of the value: 71.3 [70.1, 72.5]."""
     if not isfinite(estimate.value) or estimate.value <= 0:
         return interval(estimate, 1)

@@ -19,7 +19,7 @@ from brorl.comparison import report as comparison_report
 from brorl.comparison.race import RUNGS
 from brorl.config.reading import make_config, parse_yaml, read_recipe
 from brorl.errors import UserError
-from brorl.evaluation.pass_at_k import Estimate
+from brorl.format import Estimate
 from run_support import SMALL, command, refused
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")

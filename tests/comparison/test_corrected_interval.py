@@ -19,7 +19,7 @@ from brorl.comparison.paired import (
 from brorl.comparison.report import comparison_record
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import against_first_table, coverage_table, equal_score_table
-from brorl.evaluation.pass_at_k import Estimate
+from brorl.format import Estimate
 
 
 def half_width(d_SP: np.ndarray, level: float) -> float:

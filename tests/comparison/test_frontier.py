@@ -10,7 +10,8 @@ from brorl.comparison.arms import PASS_1, Comparison, Measure
 from brorl.comparison.frontier import frontier
 from brorl.comparison.paired import mean_over_runs, paired_difference
 from brorl.cost import Cost
-from brorl.evaluation.pass_at_k import Estimate, pass_at_k, worst_at_k
+from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
+from brorl.format import Estimate
 
 _POINTS = (10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 

@@ -15,7 +15,7 @@ from brorl.comparison.paired import (
     paired_difference,
     resamples,
 )
-from brorl.evaluation.pass_at_k import Estimate
+from brorl.format import Estimate
 
 FloatArray = NDArray[np.float64]
 

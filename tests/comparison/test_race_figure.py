@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 
 from brorl.comparison.race import RUNGS, Standing
 from brorl.comparison.race_figure import make_race_figure
-from brorl.evaluation.pass_at_k import Estimate
+from brorl.format import Estimate
 
 
 def random_race(rng: np.random.Generator) -> list[list[Standing]]:

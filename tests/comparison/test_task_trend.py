@@ -10,7 +10,7 @@ from brorl.comparison.arms import Arm
 from brorl.comparison.paired import difference_interval, mean_over_runs
 from brorl.comparison.prompts import kind_of, movement_of, task_trends
 from brorl.cost import Cost
-from brorl.evaluation.pass_at_k import Estimate
+from brorl.format import Estimate
 
 _KINDS = {  # task: pass rates of the start, of A and of B
     "both improve and B leads": (0.2, 0.5, 0.8),

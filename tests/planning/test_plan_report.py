@@ -11,7 +11,7 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from brorl.evaluation.pass_at_k import Estimate
+from brorl.format import Estimate
 from brorl.planning.estimators import EstimatorGuide
 from brorl.planning.figure import draw_plan
 from brorl.planning.gradient_noise import GradientProducts, NoiseMoments

@@ -15,7 +15,7 @@ from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.cost import Cost, total_cost
 from brorl.errors import STOPPED, UnverifiedResponsesError, UserError
-from brorl.evaluation.pass_at_k import Estimate
+from brorl.format import Estimate
 from brorl.runs import RUNS
 from brorl.table import Result
 from brorl.verification.sandbox.inside.functions import IN_A_WORKER

@@ -16,8 +16,7 @@ from brorl.comparison.race import RUNGS
 from brorl.config.reading import dump_yaml, make_config
 from brorl.cost import Budget
 from brorl.errors import UserError
-from brorl.evaluation.pass_at_k import Estimate
-from brorl.format import exact
+from brorl.format import Estimate, exact
 from brorl.planning.estimators import Aim
 from brorl.runs.run_record import TUNE_FILE
 from brorl.storage import replace_file, storage_errors

@@ -31,8 +31,7 @@ from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.cost import amount
 from brorl.errors import UserError
-from brorl.evaluation.pass_at_k import Estimate
-from brorl.format import counted, duration, interval
+from brorl.format import Estimate, counted, duration, interval
 from brorl.planning.estimators import Aim
 from brorl.runs.run_directory import RunDirectory
 from brorl.storage import storage_errors

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from brorl.cost import Cost, Unit, amount
-from brorl.evaluation.pass_at_k import FloatArray, pass_at_k, worst_at_k
-from brorl.tree import IntArray
+from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
+from brorl.tree import FloatArray, IntArray
 
 _LONGEST_NAME = 14  # characters of an arm's name that tables and figures can repeat
 

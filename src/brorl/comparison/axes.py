@@ -16,7 +16,7 @@ from scipy.optimize import isotonic_regression
 from brorl.comparison.arms import Comparison
 from brorl.comparison.results import ComparisonResults
 from brorl.cost import UNIT_WORDS, Unit, short_amount
-from brorl.evaluation.pass_at_k import FloatArray
+from brorl.tree import FloatArray
 
 PNG: dict[str, Any] = {"dpi": 130, "facecolor": "white"}  # options of `Figure.savefig`
 INK, GREY, PALE = "#2b2f36", "#8a8f98", "#d5d8dd"

@@ -31,7 +31,8 @@ from brorl.comparison.paired import (
     paired_difference,
 )
 from brorl.cost import Unit
-from brorl.evaluation.pass_at_k import Estimate, FloatArray
+from brorl.format import Estimate
+from brorl.tree import FloatArray
 
 _FARTHEST = 2.1  # cost of one evaluation over that of the one before: points that double, overshot by 5%
 _MeanCurve = tuple[FloatArray, FloatArray]  # pass@1 and pass@k at the start and at each evaluation point, shape [T]

@@ -20,8 +20,7 @@ from brorl.comparison.axes import INK, arm_colors, axis_label, cost_axis, draw_s
 from brorl.comparison.results import ComparisonResults, with_names
 from brorl.comparison.text import answer_of
 from brorl.cost import UNITS, Unit
-from brorl.evaluation.pass_at_k import FloatArray
-from brorl.tree import IntArray
+from brorl.tree import FloatArray, IntArray
 
 _MAX_TASKS, _TASKS_A_ROW = 24, 4
 

@@ -24,8 +24,8 @@ from brorl.comparison.arms import PASS_1, Arm, Comparison, Measure, have_same_se
 from brorl.comparison.matching import match_at, unmatched_runs
 from brorl.comparison.paired import conclusion_of, difference_interval, mean_over_runs, resamples
 from brorl.comparison.prompts import Movement, movement_of
-from brorl.evaluation.pass_at_k import Estimate, FloatArray
-from brorl.format import plain
+from brorl.format import Estimate, plain
+from brorl.tree import FloatArray
 
 _TIE = 1e-12
 _NUM_MIDDLES = 81

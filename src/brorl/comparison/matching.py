@@ -15,7 +15,8 @@ import numpy as np
 from brorl.comparison.arms import Arm, Comparison, Score, score_at, starts_by_seed
 from brorl.comparison.paired import mean_over_runs
 from brorl.cost import Cost, Unit, amount
-from brorl.evaluation.pass_at_k import Estimate, FloatArray
+from brorl.format import Estimate
+from brorl.tree import FloatArray
 
 TOLERANCE = 0.05  # a run is matched if it spent at most this fraction more than the evaluation point
 ALL_TASKS = "all"

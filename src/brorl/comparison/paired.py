@@ -22,7 +22,8 @@ from typing import Literal
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from brorl.evaluation.pass_at_k import Estimate, FloatArray
+from brorl.format import Estimate
+from brorl.tree import FloatArray
 
 Conclusion = Literal["A leads", "B leads", "no difference shown"]
 Covers = Literal["prompts and seeds", "prompts", "seeds", "nothing"]
@@ -144,9 +145,7 @@ class SeedsNeeded:
     enough_prompts: bool  # whether the prompts of the comparison are enough, with this many seeds
 
 
-def paired_difference(
-    score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_paired: bool, seed: int = 0
-) -> PairedDifference:
+def paired_difference(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_paired: bool) -> PairedDifference:
     """Compare the scores of two arms on the same prompts.
 
     Runs of the same seed see the same prompts in the same order and are evaluated with the same random numbers, so they
@@ -156,7 +155,6 @@ def paired_difference(
         score_a_SP: A's scores, between 0 and 1, shape [S, P].
         score_b_SP: B's; its S may differ if seeds are not paired.
         seeds_paired: Whether row s of both is of the same seed.
-        seed: Seed of the bootstrap.
 
     Raises:
         ValueError: If the scores are not of the same prompts, there are none, or paired arms differ in runs.
@@ -173,7 +171,7 @@ def paired_difference(
         parts=parts,
         covers=parts.covers,
         conclusion=conclusion_of(interval),
-        bootstrap=_bootstrap(a, b, seeds_paired, seed),
+        bootstrap=_bootstrap(a, b, seeds_paired),
         prompt_test=None if parts.prompts is None else _t_test(value, parts.prompts),
         seed_test=None if seed_part is None else _t_test(value, seed_part),
         seed_interval=None if seed_part is None else VarianceParts(None, (seed_part,)).interval(value, bounds),
@@ -340,13 +338,13 @@ def _fractions(size: int, num_resamples: int, generator: np.random.Generator) ->
     return np.bincount(drawn_BK.ravel(), minlength=num_resamples * size).reshape(num_resamples, size) / size
 
 
-def _bootstrap(a: FloatArray, b: FloatArray, seeds_paired: bool, seed: int) -> Estimate:
+def _bootstrap(a: FloatArray, b: FloatArray, seeds_paired: bool) -> Estimate:
     """Resample prompts (for both arms alike) and runs (for both alike if paired)."""
     runs_a = tuple(range(len(a)))
     runs_b = runs_a if seeds_paired else tuple(range(-len(b), 0))
     drawn = [
         (runs_BS[1] * (prompts_BP @ b.T)).sum(1) - (runs_BS[0] * (prompts_BP @ a.T)).sum(1)
-        for prompts_BP, runs_BS in resamples(a.shape[1], (runs_a, runs_b), np.random.default_rng(seed))
+        for prompts_BP, runs_BS in resamples(a.shape[1], (runs_a, runs_b), np.random.default_rng(0))
     ]
     low, high = np.quantile(np.concatenate(drawn), [0.025, 0.975])
     return Estimate(float((b.mean(0) - a.mean(0)).mean()), float(low), float(high))

@@ -22,7 +22,8 @@ from brorl.comparison.paired import (
     difference_interval,
     mean_over_runs,
 )
-from brorl.evaluation.pass_at_k import Estimate, pass_at_k
+from brorl.evaluation.pass_at_k import pass_at_k
+from brorl.format import Estimate
 
 Movement = Literal["improves", "degrades", "no change shown"]
 

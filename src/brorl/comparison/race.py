@@ -23,7 +23,8 @@ from itertools import pairwise
 from math import ceil, log2
 
 from brorl.comparison.paired import conclusion_of, difference_interval
-from brorl.evaluation.pass_at_k import Estimate, FloatArray
+from brorl.format import Estimate
+from brorl.tree import FloatArray
 
 RUNGS = (0.25, 0.5, 1.0)  # fractions of the budget; each is evaluated at its half, too
 

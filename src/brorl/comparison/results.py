@@ -46,8 +46,7 @@ from brorl.comparison.prompts import (
     task_trends,
 )
 from brorl.cost import UNITS
-from brorl.evaluation.pass_at_k import Estimate
-from brorl.format import counted
+from brorl.format import Estimate, counted
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from brorl.comparison.matching import TOLERANCE, Spread
 from brorl.comparison.paired import CorrectedInterval, PairedDifference, TTest, conclusion_of
 from brorl.comparison.results import ArmScores, ComparisonResults, with_names
 from brorl.cost import UNIT_WORDS, amount, short_amount
-from brorl.evaluation.pass_at_k import Estimate
-from brorl.format import interval, p_value, short, short_time, signed, significant_interval
+from brorl.format import Estimate, interval, p_value, short, short_time, signed, significant_interval
 from brorl.table import Table
 
 _MAX_POINTS = 4  # rows of an arm in the first table of two arms

@@ -18,13 +18,11 @@ Mathematical Methods of Statistics 14 (2005). Learned-Miller and Thomas, arXiv 1
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import newton
 from scipy.special import ndtri
 
-from brorl.evaluation.pass_at_k import Estimate, FloatArray
-
-IntArray = NDArray[np.int64]
+from brorl.format import Estimate
+from brorl.tree import FloatArray, IntArray
 
 _TAIL = 0.025  # the chance that an end misses
 

@@ -6,25 +6,11 @@ The estimates are unbiased. Counts above n and k above n are rejected.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number with a 95% interval. The code that makes it documents the method and the coverage of the interval.
-
-    The intervals of a single evaluation are over prompts (`brorl.evaluation.mean_interval`). Those of a comparison are
-    mostly t intervals over prompts and seeds (`brorl.comparison.paired`).
-    """
-
-    value: float  # the estimate, mostly a mean over prompts
-    low: float  # lower end of the interval
-    high: float  # upper end
+from brorl.tree import FloatArray
 
 
 def pass_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_samples: int, k: int) -> FloatArray:

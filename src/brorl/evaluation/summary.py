@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from brorl.evaluation.mean_interval import mean_with_interval
-from brorl.evaluation.pass_at_k import Estimate, pass_at_k_of_each
+from brorl.evaluation.pass_at_k import pass_at_k_of_each
+from brorl.format import Estimate
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
 from brorl.verification.grade import num_unverified

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
-from brorl.evaluation.pass_at_k import Estimate
+from brorl.format import Estimate
 from brorl.planning.report import PlanReport, seconds_text
 
 _BLUE, _ORANGE, _GREEN, _RED, _GREY = "#1f5fa8", "#d9822b", "#3a8f5c", "#b3382c", "#8a8f98"

@@ -14,7 +14,8 @@ import numpy as np
 
 from brorl.algorithms.groups import Group
 from brorl.algorithms.response_subset import choose_responses
-from brorl.evaluation.pass_at_k import Estimate, pass_at_k, worst_at_k
+from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
+from brorl.format import Estimate
 from brorl.planning.gradient_noise import GradientProducts
 from brorl.planning.pilot import PilotParts
 from brorl.planning.tree_growth import TreeGrowth, growth_ratios

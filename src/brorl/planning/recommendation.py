@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from brorl.evaluation.pass_at_k import Estimate
+from brorl.format import Estimate
 from brorl.planning.gradient_noise import NoiseMoments, mean_gradient_p_value, noise_moments
 from brorl.planning.pilot_counts import ExpectedCounts, PilotCounts, expect, fraction_estimates, with_interval
 from brorl.planning.step_cost import StepCost, Work, mean_rounds

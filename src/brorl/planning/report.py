@@ -10,8 +10,7 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from brorl.evaluation.pass_at_k import Estimate
-from brorl.format import memory_size, plain
+from brorl.format import Estimate, memory_size, plain
 from brorl.planning.estimators import FINAL_ORDERS, RARE, Aim, Choice, EstimatorGuide, K
 from brorl.planning.recommendation import NEARLY_BEST, PlanRow, RolloutPlan, StepSettings
 from brorl.planning.step_timing import PlanMeasurements

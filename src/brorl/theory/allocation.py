@@ -14,14 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import betaln, logsumexp
 
 from brorl.theory.pass_rates import PassRates
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from brorl.tree import FloatArray, IntArray
 
 _PSEUDO_GROUPS = np.array([1.0, 1.0, 4.0])  # spike at 0, spike at 1, Beta: the weak prior of a fit
 _PSEUDO_SHAPE = (0.5, 1.5)  # center of a log-normal (unit deviation) on each of the Beta's parameters

@@ -13,10 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from brorl.tree import RolloutTree
-
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
+from brorl.tree import BoolArray, FloatArray, RolloutTree
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv
 
-FloatArray = NDArray[np.float64]
+from brorl.tree import FloatArray
+
 _NORMAL_95 = 1.959963984540054
 
 

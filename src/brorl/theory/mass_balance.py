@@ -20,11 +20,10 @@ from math import ceil, e, inf, isfinite, sqrt
 from numbers import Integral
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import xlog1py
 
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
+from brorl.tree import BoolArray, FloatArray
 
 
 @dataclass(frozen=True, eq=False)

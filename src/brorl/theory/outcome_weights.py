@@ -38,16 +38,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import expit, logit
 from scipy.stats import beta, binom
 
 from brorl.theory.pass_rates import PassRates
-
-FloatArray = NDArray[np.float64]
+from brorl.tree import FloatArray
 
 BIN_EDGES = (1 / 512, 1 / 64, 1 / 16, 1 / 4, 3 / 4)
-"""Pass rates between the bins of difficulty; the first bin starts at 0, the last one ends at 1."""
+"""Pass rates between the bins of difficulty. A bin includes its lower edge; the outer ends are 0 and 1."""
 _LOG_ODDS = np.arange(-20.0, 20.1, 0.2)
 _EMPTY = 1e-9  # below this fraction, rounding decides the mean of a cell
 _DEVIATIONS, _MIN_COUNTS = 10, 40  # counts further than this from the mean have no weight in float64
@@ -165,17 +164,18 @@ def noise_to_known_rates(weight_C: ArrayLike, pass_rate_G: ArrayLike, fraction_G
     return ratio
 
 
-def rate_cells(rates: PassRates, edges: tuple[float, ...] = BIN_EDGES) -> tuple[FloatArray, FloatArray]:
+def rate_cells(rates: PassRates) -> tuple[FloatArray, FloatArray]:
     """Return pass rates and the fraction of the prompts at each: the Beta in narrow cells, and the spikes.
+
+    No cell is in two bins of `BIN_EDGES`.
 
     Args:
         rates: A distribution of pass rates.
-        edges: Pass rates at which a cell must end.
 
     Returns:
         G pass rates in [0, 1], ascending, each the mean of its cell, and their fractions with sum 1; each of shape [G].
     """
-    edge_E = expit(np.unique(np.concatenate([_LOG_ODDS, logit(edges)])))
+    edge_E = expit(np.unique(np.concatenate([_LOG_ODDS, logit(BIN_EDGES)])))
     edge_E[[0, -1]] = 0.0, 1.0
     fraction_G = np.diff(beta.cdf(edge_E, rates.a, rates.b))
     sum_G = np.diff(beta.cdf(edge_E, rates.a + 1, rates.b)) * rates.a / (rates.a + rates.b)
@@ -185,30 +185,26 @@ def rate_cells(rates: PassRates, edges: tuple[float, ...] = BIN_EDGES) -> tuple[
     return rate_G, np.concatenate([[rates.never], rates.between * fraction_G, [rates.always]])
 
 
-def prompt_fraction(pass_rate_G: ArrayLike, fraction_G: ArrayLike, edges: tuple[float, ...] = BIN_EDGES) -> FloatArray:
-    """Return the fraction of the prompts in each bin of difficulty.
+def prompt_fraction(pass_rate_G: ArrayLike, fraction_G: ArrayLike) -> FloatArray:
+    """Return the fraction of the prompts in each bin of `BIN_EDGES`.
 
     Args:
         pass_rate_G: p in [0, 1], shape [G].
         fraction_G: Fraction of the prompts with this pass rate, >= 0, shape [G].
-        edges: Pass rates between the bins, ascending, B - 1 of them. A bin includes its lower edge.
 
     Returns:
         Fractions with sum 1, shape [B].
     """
-    return _binned(np.asarray(fraction_G, np.float64), pass_rate_G, edges)
+    return _binned(np.asarray(fraction_G, np.float64), pass_rate_G)
 
 
-def gradient_fraction(
-    coefficient_G: ArrayLike, pass_rate_G: ArrayLike, fraction_G: ArrayLike, edges: tuple[float, ...] = BIN_EDGES
-) -> FloatArray:
-    """Return the fraction of the gradient that goes to the prompts in each bin of difficulty.
+def gradient_fraction(coefficient_G: ArrayLike, pass_rate_G: ArrayLike, fraction_G: ArrayLike) -> FloatArray:
+    """Return the fraction of the gradient that goes to the prompts in each bin of `BIN_EDGES`.
 
     Args:
         coefficient_G: coef(N, p) of an estimator, >= 0, shape [..., G].
         pass_rate_G: p in [0, 1], shape [G].
         fraction_G: Fraction of the prompts with this pass rate, >= 0, shape [G].
-        edges: Pass rates between the bins, ascending, B - 1 of them. A bin includes its lower edge.
 
     Returns:
         Fractions with sum 1, shape [..., B].
@@ -216,7 +212,7 @@ def gradient_fraction(
     Raises:
         ValueError: If no prompt has a gradient.
     """
-    return _binned(gradient_weight(coefficient_G, pass_rate_G) * np.asarray(fraction_G), pass_rate_G, edges)
+    return _binned(gradient_weight(coefficient_G, pass_rate_G) * np.asarray(fraction_G), pass_rate_G)
 
 
 def gradient_weight(coefficient_G: ArrayLike, pass_rate_G: ArrayLike) -> FloatArray:
@@ -268,11 +264,11 @@ def _mean_over_others(value_C: FloatArray, pass_rate_G: ArrayLike) -> FloatArray
     return mean
 
 
-def _binned(amount_G: FloatArray, pass_rate_G: ArrayLike, edges: tuple[float, ...]) -> FloatArray:
+def _binned(amount_G: FloatArray, pass_rate_G: ArrayLike) -> FloatArray:
     """Return the fraction of the amounts in each bin, shape [..., B]."""
     total = amount_G.sum(-1, keepdims=True)
     if not (total > 0).all():
         raise ValueError("every pass rate is 0 or 1, so there is no gradient")
-    in_bin_G = np.searchsorted(edges, np.asarray(pass_rate_G), side="right")
-    fraction: FloatArray = (amount_G / total) @ np.eye(len(edges) + 1)[in_bin_G]
+    in_bin_G = np.searchsorted(BIN_EDGES, np.asarray(pass_rate_G), side="right")
+    fraction: FloatArray = (amount_G / total) @ np.eye(len(BIN_EDGES) + 1)[in_bin_G]
     return fraction

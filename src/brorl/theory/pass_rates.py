@@ -18,8 +18,8 @@ from scipy.optimize import minimize
 from scipy.special import betaln, gammaln
 from scipy.stats import binom
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from brorl.tree import FloatArray, IntArray
+
 Numbers = NDArray[np.floating[Any]] | float
 
 _LOGIT_MEANS = np.linspace(-9.0, 9.0, 49)

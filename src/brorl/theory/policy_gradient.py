@@ -34,13 +34,12 @@ from scipy.stats import binom
 
 from brorl.theory.mass_balance import (
     UNIT_STEP,
-    BoolArray,
-    FloatArray,
     GradientStep,
     Outcomes,
     boolean_mask,
     check_num_rollouts,
 )
+from brorl.tree import BoolArray, FloatArray
 
 Estimator = Literal["reinforce", "group_mean", "grpo"]
 WithBaseline = Literal["group_mean", "grpo"]

@@ -13,8 +13,8 @@ from typing import Literal
 
 from brorl.comparison.paired import Conclusion, conclusion_of, difference_interval
 from brorl.cost import UNITS, total_cost
-from brorl.evaluation.pass_at_k import Estimate, pass_at_k
-from brorl.format import duration, interval
+from brorl.evaluation.pass_at_k import pass_at_k
+from brorl.format import Estimate, duration, interval
 from brorl.reporting.reasons import is_adaptive, why_no_change, why_no_update
 from brorl.runs.run_record import Record, RunRecord, number, total
 from brorl.runs.stored_rollouts import step_list
