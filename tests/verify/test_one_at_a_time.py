@@ -42,6 +42,6 @@ def test_threads_take_turns_and_get_their_own_verdicts() -> None:
         return verifier.together
 
     alone = Unsafe()
-    assert most_together(alone, OneAtATime(alone)) == 1
-    assert OneAtATime(alone).check_references(["1", "2"]) == {"1": "is odd"}
-    assert OneAtATime(alone).trial_responses("4", ["5"]) == TrialResponses("4", ["5"])
+    assert most_together(alone, OneAtATime(alone, threading.Lock())) == 1
+    assert OneAtATime(alone, threading.Lock()).check_references(["1", "2"]) == {"1": "is odd"}
+    assert OneAtATime(alone, threading.Lock()).trial_responses("4", ["5"]) == TrialResponses("4", ["5"])

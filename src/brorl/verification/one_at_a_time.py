@@ -17,12 +17,12 @@ class OneAtATime:
 
     Args:
         verifier: The verifier; nothing else may call it.
-        lock: Shared by verifiers that use the same workers.
+        lock: Verifiers that use the same workers share it.
     """
 
-    def __init__(self, verifier: Verifier, lock: threading.Lock | None = None) -> None:
+    def __init__(self, verifier: Verifier, lock: threading.Lock) -> None:
         self._verifier = verifier
-        self._lock = lock or threading.Lock()
+        self._lock = lock
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify many responses in one call; see `Verifier`."""

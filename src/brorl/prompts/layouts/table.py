@@ -110,7 +110,7 @@ def read_fields(row: Row, layout: Layout, seed: int) -> Fields:
     """Return the fields of a row, which has at least the columns of the layout; the seed shuffles options.
 
     Raises:
-        Dropped: If the row has no question that can be verified.
+        DroppedRow: If the row has no question that can be verified.
         UserError: If the row is not of this layout.
     """
     try:

@@ -127,7 +127,7 @@ class Process:
     def request(self, request: Request) -> None:
         """Send a request to a process that has loaded something; one out of turn is a ValueError."""
         if (self._asked_at is not None) != isinstance(request, ReturnValue):
-            state = "has not called an outside function" if self._asked_at is None else "waits for GiveValue"
+            state = "has not called an outside function" if self._asked_at is None else "waits for ReturnValue"
             raise ValueError(f"the judge requested {type(request).__name__}, but the program {state}")
         if self._asked_at is not None:
             paused = time.monotonic() - self._asked_at
