@@ -16,7 +16,10 @@ Curve = Callable[[float], float]
 class Simulation:
     """Arms whose mean score is a function of the fraction of the budget, with noise of prompts, seeds and sampling."""
 
+    objectives: dict[str, str]  # of arms with another objective than the others
+
     def __init__(self, curves: dict[str, Curve], rng: np.random.Generator, seed_noise: float = 0.01) -> None:
+        self.objectives = {}
         self.curves, self.rng, self.seed_noise, self.spent = curves, rng, seed_noise, 0.0
         self.difficulty_P = rng.normal(0, 1.0, PROMPTS)
         self.run = {arm: rng.normal(0, seed_noise) for arm in curves}
@@ -31,7 +34,12 @@ class Simulation:
         for rung, fraction in enumerate(RUNGS):
             before = RUNGS[rung - 1] if rung else 0.0
             self.spent += len(arms) * (fraction - before)
-            courses = [Course(a, *(self.scores(a, at)[None] for at in (0.0, fraction / 2, fraction))) for a in arms]
+            courses = [
+                Course(
+                    a, self.objectives.get(a, ""), *(self.scores(a, at)[None] for at in (0.0, fraction / 2, fraction))
+                )
+                for a in arms
+            ]
             found = standings(courses, fraction, room_after(rung, number), own)
             assert sorted(s.arm for s in found) == sorted(arms)
             arms = [s.arm for s in found if s.dropped is None]
@@ -84,12 +92,27 @@ def test_an_arm_that_starts_slowly_and_ends_best_wins(rng: np.random.Generator) 
     assert wins >= 36
 
 
+def test_an_objective_that_falls_first_and_ends_best_wins(rng: np.random.Generator) -> None:
+    def dipping(end: float) -> Curve:
+        return lambda fraction: 0.3 - 0.5 * fraction + (end + 0.2) * fraction**2  # from .3 below .3, and up to the end
+
+    wins = 0
+    for _ in range(40):
+        falling = {f"falling {i}": dipping(end) for i, end in enumerate((0.2, 0.25, 0.45))}
+        constant = {f"constant {i}": lambda fraction: 0.3 + 0.02 * fraction for i in range(3)}
+        race = Simulation({"own": lambda fraction: 0.3 + 0.01 * fraction, **constant, **falling}, rng, seed_noise=0.005)
+        race.objectives = dict.fromkeys(falling, "falling order")
+        wins += race.race("own") == "falling 2"
+        assert race.spent <= race_cost(7) + 1e-9
+    assert wins >= 36
+
+
 def test_a_rung_drops_what_is_shown_behind_and_then_what_has_no_room() -> None:
     waves = itertools.count(1)
 
     def course(arm: str, half: float, rung: float) -> Course:
         noise_P = 0.02 * np.cos(2 * np.pi * next(waves) * np.arange(PROMPTS) / PROMPTS)  # of mean 0
-        return Course(arm, np.full((1, PROMPTS), 0.1), np.full((1, PROMPTS), half), (rung + noise_P)[None])
+        return Course(arm, "", np.full((1, PROMPTS), 0.1), np.full((1, PROMPTS), half), (rung + noise_P)[None])
 
     courses = [course("lead", 0.30, 0.40), course("close", 0.30, 0.398), course("closer", 0.30, 0.399),
                course("far", 0.15, 0.20), course("slow", 0.20, 0.31), course("own", 0.1, 0.1)]  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from brorl.api.arm_runs import ArmRun, Slot, finish_runs, progress_of
-from brorl.api.compare import finished_comparison, machine_of, model_of, run_comparison, slots_for
+from brorl.api.compare import finished_comparison, machine_of, run_comparison, slots_for
 from brorl.api.comparison_view import ComparisonView
 from brorl.api.plan import AIMS, PlanRequest, measure_plan
 from brorl.api.recipe import ConfigOrPath, resolve_checkpoint, resolve_config
@@ -107,8 +107,8 @@ def own_config(start: ConfigOrPath | None, recipe: ConfigOrPath | None, given: M
         return resolve_config("quickstart" if start is None and recipe is None else start or recipe or "", given)
     if "model" in given:
         raise UserError(f"{start} and --model both name a model; give one of them")
-    source = recipe or resolve_checkpoint(str(start)).run_config or "quickstart"
-    return resolve_config(source, {**given, "model": model_of(str(start))})
+    model, run_config = resolve_checkpoint(str(start))
+    return resolve_config(recipe or run_config or "quickstart", {**given, "model": model})
 
 
 def begin(
@@ -250,4 +250,5 @@ def _course(plan: TunePlan, run: ArmRun) -> Course:
     def at(spent: float) -> Any:
         return measure.of(score_at(until, "seconds", spent).num_correct_P, n)[None]
 
-    return Course(run.arm, at(0.0), *(at(point) for point in run.budget.eval_points))
+    objective = str(plan.arm(run.arm).config.advantages)
+    return Course(run.arm, objective, at(0.0), *(at(point) for point in run.budget.eval_points))

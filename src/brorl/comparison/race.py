@@ -1,12 +1,13 @@
 """A race: arms of one budget of which fewer go on at each rung, so that the best is found for less.
 
 All arms have the whole budget in their settings, because learning rates and orders fall over it. They pause at rungs, a
-quarter, a half and all of the budget, and those that go on are continued, not started again. At a rung an arm is
-dropped
+quarter, a half and all of the budget, and those that go on are continued, not started again. On the way an arm is
+compared with those of its objective only: an order that falls lowers pass@1 first and raises it last. At a rung an arm
+is dropped
 
-- if its interval shows it behind the leader, and even on a straight line from the start it would not reach the leader's
-  projected end; or
-- if more arms are left than the next rung has room for. The ones with the lowest projected ends are dropped.
+- if its interval shows it behind the leader of its objective, and even on a straight line from the start it would not
+  reach that leader's projected end; or
+- if more arms are left than the next rung has room for. They take turns by objective, by their projected ends.
 
 The projected end follows the power of the cost that leads from the start through the evaluations at half of the rung
 and at the rung, with an exponent of at most 1; an arm that has turned stays where it is. So an arm that starts slowly
@@ -17,9 +18,10 @@ Source: successive halving (Jamieson and Talwalkar, arXiv 1502.07943); the proje
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from math import ceil, log2
 
 from brorl.comparison.paired import conclusion_of, difference_interval
@@ -46,6 +48,7 @@ class Course:
     """The scores of an arm on the tuning prompts, shape [S, P] each."""
 
     arm: str
+    objective: str  # arms of one objective have scores that can be compared on the way
     start_SP: FloatArray  # at the start
     half_SP: FloatArray  # at half of the rung's cost
     rung_SP: FloatArray  # at the rung
@@ -57,7 +60,9 @@ class Standing:
 
     arm: str
     score: float  # its mean score at the rung
-    behind: Estimate  # the leader's score less its own, with a 95% interval over the prompts (and seeds); 0 if it leads
+    # the leader's score less its own, with a 95% interval over the prompts (and seeds); 0 if it leads. The leader is
+    # that of its objective, and at the end that of all
+    behind: Estimate
     projected: float  # the end to which its course leads
     dropped: str | None  # why it does not go on; None if it does
 
@@ -76,17 +81,22 @@ def standings(courses: Sequence[Course], fraction: float, room: int, own: str) -
     """
     if not courses:
         raise ValueError("a race needs at least one arm")
-    leader = max(courses, key=lambda course: float(course.rung_SP.mean()))
+    ordered = sorted(courses, key=lambda course: -float(course.rung_SP.mean()))
+    group = {course.arm: course.objective if fraction < 1 else "all" for course in courses}
+    leaders = {group[course.arm]: course for course in reversed(ordered)}
     rows, shown = [], set[str]()
-    for course in sorted(courses, key=lambda course: -float(course.rung_SP.mean())):
+    for course in ordered:
+        leader = leaders[group[course.arm]]
         behind = difference_interval(course.rung_SP, leader.rung_SP, seeds_paired=True)
         rows.append((course.arm, float(course.rung_SP.mean()), behind, _projected(course, fraction)))
         straight = float(course.start_SP.mean()) + float((course.rung_SP - course.start_SP).mean()) / fraction
         if course.arm != own and conclusion_of(behind) == "B leads" and straight < _projected(leader, fraction):
             shown.add(course.arm)
     going = [row for row in rows if row[0] not in shown]
-    by_end = sorted(going, key=lambda row: (row[0] != own, -row[3]))  # the own arm first
-    crowded = {row[0] for row in by_end[room:]}
+    by_end = [row[0] for row in sorted(going, key=lambda row: (row[0] != own, -row[3]))]  # the own arm first
+    ranks = defaultdict[str, Iterator[int]](count)
+    rank = {arm: next(ranks[group[arm]]) for arm in by_end}  # within its objective
+    crowded = sorted(by_end, key=rank.__getitem__)[room:]
     reasons = dict.fromkeys(shown, "shown to be behind") | dict.fromkeys(crowded, "no room: lower projected end")
     return tuple(Standing(*row, reasons.get(row[0])) for row in rows)
 
