@@ -32,6 +32,26 @@ class SampleTask:
     first: int = 0  # number of the first prompt
 
 
+def sample_tasks(
+    prompts: Sequence[Sequence[int]],
+    num_rollouts: int | Sequence[int],
+    sampling: SamplingParams,
+    seed: int,
+    first: int,
+    size: int,
+) -> list[SampleTask]:
+    """Cut a call of `Sampler.sample` into tasks of at most `size` prompts, in order.
+
+    Raises:
+        ValueError: If there are other numbers of rollouts than prompts.
+    """
+    rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
+    return [
+        SampleTask(prompts[i : i + size], rollouts_P[i : i + size], sampling, seed, first + i)
+        for i in range(0, len(prompts), size)
+    ]
+
+
 class SampledTask(NamedTuple):
     """The result of a task."""
 
@@ -97,15 +117,11 @@ class PooledEngine:
 
         If the observer or a worker raises, all tasks of the call are discarded.
         """
-        rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
-        size = self._prompts_per_task
-        tasks = [
-            SampleTask(prompts[i : i + size], rollouts_P[i : i + size], sampling, seed, first + i)
-            for i in range(0, len(prompts), size)
-        ]
+        tasks = sample_tasks(prompts, num_rollouts, sampling, seed, first, self._prompts_per_task)
         trees_of: dict[int, list[RolloutTree]] = {}
         tickets = [self._pool.submit(task) for task in tasks]
-        progress = Decoding(finished=0, rollouts=sum(rollouts_P), tokens=0, depth=0)
+        num_all = sum(rollouts_of_prompts(num_rollouts, len(prompts)))
+        progress = Decoding(finished=0, rollouts=num_all, tokens=0, depth=0)
         try:
             while len(trees_of) < len(tickets):
                 for done in self._pool.done(_POLL_S):

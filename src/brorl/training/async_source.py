@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from brorl.activity import Decoding
-from brorl.rollout.engine import Sampler, rollouts_of_prompts
-from brorl.rollout.pool import SampledTask, SampleTask, SamplingPool
+from brorl.rollout.engine import Sampler
+from brorl.rollout.pool import SampledTask, SampleTask, SamplingPool, sample_tasks
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
 from brorl.training.backlog import Backlog, Flight, Stragglers
@@ -62,8 +62,32 @@ class AsyncSource(GroupSource):
 
     @property
     def sampler(self) -> Sampler:
-        """Samples other prompts over the same pool, with the newest weights only."""
-        return _PoolSampler(self)
+        """This source: it samples other prompts over the same pool, with the newest weights only."""
+        return self
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_rollouts: int | Sequence[int],
+        sampling: SamplingParams,
+        seed: int,
+        first: int = 0,
+    ) -> list[RolloutTree]:
+        """Sample with the newest weights; see `Sampler.sample`. Training continues to sample meanwhile."""
+        tasks = sample_tasks(prompts, num_rollouts, sampling, seed, first, self.prompts_per_task)
+        trees: list[list[RolloutTree]] = [[] for _ in tasks]
+        missing = list(range(len(tasks)))
+        while missing:  # once, unless a pool starts a task with older weights
+            with self._changed, self._asking([tasks[i] for i in missing]) as tickets:
+                while any(self._asked[ticket] is None for ticket in tickets):
+                    self._wait()
+                answers = [self._asked[ticket] for ticket in tickets]
+            newest = self._backlog.version
+            for i, answer in zip(missing, answers, strict=True):
+                if answer is not None and answer.version >= newest:
+                    trees[i] = answer.trees
+            missing = [i for i in missing if not trees[i]]
+        return [tree for some in trees for tree in some]
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample with these weights all tasks that start from now on; see `GroupSource`.
@@ -273,49 +297,14 @@ class AsyncSource(GroupSource):
         else:
             self._work_once(None)
 
-
-class _PoolSampler:
-    """Samples prompts over the pool of a source, and waits for them."""
-
-    def __init__(self, source: AsyncSource) -> None:
-        self._source = source
-
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_rollouts: int | Sequence[int],
-        sampling: SamplingParams,
-        seed: int,
-        first: int = 0,
-    ) -> list[RolloutTree]:
-        """Sample with the newest weights; see `Sampler.sample`. Training continues to sample meanwhile."""
-        source, size = self._source, self._source.prompts_per_task
-        rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
-        starts = range(0, len(prompts), size)
-        tasks = [SampleTask(prompts[i : i + size], rollouts_P[i : i + size], sampling, seed, first + i) for i in starts]
-        trees: list[list[RolloutTree]] = [[] for _ in tasks]
-        missing = list(range(len(tasks)))
-        while missing:  # once, unless a pool starts a task with older weights
-            with source._changed, self._asking([tasks[i] for i in missing]) as tickets:
-                while any(source._asked[ticket] is None for ticket in tickets):
-                    source._wait()
-                answers = [source._asked[ticket] for ticket in tickets]
-            newest = source._backlog.version
-            for i, answer in zip(missing, answers, strict=True):
-                if answer is not None and answer.version >= newest:
-                    trees[i] = answer.trees
-            missing = [i for i in missing if not trees[i]]
-        return [tree for some in trees for tree in some]
-
     @contextmanager
     def _asking(self, tasks: Sequence[SampleTask]) -> Iterator[list[int]]:
         """Submit tasks, and discard them at the end, even if an observer raises."""
-        source = self._source
-        tickets = [source.pool.submit(task) for task in tasks]
-        source._asked |= dict.fromkeys(tickets)
+        tickets = [self.pool.submit(task) for task in tasks]
+        self._asked |= dict.fromkeys(tickets)
         try:
             yield tickets
         finally:
-            source.pool.discard([ticket for ticket in tickets if source._asked[ticket] is None])
+            self.pool.discard([ticket for ticket in tickets if self._asked[ticket] is None])
             for ticket in tickets:
-                del source._asked[ticket]
+                del self._asked[ticket]
