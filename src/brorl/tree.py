@@ -188,19 +188,7 @@ class RolloutTree:
     @cached_property
     def end(self) -> IntArray:
         """End of each node's subtree, shape [M]: node i and its descendants are the slice [i, end[i])."""
-        num_nodes = self.token.size
-        end_M = np.empty(num_nodes, np.int64)
-        starts = np.flatnonzero(np.append(True, self.parent[1:] != np.arange(num_nodes - 1)))
-        depths, ends = [-1], [num_nodes]  # starts of later chains that can close a subtree, nearest last
-        for start, stop in zip(starts[::-1], np.append(starts[1:], num_nodes)[::-1], strict=True):
-            closing = np.searchsorted(depths, self.depth[start:stop], side="right") - 1
-            end_M[start:stop] = np.asarray(ends)[closing]
-            while depths[-1] >= self.depth[start]:
-                depths.pop()
-                ends.pop()
-            depths.append(int(self.depth[start]))
-            ends.append(int(start))
-        return end_M
+        return subtree_ends(self.depth)
 
     @cached_property
     def prefix_logprob(self) -> FloatArray:
@@ -407,6 +395,28 @@ class RolloutTree:
             f"RolloutTree({self.num_rollouts:,} rollouts, {self.num_responses:,} distinct responses, "
             f"{self.num_unique_tokens:,} nodes, prompt of {len(self.prompt_ids):,} tokens)"
         )
+
+
+def subtree_ends(depth_M: IntArray) -> IntArray:
+    """Return the end of the subtree of each node in preorder, shape [M]: the next node that is not deeper.
+
+    Args:
+        depth_M: Depth of each node, shape [M]; trees may follow one another.
+    """
+    num_nodes = depth_M.size
+    end_M = np.empty(num_nodes, np.int64)
+    starts = np.flatnonzero(np.diff(depth_M, prepend=depth_M[:1]) <= 0)  # of chains, along which the depth rises
+    stops = np.append(starts, num_nodes)[1:]
+    depths, ends = [-1], [num_nodes]  # starts of later chains that can close a subtree, nearest last
+    for start, stop in zip(starts[::-1], stops[::-1], strict=True):
+        closing = np.searchsorted(depths, depth_M[start:stop], side="right") - 1
+        end_M[start:stop] = np.asarray(ends)[closing]
+        while depths[-1] >= depth_M[start]:
+            depths.pop()
+            ends.pop()
+        depths.append(int(depth_M[start]))
+        ends.append(int(start))
+    return end_M
 
 
 def _padded(responses: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:

@@ -320,11 +320,6 @@ def test_tiles_attend_as_chains_do(
             torch.testing.assert_close(got, reference, rtol=tolerance, atol=tolerance)
 
 
-def test_subtrees_end_where_those_of_the_tree_do(rng: np.random.Generator) -> None:
-    tree = random_tree(rng, num_rollouts=30, branching=4, max_length=12)
-    np.testing.assert_array_equal(tiled_attention.subtree_ends(tree.depth), tree.end)
-
-
 class Largest(TorchDispatchMode):
     """Records the number of elements of the largest tensor that is made."""
 

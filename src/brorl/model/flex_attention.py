@@ -24,9 +24,8 @@ from torch import Tensor
 
 from brorl.errors import UserError
 from brorl.model.device import to_device
-from brorl.model.tiled_attention import subtree_ends
 from brorl.model.tree_attention import PromptCache, cast_by_autocast
-from brorl.tree import BoolArray, IntArray
+from brorl.tree import BoolArray, IntArray, subtree_ends
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

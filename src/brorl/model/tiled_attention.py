@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from brorl.model.device import at_least_float32, to_device
 from brorl.model.tree_attention import PromptCache, cast_by_autocast
-from brorl.tree import IntArray
+from brorl.tree import IntArray, subtree_ends
 
 SCORES_PER_TILE = 1 << 25
 _MAX_QUERIES = 256  # more queries than this read too many keys that they do not see
@@ -97,18 +97,6 @@ def _tiles(
                 to_device(node_U, device),
                 to_device(end_F[node_U], device),
             )
-
-
-def subtree_ends(depth_F: IntArray) -> IntArray:
-    """Return the end of the subtree of each node in preorder: the next node that is not deeper, shape [F]."""
-    end_F = np.full(depth_F.size, depth_F.size)
-    open_nodes: list[int] = []
-    depths = depth_F.tolist()
-    for node, depth in enumerate(depths):
-        while open_nodes and depths[open_nodes[-1]] >= depth:
-            end_F[open_nodes.pop()] = node
-        open_nodes.append(node)
-    return end_F
 
 
 class _TileInputs(NamedTuple):
