@@ -81,6 +81,19 @@ def test_tables_are_whole_on_80_columns(report: EvaluationResult) -> None:
     assert text.count("domain ") == 4
 
 
+def test_the_result_of_the_command_has_tables_then_lines(report: EvaluationResult) -> None:
+    told = replace(report, differences=("The run's own evaluations differ.", "repeat them: brorl eval x"))
+    lines = [line.rstrip() for line in shown(told).splitlines()]
+    tables = [
+        line.rstrip() for table in (pass_table(told), response_table(told)) for line in ["", *shown(table).splitlines()]
+    ]
+    written = "written: out/evaluation.json; every response: out/responses"
+    assert lines == [*tables, "", written, *told.differences]
+    page = told._repr_html_()
+    assert page.startswith("<pre")
+    assert all(line in page for line in (written, "brorl eval x"))
+
+
 def test_one_data_set_needs_no_row_for_all(report: EvaluationResult) -> None:
     alone = [r for r in report.prompts if r.data_set == "own"]
     single = replace(report, summary=summarize_all(alone, (1,), {"own": 1.0}), prompts=alone)

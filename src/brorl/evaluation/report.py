@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group
-
 from brorl.evaluation.summary import EvaluationSummary, PromptResult, Summary
 from brorl.format import counted, interval
-from brorl.table import Table
+from brorl.table import Result, Table
 
 _ENVIRONMENT = ("processor", "cuda", "platform", "threads", "python", "packages")  # of a session
 
 
 @dataclass(frozen=True)
-class EvaluationResult:
+class EvaluationResult(Result):
     """The result of an evaluation."""
 
     path: Path  # folder with `evaluation.json` and every response
@@ -32,30 +29,18 @@ class EvaluationResult:
     # do not differ, or the model is not from a run
     differences: Sequence[str] = ()
 
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """pass@k, and the number, length and cost of the responses."""
-        return pass_table(self), response_table(self)
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """Remarks, the files, and the differences from the run's own evaluations."""
-        written = f"written: {self.path / 'evaluation.json'}; every response: {self.path / 'responses'}"
-        return (*(f"- {remark}" for remark in remarks(self)), f"\n{written}", *self.differences)
-
-    def __rich__(self) -> Group:
-        from rich.text import Text
-
-        return Group(*(part for table in self.tables for part in ("", table)), *map(Text, self.lines))
+    def parts(self) -> Iterator[Table | str]:
+        """Yield the tables, the remarks, the files, and the differences from the run's own evaluations."""
+        for table in (pass_table(self), response_table(self)):
+            yield from ("", table)
+        yield from (f"- {remark}" for remark in remarks(self))
+        yield f"\nwritten: {self.path / 'evaluation.json'}; every response: {self.path / 'responses'}"
+        yield from self.differences
 
     def __repr__(self) -> str:
         pass_at = self.summary.overall.pass_at
         scores = ", ".join(f"pass@{k} {interval(pass_at[k])}" for k in shown_ks([*pass_at]))
         return f"EvaluationResult({str(self.path)!r}: {scores})"
-
-    def _repr_html_(self) -> str:
-        lines = "<br>".join(html.escape(line.strip()) for line in self.lines)
-        return "".join(table._repr_html_() for table in self.tables) + f"<p>{lines}</p>"
 
     def record(self) -> dict[str, Any]:
         """Return everything as JSON values."""
