@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from brorl.api.recipe import resolve_config
-from brorl.assemble.cluster_job import JobOptions, build_job
+from brorl.assemble.cluster_job import build_job
 from brorl.model.model_shape import PUBLISHED
 from brorl.planning.cluster.cluster_plan import ClusterPlan, SimulationSettings, make_cluster_plan
 from brorl.planning.cluster.cluster_report import (
@@ -40,7 +40,7 @@ SHORT = {"sampling.max_new_tokens": 2048, "prompts_per_step": 32}
 def job(engine: Engine, **changes: Any) -> Job:
     """Return the job of the recipe `brorl` with some settings changed."""
     config = resolve_config("brorl", changes)
-    return build_job(config, GPU, JobOptions(engine=engine), PUBLISHED[config.model])
+    return build_job(config, GPU, PUBLISHED[config.model], engine=engine)
 
 
 def capacity_tables() -> Iterator[tuple[str, str]]:

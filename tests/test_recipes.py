@@ -8,7 +8,7 @@ import pytest
 
 import brorl
 from brorl.algorithms.settings import AdvantageSettings
-from brorl.assemble.cluster_job import JobOptions, build_job
+from brorl.assemble.cluster_job import build_job
 from brorl.assemble.learner import build_learner_settings
 from brorl.config.reading import builtin_recipes, make_config, read_recipe
 from brorl.config.settings import TrainConfig
@@ -103,7 +103,7 @@ def test_a_plan_of_a_recipe_has_its_placement(name: str, gpus: int) -> None:
     """Of the ways with the recipe's placement, the plan chooses the recipe's split; H100s, native engine."""
     recipe = config(name)
     gpu = GPUS["H100"]
-    job = build_job(recipe, gpu, JobOptions(), PUBLISHED[recipe.model])
+    job = build_job(recipe, gpu, PUBLISHED[recipe.model])
     found = fastest_split(job, gpus, recipe.cluster.placement, recipe.cluster.mode)
     assert found is not None
     assert (found.num_workers, found.learner.ranks) == (recipe.cluster.rollout_workers, recipe.cluster.learner_ranks)

@@ -102,15 +102,22 @@ def plan_cluster(
     config, run = _resolve(source, recipe, overrides)
 
     with Screen(silent=not progress) as screen:
-        from brorl.assemble.cluster_job import JobOptions, build_job, build_shape
+        from brorl.assemble.cluster_job import build_job, build_shape
         from brorl.planning.cluster.cluster_plan import SimulationSettings, make_cluster_plan
         from brorl.planning.cluster.cluster_report import cluster_record, draw_cluster_plan
         from brorl.runs.run_directory import RunDirectory
 
-        given = JobOptions(question.engine, question.response_tokens, question.distinct_fraction)
         shape = build_shape(config.model, question.model_shape)
         metrics = [] if run is None else RunDirectory(run).read_metrics()
-        job = build_job(config, cluster.gpu, given, shape, metrics)
+        job = build_job(
+            config,
+            cluster.gpu,
+            shape,
+            engine=question.engine,
+            mean_length=question.response_tokens,
+            distinct_fraction=question.distinct_fraction,
+            metrics=metrics,
+        )
         folder = Path(output_dir).expanduser()
         make_output_folder(folder)
         screen.console.print(

@@ -7,7 +7,6 @@ loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from brorl.errors import UserError
 from brorl.model.model_shape import EXAMPLE, PUBLISHED, ModelShape
 from brorl.planning.cluster.hardware import Engine, Gpu, Origin, UnitCosts
 from brorl.planning.cluster.phases import Job
-from brorl.planning.cluster.step_work import ResponseLengths, StepWork, distinct_fraction
+from brorl.planning.cluster.step_work import ResponseLengths, StepWork
+from brorl.planning.cluster.step_work import distinct_fraction as assumed_distinct_fraction
 from brorl.prompts.settings import CountdownSource, FileSource
 
 _DOMAINS = ("code", "countdown", "gym", "ifeval", "math", "science")
@@ -27,40 +27,40 @@ _KEPT_FRACTION = 0.62  # the paper's, at N = 512
 _LAST_STEPS = 20  # of a run
 
 
-@dataclass(frozen=True)
-class JobOptions:
-    """Options of the command, each instead of an assumption; None if not given."""
-
-    engine: Engine | None = None  # the engine that samples; None for `engine.kind`
-    mean_length: float | None = None  # tokens of a response
-    distinct_fraction: float | None = None  # distinct tokens over sampled tokens
-
-
 def build_job(
-    config: TrainConfig, gpu: Gpu, given: JobOptions, shape: ModelShape, metrics: Sequence[Mapping[str, Any]] = ()
+    config: TrainConfig,
+    gpu: Gpu,
+    shape: ModelShape,
+    *,
+    engine: Engine | None = None,
+    mean_length: float | None = None,
+    distinct_fraction: float | None = None,
+    metrics: Sequence[Mapping[str, Any]] = (),
 ) -> Job:
     """Build the job of a cluster plan.
 
     Args:
         config: The recipe.
         gpu: The figures of the GPU.
-        given: Options of the command.
         shape: The sizes of the model.
+        engine: The engine that samples; None for `engine.kind`.
+        mean_length: Tokens of a response; None for a measured or an assumed number.
+        distinct_fraction: Distinct tokens over sampled tokens; None for a measured or an assumed number.
         metrics: Lines of a run's metrics; empty without a run.
 
     Raises:
         UserError: If an option is out of range.
     """
-    engine: Engine = given.engine or config.engine.kind
-    cluster = config.cluster
-    gpus = cluster.rollout_workers * cluster.gpus_per_rollout_worker + cluster.learner_ranks
-    workers = cluster.verifier_workers * config.verification.workers
+    kind: Engine = engine or config.engine.kind
+    config = config.model_copy(update={"engine": config.engine.model_copy(update={"kind": kind})})
+    gpus = max(config.cluster.needed_gpus, 1)
+    workers = config.cluster.verifier_workers * config.verification.workers
     return Job(
         model=shape,
-        work=build_work(config, given, metrics),
+        work=_build_work(config, mean_length, distinct_fraction, metrics),
         gpu=gpu,
-        costs=UnitCosts.of(gpu, engine, _domain_fractions(config), workers / gpus if workers else None),
-        engine=engine,
+        costs=UnitCosts.of(gpu, kind, _domain_fractions(config), workers / gpus if workers else None),
+        engine=kind,
         reference=config.kl.coefficient > 0 and not config.reference.offload,
         average=config.optimizer.ema_decay is not None,
         gradient_checkpointing=config.engine.gradient_checkpointing,
@@ -93,19 +93,22 @@ def build_shape(name: str, numbers: Mapping[str, float] | None) -> ModelShape:
         ) from error
 
 
-def build_work(config: TrainConfig, given: JobOptions, metrics: Sequence[Mapping[str, Any]] = ()) -> StepWork:
-    """Return the work of a step.
-
-    Raises:
-        UserError: If an option is out of range.
-    """
+def _build_work(
+    config: TrainConfig,
+    mean_length: float | None,
+    distinct_fraction: float | None,
+    metrics: Sequence[Mapping[str, Any]],
+) -> StepWork:
+    """Return the work of a step."""
     limit = float(config.sampling.max_new_tokens)
     measured = _measured(metrics)
-    mean, mean_origin = _first(given.mean_length, measured.get("mean_length"), _MEAN_FRACTION * limit)
+    mean, mean_origin = _first(mean_length, measured.get("mean_length"), _MEAN_FRACTION * limit)
     if not 1 <= mean <= 0.999 * limit and mean != limit:
         raise UserError(f"--response-tokens must be between 1 and sampling.max_new_tokens = {limit:,.0f}, got {mean:g}")
     fraction, fraction_origin = _first(
-        given.distinct_fraction, measured.get("distinct_fraction"), distinct_fraction(config.rollouts_per_prompt, mean)
+        distinct_fraction,
+        measured.get("distinct_fraction"),
+        assumed_distinct_fraction(config.rollouts_per_prompt, mean),
     )
     if not 0 < fraction <= 1:
         raise UserError(f"--distinct-fraction must be in (0, 1], got {fraction:g}")
@@ -114,7 +117,6 @@ def build_work(config: TrainConfig, given: JobOptions, metrics: Sequence[Mapping
     responses, response_origin = _first(None, measured.get("response_fraction"), 1.0)
     prompt_limit = float(config.data.max_prompt_tokens or _PROMPT_TOKENS)
     passes = 3 + config.engine.gradient_checkpointing + (config.kl.coefficient > 0)
-    recomputes = config.optimizer.old_logprobs == "recompute" or config.dtype == "bfloat16"
     return StepWork(
         prompts=config.prompts_per_step,
         rollouts=config.rollouts_per_prompt,
@@ -124,7 +126,7 @@ def build_work(config: TrainConfig, given: JobOptions, metrics: Sequence[Mapping
         response_fraction=responses,
         kept_fraction=kept if config.dynamic_sampling.enabled else 1.0,
         mini_batches=config.optimizer.mini_batches,
-        passes=passes + recomputes,
+        passes=passes + config.recompute_old_logprobs,
         origins={
             "prompt_tokens": "assumed",
             "mean_length": mean_origin,
