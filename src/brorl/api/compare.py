@@ -123,10 +123,8 @@ def compare(
 
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs: at least 1 is needed, got {jobs}")
-    arguments = Arguments(
-        arms, sweep, None if checkpoint is None else model_of(checkpoint), match, budget, marks, seeds,
-        flat_settings(overrides),
-    )  # fmt: skip
+    model = None if checkpoint is None else resolve_checkpoint(str(checkpoint)).model
+    arguments = Arguments(arms, sweep, model, match, budget, marks, seeds, flat_settings(overrides))
     folder, plan = _folder_and_plan(arguments, output_dir)
     console = Console(highlight=False, quiet=not progress)
     view = ComparisonView(console, plan.runs_in(folder))
@@ -183,12 +181,6 @@ def _sweep(options: Sequence[str]) -> dict[str, list[Any]]:
             raise UserError(f"--sweep: {name} is given twice; put all its values into one")
         sweep[name] = parse_yaml(values if values.startswith("[") else f"[{values}]", f"--sweep {name}")
     return sweep
-
-
-def model_of(checkpoint: str | Path) -> str:
-    """Return the model of a checkpoint."""
-    model = resolve_checkpoint(str(checkpoint)).model
-    return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
 def _folder_and_plan(arguments: Arguments, output_dir: str | Path | None) -> tuple[Path, ComparisonPlan]:

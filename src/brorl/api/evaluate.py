@@ -168,7 +168,7 @@ def _request(options: _Options) -> Request:
     settings.pop("cluster", None)  # of the run; an evaluation needs another one, or none
     own_limit = settings.get("evaluation", {}).get("max_new_tokens")
     overrides |= WITHOUT_TRAINING | {
-        "model": str(Path(checkpoint.model).expanduser().resolve()) if checkpoint.run_config else checkpoint.model,
+        "model": checkpoint.model,
         "evaluation.num_samples": options.samples,
         "evaluation.ks": list(options.ks),
         "evaluation.temperature": options.temperature,
@@ -319,7 +319,7 @@ def _compare_with_own(name: str, run_config: Path, settings: Mapping[str, Any]) 
     evaluation = config.evaluation
     greedy = evaluation.temperature == 0
     samples, ks = (1, (1,)) if greedy else (evaluation.num_samples, evaluation.ks)
-    limit = evaluation.max_new_tokens or config.sampling.max_new_tokens
+    limit = config.max_evaluated_tokens
     here_prompts = sum(data["prompts"] for data in settings["data"].values())
     pairs = {
         "temperature": (f"{settings['temperature']:g}", f"{evaluation.temperature:g}"),

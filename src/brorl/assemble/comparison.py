@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +15,7 @@ from brorl.assemble.cluster import check_ray
 from brorl.assemble.inputs import prepare
 from brorl.comparison.arms import labeled
 from brorl.comparison.matching import TOLERANCE
-from brorl.config.reading import builtin_recipes, make_config, parse_yaml, read_recipe, settings_of
+from brorl.config.reading import builtin_recipes, flat_settings, make_config, parse_yaml, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.cost import UNIT_WORDS, Budget, Unit
 from brorl.errors import UserError
@@ -209,7 +207,7 @@ def _check_same(first: ArmPlan, other: ArmPlan, unit: Unit) -> None:
 def _measured_by(config: TrainConfig) -> dict[str, Any]:
     """Return the settings that decide the result of an evaluation."""
     evaluation = config.evaluation.model_dump(exclude={"every", "keep_best"})
-    evaluation["max_new_tokens"] = config.evaluation.max_new_tokens or config.sampling.max_new_tokens
+    evaluation["max_new_tokens"] = config.max_evaluated_tokens
     verification = config.verification.model_dump(exclude={"workers"})
     truncated = "above 0" if config.rewards.stop_properly else "0"  # above 0, truncated responses are verified too
     return {
@@ -273,11 +271,10 @@ def run_config(plan: ArmPlan, seed: int, directory: Path, budget: Budget) -> Tra
 
 def differences(configs: Sequence[TrainConfig]) -> list[dict[str, str]]:
     """Return, for each config, its values of the settings in which the configs differ."""
-    dumped = [config.model_dump(mode="json") for config in configs]
-    names = [name for name, _ in settings_of(TrainConfig)]
     flat = [
-        {name: str(reduce(getitem, name.split("."), settings)) for name in names} | {"phases": _phases_text(config)}
-        for settings, config in zip(dumped, configs, strict=True)
+        {name: str(value) for name, value in flat_settings(config.model_dump(mode="json")).items()}
+        | {"phases": _phases_text(config)}
+        for config in configs
     ]
     ignored = {"seed", "output_dir", "steps", "report", "evaluation.every", "checkpoint_every", "keep_checkpoints"}
     differing = [
