@@ -210,7 +210,7 @@ def test_run_has_the_parts_of_its_config(tiny: Path, tmp_path: Path) -> None:
     assert (run.algorithm.seed, collector.seed) == (5, 5)
     assert (collector.prompts_per_step, collector.rollouts_per_prompt) == (7, 11)
     assert (collector.dynamic_sampling, collector.max_tries) == (False, 13)
-    assert (state.step, state.carried) == (0, ())
+    assert (state.step, state.source.carried) == (0, ())
     assert run.measurements.benchmark is not None
     assert len(run.measurements.benchmark.prompts) == 3
 

@@ -254,7 +254,7 @@ def test_a_run_with_adapters_resumes_bitwise_from_its_checkpoint(
     for batch in batches[:2]:
         learn(learner, *batch)
     tokenizer = load_tokenizer(str(base))
-    state = TrainerState(2, learner.state_dict(), None)
+    state = TrainerState(2, learner.state_dict())
     folder = save_checkpoint(tmp_path, state, model.save_pretrained, tokenizer)
     for batch in batches[2:]:
         learn(learner, *batch)

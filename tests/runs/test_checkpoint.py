@@ -14,6 +14,7 @@ from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
 from brorl.prompts.prompt import Prompt
 from brorl.runs.checkpoint import (
     START,
+    SourceState,
     TrainerState,
     best_checkpoint,
     complete_checkpoints,
@@ -78,7 +79,7 @@ def state_after(step: int) -> TrainerState:
         old_logprob_M=chance.normal(size=waited.tree.num_unique_tokens),
         version=step,
     )
-    return TrainerState(step, learner, stream, (group(step), waited), schedule)
+    return TrainerState(step, learner, SourceState(stream, (group(step), waited)), schedule)
 
 
 def test_checkpoints_that_were_only_the_best_take_no_slot(
@@ -131,10 +132,11 @@ def test_state_comes_back_exactly(tmp_path: Path, model: LlamaForCausalLM, token
         torch.rand(100)
         restored = load_state(folder)
         assert torch.equal(torch.rand(5), expected_draws)
-    assert (restored.step, restored.stream, restored.schedule) == (state.step, state.stream, state.schedule)
+    assert (restored.step, restored.schedule) == (state.step, state.schedule)
+    assert restored.source.stream == state.source.stream
     assert_identical(restored.learner, state.learner)
-    assert len(restored.carried) == 2
-    for ours, theirs in zip(restored.carried, state.carried, strict=True):
+    assert len(restored.source.carried) == 2
+    for ours, theirs in zip(restored.source.carried, state.source.carried, strict=True):
         assert ours.prompt == theirs.prompt
         ours.tree.validate()
         for name in ("token", "parent", "count", "logprob", "leaf", "leaf_count", "finished"):
@@ -142,10 +144,10 @@ def test_state_comes_back_exactly(tmp_path: Path, model: LlamaForCausalLM, token
         assert ours.correct_L.tolist() == theirs.correct_L.tolist()
         assert ours.reward_L.tobytes() == theirs.reward_L.tobytes()
         assert ours.version == theirs.version
-    fresh, waited = (g.old_logprob_M for g in restored.carried)
+    fresh, waited = (g.old_logprob_M for g in restored.source.carried)
     assert fresh is None
     assert waited is not None
-    assert waited.tobytes() == state.carried[1].old_logprob_M.tobytes()
+    assert waited.tobytes() == state.source.carried[1].old_logprob_M.tobytes()
 
 
 def test_keeps_the_newest(tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -234,7 +236,7 @@ def test_a_state_that_could_not_be_loaded_is_not_saved(
     tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, learner: dict, where: str
 ) -> None:
     with pytest.raises(TypeError, match=f"{where}; a checkpoint stores tensors"):
-        save_checkpoint(tmp_path, TrainerState(2, learner, None), model.save_pretrained, tokenizer)
+        save_checkpoint(tmp_path, TrainerState(2, learner), model.save_pretrained, tokenizer)
     assert last_checkpoint(tmp_path) is None
 
 
@@ -247,7 +249,7 @@ def test_a_large_state_is_written_without_a_copy(
     reset_peak(device)
     if before is None:
         pytest.skip("this system does not tell the memory of a process")
-    save_checkpoint(tmp_path, TrainerState(2, {"moments": large}, None), model.save_pretrained, tokenizer)
+    save_checkpoint(tmp_path, TrainerState(2, {"moments": large}), model.save_pretrained, tokenizer)
     peak = peak_bytes(device)
     assert peak is not None
     assert peak - before < large.nbytes / 2

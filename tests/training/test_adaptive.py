@@ -21,10 +21,11 @@ from brorl.errors import UserError
 from brorl.model.forward import TreeForward
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
+from brorl.runs.checkpoint import SourceState
 from brorl.sampling import SamplingParams
 from brorl.theory.allocation import AdaptiveAllocation
 from brorl.training.collect import Collector
-from brorl.training.source import Batch, NoMixedGroupsError, SourceState
+from brorl.training.source import Batch, NoMixedGroupsError
 from brorl.tree import RolloutTree
 from brorl.verification.grade import Grader
 from brorl.verification.verifier import Verdict

@@ -31,7 +31,6 @@ from brorl.training.journal import Ending
 from brorl.training.learner import LearnerSettings
 from brorl.training.loop import train
 from brorl.training.run import TrainingRun
-from brorl.training.source import SourceState
 from brorl.training.tree_learner import TreeLearner
 from brorl.verification.grade import Grader
 from brorl.verification.verifier import Verdict
@@ -214,7 +213,7 @@ def async_run(path: Path, segment: int | None, die_at: int = 0) -> tuple[Trainin
         return learn(*arguments)
 
     learner.learn = slow_step  # type: ignore[method-assign]
-    source.load_state(SourceState(state.stream, state.carried, state.attempts, state.ahead))
+    source.load_state(state.source)
     source.publish(learner.weights(), state.step)
     measurements = replace(run.measurements, diagnostics=replace(run.measurements.diagnostics, sampler=source.sampler))
     return replace(run, algorithm=replace(run.algorithm, source=source), measurements=measurements), state

@@ -14,10 +14,11 @@ from brorl.activity import Activity, Decoding
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.rollout.pool import SampleTask
+from brorl.runs.checkpoint import SourceState
 from brorl.sampling import SamplingParams
 from brorl.training.async_source import AsyncSource
 from brorl.training.collect import Collector
-from brorl.training.source import Batch, NoMixedGroupsError, SourceState, UnverifiedError
+from brorl.training.source import Batch, NoMixedGroupsError, UnverifiedError
 from brorl.tree import RolloutTree
 from brorl.verification.verifier import Verdict, unverified_verdict
 from virtual_pool import VirtualPool

@@ -14,9 +14,10 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
+from brorl.runs.checkpoint import SourceState
 from brorl.sampling import SamplingParams
 from brorl.training.collect import Collector
-from brorl.training.source import Batch, NoMixedGroupsError, SourceState
+from brorl.training.source import Batch, NoMixedGroupsError
 from brorl.tree import RolloutTree
 from brorl.verification.grade import Grader
 from brorl.verification.verifier import CUT_OFF, Verdict

@@ -24,7 +24,7 @@ from brorl.evaluation.settings import EvaluationSettings
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import Engine, Sampler
-from brorl.runs.checkpoint import START, is_checkpoint, last_checkpoint, read_state
+from brorl.runs.checkpoint import START, SourceState, is_checkpoint, last_checkpoint, read_state
 from brorl.runs.run_directory import RunDirectory
 from brorl.sampling import SamplingParams
 from brorl.training.chunk_loss import NUM_SUMS, means, no_sums
@@ -38,7 +38,7 @@ from brorl.training.objective import Objective
 from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
 from brorl.training.schedule import ReferenceSchedule, Schedule
 from brorl.training.settings import CollapseLimits, PhaseSettings, ReferenceSettings
-from brorl.training.source import Batch, GroupSource, SourceState
+from brorl.training.source import Batch, GroupSource
 from brorl.training.stop_request import StopRequest
 from brorl.tree import RolloutTree
 from brorl.verification.grade import Grader

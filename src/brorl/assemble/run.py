@@ -46,7 +46,7 @@ from brorl.training.objective import Objective
 from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
 from brorl.training.schedule import ReferenceSchedule, Schedule
 from brorl.training.settings import PhaseSettings
-from brorl.training.source import GroupSource, SourceState
+from brorl.training.source import GroupSource
 from brorl.training.tree_learner import TreeLearner
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ def _restore(run: TrainingRun, config: TrainConfig, checkpoint: Path | None) -> 
     try:
         if state.learner is not None:
             learner.load_state_dict(state.learner)
-        source.load_state(SourceState(state.stream, state.carried, state.attempts, state.ahead))
+        source.load_state(state.source)
         if benchmark is not None and state.held_out not in (None, benchmark.fingerprint):
             raise ValueError(
                 "the held-out questions have changed since the run began; restore the data, or start a new run"
@@ -310,7 +310,7 @@ def _restore(run: TrainingRun, config: TrainConfig, checkpoint: Path | None) -> 
     source.publish(learner.weights(), version=state.step)
     if state.schedule is not None:
         run.schedule.reference.load_state_dict(state.schedule)
-    directory.rewind(state.step if checkpoint else -1, state.attempts)
+    directory.rewind(state.step if checkpoint else -1, state.source.attempts)
     monitor.recall(directory.read_metrics())
     run.algorithm.objective.recall(directory.read_metrics())
     if monitor.best_step is not None:  # a kill may have come before the link

@@ -17,9 +17,9 @@ import pickle
 import re
 import shutil
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,22 +41,28 @@ _BEST = "best"
 _TREE_ARRAYS = ("token", "parent", "count", "logprob", "leaf", "leaf_count", "finished")
 
 
+class SourceState(NamedTuple):
+    """The state from which the source of the groups continues exactly."""
+
+    stream: dict[str, Any] | None = None  # position of the prompt stream; None at the start of a run
+    carried: tuple[Group, ...] = ()  # groups that were sampled but not trained on
+    attempts: int = 0  # how often the next step has found no mixed group
+    ahead: dict[str, Any] | None = None  # state of an asynchronous source, plain values; None for others
+
+
 @dataclass(frozen=True)
 class TrainerState:
     """The state, in addition to the weights, from which a run continues exactly."""
 
     step: int  # number of steps done
     learner: dict[str, Any] | None  # state of the learner (optimizer, updates)
-    stream: dict[str, Any] | None  # position of the prompt stream
-    carried: tuple[Group, ...] = ()  # groups that were sampled but not yet trained on
+    source: SourceState = field(default_factory=SourceState)
     # state of the schedule of reference resets; numbers, strings and lists of them
     schedule: dict[str, Any] | None = None
     held_out: str | None = None  # fingerprint of the prompts that are evaluated; None without
-    attempts: int = 0  # how often the next step has found no mixed group
-    ahead: dict[str, Any] | None = None  # state of an asynchronous source; None for others
 
 
-START = TrainerState(step=0, learner=None, stream=None)
+START = TrainerState(step=0, learner=None)
 
 
 def save_checkpoint(
@@ -87,7 +93,7 @@ def save_checkpoint(
         StorageError: If it could not be written, a full disk for instance; earlier checkpoints are intact.
     """
     target = folder / f"step-{state.step:06d}"
-    if is_checkpoint(target) and not state.attempts:
+    if is_checkpoint(target) and not state.source.attempts:
         return target  # steps are deterministic: it holds the same
     temporary = folder / f".{target.name}.tmp"
     try:
@@ -246,8 +252,8 @@ def _state_from(plain: dict[str, Any], checkpoint: Path) -> TrainerState:
     if learner is not None and SHARDS in learner:  # the checkpoint may have been moved
         learner = learner | {SHARDS: str((checkpoint / learner[SHARDS]).absolute())}
     carried = tuple(map(_group_from, plain["carried"]))
-    later = plain.get("schedule"), plain.get("held_out"), plain.get("attempts", 0), plain.get("ahead")
-    return TrainerState(plain["step"], learner, plain["stream"], carried, *later)
+    source = SourceState(plain["stream"], carried, plain.get("attempts", 0), plain.get("ahead"))
+    return TrainerState(plain["step"], learner, source, plain.get("schedule"), plain.get("held_out"))
 
 
 def discard_unfinished(folder: Path) -> None:
@@ -283,21 +289,21 @@ def _to_disk(path: Path) -> None:
 def _to_plain(state: TrainerState) -> dict[str, Any]:
     """Return tensors, numbers and strings only: loading them executes no code."""
     _check_plain(state.learner, "learner")
-    _check_plain(state.stream, "stream")
+    _check_plain(state.source.stream, "stream")
     _check_plain(state.schedule, "schedule")
-    _check_plain(state.ahead, "ahead")
+    _check_plain(state.source.ahead, "ahead")
     return {
         "schedule": state.schedule,
         "held_out": state.held_out,
-        "attempts": state.attempts,
+        "attempts": state.source.attempts,
         "step": state.step,
         "learner": state.learner,
-        "stream": state.stream,
-        "carried": [_group_to(g) for g in state.carried],
+        "stream": state.source.stream,
+        "carried": [_group_to(g) for g in state.source.carried],
         "torch_rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         **({"mps_rng": torch.mps.get_rng_state()} if torch.backends.mps.is_available() else {}),
-        **({} if state.ahead is None else {"ahead": state.ahead}),
+        **({} if state.source.ahead is None else {"ahead": state.source.ahead}),
     }
 
 

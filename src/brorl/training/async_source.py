@@ -18,10 +18,11 @@ from torch import Tensor
 from brorl.activity import Decoding
 from brorl.rollout.engine import Sampler
 from brorl.rollout.pool import SampledTask, SampleTask, SamplingPool, sample_tasks
+from brorl.runs.checkpoint import SourceState
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
 from brorl.training.backlog import Backlog, Flight, Stragglers
-from brorl.training.source import Batch, GradedPrompt, GroupSource, RetryPolicy, SourceState
+from brorl.training.source import Batch, GradedPrompt, GroupSource, RetryPolicy
 from brorl.tree import RolloutTree
 
 _POLL_S = 0.01  # the thread looks for results this often

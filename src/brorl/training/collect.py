@@ -18,10 +18,11 @@ from brorl.activity import Round
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.engine import Engine, Sampler
+from brorl.runs.checkpoint import SourceState
 from brorl.seeds import derived_seed
 from brorl.theory.allocation import AdaptiveAllocation, allocate_rollouts, fit_prior
 from brorl.theory.pass_rates import PassRates
-from brorl.training.source import Batch, GradedPrompt, GroupSource, RetryPolicy, SourceState
+from brorl.training.source import Batch, GradedPrompt, GroupSource, RetryPolicy
 from brorl.tree import IntArray, RolloutTree
 
 _ROUND_BITS = 20  # an attempt has fewer rounds than two to the power of this

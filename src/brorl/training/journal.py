@@ -230,16 +230,12 @@ class Journal:
         algorithm, outputs = self._run.algorithm, self._run.outputs
         benchmark, best = self._run.measurements.benchmark, self._run.measurements.monitor.best_step
         outputs.observe(Phase("saving", f"step {self._step}"))
-        source = algorithm.source.state()
         state = TrainerState(
             step=self._step,
             learner=algorithm.learner.state_dict(),
-            stream=source.stream,
-            carried=source.carried,
+            source=algorithm.source.state(),
             schedule=self._run.schedule.reference.state_dict(),
             held_out=None if benchmark is None else benchmark.fingerprint,
-            attempts=source.attempts,
-            ahead=source.ahead,
         )
         folder = outputs.directory.checkpoints
         save = algorithm.learner.save_pretrained

@@ -19,6 +19,7 @@ from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptSupply
 from brorl.rollout.engine import Sampler
+from brorl.runs.checkpoint import SourceState
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from brorl.verification.grade import Grader, num_unverified
@@ -193,15 +194,6 @@ class Batch:
             "most_late": self.staleness.most_late,
             "worker_seconds": self.worker_seconds,
         }
-
-
-class SourceState(NamedTuple):
-    """The state from which a source continues exactly."""
-
-    stream: dict[str, Any] | None = None  # position of the prompt stream; None at the start of a run
-    carried: tuple[Group, ...] = ()  # groups that were sampled but not trained on
-    attempts: int = 0  # how often the next step has found no mixed group
-    ahead: dict[str, Any] | None = None  # state of an asynchronous source, plain values; None for others
 
 
 class NoGroupsError(RuntimeError):
