@@ -15,16 +15,14 @@ import re
 import signal
 import sys
 import textwrap
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
-from types import FrameType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin
 
 import brorl
 from brorl.errors import STOPPED, UserError
-from brorl.training.stop_request import is_hangup, stop_signals
+from brorl.training.stop_request import on_stop, stop_signals
 
 
 class Command(NamedTuple):
@@ -156,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Command line without the program's name; by default that of the process.
     """
     try:
-        with signals_as_interrupt():
+        with on_stop(_interrupt, [number for number in stop_signals() if number != signal.SIGINT]):
             return _run(list(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
         print(f"brorl: {error}", file=sys.stderr)  # noqa: T201
@@ -173,23 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return STOPPED
 
 
-@contextmanager
-def signals_as_interrupt() -> Iterator[None]:
-    """Within the block, stop signals raise KeyboardInterrupt. Threads other than the main one leave signals alone."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, _frame: FrameType | None) -> NoReturn:
-        is_hangup(number)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in stop_signals() if number != signal.SIGINT}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
+def _interrupt(_number: int) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def make_parser(chosen: Collection[str], with_settings: bool = True) -> argparse.ArgumentParser:

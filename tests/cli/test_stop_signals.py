@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from brorl.api.arm_runs import collected_stops
-from brorl.cli import signals_as_interrupt
 from brorl.runs.checkpoint import last_checkpoint, read_step
+from brorl.training.stop_request import on_stop
 from child_runs import Child
 from run_support import SMALL, Outcome
 
@@ -201,12 +200,11 @@ def test_a_plan_leaves_nothing(tmp_path: Path) -> None:
 
 def test_signals_are_what_they_were_afterwards() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.raises(KeyboardInterrupt), signals_as_interrupt():
-        os.kill(os.getpid(), signal.SIGTERM)
-    with collected_stops() as stops:
+    stops: list[int] = []
+    with on_stop(stops.append, [signal.SIGINT, signal.SIGTERM]):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
             os.kill(os.getpid(), number)
-        assert len(stops) == 3
+    assert stops == [signal.SIGINT, signal.SIGTERM, signal.SIGTERM]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
@@ -214,7 +212,7 @@ def test_other_threads_leave_signals_alone() -> None:
     seen = []
 
     def enter() -> None:
-        with signals_as_interrupt(), collected_stops():
+        with on_stop(print, [signal.SIGINT, signal.SIGTERM]):
             seen.append([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)])
 
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]

@@ -13,22 +13,22 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from statistics import median
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from brorl.comparison.matching import TOLERANCE
 from brorl.cost import UNIT_WORDS, Budget, Cost, amount, cost_of_step
 from brorl.errors import UserError
 from brorl.format import exact, plain
-from brorl.training.stop_request import is_hangup, stop_signals
+from brorl.training.stop_request import on_stop, stop_signals
 
 if TYPE_CHECKING:
     from brorl.api.comparison_view import ComparisonView
@@ -160,7 +160,8 @@ def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], view: ComparisonV
     """
     waiting = list(runs)
     running: dict[Slot, tuple[RunProgress, ForkServerProcess]] = {}
-    with collected_stops() as stops:
+    stops: list[int] = []
+    with on_stop(stops.append, stop_signals()):
         try:
             while waiting or running:
                 for slot in slots:
@@ -185,26 +186,6 @@ def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], view: ComparisonV
                 view.runs_progressed([progress for progress, _ in running.values()])
         finally:
             _stop([process for _, process in running.values()], stops)
-
-
-@contextmanager
-def collected_stops() -> Iterator[list[int]]:
-    """Within the block, stop signals are collected and interrupt nothing. Only the main thread handles signals."""
-    stops: list[int] = []
-
-    def collect(number: int, _frame: FrameType | None) -> None:
-        is_hangup(number)
-        stops.append(number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stops
-        return
-    before = {number: signal.signal(number, collect) for number in stop_signals()}
-    try:
-        yield stops
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
 
 
 def _start(run: ArmRun, slot: Slot) -> ForkServerProcess:

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
@@ -26,16 +26,33 @@ def stop_signals() -> list[signal.Signals]:
     return found
 
 
-def is_hangup(number: int) -> bool:
-    """Return whether a signal says that the terminal is gone; then ignore it from now on, as a shell sends it again.
+@contextmanager
+def on_stop(handle: Callable[[int], object], signals: Iterable[signal.Signals]) -> Iterator[None]:
+    """Within the block, call a function with the number of each of these signals that comes.
 
-    Only the main thread can call this.
+    Outside of the main thread signals are left alone.
     """
-    if number in (signal.SIGINT, signal.SIGTERM):
-        return False
-    signal.signal(number, signal.SIG_IGN)
-    leave_terminal()
-    return True
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def receive(number: int, _frame: FrameType | None) -> None:
+        _ignore_hangup(number)
+        handle(number)
+
+    before = {number: signal.signal(number, receive) for number in signals}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def _ignore_hangup(number: int) -> None:
+    """If a signal says that the terminal is gone, ignore it from now on: a shell sends it again."""
+    if number not in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+        leave_terminal()
 
 
 def leave_terminal() -> None:
@@ -117,7 +134,7 @@ class StopRequest:
             raise StopNow
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        is_hangup(number)
+        _ignore_hangup(number)
         if self.requested:
             raise KeyboardInterrupt
         self._discarded = self._discards
