@@ -80,7 +80,7 @@ def child_sample(num_rollouts: int, num_prompts: int) -> dict[str, Any]:
         groups = sample(parts, parts.stream.take(16), num_rollouts, FRESH_SEED + start).groups
         mixed += sum(0 < g.num_correct < num_rollouts for g in groups)
         tokens += sum(g.tree.num_unique_tokens for g in groups)
-    return {"informative": mixed / num_prompts, "unique_tokens": tokens / num_prompts}
+    return {"mixed": mixed / num_prompts, "unique_tokens": tokens / num_prompts}
 
 
 def in_child(*command: object) -> str:
@@ -110,7 +110,7 @@ def tables(rollouts: Sequence[int], plans: list[dict[str, Any]], runs: Any, samp
         memory = [r["memory_bytes"] for r in runs[n] if r["memory_bytes"] is not None]
         tokens, seconds = samples[n]["unique_tokens"], median(r["seconds"]["total"] for r in runs[n])
         compared = [
-            ("mixed groups", [r["informative"]["value"] for r in planned], samples[n]["informative"], ".3f"),
+            ("mixed groups", [r["mixed"]["value"] for r in planned], samples[n]["mixed"], ".3f"),
             ("unique tokens of a group", [r["unique_tokens"]["value"] for r in planned], tokens, ".1f"),
             ("seconds per step", [r["seconds"]["total"] for r in planned], seconds, ".3f"),
         ]

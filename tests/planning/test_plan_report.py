@@ -26,7 +26,6 @@ from brorl.planning.report import (
     difficulty_table,
     format_noise,
     fraction_table,
-    interval,
     pilot_line,
     plan_record,
     rare_table,
@@ -114,13 +113,6 @@ def test_tables_fit_into_80_columns() -> None:
     assert "tied, the recipe's N" in lines["64*"]
     assert "does not fit" in lines["1,024*"]
     assert "tied" not in lines["16"]
-
-
-def test_a_step_that_is_never_full() -> None:
-    full = report()
-    first = replace(full.plan.rows[0], seconds=dict.fromkeys(full.plan.rows[0].seconds, inf))
-    text = shown(step_table(report(rows=[first, *full.plan.rows[1:]])))
-    assert "never full" in text
 
 
 def test_sentences_say_what_the_numbers_say() -> None:
@@ -220,8 +212,6 @@ def test_numbers_without_an_end() -> None:
     assert format_noise(Estimate(inf, 2.34, inf)) == "above 2.3"
     assert format_noise(Estimate(2.34, 1.26, 5.0)) == "2.3 [1.3, 5]"
     assert format_noise(Estimate(nan, nan, nan)) == ""
-    assert interval(Estimate(0.5, 0.25, 0.75)) == "0.50 [0.25, 0.75]"
-    assert interval(Estimate(nan, nan, nan)) == ""
     assert "12,345 sampled tokens/s" in pilot_line(report())
 
 

@@ -94,7 +94,7 @@ def _draw_tokens(axis: Axes, report: PlanReport) -> None:
 
 
 def _draw_seconds(axis: Axes, report: PlanReport) -> None:
-    rows = [r for r in report.plan.rows if isfinite(r.seconds["total"])]
+    rows = report.plan.rows
     position = range(len(rows))
     bottom = [0.0] * len(rows)
     for phase, color in _PHASE_COLORS.items():

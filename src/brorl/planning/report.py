@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, isinf, isnan
+from math import isinf, isnan
 from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 
-from brorl.format import Estimate, memory_size, plain
+from brorl.format import Estimate, interval, memory_size, plain
 from brorl.planning.estimators import FINAL_ORDERS, RARE, Aim, Choice, EstimatorGuide, K
 from brorl.planning.recommendation import NEARLY_BEST, PlanRow, RolloutPlan, StepSettings
 from brorl.planning.step_timing import PlanMeasurements
@@ -83,10 +83,10 @@ def pilot_line(report: PlanReport) -> str:
 def fraction_table(report: PlanReport) -> Table:
     """Return the table of fractions and tokens of N rollouts of a prompt."""
     columns = ("N", "mixed groups", "solved prompts", "unique tokens", "of sampled")
-    rows = [
-        (_number(r), interval(r.mixed), interval(r.solved), f"{r.unique_tokens.value:,.0f}", f"{r.unique_fraction:.3f}")
-        for r in report.plan.rows
-    ]
+    rows = []
+    for row in report.plan.rows:
+        fractions = interval(row.mixed, 2), interval(row.solved, 2)
+        rows.append((_number(row), *fractions, f"{row.unique_tokens.value:,.0f}", f"{row.unique_fraction:.3f}"))
     pilot = report.measured.summary.num_rollouts
     note = f"* beyond the pilot's {pilot} rollouts: fractions from a fit"
     extrapolated = any(row.extrapolated for row in report.plan.rows)
@@ -99,7 +99,7 @@ def step_table(report: PlanReport) -> Table:
     for row, memory in zip(report.plan.rows, report.memory_bytes, strict=True):
         total = row.seconds["total"]
         main = [row.seconds[p] for p in ("generation", "verification", "training")]
-        phases = "/".join(f"{s:.2f}" for s in (*main, total - sum(main))) if isfinite(total) else "never full"
+        phases = "/".join(f"{s:.2f}" for s in (*main, total - sum(main)))
         size = "unknown" if memory is None else memory_size(memory)
         rows.append((_number(row), seconds_text(total), phases, size, format_noise(row.noise)))
     columns = ("N", "seconds", "sample/verify/train/rest", "memory", "gradient noise")
@@ -120,7 +120,7 @@ def budget_table(report: PlanReport) -> Table:
         }
         remark = ", ".join(remark for remark, holds in remarks.items() if holds)
         rows.append(
-            (_number(row), f"{row.budget_prompts:,}", format_noise(row.budget_noise), interval(row.to_best), remark)
+            (_number(row), f"{row.budget_prompts:,}", format_noise(row.budget_noise), interval(row.to_best, 2), remark)
         )
     columns = ("N", "prompts", "gradient noise", "times the least", "")
     strong = frozenset(() if plan.chosen is None else {plan.chosen})
@@ -231,7 +231,7 @@ def _alternatives(plan: RolloutPlan, chosen: PlanRow) -> Iterator[str]:
         nearest = min(others, key=lambda r: r.to_best.value)
         yield (
             f"Its gradient noise is the least. The next is N = {nearest.num_rollouts} with "
-            f"{interval(nearest.to_best)} times as much."
+            f"{interval(nearest.to_best, 2)} times as much."
         )
 
 
@@ -265,7 +265,7 @@ def _limits(report: PlanReport, chosen: PlanRow) -> str:
     if len(plan.tied) >= 3:
         reasons.append(f"{len(plan.tied)} numbers of rollouts are tied")
     if chosen.mixed.high - chosen.mixed.low > 0.2:
-        reasons.append(f"the fraction of mixed groups at N = {chosen.num_rollouts} is {interval(chosen.mixed)}")
+        reasons.append(f"the fraction of mixed groups at N = {chosen.num_rollouts} is {interval(chosen.mixed, 2)}")
     if reasons:
         return f"Uncertain: {'; '.join(reasons)}. {more} makes it more certain."
     return f"Intervals are 95%, over {summary.num_prompts} prompts; {more} would about halve them."
@@ -276,7 +276,7 @@ def plan_record(report: PlanReport) -> dict[str, Any]:
     plan = report.plan
     rows = [
         {
-            **{"informative" if name == "mixed" else name: value for name, value in vars(row).items()},
+            **vars(row),
             "memory_bytes": memory,
             "budget_memory_bytes": at_budget,
         }
@@ -324,14 +324,6 @@ def plan_record(report: PlanReport) -> dict[str, Any]:
     return record
 
 
-def interval(estimate: Estimate, digits: int = 2) -> str:
-    """Return a number with its interval; "" if it is missing."""
-    if isnan(estimate.value):
-        return ""
-    high = "no end" if isinf(estimate.high) else f"{estimate.high:.{digits}f}"
-    return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {high}]"
-
-
 def format_noise(estimate: Estimate) -> str:
     """Format a relative noise with its interval; only its lower bound if the mean gradient may be 0."""
     if isnan(estimate.value) or isnan(estimate.low):
@@ -348,6 +340,4 @@ def _number(row: PlanRow) -> str:
 
 def seconds_text(seconds: float) -> str:
     """Return seconds with 3 decimals below 0.1, 2 below 10, and none above."""
-    if isinf(seconds):
-        return "-"
     return f"{seconds:.3f}" if seconds < 0.1 else f"{seconds:.2f}" if seconds < 10 else f"{seconds:,.0f}"
