@@ -446,24 +446,6 @@ def test_arms_have_short_names_and_titles_where_these_are_letters() -> None:
     assert len({*letters}) == 54
 
 
-def test_a_folder_of_an_earlier_version_is_read_and_gone_on_with(compared: Compared, tmp_path: Path) -> None:
-    """It has long names, in `compare.json` and as folders, and no titles."""
-    folder = shutil.copytree(compared.folder, tmp_path / "out", symlinks=True)
-    spec = json.loads((folder / "compare.json").read_text())
-    names = ["learning_rate=0.0001, mini_batches=1", "learning_rate=0.0003, mini_batches=1"]
-    for arm, name in zip(spec["arms"], names, strict=True):
-        del arm["title"]
-        slug = name.replace(",", "_").replace(" ", "_")
-        (folder / "arms" / arm["name"]).rename(folder / "arms" / slug)
-        arm["name"], arm["runs"] = name, [{"seed": seed, "path": f"arms/{slug}/seed-{seed}"} for seed in (0, 1)]
-    (folder / "compare.json").write_text(json.dumps(spec))
-    assert [(arm.name, arm.title) for arm in read_comparison(folder).arms] == list(zip("AB", names, strict=True))
-    outcome = command("compare", folder)
-    assert outcome.code == 0, outcome.err
-    assert "4 of 4 runs are complete already" in outcome.said
-    assert f"A is {names[0]}; B is {names[1]}." in outcome.said
-
-
 def test_the_answer_comes_before_the_tables(compared: Compared) -> None:
     record = json.loads((compared.folder / "comparison.json").read_text())
     said, written = compared.outcome.said, " ".join((compared.folder / "comparison.md").read_text().split())

@@ -559,13 +559,13 @@ class TestRecord:
         assert record["verdict"] == sentences(comparison)
         assert record["matched"] is True
         for arm, told in zip(comparison.arms, record["arms"], strict=True):
-            for eval_point, at in zip(comparison.eval_points, told["at_marks"], strict=True):
+            for eval_point, at in zip(comparison.eval_points, told["at_eval_points"], strict=True):
                 for k, estimate in at["pass_at"].items():
                     expected = score_SP(comparison, arm, eval_point, int(k)).mean()
                     assert estimate["value"] == pytest.approx(expected, abs=1e-12)
                 spent = [evaluation_at(comparison, arm, run, eval_point).cost.samples for run in range(3)]
                 assert at["costs"]["samples"] == {"mean": sum(spent) / 3, "least": min(spent), "most": max(spent)}
-            assert set(told["at_marks"][-1]["pass_at"]) == {"1", "4", "16"}
+            assert set(told["at_eval_points"][-1]["pass_at"]) == {"1", "4", "16"}
             for run, told_run in zip(arm.runs, told["runs"], strict=True):
                 assert len(told_run["evaluations"]) == len(run.scores)
                 last = told_run["evaluations"][-1]
@@ -596,5 +596,5 @@ class TestRecord:
         assert list(record["frontiers"]) == ["pass@1", "pass@16", "worst@16"]
         for point in record["frontiers"]["pass@16"]["points"]:
             arm = next(a for a in comparison.arms if a.name == point["arm"])
-            expected = score_SP(comparison, arm, point["mark"], 16).mean()
+            expected = score_SP(comparison, arm, point["eval_point"], 16).mean()
             assert point["score"]["value"] == pytest.approx(expected, abs=1e-12)

@@ -114,7 +114,7 @@ class TestTables:
                             "low": corrected.interval.low,
                             "high": corrected.interval.high,
                         },
-                        "level": 1 - 0.05 / number, "num_intervals": number, "verdict": corrected.conclusion,
+                        "level": 1 - 0.05 / number, "num_intervals": number, "conclusion": corrected.conclusion,
                     }
                 )  # fmt: skip
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score, labeled
+from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score
 from brorl.cost import Budget, Cost, cost_of_step
 from brorl.errors import UserError
 from brorl.runs.run_directory import Record, RunDirectory
@@ -34,8 +34,7 @@ def read_comparison(folder: Path) -> Comparison:
     budget = Budget(spec["unit"], spec["budget"], tuple(spec["marks"]))
     arms: list[Arm] = []
     first: tuple[str, _Setup] | None = None
-    labels = labeled([arm["name"] for arm in spec["arms"]])  # an earlier version wrote long names
-    for (name, title), arm in zip(labels, spec["arms"], strict=True):
+    for arm in spec["arms"]:
         runs = []
         for run in arm["runs"]:
             scores_and_setup = _read_run(folder / run["path"], run["seed"], budget)
@@ -53,8 +52,8 @@ def read_comparison(folder: Path) -> Comparison:
                 f"{folder}: {len(runs)} of {len(arm['runs'])} runs of {arm['name']} are complete; continue with: brorl "
                 f"compare {folder}"
             )
-        title = title or arm.get("title", "")
-        arms.append(Arm(name, title, arm["num_rollouts"], arm["prompts_per_step"], arm["differs"], tuple(runs)))
+        fields = (arm[name] for name in ("name", "title", "num_rollouts", "prompts_per_step", "differs"))
+        arms.append(Arm(*fields, tuple(runs)))
     if first is None:
         raise UserError(f"{folder / SPEC_FILE} has no runs; start a new comparison in another folder")
     whole = Comparison(

@@ -6,7 +6,7 @@ In JSON, numbers without a value and infinite ends are null.
 from __future__ import annotations
 
 import json
-from dataclasses import is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,6 @@ from brorl.comparison.text import text_of
 from brorl.cost import amount
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.storage import json_ready, replace_file, storage_errors
-
-_KEYS = {  # of fields whose name in `comparison.json` is an older one
-    "conclusion": "verdict",
-    "eval_point": "mark",
-    "eval_points": "marks",
-    "first_point": "first_mark",
-    "last_point": "last_mark",
-    "leading_ranges": "reigns",
-    "mixed_fraction": "informative_fraction",
-}
 
 
 def write_report(results: ComparisonResults, folder: Path) -> list[Path]:
@@ -72,7 +62,7 @@ def comparison_record(results: ComparisonResults) -> dict[str, Any]:
         "machine": comparison.machine,
         "unit": comparison.unit,
         "budget": comparison.budget,
-        "marks": comparison.eval_points,
+        "eval_points": comparison.eval_points,
         "tolerance": TOLERANCE,
         "matched": not results.unmatched,
         "mismatch": results.unmatched,
@@ -91,29 +81,19 @@ def comparison_record(results: ComparisonResults) -> dict[str, Any]:
         "frontiers": {frontier.measure.name: _frontier(frontier) for frontier in results.frontiers},
         "prompts": _prompts(comparison),
     }
-    plain: dict[str, Any] = json_ready(_keyed(record))
+    plain: dict[str, Any] = json_ready(record)
     return plain
 
 
-def _keyed(value: Any) -> Any:
-    """Return dataclasses as dictionaries with the keys of the file."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {_KEYS.get(name, name): _keyed(getattr(value, name)) for name in value.__dataclass_fields__}
-    if isinstance(value, dict):
-        return {key: _keyed(item) for key, item in value.items()}
-    return [_keyed(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
 def _arm(results: ComparisonResults, arm: Arm, coverage: CoverageChange) -> dict[str, Any]:
-    training = {_KEYS.get(name, name): rate for name, rate in results.training[arm.name].items()}
     return {
         "name": arm.name,
         "title": arm.title,
         "num_rollouts": arm.num_rollouts,
         "prompts_per_step": arm.prompts_per_step,
         "differs": arm.differs,
-        "at_marks": [{**_keyed(at), "costs": {"arm": arm.name, **at.costs}} for at in results.arms[arm.name]],
-        "training": {"arm": arm.name, **training},
+        "at_eval_points": [{**json_ready(at), "costs": {"arm": arm.name, **at.costs}} for at in results.arms[arm.name]],
+        "training": {"arm": arm.name, **results.training[arm.name]},
         "efficiency": [e for e in results.efficiency if e.arm == arm.name],
         "coverage": coverage,
         "runs": [_run(run, results) for run in arm.runs],
@@ -132,15 +112,15 @@ def _run(run: RunScores, results: ComparisonResults) -> dict[str, Any]:
         }
         for score in run.scores
     ]
-    fields = {name: value for name, value in _keyed(run).items() if name != "scores"}
-    return {**fields, "evaluations": evaluations}
+    told = {field.name: getattr(run, field.name) for field in fields(run) if field.name != "scores"}
+    return {**told, "evaluations": evaluations}
 
 
 def _pair(pair: Pair) -> dict[str, Any]:
     """Return the differences of B less A."""
     return {
         "differences": pair.differences,
-        "by_mark": [{"mark": point, "differences": by_k} for point, by_k in pair.by_point.items()],
+        "by_eval_point": [{"eval_point": point, "differences": by_k} for point, by_k in pair.by_point.items()],
         "worst": pair.worst,
         "worst_at": None if pair.worst_at is None else dict(zip(("start", "a", "b"), pair.worst_at, strict=True)),
         "tasks": pair.trends,
@@ -152,7 +132,7 @@ def _pair(pair: Pair) -> dict[str, Any]:
 def _frontier(frontier: Frontier) -> dict[str, Any]:
     measure = frontier.measure
     name = "worst@k" if measure.worst else "pass@1" if measure.k == 1 else "best@k"
-    return {**_keyed(frontier), "measure": name, "k": measure.k}
+    return {**json_ready(frontier), "measure": name, "k": measure.k}
 
 
 def _prompts(comparison: Comparison) -> list[dict[str, Any]]:
