@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from brorl.api.compare import FinishedComparison, compare
-from brorl.assemble.comparison import ArmPlan, run_config
+from brorl.assemble.comparison import ArmPlan, read_arms, run_config, sweep_arms
 from brorl.comparison import report as comparison_report
 from brorl.config.reading import make_config, parse_yaml, read_recipe
 from brorl.cost import Budget
@@ -40,6 +40,14 @@ def test_a_run_keeps_the_evaluations_that_end_it_and_never_pauses(
     assert (run.budget.limit, run.budget.pause_at) == (9, None)
     with pytest.raises(UserError, match=r"budget\.pause_at is decided by the comparison; use --budget"):
         compare("quickstart", "quickstart-16", **{"budget.pause_at": 2.0})
+
+
+def test_the_settings_of_an_arm_may_be_paths(tmp_path: Path) -> None:
+    recipe = read_recipe("quickstart")
+    arms = read_arms([recipe | {"data": {"sources": [{"path": tmp_path / "a.jsonl"}]}}, "quickstart-16"], {})
+    assert arms[0].config.data.sources[0].path == str(tmp_path / "a.jsonl")
+    (other, _) = sweep_arms(recipe, {"output_dir": tmp_path}, {"rollouts_per_prompt": [8, 16]})
+    assert other.config.output_dir == str(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from brorl.api.recipe import ConfigOrPath, check_cheaply, recipe_name, resolve_config
+from brorl.api.recipe import check_cheaply, recipe_name, resolve_config
+from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.format import counted, duration, listed

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import brorl
-from brorl.api.recipe import ConfigOrPath, resolve_checkpoint, resolve_config
+from brorl.api.recipe import resolve_checkpoint, resolve_config
 from brorl.api.runs_folder import make_output_folder
-from brorl.config.reading import builtin_recipes, flat_settings
+from brorl.config.reading import ConfigOrPath, builtin_recipes, flat_settings
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.errors import UserError

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from brorl.api.arm_runs import Slot, cpu_slots, finish_runs, gpu_slots
-from brorl.api.recipe import ConfigOrPath, resolve_checkpoint
-from brorl.config.reading import flat_settings, parse_yaml, settings_of, unknown_setting
+from brorl.api.recipe import resolve_checkpoint
+from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml, settings_of, unknown_setting
 from brorl.config.settings import TrainConfig
 from brorl.cost import Unit
 from brorl.errors import UserError

@@ -13,9 +13,9 @@ from typing import Any
 
 import brorl
 from brorl.api.arm_runs import ArmRun
-from brorl.assemble.comparison import ArmPlan, Recipe, differences, read_arms, reject_owned, run_config, sweep_arms
+from brorl.assemble.comparison import ArmPlan, differences, read_arms, reject_owned, run_config, sweep_arms
 from brorl.comparison.reading import read_run_scores, read_spec
-from brorl.config.reading import dump_yaml, make_config
+from brorl.config.reading import ConfigOrPath, dump_yaml, make_config
 from brorl.cost import UNIT_WORDS, UNITS, Budget, Unit
 from brorl.errors import UserError
 from brorl.format import exact
@@ -34,7 +34,7 @@ _LONGEST_NAME = 60  # of a folder of an arm
 class Arguments:
     """The arguments of `brorl.compare` that make a new plan; None and empty ones are not given."""
 
-    arms: tuple[Recipe, ...] = ()
+    arms: tuple[ConfigOrPath, ...] = ()
     sweep: Mapping[str, Sequence[Any]] | None = None
     checkpoint: str | None = None
     match: Unit | None = None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.text import Text
 
 from brorl.activity import Observe, Phase, unobserved
-from brorl.api.recipe import ConfigOrPath, resolve_config
+from brorl.api.recipe import resolve_config
 from brorl.assemble.data import (
     SourceQuestions,
     all_questions,
@@ -36,7 +36,7 @@ from brorl.assemble.verification import (
     check_domain_names,
     untrusted_domains,
 )
-from brorl.config.reading import QUESTION_FILES
+from brorl.config.reading import QUESTION_FILES, ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.errors import UserError

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 import brorl
 from brorl.activity import Phase
-from brorl.api.recipe import ConfigOrPath, resolve_checkpoint, resolve_config
+from brorl.api.recipe import resolve_checkpoint, resolve_config
 from brorl.api.runs_folder import make_output_folder
-from brorl.config.reading import flat_settings, parse_yaml
+from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.errors import UserError

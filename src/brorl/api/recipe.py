@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from brorl.api.runs_folder import refuse_used_folder
-from brorl.config.reading import make_config, read_recipe
+from brorl.config.reading import ConfigOrPath, make_config, settings_in
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.name import check_folder, shipped_folder
 from brorl.paths import is_file
 
-ConfigOrPath: TypeAlias = str | Path | Mapping[str, Any] | TrainConfig
 WITHOUT_TRAINING = {
     "phases": [],
     "evaluation.best_k": None,
@@ -29,19 +28,9 @@ def resolve_config(config_or_path: ConfigOrPath, overrides: Mapping[str, Any]) -
     They are nested (`{"evaluation": {"every": 5}}`) or have dotted names (`{"evaluation.every": 5}`). `budget.limit`
     without `steps` also replaces the recipe's `steps`.
     """
-    replaced = _plain(overrides)
-    if isinstance(config_or_path, TrainConfig):
-        if not replaced:
-            return config_or_path
-        config_or_path = config_or_path.model_dump(mode="json")
-    if isinstance(config_or_path, Mapping):
-        return make_config(_plain(config_or_path), replaced, recipe_name(config_or_path))
-    if isinstance(config_or_path, str | Path):
-        return make_config(read_recipe(str(config_or_path)), replaced, str(config_or_path))
-    raise UserError(
-        "the first argument should be a recipe's name, the path of a YAML file, a mapping of settings or a "
-        f"TrainConfig, not {type(config_or_path).__name__}"
-    )
+    if isinstance(config_or_path, TrainConfig) and not overrides:
+        return config_or_path
+    return make_config(settings_in(config_or_path), overrides, recipe_name(config_or_path))
 
 
 def recipe_name(config_or_path: ConfigOrPath) -> str:
@@ -102,12 +91,3 @@ def resolve_checkpoint(name: str) -> Checkpoint:
             raise UserError(f"{path} is not a complete checkpoint of its run; choose another one")
         return Checkpoint(str(path), run_config)
     return Checkpoint(name, None)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as YAML would give it: paths as text, mappings as dicts."""
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

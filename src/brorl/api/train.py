@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brorl.api.recipe import ConfigOrPath, check_cheaply, recipe_name, resolve_config
+from brorl.api.recipe import check_cheaply, recipe_name, resolve_config
 from brorl.api.runs_folder import make_run_directory, newest_unfinished, refuse_used_folder, remove_unused
+from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.cost import Cost, total_cost

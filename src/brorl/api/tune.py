@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from brorl.api.recipe import ConfigOrPath
-from brorl.config.reading import flat_settings
+from brorl.config.reading import ConfigOrPath, flat_settings
 from brorl.errors import UserError
 from brorl.runs import RUNS
 from brorl.runs.run_record import TUNE_FILE

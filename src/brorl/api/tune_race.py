@@ -17,7 +17,7 @@ from brorl.api.arm_runs import ArmRun, Slot, finish_runs, progress_of
 from brorl.api.compare import finished_comparison, machine_of, run_comparison, slots_for
 from brorl.api.comparison_view import ComparisonView
 from brorl.api.plan import AIMS, PlanRequest, measure_plan
-from brorl.api.recipe import ConfigOrPath, resolve_checkpoint, resolve_config
+from brorl.api.recipe import resolve_checkpoint, resolve_config
 from brorl.api.tune_answer import TuningResult, conclude
 from brorl.api.tune_plan import TunePlan
 from brorl.assemble.candidates import OWN, ROLLOUTS, candidates
@@ -26,7 +26,7 @@ from brorl.assemble.data import build_questions
 from brorl.comparison.arms import Measure, score_at
 from brorl.comparison.race import RUNGS, Course, Standing, race_cost, room_after, standings
 from brorl.comparison.reading import read_run_scores
-from brorl.config.reading import builtin_recipes, make_config
+from brorl.config.reading import ConfigOrPath, builtin_recipes, make_config
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.cost import amount

@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from brorl.assemble.cluster import check_ray
 from brorl.assemble.inputs import prepare
 from brorl.comparison.arms import labeled
 from brorl.comparison.matching import TOLERANCE
-from brorl.config.reading import builtin_recipes, flat_settings, make_config, parse_yaml, read_recipe
+from brorl.config.reading import (
+    ConfigOrPath,
+    builtin_recipes,
+    flat_settings,
+    make_config,
+    parse_yaml,
+    read_recipe,
+    settings_in,
+)
 from brorl.config.settings import TrainConfig
 from brorl.cost import UNIT_WORDS, Budget, Unit
 from brorl.errors import UserError
@@ -23,8 +31,6 @@ from brorl.format import counted, memory_size
 from brorl.model.load import choose_device
 from brorl.model.memory_plan import available_bytes
 from brorl.runs.run_directory import RunDirectory, held_out_record
-
-Recipe: TypeAlias = str | Path | Mapping[str, Any] | TrainConfig
 
 _OWNED = {
     "seed": "--seeds N, which runs seeds 0 to N-1",
@@ -61,7 +67,7 @@ def reject_owned(overrides: Mapping[str, Any]) -> None:
         raise UserError(f"--{owned} is decided by the comparison; use {_OWNED[owned]}")
 
 
-def read_arms(recipes: Sequence[Recipe], settings: Mapping[str, Any]) -> list[ArmPlan]:
+def read_arms(recipes: Sequence[ConfigOrPath], settings: Mapping[str, Any]) -> list[ArmPlan]:
     """Read one arm per recipe or run directory.
 
     Args:
@@ -74,7 +80,7 @@ def read_arms(recipes: Sequence[Recipe], settings: Mapping[str, Any]) -> list[Ar
     plans = []
     for number, recipe in enumerate(recipes, 1):
         if not isinstance(recipe, str | Path):
-            plans.append(ArmPlan(f"arm {number}", make_config(_settings_of_recipe(recipe), settings, f"arm {number}")))
+            plans.append(ArmPlan(f"arm {number}", make_config(settings_in(recipe), settings, f"arm {number}")))
             continue
         path, name = Path(recipe), str(recipe)
         if _is_run(path):
@@ -91,7 +97,7 @@ def read_arms(recipes: Sequence[Recipe], settings: Mapping[str, Any]) -> list[Ar
     return _named(plans)
 
 
-def sweep_arms(recipe: Recipe, settings: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]) -> list[ArmPlan]:
+def sweep_arms(recipe: ConfigOrPath, settings: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]) -> list[ArmPlan]:
     """Make one arm per value of the swept settings, which change together.
 
     Args:
@@ -115,7 +121,7 @@ def sweep_arms(recipe: Recipe, settings: Mapping[str, Any], sweep: Mapping[str, 
     arms = [*map(repr, rows)]
     if repeated := next((arm for arm in arms if arms.count(arm) > 1), None):
         raise UserError(f"--sweep: two arms would have the same values {repeated}; every arm needs different values")
-    given_settings = _settings_of_recipe(recipe)
+    given_settings = settings_in(recipe)
     name_of_recipe = str(recipe) if isinstance(recipe, str | Path) else "the recipe"
     plans = []
     for values in rows:
@@ -128,12 +134,6 @@ def sweep_arms(recipe: Recipe, settings: Mapping[str, Any], sweep: Mapping[str, 
 
 def _is_run(path: Path) -> bool:
     return (path / "config.yaml").is_file() and (path / "metrics.jsonl").is_file()
-
-
-def _settings_of_recipe(recipe: Recipe) -> dict[str, Any]:
-    if isinstance(recipe, TrainConfig):
-        return recipe.model_dump(mode="json")
-    return dict(recipe) if isinstance(recipe, Mapping) else read_recipe(str(recipe))
 
 
 def _named(plans: Sequence[ArmPlan]) -> list[ArmPlan]:

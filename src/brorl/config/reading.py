@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -22,6 +22,7 @@ from brorl.errors import UserError
 from brorl.paths import is_file
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 
+ConfigOrPath: TypeAlias = str | Path | Mapping[str, Any] | TrainConfig
 QUESTION_FILES = (".jsonl", ".parquet")
 """Suffixes of files that hold questions and never a recipe."""
 
@@ -73,6 +74,24 @@ def read_recipe(recipe: str) -> dict[str, Any]:
     return settings
 
 
+def settings_in(config_or_path: ConfigOrPath) -> dict[str, Any]:
+    """Return the settings of a recipe, unchecked: of its name, a YAML file, a mapping or a config.
+
+    Raises:
+        UserError: If it is none of these, or cannot be read.
+    """
+    if isinstance(config_or_path, TrainConfig):
+        return config_or_path.model_dump(mode="json")
+    if isinstance(config_or_path, Mapping):
+        return dict(config_or_path)
+    if isinstance(config_or_path, str | Path):
+        return read_recipe(str(config_or_path))
+    raise UserError(
+        "the first argument should be a recipe's name, the path of a YAML file, a mapping of settings or a "
+        f"TrainConfig, not {type(config_or_path).__name__}"
+    )
+
+
 def parse_yaml(text: str, source: str) -> Any:
     """Parse YAML 1.2 (in which 1e-6 is a number).
 
@@ -113,7 +132,7 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
     Raises:
         UserError: On the first setting that is wrong.
     """
-    given, replacing = flat_settings(settings), flat_settings(overrides)
+    given, replacing = flat_settings(_plain(settings)), flat_settings(_plain(overrides))
     if replacing.get("budget.limit") is not None and "steps" not in replacing:
         given.pop("steps", None)
     if given.get("sampling.scheme") == "iid":  # of earlier versions, which had another scheme too
@@ -126,6 +145,15 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
         problems = error.errors()  # a mistyped key explains the missing value of the setting that was meant
         first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
         raise UserError(_explain(first, source, replacing)) from None
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as YAML would give it: paths as text, mappings as dicts."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
