@@ -25,7 +25,8 @@ def rejected() -> tuple[list[Any], int]:
                 written = json.loads(json.dumps(value))
             except TypeError:
                 continue  # a recipe cannot hold it
-            problem = check([name], {name: {field.name: written}}, 0, 1).problem
+            found = check([name], {name: {field.name: written}}, 0, 1)
+            problem = found if isinstance(found, str) else None
             checked += 1
             if problem and "which must be" in problem:
                 problems.append([name, field.name, problem])

@@ -121,7 +121,7 @@ def _checked_names(
     (result,) = pool.run([VerifierCall(_CHECK, (given, configs, first, number))])
     if result.failure:
         raise UserError(f"Reasoning Gym cannot be used ({result.failure}); run: pip install 'brorl[gym]'")
-    names, problem = result.value
-    if problem:
-        raise ValueError(problem)
-    return list(names)
+    found: list[str] | str = result.value
+    if isinstance(found, str):
+        raise ValueError(found)
+    return found

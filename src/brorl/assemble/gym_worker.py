@@ -38,15 +38,7 @@ _LISTS = (list, tuple, Sequence)
 _UNWRITTEN = (datetime.time, datetime.date)  # a recipe has no values of these types
 
 
-class CheckedDatasets(NamedTuple):
-    """The datasets of a source."""
-
-    names: list[str]  # names of the datasets
-    # what is wrong with the source, after the name of a setting (`config: ...`); None if nothing is
-    problem: str | None
-
-
-def check(given: Sequence[str], configs: Mapping[str, Mapping[str, Any]], first: int, number: int) -> CheckedDatasets:
+def check(given: Sequence[str], configs: Mapping[str, Mapping[str, Any]], first: int, number: int) -> list[str] | str:
     """Find the datasets of a source, and check their settings.
 
     Args:
@@ -54,24 +46,27 @@ def check(given: Sequence[str], configs: Mapping[str, Mapping[str, Any]], first:
         configs: Settings by dataset.
         first: Index of the first entry of each dataset.
         number: Number of entries, over all datasets in turn.
+
+    Returns:
+        Names of the datasets; or what is wrong with the source, after the name of a setting (`config: ...`).
     """
     known = sorted(set(DATASETS) - {_COMPOSED})
     names = known if ALL in given else list(dict.fromkeys(given))
     last_index = first - 1 - (-number // len(names))
     for name in names:
         if name == _COMPOSED:
-            return CheckedDatasets([], "gym: composite combines datasets; list them: gym: [leg_counting, maze]")
+            return "gym: composite combines datasets; list them: gym: [leg_counting, maze]"
         if name not in known:
             nearest = _nearest(name, known) or f"; {_PAGE} lists the {len(known)} names"
-            return CheckedDatasets([], f"gym: {name!r} is not a dataset of Reasoning Gym{nearest}")
+            return f"gym: {name!r} is not a dataset of Reasoning Gym{nearest}"
         if problem := _problem_of(name, configs.get(name, {})):
-            return CheckedDatasets([], f"config: {name} {problem}")
+            return f"config: {name} {problem}"
         if last_index >= _SIZES.get(name, last_index + 1):
-            return CheckedDatasets([], _beyond(name, first, last_index))
+            return _beyond(name, first, last_index)
     unused = next((name for name in configs if name not in names), None)
     if unused is not None:
-        return CheckedDatasets([], f"config: {unused!r} is not a dataset of this source{_nearest(unused, names)}")
-    return CheckedDatasets(names, None)
+        return f"config: {unused!r} is not a dataset of this source{_nearest(unused, names)}"
+    return names
 
 
 def _beyond(name: str, first: int, last_index: int) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from brorl.config.resuming import first_change
+from brorl.config.resuming import first_change, fixed_settings
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.runs.checkpoint import complete_checkpoints, find_damage
@@ -21,11 +21,13 @@ def check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: Pa
         UserError: On the first problem.
     """
     begun = directory.read_begun()
-    change = first_change(begun.get("settings", {}), config)
-    if change is not None:
+    before = begun.get("settings", {})
+    changed = first_change(before, config)
+    if changed is not None:
+        now = fixed_settings(config)[changed]
         raise UserError(
-            f"{change.name} was {change.before} when the run began, and {directory.config_file} now has {change.now}; "
-            f"set it back to resume, or start a new run: {start_anew(directory)}"
+            f"{changed} was {before[changed]} when the run began, and {directory.config_file} now has {now}; set it "
+            f"back to resume, or start a new run: {start_anew(directory)}"
         )
     if checkpoint is None and begun.get("has_checkpoint", any(line["step"] for line in directory.read_metrics())):
         raise UserError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from brorl.config.reading import flat_settings
 from brorl.config.settings import TrainConfig
@@ -47,14 +47,6 @@ CHANGEABLE_ON_RESUME = (
 )
 
 
-class Change(NamedTuple):
-    """A setting that must not change and did."""
-
-    name: str  # its dotted name
-    before: Any  # its value at the start of the run
-    now: Any  # its value now
-
-
 def fixed_settings(config: TrainConfig) -> dict[str, Any]:
     """Return the settings that must not change, by dotted name, as JSON values.
 
@@ -68,12 +60,11 @@ def fixed_settings(config: TrainConfig) -> dict[str, Any]:
     return settings
 
 
-def first_change(before: Mapping[str, Any], config: TrainConfig) -> Change | None:
-    """Return the first setting that must not change and did.
+def first_change(before: Mapping[str, Any], config: TrainConfig) -> str | None:
+    """Return the dotted name of the first setting that must not change and did.
 
     Args:
         before: The result of `fixed_settings` when the run began.
         config: The current settings.
     """
-    changes = (Change(name, before.get(name, now), now) for name, now in fixed_settings(config).items())
-    return next((change for change in changes if change.before != change.now), None)
+    return next((name for name, now in fixed_settings(config).items() if before.get(name, now) != now), None)
