@@ -17,9 +17,8 @@ from matplotlib.figure import Figure
 from brorl.api.arm_runs import ArmRun, Slot, cpu_slots, gpu_slots, progress_of
 from brorl.api.compare import machine_of, slots_for
 from brorl.api.comparison_plan import Arguments, arm_folders, plan_for, plan_in
-from brorl.assemble.comparison import ArmPlan, check_arms, differences, sweep_arms
+from brorl.assemble.comparison import ArmPlan, check_arms, differences, labeled, sweep_arms
 from brorl.comparison import report as comparison_report
-from brorl.comparison.arms import labeled
 from brorl.comparison.reading import read_comparison
 from brorl.config.settings import TrainConfig
 from brorl.cost import Budget, total_cost

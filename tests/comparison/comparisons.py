@@ -6,7 +6,8 @@ from math import comb, exp, log
 import numpy as np
 from numpy.typing import NDArray
 
-from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score, labeled
+from brorl.assemble.comparison import labeled
+from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score
 from brorl.comparison.results import results_of
 from brorl.comparison.text import text_of
 from brorl.cost import Cost, Unit

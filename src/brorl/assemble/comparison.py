@@ -13,7 +13,6 @@ from typing import Any
 
 from brorl.assemble.cluster import check_ray
 from brorl.assemble.inputs import prepare
-from brorl.comparison.arms import labeled
 from brorl.comparison.matching import TOLERANCE
 from brorl.config.reading import (
     ConfigOrPath,
@@ -32,6 +31,7 @@ from brorl.model.load import choose_device
 from brorl.model.memory_plan import available_bytes
 from brorl.runs.run_directory import RunDirectory, held_out_record
 
+_LONGEST_NAME = 14  # characters of an arm's name that tables and figures can repeat
 _OWNED = {
     "seed": "--seeds N, which runs seeds 0 to N-1",
     "output_dir": "--output-dir",
@@ -145,6 +145,18 @@ def _named(plans: Sequence[ArmPlan]) -> list[ArmPlan]:
     elif len({*names}) < len(plans):
         names = [f"{i}: {name}" for i, name in enumerate(names, 1)]
     return [replace(plan, name=name, title=title) for plan, (name, title) in zip(plans, labeled(names), strict=True)]
+
+
+def labeled(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the short name and the title of each arm: the names without titles if all are short, else A, B, C, ..."""
+
+    def letters(index: int) -> str:  # A to Z, then AA, AB, ...
+        more, last = divmod(index, 26)
+        return (letters(more - 1) if more else "") + chr(ord("A") + last)
+
+    if max(map(len, names), default=0) <= _LONGEST_NAME:
+        return [(name, "") for name in names]
+    return [(letters(i), name) for i, name in enumerate(names)]
 
 
 def check_arms(plans: Sequence[ArmPlan], unit: Unit, budget: float, seeds: int, jobs: int) -> None:

@@ -16,8 +16,6 @@ from brorl.cost import Cost, Unit, amount
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.tree import FloatArray, IntArray
 
-_LONGEST_NAME = 14  # characters of an arm's name that tables and figures can repeat
-
 
 @dataclass(frozen=True)
 class HeldOutPrompt:
@@ -106,18 +104,6 @@ class Comparison:
     def prompts_of(self, task: str) -> IntArray:
         """Return the indices of a task's prompts."""
         return np.array([i for i, prompt in enumerate(self.prompts) if prompt.source == task])
-
-
-def labeled(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the short name and the title of each arm: the names without titles if all are short, else A, B, C, ..."""
-
-    def letters(index: int) -> str:  # A to Z, then AA, AB, ...
-        more, last = divmod(index, 26)
-        return (letters(more - 1) if more else "") + chr(ord("A") + last)
-
-    if max(map(len, names), default=0) <= _LONGEST_NAME:
-        return [(name, "") for name in names]
-    return [(letters(i), name) for i, name in enumerate(names)]
 
 
 @dataclass(frozen=True)

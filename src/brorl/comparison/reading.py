@@ -52,8 +52,8 @@ def read_comparison(folder: Path) -> Comparison:
                 f"{folder}: {len(runs)} of {len(arm['runs'])} runs of {arm['name']} are complete; continue with: brorl "
                 f"compare {folder}"
             )
-        fields = (arm[name] for name in ("name", "title", "num_rollouts", "prompts_per_step", "differs"))
-        arms.append(Arm(*fields, tuple(runs)))
+        settings = arm["num_rollouts"], arm["prompts_per_step"], arm["differs"]
+        arms.append(Arm(arm["name"], arm["title"], *settings, tuple(runs)))
     if first is None:
         raise UserError(f"{folder / SPEC_FILE} has no runs; start a new comparison in another folder")
     whole = Comparison(
