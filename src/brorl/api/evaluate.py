@@ -167,7 +167,8 @@ def _request(options: _Options) -> Request:
     settings = {} if checkpoint.recipe is None else read_recipe(checkpoint.recipe)
     settings.pop("cluster", None)  # of the run; an evaluation needs another one, or none
     own_limit = settings.get("evaluation", {}).get("max_new_tokens")
-    overrides |= WITHOUT_TRAINING | {
+    overrides |= {
+        **WITHOUT_TRAINING,
         "model": checkpoint.model,
         "evaluation.num_samples": options.samples,
         "evaluation.ks": list(options.ks),

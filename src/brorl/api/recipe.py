@@ -13,7 +13,7 @@ from brorl.errors import UserError
 from brorl.model.name import check_folder, shipped_folder
 from brorl.paths import is_file
 
-WITHOUT_TRAINING = {
+WITHOUT_TRAINING: Mapping[str, Any] = {
     "phases": [],
     "evaluation.best_k": None,
     "engine.clock": "wall",
