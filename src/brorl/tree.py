@@ -183,7 +183,7 @@ class RolloutTree:
     @cached_property
     def depth(self) -> IntArray:
         """Number of ancestors of each node, shape [M]; 0 for the first token after the prompt."""
-        return self._path_sums((self.parent >= 0).astype(np.int64))
+        return self.sum_along_paths(self.parent >= 0).astype(np.int64)
 
     @cached_property
     def end(self) -> IntArray:
@@ -249,10 +249,7 @@ class RolloutTree:
         Returns:
             Sums, shape [M].
         """
-        return self._path_sums(np.asarray(value_M, np.float64))
-
-    def _path_sums(self, value_M: NDArray[Any]) -> NDArray[Any]:
-        sum_M, jump_M = value_M.copy(), self.parent.copy()
+        sum_M, jump_M = np.array(value_M, np.float64), self.parent.copy()
         while (far := np.flatnonzero(jump_M >= 0)).size:  # pointer doubling: log2(depth) rounds
             sum_M[far] += sum_M[jump_M[far]]
             jump_M[far] = jump_M[jump_M[far]]

@@ -198,10 +198,6 @@ class Ahead:
     def sampler(self) -> Sampler:
         return self._inner.sampler
 
-    @property
-    def num_prompts(self) -> int:
-        return self._inner.num_prompts
-
     def next_batch(self, step: int) -> Batch:
         batch = self._next or self._inner.next_batch(step)
         self._next = self._inner.next_batch(step + 1)

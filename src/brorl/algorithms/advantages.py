@@ -18,9 +18,8 @@ from brorl.algorithms import outcome_weights
 from brorl.algorithms.groups import Group
 from brorl.algorithms.outcome_weights import OutcomeWeight
 from brorl.algorithms.settings import AdvantageSettings
-from brorl.tree import FloatArray, IntArray
+from brorl.tree import FloatArray
 
-NormalizeOver = Literal["trajectories", "tokens"]
 EstimateAdvantages = Callable[[Sequence[Group]], list[FloatArray]]
 """From a batch to the advantage of each distinct response, shape [L], for each group."""
 _SMALL = 1e-8
@@ -78,7 +77,9 @@ def outcome_weighted(groups: Sequence[Group], weight: OutcomeWeight) -> list[Flo
 
 
 def batch_normalized(
-    groups: Sequence[Group], advantages: Sequence[FloatArray], normalize_over: NormalizeOver = "trajectories"
+    groups: Sequence[Group],
+    advantages: Sequence[FloatArray],
+    normalize_over: Literal["trajectories", "tokens"] = "trajectories",
 ) -> list[FloatArray]:
     """Subtract the batch's mean from all advantages, and divide by the batch's standard deviation plus 1e-8.
 
@@ -91,7 +92,8 @@ def batch_normalized(
     Returns:
         The normalized advantages, in the same shapes.
     """
-    weights = [_batch_weights(group, normalize_over) for group in groups]
+    by_tokens = normalize_over == "tokens"
+    weights = [group.tree.leaf_count * (group.tree.length if by_tokens else 1) for group in groups]
     value, weight = np.concatenate(advantages), np.concatenate(weights).astype(np.float64)
     mean = np.average(value, weights=weight)
     std = np.sqrt(np.average((value - mean) ** 2, weights=weight))
@@ -114,17 +116,6 @@ def grpo(groups: Sequence[Group]) -> list[FloatArray]:
         centered = _centered(group)
         advantages.append(centered / (np.sqrt(_mean(centered**2, group)) + _SMALL))
     return advantages
-
-
-def _batch_weights(group: Group, normalize_over: NormalizeOver) -> IntArray:
-    """Return the weight of each distinct response in the batch statistics, shape [L]."""
-    match normalize_over:
-        case "trajectories":
-            return group.tree.leaf_count
-        case "tokens":
-            return group.tree.leaf_count * group.tree.length
-        case _:
-            assert_never(normalize_over)
 
 
 def _centered(group: Group) -> FloatArray:

@@ -240,7 +240,7 @@ def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]
     lines = [
         f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters{of_all}) on {learner_device(config)}, "
         f"N = {_rollouts(config)} rollouts x {config.prompts_per_step} prompts a step, "
-        f"{run.algorithm.source.num_prompts:,} training prompts",
+        f"{run.algorithm.source.stream.num_prompts:,} training prompts",
         f"learning rate {_learning_rate(config)}, {config.optimizer.mini_batches} updates a step, "
         f"{config.loss.kind} clip {clip.low:g}/{clip.high:g}; run directory {run.outputs.directory.path}",
     ]

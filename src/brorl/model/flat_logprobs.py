@@ -66,9 +66,9 @@ def flat_chunk_logprobs(
     because each row contains its prompt.
     """
     del recompute_prompts
-    offsets, outputs = node_offsets(trees), NodeOutputs(next_token, entropy, whole_logits)
+    offsets, outputs = node_offsets(trees), NodeOutputs(next_token, entropy)
     for rows in split_into_rows(trees, max_nodes or default_max_nodes(model, whole_logits=whole_logits)):
-        yield _chunk(model, trees, offsets, rows, outputs)
+        yield _chunk(model, trees, offsets, rows, outputs, whole_logits)
 
 
 def _chunk(
@@ -77,6 +77,7 @@ def _chunk(
     offsets: IntArray,
     rows: Sequence[Row],
     outputs: NodeOutputs,
+    whole_logits: bool,
 ) -> ChunkLogprobs:
     """Compute the log-probs of the nodes whose first response is among some rows."""
     inputs = [np.array([*trees[tree].prompt_ids, *_tokens(trees[tree], leaf)[:-1]]) for tree, leaf in rows]
@@ -102,7 +103,7 @@ def _chunk(
         return logits
 
     num_rows = len(rows) * (positions if last else input_BS.shape[1])
-    logits = row_logits(model, forward, num_rows, whole_logits=outputs.whole_logits)
+    logits = row_logits(model, forward, num_rows, whole_logits=whole_logits)
     first = input_BS.shape[1] - logits.row.shape[1]  # 0 if the model has no such argument
     row_K = np.repeat(np.arange(len(rows)), sizes)
     logits = replace(logits, row=logits.row[tensor(row_K), tensor(before_K + depth_K - first)])

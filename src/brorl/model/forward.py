@@ -39,11 +39,11 @@ def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
     The first response pays for the prompt. `cost_per_position` is the cost of attending to a token, as a fraction of
     the other work for one.
     """
-    prompt = _prompt_cost(tree, cost_per_position)
-    before_M = len(tree.prompt_ids) + tree.depth
+    prompt = len(tree.prompt_ids)
+    before_M = prompt + tree.depth
     up_to_M = np.cumsum(1.0 + cost_per_position * before_M)
     cost_L = np.diff(up_to_M[tree.leaf], prepend=0.0)
-    cost_L[0] += prompt
+    cost_L[0] += prompt + cost_per_position * prompt * (prompt - 1) / 2
     return np.maximum(cost_L, 1e-9)  # two responses can end at one node
 
 
@@ -51,11 +51,6 @@ def row_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
     """Return each distinct response's cost in tokens on the flat path, shape [L]: its prompt and all of its tokens."""
     length_L = len(tree.prompt_ids) + tree.length
     return length_L + cost_per_position * length_L * (length_L - 1) / 2
-
-
-def _prompt_cost(tree: RolloutTree, cost_per_position: float) -> float:
-    length = len(tree.prompt_ids)
-    return length + cost_per_position * length * (length - 1) / 2
 
 
 ForwardChoice = Literal["auto", "tree", "flat"]

@@ -152,20 +152,6 @@ def load_model(
     return model
 
 
-def model_without_weights(
-    config: PreTrainedConfig, lora: LoraSettings | None, gradient_checkpointing: bool
-) -> PreTrainedModel:
-    """Return the model of `load_model` with its parameters and buffers on the meta device, which takes no memory."""
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
-        _switch_dropout_off(model)
-        if gradient_checkpointing:
-            enable_gradient_checkpointing(model)
-        if lora:
-            add_adapter(model, lora)
-    return model
-
-
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Return the tokens that end a response: those of the tokenizer and of the model's generation config."""
     return _end_tokens(model.generation_config, tokenizer)
@@ -282,7 +268,13 @@ class Blueprint:
 
     def build(self) -> PreTrainedModel:
         """Return the model with its parameters on the meta device."""
-        model = model_without_weights(self.config, self.lora, self.gradient_checkpointing)
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(self.config).eval()
+            _switch_dropout_off(model)
+            if self.gradient_checkpointing:
+                enable_gradient_checkpointing(model)
+            if self.lora:
+                add_adapter(model, self.lora)
         self._put_into(model)
         return model
 

@@ -90,7 +90,7 @@ def tree_logprobs(
     chunks: list[ChunkLogprobs] = []
     with tree_attention(model):
         cache, logits_PV = prefill(model_pass.packed(model), [t.prompt_ids for t in trees])
-    outputs = NodeOutputs(next_token, entropy=False, whole_logits=model_pass.whole_logits)
+    outputs = NodeOutputs(next_token, entropy=False)
     chunks.append(_first_level(trees, offsets, logits_PV, outputs))
     max_nodes = max_nodes or default_max_nodes(model, whole_logits=model_pass.whole_logits)
     for slices in split_into_chunks(trees, max_nodes):
@@ -129,7 +129,7 @@ def chunk_logprobs(
     if not trees:
         return
     max_nodes = max_nodes or default_max_nodes(model, whole_logits=model_pass.whole_logits)
-    offsets, outputs = node_offsets(trees), NodeOutputs(next_token, entropy, model_pass.whole_logits)
+    offsets, outputs = node_offsets(trees), NodeOutputs(next_token, entropy)
     for start, stop in prompt_groups(trees, max_nodes):
         group, group_offsets = trees[start:stop], offsets[start:stop]
         with tree_attention(model):
@@ -193,7 +193,6 @@ class NodeOutputs:
 
     next_token: NextToken  # from logits to the distribution that the rollouts were drawn from
     entropy: bool  # whether to compute entropies
-    whole_logits: bool = False  # whether the model needs whole logits
 
     def of(self, rows: RowLogits, length_R: Tensor, row_K: Tensor, token_K: Tensor, index_K: Tensor) -> ChunkLogprobs:
         """Return the log-probs of K nodes, in any order.

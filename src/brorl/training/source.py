@@ -263,11 +263,6 @@ class GroupSource(ABC):
             ValueError: If the prompts are others than those of the state.
         """
 
-    @property
-    def num_prompts(self) -> int:
-        """Number of training prompts."""
-        return self.stream.num_prompts
-
     def rewind(self) -> None:
         """Undo the last `next_batch` if its weights have not been replaced since; its prompts are sampled again."""
         if self._before is not None:
