@@ -87,6 +87,12 @@ def lines_of(run: Path, step: int) -> Iterator[tuple[str, ...]]:
         numbers = [n for n in NUMBERS if n > order]
         noise = [group_noise(parts, groups, n, order) for n in numbers]
         signal = float(np.mean([one.signal for one in noise]))  # the same for all N
+        if signal <= 0:
+            print(
+                f"step {step:,}, T = {order}: the gradient is too small to measure with {PROMPTS} prompts",
+                file=sys.stderr,
+            )
+            continue
         between = float(np.mean([one.between for one in noise])) / signal
         within = noise[0].within * numbers[0] / signal
         price_N = np.array([(between + one.within / signal) for one in noise]) * seconds_N[-len(numbers) :]

@@ -69,7 +69,7 @@ COMMANDS = {
         inherits=("api.compare:compare",),
     ),
     "tune": Command(
-        "find the N, objective and learning rate that end highest for an aim, and prove it against your recipe",
+        "find the N, objective and learning rate that end highest for an aim, and test it against your recipe",
         "api.tune:tune",
         is_shown=False,
     ),

@@ -1,4 +1,4 @@
-"""`brorl.tune`: which N, objective and learning rate end highest for an aim, found by a race and proved afresh."""
+"""`brorl.tune`: which N, objective and learning rate end highest for an aim, found by a race and tested afresh."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tune(
     progress: bool = True,
     **overrides: Any,
 ) -> TuningResult:
-    """Find the N, objective and learning rate that end highest for an aim, and prove it against your recipe.
+    """Find the N, objective and learning rate that end highest for an aim, and test it against your recipe.
 
     A pilot measures what there is to find, and how many prompts fit at each N. Candidates then race on tuning prompts:
     after a quarter, a half and all of their budget the best go on. The winner is compared with your recipe on other
