@@ -260,6 +260,10 @@ def _recipe(starter: _Starter, name: str) -> str:
 verification:
   functions:
     {_quoted(guess.domain)}: {starter.function}{write}"""
+        if starter.function == SCORE:
+            functions += (
+                "\n  timeout_s: 60  # the first verification of a worker imports the library, which takes seconds"
+            )
     text = f"""\
 # A first try on a laptop. Check it: brorl check {name}. Train it: brorl train {name}
 # Every key is also an option of the command line (--steps 50). All keys: brorl train --help, docs/reference/recipe.md

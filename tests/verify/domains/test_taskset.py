@@ -130,7 +130,6 @@ def test_a_taskset_is_written_and_trained_on() -> None:
         "--dynamic_sampling.enabled=false",
         "--evaluation.num_prompts=0",
         "--sampling.max_new_tokens=8",
-        "--verification.timeout_s=60",
     )
     outcome = command("check", "mine.yaml", "--no-timing")  # the answer of a row is a task, which is no response
     assert outcome.code == 0, outcome
