@@ -95,7 +95,7 @@ COMMANDS = {
     "plan": Command(
         "predict the gains and costs of more rollouts per prompt on this machine, or of a step on a cluster",
         "api.plan:plan_command",
-        inherits=("api.plan:plan", "api.cluster_plan:ClusterQuestion"),
+        inherits=("api.plan:plan", "api.cluster_plan:plan_cluster"),
         is_shown=False,
     ),
     "simulate": Command(

@@ -14,7 +14,20 @@ import brorl
 from brorl.api.python_words import in_python
 from brorl.api.verify import verify
 
-COMMANDS = {"check", "compare", "data", "evaluate", "plan", "report", "sample", "samples", "train", "tune", "verify"}
+COMMANDS = {
+    "check",
+    "compare",
+    "data",
+    "evaluate",
+    "plan",
+    "plan_cluster",
+    "report",
+    "sample",
+    "samples",
+    "train",
+    "tune",
+    "verify",
+}
 
 
 def test_importing_the_package_imports_neither_torch_nor_transformers() -> None:

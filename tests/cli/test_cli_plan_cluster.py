@@ -9,7 +9,7 @@ import pytest
 from matplotlib.image import imread
 
 import brorl
-from brorl.api.cluster_plan import ClusterPlanResult, ClusterQuestion
+from brorl.api.cluster_plan import ClusterPlanResult
 from brorl.errors import UserError
 from brorl.planning.cluster import cluster_plan
 from run_support import SMALL, command, save_tiny_model
@@ -94,8 +94,9 @@ def test_a_run_gives_its_measurements() -> None:
 @pytest.mark.slow
 def test_the_function_plans_as_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {name: float(value) for name, value in re.findall(r"(\w+)=([^,]+)", SHAPE)}
-    question = ClusterQuestion("8xH200", engine="vllm", model_shape=sizes)
-    result = brorl.plan("brorl", cluster=question, output_dir="mine", progress=False, model="some/model")
+    result = brorl.plan_cluster(
+        "8xH200", "brorl", engine="vllm", model_shape=sizes, output_dir="mine", progress=False, model="some/model"
+    )
     assert capsys.readouterr().out == ""
     assert isinstance(result, ClusterPlanResult)
     outcome = command(
@@ -143,4 +144,4 @@ def test_what_cannot_work_is_one_line(arguments: list[str], said: str) -> None:
 
 def test_an_unknown_engine_from_python() -> None:
     with pytest.raises(UserError, match="engine must be one of native, vllm, got hf"):
-        ClusterQuestion("8xH100", engine="hf")  # type: ignore[arg-type]
+        brorl.plan_cluster("8xH100", engine="hf")  # type: ignore[arg-type]

@@ -61,14 +61,15 @@ def test_a_prompt_of_the_data_has_its_reference_and_another_one_has_none() -> No
     assert judged.verdicts is not None
 
 
-def test_the_settings_of_a_run_for_other_domains_are_no_mistake(short_run: Path, tmp_path: Path) -> None:
+def test_the_settings_of_a_run_for_other_domains_or_its_engine_are_no_mistake(short_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(short_run, run)
     config = run / "config.yaml"
     settings = yaml.safe_load(config.read_text())
     settings["rewards"]["domain_weights"] = {"math": 2.0}
+    settings["engine"]["dtype"] = "bfloat16"
     config.write_text(yaml.safe_dump(settings))
-    assert brorl.sample(run, PUZZLE, rollouts=4).verdicts is not None
+    assert brorl.sample(run, PUZZLE, rollouts=4, dtype="bfloat16").verdicts is not None
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,7 @@ def test_a_learner_that_stalls_or_cannot_start_is_an_error(tmp_path: Path) -> No
         with pytest.raises(LearnerLostError, match=r"did not answer for 0\.5 s"):
             learner.reset_reference(clear_optimizer=False)
         with pytest.raises(UserError, match=f"{gethostname()}.*cannot load nothing"):
-            _ = RemoteLearner(cluster, _without_model, tmp_path, 600.0, print, print).built
+            RemoteLearner(cluster, _without_model, tmp_path, 600.0, print, print).wait_until_built()
         assert not any(tmp_path.iterdir())
     finally:
         cluster.close()
@@ -284,7 +284,7 @@ def test_a_learner_that_stalls_or_cannot_start_is_an_error(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("cluster")
-def test_the_error_of_one_rank_ends_all_ranks() -> None:
+def test_the_error_of_one_rank_ends_all_ranks(tmp_path: Path) -> None:
     """The other rank would wait for it."""
     import ray
     from ray.exceptions import RayActorError
@@ -292,8 +292,8 @@ def test_the_error_of_one_rank_ends_all_ranks() -> None:
     cluster = RayCluster(ClusterSettings(nodes=1, learner_ranks=2))
     cluster.start()
     try:
-        learner = RemoteLearner(cluster, _stuck, None, 600.0, print, print)
-        assert len(learner.built) == 2
+        learner = RemoteLearner(cluster, _stuck, tmp_path, 600.0, print, print)
+        assert learner.num_parameters() == 1
         with pytest.raises(ValueError, match="rank 1 has other weights"):
             learner.reset_reference(clear_optimizer=False)
         for rank in learner._ranks:
@@ -304,17 +304,17 @@ def test_the_error_of_one_rank_ends_all_ranks() -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_an_answer_that_has_come_is_no_stall() -> None:
+def test_an_answer_that_has_come_is_no_stall(tmp_path: Path) -> None:
     """This process may have been stopped for longer than the timeout."""
     import ray
 
     cluster = RayCluster(ClusterSettings(nodes=1))
     cluster.start()
     try:
-        learner = RemoteLearner(cluster, _stuck, None, 600.0, print, print)
+        learner = RemoteLearner(cluster, _stuck, tmp_path, 600.0, print, print)
         ray.wait(learner._builds)
         learner.timeout_s = -1.0
-        assert learner.num_parameters() == 1
+        learner.wait_until_built()
     finally:
         cluster.close()
 

@@ -1,6 +1,7 @@
 """A learner rank without Ray: the errors of its start, its memory on a shared GPU, and the weights that it sends."""
 
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
 
@@ -18,12 +19,13 @@ from brorl.errors import FirstRankError, UserError
         (FirstRankError("learner rank 0 on machine far: no model"), "learner rank 0 on machine far: no model"),
     ],
 )
-def test_an_error_names_the_rank_that_failed(error: UserError, expected: str) -> None:
+def test_an_error_names_the_rank_that_failed(error: UserError, expected: str, tmp_path: Path) -> None:
     def build(*_: object) -> NoReturn:
         raise error
 
+    (tmp_path / "token").touch()
     with pytest.raises(UserError) as found:
-        LearnerRank(1).build(build, 2, ("nowhere", 1), None)
+        LearnerRank(1).build(build, 2, ("nowhere", 1), tmp_path / "token")
     assert str(found.value).startswith(expected)
 
 

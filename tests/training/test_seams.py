@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 import brorl
-from brorl.activity import Stopwatch
+from brorl.activity import Phase, Stopwatch
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings, RewardShaping
@@ -169,18 +169,23 @@ def test_the_loop_needs_the_protocols_only(tmp_path: Path) -> None:
     assert float(read_state(checkpoint).learner["log_odds"]) == float(learner.log_odds)  # type: ignore[index]
 
 
-def test_a_stop_request_after_the_checkpoints_of_a_step_were_decided_loses_no_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("before", [True, False])
+def test_a_stop_request_around_the_decision_on_a_checkpoint_loses_no_step_and_saves_once(
+    before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner, engine = PreferenceLearner(), Preference(torch.tensor(-1.0), np.random.default_rng(0))
     run, stop, save_if_due = run_of(learner, engine, tmp_path), StopRequest(), Journal.save_if_due
+    seen: list[object] = []
+    run = replace(run, outputs=replace(run.outputs, observe=seen.append))
 
-    def request_after(journal: Journal, record: dict[str, Any]) -> None:
+    def request(journal: Journal, record: dict[str, Any]) -> None:
+        stop.requested = before  # no checkpoint is due after step 1
         save_if_due(journal, record)
-        stop.requested = record["step"] == 1  # no checkpoint is due after it
+        stop.requested = True
 
-    monkeypatch.setattr(Journal, "save_if_due", request_after)
+    monkeypatch.setattr(Journal, "save_if_due", request)
     assert train(run, START, stop) == (Ending.INTERRUPTED, "stopped after step 1")
+    assert [x for x in seen if isinstance(x, Phase) and x.name == "saving"] == [Phase("saving", "step 1")]
     checkpoint = last_checkpoint(run.outputs.directory.checkpoints)
     assert checkpoint is not None
     assert read_state(checkpoint).step == 1

@@ -1,10 +1,10 @@
-"""`brorl.plan(cluster=...)`: what a step costs on 1 to 512 GPUs, computed without a GPU and without weights."""
+"""`brorl.plan_cluster`: what a step costs on 1 to 512 GPUs, computed without a GPU and without weights."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,44 +15,15 @@ from brorl.config.reading import ConfigOrPath, builtin_recipes, flat_settings
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.errors import UserError
-from brorl.planning.cluster.hardware import ENGINES, parse_cluster
+from brorl.planning.cluster.hardware import ENGINES, Engine, parse_cluster
+from brorl.runs import RUNS
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result
 
 if TYPE_CHECKING:
     from brorl.planning.cluster.cluster_plan import ClusterPlan
-    from brorl.planning.cluster.hardware import Engine
 
 RECIPE = "brorl"
-
-
-@dataclass(frozen=True)
-class ClusterQuestion:
-    """What to plan, in addition to the recipe.
-
-    Attributes:
-        cluster: `NxGPU`, such as 8xH200, or `NxNAME:figure=number,...`.
-        engine: Engine that samples, `native` or `vllm` (default: engine.kind).
-        response_tokens: Mean tokens of a response (default: those of the run, or half of sampling.max_new_tokens).
-        distinct_fraction: Distinct tokens over sampled tokens (default: that of the run, or a formula).
-        model_shape: Sizes of the model instead of its config: `parameters`, `layers`, `hidden`, `kv_heads`,
-            `vocabulary`, and more.
-        group_parts: Parts of a group that may run on different rollout workers, >= 1.
-    """
-
-    cluster: str
-    _: KW_ONLY
-    engine: Engine | None = None
-    response_tokens: float | None = None
-    distinct_fraction: float | None = None
-    model_shape: Mapping[str, float] | None = None
-    group_parts: int = 1
-
-    def __post_init__(self) -> None:
-        if self.engine not in (None, *ENGINES):
-            raise UserError(f"engine must be one of {', '.join(ENGINES)}, got {self.engine}")
-        if self.group_parts < 1:
-            raise UserError(f"group_parts must be at least 1, got {self.group_parts}")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -89,17 +60,44 @@ class ClusterPlanResult(Result):
 
 
 def plan_cluster(
-    question: ClusterQuestion,
-    source: str | Path | None = None,
+    cluster: str,
+    checkpoint: str | Path | None = None,
     *,
     recipe: ConfigOrPath | None = None,
-    output_dir: str | Path,
+    engine: Engine | None = None,
+    response_tokens: float | None = None,
+    distinct_fraction: float | None = None,
+    model_shape: Mapping[str, float] | None = None,
+    group_parts: int = 1,
+    output_dir: str | Path = RUNS / "plan",
     progress: bool = True,
-    overrides: Mapping[str, Any],
+    **overrides: Any,
 ) -> ClusterPlanResult:
-    """Plan a step on a cluster, and write `plan.json` and `plan.png`; see `plan`."""
-    cluster = parse_cluster(question.cluster)
-    config, run = _resolve(source, recipe, overrides)
+    """Plan a step on a cluster, and write `plan.json` and `plan.png`. Nothing is measured.
+
+    Args:
+        cluster: `NxGPU`, such as 8xH200, or `NxNAME:figure=number,...`.
+        checkpoint: A recipe; or a model, a run, or a checkpoint in a run (default: the recipe's model).
+        recipe: Built-in recipe or YAML file; also nested settings or a config (default: the run's, or brorl).
+        engine: Engine that samples, `native` or `vllm` (default: engine.kind).
+        response_tokens: Mean tokens of a response (default: those of the run, or half of sampling.max_new_tokens).
+        distinct_fraction: Distinct tokens over sampled tokens (default: that of the run, or a formula).
+        model_shape: Sizes of the model instead of its config: `parameters`, `layers`, `hidden`, `kv_heads`,
+            `vocabulary`, and more.
+        group_parts: Parts of a group that may run on different rollout workers, >= 1.
+        output_dir: Folder of the files; an earlier plan in it is replaced.
+        progress: Print the output of the command.
+        overrides: Settings that replace those of the recipe, nested or by dotted name.
+
+    Raises:
+        UserError: If an argument is wrong, or the sizes of the model are not known.
+    """
+    if engine not in (None, *ENGINES):
+        raise UserError(f"engine must be one of {', '.join(ENGINES)}, got {engine}")
+    if group_parts < 1:
+        raise UserError(f"group_parts must be at least 1, got {group_parts}")
+    gpus = parse_cluster(cluster)
+    config, run = _resolve(checkpoint, recipe, flat_settings(overrides))
 
     with Screen(silent=not progress) as screen:
         from brorl.assemble.cluster_job import build_job, build_shape
@@ -107,27 +105,25 @@ def plan_cluster(
         from brorl.planning.cluster.cluster_report import cluster_record, draw_cluster_plan
         from brorl.runs.run_directory import RunDirectory
 
-        shape = build_shape(config.model, question.model_shape)
-        metrics = [] if run is None else RunDirectory(run).read_metrics()
         job = build_job(
             config,
-            cluster.gpu,
-            shape,
-            engine=question.engine,
-            mean_length=question.response_tokens,
-            distinct_fraction=question.distinct_fraction,
-            metrics=metrics,
+            gpus.gpu,
+            build_shape(config.model, model_shape),
+            engine=engine,
+            mean_length=response_tokens,
+            distinct_fraction=distinct_fraction,
+            metrics=[] if run is None else RunDirectory(run).read_metrics(),
         )
         folder = Path(output_dir).expanduser()
         make_output_folder(folder)
         screen.console.print(
             f"brorl {brorl.__version__}: a plan for {config.model} ({job.model.parameters:,} parameters) on "
-            f"{cluster.name}, {job.engine} engine",
+            f"{gpus.name}, {job.engine} engine",
             soft_wrap=True,
             markup=False,
         )
-        settings = SimulationSettings(question.group_parts, config.cluster.max_staleness, seed=config.seed)
-        result = ClusterPlanResult(folder, make_cluster_plan(config.model, job, cluster, settings))
+        settings = SimulationSettings(group_parts, config.cluster.max_staleness, seed=config.seed)
+        result = ClusterPlanResult(folder, make_cluster_plan(config.model, job, gpus, settings))
         with storage_errors(folder):
             replace_file(result.json_file, json.dumps(cluster_record(result.plan), indent=2).encode())
             draw_cluster_plan(result.plan, result.figure_file)
@@ -136,10 +132,9 @@ def plan_cluster(
 
 
 def _resolve(
-    source: str | Path | None, recipe: ConfigOrPath | None, overrides: Mapping[str, Any]
+    source: str | Path | None, recipe: ConfigOrPath | None, given: Mapping[str, Any]
 ) -> tuple[TrainConfig, Path | None]:
     """Return the config, and the directory of the run that was named."""
-    given = flat_settings(overrides)
     name = None if source is None else str(source)
     if name is not None and recipe is None and (name in builtin_recipes() or name.endswith((".yaml", ".yml"))):
         return resolve_config(name, given), None

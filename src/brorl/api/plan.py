@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import brorl
 from brorl.activity import Phase
@@ -19,6 +19,7 @@ from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.errors import UserError
 from brorl.format import plain
+from brorl.planning import AIMS, Aim
 from brorl.runs import RUNS
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result
@@ -26,17 +27,14 @@ from brorl.table import Result
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from brorl.api.cluster_plan import ClusterPlanResult, ClusterQuestion
-    from brorl.planning.estimators import Aim
     from brorl.planning.pilot import PilotParts
     from brorl.planning.recommendation import PlanRow, RolloutPlan
     from brorl.planning.report import PlanReport
 
 ROLLOUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 RECIPE = "quickstart"
-AIMS = ("pass@1", "pass@k", "coverage")
 _MEASURING = ("pilot_prompts", "pilot_rollouts", "rollouts", "seconds_per_step", "aim")
-_CLUSTER = ("engine", "response_tokens", "distinct_fraction", "group_parts")
+_CLUSTER = ("engine", "response_tokens", "distinct_fraction", "model_shape", "group_parts")
 _NOT_COMPARED = ("rollouts_per_prompt", "prompts_per_step", "seed", "steps", "evaluation.every")  # compare sets these
 _COMPARED_STEPS = 100  # length of the recommended comparison
 _LARGE_N = 512
@@ -122,7 +120,6 @@ class PlanRequest:
             raise UserError(f"--aim must be one of {', '.join(AIMS)}, got {self.aim}")
 
 
-@overload
 def plan(
     checkpoint: str | Path | None = None,
     *,
@@ -133,34 +130,9 @@ def plan(
     seconds_per_step: float | None = None,
     aim: Aim = "pass@1",
     output_dir: str | Path = RUNS / "plan",
-    cluster: None = None,
     progress: bool = True,
     **overrides: Any,
-) -> PlanResult: ...
-@overload
-def plan(
-    checkpoint: str | Path | None = None,
-    *,
-    recipe: ConfigOrPath | None = None,
-    output_dir: str | Path = RUNS / "plan",
-    cluster: str | ClusterQuestion,
-    progress: bool = True,
-    **overrides: Any,
-) -> ClusterPlanResult: ...
-def plan(
-    checkpoint: str | Path | None = None,
-    *,
-    recipe: ConfigOrPath | None = None,
-    pilot_prompts: int = 64,
-    pilot_rollouts: int = 64,
-    rollouts: Sequence[int] = ROLLOUTS,
-    seconds_per_step: float | None = None,
-    aim: Aim = "pass@1",
-    output_dir: str | Path = RUNS / "plan",
-    cluster: str | ClusterQuestion | None = None,
-    progress: bool = True,
-    **overrides: Any,
-) -> PlanResult | ClusterPlanResult:
+) -> PlanResult:
     """Compare N, the rollouts per prompt, on this machine, and recommend one for a time budget.
 
     It takes a pilot, times a few steps, and writes `plan.json` and `plan.png`. The model does not change. Ctrl-C stops
@@ -177,26 +149,13 @@ def plan(
         seconds_per_step: Time budget of a step, > 0 (default: the time of the recipe's own N and prompts).
         aim: What to recommend an N and an estimator for: `pass@1`, `pass@k` (pass@16), or `coverage` of rare successes.
         output_dir: Folder of the files; an earlier plan in it is replaced.
-        cluster: GPUs to plan for instead of this machine, such as `8xH200`, or a `ClusterQuestion` with more
-            options. Then nothing is measured, `checkpoint` may also be a recipe, the recipe is `brorl` by default, and
-            the other arguments above except `recipe` and `output_dir` have no effect.
         progress: Print the output of the command.
         overrides: Settings that replace those of the recipe, nested or by dotted name.
-
-    Returns:
-        The plan, or a `ClusterPlanResult` with `cluster`. It shows as tables in terminals and notebooks.
 
     Raises:
         UserError: If an argument, the data, the model or the machine's memory does not fit, or no group of the pilot is
             mixed.
     """
-    if cluster is not None:
-        from brorl.api.cluster_plan import ClusterQuestion, plan_cluster
-
-        asked = cluster if isinstance(cluster, ClusterQuestion) else ClusterQuestion(cluster)
-        return plan_cluster(
-            asked, checkpoint, recipe=recipe, output_dir=output_dir, progress=progress, overrides=overrides
-        )
     request = PlanRequest(pilot_prompts, pilot_rollouts, rollouts, seconds_per_step, aim)
     given = flat_settings(overrides)
     config, source = _resolve(checkpoint, recipe, given)
@@ -238,24 +197,26 @@ def plan_command(
             8xMINE:memory_gb=96,... describes another GPU (default recipe: brorl).
         model_shape: With --cluster, sizes of the model instead of its config.json, as NAME=NUMBER,...: parameters,
             layers, hidden, kv_heads, vocabulary, and heads, head_dim, inner, active_parameters.
-        options: Those of `plan` and of `ClusterQuestion`.
+        options: Those of `plan` and of `plan_cluster`.
 
     Raises:
         UserError: If options of a pilot and of a cluster are combined.
     """
-    request = {name: options.pop(name) for name in _CLUSTER if name in options}
-    if model_shape is not None:
-        request["model_shape"] = _sizes(model_shape)
-    if cluster is None and request:
-        raise UserError(f"--{next(iter(request)).replace('_', '-')} needs --cluster, such as --cluster 8xH200")
-    if cluster is not None:
-        from brorl.api.cluster_plan import ClusterQuestion
-
-        if wrong := next((name.replace("_", "-") for name in _MEASURING if name in options), None):
-            raise UserError(f"--{wrong} measures on this machine, and --cluster does not; give one of them")
-        options["cluster"] = ClusterQuestion(cluster, **request)
     if data is not None:
         options["data.sources"] = parse_yaml(data, "--data")
+    if model_shape is not None:
+        options["model_shape"] = _sizes(model_shape)
+    misplaced = next((name for name in (_CLUSTER if cluster is None else _MEASURING) if name in options), "")
+    option = f"--{misplaced.replace('_', '-')}"
+    if cluster is not None:
+        from brorl.api.cluster_plan import plan_cluster
+
+        if misplaced:
+            raise UserError(f"{option} measures on this machine, and --cluster does not; give one of them")
+        plan_cluster(cluster, checkpoint, **options)
+        return
+    if misplaced:
+        raise UserError(f"{option} needs --cluster, such as --cluster 8xH200")
     try:
         plan(checkpoint, **options)
     except KeyboardInterrupt:

@@ -141,7 +141,8 @@ def sample(
         raise UserError(f"{wrong} is not a setting of a sampled tree; those are: {', '.join(SETTINGS)}")
     found = resolve_checkpoint(str(checkpoint))
     settings = {} if found.recipe is None else read_recipe(found.recipe)
-    settings.pop("cluster", None)
+    for section in ("cluster", "engine"):  # of training
+        settings.pop(section, None)
     overrides = {**given, **WITHOUT_TRAINING, "model": found.model}
     config = make_config(settings, overrides, found.recipe or "the options")
     question = _question(None if found.recipe is None else config, prompt, reference, domain)

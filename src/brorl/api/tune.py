@@ -12,12 +12,12 @@ from rich.console import Console
 
 from brorl.config.reading import ConfigOrPath, flat_settings
 from brorl.errors import UserError
+from brorl.planning import Aim
 from brorl.runs import RUNS
 from brorl.runs.run_record import TUNE_FILE
 
 if TYPE_CHECKING:
     from brorl.api.tune_answer import TuningResult
-    from brorl.planning.estimators import Aim
 
 
 def tune(

@@ -17,7 +17,7 @@ from brorl.config.reading import dump_yaml, make_config
 from brorl.cost import Budget
 from brorl.errors import UserError
 from brorl.format import Estimate, exact
-from brorl.planning.estimators import Aim
+from brorl.planning import Aim
 from brorl.runs.run_record import TUNE_FILE
 from brorl.storage import replace_file, storage_errors
 

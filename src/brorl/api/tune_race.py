@@ -16,7 +16,7 @@ from rich.console import Console
 from brorl.api.arm_runs import ArmRun, Slot, finish_runs, progress_of
 from brorl.api.compare import finished_comparison, machine_of, run_comparison, slots_for
 from brorl.api.comparison_view import ComparisonView
-from brorl.api.plan import AIMS, PlanRequest, measure_plan
+from brorl.api.plan import PlanRequest, measure_plan
 from brorl.api.recipe import resolve_checkpoint, resolve_config
 from brorl.api.tune_answer import TuningResult, conclude
 from brorl.api.tune_plan import TunePlan
@@ -32,7 +32,7 @@ from brorl.console.screen import Screen
 from brorl.cost import amount
 from brorl.errors import UserError
 from brorl.format import Estimate, counted, duration, interval
-from brorl.planning.estimators import Aim
+from brorl.planning import AIMS, Aim
 from brorl.runs.run_directory import RunDirectory
 from brorl.storage import storage_errors
 

@@ -14,7 +14,8 @@ from brorl.assemble.comparison import ArmPlan
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.format import plain
-from brorl.planning.estimators import FINAL_ORDERS, Aim
+from brorl.planning import Aim
+from brorl.planning.estimators import FINAL_ORDERS
 
 OWN = "yours"
 ROLLOUTS = (128, 16, 512)  # the numbers of rollouts to try, in this order

@@ -5,14 +5,13 @@ The results are those of rank 0. Between two results it reports its activities a
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from tempfile import NamedTemporaryFile
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 import torch
@@ -39,15 +38,6 @@ class RankPlace:
 BuildLearner = Callable[[RankPlace, Callable[[str], None], Observe], Learner]
 
 
-class LearnerFacts(NamedTuple):
-    """Facts of a learner that never change."""
-
-    machine: str  # name of its machine
-    process: int  # its process id there
-    parameters: int  # number of parameters
-    trained: int  # number of trained ones
-
-
 class LearnerRank:
     """The learner of one rank; Ray makes this class an actor.
 
@@ -69,21 +59,20 @@ class LearnerRank:
             listener.bind(("", 0))
             return ray.util.get_node_ip_address(), listener.getsockname()[1]
 
-    def build(self, build: BuildLearner, size: int, meeting_point: tuple[str, int], token: Path | None) -> LearnerFacts:
+    def build(self, build: BuildLearner, size: int, meeting_point: tuple[str, int], token: Path) -> None:
         """Make the learner.
 
         Args:
             build: Makes it.
             size: Number of ranks.
             meeting_point: The result of `meeting_point` of rank 0.
-            token: A file of the driver that this machine must see, in a folder that it must write to, or None.
+            token: A file of the driver that this machine must see, in a folder that it must write to.
 
         Raises:
             UserError: If the model cannot be loaded here, or the folder is not shared.
         """
         machine = socket.gethostname()
-        if token is not None:
-            check_shared(token, machine)
+        check_shared(token, machine)
         echo: Callable[[Report], None] = self._reports.put if self._rank == 0 else lambda _: None
         try:
             self._learner = build(RankPlace(self._rank, size, *meeting_point), echo, echo)
@@ -91,8 +80,6 @@ class LearnerRank:
             raise
         except UserError as error:
             raise UserError(f"learner rank {self._rank} on machine {machine}: {error}") from error
-        learner = self._learner
-        return LearnerFacts(machine, os.getpid(), learner.num_parameters(), learner.num_parameters(only_trainable=True))
 
     def call(self, method: str, *arguments: Any) -> tuple[Any, list[Report]]:
         """Call a method of the learner.

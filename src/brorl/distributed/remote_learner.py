@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from time import monotonic
@@ -22,7 +21,7 @@ from brorl.activity import Echo, Observe
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.distributed.cluster import RayCluster
-from brorl.distributed.learner_rank import BuildLearner, LearnerFacts, LearnerRank
+from brorl.distributed.learner_rank import BuildLearner, LearnerRank
 from brorl.distributed.weights import RemoteWeights
 from brorl.errors import LearnerLostError
 from brorl.storage import storage_errors
@@ -39,7 +38,7 @@ class RemoteLearner:
     Args:
         cluster: The cluster; it ends the ranks when it is released.
         build: Makes the learner of a rank, in its process; it can be pickled.
-        shared: A folder that all ranks must see and write to; None for no check.
+        shared: A folder that all ranks must see and write to.
         timeout_s: A rank that neither answers nor reports for this many seconds has stalled.
         echo: Receives the lines of rank 0 for the user.
         observe: Receives the activities of rank 0.
@@ -52,7 +51,7 @@ class RemoteLearner:
         self,
         cluster: RayCluster,
         build: BuildLearner,
-        shared: Path | None,
+        shared: Path,
         timeout_s: float,
         echo: Echo,
         observe: Observe,
@@ -69,31 +68,26 @@ class RemoteLearner:
         cluster.on_release(self.close)
         self._ask_for_reports()
         meeting_point = self._ranks[0].meeting_point.remote()
-        self._token = _new_token(shared)
-        token = Path(self._token.name) if self._token else None
+        with storage_errors(shared):
+            self._token = NamedTemporaryFile(dir=shared, prefix=".shared-")  # noqa: SIM115
+        token = Path(self._token.name)
         self._builds = [rank.build.remote(build, size, meeting_point, token) for rank in self._ranks]
 
-    @cached_property
-    def built(self) -> list[LearnerFacts]:
-        """The facts of each rank; waits until all ranks have made their learner.
+    def wait_until_built(self) -> None:
+        """Wait until all ranks have made their learner.
 
         Raises:
             UserError: If a machine does not have the model or does not see the shared folder.
             LearnerLostError: If a rank dies or stalls.
         """
-        built = self._wait(self._builds)
-        self._remove_token()
-        return built
+        self._wait(self._builds)
+        self._token.close()
 
     def close(self) -> None:
         """End all ranks."""
-        self._remove_token()
+        self._token.close()
         for rank in self._ranks:
             ray.kill(rank)
-
-    def _remove_token(self) -> None:
-        if self._token is not None:
-            self._token.close()
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
         """Return groups that wait for a later step with their old log-probs; see `Learner`."""
@@ -120,7 +114,9 @@ class RemoteLearner:
 
     def num_parameters(self, only_trainable: bool = False) -> int:
         """Return the number of the model's parameters; see `Learner`."""
-        return self.built[0].trained if only_trainable else self.built[0].parameters
+        self.wait_until_built()
+        number: int = self._call("num_parameters", only_trainable)
+        return number
 
     def save_pretrained(self, folder: Path) -> None:
         """Have the ranks write the weights and the model's config in Hugging Face format."""
@@ -207,11 +203,3 @@ class RemoteLearner:
                 self._echo(report)
             else:
                 self._observe(report)
-
-
-def _new_token(folder: Path | None) -> Any:
-    """Return a new file in a folder, which is removed when it is closed; None without a folder."""
-    if folder is None:
-        return None
-    with storage_errors(folder):
-        return NamedTemporaryFile(dir=folder, prefix=".shared-")

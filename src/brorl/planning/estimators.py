@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import numpy as np
 
 from brorl.algorithms import outcome_weights
 from brorl.algorithms.outcome_weights import OutcomeWeight
+from brorl.planning import Aim
 from brorl.planning.recommendation import RolloutPlan
 from brorl.theory.outcome_weights import (
     gradient_coefficient,
@@ -25,8 +25,6 @@ from brorl.theory.outcome_weights import (
     rate_cells,
 )
 from brorl.tree import FloatArray
-
-Aim = Literal["pass@1", "pass@k", "coverage"]
 
 FOR_PASS_1 = ("reinforce_pp_baseline", "grpo", "rloo")  # a recipe's own one of these is kept
 K = 16  # of pass_at_k

@@ -11,7 +11,8 @@ from rich.console import Group
 from rich.text import Text
 
 from brorl.format import Estimate, interval, memory_size, plain
-from brorl.planning.estimators import FINAL_ORDERS, RARE, Aim, Choice, EstimatorGuide, K
+from brorl.planning import Aim
+from brorl.planning.estimators import FINAL_ORDERS, RARE, Choice, EstimatorGuide, K
 from brorl.planning.recommendation import NEARLY_BEST, PlanRow, RolloutPlan, StepSettings
 from brorl.planning.step_timing import PlanMeasurements
 from brorl.storage import json_ready

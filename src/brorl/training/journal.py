@@ -50,7 +50,7 @@ class Journal:
 
     def __init__(self, run: TrainingRun, step: int, stop: StopRequest) -> None:
         self._run, self._stop = run, stop
-        self._start = self._step = step
+        self._step = step
         self._spent = self._spent_before = total_cost(run.outputs.directory.read_metrics())
         self._ending: tuple[Ending, str] | None = None
 
@@ -69,10 +69,6 @@ class Journal:
     def steps(self) -> Iterator[int]:
         """Yield the number of each step until the run ends."""
         while self._ending is None and not self._run.schedule.is_over(self._step, self._spent):
-            if self._stop.requested and self._step > self._start:
-                self._save()  # the request may have come after `save_if_due`
-                self._ending = Ending.INTERRUPTED, f"stopped after step {self._step}"
-                return
             self._run.algorithm.objective.begin_step(self._run.schedule.fraction_spent(self._step, self._spent))
             self._run.outputs.observe(Step(self._step + 1))
             self._run.clock.restart()
@@ -129,11 +125,12 @@ class Journal:
         outputs.report(record)
 
     def save_if_due(self, record: Record) -> None:
-        """Save a checkpoint after a step, when due; a run that collapsed, stalled or pauses ends here."""
+        """Save a checkpoint after a step, when due; a run that collapsed, stalled, pauses or is stopped ends here."""
         schedule, self._step = self._run.schedule, record["step"]
         over = schedule.is_over(self._step, self._spent)
         pauses = schedule.pauses(self._spent_before, self._spent) and not over
-        ends = over or pauses or self._stop.requested or "ended" in record
+        stopped = self._stop.requested and not over  # a later request ends the run before the next update
+        ends = over or pauses or stopped or "ended" in record
         due = is_due(self._step, schedule.checkpoint_every) or ends
         monitor = self._run.measurements.monitor
         if due or monitor.best_step == self._step:
@@ -143,6 +140,8 @@ class Journal:
             self._ending = ending, f"stopped after step {self._step}: {record['ended']}"
         elif pauses:
             self._ending = Ending.PAUSED, f"paused after step {self._step} (budget.pause_at = {schedule.pause_at:g})"
+        elif stopped:
+            self._ending = Ending.INTERRUPTED, f"stopped after step {self._step}"
 
     def end(self) -> tuple[Ending, str]:
         """Return why the steps ended, and one line about it."""

@@ -112,13 +112,14 @@ class StopRequest:
 
     @contextmanager
     def discarding(self) -> Iterator[None]:
-        """Mark work in which nothing is learned: a stop request ends it at the next `check`, or with the block.
+        """Mark work in which nothing is learned: a stop request ends it at a `check`, or at the end of the block.
 
         Raises:
             StopNow: If a stop was requested.
         """
         self._discards = True
         try:
+            self.check()
             yield
             self.check()
         finally:
