@@ -48,9 +48,10 @@ def read_taskset(name: str, config: Mapping[str, Any], limit: int) -> Iterator[d
         sys.path.insert(0, str(Path.cwd()))
     try:
         taskset = _taskset(json.dumps(settings))
-        several = environment_class(name).__name__ != "SingleAgentEnv" or default_harness_id(name) == name
         tasks = list(islice(taskset, limit))
-        problem = "has an agent or an environment of its own" if several else _problem(taskset, tasks)
+        problem = _problem(taskset, tasks)
+        if environment_class(name).__name__ != "SingleAgentEnv" or default_harness_id(name) == name:
+            problem = "has an agent or an environment of its own; brorl trains on tasks of one turn"
     except Exception as error:  # of the author's code, or of the settings
         why = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
         raise UserError(
