@@ -4,20 +4,27 @@ import json
 from contextlib import suppress
 from functools import partial
 from html import escape
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 import brorl
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.api import tune_race as module
-from brorl.api.tune_answer import TuningResult
+from brorl.api.tune_answer import TuningResult, recipe_for
+from brorl.api.tune_plan import TunePlan
 from brorl.assemble.candidates import OWN, candidates
+from brorl.assemble.comparison import ArmPlan
+from brorl.assemble.data import build_questions
 from brorl.comparison import report as comparison_report
+from brorl.comparison.arms import RunScores, Score
 from brorl.comparison.race import RUNGS
 from brorl.config.reading import make_config, parse_yaml, read_recipe
+from brorl.cost import Budget, Cost
 from brorl.errors import UserError
 from brorl.format import Estimate
 from run_support import SMALL, command, refused
@@ -54,7 +61,7 @@ def score_of(run: Path, spent: float) -> float:
 def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MOST", 4)
+    monkeypatch.setattr(module, "candidates", lambda *a: candidates(*a)[:4])
     monkeypatch.setattr(comparison_report, "make_figure", lambda _: Figure())
     options = dict(option.removeprefix("--").split("=") for option in TINY if "{" not in option)
     settings = {
@@ -72,7 +79,7 @@ def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
         patch.setattr(module, "run_comparison", no_final)
         brorl.tune("quickstart", budget=80, seeds=2, jobs=2, output_dir=folder, progress=False, **settings)
     race = {path: path.read_bytes() for path in folder.glob("race/*/metrics.jsonl")}
-    result = brorl.tune(str(folder), jobs=2, progress=False)
+    result = brorl.tune(str(folder), progress=False)
     assert {path: path.read_bytes() for path in race} == race  # nothing is trained again
 
     spec = json.loads((folder / "tune.json").read_text())
@@ -121,7 +128,7 @@ def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
 
 def test_a_start_without_anything_to_find_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flat = {1: Estimate(0.5, 0.45, 0.505), 256: Estimate(0.505, 0.45, 0.51)}
-    monkeypatch.setattr(module, "_pilot", lambda *_: (flat, {16: 64}, 0.1))
+    monkeypatch.setattr(module, "_pilot", lambda *_: module._Pilot(flat, {16: 64}, 0.1, 1.0))
     result = brorl.tune("quickstart", output_dir=tmp_path / "out", progress=False)
     assert result.answer.startswith("There is hardly anything to find: held-out pass@256 is 0.505 [0.450, 0.510]")
     assert (result.recipe, result.final) == (None, None)
@@ -131,7 +138,7 @@ def test_a_budget_that_is_too_short_is_refused_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rising = {1: Estimate(0.1, 0.05, 0.15), 256: Estimate(0.9, 0.8, 0.95)}
-    monkeypatch.setattr(module, "_pilot", lambda *_: (rising, {16: 64}, 2.0))
+    monkeypatch.setattr(module, "_pilot", lambda *_: module._Pilot(rising, {16: 64}, 2.0, 1.0))
     with pytest.raises(UserError, match=r"budget 1m00s is too short: a step of the recipe takes 2 s.*give at least"):
         brorl.tune("quickstart", budget="1m", output_dir=tmp_path / "out", progress=False)
     assert not (tmp_path / "out").exists()
@@ -147,7 +154,7 @@ def test_budgets_are_times(text: str | float, seconds: float) -> None:
 @pytest.mark.parametrize("aim", ["pass@1", "pass@k", "coverage"])
 def test_the_candidates_are_the_own_recipe_with_other_n_objectives_and_rates(aim: Any) -> None:
     config = make_config(read_recipe("quickstart-16"), {}, "")
-    arms = candidates(config, {16: 60, 128: 20, 512: 10}, aim, 9)
+    arms = candidates(config, {16: 60, 128: 20, 512: 10}, aim)
     assert [arm.name for arm in arms] == [OWN, *(f"candidate {i}" for i in range(1, 9))]
     assert arms[0].config == config
     ends = {"pass@1": 1, "pass@k": 16, "coverage": None}
@@ -164,7 +171,79 @@ def test_the_candidates_are_the_own_recipe_with_other_n_objectives_and_rates(aim
             assert changed.advantage == config.advantage
     assert len(tried) == 8
     assert {n for n, _, _ in tried} == {16, 128, 512}
-    assert len(candidates(config, {16: 60}, aim, 9)) == 1 + 2 * 2  # N that do not fit are left out
+    assert len(candidates(config, {16: 60}, aim)) == 1 + 2 * 2  # N that do not fit are left out
+
+
+def test_no_candidate_is_tried_twice() -> None:
+    config = make_config(read_recipe("quickstart"), {}, "")  # MaxRL with N = 512
+    arms = candidates(config, {16: 60, 128: 20, 512: config.prompts_per_step}, "coverage")
+    assert len(arms) == 1 + 2 * 3
+    assert all(a.config != b.config for a, b in combinations(arms, 2))
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 3, 8, 64])
+@pytest.mark.parametrize("evaluation_seconds", [0.1, 20.0])
+def test_the_race_and_the_final_fit_in_the_budget(num_slots: int, evaluation_seconds: float) -> None:
+    pilot = module._Pilot({}, {}, 0.3, evaluation_seconds)
+    question, spent = module.Question(budget="2h", seeds=3), 100.0
+    number, each = module._size_of_race(question, spent, num_slots, pilot, 9)
+    seconds, left = spent, number
+    for rung, fraction in enumerate(RUNGS):
+        lasts = each * (fraction - (0.0, *RUNGS)[rung]) + (1 if rung else 3) * evaluation_seconds
+        seconds += -(-left // num_slots) * lasts
+        left = min(left, module.room_after(rung, number))
+    seconds += -(-2 * 3 // num_slots) * (each + 5 * evaluation_seconds)
+    assert 0.8 * question.seconds < seconds <= question.seconds
+
+
+def test_every_source_gives_prompts_to_the_race_and_to_the_final() -> None:
+    sources = [
+        {"task": "countdown", "num_numbers": 3, "max_number": n, "min_target": 1, "max_target": 99, "name": f"to {n}"}
+        for n in (6, 10)
+    ]
+    config = make_config(read_recipe("quickstart"), {"data.sources": sources, "evaluation.num_prompts": 10**6}, "")
+    few, many = (len(source.held_out) for source in build_questions(config))
+    assert few < many
+    for wanted in (few, many):  # not enough for both in the first source
+        config = make_config(config.model_dump(mode="json"), {"evaluation.num_prompts": wanted}, "")
+        judged, tuning = module._with_tuning_prompts(config)
+        assert judged.evaluation.num_prompts == few - few // 2
+        assert tuning == (few - few // 2, few // 2)
+
+
+def test_a_race_leaves_out_prompts_that_were_not_verified_in_every_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(read_recipe("quickstart"), {"evaluation.num_samples": 8, "evaluation.ks": [1]}, "")
+    arms = tuple(ArmPlan(name, config) for name in (OWN, "other"))
+    plan = TunePlan("pass@1", 1, 60.0, 8.0, 2, 1, "here", {}, (0, 3), arms)
+    lost = {OWN: None, "other": np.array([0, 2, 0])}
+
+    def read(directory: Path, seed: int, _: Budget) -> RunScores:
+        costs, counts = [Cost(seconds=spent) for spent in (0.0, 1.0, 2.0)], np.array([8, 0, 4])
+        scores = tuple(Score(cost, counts, counts, 0.0, lost[directory.name]) for cost in costs)
+        return RunScores(seed, scores, costs[-1], {}, 0, 0, 0, None, str(directory))
+
+    monkeypatch.setattr(module, "read_run_scores", read)
+    courses = module._courses(plan, [plan.race_run(tmp_path, arm, 0.25) for arm in arms])
+    assert [course.rung_SP.tolist() for course in courses] == [[[1.0, 0.5]], [[1.0, 0.5]]]
+    lost["other"] = np.ones(3, int)
+    with pytest.raises(UserError, match="could not be verified"):
+        module._courses(plan, [plan.race_run(tmp_path, arm, 0.25) for arm in arms])
+
+
+def test_the_recipe_of_the_answer_can_be_trained(tmp_path: Path) -> None:
+    """The recipe of a run or of an arm has a folder, marks and a pause of its own."""
+    settings = {
+        "output_dir": "runs/mine", "steps": None, "budget.unit": "samples", "budget.limit": 1e6,
+        "budget.marks": [5e5], "budget.pause_at": 2e5, "tracking.run_name": "mine",
+    }  # fmt: skip
+    config = make_config(read_recipe("quickstart"), settings, "")
+    recipe = make_config(read_recipe(str(recipe_for(config, 30.0, tmp_path))), {}, "")
+    assert (recipe.output_dir, recipe.budget.marks, recipe.budget.pause_at) == (None, (), None)
+    assert (recipe.budget.unit, recipe.budget.limit, recipe.steps) == ("seconds", 30.0, None)
+    assert recipe.tracking.run_name is None
+    assert recipe.optimizer == config.optimizer
 
 
 @pytest.mark.parametrize(
@@ -178,14 +257,14 @@ def test_the_candidates_are_the_own_recipe_with_other_n_objectives_and_rates(aim
 @pytest.mark.parametrize("aim", ["pass@1", "coverage"])
 def test_a_candidate_takes_over_no_option_of_the_own_objective(aim: Any, advantage: dict[str, Any]) -> None:
     config = make_config(read_recipe("quickstart-16"), {"advantage": advantage}, "")
-    arm = candidates(config, {128: 20}, aim, 2)[1]
+    arm = candidates(config, {128: 20}, aim)[1]
     last = 1 if aim == "pass@1" else None
     assert arm.config.advantage == AdvantageSettings(estimator="maxrl", final_order=last)
 
 
 def test_a_recipe_with_phases_gets_candidates_without() -> None:
-    arms = candidates(make_config(read_recipe("plateau-512"), {}, ""), {16: 60}, "pass@1", 4)
-    assert [bool(arm.config.phases) for arm in arms] == [True, False, True, False]
+    arms = candidates(make_config(read_recipe("plateau-512"), {}, ""), {16: 60}, "pass@1")
+    assert [bool(arm.config.phases) for arm in arms] == [True, False, True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -198,6 +277,11 @@ def test_a_recipe_with_phases_gets_candidates_without() -> None:
         (("--steps=5",), "--steps is decided by the comparison"),
         (("quickstart", "--recipe=quickstart-16"), "quickstart is a recipe, and --recipe names another"),
         (("--evaluation.num_prompts=4",), "at least 32 held-out prompts"),
+        (("--jobs=0",), "--jobs: at least 1"),
+        (("--jobs=4000",), "--jobs 4000: there are"),
+        (("--sampling.top_p=0.9",), "needs sampling from the full distribution"),
+        (("--aim=coverage", "--evaluation.ks=[1]"), "--aim coverage: evaluation.ks has no k from 2"),
+        (("--aim=pass@k", "--evaluation.ks=[1,256]"), "--aim pass@k: evaluation.ks has no k from 2 to 16"),
         (("missing/folder",), "missing/folder"),
     ],
 )
@@ -212,6 +296,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "used" / "tune.json").write_text("{")
     assert "continue it with: brorl tune" in refusal("quickstart", f"--output-dir={tmp_path / 'used'}")
     assert "is damaged" in refusal(f"{tmp_path / 'used'}")
+    assert "is a tuning already, and --output-dir" in refusal(f"{tmp_path / 'used'}", "--output-dir=other")
 
 
 def test_the_command_prints_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

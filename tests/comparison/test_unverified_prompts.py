@@ -1,7 +1,6 @@
 """Comparisons of runs with responses that could not be verified."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,7 +34,7 @@ def test_all_arms_keep_the_prompts_that_were_verified_everywhere(rng: np.random.
         ]
         if not kept:
             continue
-        smaller = _without_unverified(Path("folder"), whole)
+        smaller = _without_unverified(whole)
         assert [p.id for p in smaller.prompts] == [f"held-{i}" for i in kept]
         assert smaller.num_left_out == 12 - len(kept)
         found = [s for arm in smaller.arms for run in arm.runs for s in run.scores]
@@ -48,10 +47,10 @@ def test_all_arms_keep_the_prompts_that_were_verified_everywhere(rng: np.random.
 
 def test_a_comparison_without_unverified_responses_stays(rng: np.random.Generator) -> None:
     whole = random_comparison(rng, 0.0)
-    assert _without_unverified(Path("folder"), whole) is whole
+    assert _without_unverified(whole) is whole
     assert unverified_words(whole) == []
 
 
 def test_nothing_can_be_compared_if_no_prompt_is_left(rng: np.random.Generator) -> None:
-    with pytest.raises(UserError, match="folder: for each held-out prompt some responses could not be verified"):
-        _without_unverified(Path("folder"), random_comparison(rng, 1.0))
+    with pytest.raises(UserError, match="for each held-out prompt some responses could not be verified"):
+        _without_unverified(random_comparison(rng, 1.0))

@@ -185,7 +185,7 @@ def _forecast(config: TrainConfig, inputs: RunInputs) -> StepForecast:
     with ExitStack() as ends, TemporaryDirectory(prefix="brorl-check-") as scratch:
         parts = build_pilot_parts(config, inputs, on_end=ends.callback)
         threads = numbers_of_threads(config)
-        return forecast_step(parts, config.samples_per_step // config.prompts_per_step, Path(scratch), threads)
+        return forecast_step(parts, config.rollouts_per_prompt, Path(scratch), threads)
 
 
 def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
@@ -195,7 +195,7 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
     from brorl.planning.report import seconds_text
     from brorl.planning.step_forecast import MAX_TOKENS
 
-    total, rollouts = forecast.seconds["total"], config.samples_per_step // config.prompts_per_step
+    total, rollouts = forecast.seconds["total"], config.rollouts_per_prompt
     phases = ", ".join(f"{name} {seconds_text(forecast.seconds[name])}" for name in _PHASES if name in forecast.seconds)
     lines = [f"seconds per step: about {seconds_text(total)} ({phases})"]
     if config.steps is not None:

@@ -101,7 +101,7 @@ def plan_cluster(
 
     with Screen(silent=not progress) as screen:
         from brorl.assemble.cluster_job import build_job, build_shape
-        from brorl.planning.cluster.cluster_plan import SimulationSettings, make_cluster_plan
+        from brorl.planning.cluster.cluster_plan import QueueSettings, make_cluster_plan
         from brorl.planning.cluster.cluster_report import cluster_record, draw_cluster_plan
         from brorl.runs.run_directory import RunDirectory
 
@@ -122,7 +122,7 @@ def plan_cluster(
             soft_wrap=True,
             markup=False,
         )
-        settings = SimulationSettings(group_parts, config.cluster.max_staleness, seed=config.seed)
+        settings = QueueSettings(group_parts, config.cluster.max_staleness, seed=config.seed)
         result = ClusterPlanResult(folder, make_cluster_plan(config.model, job, gpus, settings))
         with storage_errors(folder):
             replace_file(result.json_file, json.dumps(cluster_record(result.plan), indent=2).encode())

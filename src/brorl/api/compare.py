@@ -108,7 +108,8 @@ def compare(
         marks: Evaluation points: how many (default: 8), each a factor of the square root of 2 from the next and the
             last at the budget; or the amounts at which to evaluate.
         seeds: Runs of each arm (default: 5). More seeds can be added to a folder later.
-        jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit; 1 with a cluster).
+        jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit, 1 with a cluster; of an
+            unfinished comparison, its own number).
         output_dir: The folder (default: runs/compare-...); an unfinished comparison in it continues.
         progress: Whether to print the plan and the runs as they end.
         overrides: Settings for all arms, by dotted name or nested.
@@ -120,9 +121,8 @@ def compare(
     from brorl.api.comparison_plan import Arguments
     from brorl.api.comparison_view import ComparisonView
     from brorl.assemble.comparison import check_arms
+    from brorl.comparison.reading import read_spec
 
-    if jobs is not None and jobs < 1:
-        raise UserError(f"--jobs: at least 1 is needed, got {jobs}")
     model = None if checkpoint is None else resolve_checkpoint(str(checkpoint)).model
     arguments = Arguments(arms, sweep, model, match, budget, marks, seeds, flat_settings(overrides))
     folder, plan = _folder_and_plan(arguments, output_dir)
@@ -131,9 +131,14 @@ def compare(
     if (folder / SPEC_FILE).is_file() and len(view.complete) == len(plan.runs_in(folder)):
         view.print_complete()
         return finished_comparison(folder)
-    slots = slots_for(jobs, plan.arms)
+    before = read_spec(folder) if (folder / SPEC_FILE).is_file() else {}
+    slots = slots_for(jobs or before.get("jobs"), plan.arms)
     machine = machine_of(slots, plan.arms)
-    _require_same_machine(folder, plan, machine)
+    if plan.unit == "seconds" and machine != before.get("machine", machine):
+        raise UserError(
+            f"{folder} was started on {before['machine']}, and this is {machine}: a comparison in seconds cannot "
+            "continue here; use the same --jobs, or start a new one in another --output-dir"
+        )
     check_arms(plan.arms, plan.unit, plan.budget, plan.seeds, len(slots))
     run_comparison(folder, plan, slots, machine, view)
     return finished_comparison(folder)
@@ -214,7 +219,7 @@ def run_comparison(
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with RunDirectory(folder).locked():
-        plan.write(folder, machine)
+        plan.write(folder, machine, len(slots))
         view.announce(plan, machine, folder, sum(len(slot.cores) for slot in slots))
         with view.running(again or f"brorl compare {shlex.quote(str(folder))}"):
             finish_runs([run for run in plan.runs_in(folder) if run not in view.complete], slots, view)
@@ -244,6 +249,8 @@ def slots_for(jobs: int | None, arms: Sequence[ArmPlan]) -> list[Slot]:
     """Return a slot for each run that is in progress at the same time."""
     from brorl.model.load import choose_device
 
+    if jobs is not None and jobs < 1:
+        raise UserError(f"--jobs: at least 1 is needed, got {jobs}")
     device = arms[0].config.device
     if _num_machines(arms):
         if jobs not in (None, 1):
@@ -280,17 +287,3 @@ def machine_of(slots: Sequence[Slot], arms: Sequence[ArmPlan]) -> str:
         place = f"a cluster of {counted(machines, 'machine')}"
     seconds = ", in CPU seconds" if arms[0].config.engine.clock == "cpu" else ""
     return f"{name}, {counted(len(slots), 'run')} at a time, each on {place}{seconds}"
-
-
-def _require_same_machine(folder: Path, plan: ComparisonPlan, machine: str) -> None:
-    """Raise a UserError if seconds were measured on another machine, or with other cores for each run."""
-    if plan.unit != "seconds" or not (folder / SPEC_FILE).is_file():
-        return
-    from brorl.comparison.reading import read_spec
-
-    before = read_spec(folder)["machine"]
-    if before != machine:
-        raise UserError(
-            f"{folder} was started on {before}, and this is {machine}: a comparison in seconds cannot continue here; "
-            "use the same --jobs, or start a new one in another --output-dir"
-        )

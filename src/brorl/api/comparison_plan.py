@@ -68,7 +68,7 @@ class ComparisonPlan:
                     runs.append(ArmRun(arm.name, seed, directory.with_name(f"seed-{seed}.yaml"), directory, budget))
         return runs
 
-    def write(self, folder: Path, machine: str) -> None:
+    def write(self, folder: Path, machine: str, jobs: int) -> None:
         """Write `compare.json` and a recipe for every run."""
         arm_of = {arm.name: arm for arm in self.arms}
         with storage_errors(folder):
@@ -76,9 +76,9 @@ class ComparisonPlan:
                 run.directory.mkdir(parents=True, exist_ok=True)
                 config = run_config(arm_of[run.arm], run.seed, run.directory, run.budget)
                 replace_file(run.recipe, dump_yaml(config).encode())
-            replace_file(folder / SPEC_FILE, json.dumps(self._spec(machine), indent=2).encode())
+            replace_file(folder / SPEC_FILE, json.dumps(self._spec(machine, jobs), indent=2).encode())
 
-    def _spec(self, machine: str) -> dict[str, Any]:
+    def _spec(self, machine: str, jobs: int) -> dict[str, Any]:
         """Return the content of `compare.json`; paths of runs are relative to its folder."""
         folders = arm_folders(self.arms)
         arms = []
@@ -95,7 +95,7 @@ class ComparisonPlan:
         return {
             "brorl": brorl.__version__, "checkpoint": self.arms[0].config.model, "unit": self.unit,
             "budget": self.budget, "marks": list(self.eval_points), "seeds": self.seeds,
-            "seeds_before": list(self.seeds_before), "machine": machine, "arms": arms,
+            "seeds_before": list(self.seeds_before), "machine": machine, "jobs": jobs, "arms": arms,
         }  # fmt: skip
 
 

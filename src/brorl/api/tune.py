@@ -36,7 +36,8 @@ def tune(
 
     A pilot measures what there is to find, and how many prompts fit at each N. Candidates then race on tuning prompts:
     after a quarter, a half and all of their budget the best go on. The winner is compared with your recipe on other
-    held-out prompts and seeds. A stopped command continues with its folder as the only argument.
+    held-out prompts and seeds. A command that was stopped after the pilot continues with its folder as the only
+    argument.
 
     Args:
         start: A recipe (name or YAML file), or the model to start from: a model, a run (its last checkpoint), or a
@@ -46,7 +47,8 @@ def tune(
             pass@1).
         budget: Time for everything: seconds, or a number with s, m or h (default: 30m).
         seeds: Runs of each of the two arms of the final, >= 2 (default: 5).
-        jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit).
+        jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit; of an unfinished tuning, its
+            own number).
         output_dir: The folder (default: runs/tune-...).
         progress: Whether to print the plan and the runs as they end.
         overrides: Settings that replace those of the recipe, nested or by dotted name.
@@ -87,6 +89,8 @@ def tune(
 def _folder(start: ConfigOrPath | None, output_dir: str | Path | None) -> Path:
     """Return the folder: that of an unfinished tuning, or a new one."""
     if isinstance(start, str | Path) and (Path(start) / TUNE_FILE).is_file():
+        if output_dir is not None:
+            raise UserError(f"{start} is a tuning already, and --output-dir would change it; only --jobs may")
         return Path(start)
     folder = RUNS / f"tune-{datetime.now():%Y%m%d-%H%M%S}" if output_dir is None else Path(output_dir).expanduser()
     if (folder / TUNE_FILE).is_file():

@@ -12,6 +12,7 @@ from brorl.api.compare import FinishedComparison
 from brorl.api.tune_plan import TunePlan
 from brorl.comparison.race import RUNGS, Standing
 from brorl.config.reading import dump_yaml, make_config
+from brorl.config.settings import TrainConfig
 from brorl.cost import amount
 from brorl.format import counted, duration, signed
 from brorl.storage import replace_file, storage_errors
@@ -65,23 +66,34 @@ def conclude(
             f"{signed(differences[of].difference)} in pass@{of}" for of in dict.fromkeys((k, 1, max(plan.start)))
         )
         if differences[k].conclusion == "B leads":
-            recipe = folder / "recipe.yaml"
-            settings = {"seed": 0, "budget.unit": "seconds", "budget.limit": plan.run_seconds, "steps": None}
-            with storage_errors(folder):
-                config = make_config(winner.config.model_dump(mode="json"), settings, "")
-                replace_file(recipe, dump_yaml(config).encode())
+            recipe = recipe_for(winner.config, plan.run_seconds, folder)
             answer = (
-                f"In {duration(plan.seconds)}: {winner.title} ends higher than your recipe ({plan.own.title}) after "
-                f"{each} of training each: {measured}, on fresh prompts, {counted(plan.seeds, 'seed')} each."
+                f"With a budget of {duration(plan.seconds)}: {winner.title} ends higher than your recipe "
+                f"({plan.own.title}) after {each} of training each: {measured}, on fresh prompts, "
+                f"{counted(plan.seeds, 'seed')} each."
             )
         else:
             answer = (
                 f"Keep your recipe: {winner.title} won the race, and on fresh prompts and seeds it is not shown to end "
                 f"higher in pass@{k}: {measured}."
             )
+        if final.results.unmatched:
+            answer += " The runs are not matched: " + "; ".join(final.results.unmatched) + "."
     result = TuningResult(folder, answer, plan, race, final, recipe, folder / "tune.html")
     _write_page(result, plan, folder / "tune.html")
     return result
+
+
+def recipe_for(config: TrainConfig, run_seconds: float, folder: Path) -> Path:
+    """Write the recipe that trains as a run of the tuning did, in a directory of its own."""
+    settings: dict[str, Any] = {
+        "seed": 0, "steps": None, "output_dir": None, "tracking.run_name": None, "budget.unit": "seconds",
+        "budget.limit": run_seconds, "budget.marks": [], "budget.pause_at": None,
+    }  # fmt: skip
+    recipe = folder / "recipe.yaml"
+    with storage_errors(folder):
+        replace_file(recipe, dump_yaml(make_config(config.model_dump(mode="json"), settings, "")).encode())
+    return recipe
 
 
 def _write_page(result: TuningResult, plan: TunePlan, page: Path) -> None:

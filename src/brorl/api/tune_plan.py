@@ -22,6 +22,8 @@ from brorl.runs.run_record import TUNE_FILE
 from brorl.storage import replace_file, storage_errors
 
 _TUNING_SEED = 1000  # of the race; the final has the seeds from 0
+_POINTS = (RUNGS[0] / 2, *RUNGS)  # at which a run is evaluated: the rungs and their halves
+NUM_EVALUATIONS = 1 + len(_POINTS)  # of a run to the end, that of the start included
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class TunePlan:
     seconds: float  # of the whole command
     run_seconds: float  # of each run
     seeds: int  # of the final
+    jobs: int  # runs at a time
     machine: str
     start: Mapping[int, Estimate]  # held-out pass@k of the start
     tuning_prompts: tuple[int, int]  # evaluation.skip_prompts and num_prompts of the race
@@ -49,14 +52,14 @@ class TunePlan:
 
     def final(self, winner: ArmPlan) -> ComparisonPlan:
         """Return the comparison of the winner with the user's recipe."""
-        points = tuple(self.run_seconds * fraction for fraction in (RUNGS[0] / 2, *RUNGS))
+        points = tuple(self.run_seconds * fraction for fraction in _POINTS)
         return ComparisonPlan((self.own, winner), "seconds", self.run_seconds, points, self.seeds)
 
     def race_run(self, folder: Path, arm: ArmPlan, fraction: float) -> ArmRun:
         """Return a run of the race up to a rung, with its recipe written. It is evaluated at half of each rung, too."""
         directory = folder / "race" / arm.name.replace(" ", "_")
-        points = sorted({part * rung * self.run_seconds for rung in RUNGS for part in (0.5, 1)})
-        config = run_config(arm, _TUNING_SEED, directory, Budget("seconds", self.run_seconds, tuple(points)))
+        points = tuple(self.run_seconds * fraction for fraction in _POINTS)
+        config = run_config(arm, _TUNING_SEED, directory, Budget("seconds", self.run_seconds, points))
         rung = self.run_seconds * fraction
         pause = None if fraction == 1 else rung
         skip, number = self.tuning_prompts

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
+from math import ceil
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,13 +21,13 @@ from brorl.api.comparison_view import ComparisonView
 from brorl.api.plan import PlanRequest, measure_plan
 from brorl.api.recipe import resolve_checkpoint, resolve_config
 from brorl.api.tune_answer import TuningResult, conclude
-from brorl.api.tune_plan import TunePlan
+from brorl.api.tune_plan import NUM_EVALUATIONS, TunePlan
 from brorl.assemble.candidates import OWN, ROLLOUTS, candidates
 from brorl.assemble.comparison import ArmPlan, check_arms, reject_owned
 from brorl.assemble.data import build_questions
-from brorl.comparison.arms import Measure, score_at
+from brorl.comparison.arms import Measure, Score, score_at
 from brorl.comparison.race import RUNGS, Course, Standing, race_cost, room_after, standings
-from brorl.comparison.reading import read_run_scores
+from brorl.comparison.reading import read_run_scores, verified_prompts
 from brorl.config.reading import ConfigOrPath, builtin_recipes, make_config
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
@@ -36,9 +38,9 @@ from brorl.planning import AIMS, Aim
 from brorl.runs.run_directory import RunDirectory
 from brorl.storage import storage_errors
 
-_MOST, _FEWEST = 9, 4  # candidates, the user's own recipe among them
+_FEWEST = 4  # arms, the user's own recipe among them, unless there are fewer candidates
 _STEPS_TO_A_RUNG = 25  # of the user's recipe, at least, in the first part of the race
-_USED = 0.75  # of the time goes to training; the rest to evaluations and to starting
+_USED = 0.85  # of the time without evaluations goes to training; the rest to starting and to last steps
 _HEADROOM = 0.02  # of pass@k above pass@1; below it there is hardly anything to find
 _FEWEST_PROMPTS = 16  # held out, for the race and for the final each
 _K = 16  # of the aim pass@k
@@ -69,13 +71,18 @@ class Question:
 
 def train_race(plan: TunePlan, folder: Path, jobs: int | None, console: Console) -> TuningResult:
     """Train the race and the final, as far as they are not trained, and conclude. The folder is locked meanwhile."""
-    slots = slots_for(jobs, [plan.own])
-    if (machine := machine_of(slots, [plan.own])) != plan.machine:
-        raise UserError(
-            f"{folder} was started on {plan.machine}, and this is {machine}; use the same --jobs and machine"
-        )
+
+    @cache
+    def slots() -> list[Slot]:
+        found = slots_for(jobs or plan.jobs, [plan.own])
+        if (machine := machine_of(found, [plan.own])) != plan.machine:
+            raise UserError(
+                f"{folder} was started on {plan.machine}, and this is {machine}; use the same --jobs and machine"
+            )
+        return found
+
     with RunDirectory(folder).locked():
-        _announce(plan, folder, len(slots), console)
+        _announce(plan, folder, console)
         race = _race(plan, folder, slots, console)
         winner, final = plan.arm(race[-1][0].arm), None
         if winner is not plan.own:
@@ -86,8 +93,10 @@ def train_race(plan: TunePlan, folder: Path, jobs: int | None, console: Console)
                 markup=False,
             )
             compared = plan.final(winner)
-            view = ComparisonView(console, compared.runs_in(folder / "final"))
-            run_comparison(folder / "final", compared, slots, plan.machine, view, again(folder))
+            runs = compared.runs_in(folder / "final")
+            view = ComparisonView(console, runs)
+            if len(view.complete) < len(runs):
+                run_comparison(folder / "final", compared, slots(), plan.machine, view, again(folder))
             final = finished_comparison(folder / "final")
         return conclude(plan, folder, race, final)
 
@@ -115,10 +124,19 @@ def begin(
     config: TrainConfig, folder: Path, asked: Question, jobs: int | None, progress: bool
 ) -> TunePlan | TuningResult:
     """Take the pilot, choose the candidates, and write `tune.json`; or say that there is nothing to find."""
-    config, tuning = _with_tuning_prompts(config)
     started = perf_counter()
-    start, prompts, step_seconds = _pilot(config, tuning, folder, progress)
-    largest = max(start)
+    config = _changed(config, {"evaluation.ks": sorted({1, *config.evaluation.ks})})
+    largest = max(config.evaluation.ks)
+    most = {"pass@1": 1, "pass@k": _K, "coverage": largest}[asked.aim]
+    k = max(k for k in config.evaluation.ks if k <= most)
+    if k == 1 < most or (asked.aim == "coverage" and k == 1):
+        raise UserError(
+            f"--aim {asked.aim}: evaluation.ks has no k from 2 to {max(most, _K)}; set --evaluation.ks '[1, {_K}]'"
+        )
+    slots = slots_for(jobs, [ArmPlan(OWN, config)])
+    config, tuning = _with_tuning_prompts(config)
+    pilot = _pilot(config, tuning, folder, progress)
+    start = pilot.start
     if start[largest].high - start[1].value < _HEADROOM:
         answer = (
             f"There is hardly anything to find: held-out pass@{largest} is {interval(start[largest])} and pass@1 "
@@ -126,102 +144,126 @@ def begin(
             "model that solves more of them now and then."
         )
         return TuningResult(folder, answer, None, (), None)
-    k = {"pass@1": 1, "coverage": largest}.get(asked.aim) or max((k for k in start if k <= _K), default=1)
-    own = ArmPlan(OWN, config)
-    slots = slots_for(jobs, [own])
-    number, run_seconds = _size_of_race(asked, perf_counter() - started, len(slots), step_seconds)
-    arms = tuple(candidates(config, prompts, asked.aim, number))
+    arms = candidates(config, pilot.prompts, asked.aim)
+    number, run_seconds = _size_of_race(asked, perf_counter() - started, len(slots), pilot, len(arms))
+    arms, run_seconds = arms[:number], float(f"{run_seconds:.4g}")
     check_arms(arms, "seconds", run_seconds, asked.seeds, len(slots))
-    machine, run_seconds = machine_of(slots, [own]), float(f"{run_seconds:.4g}")
-    plan = TunePlan(asked.aim, k, asked.seconds, run_seconds, asked.seeds, machine, start, tuning, arms)
+    machine, jobs = machine_of(slots, arms[:1]), len(slots)
+    plan = TunePlan(asked.aim, k, asked.seconds, run_seconds, asked.seeds, jobs, machine, start, tuning, tuple(arms))
     plan.write(folder)
     return plan
 
 
-def _size_of_race(asked: Question, spent: float, num_slots: int, step_seconds: float) -> tuple[int, float]:
-    """Return the most candidates whose first part of the race is long enough, and the budget of each run.
+@dataclass(frozen=True)
+class _Pilot:
+    """What the pilot found."""
 
-    The race and the final take the time that the pilot has left.
+    start: dict[int, Estimate]  # pass@k on the tuning prompts, by k
+    prompts: dict[int, int]  # prompts per step that take as long as the recipe's, by N; without N that do not fit
+    step_seconds: float  # of the recipe
+    evaluation_seconds: float
+
+
+def _size_of_race(asked: Question, spent: float, num_slots: int, pilot: _Pilot, num_arms: int) -> tuple[int, float]:
+    """Return the most arms for which the first part of the race is long enough, and the budget of each run.
+
+    The race and the final take the time that the pilot has left, with `num_slots` runs at a time.
     """
-    least = _STEPS_TO_A_RUNG * step_seconds / RUNGS[0]  # budget of a run
-    runs = 0.0  # of the race and the final
-    for number in range(_MOST, _FEWEST - 1, -1):
-        runs = race_cost(number) + 2 * asked.seeds
-        run_seconds = (asked.seconds - spent) * _USED * num_slots / runs
+    least = _STEPS_TO_A_RUNG * pilot.step_seconds / RUNGS[0]  # budget of a run
+    finals = ceil(2 * asked.seeds / num_slots)
+    needed = 0.0
+    for number in range(num_arms, min(_FEWEST, num_arms) - 1, -1):
+        runs, evaluations = race_cost(number, num_slots)
+        evaluated = (evaluations + NUM_EVALUATIONS * finals) * pilot.evaluation_seconds
+        run_seconds = (asked.seconds - spent - evaluated) * _USED / (runs + finals)
         if run_seconds >= least:
             return number, run_seconds
-    needed = least * runs / (_USED * num_slots)
+        needed = least * (runs + finals) / _USED + evaluated
     raise UserError(
-        f"--budget {duration(asked.seconds)} is too short: a step of the recipe takes {step_seconds:.2g} s, and each "
-        f"run of the race needs {_STEPS_TO_A_RUNG} steps before it is judged; give at least "
-        f"{duration(1.2 * needed + spent)}, more --jobs, or a recipe with shorter steps"
+        f"--budget {duration(asked.seconds)} is too short: a step of the recipe takes {pilot.step_seconds:.2g} s, each "
+        f"run of the race needs {_STEPS_TO_A_RUNG} steps before it is judged, and an evaluation takes "
+        f"{pilot.evaluation_seconds:.2g} s; give at least {duration(1.2 * needed + spent)}, more --jobs, or a recipe "
+        "with shorter steps or fewer held-out responses"
     )
 
 
 def _with_tuning_prompts(config: TrainConfig) -> tuple[TrainConfig, tuple[int, int]]:
-    """Divide the held-out prompts: those of the final stay the recipe's, and the race gets the ones after them."""
+    """Divide the held-out prompts of each source: those of the final stay the recipe's; the race gets the next ones."""
     skip, wanted = config.evaluation.skip_prompts, config.evaluation.num_prompts
-    available = sum(len(source.held_out) for source in build_questions(_evaluated_on(config, skip, 2**20)))
-    final = min(wanted, available - available // 2)
-    tuning = min(wanted, available - final)
-    if tuning < _FEWEST_PROMPTS:
+    everything = _evaluated_on(config, skip, 2**20)
+    sizes = [len(source.held_out) for source in build_questions(everything) if source.held_out]
+    smallest = min(sizes, default=0)
+    final = min(wanted, smallest - smallest // 2)
+    tuning = min(wanted, smallest - final)
+    if tuning * len(sizes) < _FEWEST_PROMPTS:
         raise UserError(
-            f"a tuning needs at least {2 * _FEWEST_PROMPTS} held-out prompts, half of them for the race, and there are "
-            f"{min(available, 2 * wanted)}; raise data.held_out_fraction and evaluation.num_prompts, or set "
-            "evaluation.sources"
+            f"a tuning needs at least {2 * _FEWEST_PROMPTS} held-out prompts, half of them for the race, and as many "
+            f"of each source; there are {2 * tuning * len(sizes)}; raise data.held_out_fraction and "
+            "evaluation.num_prompts, or set evaluation.sources"
         )
     return _evaluated_on(config, skip, final), (skip + final, tuning)
 
 
 def _evaluated_on(config: TrainConfig, skip: int, num: int) -> TrainConfig:
-    settings = {"evaluation.skip_prompts": skip, "evaluation.num_prompts": num}
+    return _changed(config, {"evaluation.skip_prompts": skip, "evaluation.num_prompts": num})
+
+
+def _changed(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
     return make_config(config.model_dump(mode="json"), settings, "the recipe")
 
 
-def _pilot(
-    config: TrainConfig, tuning: tuple[int, int], folder: Path, progress: bool
-) -> tuple[dict[int, Estimate], dict[int, int], float]:
-    """Evaluate the start on the tuning prompts, and find the prompts per step that take as long at each N.
-
-    Returns:
-        pass@k by k; prompts per step by N, without those that do not fit; and the seconds of a step of the recipe.
-    """
+def _pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, progress: bool) -> _Pilot:
+    """Evaluate the start on the tuning prompts, and find the prompts per step that take as long at each N."""
     config = _evaluated_on(config, *tuning)
     with Screen(silent=not progress) as screen, ExitStack() as ends:
         from brorl.assemble.inputs import prepare
-        from brorl.assemble.run import build_benchmark, build_pilot_parts
+        from brorl.assemble.run import build_benchmark, build_pilot_parts, require_full_distribution
+        from brorl.planning.step_timing import NoMixedGroupError
 
+        require_full_distribution(config)
         inputs = prepare(config, config.model)
         parts = build_pilot_parts(config, inputs, screen.observe, ends.callback)
         benchmark = build_benchmark(config, inputs, screen.observe)
+        began = parts.now()
         found = None if benchmark is None else benchmark.record(benchmark.answer(parts.engine))
+        evaluation_seconds = parts.now() - began
         if found is None:
             raise UserError("the start could not be evaluated on the held-out prompts; run: brorl check")
         start = {int(k): Estimate(**estimate) for k, estimate in found["pass_at"].items()}
         scores = ", ".join(f"pass@{k} {interval(estimate)}" for k, estimate in start.items())
-        screen.console.print(f"the start, on {tuning[1]} held-out prompts: {scores}", soft_wrap=True, markup=False)
+        number = len(found["prompts"]["num_correct"])
+        screen.console.print(f"the start, on {number} held-out prompts: {scores}", soft_wrap=True, markup=False)
         request = PlanRequest(min(64, parts.stream.num_prompts), 64, ROLLOUTS, None, "pass@1")
         with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        plan = measure_plan(config, parts, request, folder, screen.console).plan
+        try:
+            plan = measure_plan(config, parts, request, folder, screen.console).plan
+        except NoMixedGroupError as error:
+            raise UserError(
+                f"the pilot has {request.pilot_rollouts} rollouts of each of {request.pilot_prompts} training prompts, "
+                "and no group is mixed; choose prompts that the model solves sometimes, or look at them: brorl data"
+            ) from error
     fitting = {row.num_rollouts: row.budget_prompts for row in plan.rows if row.budget_prompts}
-    return start, fitting, plan.rows[plan.recipe].seconds["total"]
+    return _Pilot(start, fitting, plan.rows[plan.recipe].seconds["total"], evaluation_seconds)
 
 
-def _announce(plan: TunePlan, folder: Path, num_slots: int, console: Console) -> None:
+def _announce(plan: TunePlan, folder: Path, console: Console) -> None:
     """Print what will be trained and how long that takes."""
-    race, final = plan.run_seconds * race_cost(len(plan.arms)), plan.run_seconds * 2 * plan.seeds
+    race = plan.run_seconds * race_cost(len(plan.arms), plan.jobs)[0]
+    final = plan.run_seconds * ceil(2 * plan.seeds / plan.jobs)
     lines = [
         f"aim: pass@{plan.k} after {amount(plan.run_seconds, 'seconds')} of training; {plan.machine}; folder {folder}",
-        f"race: {len(plan.arms)} arms, at most {duration(race / num_slots)}; final: 2 arms with {plan.seeds} seeds, "
-        f"{duration(final / num_slots)}; evaluations and startup take extra time",
+        f"race: {len(plan.arms)} arms, at most {duration(race)}; final: 2 arms with {plan.seeds} seeds, "
+        f"{duration(final)}; evaluations and startup take extra time",
         *(f"{arm.name}: {arm.title}" for arm in plan.arms),
     ]
     for line in lines:
         console.print(line, soft_wrap=True, markup=False)
 
 
-def _race(plan: TunePlan, folder: Path, slots: Sequence[Slot], console: Console) -> tuple[tuple[Standing, ...], ...]:
+def _race(
+    plan: TunePlan, folder: Path, slots: Callable[[], list[Slot]], console: Console
+) -> tuple[tuple[Standing, ...], ...]:
     """Train the arms from rung to rung, and return their standings; finished parts are not repeated."""
     arms, rungs = list(plan.arms), []
     for rung, fraction in enumerate(RUNGS):
@@ -231,24 +273,32 @@ def _race(plan: TunePlan, folder: Path, slots: Sequence[Slot], console: Console)
             console.print(f"race, up to {amount(plan.run_seconds * fraction, 'seconds')}: {len(arms)} arms")
             view = ComparisonView(console, runs)
             with view.running(again(folder)):
-                finish_runs(waiting, slots, view, matched=False)  # a step more or less decides no race
-        found = standings([_course(plan, run) for run in runs], fraction, room_after(rung, len(plan.arms)), OWN)
-        rungs.append(found)
-        going = {standing.arm for standing in found if standing.dropped is None}
+                finish_runs(waiting, slots(), view, matched=False)  # a step more or less decides no race
+        room = room_after(rung, len(plan.arms)) if fraction < 1 else len(arms)
+        rungs.append(standings(_courses(plan, runs), fraction, room, OWN))
+        going = {standing.arm for standing in rungs[-1] if standing.dropped is None}
         arms = [arm for arm in arms if arm.name in going]
     return tuple(rungs)
 
 
-def _course(plan: TunePlan, run: ArmRun) -> Course:
-    scores = read_run_scores(run.directory, run.seed, run.budget)
-    if scores is None:
-        raise UserError(f"the run {run.directory} has no evaluation at its rung; rerun the command")
-    ended = scores.ended_early or ("ended" if scores.cost.of(run.budget.unit) < run.budget.limit else None)
-    until = replace(scores, ended_early=ended)  # an arm that could not spend the budget of a rung keeps its last score
+def _courses(plan: TunePlan, runs: Sequence[ArmRun]) -> list[Course]:
+    """Read the scores of runs at a rung, on the prompts whose responses were all verified in every run."""
+    evaluations: list[list[Score]] = []
+    for run in runs:
+        scores = read_run_scores(run.directory, run.seed, run.budget)
+        if scores is None:
+            raise UserError(f"the run {run.directory} has no evaluation at its rung; rerun the command")
+        try:
+            evaluations.append([score_at(scores, "seconds", spent) for spent in (0.0, *run.budget.eval_points)])
+        except ValueError as error:  # nothing could be verified in an evaluation
+            raise UserError(str(error)) from error
+    kept = verified_prompts([score for of_run in evaluations for score in of_run])
     measure, n = Measure(plan.k), plan.own.config.evaluation.num_samples
-
-    def at(spent: float) -> Any:
-        return measure.of(score_at(until, "seconds", spent).num_correct_P, n)[None]
-
-    objective = str(plan.arm(run.arm).config.advantages)
-    return Course(run.arm, objective, at(0.0), *(at(point) for point in run.budget.eval_points))
+    return [
+        Course(
+            run.arm,
+            str(plan.arm(run.arm).config.advantages),
+            *(measure.of(score.num_correct_P[kept], n)[None] for score in of_run),
+        )
+        for run, of_run in zip(runs, evaluations, strict=True)
+    ]

@@ -22,14 +22,13 @@ ROLLOUTS = (128, 16, 512)  # the numbers of rollouts to try, in this order
 _FALLING = {"optimizer.schedule": "cosine"}
 
 
-def candidates(config: TrainConfig, prompts: Mapping[int, int], aim: Aim, number: int) -> list[ArmPlan]:
-    """Return at most `number` arms, the user's own first and then the most promising ones.
+def candidates(config: TrainConfig, prompts: Mapping[int, int], aim: Aim) -> list[ArmPlan]:
+    """Return at most nine arms, the user's own first and then the most promising ones.
 
     Args:
         config: The user's recipe.
         prompts: For each N that fits, the prompts per step that take as long as a step of the recipe.
         aim: What is to be raised.
-        number: The most arms, at least 2.
     """
     rate, sizes = config.optimizer.learning_rate, [n for n in ROLLOUTS if n in prompts]
     own_objective = {} if config.phases else {"advantage": config.advantage.model_dump(mode="json")}
@@ -38,9 +37,10 @@ def candidates(config: TrainConfig, prompts: Mapping[int, int], aim: Aim, number
         wanted += [_settings(n, prompts[n], higher, _objective(aim)) for n in sizes]
         wanted.append(_settings(config.rollouts_per_prompt, config.prompts_per_step, higher, own_objective))
     arms = [ArmPlan(OWN, config, title=_title(config))]
-    for settings in wanted[: number - 1]:
+    for settings in wanted:
         arm = make_config(config.model_dump(mode="json"), settings, "a candidate")
-        arms.append(ArmPlan(f"candidate {len(arms)}", arm, title=_title(arm)))
+        if all(arm != other.config for other in arms):
+            arms.append(ArmPlan(f"candidate {len(arms)}", arm, title=_title(arm)))
     return arms
 
 

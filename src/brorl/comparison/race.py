@@ -25,7 +25,7 @@ from itertools import count, pairwise
 from math import ceil, log2
 
 from brorl.comparison.paired import conclusion_of, difference_interval
-from brorl.format import Estimate
+from brorl.format import interval
 from brorl.tree import FloatArray
 
 RUNGS = (0.25, 0.5, 1.0)  # fractions of the budget; each is evaluated at its half, too
@@ -33,14 +33,20 @@ RUNGS = (0.25, 0.5, 1.0)  # fractions of the budget; each is evaluated at its ha
 
 def room_after(rung: int, num_arms: int) -> int:
     """Return how many of the arms that entered a race may go on after a rung, the user's own included; at least 2."""
-    return max(2, ceil(num_arms / (2 << rung)))
+    return min(max(2, ceil(num_arms / (2 << rung))), num_arms)
 
 
-def race_cost(num_arms: int) -> float:
-    """Return the most that a race of one seed costs, in budgets of one run."""
+def race_cost(num_arms: int, num_slots: int = 1) -> tuple[float, int]:
+    """Return the longest that a race of one seed takes, with `num_slots` runs at a time.
+
+    Returns:
+        Budgets of a run, and evaluations, one after the other. The first rung has an evaluation of the start, of its
+        half and of its end; half of a later rung is the end of the one before.
+    """
     entering = [num_arms, *(room_after(rung, num_arms) for rung in range(len(RUNGS) - 1))]
+    waves = [ceil(number / num_slots) for number in entering]
     lengths = [RUNGS[0], *(b - a for a, b in pairwise(RUNGS))]
-    return sum(min(number, num_arms) * length for number, length in zip(entering, lengths, strict=True))
+    return sum(wave * length for wave, length in zip(waves, lengths, strict=True)), sum(waves) + 2 * waves[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +66,6 @@ class Standing:
 
     arm: str
     score: float  # its mean score at the rung
-    # the leader's score less its own, with a 95% interval over the prompts (and seeds); 0 if it leads. The leader is
-    # that of its objective, and at the end that of all
-    behind: Estimate
-    projected: float  # the end to which its course leads
     dropped: str | None  # why it does not go on; None if it does
 
 
@@ -84,21 +86,21 @@ def standings(courses: Sequence[Course], fraction: float, room: int, own: str) -
     ordered = sorted(courses, key=lambda course: -float(course.rung_SP.mean()))
     group = {course.arm: course.objective if fraction < 1 else "all" for course in courses}
     leaders = {group[course.arm]: course for course in reversed(ordered)}
-    rows, shown = [], set[str]()
+    projected = {course.arm: _projected(course, fraction) for course in courses}
+    reasons: dict[str, str] = {}
     for course in ordered:
         leader = leaders[group[course.arm]]
         behind = difference_interval(course.rung_SP, leader.rung_SP, seeds_paired=True)
-        rows.append((course.arm, float(course.rung_SP.mean()), behind, _projected(course, fraction)))
         straight = float(course.start_SP.mean()) + float((course.rung_SP - course.start_SP).mean()) / fraction
-        if course.arm != own and conclusion_of(behind) == "B leads" and straight < _projected(leader, fraction):
-            shown.add(course.arm)
-    going = [row for row in rows if row[0] not in shown]
-    by_end = [row[0] for row in sorted(going, key=lambda row: (row[0] != own, -row[3]))]  # the own arm first
+        if course.arm != own and conclusion_of(behind) == "B leads" and straight < projected[leader.arm]:
+            reasons[course.arm] = f"behind {leader.arm} by {interval(behind)}"
+    going = [course.arm for course in ordered if course.arm not in reasons]
+    by_end = sorted(going, key=lambda arm: (arm != own, -projected[arm]))  # the own arm first
     ranks = defaultdict[str, Iterator[int]](count)
     rank = {arm: next(ranks[group[arm]]) for arm in by_end}  # within its objective
     crowded = sorted(by_end, key=rank.__getitem__)[room:]
-    reasons = dict.fromkeys(shown, "shown to be behind") | dict.fromkeys(crowded, "no room: lower projected end")
-    return tuple(Standing(*row, reasons.get(row[0])) for row in rows)
+    reasons |= {arm: f"no room: its projected end is {projected[arm]:.3f}" for arm in crowded}
+    return tuple(Standing(c.arm, float(c.rung_SP.mean()), reasons.get(c.arm)) for c in ordered)
 
 
 def _projected(course: Course, fraction: float) -> float:

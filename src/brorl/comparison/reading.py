@@ -19,6 +19,7 @@ from brorl.cost import Budget, Cost, cost_of_step
 from brorl.errors import UserError
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.runs.run_record import SPEC_FILE
+from brorl.tree import IntArray
 
 _Setup = tuple[tuple[HeldOutPrompt, ...], int, tuple[int, ...]]  # of the evaluations of a run:
 _SETUP = ("held-out prompts", "samples per prompt", "pass@k")
@@ -59,24 +60,17 @@ def read_comparison(folder: Path) -> Comparison:
     whole = Comparison(
         spec["checkpoint"], budget.unit, budget.limit, budget.eval_points, *first[1], tuple(arms), spec["machine"]
     )  # fmt: skip
-    return _without_unverified(folder, whole)
+    return _without_unverified(whole)
 
 
-def _without_unverified(folder: Path, whole: Comparison) -> Comparison:
+def _without_unverified(whole: Comparison) -> Comparison:
     """Return a comparison without the prompts that have unverified responses in any evaluation of any run.
 
     All arms then have the same prompts and the same number of responses to each, as every paired difference needs.
     """
-    scores = [score for arm in whole.arms for run in arm.runs for score in run.scores]
-    lost = [score.num_unverified_P > 0 for score in scores if score.num_unverified_P is not None]
-    if not lost:
+    kept = verified_prompts([score for arm in whole.arms for run in arm.runs for score in run.scores])
+    if kept.size == len(whole.prompts):
         return whole
-    kept = np.flatnonzero(~np.any(lost, axis=0))
-    if not kept.size:
-        raise UserError(
-            f"{folder}: for each held-out prompt some responses could not be verified in some evaluation, so nothing "
-            "can be compared; train the runs again on a machine with more free memory"
-        )
 
     def of_kept(score: Score) -> Score:
         kept_P, tokens_P = score.num_correct_P[kept], score.sampled_tokens_P[kept]
@@ -88,6 +82,24 @@ def _without_unverified(folder: Path, whole: Comparison) -> Comparison:
     ]
     prompts = tuple(whole.prompts[i] for i in kept.tolist())
     return replace(whole, arms=tuple(arms), prompts=prompts, num_left_out=len(whole.prompts) - kept.size)
+
+
+def verified_prompts(scores: Sequence[Score]) -> IntArray:
+    """Return the indices of the prompts whose responses were all verified in all evaluations.
+
+    Raises:
+        UserError: If there is none.
+    """
+    lost_P = np.zeros(scores[0].num_correct_P.size, np.bool_)
+    for score in scores:
+        if score.num_unverified_P is not None:
+            lost_P |= score.num_unverified_P > 0
+    if lost_P.all():
+        raise UserError(
+            "for each held-out prompt some responses could not be verified in some evaluation, so nothing can be "
+            "compared; train the runs again on a machine with more free memory"
+        )
+    return np.flatnonzero(~lost_P)
 
 
 def read_spec(folder: Path) -> dict[str, Any]:

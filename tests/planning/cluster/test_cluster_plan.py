@@ -7,7 +7,7 @@ import pytest
 
 from brorl.model.model_shape import PUBLISHED, ModelShape
 from brorl.planning.cluster.cluster_plan import (
-    SimulationSettings,
+    QueueSettings,
     fastest_split,
     last_paying,
     problems,
@@ -197,7 +197,7 @@ def test_ranges_and_origins() -> None:
 
 def test_scaling_of_a_small_job() -> None:
     """Whole groups go to workers, so that 16 sampled groups keep at most 16 workers busy."""
-    rows = scale(job(), ("colocated", "sync"), (1, 2, 4, 32, 64), SimulationSettings(steps=3))
+    rows = scale(job(), ("colocated", "sync"), (1, 2, 4, 32, 64), QueueSettings(steps=3))
     assert [row.num_gpus for row in rows] == [1, 2, 4, 32, 64]
     assert [row.gain is None for row in rows] == [True, False, False, True, False]
     assert rows[1].gain == pytest.approx(rows[0].result.seconds / rows[1].result.seconds)
@@ -207,5 +207,9 @@ def test_scaling_of_a_small_job() -> None:
     assert rows[-1].gain < 1.5
     assert last_paying(rows) in (1, 2, 4)
     assert last_paying([]) is None
-    again = scale(job(), ("colocated", "sync"), (1, 2, 4, 32, 64), SimulationSettings(steps=3))
+    between = scale(job(), ("colocated", "sync"), (1, 2, 3, 4), QueueSettings(steps=3))
+    assert between[2].gain is None
+    assert between[3].gain == rows[2].gain
+    assert last_paying(between) == last_paying(rows)
+    again = scale(job(), ("colocated", "sync"), (1, 2, 4, 32, 64), QueueSettings(steps=3))
     assert [row.result for row in rows] == [row.result for row in again]

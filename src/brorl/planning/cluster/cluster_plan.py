@@ -91,7 +91,7 @@ class SimulatedStep:
 
 
 @dataclass(frozen=True)
-class SimulationSettings:
+class QueueSettings:
     """Settings of the simulated run."""
 
     parts: int = 1  # tasks of a group, which may run on different workers
@@ -124,7 +124,7 @@ class ClusterPlan:
     # simulated steps of the fastest synchronous and of the asynchronous way, by mode
     scaling: Mapping[Mode, Sequence[SimulatedStep]]
     savings: Sequence[TreeSaving]  # the saving of the tree
-    settings: SimulationSettings  # settings of the simulated runs
+    settings: QueueSettings  # settings of the simulated runs
     problems: Sequence[str]  # reasons and fixes where the job does not fit
 
     @property
@@ -140,7 +140,7 @@ class ClusterPlan:
 
 
 def make_cluster_plan(
-    name: str, job: Job, cluster: Cluster, settings: SimulationSettings, sizes: Sequence[int] = SIZES
+    name: str, job: Job, cluster: Cluster, settings: QueueSettings, sizes: Sequence[int] = SIZES
 ) -> ClusterPlan:
     """Make a plan.
 
@@ -219,9 +219,7 @@ def publish_seconds(job: Job, num_gpus: int, case: Case) -> float:
     return job.costs.publish.at(case) + moved
 
 
-def scale(
-    job: Job, way: tuple[Placement, Mode], sizes: Sequence[int], settings: SimulationSettings
-) -> list[SimulatedStep]:
+def scale(job: Job, way: tuple[Placement, Mode], sizes: Sequence[int], settings: QueueSettings) -> list[SimulatedStep]:
     """Simulate a step on several numbers of GPUs, ascending; those on which the job does not fit are left out."""
     rows: list[SimulatedStep] = []
     for size in sizes:
@@ -229,13 +227,14 @@ def scale(
         if split is None:
             continue
         row = simulated_step(job, split, settings)
-        if rows and rows[-1].num_gpus * 2 == size:
-            row = replace(row, gain=rows[-1].result.seconds / row.result.seconds)
+        half = next((smaller for smaller in rows if smaller.num_gpus * 2 == size), None)
+        if half is not None:
+            row = replace(row, gain=half.result.seconds / row.result.seconds)
         rows.append(row)
     return rows
 
 
-def simulated_step(job: Job, way: GpuAllocation, settings: SimulationSettings) -> SimulatedStep:
+def simulated_step(job: Job, way: GpuAllocation, settings: QueueSettings) -> SimulatedStep:
     """Simulate a step, with rows bundled so that it has few thousand of them."""
     worker, phases, work = way.worker, way.cases["middle"], job.work
     rows = work.sampled_groups * worker.rows_per_group
@@ -264,11 +263,12 @@ def simulated_step(job: Job, way: GpuAllocation, settings: SimulationSettings) -
 
 def last_paying(rows: Sequence[SimulatedStep]) -> int | None:
     """Return the largest number of GPUs up to which every doubling pays; None without rows."""
-    last = rows[0].num_gpus if rows else None
-    for row in rows[1:]:
-        if row.gain is None or row.gain < PAYING:
-            break
-        last = row.num_gpus
+    if not rows:
+        return None
+    last = rows[0].num_gpus
+    for row in rows:
+        if row.num_gpus == 2 * last and row.gain is not None and row.gain >= PAYING:
+            last = row.num_gpus
     return last
 
 

@@ -156,7 +156,7 @@ def _limit_of_scaling(plan: ClusterPlan) -> Iterator[str]:
         rows, last = plan.scaling[mode], plan.last_paying[mode]
         if last is None:
             continue
-        next_row = next((row for row in rows if row.gain is not None and row.num_gpus > last), None)
+        next_row = next((row for row in rows if row.gain is not None and row.num_gpus == 2 * last), None)
         if next_row is None:
             yield f"{mode}: every doubling up to {last:,} GPUs makes a step at least {PAYING} times faster."
         else:

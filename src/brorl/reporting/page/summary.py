@@ -25,7 +25,6 @@ HEADINGS = (
 )  # fmt: skip
 _ENDS = 25  # most steps at either end of the run over which the reward is averaged
 _NO_LONGER_ROSE = "its evaluations no longer rose (evaluation.patience)"
-_NO_LONGER_ROSE = "its evaluations no longer rose (evaluation.patience)"
 
 Direction = Literal["rose", "fell", "unclear"]
 _DIRECTIONS: dict[Conclusion, Direction] = {"B leads": "rose", "A leads": "fell", "no difference shown": "unclear"}
