@@ -23,6 +23,7 @@ from brorl.comparison.reading import read_comparison
 from brorl.config.settings import TrainConfig
 from brorl.cost import Budget, total_cost
 from brorl.errors import UserError
+from brorl.format import counted
 from brorl.runs.run_directory import RunDirectory
 from run_support import SMALL, Outcome, command, refused
 
@@ -353,14 +354,17 @@ def test_nobody_else_works_in_the_folder_meanwhile(compared: Compared, tmp_path:
         assert f"another process is working on {folder}" in refusal(folder)
 
 
-def test_seconds_are_not_gone_on_with_on_another_machine(compared: Compared, tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_seconds_are_not_gone_on_with_on_another_machine(compared: Compared, tmp_path: Path, jobs: int) -> None:
+    """As many runs are in progress as before."""
     folder = shutil.copytree(compared.folder, tmp_path / "out", symlinks=True)
     spec = json.loads((folder / "compare.json").read_text())
-    (folder / "compare.json").write_text(
-        json.dumps(spec | {"unit": "seconds", "budget": 1e6, "machine": "a faster one"})
-    )
+    assert spec["jobs"] == 2
+    changed = {"unit": "seconds", "budget": 1e6, "machine": "a faster one", "jobs": jobs}
+    (folder / "compare.json").write_text(json.dumps(spec | changed))
     said = refusal(folder)
     assert f"{folder} was started on a faster one, and this is" in said
+    assert f"{counted(jobs, 'run')} at a time" in said
     assert "a comparison in seconds cannot continue here" in said
 
 
