@@ -30,9 +30,10 @@ Commands with `--key value` also accept [settings](settings.md) by their dotted 
 | code | meaning |
 |---|---|
 | 0 | success |
-| 1 | a run stopped with an error, or because no group was mixed, also when it is resumed |
+| 1 | a run stopped with an error, or because no group was mixed, also when it is resumed; \
+`brorl doctor` found no sandbox, or a fault of a cluster; `brorl verify --require-agreement` reaches another verdict |
 | 2 | nothing was started: an error in the command, the settings, the data or the model |
-| 130 | stopped by Ctrl-C or SIGTERM |
+| 130 | stopped by Ctrl-C, SIGTERM or SIGHUP |
 """
 
 

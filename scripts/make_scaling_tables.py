@@ -17,7 +17,7 @@ from typing import Any
 from brorl.api.recipe import resolve_config
 from brorl.assemble.cluster_job import build_job
 from brorl.model.model_shape import PUBLISHED
-from brorl.planning.cluster.cluster_plan import ClusterPlan, SimulationSettings, make_cluster_plan
+from brorl.planning.cluster.cluster_plan import ClusterPlan, QueueSettings, make_cluster_plan
 from brorl.planning.cluster.cluster_report import (
     cost_text,
     draw_cluster_plan,
@@ -55,7 +55,7 @@ def capacity_tables() -> Iterator[tuple[str, str]]:
 
 def simulated_tables() -> Iterator[tuple[str, str]]:
     """Yield the tables of the simulation, and draw the figure."""
-    split, whole = SimulationSettings(parts=8), SimulationSettings()
+    split, whole = QueueSettings(parts=8), QueueSettings()
     jobs = (
         ("vllm", job("vllm"), whole),
         ("split", job("vllm"), split),
@@ -82,7 +82,7 @@ def _phases(wanted: Job) -> str:
 
 def _plan(wanted: Job, size: int) -> ClusterPlan:
     """Return a plan without a simulation."""
-    return make_cluster_plan("", wanted, Cluster(size, GPU), SimulationSettings(), sizes=())
+    return make_cluster_plan("", wanted, Cluster(size, GPU), QueueSettings(), sizes=())
 
 
 def _untitled(table: Table) -> str:

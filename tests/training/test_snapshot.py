@@ -9,6 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from brorl.api.recipe import resolve_checkpoint
+from brorl.errors import UserError
 from brorl.training.learner import LearnerSettings
 from brorl.training.snapshot import AveragedWeights
 from brorl.training.tree_learner import TreeLearner
@@ -102,3 +104,7 @@ def test_a_run_evaluates_its_averaged_weights_and_saves_them(tmp_path: Path) -> 
         path = tmp_path / f"from-{folder}"
         command("train", *settings, "--model", model, "--steps=1", "--output_dir", path)
         assert metrics_without_times(path)[0]["evaluation"]["prompts"] == last[evaluation]["prompts"]
+        assert resolve_checkpoint(str(model)) == (str(model), tmp_path / "run" / "config.yaml")
+    (tmp_path / "run" / "checkpoints" / "step-000003" / "COMMIT").unlink()
+    with pytest.raises(UserError, match="is not a complete checkpoint"):
+        resolve_checkpoint(str(model))

@@ -71,7 +71,7 @@ class Checkpoint(NamedTuple):
 
 
 def resolve_checkpoint(name: str) -> Checkpoint:
-    """Return the model and the run of a name: a model, a run (its last checkpoint), or a checkpoint in a run."""
+    """Return the model and the run of a name: a model, a run (its last checkpoint), or a checkpoint or its `ema`."""
     path = Path(name).expanduser()
     if path.is_file():
         raise UserError(f"{name} is a file; give a model's folder or hub id, a run directory, or a checkpoint in one")
@@ -83,11 +83,12 @@ def resolve_checkpoint(name: str) -> Checkpoint:
             raise UserError(f"the run {path} has no complete checkpoint yet; give the model that it started from")
         return Checkpoint(str(last), path / "config.yaml")
     check_folder(name)
-    run_config = path.resolve().parent.parent / "config.yaml"
-    if path.is_dir() and run_config.is_file() and path.resolve().parent.name == "checkpoints":
+    whole = path.resolve().parent if path.name == "ema" else path.resolve()  # averaged weights are a subfolder
+    run_config = whole.parent.parent / "config.yaml"
+    if path.is_dir() and run_config.is_file() and whole.parent.name == "checkpoints":
         from brorl.runs.checkpoint import complete_checkpoints
 
-        if path.resolve() not in [p.resolve() for p in complete_checkpoints(path.resolve().parent)]:
+        if whole not in [p.resolve() for p in complete_checkpoints(whole.parent)]:
             raise UserError(f"{path} is not a complete checkpoint of its run; choose another one")
         return Checkpoint(str(path), run_config)
     return Checkpoint(name, None)
