@@ -226,14 +226,19 @@ def test_a_config_of_trl_becomes_a_recipe_with_the_data_of_a_file(tmp_path: Path
     output = tmp_path / "mine.yaml"
     named = command("init", f"--from={tmp_path / 'trl.yaml'}", f"--output={output}")
     assert (named.code, output.exists()) == (2, False)
+    assert "names no model; give it, such as --model" in named.said
+    named = command("init", f"--from={tmp_path / 'trl.yaml'}", f"--output={output}", "--model=quickstart")
+    assert (named.code, output.exists()) == (2, False)
     assert "names no data" in named.said
-    done = command("init", tmp_path / "sums.jsonl", f"--from={tmp_path / 'trl.yaml'}", f"--output={output}")
+    given = (f"--from={tmp_path / 'trl.yaml'}", f"--output={output}", "--model=quickstart")
+    done = command("init", tmp_path / "sums.jsonl", *given)
     assert done.code == 0, done.err
     assert "without a counterpart, and left out: logging_steps" in done.said
     text = output.read_text()
     assert "# Without a counterpart, and left out: logging_steps" in text
     config = make_config(parse_yaml(text, "mine.yaml"), {}, "mine.yaml")
     assert (config.rollouts_per_prompt, config.kl.coefficient, config.steps) == (4, 0.01, 7)
+    assert config.rewards.partial_credit  # TRL trains on graded rewards
     (source,) = config.data.sources
     assert source.path == str(tmp_path / "sums.jsonl")  # type: ignore[union-attr]
     assert "give the file of your questions, such as" in command("init").said

@@ -67,11 +67,14 @@ def init(
     if output.exists():
         raise UserError(f"{output} already exists; choose another name with --output")
     conversion = None if trainer_config is None else _conversion(Path(trainer_config).expanduser())
+    own_model = {"model": model} if model else {}
+    if conversion is not None and not own_model and "model" not in conversion.settings:
+        raise UserError(f"{trainer_config} names no model; give it, such as --model Qwen/Qwen2.5-0.5B-Instruct")
     if data_file is None:
         if conversion is None or "data.sources" not in conversion.settings:
             named = "" if trainer_config is None else f": {trainer_config} names no data"
             raise UserError(f"give the file of your questions{named}, such as brorl init problems.jsonl")
-        _write(output, _converted(conversion, str(output), {}))
+        _write(output, _converted(conversion, str(output), own_model))
         print("\n".join(_conversion_summary(conversion, output)))  # noqa: T201
         return
     function = f"{_FUNCTION_FILE}:check"
@@ -96,7 +99,7 @@ def init(
         _write(output, _recipe(starter, str(output)))
         print("\n".join(_summary(starter, output)))  # noqa: T201
         return
-    _write(output, _converted(conversion, str(output), _data_of(starter) | ({"model": model} if model else {})))
+    _write(output, _converted(conversion, str(output), _data_of(starter) | own_model))
     print("\n".join(_conversion_summary(conversion, output)))  # noqa: T201
 
 

@@ -235,6 +235,7 @@ def _from_trl(given: dict[str, Any]) -> Conversion:
         remarks.append("num_iterations: one pass is made over the rollouts; raise optimizer.mini_batches instead")
     if path := every.get("dataset_name"):
         settings["data.sources"] = [_source(path, every.get("dataset_config"), every.get("dataset_train_split"))]
+    settings["rewards.partial_credit"] = True  # rewards between 0 and 1 count, as in TRL
     remarks.append("verification.functions: {DOMAIN: file.py:function} takes your reward function as it is")
     return Conversion("TRL", settings, _without(given, _TRL, _TRL_HANDLED), tuple(remarks))
 
@@ -312,5 +313,6 @@ def _from_verl(given: dict[str, Any]) -> Conversion:
     if settings.get("steps", 0) <= 0:
         settings.pop("steps", None)
         remarks.append("set steps: there are no epochs")
+    settings["rewards.partial_credit"] = True  # scores between 0 and 1 count, as in verl
     remarks.append("a compute_score function becomes verification.functions: {DOMAIN: file.py:function}")
     return Conversion("verl", settings, _without(given, _VERL, _VERL_HANDLED), tuple(remarks))
