@@ -260,7 +260,8 @@ class TreeLearner:
         grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
         if not (torch.isfinite(grad_norm) and torch.isfinite(sums).all()):
             raise DivergedError(
-                f"the loss is {float(sums[0])} and the gradient norm {float(grad_norm)}; lower optimizer.learning_rate"
+                f"the loss is {float(sums[0])} and the gradient norm {float(grad_norm)}; start a new run with a lower "
+                "optimizer.learning_rate, which a resume cannot change"
             )
         self._updates += 1
         for parameters in self._optimizer.param_groups:
