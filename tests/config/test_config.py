@@ -375,7 +375,8 @@ BFLOAT16 = {"engine.dtype": "bfloat16"}
         ),
         ({"engine.clock": "cpu"}, ["engine.clock = cpu", "engine.threads: 1"]),
         ({"engine.clock": "cpu", "engine.threads": 1, "device": "cuda"}, ["engine.clock = cpu", "device: cpu"]),
-        ({"loss.kind": "gspo", "loss.clip_low": 0.2}, ["loss.kind = gspo", "loss.clip_low", "3e-4"]),
+        ({"loss.kind": "gspo", "loss.clip_low": 0.2}, ["loss.kind = gspo", "loss.clip_low = 0.2", "3e-4"]),
+        ({"loss.kind": "gspo", "loss.clip_high": 0.28}, ["loss.kind = gspo", "loss.clip_high = 0.28", "4e-4"]),
         ({"rewards.format_pattern": "(a"}, ["rewards.format_pattern = '(a'", "not a regular expression"]),
         (
             {"sampling.min_new_tokens": 8, "sampling.max_new_tokens": 8},
