@@ -176,7 +176,7 @@ def test_settings_that_may_change_on_resume() -> None:
     others = {"steps": 7, "checkpoint_every": 3, "keep_checkpoints": 0, "store_rollouts_every": 2, "report": False}
     others |= {"device": "cuda", "verification.workers": 2, "budget.limit": 9, "budget.marks": [3], "output_dir": "b"}
     others |= {"engine.memory_gib": 1, "engine.nodes_per_pass": 64, "engine.gradient_checkpointing": True}
-    others |= {"engine.attention": "tiled"}
+    others |= {"engine.attention": "tiled", "engine.vllm.max_rows": 64, "reference.offload": True}
     others |= {"engine.threads": 2, "tracking.to": "wandb", "tracking.project": "p", "tracking.run_name": "r"}
     others |= {"engine.vllm.placement": "apart", "engine.vllm.weight_transfer": "nccl"}
     others |= {"data.sources": {"path": "moved/a.jsonl"}, "verification.sandbox": "seccomp"}
@@ -375,7 +375,8 @@ BFLOAT16 = {"engine.dtype": "bfloat16"}
         ),
         ({"engine.clock": "cpu"}, ["engine.clock = cpu", "engine.threads: 1"]),
         ({"engine.clock": "cpu", "engine.threads": 1, "device": "cuda"}, ["engine.clock = cpu", "device: cpu"]),
-        ({"loss.kind": "gspo", "loss.clip_low": 0.2}, ["loss.kind = gspo", "loss.clip_low", "3e-4"]),
+        ({"loss.kind": "gspo", "loss.clip_low": 0.2}, ["loss.kind = gspo", "loss.clip_low = 0.2", "3e-4"]),
+        ({"loss.kind": "gspo", "loss.clip_high": 0.28}, ["loss.kind = gspo", "loss.clip_high = 0.28", "4e-4"]),
         ({"rewards.format_pattern": "(a"}, ["rewards.format_pattern = '(a'", "not a regular expression"]),
         (
             {"sampling.min_new_tokens": 8, "sampling.max_new_tokens": 8},

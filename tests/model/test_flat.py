@@ -13,8 +13,16 @@ from transformers import PreTrainedModel
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings, KLPenalty, PolicyLossSettings
+from brorl.errors import UserError
 from brorl.model.flat_logprobs import flat_chunk_logprobs, split_into_rows
-from brorl.model.forward import FlatForward, TreeForward, choose_forward, num_flat_tokens, num_tree_tokens
+from brorl.model.forward import (
+    FlatForward,
+    ForwardChoice,
+    TreeForward,
+    choose_forward,
+    num_flat_tokens,
+    num_tree_tokens,
+)
 from brorl.model.logits import NextToken
 from brorl.model.logprobs import by_tree, tree_logprobs
 from brorl.model.own_cache import CacheError, OwnCache
@@ -202,12 +210,16 @@ def test_a_window_that_bites_needs_the_flat_path() -> None:
     assert isinstance(choose_forward(everything, context=10**6), TreeForward)
 
 
-def test_positions_that_depend_on_the_batch_are_refused() -> None:
+@pytest.mark.parametrize(("choice", "kind"), [("flat", FlatForward), ("auto", TreeForward), ("tree", TreeForward)])
+def test_positions_that_depend_on_the_batch_are_refused(choice: ForwardChoice, kind: type) -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
     model = small_model(rope_parameters=rope, max_position_embeddings=32)
-    assert isinstance(choose_forward(model, "flat", 32), FlatForward)
-    with pytest.raises(CacheError, match=r"its positions are scaled \(dynamic\) by the longest row beyond 32 tokens"):
-        choose_forward(model, "flat", 33)
+    assert isinstance(choose_forward(model, choice, 32), kind)
+    message = (
+        r"scales its positions \(dynamic\) by the longest row of a batch beyond 32 tokens, and a context has up to 33"
+    )
+    with pytest.raises(UserError, match=rf"{message}; lower sampling\.max_new_tokens or data\.max_prompt_tokens"):
+        choose_forward(model, choice, 33)
 
 
 def test_the_choice_of_the_path() -> None:

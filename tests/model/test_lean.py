@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from brorl.model import kernels as kernels_module
+from brorl.model import lean
 from brorl.model import product as product_module
 from brorl.model.forward import TreeForward, choose_forward
 from brorl.model.fused_ops import Angles, Linear, Norm, add_gated_mlp, add_linear, query_key_value, rms_norm
@@ -154,6 +155,22 @@ def test_a_copy_in_bfloat16_is_near_the_weights(rng: np.random.Generator) -> Non
     low, exact = logits(LeanPass(model, torch.bfloat16)), logits(LeanPass(model))
     assert low.dtype == torch.float32
     assert 0 < float((low - exact).abs().max()) < 0.05 * float(exact.abs().max())
+
+
+def test_many_rows_have_the_rounded_output_embedding_too(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model("qwen2", seed=1, dtype=torch.float32, scale=0.1)
+    token_T = torch.from_numpy(rng.integers(0, 17, 6))
+    packed = LeanPass(model, torch.bfloat16)
+
+    def logits() -> Tensor:
+        with torch.no_grad():
+            return packed.row_logits(token_T, torch.arange(6), PromptContext(np.array([6]), model.device), None).whole()
+
+    few = logits()
+    monkeypatch.setattr(lean, "MAX_LOGITS", 0)
+    assert torch.equal(logits(), few)
 
 
 def test_only_plain_modules_of_known_layouts_are_lean() -> None:

@@ -316,5 +316,9 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"cuda:1 needs CUDA, .*set device: cpu"):
         choose_device("cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device("auto") == torch.device("cuda")
+    assert choose_device("cuda") == torch.device("cuda")
     assert choose_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(UserError, match=r"cuda:2 needs 3 CUDA devices, and torch finds 2; set device: cuda"):
+        choose_device("cuda:2")

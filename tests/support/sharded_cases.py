@@ -230,6 +230,16 @@ def run_into(ranks: Ranks, case: Case, full_rank: int | None = None) -> tuple[st
     return found, {name: array(w) for name, w in learner.weights()}
 
 
+def take_optimizer(ranks: Ranks, case: Case, state: dict[str, Any]) -> str:
+    """Load the optimizer state of another model; return the error."""
+    learner = learner_of(case, ranks)
+    try:
+        learner.load_optimizer_state(state)
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
 def alone(function: Any, *arguments: Any) -> Any:
     return function(ALONE, *arguments)
 

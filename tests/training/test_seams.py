@@ -192,6 +192,37 @@ def test_a_stop_request_around_the_decision_on_a_checkpoint_loses_no_step_and_sa
     assert float(read_state(checkpoint).learner["log_odds"]) == float(learner.log_odds)  # type: ignore[index]
 
 
+def test_the_evaluation_of_step_0_is_the_first_to_beat_also_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score = {0: 0.5, 1: 0.4, 2: 0.4, 3: 0.4}
+    monkeypatch.setattr(Journal, "_evaluate", lambda _, step: {"evaluation": {"pass_at": {1: {"value": score[step]}}}})
+    monkeypatch.setattr(PreferenceLearner, "reset_reference", lambda *_, **__: None)
+
+    def run_with_reference(path: Path, stop_at: int) -> TrainingRun:
+        path.mkdir(exist_ok=True)
+        engine = Preference(torch.tensor(-1.0), np.random.default_rng(0))
+        run = run_of(PreferenceLearner(), engine, path, stop_at)
+        reference = ReferenceSchedule(ReferenceSettings(reset_patience=2), cooldown=0)
+        return replace(run, schedule=replace(run.schedule, evaluate_every=1, reference=reference))
+
+    def resets(run: TrainingRun) -> list[int]:
+        return [r["step"] for r in run.outputs.directory.read_metrics() if "reference_reset" in r]
+
+    whole = run_with_reference(tmp_path / "whole", 3)
+    train(whole, START)
+    train(run_with_reference(tmp_path / "parts", 1), START)
+    resumed = run_with_reference(tmp_path / "parts", 3)
+    checkpoint = last_checkpoint(resumed.outputs.directory.checkpoints)
+    assert checkpoint is not None
+    state = read_state(checkpoint)
+    assert state.schedule is not None
+    resumed.schedule.reference.load_state_dict(state.schedule)
+    resumed.measurements.monitor.recall(resumed.outputs.directory.read_metrics())
+    train(resumed, state)
+    assert resets(whole) == resets(resumed) == [2]
+
+
 class Ahead:
     """A source that samples the groups of the next step before the update of this one, as an asynchronous one would."""
 

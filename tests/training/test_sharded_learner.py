@@ -1,6 +1,7 @@
 """The learner on 2 and 3 ranks against one process: updates, metrics, checkpoints, failures (gloo, float64)."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -391,6 +392,17 @@ def test_the_optimizer_of_a_sharded_run_is_taken_and_one_of_another_model_is_an_
     (tmp_path / "shards" / ".metadata").unlink()
     with pytest.raises(ValueError, match=r"shards cannot be read .*metadata.*; choose another checkpoint"):
         learner.load_optimizer_state(state)
+
+
+def test_the_optimizer_of_another_model_in_one_process_is_an_error_on_every_rank(
+    processes: RankProcesses, rng: np.random.Generator
+) -> None:
+    case = case_of(rng, SETTINGS, "even")
+    alone = sharded_cases.learner_of(case, ALONE)
+    sharded_cases.steps(alone, case)
+    wider = replace(case, overrides={"hidden_size": 48})
+    for error in processes.run(2, sharded_cases.take_optimizer, wider, alone.state_dict()):
+        assert re.search(r"trainable tensor 0 has shape \(17, 48\), its moments \(17, 32\)", error)
 
 
 def test_adapters_in_float32_on_a_base_in_bfloat16(processes: RankProcesses, rng: np.random.Generator) -> None:

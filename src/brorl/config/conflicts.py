@@ -197,10 +197,11 @@ def _of_learner(config: TrainConfig) -> Iterator[str]:
             f"{config.prompts_per_step}, and every mini-batch needs at least one prompt; set "
             f"optimizer.mini_batches: {config.prompts_per_step}"
         )
-    if loss.kind == "gspo" and (loss.clip_low or 0) > 0.1:
+    wide = [name for name in ("clip_low", "clip_high") if (getattr(loss, name) or 0) > 0.1]
+    if loss.kind == "gspo" and wide:
         yield (
-            "loss.kind = gspo clips the ratio of whole responses, which stays close to 1, and loss.clip_low = "
-            f"{loss.clip_low} has no effect; set loss.clip_low: 3e-4 and loss.clip_high: 4e-4"
+            "loss.kind = gspo clips the ratio of whole responses, which stays close to 1, and "
+            f"loss.{wide[0]} = {getattr(loss, wide[0])} has no effect; set loss.clip_low: 3e-4 and loss.clip_high: 4e-4"
         )
     if correction != "none" and not config.recompute_old_logprobs:
         yield (

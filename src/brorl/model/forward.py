@@ -15,6 +15,7 @@ from typing import Literal, assert_never
 import numpy as np
 from transformers import PreTrainedModel
 
+from brorl.errors import UserError
 from brorl.model.flat_logprobs import flat_chunk_logprobs
 from brorl.model.hook_check import check_hooks, check_own_cache, is_exact
 from brorl.model.kv_shape import KVShape
@@ -27,7 +28,6 @@ from brorl.model.logprobs import (
     chunk_logprobs,
     default_max_nodes,
 )
-from brorl.model.own_cache import CacheError
 from brorl.model.tree_attention import HooksError, position_limit, smallest_window
 from brorl.model.tree_batch import AttentionChoice
 from brorl.tree import FloatArray, RolloutTree
@@ -129,22 +129,30 @@ def choose_forward(
         attention: How nodes attend on the tree path.
 
     Raises:
+        UserError: If the model's positions in a context depend on the other rows of a batch.
         HooksError: If tree attention is required, and the model's attention cannot be hooked.
         CacheError: If the model cannot take the flat path.
     """
+    limit = position_limit(model)
+    if limit is not None and context > limit[1]:
+        raise UserError(
+            f"{type(model).__name__} scales its positions ({limit[0]}) by the longest row of a batch beyond "
+            f"{limit[1]:,} tokens, and a context has up to {context:,}; lower sampling.max_new_tokens or "
+            "data.max_prompt_tokens"
+        )
     match choice:
         case "tree":
             return _tree(model, attention)
         case "flat":
-            return _flat(model, "engine.forward: flat", context)
+            return _flat(model, "engine.forward: flat")
         case "auto":
             window = smallest_window(model.config)
             if window is not None and window < context:
-                return _flat(model, f"its sliding window has {window:,} tokens, and a context {context:,}", context)
+                return _flat(model, f"its sliding window has {window:,} tokens, and a context {context:,}")
             try:
                 return _tree(model, attention)
             except HooksError as error:
-                return _flat(model, str(error).partition(";")[0], context)
+                return _flat(model, str(error).partition(";")[0])
         case _:
             assert_never(choice)
 
@@ -155,11 +163,6 @@ def _tree(model: PreTrainedModel, attention: AttentionChoice) -> TreeForward:
     return TreeForward(shapes, ModelPass(attention, whole_logits=not embeds_last(model), lean=lean))
 
 
-def _flat(model: PreTrainedModel, reason: str, context: int) -> FlatForward:
-    limit = position_limit(model)
-    if limit is not None and context > limit[1]:
-        raise CacheError.of(
-            model, f"its positions are scaled ({limit[0]}) by the longest row beyond {limit[1]:,} tokens"
-        )
+def _flat(model: PreTrainedModel, reason: str) -> FlatForward:
     check_own_cache(model)
     return FlatForward(reason, whole_logits=not embeds_last(model))

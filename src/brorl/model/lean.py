@@ -85,7 +85,7 @@ class LeanPass:
         check_positions(self._model, context)
         hidden_Rh = self._hidden(token_T, position_T, context, rows)
         vocabulary = self._head.weight.shape[0]
-        if hidden_Rh.shape[0] * vocabulary > MAX_LOGITS:
+        if self._dtype is None and hidden_Rh.shape[0] * vocabulary > MAX_LOGITS:
             return RowLogits(hidden_Rh, self._model.get_output_embeddings(), vocabulary)
         mapped = linear if torch.is_grad_enabled() else product
         return RowLogits(mapped(hidden_Rh, *self._head))

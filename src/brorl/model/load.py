@@ -50,7 +50,12 @@ def choose_device(name: str) -> torch.device:
         )
     if name == "mps" and not torch.backends.mps.is_available():
         raise UserError("device mps needs an Apple GPU, and torch finds none; set device: cpu, or run `brorl doctor`")
-    return torch.device(name)
+    device = torch.device(name)
+    if device.type == "cuda" and device.index is not None and device.index >= (found := torch.cuda.device_count()):
+        raise UserError(
+            f"device {name} needs {device.index + 1} CUDA devices, and torch finds {found}; set device: cuda"
+        )
+    return device
 
 
 def load_tokenizer(name: str, end_token: str | None = None) -> PreTrainedTokenizerBase:

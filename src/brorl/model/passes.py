@@ -44,12 +44,13 @@ class ChunkSize:
         passes: The passes of this process; all ranks halve together.
 
     Attributes:
+        initial: As given.
         value: The current size.
         retries: How often it was halved since `retries` was last set to 0.
     """
 
     def __init__(self, initial: int, echo: Echo, passes: Passes | None = None) -> None:
-        self.value = initial
+        self.initial = self.value = initial
         self.retries = 0
         self._echo = echo
         self._passes = passes or Passes()

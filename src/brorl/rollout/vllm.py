@@ -174,8 +174,8 @@ class VllmEngine:
         except EngineDiedError as error:
             raise EngineLostError(
                 f"the process of vLLM died {_MAX_RESTARTS + 1} times in a row ({error}); see its log above. "
-                "Lower engine.memory_gib or engine.vllm.max_rows if memory is short, or set engine.kind: native"
-                f"{self._other_transfer()}"
+                "Lower engine.memory_gib or engine.vllm.max_rows if memory is short, or start a new run with "
+                f"engine.kind: native{self._other_transfer()}"
             ) from error
 
     def _once(self, work: Callable[[VllmProcess], _Result]) -> _Result:

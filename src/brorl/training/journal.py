@@ -64,6 +64,7 @@ class Journal:
             return
         with self._stop.discarding():
             record = {"step": 0, **self._evaluate(0)}
+        self._run.schedule.reference.after_step(0, None, self._regular_score(record))  # never resets at step 0
         self.write(record)
 
     def steps(self) -> Iterator[int]:
@@ -102,12 +103,15 @@ class Journal:
 
     def reset_reference_if_due(self, record: Record) -> None:
         """Reset the reference policy and add the reason to a step's line, when due."""
-        schedule = self._run.schedule
-        regular = is_regular(record, schedule.evaluate_every)
-        score = self._run.measurements.monitor.score(record) if regular else None
+        schedule, score = self._run.schedule, self._regular_score(record)
         if why := schedule.reference.after_step(record["step"], record["update"]["reference_kl"], score):
             self._run.algorithm.learner.reset_reference(schedule.reference.clear_optimizer)
             record["reference_reset"] = why
+
+    def _regular_score(self, record: Record) -> float | None:
+        """Return the score of a regular evaluation; None without one."""
+        regular = is_regular(record, self._run.schedule.evaluate_every)
+        return self._run.measurements.monitor.score(record) if regular else None
 
     def write(self, record: Record) -> None:
         """Write a metrics record. A collapse is noted in it, and may end the run."""

@@ -94,12 +94,14 @@ def in_memory(
 
 
 def _laid_out(optimizer: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
-    """Return an optimizer's state with its moments in the layout of the parameters."""
+    """Return an optimizer's state with its moments in the layout of the parameters, where they have their shape."""
+
+    def laid_out(index: int, value: Tensor) -> Tensor:
+        fits = index < len(parameters) and value.shape == parameters[index].shape
+        return laid_out_as(value, parameters[index]) if fits else value
+
     state = {
-        index: {
-            kind: laid_out_as(value, parameters[index]) if kind in _MOMENTS and index < len(parameters) else value
-            for kind, value in moments.items()
-        }
+        index: {kind: laid_out(index, value) if kind in _MOMENTS else value for kind, value in moments.items()}
         for index, moments in optimizer["state"].items()
     }
     return optimizer | {"state": state}

@@ -128,7 +128,7 @@ class Schedule:
     # steps between regular evaluations; 0 for none. The start, the budget's evaluation points and the end are evaluated
     # too.
     evaluate_every: int
-    checkpoint_every: int  # steps between regular checkpoints; 0 for none. The end is saved too.
+    checkpoint_every: int  # steps between regular checkpoints, at least 1; the end is saved too
     store_rollouts_every: int  # steps between stored rollouts; 0 stores no responses, of evaluations either
     reference: ReferenceSchedule  # when the reference policy is reset
     pause_at: float | None = None  # part of the budget at which the run pauses; None does not pause

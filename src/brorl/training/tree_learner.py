@@ -209,7 +209,11 @@ class TreeLearner:
 
         On several ranks `save_pretrained` writes the tensors, and this is the rest.
         """
-        state: dict[str, Any] = {"updates": self._updates, "max_nodes": self._nodes.value}
+        state: dict[str, Any] = {
+            "updates": self._updates,
+            "max_nodes": self._nodes.value,
+            "max_nodes_at_start": self._nodes.initial,
+        }
         if self._ranks.size > 1:
             return state | sharded_header(self._optimizer, self._trained, self._snapshots)
         snapshots = {one.name: one.state_dict() for one in self._snapshots}
@@ -231,7 +235,9 @@ class TreeLearner:
             one.load_state_dict(state[one.name])
         self._optimizer.load_state_dict(state["optimizer"])
         self._updates = state["updates"]
-        self._nodes.restrict(state.get("max_nodes", self._nodes.value))  # earlier versions did not keep it
+        # Earlier versions kept neither. Another size at the start means that engine.nodes_per_pass was changed.
+        if state.get("max_nodes_at_start", self._nodes.initial) == self._nodes.initial:
+            self._nodes.restrict(state.get("max_nodes", self._nodes.value))
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Load the moments of another run's optimizer; learning rate, warm-up and updates stay those of this run.
@@ -254,7 +260,8 @@ class TreeLearner:
         grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
         if not (torch.isfinite(grad_norm) and torch.isfinite(sums).all()):
             raise DivergedError(
-                f"the loss is {float(sums[0])} and the gradient norm {float(grad_norm)}; lower optimizer.learning_rate"
+                f"the loss is {float(sums[0])} and the gradient norm {float(grad_norm)}; start a new run with a lower "
+                "optimizer.learning_rate, which a resume cannot change"
             )
         self._updates += 1
         for parameters in self._optimizer.param_groups:

@@ -37,7 +37,7 @@ def test_bytes_are_foreseen(rng: np.random.Generator, memory: int) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     model = small_model()
-    with pytest.raises(OutOfMemoryError, match=r"raise engine\.memory_gib"):
+    with pytest.raises(OutOfMemoryError, match=r"the prompts beside it need .*; raise engine\.memory_gib"):
         RowCache(model, kv_shapes(model), 1000, 8, 16).bytes_for(np.array([1, 2]), 4)
 
 

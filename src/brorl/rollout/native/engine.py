@@ -200,7 +200,7 @@ class NativeEngine:
 
         Raises:
             ValueError: If a prompt is empty or N < 1.
-            OutOfMemoryError: If the memory limit does not hold a single row.
+            OutOfMemoryError: If the memory limit does not hold a single row beside the prompts of its run.
         """
         rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
         if min(rollouts_P, default=1) < 1 or not all(len(p) for p in prompts):

@@ -69,7 +69,7 @@ class RowCache:
         left = self._memory_bytes - other_bytes
         if row_bytes > left:
             raise OutOfMemoryError(
-                f"one row of {num_tokens} tokens needs {row_bytes / 2**20:.3g} MiB, its prompt needs "
+                f"one row of {num_tokens} tokens needs {row_bytes / 2**20:.3g} MiB, the prompts beside it need "
                 f"{other_bytes / 2**20:.3g} MiB, and the engine may use {self._memory_bytes / 2**20:.3g} MiB; raise "
                 "engine.memory_gib or lower sampling.max_new_tokens"
             )
