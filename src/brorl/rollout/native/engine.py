@@ -276,14 +276,14 @@ class _Growth:
             rows, source_R = self._draw(rows, logits_RV)
             self._num_finished += num_live - rows.row_K.size
             self._observe(Decoding(self._num_finished, self._num_rollouts, self._forest.num_nodes, rows.depth))
+            if not rows.node_R.size:
+                return waiting
             capacity = self.decoder.rows_that_fit(rows.depth)
             if rows.node_R.size > capacity:
                 kept, rest = np.split(np.argsort(rows.prompt_R, kind="stable"), [capacity])
                 waiting += [rows.take(part) for part in np.split(rest, range(capacity, rest.size, capacity))]
                 kept.sort()
                 rows, source_R = rows.take(kept), source_R[kept]
-            if not rows.node_R.size:
-                return waiting
             rows = self.decoder.rearrange(rows, source_R)
             local = np.searchsorted(live, rows.prompt_R)
             still = np.unique(local)
