@@ -214,6 +214,11 @@ class TestAnswers:
         program = prompt(StdinCases(("",), ("[]",)), prelude=layouts.PRELUDE)
         assert verify(verifier, program, hidden).reason == "correct"
 
+    @pytest.mark.parametrize("memory", ["1e9", "268435456.0", "1e-3"])
+    def test_a_limit_of_memory_can_be_written_as_a_float(self, verifier: CodeVerifier, memory: str) -> None:
+        text = f'{{"stdin":{{"inputs":["1"],"outputs":["1"]}},"memory_bytes":{memory}}}'
+        assert verify(verifier, Prompt("q", "?", (1,), text, "code"), "print(1)").reason == "correct"
+
     def test_evalplus_loops_need_no_numpy(self, verifier: CodeVerifier) -> None:
         question = prompt(TestCode("f", EVALPLUS.replace("ASSERTION", "assertion(candidate(*inp), exp, 0)")))
         assert verify(verifier, question, "def f(x):\n    return x / 3").correct
