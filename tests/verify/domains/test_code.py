@@ -230,6 +230,20 @@ class TestAnswers:
         assert verify(verifier, question, "def f(x):\n    return x / 3").correct
         assert not verify(verifier, question, "def f(x):\n    return x / 3.001").correct
 
+    def test_tests_beside_the_answer_need_no_numpy(self, verifier: CodeVerifier) -> None:
+        """The answer has no numpy, and none of the names of the stand-in."""
+        code = "import numpy as np\nassert np.allclose(f(1), [1.0])\nassert 'math' not in globals()"
+        answer = "try:\n    import numpy\nexcept ImportError:\n    ONE = 1\ndef f(x):\n    return [x / ONE]"
+        question = prompt(TestCode("f", code, weak=True))
+        assert verify(verifier, question, answer).reason == "correct (weak)"
+        assert verify(verifier, question, "def f(x):\n    return [x / 2]").reason == "wrong answer"
+
+    @pytest.mark.parametrize("name", ["install", "allclose", "math"])
+    def test_a_function_can_have_a_name_of_the_stand_in(self, verifier: CodeVerifier, name: str) -> None:
+        question = prompt(TestCode(name, f"import numpy as np\nassert np.allclose([{name}(1, 2)], [3.0])"))
+        assert verify(verifier, question, f"def {name}(a, b):\n    return a + b").reason == "correct"
+        assert verify(verifier, question, f"def {name}(a, b):\n    return a").reason == "wrong answer"
+
 
 EVALPLUS = (
     f"import numpy as np\n{IS_FLOATS}\n{PLAIN}"
