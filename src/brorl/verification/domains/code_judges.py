@@ -208,7 +208,8 @@ def judge_first_call(test: TestCode, clock: Clock) -> Judge[str | None]:
 def _load_tests(test: TestCode, clock: Clock) -> LoadProgram:
     """Return the request that runs test code in a process without the answer, with a random state of its own."""
     seed = blake2b(test.code.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    source = f"__import__('random').seed({seed!r})\n{_numpy(test)}\n{test.code}"
+    # `math` needs no import, as in the code that `parse_checks` reads
+    source = f"__import__('random').seed({seed!r})\nimport math\n{_numpy(test)}\n{test.code}"
     limits = Limits(clock.total_s, clock.memory_bytes, _VALUE_BYTES)
     return LoadProgram(source, limits, _TESTS, tuple(dict.fromkeys((test.function, "candidate"))))
 
