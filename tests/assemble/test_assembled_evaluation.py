@@ -89,7 +89,8 @@ def test_truncated_responses_are_verified_where_the_run_rewards_them() -> None:
     for fraction in (0.0, 0.5):
         ready = prepare_evaluation(request(**{"rewards.stop_properly": fraction}))
         evaluated, _ = load_evaluated_model(ready)
-        assert evaluated.accept_truncated == ready.settings["accept_truncated"] == (fraction > 0)
+        assert evaluated.grader.shaping.stop_properly == fraction
+        assert ready.settings["accept_truncated"] == (fraction > 0)
 
 
 def test_an_evaluation_skips_no_prompts() -> None:

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from brorl.activity import Activity, Phase
+from brorl.algorithms.settings import RewardShaping
 from brorl.evaluation.benchmark import Benchmark
 from brorl.prompts.prompt import Prompt
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
-from brorl.verification.verifier import Verdict, unverified_verdict
+from brorl.verification.grade import Grader
+from brorl.verification.verifier import Verdict, Verifier, unverified_verdict
 
 SAMPLING = SamplingParams(temperature=0.7, max_new_tokens=4)
 SEED = 99
@@ -46,12 +48,15 @@ class FirstNumberVerifier:
         return Verdict(correct, float(correct), None, "correct" if correct else "wrong", 0.0)
 
 
+def grader(verifier: Verifier, accept_truncated: bool = False) -> Grader:
+    shaping = RewardShaping(stop_properly=0.5 if accept_truncated else 0.0)
+    return Grader({"first": verifier}, lambda tokens: " ".join(map(str, tokens)), shaping)
+
+
 def test_the_phases_of_an_evaluation_are_reported() -> None:
     reports: list[Activity] = []
     prompts = [Prompt(f"p{i}", f"{i}", (10 + i,), "5", "first") for i in range(3)]
-    benchmark = Benchmark(
-        prompts, {"first": FirstNumberVerifier()}, str, SAMPLING, 6, (1,), SEED, observe=reports.append
-    )
+    benchmark = Benchmark(prompts, grader(FirstNumberVerifier()), SAMPLING, 6, (1,), SEED, observe=reports.append)
     benchmark.answer(FixedEngine())
     distinct = sum(len({tuple(r) for r in rollouts}) for rollouts in ROLLOUTS)
     assert reports == [
@@ -63,8 +68,7 @@ def test_the_phases_of_an_evaluation_are_reported() -> None:
 def test_pass_at_k_is_the_share_of_subsets_with_a_correct_response() -> None:
     benchmark = Benchmark(
         prompts=[Prompt(f"p{i}", f"{i}", (10 + i,), "5", "first") for i in range(3)],
-        verifiers={"first": FirstNumberVerifier()},
-        decode=lambda tokens: " ".join(map(str, tokens)),
+        grader=grader(FirstNumberVerifier()),
         sampling=SAMPLING,
         num_samples=6,
         ks=(1, 2, 3, 6),
@@ -97,8 +101,7 @@ def test_verifications_that_failed_are_counted_and_truncated_ones_verified_if_as
 
     benchmark = Benchmark(
         prompts=[Prompt(f"p{i}", f"{i}", (10 + i,), "5", "first") for i in range(3)],
-        verifiers={"first": Failing()},
-        decode=lambda tokens: " ".join(map(str, tokens)),
+        grader=grader(Failing()),
         sampling=SAMPLING,
         num_samples=6,
         ks=(1,),
@@ -112,7 +115,7 @@ def test_verifications_that_failed_are_counted_and_truncated_ones_verified_if_as
     for accept in (False, True):
         texts = {(p, r) for p, r, done in distinct if done or accept}
         reasons = [i % 4 for i in range(len(texts))]
-        changed = replace(benchmark, accept_truncated=accept)
+        changed = replace(benchmark, grader=grader(Failing(), accept))
         result = changed.record(changed.answer(FixedEngine()))
         assert result["verifier_timeouts"] == reasons.count(0)
         assert result["verifier_failures"] == reasons.count(1) + reasons.count(2)
@@ -121,7 +124,7 @@ def test_verifications_that_failed_are_counted_and_truncated_ones_verified_if_as
 
 def test_fingerprint_tells_other_prompts() -> None:
     prompts = [Prompt(f"p{i}", f"{i}", (10 + i,), "5", "first") for i in range(3)]
-    one = Benchmark(prompts, {}, str, SAMPLING, 6, (1,), SEED)
+    one = Benchmark(prompts, grader(FirstNumberVerifier()), SAMPLING, 6, (1,), SEED)
     assert one.fingerprint == replace(one, num_samples=9).fingerprint
     for other in (prompts[:2], prompts[::-1], [*prompts[:2], replace(prompts[2], reference="6")]):
         assert replace(one, prompts=other).fingerprint != one.fingerprint
@@ -147,10 +150,8 @@ def test_pass_at_k_without_unverified_responses_is_that_of_the_subsets_of_the_ot
     for _ in range(30):
         texts = sorted({(f"p{i}", " ".join(map(str, r))) for i, rs in enumerate(ROLLOUTS) for r in rs})
         lost = {pair for pair in texts if rng.random() < 0.4}
-        benchmark = Benchmark(
-            prompts, {"first": LosingVerifier(lost)}, lambda tokens: " ".join(map(str, tokens)), SAMPLING, 6,
-            (1, 2, 4), SEED, accept_truncated,
-        )  # fmt: skip
+        graded = grader(LosingVerifier(lost), accept_truncated)
+        benchmark = Benchmark(prompts, graded, SAMPLING, 6, (1, 2, 4), SEED)
         answers = benchmark.answer(FixedEngine())
         left = [
             [

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
+from brorl.algorithms.settings import RewardShaping
 from brorl.errors import StorageError, UserError
 from brorl.evaluation.evaluate import EvaluatedModel, evaluate_batches
 from brorl.evaluation.responses import SCHEMA, PromptBatch, ResponseStore, StoredBatch, split_into_batches
@@ -19,6 +20,7 @@ from brorl.evaluation.summary import summarize_all
 from brorl.prompts.prompt import Prompt
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
+from brorl.verification.grade import Grader
 from brorl.verification.verifier import Verdict
 
 N = 12
@@ -58,7 +60,7 @@ def decode(tokens: Sequence[int]) -> str:
 
 
 def evaluated(engine: RandomEngine) -> EvaluatedModel:
-    return EvaluatedModel(engine, SAMPLING, N, {"sum": SumVerifier()}, decode)
+    return EvaluatedModel(engine, SAMPLING, N, Grader({"sum": SumVerifier()}, decode, RewardShaping()))
 
 
 def prompts(name: str, number: int) -> list[Prompt]:

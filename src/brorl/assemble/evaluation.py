@@ -57,6 +57,7 @@ from brorl.prompts.rendering import drop_long, render
 from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
 from brorl.verification.domains.table import unreadable_references
+from brorl.verification.grade import Grader
 from brorl.verification.verifier import Verifier
 
 if TYPE_CHECKING:
@@ -161,9 +162,7 @@ def load_evaluated_model(
         engine,
         inputs.sampling,
         config.evaluation.num_samples,
-        verifiers,
-        build_decode(inputs.tokenizer),
-        accept_truncated=config.rewards.stop_properly > 0,  # as in training
+        Grader(verifiers, build_decode(inputs.tokenizer), config.rewards),
         observe=observe,
     )
     return evaluated, weights

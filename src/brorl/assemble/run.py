@@ -277,15 +277,13 @@ def build_benchmark(config: TrainConfig, inputs: RunInputs, observe: Observe) ->
     evaluation = config.evaluation
     return Benchmark(
         inputs.prompts.held_out,
-        inputs.grader.verifiers,
-        inputs.grader.decode,
+        inputs.grader,
         SamplingParams(
             temperature=evaluation.temperature, top_p=evaluation.top_p, max_new_tokens=config.max_evaluated_tokens
         ),
         evaluation.num_samples,
         evaluation.ks,
         config.seed + _EVALUATION_SEED,
-        accept_truncated=config.rewards.stop_properly > 0,  # as in training
         observe=observe,
     )
 

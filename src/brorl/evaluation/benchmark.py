@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
@@ -13,8 +13,8 @@ from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.rollout.engine import Sampler
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
-from brorl.verification.grade import grade, num_unverified
-from brorl.verification.verifier import Verdict, Verifier
+from brorl.verification.grade import Grader, num_unverified
+from brorl.verification.verifier import Verdict
 
 _RECORDED = (
     "pass_at", "num_prompts", "num_samples", "solved", "truncation_rate", "verifier_timeouts", "verifier_failures",
@@ -36,13 +36,11 @@ class Benchmark:
     """Held-out prompts and the settings of their evaluation."""
 
     prompts: Sequence[Prompt]  # the prompts
-    verifiers: Mapping[str, Verifier]  # verifier of each domain
-    decode: Callable[[Sequence[int]], str]  # token ids to text
+    grader: Grader  # verifies responses
     sampling: SamplingParams  # sampling parameters
     num_samples: int  # responses per prompt, n
     ks: tuple[int, ...]  # values of k for pass@k, each 1 to n
     seed: int  # seed of the sampling, the same for every evaluation
-    accept_truncated: bool = False  # verify truncated responses too, rather than count them as incorrect
     observe: Observe = unobserved  # called at the start of each phase
 
     @property
@@ -57,7 +55,7 @@ class Benchmark:
         token_ids = [p.token_ids for p in self.prompts]
         trees = sampler.sample(token_ids, self.num_samples, self.sampling, self.seed)
         self.observe(Phase("evaluating", f"verifying {sum(t.num_responses for t in trees):,} distinct responses"))
-        verdicts = grade(self.prompts, trees, self.verifiers, self.decode, self.accept_truncated)
+        verdicts = self.grader.verdicts(self.prompts, trees)
         return Answers(trees, verdicts, perf_counter() - started)
 
     def num_unverified(self, answers: Answers) -> int:

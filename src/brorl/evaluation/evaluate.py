@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -14,20 +14,17 @@ from brorl.evaluation.summary import count
 from brorl.format import duration
 from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
-from brorl.verification.grade import grade, num_unverified
-from brorl.verification.verifier import Verifier
+from brorl.verification.grade import Grader, num_unverified
 
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """A model under evaluation, with the verifiers of its responses."""
+    """A model under evaluation, with the grader of its responses."""
 
     engine: Engine  # samples responses
     sampling: SamplingParams  # sampling parameters
     num_samples: int  # responses per prompt, n
-    verifiers: Mapping[str, Verifier]  # verifier of each domain
-    decode: Callable[[Sequence[int]], str]  # token ids of a response to its text
-    accept_truncated: bool = False  # verify truncated responses too, rather than count them as incorrect
+    grader: Grader  # verifies responses
     observe: Observe = unobserved  # called at the start of each phase
 
     def evaluate(self, batch: PromptBatch, store: ResponseStore) -> StoredBatch:
@@ -42,7 +39,7 @@ class EvaluatedModel:
         token_ids = [prompt.token_ids for prompt in batch.prompts]
         trees = self.engine.sample(token_ids, self.num_samples, self.sampling, batch.seed)
         self.observe(Phase("verification"))
-        verdicts = grade(batch.prompts, trees, self.verifiers, self.decode, self.accept_truncated)
+        verdicts = self.grader.verdicts(batch.prompts, trees)
         lost, responses = sum(map(num_unverified, trees, verdicts)), sum(tree.num_rollouts for tree in trees)
         if 2 * lost > responses:
             reasons = Counter(v.reason for found in verdicts for v in found if v.unverified)
@@ -50,7 +47,7 @@ class EvaluatedModel:
                 f"{lost:,} of {responses:,} responses could not be verified (most often: "
                 f"{reasons.most_common(1)[0][0]}); free memory and processes, then rerun the command to continue"
             )
-        texts = [[self.decode(response) for response, _ in tree.responses()] for tree in trees]
+        texts = [self.grader.texts(tree) for tree in trees]
         stored = StoredBatch(tuple(map(count, batch.prompts, trees, verdicts)), perf_counter() - started)
         store.write(batch, trees, verdicts, texts, stored)
         return stored

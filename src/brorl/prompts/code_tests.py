@@ -56,7 +56,8 @@ class CallCases:
         function: Name of the function. A class `Solution` with a method of this name is accepted too.
         arguments: Positional arguments of each case, at least one case.
         expected: Expected value of each case. A list also accepts a tuple of the same values.
-        tolerance: Allowed error of an expected float, absolute up to 1 and relative above; 0 for equal numbers.
+        tolerance: Allowed error t, at most t (1 + |expected|), where one of the two numbers is a float; 0 for equal
+            numbers.
         any_order: Whether the order of a returned list does not count.
         unwrap: Whether an expected list of one value also accepts the value alone.
         int_keys: Whether keys that are integers as text are integers; JSON has only text as keys.

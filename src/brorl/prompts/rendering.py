@@ -1,6 +1,6 @@
 """Questions to prompts: the text around a question, the chat template, and the tokens, without an end token.
 
-Messages that a chat template rejects or silently drops are a `UserError`.
+A system prompt that a chat template drops, and messages that it rejects, are a `UserError`.
 """
 
 from __future__ import annotations

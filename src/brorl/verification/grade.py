@@ -40,7 +40,7 @@ class Grader:
         return [self.decode(tokens) for tokens, _ in tree.responses()]
 
     def group(self, prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict], step: int) -> Group | None:
-        """Return the verified rollouts of a prompt with their rewards; steps count from 0.
+        """Return the verified rollouts of a prompt with their rewards; steps count from 1.
 
         Unverified responses leave the tree with all of their rollouts, and N of the group is smaller. None if no
         rollout was verified, or only one of several: a single rollout has no other rollouts to be compared with.

@@ -214,6 +214,11 @@ class TestAnswers:
         program = prompt(StdinCases(("",), ("[]",)), prelude=layouts.PRELUDE)
         assert verify(verifier, program, hidden).reason == "correct"
 
+    @pytest.mark.parametrize("memory", ["1e9", "268435456.0", "1e-3"])
+    def test_a_limit_of_memory_can_be_written_as_a_float(self, verifier: CodeVerifier, memory: str) -> None:
+        text = f'{{"stdin":{{"inputs":["1"],"outputs":["1"]}},"memory_bytes":{memory}}}'
+        assert verify(verifier, Prompt("q", "?", (1,), text, "code"), "print(1)").reason == "correct"
+
     def test_evalplus_loops_need_no_numpy(self, verifier: CodeVerifier) -> None:
         question = prompt(TestCode("f", EVALPLUS.replace("ASSERTION", "assertion(candidate(*inp), exp, 0)")))
         assert verify(verifier, question, "def f(x):\n    return x / 3").correct
@@ -224,6 +229,35 @@ class TestAnswers:
         question = prompt(TestCode("f", EVALPLUS.replace("ASSERTION", "assertion(candidate(*inp), ref_func(*inp), 0)")))
         assert verify(verifier, question, "def f(x):\n    return x / 3").correct
         assert not verify(verifier, question, "def f(x):\n    return x / 3.001").correct
+
+    @pytest.mark.parametrize(
+        ("code", "right", "wrong"),
+        [
+            ("assert abs(f(3) - 10) <= 1", "11", "12"), ("assert abs(f(3) - 10) < 1", "10.5", "11"),
+            ("assert math.isclose(f(3), 1000, rel_tol=0.01)", "1001", "1020"),
+            ("assert abs(f(1) - (1+2j)) < 1e-6", "1.0000000001 + 2j", "1.1 + 2j"),
+        ],
+    )  # fmt: skip
+    def test_a_tolerance_of_test_code_holds_for_all_numbers(
+        self, verifier: CodeVerifier, code: str, right: str, wrong: str
+    ) -> None:
+        question = prompt(TestCode("f", code))
+        assert verify(verifier, question, f"def f(x): return {right}").reason == "correct"
+        assert verify(verifier, question, f"def f(x): return {wrong}").reason == "wrong answer"
+
+    def test_tests_beside_the_answer_need_no_numpy(self, verifier: CodeVerifier) -> None:
+        """The answer has no numpy, and none of the names of the stand-in."""
+        code = "import numpy as np\nassert np.allclose(f(1), [1.0])\nassert 'math' not in globals()"
+        answer = "try:\n    import numpy\nexcept ImportError:\n    ONE = 1\ndef f(x):\n    return [x / ONE]"
+        question = prompt(TestCode("f", code, weak=True))
+        assert verify(verifier, question, answer).reason == "correct (weak)"
+        assert verify(verifier, question, "def f(x):\n    return [x / 2]").reason == "wrong answer"
+
+    @pytest.mark.parametrize("name", ["install", "allclose", "types"])
+    def test_a_function_can_have_a_name_of_the_stand_in(self, verifier: CodeVerifier, name: str) -> None:
+        question = prompt(TestCode(name, f"import numpy as np\nassert np.allclose([{name}(1, 2)], [3.0])"))
+        assert verify(verifier, question, f"def {name}(a, b):\n    return a + b").reason == "correct"
+        assert verify(verifier, question, f"def {name}(a, b):\n    return a").reason == "wrong answer"
 
 
 EVALPLUS = (

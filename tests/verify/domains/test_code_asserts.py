@@ -110,6 +110,23 @@ def test_true_is_not_one() -> None:
     assert passes_checks("assert f(0)", lambda _: 1)  # truth is not equality
 
 
+@pytest.mark.parametrize(
+    ("code", "value", "is_parsed"),
+    [
+        ("assert abs(f(3) - 10) <= 1", 11, False), ("assert math.isclose(f(3), 1000, rel_tol=0.01)", 1001, False),
+        ("assert math.isclose(f(3), 99, rel_tol=0.01)", 100, False), ("assert abs(f(3) - 10.0) <= 1", 11, True),
+        ("assert math.isclose(f(3), 1000000000)", 1000000001, False),
+        ("assert abs(f(1) - (1+2j)) < 1e-6", 1.0000000001 + 2j, False), ("assert abs(f(1) - True) < 0.1", 1.0, False),
+        ("assert abs(f(3) - 10) < 0.5", 10.25, True), ("assert math.isclose(f(3), 10)", 10, True),
+    ],
+)  # fmt: skip
+def test_a_tolerance_holds_for_integers_and_complex_numbers(code: str, value: object, is_parsed: bool) -> None:
+    """Code whose tolerance lets one integer pass for another is left to a process, which decides as Python does."""
+    assert passes_here(code, lambda _: value)
+    assert parsed(code) is is_parsed
+    assert not is_parsed or passes_checks(code, lambda _: value)
+
+
 @pytest.mark.parametrize("form", [HUMAN_EVAL, MBPP])
 @pytest.mark.parametrize("aux", [PLAIN, OLD_PLAIN])
 def test_loops_of_evalplus_decide_as_they_do(form: str, aux: str, rng: np.random.Generator) -> None:
@@ -180,6 +197,7 @@ def test_optional_values_of_mbpp_are_compared() -> None:
         "def check(candidate):\n    assert candidate(1) == 1", "assert f(1) == 10 ** 10", "assert f(f(1)) == 1", "",
         "assert f(1) == [x for x in range(3)]", "assert f(1) == 1 == 1", "assert f(1) == ...", "if True:\n    pass",
         "assert (f(1) == 1) is False", "assert f(1) == {**{}}", "def check(c, candidate):\n    pass\ncheck(f)",
+        f"assert math.isclose(f(1), {10**400})", f"assert abs(f(1) - 1.5) < {10**400}",
         "while True:\n    f(1)", "assert f(1) == (", "assert " + "(" * 500 + "f(1)" + ")" * 500,
         HUMAN_EVAL.format(aux=IS_FLOATS + PLAIN.replace("assert exact_match", "assert sorted(out) == sorted(exp)"),
                           inputs=[[1]], results=[1], atol=0),

@@ -18,6 +18,9 @@ EQUAL = [
     (r"\Omega", "Ω"), (r"^\circ\text{C}", "°C"), ("degrees Celsius", "°C"), ("meters per second", "m/s"), ("cm⁻¹",
     "1/cm"),
     ("kilograms", "kg"), ("g·cm⁻³", "g/cm**3"), ("m s-1", "m/s"), ("Å", r"\AA"),
+    ("meters per second squared", "m/s^2"), ("square centimeters", "cm^2"), (r"\text{ cubic centimeters}", "cm^3"),
+    ("sq ft", "ft^2"), ("sq. ft", "ft^2"), ("kg per cubic meter", "kg/m^3"), (r"\text{meters} squared", "m^2"),
+    ("inches cubed", "in^3"), ("square meters per second squared", "m^2/s^2"),
 ]  # fmt: skip
 
 
@@ -43,8 +46,10 @@ def test_factors(unit: str, base: str, factor: Fraction) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "apples", "m v^2", "m/apples", "m^99", "/", "m//s", "5", "m" * 100, "kk", "m^", "\ud800"]
-)
+    "text",
+    ["", "x", "apples", "m v^2", "m/apples", "m^99", "/", "m//s", "5", "m" * 100, "kk", "m^", "\ud800", "square",
+     "squared", "square apples", "cubic m^2"],
+)  # fmt: skip
 def test_other_text_is_no_unit(text: str) -> None:
     assert parse_unit(text) is None
 

@@ -62,6 +62,13 @@ def ask(pool: WorkerPool, function: str, *responses: str) -> list[Verdict]:
     return FunctionVerifier(pool, function, "sums").verify_all([(prompt, response) for response in responses])
 
 
+def test_a_prompt_is_the_question_without_its_template(pool: WorkerPool, own: Path) -> None:
+    """`brorl verify` has no template: both must call the function with the same text."""
+    prompt = Prompt("p", "<user>2+2=<end>", (1,), "4", "sums", question="2+2=")
+    (verdict,) = FunctionVerifier(pool, f"{own}:with_prompt", "sums").verify_all([(prompt, "2+2=4")])
+    assert verdict.correct
+
+
 @pytest.mark.parametrize(
     ("returned", "correct", "score", "extracted", "reason"),
     [

@@ -3,9 +3,11 @@
 import os
 import platform
 import shutil
+import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -225,6 +227,31 @@ def test_an_attack_that_succeeds_is_a_problem(monkeypatch: pytest.MonkeyPatch) -
         "execute a program",
     }
     assert all(isinstance(attack, Attack) for attack in level.attacks)
+
+
+@pytest.mark.linux
+def test_a_long_path_of_temporary_files_is_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    level = level_module.probe_level.__wrapped__("seccomp")
+    assert level.problem is None
+    assert len(level.attacks) >= 10
+
+
+@pytest.mark.linux
+def test_attacks_that_cannot_be_prepared_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without a loopback interface."""
+
+    def fail(*_: object) -> None:
+        raise OSError(99, "Cannot assign requested address")
+
+    monkeypatch.setattr(socket, "create_server", fail)
+    monkeypatch.setattr(level_module, "probe_level", level_module.probe_level.__wrapped__)
+    problem = "its attacks could not be prepared ([Errno 99] Cannot assign requested address)"
+    assert level_module.probe_level("seccomp") == Level("seccomp", (), problem)
+    with pytest.raises(UserError, match=r"no sandbox .* seccomp: its attacks could not be prepared"):
+        choose_level("auto")
 
 
 @pytest.mark.linux

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -612,6 +613,18 @@ def test_a_judge_can_report_a_fault_of_the_machine(pool: ProgramPool) -> None:
     found = pool.run([lambda: judge("a", 0), lambda: judge("b", 1), lambda: judge("c", 2)])
     assert found == ["a", "b", Undecided("the scorers were not loaded")]
     assert sorted(begun) == ["a", "b", "b", "c", "c"]
+
+
+def test_an_end_before_the_confinement_is_no_fault_of_the_program(pool: ProgramPool) -> None:
+    limits = Limits(60.0, memory_bytes=1e9)  # type: ignore[arg-type] # the system takes no float
+
+    def judge(request: RunProgram | LoadProgram) -> Judge[object]:
+        return (yield request)
+
+    requests = (RunProgram("print(1)", "", limits), LoadProgram("x = 1", limits))
+    found = pool.run([partial(judge, request) for request in requests])
+    assert found == [Undecided("a process ended before it was confined")] * 2
+    assert ended(pool, "print(1)").value == "1\n"
 
 
 def test_a_fork_of_the_trainer_cannot_use_the_pool(pool: ProgramPool, monkeypatch: pytest.MonkeyPatch) -> None:

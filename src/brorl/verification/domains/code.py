@@ -162,7 +162,7 @@ class CodeVerifier:
         if tests is not None and tests.time_limit_s is not None:
             case_s = min(case_s, max(_MIN_CASE_S, _SLOWER * tests.time_limit_s))
         if tests is not None and tests.memory_bytes is not None:
-            memory = min(memory, max(_MIN_MEMORY, tests.memory_bytes))
+            memory = min(memory, max(_MIN_MEMORY, int(tests.memory_bytes)))  # JSON may have 1e9
         return Clock(case_s, _ALL_CASES * case_s, memory)
 
     def _verdict(self, code: str, outcome: Outcome | Undecided) -> tuple[Verdict, float]:

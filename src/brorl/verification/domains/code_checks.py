@@ -185,7 +185,7 @@ def parse_checks(test: TestCode) -> tuple[Check, ...] | None:
     """Return the checks of test code; None if it does more than call the function with literal arguments."""
     try:
         checks = _Parser(test.function).block(ast.parse(test.code).body)
-    except (_UnknownError, SyntaxError, ValueError, RecursionError, MemoryError):
+    except (_UnknownError, SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
         return None
     return tuple(checks) or None
 
@@ -251,18 +251,23 @@ class _Parser:
                 ops=[ast.Lt() | ast.LtE()],
                 comparators=[bound],
             ):
-                rule = ValueRule(absolute=self._number(bound))
-                return Check(self._arguments(call), self._constant(expected), rule)
+                return self._close(call, expected, self._number(bound), 0.0)
             case ast.Call(
                 func=ast.Attribute(value=ast.Name(id="math"), attr="isclose"), args=[call, expected], keywords=options
             ) if all(option.arg in ("rel_tol", "abs_tol") for option in options):
                 given = {option.arg: self._number(option.value) for option in options}
-                rule = ValueRule(given.get("abs_tol", 0.0), given.get("rel_tol", 1e-9))
-                return Check(self._arguments(call), self._constant(expected), rule)
+                return self._close(call, expected, given.get("abs_tol", 0.0), given.get("rel_tol", 1e-9))
             case ast.UnaryOp(op=ast.Not(), operand=call):
                 return Check(self._arguments(call), False, kind="truth")
             case _:
                 return Check(self._arguments(test), True, kind="truth")
+
+    def _close(self, call: ast.expr, expected: ast.expr, absolute: float, relative: float) -> Check:
+        """Return the check of a real number; not of an integer that another one is close to: see `ValueRule`."""
+        number = self._constant(expected)
+        if type(number) is not float and not (type(number) is int and absolute + relative * (abs(number) + 1) < 1):
+            raise _UnknownError
+        return Check(self._arguments(call), number, ValueRule(absolute, relative))
 
     def _loop(self, loop: ast.For) -> list[Check]:
         """Return the checks of the loop of evalplus over `inputs` and `results`."""

@@ -208,9 +208,15 @@ def judge_first_call(test: TestCode, clock: Clock) -> Judge[str | None]:
 def _load_tests(test: TestCode, clock: Clock) -> LoadProgram:
     """Return the request that runs test code in a process without the answer, with a random state of its own."""
     seed = blake2b(test.code.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    source = f"__import__('random').seed({seed!r})\n{_NUMPY.read_text()}\ninstall()\n{test.code}"
+    # `math` needs no import, as in the code that `parse_checks` reads
+    source = f"__import__('random').seed({seed!r})\nimport math\n{_numpy(test)}\n{test.code}"
     limits = Limits(clock.total_s, clock.memory_bytes, _VALUE_BYTES)
     return LoadProgram(source, limits, _TESTS, tuple(dict.fromkeys((test.function, "candidate"))))
+
+
+def _numpy(test: TestCode) -> str:
+    """Return a statement that makes `import numpy` return the stand-in, if test code uses it; it binds no name."""
+    return f"exec({_NUMPY.read_text() + 'install()'!r}, {{}})" if "numpy" in test.code else ""
 
 
 def judge_beside(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]:
@@ -221,7 +227,8 @@ def judge_beside(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]:
     an answer that searches its own process for the test code, or returns objects with their own `__eq__`, can.
     """
     name = f"_tests_{secrets.token_hex(16)}"
-    module = f"{source}\n\n{_as_function(test, name, _callable_name(source, test.function))}"
+    tests = _as_function(test, name, _callable_name(source, test.function))
+    module = f"{source}\n\n{_numpy(test)}\n{tests}"  # the answer has no numpy when it is loaded
     loaded = yield from clock.request(LoadProgram(module, clock.limits()))
     if loaded.failure is not None:
         return clock.outcome(0, 1, _reason(loaded.failure))

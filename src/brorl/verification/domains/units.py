@@ -119,6 +119,10 @@ _WRITTEN = (
     (re.compile(r"\\AA\b"), "Å"),
     (re.compile(r"°\s*(?:\\\w+\s*)?\{?C\}?|\b(?:degrees?|deg) C(?:elsius)?\b"), "°C"),
     (re.compile(r"\\cdot\b|\\times\b"), "*"),
+    (re.compile(r"\bsq(?:uare|\.)?\s+([^\W\d_]+)"), r"\1^2"),
+    (re.compile(r"\bcubic\s+([^\W\d_]+)"), r"\1^3"),
+    (re.compile(r"\s+squared\b"), "^2"),
+    (re.compile(r"\s+cubed\b"), "^3"),
     (re.compile(r"\bper\b"), "/"),
     (re.compile(r"\*\*"), "^"),
 )

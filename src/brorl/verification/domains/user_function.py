@@ -68,7 +68,7 @@ class FunctionVerifier:
         return [_verdict(result) for result in self._pool.run(calls)]
 
     def _rest(self, prompt: Prompt) -> tuple[object, ...]:
-        return ((prompt.text,) if self._takes_prompt else ()) + self._more
+        return ((prompt.question or prompt.text,) if self._takes_prompt else ()) + self._more
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Accept every reference: only the function can read them."""

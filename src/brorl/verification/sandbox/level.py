@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -91,7 +91,11 @@ def choose_level(requested: str) -> Level:
 @cache
 def probe_level(name: str) -> Level:
     """Try attacks on the level `landlock` or `seccomp`; once per process."""
-    with _targets() as attacks:
+    with ExitStack() as targets:
+        try:
+            attacks = targets.enter_context(_targets())
+        except OSError as error:
+            return Level(name, (), f"its attacks could not be prepared ({error})")
         idle: list[Server] = []
         loop = JudgeLoop([lambda: _attack(attacks)], ServerSettings(name), idle, 1)
         try:
@@ -112,8 +116,9 @@ def probe_level(name: str) -> Level:
 def _targets() -> Iterator[dict[str, tuple[str, tuple[object, ...]]]]:
     """Yield the attacks, each a function of `inside.probe` with its arguments, while their targets exist."""
     me = os.getpid()
+    short = "/tmp" if os.access("/tmp", os.W_OK) else None  # the path of a Unix socket has at most 107 bytes
     with (
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(dir=short) as folder,
         socket.socket(socket.AF_UNIX) as unix,
         socket.create_server(("127.0.0.1", 0)) as tcp,
     ):

@@ -327,6 +327,8 @@ class Process:
         seconds = self._reply_s()
         if self._is_reused and self._failure is None:
             raise IdleLossError("a worker was lost")
+        if not self._started and self._failure is None and not self._server.trusted:  # nothing of the answer has run
+            raise LostError("a process ended before it was confined")
         failure = self._failure or self._uncaught or self._why(ending)
         if self._is_run:
             return Reply(self._output.decode("utf-8", "replace"), failure and str(failure), seconds)
