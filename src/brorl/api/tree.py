@@ -211,7 +211,7 @@ def _sampled(
     from brorl.model.load import choose_device, end_tokens, load_model, load_tokenizer
     from brorl.prompts.rendering import render
     from brorl.rollout.native.engine import NativeEngine
-    from brorl.verification.grade import grade
+    from brorl.verification.grade import Grader
 
     device, trees, sampling = choose_device(config.device), [], config.sampling.params
     tokenizer = load_tokenizer(models[-1][1], config.sampling.end_token)
@@ -227,6 +227,6 @@ def _sampled(
         workers = build_workers(config)
         with closing(workers):
             verifiers = build_verifiers(config, {question.domain}, workers)
-            found = grade([prompt] * len(trees), trees, verifiers, decode, config.rewards.stop_properly > 0)
+            found = Grader(verifiers, decode, config.rewards).verdicts([prompt] * len(trees), trees)
         verdicts = tuple(map(tuple, found))
     return SampledTree(prompt.text, tuple(name for name, _ in models), tuple(trees), verdicts, decode, lines)

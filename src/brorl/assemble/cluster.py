@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -35,7 +34,6 @@ from brorl.training.async_source import AsyncSource
 from brorl.training.learner import Learner
 from brorl.training.ranks import Backend, join
 from brorl.training.source import GroupSource
-from brorl.verification.one_at_a_time import OneAtATime
 from brorl.verification.verifier import Verifier
 
 if TYPE_CHECKING:
@@ -107,10 +105,7 @@ def place_pool(cluster: RayCluster, config: TrainConfig, context: int) -> RayRol
 def place_async_source(
     cluster: RayCluster, config: TrainConfig, inputs: RunInputs, clock: Stopwatch, observe: Observe
 ) -> GroupSource:
-    """Start the rollout workers, and return a source that samples ahead of the learner.
-
-    The verifiers of the inputs must allow calls from several threads.
-    """
+    """Start the rollout workers, and return a source that samples ahead of the learner."""
     pool, settings = place_pool(cluster, config, inputs.context), config.cluster
     source = AsyncSource(
         pool=pool,
@@ -131,12 +126,6 @@ def place_async_source(
     )
     cluster.on_release(source.close)  # before the pool
     return source
-
-
-def in_turns(verifiers: Mapping[str, Verifier]) -> dict[str, Verifier]:
-    """Make verifiers thread-safe: one lock serializes their calls, since they share worker processes."""
-    lock = Lock()
-    return {domain: OneAtATime(verifier, lock) for domain, verifier in verifiers.items()}
 
 
 def place_verifiers(

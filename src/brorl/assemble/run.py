@@ -14,7 +14,7 @@ from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
 from brorl.activity import Echo, Observe, Phase, Stopwatch, unobserved
-from brorl.assemble.cluster import in_turns, place_async_source, place_engine, place_learner, place_verifiers
+from brorl.assemble.cluster import place_async_source, place_engine, place_learner, place_verifiers
 from brorl.assemble.engine import OnEnd, build_engine, end_engine
 from brorl.assemble.inputs import RunInputs, input_lines, prepare
 from brorl.assemble.learner import build_forward, build_learner_settings, build_model
@@ -100,8 +100,6 @@ def build_run(
         observe(Phase("loading", "model"))
         learner = place_learner(cluster, config, inputs, directory.path, observe)
         verifiers = place_verifiers(cluster, config, inputs.grader.verifiers)
-        if config.cluster.mode == "async":
-            verifiers = in_turns(verifiers)
         inputs = replace(inputs, grader=replace(inputs.grader, verifiers=verifiers))
         if config.cluster.mode == "async":
             source = place_async_source(cluster, config, inputs, clock, observe)

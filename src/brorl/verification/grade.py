@@ -8,7 +8,8 @@ infrastructure failure. A `Grader` also turns verdicts into rewards and groups, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from threading import Lock
 
 import numpy as np
 
@@ -23,17 +24,19 @@ from brorl.verification.verifier import TRUNCATED, Verdict, Verifier, verify_dis
 
 @dataclass(frozen=True)
 class Grader:
-    """Verifies each distinct response once, and turns verdicts into rewards."""
+    """Verifies each distinct response once, for one thread at a time, and turns verdicts into rewards."""
 
     verifiers: Mapping[str, Verifier]  # verifier of each domain
     decode: Callable[[Sequence[int]], str]  # token ids of a response to its text
     shaping: RewardShaping  # from verdicts to rewards
     max_new_tokens: int | None = None  # length limit of a response, for rewards that depend on the length
+    lock: Lock = field(default_factory=Lock, repr=False, compare=False)  # verifiers share caches and worker processes
 
     def verdicts(self, prompts: Sequence[Prompt], trees: Sequence[RolloutTree]) -> list[list[Verdict]]:
         """Return the verdicts of all distinct responses; truncated ones are verified only if they can earn a reward."""
         accept_truncated = self.shaping.stop_properly > 0
-        return grade(prompts, trees, self.verifiers, self.decode, accept_truncated=accept_truncated)
+        with self.lock:
+            return grade(prompts, trees, self.verifiers, self.decode, accept_truncated=accept_truncated)
 
     def texts(self, tree: RolloutTree) -> list[str]:
         """Return the text of each distinct response."""

@@ -1,11 +1,14 @@
-"""Calls of a verifier from several threads."""
+"""A grader that several threads call, as an asynchronous run does."""
 
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
+from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
-from brorl.verification.one_at_a_time import OneAtATime
+from brorl.tree import RolloutTree
+from brorl.verification.grade import Grader
 from brorl.verification.verifier import TrialResponses, Verdict
 
 
@@ -25,23 +28,23 @@ class Unsafe:
                 for _, text in items]  # fmt: skip
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        return {r: "is odd" for r in references if int(r) % 2}
+        raise AssertionError(references)
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        return TrialResponses(reference, others)
+        raise AssertionError(reference, others)
 
 
 def test_threads_take_turns_and_get_their_own_verdicts() -> None:
-    prompt = Prompt("p", "2 + 2", (1,), "4", "sum")
+    """Also through a copy of the grader, which has the same verifiers."""
+    prompt, verifier = Prompt("p", "2 + 2", (1,), "4", "sum"), Unsafe()
+    grader = Grader({"sum": verifier}, lambda tokens: str(tokens[0]), RewardShaping())
+    graders = [grader, replace(grader, max_new_tokens=1)]
 
-    def most_together(verifier: Unsafe, called: Unsafe | OneAtATime) -> int:
-        with ThreadPoolExecutor(4) as threads:
-            texts = [str(i % 8) for i in range(16)]
-            found = list(threads.map(lambda text: called.verify_all([(prompt, text)]), texts))
-        assert [verdict.correct for (verdict,) in found] == [text == "4" for text in texts]
-        return verifier.together
+    def verdict(number: int) -> bool:
+        tree = RolloutTree.from_responses((1,), [(number % 8,)] * 2)
+        (found,) = graders[number % 2].verdicts([prompt], [tree])
+        return found[0].correct
 
-    alone = Unsafe()
-    assert most_together(alone, OneAtATime(alone, threading.Lock())) == 1
-    assert OneAtATime(alone, threading.Lock()).check_references(["1", "2"]) == {"1": "is odd"}
-    assert OneAtATime(alone, threading.Lock()).trial_responses("4", ["5"]) == TrialResponses("4", ["5"])
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(verdict, range(16))) == [number % 8 == 4 for number in range(16)]
+    assert verifier.together == 1
