@@ -58,11 +58,11 @@ class TestCountdownPuzzles:
 
     def test_counts_solutions_that_need_a_fraction_on_the_way(self) -> None:
         """8 / (3 - 8 / 3) is the only way to 24 from 3 3 8 8."""
-        assert CountdownPuzzle((3, 3, 8, 8), 24) in countdown_puzzles(4, 8, range(24, 25), 3)
+        assert CountdownPuzzle((3, 3, 8, 8), 24) in countdown_puzzles(4, 8, range(24, 25))
 
     def test_respects_the_bounds_of_numbers_and_targets(self) -> None:
-        puzzles = countdown_puzzles(3, 7, range(10, 30, 2), min_number=2)
-        assert {n for puzzle in puzzles for n in puzzle.numbers} == set(range(2, 8))
+        puzzles = countdown_puzzles(3, 7, range(10, 30, 2))
+        assert {n for puzzle in puzzles for n in puzzle.numbers} == set(range(1, 8))
         assert {puzzle.target for puzzle in puzzles} == set(range(10, 30, 2))
 
     @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ class TestCountdownPuzzles:
         [
             ((0, 9, range(1, 10)), "num_numbers must be between 1 and 5"),
             ((6, 9, range(1, 10)), "num_numbers must be between 1 and 5"),
-            ((3, 0, range(1, 10)), "min_number <= max_number"),
+            ((3, 0, range(1, 10)), "max_number must be at least 1"),
             ((3, 9, range(0)), "range"),
             ((3, 9, range(-1, 10)), "range"),
         ],

@@ -187,7 +187,6 @@ def test_a_reset_takes_the_current_weights_and_may_clear_the_optimizer(clear: bo
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     settings = replace(SETTINGS, kl=KLPenalty(coefficient=0.5))
     learner, batch = TreeLearner(model, settings), batch_of(rng)
-    assert learner.has_reference
     learn(learner, *batch, seed=0)
     assert learn(learner, *batch, seed=0).reference_kl > 0
     other = TreeLearner(deepcopy(model), settings)  # its reference is the current weights, its optimizer is new
@@ -229,6 +228,5 @@ def test_a_correction_without_recomputed_log_probs_and_a_reset_without_a_referen
     with pytest.raises(ValueError, match=r"set optimizer\.old_logprobs: recompute, or importance"):
         replace(SETTINGS, importance=ImportanceCorrection(correction="mask"))
     learner = TreeLearner(small_model(seed=1, num_hidden_layers=1), SETTINGS)
-    assert not learner.has_reference
     with pytest.raises(ValueError, match="no reference policy to reset"):
         learner.reset_reference(clear_optimizer=False)

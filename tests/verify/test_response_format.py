@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brorl.verification.response_format import has_format
+from brorl.verification.grade import has_format
 
 THINK = r"<think>.+</think>\s*\\boxed\{[^}]*\}"
 

@@ -103,27 +103,26 @@ def _expression(parts: Sequence[tuple[Fraction, str]], target: int) -> str | Non
     return None
 
 
-def countdown_puzzles(num_numbers: int, max_number: int, targets: range, min_number: int = 1) -> list[CountdownPuzzle]:
+def countdown_puzzles(num_numbers: int, max_number: int, targets: range) -> list[CountdownPuzzle]:
     """List every multiset of numbers with every target that some expression over all of them reaches, in order.
 
     Args:
         num_numbers: Numbers per puzzle, 1 to 5; the time grows about a hundredfold with each.
-        max_number: Largest number, at least `min_number`.
+        max_number: Largest number, 1 or more; the smallest is 1.
         targets: The targets, 0 or more, such as `range(1, 100)`.
-        min_number: Smallest number, 1 or more.
 
     Raises:
         ValueError: If an argument is out of its range.
     """
     if not 1 <= num_numbers <= 5:
         raise ValueError(f"num_numbers must be between 1 and 5, got {num_numbers}")
-    if not 1 <= min_number <= max_number:
-        raise ValueError(f"need 1 <= min_number <= max_number, got {min_number} and {max_number}")
+    if max_number < 1:
+        raise ValueError(f"max_number must be at least 1, got {max_number}")
     if not targets or min(targets) < 0:
         raise ValueError(f"targets must be a range of integers of at least 0, such as range(1, 100), got {targets}")
     reachable: dict[tuple[int, ...], frozenset[_Rational]] = {}
     puzzles: list[CountdownPuzzle] = []
-    for numbers in combinations_with_replacement(range(min_number, max_number + 1), num_numbers):
+    for numbers in combinations_with_replacement(range(1, max_number + 1), num_numbers):
         values = _reachable_values(numbers, reachable)
         reached = sorted(value for value, denominator in values if denominator == 1 and value in targets)
         puzzles += [CountdownPuzzle(numbers, target) for target in reached]

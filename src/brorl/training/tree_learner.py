@@ -114,7 +114,7 @@ class TreeLearner:
             self._observe(Updating(len(updates), len(inputs.batches)))
             updates.append(self._update(batch, lr_scale))
         metrics: dict[str, Any] = {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
-        if not self.has_reference:
+        if self._reference is None:
             metrics["reference_kl"] = None
         if not settings.loss.entropy_coefficient:
             metrics["bonus_entropy"] = None
@@ -172,11 +172,6 @@ class TreeLearner:
             self.model.save_pretrained(folder)
         else:
             save_whole(self.model, folder, self._ranks.rank == 0)
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether there is a reference policy."""
-        return self._reference is not None
 
     @property
     def _snapshots(self) -> list[Snapshot]:

@@ -12,14 +12,16 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 
 import numpy as np
+import regex
 
 from brorl.algorithms.groups import Group
 from brorl.algorithms.rewards import shaped_rewards
 from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
-from brorl.verification.response_format import has_format
 from brorl.verification.verifier import TRUNCATED, Verdict, Verifier, verify_distinct
+
+_FORMAT_TIMEOUT_S = 0.5  # a pattern can take exponential time on some texts
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,14 @@ def verified(verdicts: Sequence[Verdict]) -> list[Verdict]:
 def num_unverified(tree: RolloutTree, verdicts: Sequence[Verdict]) -> int:
     """Return the number of rollouts whose response could not be verified because of an infrastructure failure."""
     return int(tree.leaf_count[[v.unverified for v in verdicts]].sum())
+
+
+def has_format(text: str, pattern: str) -> bool:
+    """Return whether a pattern of the package `regex` matches the whole stripped text within half a second."""
+    try:
+        return regex.fullmatch(pattern, text.strip(), regex.DOTALL, timeout=_FORMAT_TIMEOUT_S) is not None
+    except TimeoutError:
+        return False
 
 
 def grade(
