@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from brorl.model.device import at_least_float32, to_device
-from brorl.model.tree_attention import Grouping, PromptCache, cast_by_autocast
+from brorl.model.tree_attention import Grouping, PromptCache
 from brorl.tree import IntArray
 
 
@@ -34,7 +34,6 @@ class ChainAttention:
         unseen_CWT = np.arange(path_CT.shape[1]) > depth_F[query_CW][:, :, None]
 
         device = prompts.device
-        self._prompts = prompts
         self._grid = query_CW.shape
         self._is_grid = query_CW.size == depth_F.size  # all chains have the same length
         self._query, self._path, self._cell_F = (
@@ -45,11 +44,9 @@ class ChainAttention:
         self.path_bias = bias.masked_fill_(to_device(unseen_CWT, device), float("-inf"))[:, :, None]
         self.prompt_bias = prompts.bias
 
-    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
-        """Return the attention to the prompt and to the path; see `AttentionContext.attend`."""
-        inputs = cast_by_autocast(query_THD, key_TKD, value_TKD, self._prompts.key[layer], self._prompts.value[layer])
-        with torch.autocast(query_THD.device.type, enabled=False):
-            output: Tensor = _Attend.apply(self, *inputs)  # type: ignore[no-untyped-call]
+    def attend(self, *inputs: Tensor) -> Tensor:
+        """Return the attention, given queries, keys and values, and the prompts' keys and values."""
+        output: Tensor = _Attend.apply(self, *inputs)  # type: ignore[no-untyped-call]
         return output
 
     def by_chain(self, x_FHD: Tensor, num_kv_heads: int) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from brorl.errors import UserError
 from brorl.model.device import to_device
-from brorl.model.tree_attention import PromptCache, cast_by_autocast
+from brorl.model.tree_attention import PromptCache
 from brorl.tree import BoolArray, IntArray, subtree_ends
 
 if TYPE_CHECKING:
@@ -131,26 +131,21 @@ class FlexAttention:
 
     def __init__(self, prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray) -> None:
         spans = KeySpans.of(prompts.length, prompt_F, depth_F)
-        self._prompts = prompts
         real = np.nonzero(np.arange(prompts.length.max()) < prompts.length[:, None])
         self._prompt_S, self._place_S = (to_device(index_S, prompts.device) for index_S in real)
         self._num_nodes, self._num_queries, self._num_keys = depth_F.size, spans.num_queries, spans.first.size
         self._mask = spans.mask(prompts.device)
 
-    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
-        """Return the attention to the prompt and to the path; see `AttentionContext.attend`."""
-        query, key, value, prompt_key, prompt_value = cast_by_autocast(
-            query_THD, key_TKD, value_TKD, self._prompts.key[layer], self._prompts.value[layer]
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, prompt_key: Tensor, prompt_value: Tensor) -> Tensor:
+        """Return the attention, given queries, keys and values, and the prompts' keys and values."""
+        output: Tensor = _kernel(query.device.type)(
+            _joined(self._num_queries, query),
+            _joined(self._num_keys, self._packed(prompt_key), key),
+            _joined(self._num_keys, self._packed(prompt_value), value),
+            block_mask=self._mask,
+            scale=1.0,
+            enable_gqa=True,
         )
-        with torch.autocast(query.device.type, enabled=False):
-            output: Tensor = _kernel(query.device.type)(
-                _joined(self._num_queries, query),
-                _joined(self._num_keys, self._packed(prompt_key), key),
-                _joined(self._num_keys, self._packed(prompt_value), value),
-                block_mask=self._mask,
-                scale=1.0,
-                enable_gqa=True,
-            )
         return output[0, :, : self._num_nodes].transpose(0, 1)
 
     def _packed(self, x_PKSD: Tensor) -> Tensor:

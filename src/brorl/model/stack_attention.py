@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from brorl.model.kernels import Kernels, PackedNodes
-from brorl.model.tree_attention import PromptCache
 
 
 class StackAttention:
@@ -21,18 +20,15 @@ class StackAttention:
 
     Args:
         kernels: The compiled kernels.
-        prompts: Keys and values of the prompts.
         nodes: The nodes.
     """
 
-    def __init__(self, kernels: Kernels, prompts: PromptCache, nodes: PackedNodes) -> None:
+    def __init__(self, kernels: Kernels, nodes: PackedNodes) -> None:
         self.kernels = kernels
         self.nodes = nodes
-        self._prompts = prompts
 
-    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
-        """Return the attention to the prompt and to the path; see `AttentionContext.attend`."""
-        inputs = query_THD, key_TKD, value_TKD, self._prompts.key[layer], self._prompts.value[layer]
+    def attend(self, *inputs: Tensor) -> Tensor:
+        """Return the attention, given queries, keys and values, and the prompts' keys and values."""
         output: Tensor = _Attend.apply(self, *(x.contiguous() for x in inputs))  # type: ignore[no-untyped-call]
         return output
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from brorl.model.device import at_least_float32, to_device
-from brorl.model.tree_attention import PromptCache, cast_by_autocast
+from brorl.model.tree_attention import PromptCache
 from brorl.tree import IntArray, subtree_ends
 
 SCORES_PER_TILE = 1 << 25
@@ -60,14 +60,11 @@ class TiledAttention:
         longest = max(lengths) + int(depth_F.max()) + 1
         room = SCORES_PER_TILE // num_heads  # B (longest + B) scores of a head
         queries = max(1, min(_MAX_QUERIES, (isqrt(longest**2 + 4 * room) - longest) // 2))
-        self._prompts = prompts
         self._tiles = list(_tiles(prompt_F, depth_F, lengths, queries, prompts.device))
 
-    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
-        """Return the attention to the prompt and to the path; see `AttentionContext.attend`."""
-        inputs = cast_by_autocast(query_THD, key_TKD, value_TKD, self._prompts.key[layer], self._prompts.value[layer])
-        with torch.autocast(query_THD.device.type, enabled=False):
-            output: Tensor = _Attend.apply(self._tiles, *inputs)  # type: ignore[no-untyped-call]
+    def attend(self, *inputs: Tensor) -> Tensor:
+        """Return the attention, given queries, keys and values, and the prompts' keys and values."""
+        output: Tensor = _Attend.apply(self._tiles, *inputs)  # type: ignore[no-untyped-call]
         return output
 
 

@@ -24,7 +24,7 @@ from brorl.model.flex_attention import FlexAttention
 from brorl.model.kernels import PackedNodes, kernels_of
 from brorl.model.stack_attention import StackAttention
 from brorl.model.tiled_attention import TiledAttention
-from brorl.model.tree_attention import PromptCache
+from brorl.model.tree_attention import PromptCache, cast_by_autocast
 from brorl.tree import IntArray, RolloutTree
 
 AttentionChoice = Literal["auto", "tiled", "flex"]
@@ -184,7 +184,9 @@ class TreeContext:
         """Return the attention to the prompt and to the path; see `AttentionContext.attend`."""
         if self._attention is None:
             self._attention = self._made(query_THD, value_TKD)
-        return self._attention.attend(layer, query_THD, key_TKD, value_TKD)
+        inputs = cast_by_autocast(query_THD, key_TKD, value_TKD, self._prompts.key[layer], self._prompts.value[layer])
+        with torch.autocast(query_THD.device.type, enabled=False):
+            return self._attention.attend(*inputs)
 
     def _made(self, query_THD: Tensor, value_TKD: Tensor) -> NodeAttention:
         num_heads = query_THD.shape[1]
@@ -194,7 +196,7 @@ class TreeContext:
                 return FlexAttention(self._prompts, self._prompt_F, self._depth_F)
             case "auto" if kernels is not None and not torch.is_autocast_enabled("cpu"):
                 nodes = PackedNodes(self._prompt_F, self._depth_F, self._prompts.length)
-                return StackAttention(kernels, self._prompts, nodes)
+                return StackAttention(kernels, nodes)
             case "auto" if self._scores_per_head * num_heads <= MAX_CHAIN_SCORES:
                 return ChainAttention(self._prompts, self._prompt_F, self._depth_F, self._parent_F)
             case "auto" | "tiled":
