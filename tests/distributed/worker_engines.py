@@ -38,9 +38,6 @@ class NativeInBothPrecisions:
     def version(self) -> int:
         return self._engines[0].version
 
-    def row_costs(self, *_: int) -> None:
-        return None
-
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         weights = list(weights)
         for engine in self._engines:
@@ -65,9 +62,6 @@ class Fatal:
     """An engine that ends its process when it samples."""
 
     version = 0
-
-    def row_costs(self, *_: int) -> None:
-        return None
 
     def load_weights(self, *_: object) -> None:
         pass

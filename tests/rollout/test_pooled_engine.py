@@ -86,7 +86,7 @@ def test_trees_are_those_of_the_tasks_in_order(rng: np.random.Generator, size: i
 def test_weights_are_published_with_their_version(rng: np.random.Generator) -> None:
     pool, prompts = local_pool(rng), random_prompts(rng, 3)
     engine = PooledEngine(pool, 2)
-    assert (engine.version, engine.row_costs(4, 5)) == (0, None)
+    assert engine.version == 0
     weights = small_model(seed=int(rng.integers(2**30)), dtype=torch.float64, scale=0.4)
     engine.load_weights(iter(weights.named_parameters()), version=6)
     local = NativeEngine(weights, eos_token_id=0)

@@ -76,9 +76,6 @@ class WordyEngine:
         assert not list(weights)
         self.version = version
 
-    def row_costs(self, max_rows: int, max_tokens: int) -> None:
-        raise AssertionError(f"no costs of {max_rows} rows of {max_tokens} tokens are needed")
-
 
 def by_tokens(task: SampleTask, trees: Sequence[RolloutTree]) -> float:
     """Return the virtual seconds of a task: one for each position."""

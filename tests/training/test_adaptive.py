@@ -62,9 +62,6 @@ class CoinEngine:
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         raise AssertionError(f"collecting loads no weights, not {weights} of version {version}")
 
-    def row_costs(self, max_rows: int, max_tokens: int) -> None:
-        raise AssertionError(f"collecting needs no costs, not of {max_rows} rows of {max_tokens} tokens")
-
 
 class CountingVerifier:
     def __init__(self) -> None:

@@ -53,9 +53,6 @@ class ScriptedEngine:
         assert not list(weights)
         self.version = version
 
-    def row_costs(self, max_rows: int, max_tokens: int) -> None:
-        raise AssertionError(f"collecting needs no costs, not of {max_rows} rows of {max_tokens} tokens")
-
 
 class RightVerifier:
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brorl.model.forward import row_costs, tree_costs
+from brorl.model.forward import flat_costs, tree_costs
 from brorl.training.tree_scores import deal
 from small_models import random_tree
 
@@ -54,4 +54,4 @@ def test_a_response_costs_its_new_tokens_on_the_tree_and_all_of_them_as_a_row(
         row_cost.append(sum(prompt) + sum(of.values()))
         seen.update(prefixes)
     np.testing.assert_allclose(tree_costs(tree, per_position), tree_cost, rtol=1e-12, atol=1e-8)
-    np.testing.assert_allclose(row_costs(tree, per_position), row_cost, rtol=1e-12)
+    np.testing.assert_allclose(flat_costs(tree, per_position), row_cost, rtol=1e-12)

@@ -80,9 +80,6 @@ class Preference:
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         self.log_odds, self.version = dict(weights)["log_odds"].clone(), version
 
-    def row_costs(self, max_rows: int, max_tokens: int) -> None:
-        raise AssertionError(f"training asks for no memory of {max_rows} rows of {max_tokens} tokens")
-
 
 class PreferenceLearner:
     def __init__(self) -> None:

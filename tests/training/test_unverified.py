@@ -276,9 +276,6 @@ class CoinEngine:
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         raise AssertionError(f"no weights are loaded here, not {weights} of version {version}")
 
-    def row_costs(self, max_rows: int, max_tokens: int) -> None:
-        raise AssertionError(f"no costs are needed here, not of {max_rows} rows of {max_tokens} tokens")
-
 
 def collector(
     numbers: Sequence[Sequence[int]], verifier: LosingVerifier, seed: int = 0, **changes: object

@@ -47,7 +47,7 @@ def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
     return np.maximum(cost_L, 1e-9)  # two responses can end at one node
 
 
-def row_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
+def flat_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
     """Return each distinct response's cost in tokens on the flat path, shape [L]: its prompt and all of its tokens."""
     length_L = len(tree.prompt_ids) + tree.length
     return length_L + cost_per_position * length_L * (length_L - 1) / 2
@@ -84,7 +84,7 @@ class FlatForward:
 
     reason: str  # why the tree path is not taken
     whole_logits: bool = False  # whether the model needs whole logits; see `brorl.model.logits`
-    response_costs = staticmethod(row_costs)
+    response_costs = staticmethod(flat_costs)
 
     def default_max_nodes(self, model: PreTrainedModel) -> int:
         """Return the maximum number of tokens of a forward pass, where the settings have none."""

@@ -14,6 +14,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from brorl.planning.pilot import PilotParts
+from brorl.rollout.native.engine import NativeEngine
 from brorl.training.collect import prompts_of_round
 from brorl.tree import FloatArray
 
@@ -171,7 +172,8 @@ class MemoryModel:
     def fit(cls, parts: PilotParts, peaks: Sequence[PeakMemory | None], longest_prompt: int) -> MemoryModel | None:
         """Fit the model to some peaks; None if one is missing, or if the engine has no model of its rows."""
         known = [p for p in peaks if p is not None and p.training > 0]
-        if len(known) < len(peaks) or parts.engine.row_costs(1, 1) is None:
+        engine = parts.engine
+        if len(known) < len(peaks) or not isinstance(engine, NativeEngine) or engine.row_costs(1, 1) is None:
             return None
         settings = parts.learner_settings
         nodes_per_pass = settings.max_nodes or settings.forward.default_max_nodes(parts.model)
@@ -207,6 +209,7 @@ class MemoryModel:
 def _row_bytes(parts: PilotParts, rows_D: FloatArray, num_rollouts: int, num_prompts: int, prompt_tokens: int) -> int:
     """Return an engine's prediction for a call, from the live rows of a prompt at each depth, shape [D]."""
     rows = np.ceil(rows_D * num_prompts).astype(np.int64)
+    assert isinstance(parts.engine, NativeEngine)  # as `MemoryModel.fit` needs it
     costs = parts.engine.row_costs(num_rollouts * num_prompts, parts.sampling.max_new_tokens)
-    assert costs is not None  # `MemoryModel.fit` needs such an engine
+    assert costs is not None
     return costs(rows[rows > 0], num_prompts * prompt_tokens)

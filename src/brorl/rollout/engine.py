@@ -5,13 +5,13 @@ The source of groups owns the engine and publishes weights to it. Evaluation and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from brorl.sampling import SamplingParams
-from brorl.tree import IntArray, RolloutTree
+from brorl.tree import RolloutTree
 
 
 class Sampler(Protocol):
@@ -61,12 +61,4 @@ class Engine(Sampler, Protocol):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample with these weights from now on."""
-        ...
-
-    def row_costs(self, max_rows: int, max_tokens: int) -> Callable[[IntArray, int], int] | None:
-        """Return a model of the memory of so many rows and new tokens per row; None for an engine without one.
-
-        The model maps the live rows at each depth, shape [D], and the tokens of all prompts, padding included, to the
-        bytes at the peak of a call.
-        """
         ...

@@ -101,10 +101,6 @@ class PooledEngine:
         self._pool.publish(weights, version)
         self.version = version
 
-    def row_costs(self, max_rows: int, max_tokens: int) -> None:  # noqa: ARG002 (of the protocol)
-        """Return None: the rows are in the memory of the workers."""
-        return
-
     def sample(
         self,
         prompts: Sequence[Sequence[int]],

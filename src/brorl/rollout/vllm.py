@@ -79,9 +79,6 @@ class VllmEngine:
         self._process = self._started()
         self._asleep = self._replaced = False
 
-    def row_costs(self, max_rows: int, max_tokens: int) -> None:  # the protocol's arguments
-        """Return None: vLLM's cache has a fixed size."""
-
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace the weights, by their names in Hugging Face format, and clear the prefix cache.
 

@@ -160,7 +160,11 @@ class NativeEngine:
         self._dtype = dtype or model.dtype
 
     def row_costs(self, max_rows: int, max_tokens: int) -> Callable[[IntArray, int], int] | None:
-        """Return the prediction of an empty cache of rows; None on the flat path."""
+        """Return a model of the memory of so many rows and new tokens per row; None on the flat path.
+
+        The model maps the live rows at each depth, shape [D], and the tokens of all prompts, padding included, to the
+        bytes at the peak of a call.
+        """
         if isinstance(self._forward, FlatForward):
             return None
         return self._cache(self._forward, max_rows, max_tokens).bytes_for
