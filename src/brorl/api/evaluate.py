@@ -230,7 +230,8 @@ def _make_folder(output_dir: str | Path | None, inputs: EvaluationInputs) -> tup
 def _label(model: str) -> str:
     """Return a short name of a model for a folder: its last part; for a checkpoint, the run's name too."""
     parts = [part for part in Path(model).parts if part != "/"]
-    chosen = [parts[-3], parts[-1]] if len(parts) > 2 and parts[-2] == "checkpoints" else parts[-1:]
+    at = parts.index("checkpoints") if "checkpoints" in parts[1:-1] else None
+    chosen = parts[-1:] if at is None else [parts[at - 1], *parts[at + 1 :]]
     return re.sub(r"[^\w.-]+", "_", "-".join(chosen)) or "model"
 
 
