@@ -1,5 +1,6 @@
 """Project files that must agree: the workflow, the citation, the changelog and the metadata of the package."""
 
+import os
 import re
 import subprocess
 import tomllib
@@ -50,6 +51,24 @@ def test_the_gate_runs_the_commands_of_the_readme_in_a_fresh_clone() -> None:
         run = f'bash -euo pipefail -c "${name}"'
         again = f"ATEN_CPU_CAPABILITY=avx2 {command.rpartition(' && ')[2]}"
         assert clone < gate.index(run) < gate.index(again)
+
+
+def test_a_release_has_absolute_links(tmp_path: Path) -> None:
+    """The index shows README without the other files."""
+    steps = read_yaml(".github/workflows/publish.yml")["jobs"]["build"]["steps"]
+    names = [step.get("name", "") for step in steps]
+    made = next(i for i, name in enumerate(names) if "absolute" in name)
+    assert made < names.index("Build")
+    before = (ROOT / "README.md").read_text("utf-8")
+    (tmp_path / "README.md").write_text(before)
+    github = {"GITHUB_SERVER_URL": "https://host.example", "GITHUB_REPOSITORY": "we/brorl", "GITHUB_REF_NAME": "v1"}
+    subprocess.run(["bash", "-euc", steps[made]["run"]], cwd=tmp_path, env=os.environ | github, check=True)
+    after = (tmp_path / "README.md").read_text("utf-8")
+    link = re.compile(r"(!?)\[[^]]*\]\(([^)]+)\)")
+    for (image, old), (_, new) in zip(link.findall(before), link.findall(after), strict=True):
+        kind = "raw" if image else "blob"
+        assert new == (old if ":" in old else f"https://host.example/we/brorl/{kind}/v1/{old}")
+    assert "git clone https://host.example/we/brorl brorl" in after
 
 
 def test_the_citation_has_the_version_and_the_paper(project: dict[str, Any]) -> None:
