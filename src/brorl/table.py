@@ -16,6 +16,7 @@ from typing import Any
 
 _WIDTH = 80  # of a terminal
 _PAGE = '<pre style="white-space:pre; overflow-x:auto; line-height:1.2">{code}</pre>'
+_WORDS = 24  # of a column of words, which can be folded to it
 _HEADING = 9  # characters that a heading may always take; a longer one is broken unless the cells below are as long
 
 
@@ -120,6 +121,7 @@ class Table:
             max(max((len(row[i]) for row in self.rows), default=0), *map(len, _folded(column, _HEADING).split("\n")))
             for i, column in enumerate(self.columns)
         ]
+        widths = [min(wide, _WORDS) if i in self.words else wide for i, wide in enumerate(widths)]
         number = len(self.columns) - 1
         sizes = [-(-number // num_parts) for num_parts in range(1, number + 1)]
         size = next((s for s in sizes if _fit(widths, s, width)), 1)

@@ -6,14 +6,12 @@ from matplotlib.axes import Axes
 
 from brorl.comparison.race import RUNGS, Standing
 from brorl.comparison.race_figure import make_race_figure
-from brorl.format import Estimate
 
 
 def random_race(rng: np.random.Generator) -> list[list[Standing]]:
-    zero = Estimate(0.0, 0.0, 0.0)
 
     def rung(names: str, dropped: str) -> list[Standing]:
-        return [Standing(n, float(rng.random()), zero, 0.5, "no room" if n in dropped else None) for n in names]
+        return [Standing(n, float(rng.random()), "no room" if n in dropped else None) for n in names]
 
     return [rung("abcd", "cd"), rung("ab", "b"), rung("a", "")]
 
