@@ -132,7 +132,7 @@ def compare(
         view.print_complete()
         return finished_comparison(folder)
     before = read_spec(folder) if (folder / SPEC_FILE).is_file() else {}
-    slots = slots_for(jobs or before.get("jobs"), plan.arms)
+    slots = slots_for(before.get("jobs") if jobs is None else jobs, plan.arms)
     machine = machine_of(slots, plan.arms)
     if plan.unit == "seconds" and machine != before.get("machine", machine):
         raise UserError(

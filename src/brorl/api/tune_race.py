@@ -74,7 +74,7 @@ def train_race(plan: TunePlan, folder: Path, jobs: int | None, console: Console)
 
     @cache
     def slots() -> list[Slot]:
-        found = slots_for(jobs or plan.jobs, [plan.own])
+        found = slots_for(plan.jobs if jobs is None else jobs, [plan.own])
         if (machine := machine_of(found, [plan.own])) != plan.machine:
             raise UserError(
                 f"{folder} was started on {plan.machine}, and this is {machine}; use the same --jobs and machine"
