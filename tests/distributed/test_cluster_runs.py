@@ -123,7 +123,7 @@ def test_an_asynchronous_run_survives_ctrl_c_and_losses(
     assert outcome.code == 130, outcome.said
     assert "stopped after step 1" in outcome.said
     # A step submits 4 tasks or more and calls the learner several times, so the worker is missed before the rank dies.
-    kills = _Kills({"rollout": int(rng.integers(2, 5)), "learner": int(rng.integers(11, 14))}, rng, monkeypatch)
+    kills = _Kills({"rollout": int(rng.integers(2, 5)), "learner": int(rng.integers(14, 17))}, rng, monkeypatch)
     outcome = command("resume", run)
     assert outcome.code == 0, outcome.said
     assert kills.done == {"rollout", "learner"}
@@ -363,10 +363,11 @@ class _Kills:
 
         self.counts = {"learner": 0, "rollout": 0}
         self.done: set[str] = set()
+        self._ranks: dict[int, list[int]] = {}  # process ids of the ranks of a learner, once it has started
         self._kill_at = kill_at
         monkeypatch.undo()
         places: list[tuple[str, Any, str, Callable[[Any], int]]] = [
-            ("learner", RemoteLearner, "_wait", lambda learner: rng.choice([one.process for one in learner.built])),
+            ("learner", RemoteLearner, "_wait", lambda learner: rng.choice(self._ranks[id(learner)])),
             ("rollout", RayRolloutPool, "submit", lambda pool: rng.choice([process for _, process in pool.processes])),
             ("verifier", VerifierWorkers, "verify", lambda workers: workers.processes[0][1]),
         ]
@@ -374,9 +375,14 @@ class _Kills:
             monkeypatch.setattr(owner, method, self._counting(kind, getattr(owner, method), process))
 
     def _counting(self, kind: str, method: Callable[..., Any], process: Callable[[Any], int]) -> Callable[..., Any]:
+        import ray
+
         def counted(owner: Any, *arguments: Any) -> Any:
-            if kind == "learner" and "built" not in vars(owner):  # its start
-                return method(owner, *arguments)
+            if kind == "learner" and id(owner) not in self._ranks:
+                started = method(owner, *arguments)
+                asked = [rank.__ray_call__.remote(lambda _: os.getpid()) for rank in owner._ranks]
+                self._ranks[id(owner)] = ray.get(asked)
+                return started
             self.counts[kind] = self.counts.get(kind, 0) + 1
             if self.counts[kind] == self._kill_at.get(kind):
                 os.kill(process(owner), signal.SIGKILL)

@@ -80,8 +80,10 @@ class RemoteLearner:
             UserError: If a machine does not have the model or does not see the shared folder.
             LearnerLostError: If a rank dies or stalls.
         """
-        self._wait(self._builds)
-        self._token.close()
+        if self._builds:
+            self._wait(self._builds)
+            self._token.close()
+            self._builds = []
 
     def close(self) -> None:
         """End all ranks."""
