@@ -108,8 +108,8 @@ def compare(
         marks: Evaluation points: how many (default: 8), each a factor of the square root of 2 from the next and the
             last at the budget; or the amounts at which to evaluate.
         seeds: Runs of each arm (default: 5). More seeds can be added to a folder later.
-        jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit, 1 with a cluster; of an
-            unfinished comparison, its own number).
+        jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit, 1 with a cluster; an unfinished
+            comparison keeps its number).
         output_dir: The folder (default: runs/compare-...); an unfinished comparison in it continues.
         progress: Whether to print the plan and the runs as they end.
         overrides: Settings for all arms, by dotted name or nested.

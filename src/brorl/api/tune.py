@@ -47,8 +47,8 @@ def tune(
             pass@1).
         budget: Time for everything: seconds, or a number with s, m or h (default: 30m).
         seeds: Runs of each of the two arms of the final, >= 2 (default: 5).
-        jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit; of an unfinished tuning, its
-            own number).
+        jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit; an unfinished tuning keeps its
+            number).
         output_dir: The folder (default: runs/tune-...).
         progress: Whether to print the plan and the runs as they end.
         overrides: Settings that replace those of the recipe, nested or by dotted name.

@@ -129,7 +129,7 @@ def begin(
     largest = max(config.evaluation.ks)
     most = {"pass@1": 1, "pass@k": _K, "coverage": largest}[asked.aim]
     k = max(k for k in config.evaluation.ks if k <= most)
-    if k == 1 < most or (asked.aim == "coverage" and k == 1):
+    if k == 1 and asked.aim != "pass@1":
         raise UserError(
             f"--aim {asked.aim}: evaluation.ks has no k from 2 to {max(most, _K)}; set --evaluation.ks '[1, {_K}]'"
         )

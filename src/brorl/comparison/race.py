@@ -32,7 +32,7 @@ RUNGS = (0.25, 0.5, 1.0)  # fractions of the budget; each is evaluated at its ha
 
 
 def room_after(rung: int, num_arms: int) -> int:
-    """Return how many of the arms that entered a race may go on after a rung, the user's own included; at least 2."""
+    """Return how many of the arms that entered a race may go on after a rung, the user's own included: 2 or more."""
     return min(max(2, ceil(num_arms / (2 << rung))), num_arms)
 
 

@@ -112,7 +112,7 @@ class StopRequest:
 
     @contextmanager
     def discarding(self) -> Iterator[None]:
-        """Mark work in which nothing is learned: a stop request ends it at its begin, at a `check`, or at its end.
+        """Mark work in which nothing is learned: a stop request ends it at its start, at a `check`, or at its end.
 
         Raises:
             StopNow: If a stop was requested.
