@@ -17,7 +17,7 @@ def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     calls = re.findall(r"^\| `(brorl\.[^`]*)` \|", text, re.MULTILINE)
     assert len(blocks) == 4
-    assert len(calls) == 7
+    assert len(calls) == 8
     shown = [  # files that the page only names; `tune` takes half an hour and has tests of its own
         call.replace(', "runs/other"', "").replace("responses.jsonl", "runs/first-evaluation")
         for call in calls
@@ -32,5 +32,5 @@ def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     assert "held-out pass@1:" in done.stdout
     assert "difference in pass@1:" in done.stdout
-    for name in ("DataResult", "CheckResult", "SampledTree", "Samples", "Report", "VerifyResult"):
+    for name in ("DataResult", "CheckResult", "SampledTree", "Samples", "ClusterPlanResult", "Report", "VerifyResult"):
         assert re.search(rf"^{name}\(", done.stdout, re.MULTILINE), name
