@@ -334,7 +334,7 @@ def _in_training(runs: list[list[Settings]]) -> Iterator[str]:
 def _differences(
     verdict: Comparison, b: Arm, a: Arm, units: list[Unit]
 ) -> Iterator[tuple[str, list[Callable[[float], Estimate]]]]:
-    """Yield what is equal and, for each k, the difference of b less a as a function of the interval's level.
+    """Yield what is equal and, for each k, the difference of b minus a as a function of the interval's level.
 
     The last line compares the end of b with the evaluation at which a had its best mean pass@1, chosen on the same
     puzzles: it favors a.

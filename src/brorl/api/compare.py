@@ -60,7 +60,7 @@ class FinishedComparison(Result):
 
     @property
     def difference(self) -> PairedDifference | None:
-        """pass@1 of the second arm less the first, with its interval and conclusion; None for more than two arms."""
+        """pass@1 of the second arm minus the first, with its interval and conclusion; None for more than two arms."""
         return None if self.results.pair is None else self.results.pair.differences[1]
 
     def parts(self) -> Iterator[str | Text | Table]:

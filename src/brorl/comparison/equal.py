@@ -46,7 +46,7 @@ class EqualCost:
     amount: float  # the amount: the largest that every run reached
     # score of each arm, with a 95% interval over prompts and seeds; None if it is not known
     scores: tuple[Estimate | None, ...]
-    # the second arm less the first; None for more than two arms, or if a score is not known
+    # the second arm minus the first; None for more than two arms, or if a score is not known
     difference: PairedDifference | None
     # names of the arms whose score is not known: a run has no evaluations close enough to this cost
     not_evaluated: tuple[str, ...]
@@ -115,7 +115,7 @@ class ArmAtScore:
     # evaluation, because nothing is known there
     spent: float | None
     coverage: Estimate | None  # pass@k there, with a 95% interval over prompts and seeds; None if `spent` is
-    # that less the coverage of the first arm, with its interval; 0 for the first arm itself. None if the
+    # that minus the coverage of the first arm, with its interval; 0 for the first arm itself. None if the
     # coverage of either is not known.
     difference: Estimate | None
     conclusion: Conclusion | None  # the conclusion from it, the first arm being A; None without a difference

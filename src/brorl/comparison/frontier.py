@@ -61,7 +61,7 @@ class BestArm:
     num_rollouts: int | None  # its N; None if it is adaptive
     best_fraction: float  # fraction of bootstrap resamples in which it is the best
     second: str  # name of the next
-    lead: Estimate  # its score less the second's, with a 95% interval
+    lead: Estimate  # its score minus the second's, with a 95% interval
     lead_shown: bool  # whether that interval lies above 0
 
     @property

@@ -92,9 +92,9 @@ class TTest:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The difference of B's score less A's."""
+    """The difference of B's score minus A's."""
 
-    difference: Estimate  # mean of B less A with the 95% interval that the conclusion uses
+    difference: Estimate  # mean of B minus A with the 95% interval that the conclusion uses
     # the parts of the variance of that mean, from which `at_level` makes intervals at other levels
     parts: VarianceParts
     # The variation in that interval: prompts, seeds, both. With one seed an arm it shows which of the trained models
@@ -195,7 +195,7 @@ def difference_parts(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_pa
 
 
 def conclusion_of(difference: Estimate) -> Conclusion:
-    """Return the conclusion from a difference of B less A: a lead if its interval excludes 0."""
+    """Return the conclusion from a difference of B minus A: a lead if its interval excludes 0."""
     if difference.low > _ROUNDING:
         return "B leads"
     return "A leads" if difference.high < -_ROUNDING else "no difference shown"

@@ -56,7 +56,7 @@ class CoverageDifference:
     both: int  # number of prompts that more than half of the runs of each solve
     neither: int  # number of prompts that fewer than half of the runs of each solve
     k: int  # attempts of the expected number
-    expected: Estimate  # B's expected number of prompts solved in k attempts less A's, with a 95% interval
+    expected: Estimate  # B's expected number of prompts solved in k attempts minus A's, with a 95% interval
 
 
 def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_intervals: int = 1) -> CoverageChange:
@@ -120,9 +120,9 @@ class TaskTrend:
 
     task: str
     num_prompts: int
-    change_a: Estimate  # A's score less the start's, with a 95% interval
+    change_a: Estimate  # A's score minus the start's, with a 95% interval
     change_b: Estimate  # B's
-    difference: Estimate  # B's score less A's
+    difference: Estimate  # B's score minus A's
     movement_a: Movement  # the movement that `change_a` shows
     movement_b: Movement  # the movement that `change_b` shows
     lead: Conclusion  # the conclusion from `difference`

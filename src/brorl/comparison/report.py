@@ -117,7 +117,7 @@ def _run(run: RunScores, results: ComparisonResults) -> dict[str, Any]:
 
 
 def _pair(pair: Pair) -> dict[str, Any]:
-    """Return the differences of B less A."""
+    """Return the differences of B minus A."""
     return {
         "differences": pair.differences,
         "by_eval_point": [{"eval_point": point, "differences": by_k} for point, by_k in pair.by_point.items()],

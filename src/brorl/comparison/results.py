@@ -67,17 +67,17 @@ class TaskScores:
     num_prompts: int
     start: Mapping[int, Estimate]  # pass@1 and pass@k (of the largest k) of the checkpoint
     arms: Mapping[str, Mapping[int, Estimate]]  # the same of each arm, by name
-    differences: Mapping[int, PairedDifference]  # B less A in each, for two arms; else empty
+    differences: Mapping[int, PairedDifference]  # B minus A in each, for two arms; else empty
 
 
 @dataclass(frozen=True)
 class Pair:
     """B, the second arm, against A, the first."""
 
-    differences: Mapping[int, PairedDifference]  # B less A at the budget, by k
+    differences: Mapping[int, PairedDifference]  # B minus A at the budget, by k
     # the same at every evaluation point, for pass@1 and the largest k
     by_point: Mapping[float, Mapping[int, PairedDifference]]
-    worst: PairedDifference | None  # B less A in worst@k of the largest k; None if that is 1
+    worst: PairedDifference | None  # B minus A in worst@k of the largest k; None if that is 1
     worst_at: tuple[Estimate, Estimate, Estimate] | None  # worst@k of the start, A and B; None if `worst` is
     trends: tuple[TaskTrend, ...]  # trends of the tasks
     coverage: CoverageDifference  # prompts that one solves and the other does not

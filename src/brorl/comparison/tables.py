@@ -150,7 +150,7 @@ def paired_table(results: ComparisonResults) -> Table:
         f"other seeds, and the test over seeds does not allow for other prompts. One-tailed p: for {b} above {a}.",
     )
     columns = ("score", "test", "difference", "t (df)", "p, one-\ntailed", "p, two-\ntailed")
-    return Table(f"Paired tests: {b} less {a}", columns, tuple(rows), notes, words=frozenset({0, 1}))
+    return Table(f"Paired tests: {b} minus {a}", columns, tuple(rows), notes, words=frozenset({0, 1}))
 
 
 def _test(test: TTest | None) -> tuple[str, str, str]:
@@ -228,13 +228,13 @@ def equal_score_table(results: ComparisonResults) -> Table:
         )
     if equal.not_risen:
         notes.append(f"Left out, because their pass@1 is not shown to have risen: {', '.join(equal.not_risen)}.")
-    columns = ("arm", UNIT_WORDS[unit], f"pass@{equal.k}", f"less {first}", "conclusion")
+    columns = ("arm", UNIT_WORDS[unit], f"pass@{equal.k}", f"minus {first}", "conclusion")
     title = f"pass@{equal.k} where pass@1 was {equal.level:.3f}"
     return Table(title, columns, tuple(rows), tuple(notes), frozenset({0, 4}))
 
 
 def against_first_table(results: ComparisonResults) -> Table:
-    """Make the table of every later arm of a sweep less the first, at equal cost in every unit."""
+    """Make the table of every later arm of a sweep minus the first, at equal cost in every unit."""
     first, ks = results.names[0], results.end_ks
     rows = []
     for row in results.against_first:
@@ -257,7 +257,7 @@ def against_first_table(results: ComparisonResults) -> Table:
     if any(equal.not_evaluated for row in results.against_first for equal in row.equal.values()):
         notes.append(_NOT_KNOWN)
     columns = ("arm, spent", *(f"pass@{k}" for k in ks))
-    return Table(f"Every arm less {first}, at equal cost", columns, tuple(rows), tuple(notes))
+    return Table(f"Every arm minus {first}, at equal cost", columns, tuple(rows), tuple(notes))
 
 
 def frontier_table(frontier: Frontier, results: ComparisonResults) -> Table:
@@ -370,7 +370,7 @@ def coverage_table(results: ComparisonResults) -> Table:
         c, (a, b) = results.pair.coverage, results.names
         notes.append(
             f"Solved by most runs of {b} alone: {len(c.only_b)}; of {a} alone: {len(c.only_a)}; of both: {c.both}; of "
-            f"neither: {c.neither}. Expected in {k}: {b} less {a} {signed(c.expected, 1)}."
+            f"neither: {c.neither}. Expected in {k}: {b} minus {a} {signed(c.expected, 1)}."
         )
     notes.append(_marks_note(len(results.coverage)))
     columns = ("arm", "gained", "lost", "by luck", f"expected\nin {k}", "change")
