@@ -1,5 +1,6 @@
 """The rollout tree against plain loops over the rollouts it stands for."""
 
+import pickle
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -213,6 +214,20 @@ def test_arrays_are_read_only() -> None:
     for name in ARRAYS:
         with pytest.raises(ValueError, match="read-only"):
             getattr(tree, name)[0] = 1
+
+
+def test_a_pickled_tree_has_its_fields_alone_and_they_are_read_only(rng: np.random.Generator) -> None:
+    tree = RolloutTree.from_responses([5], rng.integers(0, 3, (200, 30)).tolist())
+    size = len(pickle.dumps(tree))
+    tree.prefix_logprob, tree.end, tree.length  # noqa: B018  (cached from here on)
+    stored = pickle.dumps(tree)
+    assert len(stored) == size
+    again = pickle.loads(stored)
+    assert again == tree
+    for name in ARRAYS:
+        np.testing.assert_array_equal(getattr(again, name), getattr(tree, name))
+        assert getattr(again, name).dtype == getattr(tree, name).dtype
+        assert not getattr(again, name).flags.writeable
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,10 @@ class RolloutTree:
         if not self.leaf.size:
             raise ValueError("a tree needs at least one response")
 
+    def __reduce__(self) -> tuple[type[RolloutTree], tuple[Any, ...]]:
+        """Pickle the fields alone: not what is cached, and the copy's arrays are read-only too."""
+        return type(self), (self.prompt_ids, *(getattr(self, name) for name in _DTYPES))
+
     @classmethod
     def from_responses(
         cls,

@@ -1,6 +1,7 @@
 """Advantages against plain loops over all N rollouts, each response repeated by its count."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import sqrt
 
 import numpy as np
@@ -25,6 +26,20 @@ def random_group(rng: np.random.Generator, num_rollouts: int = 30, graded: bool 
     reward = rng.normal(size=tree.num_responses) if graded else rng.integers(0, 2, tree.num_responses).astype(float)
     reward[0] = 1.5  # never all equal
     return Group(PROMPT, tree, reward > 0.5, reward)
+
+
+@pytest.mark.parametrize("estimate", [REINFORCE, GRPO, RLOO])
+def test_equal_rewards_have_an_advantage_of_exactly_zero(
+    estimate: Callable[[Sequence[Group]], list[np.ndarray]], rng: np.random.Generator
+) -> None:
+    """For any N and any reward: the mean of equal numbers can differ from them in the last bit."""
+    groups = [random_group(rng, int(rng.integers(3, 40)), graded=True) for _ in range(60)]
+    equal = [
+        replace(group, reward_L=np.full(group.tree.num_responses, rng.uniform(0.1, 1))) if i % 2 else group
+        for i, group in enumerate(groups)
+    ]
+    for i, advantage_L in enumerate(estimate(equal)):
+        assert bool(advantage_L.any()) == (i % 2 == 0)
 
 
 def repeated(group: Group) -> list[tuple[int, float, int]]:

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from brorl.api.compare import FinishedComparison, compare
-from brorl.assemble.comparison import ArmPlan, read_arms, run_config, sweep_arms
+from brorl.api.comparison_plan import _eval_points
+from brorl.assemble.comparison import ArmPlan, check_arms, read_arms, run_config, sweep_arms
 from brorl.comparison import report as comparison_report
 from brorl.config.reading import make_config, parse_yaml, read_recipe
-from brorl.cost import Budget
+from brorl.cost import Budget, Unit
 from brorl.errors import UserError
 from run_support import SMALL
 
@@ -40,6 +42,25 @@ def test_a_run_keeps_the_evaluations_that_end_it_and_never_pauses(
     assert (run.budget.limit, run.budget.pause_at) == (9, None)
     with pytest.raises(UserError, match=r"budget\.pause_at is decided by the comparison; use --budget"):
         compare("quickstart", "quickstart-16", **{"budget.pause_at": 2.0})
+
+
+@pytest.mark.parametrize("budget", [1_048_576.0, 1_048_580.0, 0.1, 7.0])
+@pytest.mark.parametrize("unit", ["seconds", "steps"])
+def test_evaluation_points_rise_to_the_budget(budget: float, unit: Unit) -> None:
+    """Also where a point just below the budget is rounded to more than it."""
+    for marks in (None, 1, 9, [budget * (1 - 1e-9)], [budget / 3, budget]):
+        points = _eval_points(marks, budget, unit)
+        assert points[-1] == budget
+        assert all(0 < a < b for a, b in pairwise(points))
+
+
+def test_settings_that_end_a_run_may_differ_between_arms() -> None:
+    ends = {"evaluation.every": 5, "evaluation.patience": 3, "evaluation.best_k": 1}
+    arms = read_arms(["quickstart", make_config(read_recipe("quickstart-16"), ends, "quickstart-16")], {})
+    check_arms(arms, "seconds", 5, 1, 1)
+    other = make_config(read_recipe("quickstart-16"), {"evaluation.temperature": 0.5}, "quickstart-16")
+    with pytest.raises(UserError, match=r"evaluation\.temperature"):
+        check_arms(read_arms(["quickstart", other], {}), "seconds", 5, 1, 1)
 
 
 def test_the_settings_of_an_arm_may_be_paths(tmp_path: Path) -> None:

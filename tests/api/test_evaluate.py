@@ -159,6 +159,19 @@ def test_the_training_of_a_run_does_not_limit_its_evaluation(
     assert (request.config.evaluation.num_samples, request.config.evaluation.temperature) == (samples, temperature)
 
 
+def test_the_stored_settings_name_what_decides_responses_and_verdicts() -> None:
+    """An evaluation in 16 bits is another one than that in 32, and so is one with another sandbox."""
+    usual = evaluate("quickstart", output_dir="usual", progress=False, **QUICK)
+    assert "engine" not in usual.settings
+    assert set(usual.settings["verification"]) == {"timeout_s", "memory_mib", "functions"}
+    own = {"engine.dtype": "bfloat16", "verification.batch_timeout_s": 99.0}
+    evaluated = evaluate("quickstart", output_dir="own", progress=False, **QUICK, **own)
+    assert evaluated.settings["engine"] == {"dtype": "bfloat16"}
+    assert evaluated.settings["verification"]["batch_timeout_s"] == 99
+    with pytest.raises(UserError, match="usual"):
+        evaluate("quickstart", output_dir="usual", progress=False, **QUICK, **own)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

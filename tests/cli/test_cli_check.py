@@ -16,6 +16,7 @@ from brorl.config.settings import TrainConfig
 from brorl.planning import step_forecast
 from brorl.planning.step_cost import StepTiming, mean_rounds
 from brorl.planning.step_timing import StepTimer
+from brorl.tree import RolloutTree
 from run_support import SMALL, command, refused, save_tiny_model
 
 EVERY_CHARACTER = "".join(map(chr, range(32, 127))) + "\n"
@@ -148,9 +149,33 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
     unfinished = sum(int(t.leaf_count[~t.finished].sum()) for t in trees_of(sampled[-1]))
     added = unfinished * (config.sampling.max_new_tokens - 3) * (cost["generation"] + cost["training"])
     assert cut.max_seconds == pytest.approx(cut.seconds["total"] + added, rel=1e-6)
+    assert unfinished > 0
+    assert cut.fraction_cut == pytest.approx(unfinished / (8 * 64))
+
+    monkeypatch.setattr(step_forecast, "MAX_TOKENS", 128)
+    few = replace(parts, learner_settings=replace(parts.learner_settings, max_responses_per_outcome=2))
+    limited = step_forecast.forecast_step(few, 64, tmp_path)
+    nodes = np.mean([  # of trees of 4 of the 64 rollouts
+        RolloutTree.from_responses((1,), [rollouts[i] for i in rng.choice(64, 4, replace=False)]).num_unique_tokens
+        for tree in trees_of(sampled[-1])
+        for rollouts in [[tokens for tokens, count in tree.responses() for _ in range(count)]]
+        for _ in range(50)
+    ])  # fmt: skip
+    assert limited.seconds["training"] == pytest.approx(cost["training"] * 8 * nodes, rel=0.15)
 
 
-def trees_of(sampled: object) -> list[object]:
+def test_cut_responses_tell_nothing_about_mixed_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They count as incorrect, whatever they would have become."""
+    monkeypatch.setattr(step_forecast, "MAX_TOKENS", 2)
+    model = save_tiny_model(tmp_path / "tiny")
+    outcome = command("check", *SMALL, f"--model={model}", "--sampling.max_new_tokens=8")
+    assert outcome.code == 0, outcome
+    assert re.search(r"\d+% of the measured responses were cut at 2 tokens; if all of these grow to 8, ", outcome.said)
+    assert "so the fraction of mixed groups was not measured" in outcome.said
+    assert "none of the measured groups is mixed" not in outcome.said
+
+
+def trees_of(sampled: object) -> list[RolloutTree]:
     return [group.tree for group in sampled.groups]  # type: ignore[attr-defined]
 
 

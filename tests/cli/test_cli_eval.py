@@ -223,6 +223,12 @@ def test_an_evaluation_of_a_run_says_how_it_differs_from_the_runs_own(tmp_path: 
     assert list(record("same")["overall"]["pass_at"]) == [str(k) for k in wanted["ks"]]
     assert "own evaluations" not in command("eval", path, "--data=countdown", "--samples=2", *QUICK[2:]).said
 
+    later = tmp_path / "later"
+    assert command("train", *SMALL, "--steps=1", "--evaluation.skip_prompts=2", f"--output_dir={later}").code == 0
+    outcome = command("eval", later, *words[2:], "--output-dir=all")
+    assert "another number: skipped prompts 0 (in training 2)" in outcome.said
+    assert "the settings of the run's own evaluations" not in outcome.said
+
 
 def test_benchmarks_of_one_model(tiny: Path, tmp_path: Path) -> None:
     aime = tmp_path / "aime.jsonl"

@@ -34,7 +34,7 @@ from brorl.comparison.tables import (
     use_table,
 )
 from brorl.cost import Cost, Unit
-from brorl.format import p_value, short
+from brorl.format import interval, p_value, short
 
 
 def numbers_in(text: str) -> list[float]:
@@ -489,6 +489,26 @@ class TestAnswer:
         words = sentences(same)
         assert any(w.startswith("Equal within 5% also in seconds (") for w in words)
         assert not any(w.startswith("Not equal") for w in words)
+
+    def test_an_arm_without_steps_has_no_ratio(self, rng: np.random.Generator) -> None:
+        comparison = synthetic(rng)
+        first = comparison.arms[0]
+        runs = tuple(
+            replace(run, scores=tuple(replace(s, cost=replace(s.cost, steps=0)) for s in run.scores))
+            for run in first.runs
+        )
+        words = sentences(replace(comparison, arms=(replace(first, runs=runs), comparison.arms[1])))
+        line = next(line for line in words if line.startswith("Not equal in other units"))
+        assert "samples" in line
+        assert "steps" not in line
+        assert "inf" not in line
+
+    def test_the_best_arms_of_a_sweep_may_be_tied(self, rng: np.random.Generator) -> None:
+        comparison = synthetic(rng, numbers=(16, 64, 512), lift={0: 2.0, 1: 2.0, 2: 0.0})
+        first, second, third = comparison.arms
+        words = sentences(replace(comparison, arms=(first, replace(second, runs=first.runs), third)))
+        score = mean_over_runs(score_SP(comparison, first, 40.0))
+        assert words[0] == (f"At 40 seconds of training each, N=16 and N=64 scored the same pass@1, {interval(score)}.")
 
     def test_settings_beside_n_are_named(self) -> None:
         comparison = levels([[6, 8], [10, 20]])

@@ -20,6 +20,7 @@ from brorl.comparison.frontier_figure import make_frontier_figure, rows_of
 from brorl.comparison.report import comparison_record
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import best_table, frontier_table, tables_of
+from brorl.format import signed
 
 # without chance: N = 16 is best at two budgets, N = 64 at two, N = 256 at two
 RISE = ([8, 9, 9, 9, 9, 9], [6, 8, 12, 14, 14, 14], [5, 6, 8, 11, 20, 22])
@@ -181,12 +182,26 @@ def test_words_of_a_sweep() -> None:
 
 def test_words_when_nothing_is_shown() -> None:
     words = sentences(levels([[8, 9], [8, 9], [7, 7]], numbers=(16, 64, 256), num_seeds=1))
-    assert "but it did not win: its lead over N=64 is not shown (+0.000" in words[0]
+    assert words[0].startswith("At 20 seconds of training each, N=16 and N=64 scored the same pass@1, ")
     assert words[1] == "Best pass@1: N=16 from 10 s on (tied with N=64); at no budget N=64 and N=256."
     why = [line for line in words if line.startswith("No sigmoid")]
     assert len(why) == 1
     assert why[0].startswith("No sigmoid of the best N for pass@1, pass@16 and worst@16: 2 evaluation points")
     assert any(line.startswith("1 seed an arm: with one") and "reverse" in line for line in words)
+
+
+def test_a_lead_that_is_not_shown_did_not_win(rng: np.random.Generator) -> None:
+    """Of two arms with the same pass rates but for chance; one lead in 20 or so is shown nevertheless."""
+    lift = {0: 1.0, 1: 1.0, 2: -1.0}
+    found = (synthetic(rng, numbers=(16, 64, 512), lift=lift, num_prompts=12, num_seeds=2) for _ in range(50))
+    comparison, best = next(
+        (comparison, best)
+        for comparison in found
+        for best in results_of(comparison).frontiers[0].best
+        if best.eval_point == comparison.budget and not (best.lead_shown or best.is_tied)
+    )
+    said = f"but it did not win: its lead over {best.second} is not shown ({signed(best.lead)}, 2 seeds; best in "
+    assert said in sentences(comparison)[0]
 
 
 def test_a_tie_has_no_best_arm() -> None:

@@ -325,6 +325,12 @@ WRONG = {
 }
 
 
+def test_repeated_and_unsorted_ks_are_put_in_order() -> None:
+    """The engine of an evaluation takes them as they are, and a run compares them with those that it stored."""
+    config = make_config(read_recipe("quickstart"), {"evaluation.ks": [16, 1, 1, 16, 4]}, "quickstart")
+    assert config.evaluation.ks == (1, 4, 16)
+
+
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> None:
     with pytest.raises(UserError) as caught:

@@ -1,7 +1,9 @@
 """The faults of a cluster: none on a sound one, and exactly one line with a fix for each thing that is broken."""
 
+import socket
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -96,9 +98,22 @@ def test_a_folder_is_shared_if_both_sides_see_each_others_files(tmp_path: Path) 
 
 
 def test_a_closed_port_is_a_refused_connection() -> None:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert refused_connections({"127.0.0.1": port}) == {}
     assert "refused" in refused_connections({"127.0.0.1": port})["127.0.0.1"].lower()
+
+
+def test_machines_are_tried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = Barrier(5, timeout=30)
+
+    def unreachable(end: tuple[str, int], timeout: float) -> socket.socket:
+        together.wait()
+        raise TimeoutError(f"timed out after {timeout} s: {end}")
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    ports = {f"10.0.0.{i}": 7000 + i for i in range(5)}
+    assert refused_connections(ports) == {
+        name: f"timed out after 3.0 s: {(name, port)}" for name, port in ports.items()
+    }
+    assert refused_connections({}) == {}

@@ -56,6 +56,16 @@ def test_an_outline_counts_what_the_rollouts_of_all_trees_do(rng: np.random.Gene
                         assert isnan(found[tokens].probability_K[other])
 
 
+def test_the_root_is_the_prompt_whatever_all_responses_share(rng: np.random.Generator) -> None:
+    shared = rng.integers(0, 26, 3).tolist()
+    tree = RolloutTree.from_responses((1,), [[*shared, i] for i in range(4)] * 2, finished=[True] * 8)
+    for one in (tree, RolloutTree.from_responses((1,), [shared])):
+        root = outline_of([one], [np.ones(one.num_responses, bool)])
+        (first,) = root.branches
+        assert (root.tokens, first.tokens, first.count_K) == ([], shared, [one.num_rollouts])
+        assert [line.text for line in lines_of(root, letters, 10)][:2] == ["", letters(shared)]
+
+
 def test_the_lines_show_the_largest_branches_and_count_the_rest(rng: np.random.Generator) -> None:
     tree = random_tree(rng, 60, unknown=False)
     root = outline_of([tree], [np.zeros(tree.num_responses, bool)])

@@ -314,6 +314,13 @@ def test_a_killed_run_with_phases_equals_an_uninterrupted_one(tmp_path: Path) ->
     title = "sharpen (phase 2 of 2, grpo, learning rate 1.0e-04)"
     assert read.phase_begins == {title: total_cost(lines[:4])}
 
+    for missing in (0, -1):
+        lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+        del [line for line in lines if "evaluation" in line][missing]["evaluation"]
+        (killed / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        with pytest.raises(UserError, match=f"at the start or at the budget has no score.*delete {killed} and rerun"):
+            read_run_scores(killed, 0, Budget("steps", 5))
+
 
 def test_the_console_announces_a_phase(tmp_path: Path) -> None:
     outcome = command("train", *SMALL, PHASES, "--steps=3", "--output_dir", tmp_path / "run")

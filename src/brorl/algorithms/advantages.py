@@ -85,7 +85,8 @@ def batch_normalized(
 
     Args:
         groups: The batch.
-        advantages: For each group the advantage of each distinct response, shape [L].
+        advantages: For each group the advantage of each distinct response, shape [L], with a mean of 0 over its
+            rollouts.
         normalize_over: Whether a rollout enters the batch statistics once ("trajectories", as BroRL states it) or
             once for each of its tokens ("tokens", as public implementations do).
 
@@ -95,7 +96,7 @@ def batch_normalized(
     by_tokens = normalize_over == "tokens"
     weights = [group.tree.leaf_count * (group.tree.length if by_tokens else 1) for group in groups]
     value, weight = np.concatenate(advantages), np.concatenate(weights).astype(np.float64)
-    mean = np.average(value, weights=weight)
+    mean = np.average(value, weights=weight) if by_tokens else 0.0  # exactly: equal rewards keep an advantage of 0
     std = np.sqrt(np.average((value - mean) ** 2, weights=weight))
     return [(a - mean) / (std + _SMALL) for a in advantages]
 
@@ -119,7 +120,9 @@ def grpo(groups: Sequence[Group]) -> list[FloatArray]:
 
 
 def _centered(group: Group) -> FloatArray:
-    """Reward minus the group's mean, shape [L]."""
+    """Reward minus the group's mean, shape [L]; exactly 0 if all rewards are equal."""
+    if np.ptp(group.reward_L) == 0:  # the computed mean can differ from them in the last bit
+        return np.zeros_like(group.reward_L)
     return group.reward_L - _mean(group.reward_L, group)
 
 

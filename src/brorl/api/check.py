@@ -206,16 +206,21 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
     )
     if forecast.kept_fraction is not None:
         lines[-1] += f"; the expected fraction of mixed groups is {forecast.kept_fraction:.0%}"
-    elif config.dynamic_sampling.enabled:
+    elif config.dynamic_sampling.enabled and not forecast.fraction_cut:
         lines.append(
             "warning: none of the measured groups is mixed (correct and incorrect rollouts); without mixed groups a "
             "step samples again and again, takes longer than predicted, and learns nothing"
         )
-    if forecast.max_seconds > 1.01 * total:
+    if forecast.fraction_cut:
         lines.append(
-            f"measured responses were cut at {MAX_TOKENS} tokens; if all of these grow to "
-            f"{config.sampling.max_new_tokens:,}, a step takes up to about {seconds_text(forecast.max_seconds)} s"
+            f"{forecast.fraction_cut:.0%} of the measured responses were cut at {MAX_TOKENS} tokens; if all of these "
+            f"grow to {config.sampling.max_new_tokens:,}, a step takes about {seconds_text(forecast.max_seconds)} s"
         )
+        if config.dynamic_sampling.enabled:
+            lines[-1] += (
+                ", and longer if groups are dropped: a cut response counts as incorrect, so the fraction of mixed "
+                "groups was not measured"
+            )
     if forecast.seconds_of_threads:
         lines.append(_threads_line(forecast.seconds_of_threads, torch.get_num_threads()))
     return lines

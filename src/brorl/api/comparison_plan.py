@@ -250,7 +250,8 @@ def _eval_points(marks: int | Sequence[float] | None, budget: float, unit: Unit)
         points = [*marks, budget]
     if unit == "steps":
         points = [max(round(point), 1) for point in points]
-    return (*sorted({float(f"{point:.6g}") for point in points} - {budget}), budget)
+    rounded = {float(f"{point:.6g}") for point in points if point < budget}
+    return (*sorted(point for point in rounded if point < budget), budget)
 
 
 def _require_same(folder: Path, before: ComparisonPlan, now: ComparisonPlan) -> None:

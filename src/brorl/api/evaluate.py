@@ -308,7 +308,7 @@ def _finish(
 
 
 def _compare_with_own(name: str, run_config: Path, settings: Mapping[str, Any]) -> list[str]:
-    """Return two lines: the differences from the run's own evaluations, and the command that repeats these."""
+    """Return the differences from the run's own evaluations, and the command that repeats these if there is one."""
     from brorl.runs.run_directory import RunDirectory
 
     config = resolve_config(run_config, {})
@@ -329,13 +329,17 @@ def _compare_with_own(name: str, run_config: Path, settings: Mapping[str, Any]) 
         "length limit": (f"{settings['max_new_tokens']:,}", f"{limit:,}"),
         "responses per prompt": (f"{settings['samples']:,}", f"{samples:,}"),
         "prompts": (f"{here_prompts:,}", f"{num_prompts:,}"),
+        "skipped prompts": ("0", f"{evaluation.skip_prompts:,}"),
     }
     differing = [f"{setting} {here} (in training {own})" for setting, (here, own) in pairs.items() if here != own]
     if not differing:
         return []
+    said = f"the run's own evaluations had other settings, so their pass@k is another number: {', '.join(differing)}"
+    if evaluation.skip_prompts:  # no command evaluates only the later prompts
+        return [said]
     options = ["--temperature", pairs["temperature"][1], "--top-p", pairs["top-p"][1], "--samples", str(samples)]
     options += ["--ks", ",".join(map(str, ks)), "--evaluation.num_prompts", str(evaluation.num_prompts)]
     return [
-        f"the run's own evaluations had other settings, so their pass@k is another number: {', '.join(differing)}",
+        said,
         f"the settings of the run's own evaluations: {shlex.join(['brorl', 'eval', name, *options])}",
     ]

@@ -18,6 +18,7 @@ WITHOUT_TRAINING: Mapping[str, Any] = {
     "evaluation.best_k": None,
     "engine.clock": "wall",
     "optimizer.old_logprobs": "recompute",
+    "importance.correction": "truncate",
 }
 """Overrides that end the conditions of training on the other settings of a recipe, whose model is only sampled from."""
 

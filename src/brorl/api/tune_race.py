@@ -288,10 +288,7 @@ def _courses(plan: TunePlan, runs: Sequence[ArmRun]) -> list[Course]:
         scores = read_run_scores(run.directory, run.seed, run.budget)
         if scores is None:
             raise UserError(f"the run {run.directory} has no evaluation at its rung; rerun the command")
-        try:
-            evaluations.append([score_at(scores, "seconds", spent) for spent in (0.0, *run.budget.eval_points)])
-        except ValueError as error:  # nothing could be verified in an evaluation
-            raise UserError(str(error)) from error
+        evaluations.append([score_at(scores, "seconds", spent) for spent in (0.0, *run.budget.eval_points)])
     kept = verified_prompts([score for of_run in evaluations for score in of_run])
     measure, n = Measure(plan.k), plan.own.config.evaluation.num_samples
     return [

@@ -218,7 +218,7 @@ def _check_same(first: ArmPlan, other: ArmPlan, unit: Unit) -> None:
 
 def _measured_by(config: TrainConfig) -> dict[str, Any]:
     """Return the settings that decide the result of an evaluation."""
-    evaluation = config.evaluation.model_dump(exclude={"every", "keep_best"})
+    evaluation = config.evaluation.model_dump(exclude={"every", "keep_best", "best_k", "patience"})
     evaluation["max_new_tokens"] = config.max_evaluated_tokens
     verification = config.verification.model_dump(exclude={"workers"})
     truncated = "above 0" if config.rewards.stop_properly else "0"  # above 0, truncated responses are verified too

@@ -294,6 +294,7 @@ def _settings(
 ) -> dict[str, Any]:
     """Return every setting that determines the responses and verdicts; the weights are not part of it."""
     verification = config.verification
+    engine = config.engine.model_dump(include={"kind", "dtype"}, exclude_defaults=True)
     return {
         "checkpoint": config.model,
         "samples": config.evaluation.num_samples,
@@ -304,7 +305,7 @@ def _settings(
         "end_token": config.sampling.end_token,
         "dtype": config.dtype,
         "device": _device_type(config, device),
-        **({"engine": config.engine.kind} if config.engine.kind != "native" else {}),
+        **({"engine": engine} if engine else {}),
         **({"prompts_per_task": config.cluster.prompts_per_task} if config.cluster.enabled else {}),
         "prompts_per_part": prompts_per_batch(config.evaluation.num_samples, sampling.max_new_tokens),
         "accept_truncated": config.rewards.stop_properly > 0,
@@ -312,6 +313,7 @@ def _settings(
             "timeout_s": verification.timeout_s,
             "memory_mib": verification.memory_mib,
             "functions": {domain: name for domain, name in verification.functions.items() if domain in domains},
+            **verification.model_dump(include={"sandbox", "batch_timeout_s", "completions"}, exclude_defaults=True),
         },
         "prompt": {
             "system_prompt": config.prompt.system_prompt,

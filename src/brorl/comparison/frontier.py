@@ -22,12 +22,11 @@ from scipy.special import expit
 
 from brorl.comparison.arms import PASS_1, Arm, Comparison, Measure, have_same_seeds, score_at, scores_at
 from brorl.comparison.matching import match_at, unmatched_runs
-from brorl.comparison.paired import conclusion_of, difference_interval, mean_over_runs, resamples
+from brorl.comparison.paired import ROUNDING, conclusion_of, difference_interval, mean_over_runs, resamples
 from brorl.comparison.prompts import Movement, movement_of
 from brorl.format import Estimate, plain
 from brorl.tree import FloatArray
 
-_TIE = 1e-12
 _NUM_MIDDLES = 81
 _NUM_SLOPES = 24
 _STEEPEST = 8.0  # over the smallest gap between points: a step, as far as the points can resolve it
@@ -67,7 +66,7 @@ class BestArm:
     @property
     def is_tied(self) -> bool:
         """Whether the second scores the same; the order of the two is then arbitrary."""
-        return abs(self.lead.value) < _TIE
+        return abs(self.lead.value) < ROUNDING
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ def frontier(comparison: Comparison, measure: Measure = PASS_1) -> Frontier:
     ]
     matched_AM = np.array([[why is None for why in why_M] for why_M in why_AM])
     compared_BAM = np.where(matched_AM, drawn_BAM, -np.inf)
-    best_BAM = matched_AM & (compared_BAM >= compared_BAM.max(1, keepdims=True) - _TIE)
+    best_BAM = matched_AM & (compared_BAM >= compared_BAM.max(1, keepdims=True) - ROUNDING)
     best_fraction_AM = (best_BAM / np.maximum(best_BAM.sum(1, keepdims=True), 1)).mean(0)  # ties split
     points, best = [], []
     for m, eval_point in enumerate(eval_points):
@@ -161,7 +160,7 @@ def frontier(comparison: Comparison, measure: Measure = PASS_1) -> Frontier:
             points.append(FrontierPoint(eval_point, arm.name, arm.num_rollouts, score, fraction, why_AM[a][m]))
         matched = np.flatnonzero(matched_AM[:, m]).tolist()
         if len(matched) > 1:  # of equal arms the earlier counts as the better
-            first, second, *_ = sorted(matched, key=lambda a: -mean_AM[a, m])
+            first, second, *_ = sorted(matched, key=lambda a: -mean_AM[a, m].round(12))
             arm, other = arms[first], arms[second]
             pair = score_AM[second][m], score_AM[first][m]
             lead = difference_interval(*pair, seeds_paired=have_same_seeds(other, arm))
@@ -255,12 +254,13 @@ def _supported_fit(
         fit_sigmoids(x_M, distinct_DM[i : i + 100], low_limit, high_limit) for i in range(0, len(distinct_DM), 100)
     ]
     low_B, high_B, _, middle_B, _ = np.concatenate(parts, axis=1)[:, of_B.ravel()]
-    rising_B = high_B - low_B > _TIE
-    if high_1[0] - low_1[0] <= _TIE or rising_B.mean() < _MUST_RISE:
+    rising_B = high_B - low_B > ROUNDING
+    if high_1[0] - low_1[0] <= ROUNDING or rising_B.mean() < _MUST_RISE:
         rises = f"the best N rises with the budget in {rising_B.mean():.1%} of resamples"
         return f"{rises}; a fit needs {_MUST_RISE:.0%}"
     low, high = np.quantile(middle_B[rising_B], [0.025, 0.975])
-    at_end = low < x_M[0] + _TIE or high > x_M[-1] - _TIE  # the rise may begin before the points or end after them
+    # The rise may begin before the points or end after them.
+    at_end = low < x_M[0] + ROUNDING or high > x_M[-1] - ROUNDING
     if at_end or high - low > _WIDEST * (x_M[-1] - x_M[0]):
         min_budget, max_budget, first, last = (plain(np.exp(v), 4) for v in (low, high, x_M[0], x_M[-1]))
         return (

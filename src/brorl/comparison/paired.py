@@ -28,7 +28,7 @@ from brorl.tree import FloatArray
 Conclusion = Literal["A leads", "B leads", "no difference shown"]
 Covers = Literal["prompts and seeds", "prompts", "seeds", "nothing"]
 
-_ROUNDING = 1e-12  # differences of scores below this are rounding
+ROUNDING = 1e-12  # differences of scores below this are rounding
 _MAX_WEIGHTS = 2_000_000  # of resampling, in memory at once
 
 
@@ -196,9 +196,9 @@ def difference_parts(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_pa
 
 def conclusion_of(difference: Estimate) -> Conclusion:
     """Return the conclusion from a difference of B minus A: a lead if its interval excludes 0."""
-    if difference.low > _ROUNDING:
+    if difference.low > ROUNDING:
         return "B leads"
-    return "A leads" if difference.high < -_ROUNDING else "no difference shown"
+    return "A leads" if difference.high < -ROUNDING else "no difference shown"
 
 
 def mean_over_runs(value_SP: FloatArray, lowest: float = 0.0, highest: float = 1.0, level: float = 0.95) -> Estimate:
@@ -319,16 +319,16 @@ def _together(parts: Sequence[VariancePart]) -> VariancePart | None:
     if len(parts) < 2:
         return parts[0] if parts else None
     total = sum(part.variance for part in parts)
-    if total <= _ROUNDING**2:
+    if total <= ROUNDING**2:
         return VariancePart(total, sum(part.degrees for part in parts))
     return VariancePart(total, total**2 / sum(part.variance**2 / part.degrees for part in parts))
 
 
 def _t_test(value: float, part: VariancePart) -> TTest:
-    if sqrt(part.variance) > _ROUNDING:
+    if sqrt(part.variance) > ROUNDING:
         t = value / sqrt(part.variance)
     else:  # all differences are the same
-        t = 0.0 if abs(value) <= _ROUNDING else inf if value > 0 else -inf
+        t = 0.0 if abs(value) <= ROUNDING else inf if value > 0 else -inf
     return TTest(t, part.degrees, float(stdtr(part.degrees, -t)), min(1.0, 2 * float(stdtr(part.degrees, -abs(t)))))
 
 

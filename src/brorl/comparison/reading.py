@@ -147,6 +147,11 @@ def _read_run(path: Path, seed: int, budget: Budget) -> tuple[RunScores, _Setup]
             scores.append(_score(path, cost, record["evaluation"]))
     if not scores or (ended is None and not budget.is_spent(cost)):
         return None
+    if "evaluation" not in records[0] or (ended is None and not budget.is_spent(scores[-1].cost)):
+        raise UserError(
+            f"in {path} the evaluation at the start or at the budget has no score, because its responses could not be "
+            f"verified (an infrastructure failure); delete {path} and rerun the command"
+        )
     last = next(r["evaluation"] for r in reversed(records) if "evaluation" in r)
     prompts = tuple(HeldOutPrompt(**prompt) for prompt in RunDirectory(path).read_held_out())
     setup = prompts, last["num_samples"], tuple(sorted(int(k) for k in last["pass_at"]))

@@ -29,6 +29,7 @@ from brorl.comparison.matching import (
     unmatched_runs,
 )
 from brorl.comparison.paired import (
+    ROUNDING,
     CorrectedInterval,
     PairedDifference,
     SeedsNeeded,
@@ -241,7 +242,7 @@ def _pair(comparison: Comparison, ks: tuple[int, ...]) -> Pair:
         worst_at=worst_at,
         trends=task_trends(comparison, budget),
         coverage=coverage_difference(comparison, budget, ks[-1]),
-        seeds_ahead=int((end_b_S > end_a_S).sum()) if paired else None,
+        seeds_ahead=int((end_b_S > end_a_S + ROUNDING).sum()) if paired else None,
     )
 
 

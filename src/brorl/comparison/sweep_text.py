@@ -27,6 +27,8 @@ def sweep_answer(results: ComparisonResults) -> str:
         return f"At {budget} of training nothing can be compared: {who}."
     where = f"Of the arms that kept to {budget} ({listed(over)} did not)" if over else f"At {budget} of training each"
     score = interval(at_budget[best.arm].score)
+    if best.is_tied:
+        return f"{where}, {best.arm} and {best.second} scored the same {frontier.measure.name}, {score}."
     start = f"{where}, {best.arm} scored the highest {frontier.measure.name}, {score}"
     lead = f"{signed(best.lead)}, {results.seeds_text}"
     if best.lead_shown:
@@ -107,7 +109,8 @@ def against_first(results: ComparisonResults) -> list[str]:
         phrases = grouped(differences)
         if unknown:
             phrases.append(f"not evaluated close enough to equal {UNIT_WORDS[unit]}: {', '.join(unknown)}")
-        lines.append(f"pass@{k} against {first} at equal {UNIT_WORDS[unit]}, {'; '.join(phrases)}.")
+        if phrases:
+            lines.append(f"pass@{k} against {first} at equal {UNIT_WORDS[unit]}, {'; '.join(phrases)}.")
     return lines
 
 

@@ -135,9 +135,9 @@ def _other_units(results: ComparisonResults) -> list[str]:
     equal, unequal = [], []
     for unit in UNITS:
         of_a, of_b = (results.arms[name][-1].costs[unit].mean for name in (a, b))
-        if unit == results.comparison.unit or of_a == of_b == 0:
+        if unit == results.comparison.unit or not (of_a and of_b):  # an arm without a mixed group makes no step
             continue
-        ratio = of_b / of_a if of_a else float("inf")
+        ratio = of_b / of_a
         text = f"{UNIT_WORDS[unit]} ({_in_short(of_b, unit)} against {_in_short(of_a, unit)})"
         if 1 - TOLERANCE <= ratio <= 1 + TOLERANCE:
             equal.append(text)

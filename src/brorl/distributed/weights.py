@@ -51,7 +51,8 @@ class RemoteWeights:
         for name, shape, dtype, data in stored:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-                yield name, torch.from_numpy(data).view(dtype).reshape(shape)
+                flat = torch.from_numpy(data)
+            yield name, flat.view(dtype).reshape(shape)
 
 
 def stored_form(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from brorl.prompts.settings import EvaluationSource, as_sources
 from brorl.section import Section
@@ -43,6 +43,11 @@ class EvaluationSettings(Section):
     patience: int | None = Field(
         None, ge=1, description="end the run after this many regular evaluations without a new best; null for never"
     )
+
+    @field_validator("ks")
+    @classmethod
+    def _ascending(cls, ks: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted(set(ks)))
 
     @model_validator(mode="after")
     def _samples_suffice(self) -> Self:

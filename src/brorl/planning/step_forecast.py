@@ -35,8 +35,9 @@ class StepForecast:
     # total if every cut response is as long as the length limit allows; equal to the total if no response was cut
     # before it
     max_seconds: float
-    # expected fraction of mixed groups; None if every group is trained on, or if no measured group was mixed and the
-    # seconds are for a step that keeps all groups
+    fraction_cut: float  # measured responses that were cut before the length limit, as a fraction of all
+    # expected fraction of mixed groups; None if it is not known, and the seconds are for a step that keeps all groups:
+    # every group is trained on, responses were cut (they count as incorrect), or no measured group was mixed
     kept_fraction: float | None
     num_rollouts: int  # measured rollouts
     num_prompts: int  # largest number of prompts in a measured step
@@ -66,13 +67,20 @@ def forecast_step(
     measured_seconds = perf_counter() - started
     size = sizes[-1 if measured_seconds < _SECONDS else 0]
     seconds_of_threads = _time_threads(parts, timer, *size, threads) if threads else {}
-    fraction = _kept_fraction(groups, rollouts_per_prompt) if parts.dynamic_sampling else None
+    longer = limit - parts.sampling.max_new_tokens
+    cut = sum(int(g.tree.leaf_count[~g.tree.finished].sum()) for g in groups) if longer else 0
+    fraction_cut = cut / sum(g.tree.num_rollouts for g in groups)
+    known = parts.dynamic_sampling and not cut
+    fraction = _kept_fraction(groups, rollouts_per_prompt) if known else None
     cost = StepCost.fit(timings, timer.per_step)
-    work = _whole_step(parts, groups, timings[-1].work, rollouts_per_prompt, fraction)
-    longest = _with_longer(work, groups, limit - parts.sampling.max_new_tokens, rollouts_per_prompt)
+    limited = parts.learner_settings.max_responses_per_outcome  # then the trained nodes do not grow with N
+    num_trained = min(2 * limited, rollouts_per_prompt) if limited else rollouts_per_prompt
+    work = _whole_step(parts, groups, rollouts_per_prompt, num_trained, fraction)
+    longest = _with_longer(work, longer * fraction_cut, rollouts_per_prompt, num_trained)
     return StepForecast(
         seconds=cost.seconds(work),
         max_seconds=cost.seconds(longest)["total"],
+        fraction_cut=fraction_cut,
         kept_fraction=fraction,
         num_rollouts=sum(round(timing.work.groups) * timing.num_rollouts for timing in timings),
         num_prompts=max(num_prompts for _, num_prompts in sizes[: len(timings)]),
@@ -92,17 +100,19 @@ def _time_threads(
         lambda: timer.finish(sampled),  # afterwards: learning changes the rollouts of the next sampling
     ]
     means = dict.fromkeys(threads, 0.0)
-    for work in works:
-        repeats, sums = 0, dict.fromkeys(threads, 0.0)
-        while repeats < _REPEATS and sum(sums.values()) < _SECONDS / 2:
-            for number in threads:
-                torch.set_num_threads(number)
-                started = perf_counter()
-                work()
-                sums[number] += perf_counter() - started
-            repeats += 1
-        means = {number: means[number] + sums[number] / repeats for number in threads}
-    torch.set_num_threads(before)
+    try:
+        for work in works:
+            repeats, sums = 0, dict.fromkeys(threads, 0.0)
+            while repeats < _REPEATS and sum(sums.values()) < _SECONDS / 2:
+                for number in threads:
+                    torch.set_num_threads(number)
+                    started = perf_counter()
+                    work()
+                    sums[number] += perf_counter() - started
+                repeats += 1
+            means = {number: means[number] + sums[number] / repeats for number in threads}
+    finally:
+        torch.set_num_threads(before)
     return means
 
 
@@ -116,35 +126,32 @@ def _kept_fraction(groups: Sequence[Group], rollouts_per_prompt: int) -> float |
 
 
 def _whole_step(
-    parts: PilotParts, groups: Sequence[Group], measured: Work, rollouts_per_prompt: int, fraction: float | None
+    parts: PilotParts, groups: Sequence[Group], rollouts_per_prompt: int, num_trained: int, fraction: float | None
 ) -> Work:
-    """Return the work of a whole step, from the groups and the work of the largest measured step."""
-    depth, wanted = parts.sampling.max_new_tokens, np.array([rollouts_per_prompt])
-    grown = [tree_growth(group.tree, wanted, depth) for group in groups]
-    nodes = float(np.mean([g.nodes_J[0] for g in grown]))
-    responses = float(np.mean([g.responses_J[0] for g in grown]))
+    """Return the work of a whole step, from the groups of the largest measured step."""
+    sizes = np.array([num_trained, rollouts_per_prompt])
+    grown = [tree_growth(group.tree, sizes, parts.sampling.max_new_tokens) for group in groups]
+    trained, nodes = np.mean([g.nodes_J for g in grown], axis=0).tolist()
+    responses = float(np.mean([g.responses_J[1] for g in grown]))
     length = float(np.mean([g.tree.num_sampled_tokens / g.tree.num_rollouts for g in groups]))
-    limited = parts.learner_settings.max_responses_per_outcome  # then the trained nodes do not grow with N
     return Work.of_step(
         parts.prompts_per_step,
         fraction or 1.0,
         nodes=nodes,
         tokens=rollouts_per_prompt * length,
         responses=responses,
-        trained=measured.trained_nodes / measured.trained_groups if limited else nodes,
+        trained=trained,
         updates=parts.learner_settings.mini_batches,
         rounds=1.0 if fraction is None else mean_rounds(fraction, parts.prompts_per_step),
     )
 
 
-def _with_longer(work: Work, groups: Sequence[Group], longer: int, rollouts_per_prompt: int) -> Work:
-    """Return the work if every cut response has `longer` more tokens, none of them shared."""
-    cut = sum(int(g.tree.leaf_count[~g.tree.finished].sum()) for g in groups)
-    fraction_cut = cut / sum(g.tree.num_rollouts for g in groups)
-    added = longer * fraction_cut * rollouts_per_prompt  # tokens of a group
+def _with_longer(work: Work, longer: float, rollouts_per_prompt: int, num_trained: int) -> Work:
+    """Return the work if every response has `longer` more tokens, none of them shared."""
+    added = longer * rollouts_per_prompt  # tokens of a group
     return replace(
         work,
         unique_tokens=work.unique_tokens + work.groups * added,
         sampled_tokens=work.sampled_tokens + work.groups * added,
-        trained_nodes=work.trained_nodes + work.trained_groups * added,
+        trained_nodes=work.trained_nodes + work.trained_groups * longer * num_trained,
     )

@@ -75,17 +75,22 @@ def outline_of(trees: Sequence[RolloutTree], correct: Sequence[NDArray[np.bool_]
             at.append(found)
         for node in tree.leaf.tolist():
             at[node].ends = True
-    return _chained(root)
+    root.branches = _joined(root.branches)  # the root is the prompt; no token joins it
+    return root
+
+
+def _joined(branches: Sequence[Branch]) -> list[Branch]:
+    """Join tokens without a fork to chains, and sort."""
+    return sorted(map(_chained, branches), key=lambda b: (b.count_K[-1], b.count_K), reverse=True)
 
 
 def _chained(branch: Branch) -> Branch:
-    """Join tokens without a fork to chains, and sort."""
     while len(branch.branches) == 1 and not branch.ends and branch.branches[0].count_K == branch.count_K:
         (only,) = branch.branches
         branch = Branch(
             branch.tokens + only.tokens, only.count_K, only.correct_K, only.probability_K, only.ends, only.branches
         )
-    branch.branches = sorted(map(_chained, branch.branches), key=lambda b: (b.count_K[-1], b.count_K), reverse=True)
+    branch.branches = _joined(branch.branches)
     return branch
 
 
