@@ -87,7 +87,7 @@ def init(
     try:
         guess = guess_meaning(data_file, prompt_column, answer_column, domain)
         if function == SCORE:
-            guess = guess._replace(domain_reason="the rewards of the taskset")
+            guess = guess._replace(domain_reason="the rewards of the taskset", answer_after=None)  # answers are JSON
         questions = _read(data_file, guess)
     except UserError as error:  # it names settings of a recipe
         message = str(error)
@@ -220,8 +220,9 @@ class _Starter:
 def _starter(path: str, model: str | None, guess: Guess, questions: Sequence[Question], function: str) -> _Starter:
     """Choose the settings; a prompt and its response share the positions of the model."""
     positions = _positions(model)
-    puzzles, names_box = guess.domain == COUNTDOWN_DOMAIN, all("boxed" in question.asked for question in questions)
-    response = 16 if puzzles else 512 if guess.domain == "code" else 256
+    domain = "" if function == SCORE else guess.domain  # a taskset has its own rewards, whatever its name
+    puzzles, names_box = domain == COUNTDOWN_DOMAIN, all("boxed" in question.asked for question in questions)
+    response = 16 if puzzles else 512 if domain == "code" else 256
     response = response if positions is None else max(1, min(response, positions // 2))
     wanted = round(max(0.02, min(_HELD_OUT / len(questions), _FRACTIONS[0])), 2)
     sizes = ((fraction, len(split_held_out(questions, fraction, 0).held_out)) for fraction in (wanted, *_FRACTIONS))
@@ -230,8 +231,8 @@ def _starter(path: str, model: str | None, guess: Guess, questions: Sequence[Que
         model=model or ("quickstart" if puzzles else _MODEL),
         path=path,
         guess=guess,
-        function=None if guess.domain in DOMAINS else function,
-        template="{prompt}" if names_box else TEMPLATES.get(guess.domain, "{prompt}"),
+        function=None if domain in DOMAINS else function,
+        template="{prompt}" if names_box else TEMPLATES.get(domain, "{prompt}"),
         max_new_tokens=response,
         max_prompt_tokens=None if positions is None else positions - response,
         num_questions=len(questions),

@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from brorl.assemble.data import build_questions
+from brorl.config.reading import make_config, read_recipe
 from brorl.verification.domains import taskset
 from run_support import command, refused, save_tiny_model
 
@@ -99,7 +101,7 @@ def as_before() -> Iterator[None]:
     yield
     sys.path[:] = path
     for name in set(sys.modules) - modules:
-        if name.startswith("sums"):
+        if name.startswith(("sums", "science")):
             del sys.modules[name]
 
 
@@ -143,6 +145,20 @@ def test_a_taskset_is_written_and_trained_on() -> None:
         right = json.loads(row["reference"])["data"]["right"]
         reward = 0.7 * (row["response"].strip() == str(right)) + 0.2 * (len(row["response"]) < 4)
         assert row["score"] == pytest.approx(reward, abs=1e-9), row
+
+
+@needs_verifiers
+def test_a_taskset_keeps_its_rewards_whatever_its_name_and_its_tasks_contain() -> None:
+    """The name is that of a built-in domain, and every task has the mark that ends solutions in GSM8K."""
+    Path("science.py").write_text(SUMS.replace('prompt=f"', 'prompt=f"#### '))
+    outcome = command("init", "verifiers:science", "--model=quickstart")
+    assert outcome.code == 0, outcome
+    config = make_config(read_recipe("mine.yaml"), {}, "mine.yaml")
+    assert config.verification.functions == {"science": taskset.SCORE}
+    assert config.prompt.template == "{prompt}"
+    question = build_questions(config)[0].train[0]
+    right = json.loads(question.answer)["data"]["right"]
+    assert taskset.score(f"<think>.</think>{right}", question.answer) == 1.0
 
 
 @needs_verifiers
