@@ -113,6 +113,21 @@ def test_tensorboard_after_a_kill_and_a_step_back(tmp_path: Path, rng: np.random
 
 
 @needs_tensorboard
+def test_an_attempt_without_an_update_does_not_hide_its_step(tmp_path: Path, rng: np.random.Generator) -> None:
+    """An attempt has the number of the step that it could not make; a resumed run makes that step."""
+    done = [record(step, rng) for step in range(3)]
+    attempt = {"step": 3, "attempt": 0, "sampling": {"reward": 0.0}}
+    stopped = open_trackers(["tensorboard"], "project", "run", {}, tmp_path, print)
+    for line in (*done, attempt):
+        stopped.log(line)
+    stopped.close()
+    resumed = open_trackers(["tensorboard"], "project", "run", {}, tmp_path, print, [*done, attempt])
+    resumed.log(last := record(3, rng))
+    resumed.close()
+    assert_same(read_tensorboard(tmp_path), [*done, last], rel=1e-6)
+
+
+@needs_tensorboard
 def test_a_tracker_that_fails_is_closed_and_gets_the_missing_steps_later(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

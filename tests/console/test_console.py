@@ -263,7 +263,7 @@ def test_coverage_table_without_an_estimate() -> None:
 
 def checked(change: float, half: float, risen: int, correct: int, drop: float | None) -> dict[str, Any]:
     fraction = risen / correct if correct else None
-    return {"step": 1, "sampling": {}, "held_out_check": {
+    return {"step": 1, "sampling": {}, "update": {}, "held_out_check": {
         "change": change, "change_low": change - half, "change_high": change + half, "num_correct": correct,
         "fraction_improved": fraction, "worst_drop": drop,
     }}  # fmt: skip
@@ -275,7 +275,8 @@ def test_held_out_checks_are_pooled() -> None:
         checked(0.02, 0.003, 6, 10, -0.004),
         checked(-0.01, 0.004, 30, 30, -0.5),
         checked(0.0, 0.0, 0, 0, None),
-        {"step": 4, "sampling": {}},
+        {"step": 4, "sampling": {}, "update": {}},
+        {"step": 5, "sampling": {}, "attempt": 0},  # no update
     ]
     (line,) = held_out_check_lines(records)
     mean, half = 0.01 / 3, 0.005 / 3
@@ -304,6 +305,13 @@ def test_unusual_events_of_a_step_have_notes() -> None:
     assert "lower optimizer.learning_rate" in lines[3]
     assert lines[4].endswith("for a reason")
     assert lines[5].endswith("it collapses")
+
+
+def test_an_attempt_costs_and_is_no_step(records: list[dict[str, Any]]) -> None:
+    attempt = step(4, samples=500, sampled=900, unique=90, distinct=9, groups=2) | {"attempt": 0}
+    del attempt["update"]
+    rows = {row[0]: row[1:] for row in cost_table([*records, attempt]).rows}
+    assert (rows["steps"][0], rows["rollouts"][0]) == ("3", "2,500")
 
 
 def test_dropped_rollouts_are_part_of_the_cost(records: list[dict[str, Any]]) -> None:

@@ -207,6 +207,15 @@ def test_regular_evaluations_without_a_new_best_end_the_run() -> None:
     assert never.stall() is None
 
 
+def test_a_best_at_the_end_of_a_run_counts_after_it_is_resumed() -> None:
+    watch = Monitor(CollapseLimits(), EvaluationSettings(every=10, patience=2))
+    watch.recall([update(10) | evaluation(10, 0.3, 0.9), update(20) | evaluation(20, 0.8, 0.9) | {"ended": "collapse"}])
+    watch.remember(update(30) | evaluation(30, 0.5, 0.9))
+    assert watch.stall() is None
+    watch.remember(update(40) | evaluation(40, 0.5, 0.9))
+    assert watch.stall() == "2 evaluations in a row without a pass@1 above 0.800 (evaluation.patience = 2)"
+
+
 def test_a_run_that_no_longer_rises_ends_with_its_best_and_can_be_resumed(tmp_path: Path) -> None:
     """With a learning rate of 1e-12 no evaluation after the first is better."""
     run = tmp_path / "run"

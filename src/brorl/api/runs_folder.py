@@ -116,7 +116,7 @@ def _why_not(run: Path, overrides: Mapping[str, Any]) -> str | None:
             f"is finished ({step:,} step{'s' * (step != 1)}); train longer with: brorl resume {run} --steps {2 * step}"
         )
     budget = config.total_budget
-    if budget.is_spent(total_cost(record for record in records if record["step"] <= step)):
+    if budget.is_spent(total_cost(r for r in records if r["step"] <= step or "attempt" in r)):
         return f"has spent its budget; train longer with: brorl resume {run} --budget.limit {2 * budget.limit:g}"
     return None
 

@@ -86,6 +86,11 @@ def coverage_table(records: Sequence[Record]) -> Table:
     return Table(title, ("N =", *(f"{n}*" if n > own else str(n) for n in numbers)), tuple(rows), tuple(notes))
 
 
+def _num_updates(records: Sequence[Record]) -> int:
+    """Return the number of steps with an update: an attempt that found no mixed group is none."""
+    return sum("update" in record for record in records)
+
+
 def cost_table(records: Sequence[Record]) -> Table:
     """Return the number of samples, the savings of the tree, and the seconds per phase; no rows without a step."""
     steps = [r for r in records if "sampling" in r]
@@ -102,7 +107,7 @@ def cost_table(records: Sequence[Record]) -> Table:
     distinct, unique = sampling("distinct_responses"), sampling("unique_tokens")
     kept = f"{total('kept', 'groups'):,.0f} groups in updates, {sampling('groups'):,.0f} sampled"
     rows = [
-        ("steps", f"{len(steps):,}", kept),
+        ("steps", f"{_num_updates(records):,}", kept),
         ("rollouts", f"{samples:,.0f}", f"{distinct:,.0f} verified: {samples / distinct:.1f}x fewer"),
         ("tokens", f"{tokens:,.0f}", f"{unique:,.0f} computed: {tokens / unique:.1f}x fewer"),
     ]
@@ -126,11 +131,11 @@ def held_out_check_lines(records: Sequence[Record]) -> list[str]:
     checks = [r["held_out_check"] for r in records if r.get("held_out_check", {}).get("change") is not None]
     if not checks:
         return []
-    steps = sum("sampling" in r for r in records)
+    number = f"{len(checks)} of {_num_updates(records)} updates"
     change = fmean(c["change"] for c in checks)
     half = sqrt(sum((c["change_high"] - c["change"]) ** 2 for c in checks)) / len(checks)
     line = (
-        f"held-out check of {len(checks)} of {steps} updates: one update changed the probability of a correct response "
+        f"held-out check of {number}: one update changed the probability of a correct response "
         f"by {change:+.4f} [{change - half:+.4f}, {change + half:+.4f}]"
     )
     with_correct = [c for c in checks if c["num_correct"]]

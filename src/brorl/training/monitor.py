@@ -168,12 +168,12 @@ class Monitor:
         step = record["step"] if "update" in record else record["step"] - 1  # the step whose weights were evaluated
         if score is not None and step > 0 and (self._best is None or score > self._best[0]):
             self._best = (score, step)
-        if "ended" in record:  # a run that is resumed after its end goes on until it stalls again
-            self._without_best = 0
-        elif score is not None and is_regular(record, self._evaluation.every):
+        if score is not None and is_regular(record, self._evaluation.every):
             better = self._best_regular is None or score > self._best_regular
             self._best_regular = score if better else self._best_regular
             self._without_best = 0 if better else self._without_best + 1
+        if "ended" in record:  # a run that is resumed after its end goes on until it stalls again
+            self._without_best = 0
 
     def stall(self) -> str | None:
         """Return why the run ends after the last record, if its evaluations have stopped rising."""
