@@ -147,6 +147,21 @@ def run_of(learner: Learner, engine: Engine, path: Path, stop_at: int = STEPS) -
     )
 
 
+def test_a_step_of_carried_groups_alone_stores_no_rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a source that samples ahead: the readers of stored rollouts need at least one."""
+    run = run_of(PreferenceLearner(), Preference(torch.tensor(-1.0), np.random.default_rng(0)), tmp_path)
+    next_batch = run.algorithm.source.next_batch
+
+    def without_samples(step: int) -> Batch:
+        batch = next_batch(step)
+        return replace(batch, sampled=[]) if step == 2 else batch
+
+    monkeypatch.setattr(run.algorithm.source, "next_batch", without_samples)
+    assert train(run, START)[0] is Ending.FINISHED
+    stored = {int(path.stem.rpartition("-")[2]) for path in (tmp_path / "rollouts").iterdir()}
+    assert stored == {1, *range(3, STEPS + 1)}
+
+
 def test_the_loop_needs_the_protocols_only(tmp_path: Path) -> None:
     """It trains, records and saves a learner and an engine that have no model."""
     learner, engine = PreferenceLearner(), Preference(torch.tensor(-1.0), np.random.default_rng(0))

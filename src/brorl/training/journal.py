@@ -209,9 +209,9 @@ class Journal:
             source.publish(learner.weights(), version=step)
 
     def _store_rollouts(self, step: int, batch: Batch) -> None:
-        """Store the rollouts of a step, unless the run stores none."""
+        """Store the rollouts of a step, unless the run stores none or carried groups filled the step."""
         outputs = self._run.outputs
-        if self._run.schedule.store_rollouts_every:
+        if self._run.schedule.store_rollouts_every and batch.sampled:
             groups, verdicts = batch.with_unverified()
             texts = [outputs.grader.texts(g.tree) for g in groups]
             outputs.directory.write_responses("rollouts", step, groups, verdicts, texts)
