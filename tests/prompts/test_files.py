@@ -336,6 +336,12 @@ class TestPaths:
             f"such as data.sources[].path: {tmp_path}/train-00.jsonl"
         )
 
+    def test_a_folder_that_is_named_like_a_file_is_searched(self, tmp_path: Path) -> None:
+        """As Spark and Dask write them: a folder train.jsonl of parts."""
+        (folder := tmp_path / "train.jsonl").mkdir()
+        write_lines(folder / "part-0000.jsonl", [DEFAULT])
+        assert len(read_questions(FileSource(path=str(tmp_path), name="s"))) == 1
+
     def test_a_file_without_permission(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = Path(write_lines(tmp_path / "q.jsonl", [DEFAULT]))
         path.chmod(0)

@@ -144,7 +144,9 @@ def _files_in(path: str, folder: Path) -> list[Path]:
     files = sorted(
         file
         for file in folder.rglob("*")
-        if file.suffix.lower() in _SUFFIXES and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+        if file.suffix.lower() in _SUFFIXES
+        and file.is_file()
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
     )
     if not files:
         raise UserError(f"the folder {path} contains no {', '.join(_SUFFIXES)} file; fix data.sources[].path")
