@@ -96,6 +96,8 @@ def test_commands_of_an_adaptive_recipe_have_the_fixed_numbers_of_the_plan(adapt
     wanted = {"adaptive.enabled": False} if adaptive else {}
     assert _fixed_rollouts({"adaptive": {"enabled": adaptive}}, {}) == wanted
     assert _fixed_rollouts("quickstart", {"adaptive.enabled": adaptive}) == wanted
+    few = {"adaptive": {"enabled": adaptive, "pilot_rollouts": 16}}  # an adaptive run could not have the planned number
+    assert _fixed_rollouts(few, {"rollouts_per_prompt": 16}) == wanted
 
 
 def test_an_aim_changes_the_estimator_of_the_commands() -> None:

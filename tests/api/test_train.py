@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 import brorl
-from brorl.api.train import TrainingResult
+from brorl.api.recipe import resolve_config
+from brorl.api.train import TrainingResult, _with_reward
 from brorl.config.reading import parse_yaml
 from brorl.console.progress import TrainingProgress
 from brorl.errors import UserError
@@ -197,6 +198,9 @@ def test_a_reward_function_with_the_signature_of_trl_trains_as_it_is(
     result = brorl.train(**SETTINGS, reward=reward, steps=2, store_rollouts_every=1, progress=False, output_dir="run")
     config = parse_yaml((result.path / "config.yaml").read_text(), "config.yaml")
     assert config["verification"]["functions"] == {"countdown": f"{tmp_path / 'rewards.py'}:reward"}
+    recipe = resolve_config("quickstart", {"verification.functions": {"math": "own.py:check", "countdown": "old.py:f"}})
+    functions = _with_reward(recipe, reward).verification.functions
+    assert functions == {"math": "own.py:check", "countdown": f"{tmp_path / 'rewards.py'}:reward"}
     group = brorl.samples(result.path).group
     assert group is not None
     assert group.correct_L.tolist() == [text.strip().endswith("1") for text in group.texts]

@@ -134,6 +134,16 @@ def test_a_start_without_anything_to_find_is_told_so(tmp_path: Path, monkeypatch
     assert (result.recipe, result.final) == (None, None)
 
 
+def test_pass_at_1_alone_does_not_say_that_nothing_is_to_be_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own interval is no room above it."""
+    alone = {1: Estimate(0.5, 0.495, 0.505)}
+    monkeypatch.setattr(module, "_pilot", lambda *_: module._Pilot(alone, {16: 64}, 0.1, 1.0))
+    with pytest.raises(UserError, match="budget"):  # it goes on to the plan, for which this is too short
+        brorl.tune("quickstart", output_dir=tmp_path / "out", budget="1s", progress=False, **{"evaluation.ks": [1]})
+
+
 def test_a_budget_that_is_too_short_is_refused_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

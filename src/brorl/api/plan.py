@@ -14,7 +14,7 @@ import brorl
 from brorl.activity import Phase
 from brorl.api.recipe import resolve_checkpoint, resolve_config
 from brorl.api.runs_folder import make_output_folder
-from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml
+from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml, settings_in
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.errors import UserError
@@ -174,7 +174,8 @@ def plan(
                 replace_file(folder / "plan.json", json.dumps(plan_record(report), indent=2).encode())
                 draw_plan(report, folder / "plan.png")
             planned = {**_estimator_settings(config, report.choice.estimator), **_fixed_rollouts(source, given)}
-            result = PlanResult(folder, report, *_next_commands(report.plan, checkpoint, source, {**given, **planned}))
+            commands = _next_commands(report, checkpoint, source, {**given, **planned})
+            result = PlanResult(folder, report, *commands)
             screen.console.print(result, soft_wrap=True)
             return result
 
@@ -345,15 +346,17 @@ def _estimator_settings(config: TrainConfig, estimator: str) -> dict[str, Any]:
 
 def _fixed_rollouts(recipe: ConfigOrPath, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that give every prompt the planned number of rollouts."""
-    return {"adaptive.enabled": False} if resolve_config(recipe, given).adaptive.enabled else {}
+    settings = flat_settings(settings_in(recipe)) | dict(given)  # unchecked: they may not allow this number
+    return {"adaptive.enabled": False} if settings.get("adaptive.enabled") else {}
 
 
 def _next_commands(
-    plan: RolloutPlan, checkpoint: str | Path | None, recipe: ConfigOrPath, given: Mapping[str, Any]
+    report: PlanReport, checkpoint: str | Path | None, recipe: ConfigOrPath, given: Mapping[str, Any]
 ) -> tuple[str | None, str | None]:
     """Return the commands that train with the recommendation and that measure the plan, as far as they exist."""
     from brorl.planning.estimators import K
 
+    plan = report.plan
     row = plan.recommended
     if row is None or not isinstance(recipe, str | Path):
         return None, None
@@ -364,7 +367,7 @@ def _next_commands(
         trained["output_dir"] = None  # the run's own directory is not empty
     trained |= others | {"rollouts_per_prompt": row.num_rollouts, "prompts_per_step": row.budget_prompts}
     train = ["brorl", "train", str(recipe), *_options(trained)]
-    minimum = K + 1 if others.get("advantage.estimator") == "pass_at_k" else 2
+    minimum = K + 1 if report.choice.estimator == "pass_at_k" else 2
     if not (sweep := _sweep(plan, row, minimum)):
         return shlex.join(train), None
     compared = {"from": model} if model else {}

@@ -15,7 +15,7 @@ from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.cost import Cost, total_cost
-from brorl.errors import STOPPED, UnverifiedResponsesError, UserError
+from brorl.errors import STOPPED, LearnerLostError, UnverifiedResponsesError, UserError
 from brorl.format import Estimate
 from brorl.runs import RUNS
 from brorl.table import Result
@@ -121,7 +121,7 @@ def train(
     recipe = _RECIPE if config_or_path is None else config_or_path
     config = resolve_config(recipe, overrides)
     if reward is not None:
-        config = resolve_config(config, {"verification.functions": _functions(config, reward)})
+        config = _with_reward(config, reward)
     check_cheaply(config)
     with Screen(silent=not progress) as screen:  # shown while torch is imported
         from brorl.api.training_session import TrainingSession
@@ -131,14 +131,16 @@ def train(
             refuse_used_folder(directory.path)
             try:
                 return TrainingSession(config, directory, screen, is_new=True).run_to_end()
+            except LearnerLostError:  # it can be resumed, even from step 0
+                raise
             except UserError:
                 if not directory.read_metrics():
                     remove_unused(directory)
                 raise
 
 
-def _functions(config: TrainConfig, function: Callable[..., object]) -> dict[str, str]:
-    """Return a function as the verifier of every domain of the data."""
+def _with_reward(config: TrainConfig, function: Callable[..., object]) -> TrainConfig:
+    """Return a config with a function as the verifier of every domain of the training data."""
     domains = []
     for source in config.data.sources:
         domain = getattr(source, "domain", source.kind)
@@ -148,7 +150,8 @@ def _functions(config: TrainConfig, function: Callable[..., object]) -> dict[str
                 "verification={'functions': {'math': 'rewards.py:reward'}}"
             )
         domains.append(domain)
-    return dict.fromkeys(domains, _path_of(function))
+    functions = config.verification.functions | dict.fromkeys(domains, _path_of(function))
+    return resolve_config(config, {"verification.functions": functions})
 
 
 def _path_of(function: Callable[..., object]) -> str:

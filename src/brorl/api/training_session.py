@@ -198,7 +198,8 @@ class TrainingSession:
         longer = [] if limit is None else [f"--budget.limit {2 * limit:g}"]
         longer += [] if steps is None else [f"--steps {2 * steps}"]
         hints = [f"train longer: {self._resume} {' '.join(longer)}"]
-        if self.is_new and not self.config.adaptive.enabled and number > _FEW:
+        for_many = any(a.estimator == "pass_at_k" and a.k >= _FEW for a in self.config.advantages)
+        if self.is_new and not self.config.adaptive.enabled and number > _FEW and not for_many:
             again = f"{shlex.quote(str(self.directory.config_file))} --output_dir null --rollouts_per_prompt {_FEW}"
             hints.append(f"compare with few rollouts: {command_name()} train {again}")
         return hints

@@ -137,7 +137,7 @@ def begin(
     config, tuning = _with_tuning_prompts(config)
     pilot = _pilot(config, tuning, folder, progress)
     start = pilot.start
-    if start[largest].high - start[1].value < _HEADROOM:
+    if largest > 1 and start[largest].high - start[1].value < _HEADROOM:
         answer = (
             f"There is hardly anything to find: held-out pass@{largest} is {interval(start[largest])} and pass@1 "
             f"{interval(start[1])}, so more rollouts have no successes to learn from; choose harder prompts, or a "
