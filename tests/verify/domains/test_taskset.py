@@ -157,8 +157,8 @@ def test_a_taskset_keeps_its_rewards_whatever_its_name_and_its_tasks_contain() -
     assert config.verification.functions == {"science": taskset.SCORE}
     assert config.prompt.template == "{prompt}"
     question = build_questions(config)[0].train[0]
-    right = json.loads(question.answer)["data"]["right"]
-    assert taskset.score(f"<think>.</think>{right}", question.answer) == 1.0
+    right = json.loads(question.reference)["data"]["right"]
+    assert taskset.score(f"<think>.</think>{right}", question.reference) == 1.0
 
 
 @needs_verifiers
