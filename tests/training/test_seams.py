@@ -162,6 +162,16 @@ def test_a_step_of_carried_groups_alone_stores_no_rollouts(tmp_path: Path, monke
     assert stored == {1, *range(3, STEPS + 1)}
 
 
+def test_a_pause_that_an_attempt_has_passed_comes_with_the_next_update(tmp_path: Path) -> None:
+    """An attempt without an update ends the process; the run that is resumed pauses after the step that it makes."""
+    run = run_of(PreferenceLearner(), Preference(torch.tensor(-1.0), np.random.default_rng(0)), tmp_path)
+    run = replace(run, schedule=replace(run.schedule, budget=Budget("samples", 1e6), pause_at=50.0))
+    cost = {"samples": 100, "sampled_tokens": 200, "unique_tokens": 50}
+    run.outputs.directory.append_metrics({"step": 0})
+    run.outputs.directory.append_metrics({"step": 1, "attempt": 0, "sampling": cost, "seconds": {"total": 1.0}})
+    assert train(run, START) == (Ending.PAUSED, "paused after step 1 (budget.pause_at = 50)")
+
+
 def test_the_loop_needs_the_protocols_only(tmp_path: Path) -> None:
     """It trains, records and saves a learner and an engine that have no model."""
     learner, engine = PreferenceLearner(), Preference(torch.tensor(-1.0), np.random.default_rng(0))

@@ -51,7 +51,10 @@ class Journal:
     def __init__(self, run: TrainingRun, step: int, stop: StopRequest) -> None:
         self._run, self._stop = run, stop
         self._step = step
-        self._spent = self._spent_before = total_cost(run.outputs.directory.read_metrics())
+        records = run.outputs.directory.read_metrics()
+        updates = max((at for at, record in enumerate(records, 1) if "attempt" not in record), default=0)
+        self._spent = total_cost(records)
+        self._spent_before = total_cost(records[:updates])  # before the next step and its attempts without an update
         self._ending: tuple[Ending, str] | None = None
 
     def begin(self) -> None:
@@ -74,6 +77,7 @@ class Journal:
             self._run.outputs.observe(Step(self._step + 1))
             self._run.clock.restart()
             yield self._step + 1
+            self._spent_before = self._spent
 
     def record(self, step: int, batch: Batch, held_out: Sequence[Group | None], metrics: StepMetrics) -> Record:
         """Return the metrics record of a step, and store the step's rollouts when due."""
@@ -93,7 +97,7 @@ class Journal:
             **measured,
             "seconds": clock.seconds(),
         }
-        self._spent_before, self._spent = self._spent, self._spent + cost_of_step(record)
+        self._spent += cost_of_step(record)
         return record
 
     def evaluate_if_due(self, record: Record) -> None:
