@@ -503,13 +503,26 @@ def test_a_damaged_checkpoint_names_the_one_before_it(
         (newest / file).write_bytes(whole[: len(whole) // 2])
         error = f"checkpoint {newest} is damaged: {file} has {len(whole) // 2:,} bytes of {len(whole):,}"
         assert error in refused()
-        if file == "trainer_state.pt":  # of the right size, but not what was written
-            (newest / file).write_bytes(bytes(len(whole)))
-            refused()
+        (newest / file).write_bytes(whole[:-64] + bytes(byte ^ 1 for byte in whole[-64:]))  # of the right size
+        assert f"checkpoint {newest} is damaged: the content of {file} has changed" in refused()
         (newest / file).write_bytes(whole)
     shutil.rmtree(newest)
     assert child("resume", run).code == 0
     assert_same_run(run, reference.path)
+
+
+def test_lost_lines_of_metrics_are_refused(child: ChildRuns, run: Path, with_all_checkpoints: Path) -> None:
+    """A resumed run would have a hole in its metrics for good."""
+    shutil.copytree(with_all_checkpoints, run)
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    middle, truncated = [*lines[:2], *lines[3:]], [*lines[:-1], lines[-1][:-20]]
+    for damaged, lost in ((middle, 2), (truncated, json.loads(lines[-1])["step"])):
+        file.write_text("".join(damaged))
+        outcome = child("resume", run)
+        assert outcome.code == 2
+        assert f"{file} has no line of step {lost}, although" in outcome.err
+        assert file.read_text() == "".join(damaged)
 
 
 def test_a_damaged_checkpoint_that_is_the_only_one(child: ChildRuns, run: Path, reference: Reference) -> None:
