@@ -1,5 +1,9 @@
 """Checkpoints hold everything, load with transformers, and are complete or absent."""
 
+import os
+import stat
+import zlib
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -323,7 +327,8 @@ def test_shards_are_a_part_of_the_checkpoint_and_found_where_it_was_moved(
 ) -> None:
     state = replace(state_after(1), learner={"shards": "shards", "updates": 3})
     checkpoint = save_checkpoint(tmp_path / "run", state, WithShards(model).save_pretrained, tokenizer)
-    assert "file 10 shards/__1_0.distcp\n" in (checkpoint / "COMMIT").read_text()
+    written = (checkpoint / "COMMIT").read_text()
+    assert f"\n10 {zlib.crc32(b'shardshard'):08x} shards/__1_0.distcp\n" in written
     assert find_damage(checkpoint) is None
     moved = (tmp_path / "run").rename(tmp_path / "elsewhere") / checkpoint.name
     assert read_state(moved).learner == {"shards": str(moved / "shards"), "updates": 3}
@@ -332,3 +337,51 @@ def test_shards_are_a_part_of_the_checkpoint_and_found_where_it_was_moved(
     assert find_damage(moved) == "shards/__1_0.distcp has 5 bytes of 10"
     shard.unlink()
     assert find_damage(moved) == "shards/__1_0.distcp is missing"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.pt", "tokenizer.json"])
+def test_one_flipped_bit_is_found(
+    name: str,
+    tmp_path: Path,
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    rng: np.random.Generator,
+) -> None:
+    checkpoint = save_checkpoint(tmp_path, state_after(1), model.save_pretrained, tokenizer)
+    assert find_damage(checkpoint) is None
+    content = bytearray((checkpoint / name).read_bytes())
+    content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+    (checkpoint / name).write_bytes(content)
+    assert find_damage(checkpoint) == f"the content of {name} has changed since it was written"
+
+
+@pytest.fixture(params=[0o022, 0o077, 0o002])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def test_files_have_the_permissions_of_new_files(
+    umask: int, tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """An inference server of another account reads the weights."""
+    checkpoint = save_checkpoint(tmp_path / "run", state_after(1), WithShards(model).save_pretrained, tokenizer)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in checkpoint.rglob("*") if path.is_file()}
+    assert {"model.safetensors", "trainer_state.pt", "COMMIT", "__1_0.distcp"} <= modes.keys()
+    assert modes == dict.fromkeys(modes, 0o666 & ~umask)
+
+
+@pytest.mark.linux
+def test_a_full_disk_is_named_as_such(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    before = save_checkpoint(tmp_path, state_after(1), model.save_pretrained, tokenizer)
+
+    def save(folder: Path) -> None:
+        model.save_pretrained(folder)
+        (folder / "trainer_state.pt").symlink_to("/dev/full")
+
+    with pytest.raises(StorageError, match=r"No space left on device.*free some space, then: brorl resume"):
+        save_checkpoint(tmp_path, state_after(2), save, tokenizer)
+    assert complete_checkpoints(tmp_path) == [before]

@@ -2,8 +2,9 @@
 
 A checkpoint is written under a temporary name, forced to disk, given a COMMIT file and only then its final name, so a
 kill at any instant leaves the previous checkpoints intact and a half-written one is never mistaken for a whole one.
-COMMIT has the step and the size of every file, which shows files that are truncated later. If the next step finds no
-mixed group, the checkpoint is written again, with the count of such attempts.
+COMMIT has the step, and the size and the CRC-32 of every file, which show later damage. All files have the permissions
+that the umask gives new files. If the next step finds no mixed group, the checkpoint is written again, with the count
+of such attempts.
 
 A run that trains adapters saves the adapters alone, in peft's format, with the name of their base. A learner with
 several ranks writes its optimizer and its reference as shards, one file per rank, into a subfolder. `best` is a link to
@@ -20,6 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -38,6 +40,7 @@ _COMMIT = "COMMIT"
 _NOT_REGULAR = " saved for being the best"  # on COMMIT's first line
 _STATE = "trainer_state.pt"
 _BEST = "best"
+_BLOCK = 1 << 22  # bytes that are read at once
 _TREE_ARRAYS = ("token", "parent", "count", "logprob", "leaf", "leaf_count", "finished")
 
 
@@ -103,29 +106,50 @@ def save_checkpoint(
         for weights in (temporary, temporary / EMA):
             if weights.is_dir():
                 tokenizer.save_pretrained(weights)
-        torch.save(_to_plain(state), temporary / _STATE)  # without a copy
+        with (temporary / _STATE).open("wb") as file:
+            torch.save(_to_plain(state), file)  # without a copy
+        readable = temporary.stat().st_mode & 0o666  # safetensors writes files that only their owner can read
         written = sorted(temporary.rglob("*"))
         for path in written:
+            if path.is_file():
+                path.chmod(readable)
             _to_disk(path)
         files = [path for path in written if path.is_file()]
-        sizes = "".join(f"file {file.stat().st_size} {file.relative_to(temporary).as_posix()}\n" for file in files)
+        sums = "".join(f"{_size_and_sum(path)} {path.relative_to(temporary).as_posix()}\n" for path in files)
         commit = temporary / f"{_COMMIT}.tmp"
-        commit.write_text(f"step {state.step}{'' if regular else _NOT_REGULAR}\n{sizes}")
+        commit.write_text(f"step {state.step}{'' if regular else _NOT_REGULAR}\n{sums}")
         _to_disk(commit)
         commit.rename(temporary / _COMMIT)
         _to_disk(temporary)
         _name(temporary, target)
-    except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
+    except (OSError, SafetensorError, RuntimeError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         last = last_checkpoint(folder)
         raise StorageError(
-            f"could not write checkpoint {target} ({error}); the last complete one is {last or 'none'}; "
+            f"could not write checkpoint {target} ({_cause(error)}); the last complete one is {last or 'none'}; "
             f"free some space, then: brorl resume {folder.parent}"
         ) from error
     if keep:
         with storage_errors(folder):
             _delete_old(folder, keep, {state.step, best_step})
     return target
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return the error of the system behind an error: torch.save raises another one about positions in the file."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    return cause or error
+
+
+def _size_and_sum(file: Path) -> str:
+    """Return the size of a file in bytes, and its CRC-32 in hexadecimal digits."""
+    size = crc = 0
+    with file.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            size, crc = size + len(block), crc32(block, crc)
+    return f"{size} {crc:08x}"
 
 
 def _name(complete: Path, target: Path) -> None:
@@ -199,17 +223,16 @@ def read_step(checkpoint: Path) -> int:
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """Return which file of a complete checkpoint does not have the size that was written; None if all have.
-
-    A checkpoint of an earlier version does not hold the sizes, and passes.
-    """
+    """Return which file of a complete checkpoint is not as it was written, by reading all of it; None if all are."""
     for line in (checkpoint / _COMMIT).read_text("utf-8").splitlines()[1:]:
-        _, size, name = line.split(" ", 2)
+        size, crc, name = line.split(" ", 2)
         file = checkpoint / name
         if not file.is_file():
             return f"{name} is missing"
         if file.stat().st_size != int(size):
             return f"{name} has {file.stat().st_size:,} bytes of {int(size):,}"
+        if _size_and_sum(file) != f"{size} {crc}":
+            return f"the content of {name} has changed since it was written"
     return None
 
 
