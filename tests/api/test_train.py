@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from brorl.api.recipe import resolve_config
 from brorl.api.train import TrainingResult, _with_reward
 from brorl.config.reading import parse_yaml
 from brorl.console.progress import TrainingProgress
-from brorl.errors import UserError
-from brorl.training.loop import Ending
+from brorl.errors import LearnerLostError, UserError
+from brorl.training.journal import Ending, Journal
 from run_support import SMALL, assert_same_run, command, metrics_without_times
 
 SETTINGS = {
@@ -54,6 +55,28 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int, times: int = 1) -> 
                 os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(TrainingProgress, "show", showing)
+
+
+def test_a_learner_that_is_lost_before_the_first_line_leaves_a_run_that_resumes(
+    reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error says to resume it. The directory of any other run without a line is removed."""
+    begin, errors = Journal.begin, [UserError("no memory"), LearnerLostError("a process of the learner died")]
+
+    def lose(journal: Journal) -> None:
+        if errors:
+            raise errors.pop(0)
+        begin(journal)
+
+    monkeypatch.setattr(Journal, "begin", lose)
+    train = partial(brorl.train, "quickstart", steps=STEPS, output_dir="run", progress=False, **SETTINGS)
+    with pytest.raises(UserError, match="no memory"):
+        train()
+    assert not Path("run").exists()
+    with pytest.raises(LearnerLostError, match="died"):
+        train()
+    brorl.train("run", resume=True, progress=False)
+    assert_same_run(Path("run"), reference)
 
 
 def test_the_function_makes_the_run_of_the_command(reference: Path, capsys: pytest.CaptureFixture[str]) -> None:

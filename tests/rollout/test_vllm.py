@@ -243,12 +243,17 @@ def test_the_file_of_weights_is_removed() -> None:
     assert not second.exists()
 
 
-def test_an_engine_that_sleeps_is_awake_for_its_work() -> None:
-    engine, (fake,) = started(settings=replace(SETTINGS, sleeps=True))
+@pytest.mark.parametrize("separate", [True, False])
+def test_an_engine_that_sleeps_is_awake_while_it_samples_alone(separate: bool) -> None:
+    """Between an update and the next samples the learner measures and saves: the memory is the learner's."""
+    engine, (fake,) = started(settings=replace(SETTINGS, sleeps=True, separate=separate))
     engine.sample([[1]], 2, SAMPLING, 0)
     engine.load_weights([("w", torch.ones(1))], 1)
+    engine.load_weights(iter([("w", torch.ones(1) * 2)]), 2)
+    assert (fake.calls, engine.version) == (["complete", "sleep"], 2)
     engine.sample([[1]], 2, SAMPLING, 0)
     assert fake.calls == ["complete", "sleep", "wake", "load", "complete", "sleep"]
+    assert torch.equal(fake.weights["w"], torch.ones(1) * 2)
 
 
 @pytest.mark.parametrize("sleeps", [True, False])

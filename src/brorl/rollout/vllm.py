@@ -77,13 +77,14 @@ class VllmEngine:
         self._published: Callable[[], object] | None = None  # removes the folder of the weights
         self._kept: Weights | None = None
         self._process = self._started()
-        self._asleep = self._replaced = False
+        self._asleep = self._outdated = False
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace the weights, by their names in Hugging Face format, and clear the prefix cache.
 
-        An engine in a process of its own can be replaced, and its replacement gets these weights again. They stay in a
-        file, or as references to the tensors, which must not change before the next call.
+        An engine in a process of its own can be replaced, and its replacement gets these weights again. An engine that
+        sleeps loads them when it samples next, and leaves its memory to the learner until then. They stay in a file, or
+        as references to the tensors, which must not change before the next call.
         """
         sent: Weights = weights
         if self._settings.reads_file:
@@ -91,9 +92,12 @@ class VllmEngine:
             self._remove_published()
             self._published = weakref.finalize(self, folder.remove)
             sent = self._kept = folder.path
-        elif self._settings.separate:
+        elif self._settings.separate or self._settings.sleeps:
             sent = self._kept = list(weights)
-        self._repeat(lambda process: process.load(sent))
+        if self._settings.sleeps:
+            self._outdated = True
+        else:
+            self._repeat(lambda process: process.load(sent))
         self.version = version
 
     def sample(
@@ -180,10 +184,10 @@ class VllmEngine:
         if self._asleep:
             self._process.wake()
             self._asleep = False
-        if self._replaced:
+        if self._outdated:
             if self._kept is not None:
                 self._process.load(self._kept)
-            self._replaced = False
+            self._outdated = False
         return work(self._process)
 
     def _started(self) -> VllmProcess:
@@ -202,7 +206,7 @@ class VllmEngine:
     def _replace(self) -> None:
         self._process.close()
         self._process = self._started()
-        self._asleep, self._replaced = False, True
+        self._asleep, self._outdated = False, True
 
 
 def publish(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> TemporaryFolder:
