@@ -20,7 +20,7 @@ class StorageError(UserError):
 
 
 class DivergedError(UserError, FloatingPointError):
-    """The loss or its gradient is no longer finite."""
+    """The logits, the loss or its gradient are no longer finite."""
 
     exit_code = 1
 

@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 
 from brorl.section import Section
 
+LOWEST_TEMPERATURE = 1e-6
+"""Lowest temperature above 0: logits that are divided by it are finite in float32."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -26,8 +29,11 @@ class SamplingParams:
     min_new_tokens: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must be a finite number >= 0, got {self.temperature}")
+        if not (self.temperature == 0 or LOWEST_TEMPERATURE <= self.temperature < float("inf")):
+            raise ValueError(
+                f"temperature must be 0 for greedy decoding, or a finite number of at least {LOWEST_TEMPERATURE:g}, "
+                f"got {self.temperature}"
+            )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
         if self.top_k < 0:
@@ -44,7 +50,7 @@ class SamplingParams:
 class SamplingSettings(Section):
     """How rollouts are sampled."""
 
-    temperature: float = Field(1.0, gt=0, description="sampling temperature")
+    temperature: float = Field(1.0, ge=LOWEST_TEMPERATURE, description="sampling temperature")
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; below 1 the gradient is biased")
     top_k: int = Field(
         0, ge=0, description="sample from the k most likely tokens, 0 for all; above 0 the gradient is biased"

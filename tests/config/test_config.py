@@ -294,7 +294,7 @@ WRONG = {
     "collapse.patience": [0],
     "collapse.entropy_fraction": [1],
     "tracking.to": ["tensorbord"],
-    "sampling.temperature": [0, -1.0, float("nan")],
+    "sampling.temperature": [0, -1.0, 1e-39, float("nan")],
     "sampling.top_p": [0, 1.5],
     "sampling.top_k": [-1],
     "sampling.max_new_tokens": [0],

@@ -8,10 +8,13 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from brorl.model.hook_check import check_hooks
+from brorl.errors import UserError
+from brorl.model.forward import choose_forward
+from brorl.model.hook_check import check_hooks, check_own_cache
 from brorl.model.kv_shape import KVShape, kv_shapes
 from brorl.model.logprobs import tree_logprobs
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
+from brorl.model.own_cache import CacheError
 from brorl.model.tree_attention import HooksError
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.native.row_cache import RowCache
@@ -214,5 +217,7 @@ def test_damaged_weights_are_named_as_such() -> None:
     model = tiny("llama", GROUPED)
     with torch.no_grad():
         model.lm_head.weight[3, 4] = float("nan")
-    with pytest.raises(HooksError, match="LlamaForCausalLM gives logits that are not finite"):
-        check_hooks(model)
+    for check in (check_hooks, check_own_cache, choose_forward):
+        with pytest.raises(UserError, match="LlamaForCausalLM gives logits that are not finite") as raised:
+            check(model)
+        assert not isinstance(raised.value, HooksError | CacheError)  # no other path is tried

@@ -322,3 +322,14 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device("cuda:1") == torch.device("cuda", 1)
     with pytest.raises(UserError, match=r"cuda:2 needs 3 CUDA devices, and torch finds 2; set device: cuda"):
         choose_device("cuda:2")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_numbers_are_named(value: float, folder: Path, rng: np.random.Generator) -> None:
+    weights = load_file(folder / "model.safetensors")
+    name = str(rng.choice(sorted(weights)))
+    flat = weights[name].view(-1)
+    flat[rng.choice(flat.numel(), 2, replace=False)] = value
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=rf"2 of {flat.numel():,} numbers of {name} in the model .* are not finite;"):
+        load_model(str(folder), CPU, torch.float32)

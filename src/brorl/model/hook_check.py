@@ -34,14 +34,14 @@ def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
 
     Raises:
         HooksError: If it does not.
+        UserError: If its logits are not finite.
     """
     trees = _trees(model.config.get_text_config().vocab_size)
     with _trial(model, HooksError), torch.no_grad():
         shapes = kv_shapes(model)
         got = torch.cat(tree_logprobs(model, trees)).cpu().double()
         logits = _plain_logits(model, trees)
-    if not torch.isfinite(logits).all():
-        raise HooksError(f"{type(model).__name__} gives logits that are not finite; its weights are damaged")
+    _check_finite(model, logits)
     if not _close(got, _plain_logprobs(logits, trees), _tolerance(model), logits):
         raise HooksError.of(model, "its log-probs change under tree attention")
     return shapes
@@ -60,6 +60,7 @@ def check_own_cache(model: PreTrainedModel) -> None:
 
     Raises:
         CacheError: If it does not.
+        UserError: If its logits are not finite.
     """
     vocabulary = model.config.get_text_config().vocab_size
     row_LT = torch.arange(4 * 9, device=model.device).reshape(4, 9) * 7 % vocabulary
@@ -71,6 +72,7 @@ def check_own_cache(model: PreTrainedModel) -> None:
         logits = [cache.logits_RV[[0, 0, 1, 1]]]
         cache.take(torch.tensor([0, 0, 1, 1], device=model.device))
         logits += [cache.feed(row_LT[:, index]) for index in range(5, 9)]
+    _check_finite(model, expected_LTV)
     if not _close(torch.stack(logits, 1), expected_LTV[:, 4:], _tolerance(model), expected_LTV):
         raise CacheError.of(model, "its logits change when it decodes with its cache")
 
@@ -121,6 +123,15 @@ def _trial(model: PreTrainedModel, error_type: type[HooksError | CacheError]) ->
         raise error_type.of(model, f"{type(error).__name__}: {error}") from error
     finally:
         model.train(was_training)
+
+
+def _check_finite(model: PreTrainedModel, logits: Tensor) -> None:
+    """Reject a model whose logits are not finite, although its weights are."""
+    if not torch.isfinite(logits).all():
+        raise UserError(
+            f"{type(model).__name__} gives logits that are not finite numbers in {str(model.dtype).partition('.')[2]}; "
+            "choose another model, or dtype: float32"
+        )
 
 
 def _close(got: Tensor, expected: Tensor, tolerance: float, scale: Tensor) -> bool:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def load_model(
         The model; `requires_grad` marks the trained weights.
 
     Raises:
-        UserError: If it cannot be loaded, or not be trained with these settings.
+        UserError: If it cannot be loaded, or not be trained with these settings, or a weight is not a finite number.
     """
     source = find_model(name)
     if lora or source.adapter:
@@ -143,6 +144,7 @@ def load_model(
         model.to(dtype)  # type: ignore[arg-type]
     else:
         model = _load(source, dtype, quantized_on=device if lora and lora.quantization == "nf4" else None)
+    _check_finite(model, source.name)
     keep_gradients(model)
     _switch_dropout_off(model)
     model.name_or_path = source.path  # checkpoints of adapters name it as their base
@@ -229,6 +231,17 @@ def _quiet_transformers() -> Iterator[None]:
         yield
     finally:
         transformers_logging.set_verbosity(verbosity)
+
+
+def _check_finite(model: PreTrainedModel, name: str) -> None:
+    """Reject weights that are not finite: they come from a run that diverged, or a damaged file."""
+    for layer, weight in model.named_parameters():
+        if weight.is_floating_point() and not all(map(isfinite, torch.aminmax(weight.detach()))):
+            count = int((~torch.isfinite(weight)).sum())
+            raise UserError(
+                f"{count:,} of {weight.numel():,} numbers of {layer} in the model {name!r} are not finite; its file is "
+                "damaged, or its training diverged; choose another checkpoint"
+            )
 
 
 def _align(model: PreTrainedModel) -> None:

@@ -212,3 +212,35 @@ def test_nucleus_is_the_smallest_set_that_reaches_the_mass_even_with_ties(rng: n
             assert probability[kept].sum() >= top_p - 1e-12
             assert probability[kept].sum() - probability[kept].min() < top_p + 1e-12
             assert kept.all() or probability[kept].min() >= probability[~kept].max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # float32 takes the compiled draw, where there is one
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.7, top_p=0.9),
+        SamplingParams(top_k=5),
+        SamplingParams(temperature=0),
+    ],
+)
+def test_a_row_without_a_distribution_has_no_log_prob(
+    dtype: torch.dtype, bad: str, sampling: SamplingParams, rng: np.random.Generator
+) -> None:
+    """And the other rows draw what they draw beside a good one."""
+    vocabulary = int(rng.integers(6, 300))
+    logits_RV = torch.from_numpy(rng.normal(size=(3, vocabulary))).to(dtype)
+    row_K = torch.arange(3).repeat_interleave(4)
+    uniform_K = torch.from_numpy(rng.random(12))
+    expected_token_K, expected_logprob_K = draw_tokens(logits_RV, row_K, uniform_K, sampling)
+    damaged_RV = logits_RV.clone()
+    if bad == "-inf":
+        damaged_RV[1] = -INF
+    else:
+        damaged_RV[1, int(rng.integers(vocabulary))] = float(bad)
+    token_K, logprob_K = draw_tokens(damaged_RV, row_K, uniform_K, sampling)
+    assert logprob_K[row_K == 1].isnan().all()
+    assert token_K.max() < vocabulary
+    assert torch.equal(token_K[row_K != 1], expected_token_K[row_K != 1])
+    assert torch.equal(logprob_K[row_K != 1], expected_logprob_K[row_K != 1])

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 import brorl.rollout.native.engine as native
 from brorl.activity import Activity, Decoding
+from brorl.errors import DivergedError
 from brorl.model.kv_shape import kv_shapes
 from brorl.model.lean import LeanPass
 from brorl.model.logits import NextToken, RowLogits
@@ -439,3 +440,14 @@ def test_a_minimum_leaves_tree_and_flat_decoding_alike(rng: np.random.Generator)
     shared = NativeEngine(model, [EOS, 3]).sample(prompts, 50, sampling, seed=1)
     flat = NativeEngine(model, [EOS, 3], share_prefixes=False).sample(prompts, 50, sampling, seed=1)
     assert_same_trees(shared, flat)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_model_that_diverged_is_an_error_that_names_the_token(value: float) -> None:
+    model = small_model("llama", dtype=torch.float32)
+    engine = NativeEngine(model, (EOS,))
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    weights["model.norm.weight"][0] = value
+    engine.load_weights(weights.items(), version=1)
+    with pytest.raises(DivergedError, match=r"the logits of token 1 of a response .* earlier checkpoint"):
+        engine.sample([[5, 6]], 8, SamplingParams(max_new_tokens=4), seed=0)

@@ -86,7 +86,8 @@ def draw_tokens(logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: S
 
     Returns:
         Token ids [K], and their log-probs [K] in nats at the sampling temperature (at 1 if it is 0), before truncation.
-        Rows are computed in blocks, which bounds the memory and changes no token.
+        Rows are computed in blocks, which bounds the memory and changes no token. The log-probs of a row without a
+        distribution, such as one with NaN, +inf or -inf alone, are NaN.
     """
     kernels = kernels_of(logits_RV)
     if kernels and sampling.temperature and sampling.top_p == 1 and not sampling.top_k:
@@ -136,12 +137,13 @@ def _inverse_cdf(mass_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
 
     edge_KB = edge_RB[row_K]
     target_K = uniform_K * edge_KB[:, -1]  # rounds to less than the last edge, since a uniform is at most 1 - 2**-53
-    block_K = torch.searchsorted(edge_KB, target_K[:, None], right=True)[:, 0]
+    # The limits are for rows with NaN, which have no such block; their log-probs are NaN.
+    block_K = torch.searchsorted(edge_KB, target_K[:, None], right=True)[:, 0].clamp_(max=edge_KB.shape[1] - 1)
     before_K = torch.where(block_K > 0, edge_KB.gather(1, (block_K[:, None] - 1).clamp(min=0))[:, 0], 0.0)
     inner_KC = mass_RBC[row_K, block_K].to(torch.float64).cumsum(1)
     inside_K = _strictly_below(target_K - before_K, inner_KC[:, -1])
     token_K: Tensor = block_K * block_size + torch.searchsorted(inner_KC, inside_K[:, None], right=True)[:, 0]
-    return token_K
+    return token_K.clamp_(max=vocabulary - 1)
 
 
 def _strictly_below(value: Tensor, limit: Tensor) -> Tensor:

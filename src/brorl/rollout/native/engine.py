@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.activity import Decoding, Observe, unobserved
+from brorl.errors import DivergedError
 from brorl.model.device import to_device
 from brorl.model.forward import FlatForward, TreeForward, choose_forward
 from brorl.model.lean import LeanPass
@@ -204,6 +205,7 @@ class NativeEngine:
 
         Raises:
             ValueError: If a prompt is empty or N < 1.
+            DivergedError: If logits are not finite.
             OutOfMemoryError: If the memory limit does not hold a single row beside the prompts of its run.
         """
         rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
@@ -308,6 +310,11 @@ class _Growth:
         drawn = draw_tokens(logits_RV, row_K, number_K, self._sampling)
         # One copy, for which the host waits once. Token ids are exact in float64.
         token_K, logprob_K = torch.stack([x_K.double() for x_K in drawn]).cpu().numpy()
+        if not np.isfinite(logprob_K).all():
+            raise DivergedError(
+                f"the logits of token {rows.depth + 1:,} of a response are not finite numbers: the training has "
+                "diverged; lower optimizer.learning_rate and resume from an earlier checkpoint"
+            )
         token_K = token_K.astype(np.int64)
 
         key_K = rows.row_K * logits_RV.shape[1] + token_K if self._shares_prefixes else np.arange(token_K.size)
