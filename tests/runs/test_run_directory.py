@@ -1,7 +1,9 @@
 """The files of a run are whole or absent, and go back to a step exactly."""
 
 import fcntl
+import json
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import brorl
 from brorl.algorithms.groups import Group
 from brorl.errors import StorageError, UserError
 from brorl.prompts.prompt import Prompt, stored_reference
@@ -205,3 +208,19 @@ def test_other_arithmetic_than_that_of_the_run_is_told(tmp_path: Path, monkeypat
     assert "(matrix products: mkl so far, onednn now)" in (directory.arithmetic_line() or "")
     monkeypatch.setattr(run_directory, "kernels", lambda: "something")
     assert "onednn now; kernels: of PyTorch so far, compiled now)" in (directory.arithmetic_line() or "")
+
+
+def test_a_package_that_runs_from_its_sources_has_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`PYTHONPATH=src python -m brorl` works without an installation, which is what has metadata."""
+    distribution = metadata.distribution
+
+    def not_installed(name: str) -> metadata.Distribution:
+        if name == "brorl":
+            raise metadata.PackageNotFoundError(name)
+        return distribution(name)
+
+    monkeypatch.setattr(metadata, "distribution", not_installed)
+    RunDirectory(tmp_path).write_environment()
+    packages = json.loads((tmp_path / "env.json").read_text())["packages"]
+    assert packages["brorl"] == brorl.__version__
+    assert packages["numpy"] == np.__version__

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+import brorl
 from brorl.algorithms.groups import Group
 from brorl.errors import UserError
 from brorl.model.kernels import kernels
@@ -247,7 +248,10 @@ class RunDirectory:
             "arithmetic": _arithmetic(),
             "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "continued_from": continued_from,
-            "packages": {name: version(name) for name in ("brorl", "torch", "transformers", "numpy")},
+            "packages": {
+                "brorl": brorl.__version__,  # known also where it runs from its sources
+                **{name: version(name) for name in ("torch", "transformers", "numpy")},
+            },
         }
         with storage_errors(target):
             replace_file(target, json.dumps(environment, indent=2).encode())
