@@ -178,6 +178,64 @@ def test_rewards_are_those_of_the_tasks(rng: np.random.Generator) -> None:
         assert taskset.score(f"<think>It is</think>{data['right']}", str(row["answer"])) == 1.0  # and not 0.99...
 
 
+MIXED = """
+import verifiers.v1 as vf
+
+__all__ = ["MixedTaskset"]
+
+
+class Config(vf.TaskConfig):
+    offset: int = 0
+
+
+class Sum(vf.Task[vf.TaskData, vf.State, Config]):
+    @vf.reward
+    async def right(self, trace: vf.Trace) -> float:
+        return float(trace.last_reply == str(sum(map(int, self.data.prompt.split("+"))) + self.config.offset))
+
+
+class Product(Sum):
+    @vf.reward
+    async def right(self, trace: vf.Trace) -> float:
+        a, b = map(int, self.data.prompt.split("+"))
+        return float(trace.last_reply == str(a * b + self.config.offset))
+
+
+class MixedTaskset(vf.Taskset[Sum, vf.TasksetConfig]):
+    def load(self):
+        for number in range(12):
+            kind = Product if number % 2 else Sum
+            yield kind(vf.TaskData(prompt=f"{number}+{number + 3}"), Config(offset=number % 3))
+"""
+
+
+@needs_verifiers
+def test_each_task_is_scored_by_its_own_class_and_settings() -> None:
+    Path("sums_mixed.py").write_text(MIXED)
+    assert command("init", "verifiers:sums-mixed", "--model=quickstart").code == 0
+    taskset._taskset.cache_clear()  # as in a worker
+    for number, row in enumerate(rows_of("sums-mixed")):
+        a, b, offset = number, number + 3, number % 3
+        right = (a * b if number % 2 else a + b) + offset
+        scores = {reply: taskset.score(str(reply), str(row["answer"])) for reply in range(a * b + a + b + 4)}
+        assert [reply for reply, reward in scores.items() if reward] == [right]
+
+
+@needs_verifiers
+def test_rewards_of_several_numbers_have_no_bound() -> None:
+    returned = '{"exact": float(trace.last_reply == str(self.data.right)), "near": 1.0}'
+    body = f"    @vf.reward(weight=0.7)\n    async def right(self, trace: vf.Trace)%s:\n        return {returned}\n"
+    start, end = SUMS.index("    @vf.reward(weight=0.7)"), SUMS.index("    @vf.reward(weight=0.2)")
+    Path("sums_said.py").write_text(SUMS[:start] + body % " -> dict[str, float]" + "\n" + SUMS[end:])
+    assert "has the reward right, which returns several numbers" in refusal("verifiers:sums-said")
+    Path("sums_unsaid.py").write_text(SUMS[:start] + body % "" + "\n" + SUMS[end:])
+    assert command("init", "verifiers:sums-unsaid", "--model=quickstart").code == 0
+    row = rows_of("sums-unsaid")[12]
+    right = json.loads(str(row["answer"]))["data"]["right"]
+    with pytest.raises(ValueError, match=r"add up to 1\.6, .*exact: 0\.7, near: 0\.7"):
+        taskset.score(f"{right}", str(row["answer"]))
+
+
 @needs_verifiers
 @pytest.mark.parametrize("name", OTHERS)
 def test_tasks_that_one_response_does_not_decide_are_refused(name: str) -> None:

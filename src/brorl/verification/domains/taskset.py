@@ -12,9 +12,11 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from importlib import import_module
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from brorl.errors import UserError
 
@@ -62,7 +64,8 @@ def read_taskset(name: str, config: Mapping[str, Any], limit: int) -> Iterator[d
         raise UserError(f"{PREFIX}{name} {problem}")
     for task in tasks:
         data = task.data.model_dump(mode="json", exclude_defaults=True, exclude={"idx"})
-        yield {"prompt": _prompt(task.data), "answer": json.dumps({"taskset": settings, "data": data})}
+        own = {"type": _type_name(task), "config": task.config.model_dump(mode="json", exclude_defaults=True)}
+        yield {"prompt": _prompt(task.data), "answer": json.dumps({"taskset": settings, **own, "data": data})}
 
 
 def score(response: str, reference: str) -> float:
@@ -73,6 +76,7 @@ def score(response: str, reference: str) -> float:
         reference: The column `answer` of the task's row.
 
     Raises:
+        ValueError: If the sum is not between 0 and 1.
         Exception: Any exception of the task's rewards.
     """
     from verifiers.v1.configs.agent import AgentConfig
@@ -82,9 +86,10 @@ def score(response: str, reference: str) -> float:
     from verifiers.v1.types import AssistantMessage, SystemMessage, UserMessage
 
     row = json.loads(reference)
-    taskset = _taskset(json.dumps(row["taskset"]))
-    kind = taskset.task_type()
-    task = kind(kind.data_type().model_validate(row["data"]), taskset.config.task)
+    _taskset(json.dumps(row["taskset"]))  # imports the task's module
+    module, _, name = row["type"].partition(":")
+    kind = attrgetter(name)(import_module(module))
+    task = kind(kind.data_type().model_validate(row["data"]), kind.config_type().model_validate(row["config"]))
     thought, closing, reply = response.rpartition(_THOUGHT)
     reasoning = thought.removeprefix("<think>") if closing else None
     asked = [UserMessage(content=task.data.prompt)] if isinstance(task.data.prompt, str) else list(task.data.prompt)
@@ -102,7 +107,16 @@ def score(response: str, reference: str) -> float:
         ok=True,
     )
     asyncio.run(task.score(trace))
-    return round(float(trace.reward), _DECIMALS)
+    reward = round(float(trace.reward), _DECIMALS)
+    if not 0 <= reward <= 1:
+        parts = ", ".join(f"{name}: {part.value:g}" for name, part in trace.rewards.items() if part is not None)
+        raise ValueError(f"the rewards add up to {reward:g}, not to a number from 0 to 1 ({parts})")
+    return reward
+
+
+def _type_name(task: Any) -> str:
+    """Return the class of a task as `module:name`."""
+    return f"{type(task).__module__}:{type(task).__qualname__}"
 
 
 @lru_cache(maxsize=8)
@@ -116,20 +130,34 @@ def _taskset(settings: str) -> Any:
 
 def _problem(taskset: Any, tasks: list[Any]) -> str | None:
     """Return why one response to one prompt does not decide the rewards of a taskset; None if it does."""
-    from verifiers.v1.task import Task
-
     if not tasks:
         return "has no tasks; change its settings with --taskset-config"
-    kind, task = type(tasks[0]), tasks[0]
+    if type(taskset).toolsets(taskset.config):
+        return "has tools; brorl trains on tasks of one turn"
+    different = {(type(task), task.config.model_dump_json()): task for task in tasks}
+    problems = (why for task in different.values() if (why := _problem_of_rewards(task)))
+    return next(problems, None) or next((why for task in tasks if (why := _unreadable(task.data))), None)
+
+
+def _problem_of_rewards(task: Any) -> str | None:
+    """Return why one response to one prompt does not decide the rewards of a task; None if it does."""
+    from verifiers.v1.task import Task
+
+    kind = type(task)
+    if "<locals>" in kind.__qualname__:
+        return f"has tasks of the class {kind.__qualname__}; define it at the top level of a module"
     if kind.NEEDS_CONTAINER or any(getattr(kind, name) is not getattr(Task, name) for name in ("setup", "finalize")):
         return "prepares a machine for its tasks; brorl trains on tasks of one turn that need none"
-    if type(taskset).toolsets(taskset.config) or kind.toolsets(taskset.config.task):
+    if kind.toolsets(task.config):
         return "has tools; brorl trains on tasks of one turn"
     rewards = task.hooks("reward")
     for reward in rewards:
         runtime = inspect.signature(reward).parameters.get("runtime")
         if runtime is not None and runtime.default is inspect.Parameter.empty:
             return f"has the reward {reward.__name__}, which runs on a machine of the task; brorl has none"
+        returned = inspect.signature(reward, eval_str=True).return_annotation
+        if inspect.isclass(get_origin(returned) or returned) and issubclass(get_origin(returned) or returned, Mapping):
+            return f"has the reward {reward.__name__}, which returns several numbers without a bound; return their sum"
     weights = {reward.__name__: float(getattr(reward, "_vf_weight", 1.0)) for reward in rewards}
     weights |= {judge.reward_name: float(judge.config.weight) for judge in task.plugged_judges()}
     if not weights:
@@ -141,7 +169,7 @@ def _problem(taskset: Any, tasks: list[Any]) -> str | None:
             f"has rewards of up to {most:g} together ({listed}), and 1 means correct; lower their weights: "
             f"--taskset-config '{{task: {{rewards: {{{next(iter(weights))}: {{weight: 0.5}}}}}}}}'"
         )
-    return next((why for task in tasks if (why := _unreadable(task.data))), None)
+    return None
 
 
 def _unreadable(data: Any) -> str | None:
