@@ -11,17 +11,19 @@ import argparse
 import difflib
 import errno
 import inspect
+import os
 import re
+import select
 import signal
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, NoReturn, TextIO, Union, get_args, get_origin
 
 import brorl
-from brorl.errors import STOPPED, UserError
+from brorl.errors import CLOSED, STOPPED, UserError
 from brorl.training.stop_request import on_stop, stop_signals
 
 
@@ -155,10 +157,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         with on_stop(_interrupt, [number for number in stop_signals() if number != signal.SIGINT]):
-            return _run(list(sys.argv[1:] if arguments is None else arguments))
+            return _flushed(_run, list(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
         print(f"brorl: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
+    except BrokenPipeError:
+        if not _is_closed(sys.stdout):  # a process that this one writes to has ended
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it at its exit
+        return CLOSED
     except OSError as error:
         problem = _PATH_PROBLEMS.get(error.errno or 0)
         if problem is None or error.filename is None:
@@ -169,6 +176,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not stop.args:  # else the command has printed how to continue
             print("brorl: stopped", file=sys.stderr)  # noqa: T201
         return STOPPED
+
+
+def _flushed(run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Run a command, and notice a closed pipe here, and not at the exit of the interpreter."""
+    try:
+        code = run(arguments)
+    except SystemExit:  # after --help and --version
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+    return code
+
+
+def _is_closed(stream: TextIO) -> bool:
+    """Whether the reader of a pipe that is written to has closed it, as `head` does."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLOUT)
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    except (OSError, ValueError, AttributeError):  # no file, or a system without poll
+        return False
 
 
 def _interrupt(_number: int) -> NoReturn:
@@ -208,7 +236,7 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
     print(shtab.complete(parser, shell=shell))  # noqa: T201
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: Sequence[str]) -> int:
     parser = make_parser(arguments[:1])
     if arguments and arguments[0] not in COMMANDS and not arguments[0].startswith("-"):
         close = difflib.get_close_matches(arguments[0], list(COMMANDS), n=1)

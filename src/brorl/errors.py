@@ -1,5 +1,6 @@
 """Errors that a user can fix: one line with the expectation, the input and the fix."""
 
+CLOSED = 1  # exit code of a command whose output was closed, as by `| head`; that of rich too
 STOPPED = 130  # exit code of a command that Ctrl-C, SIGTERM or SIGHUP stopped
 
 

@@ -1,0 +1,45 @@
+"""Every command ends quietly where the reader of its output has closed the pipe, as `brorl ... | head -1` does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from brorl.errors import CLOSED
+
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+HEAVY = [["check", "quickstart", "--no-timing"], ["data", "quickstart"], ["simulate"], ["completion", "bash"]]
+
+
+
+
+def with_closed_output(*arguments: str) -> tuple[int, bytes]:
+    """Run a command whose output nobody reads; return its exit code and its errors."""
+    read, write = os.pipe()
+    os.close(read)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "brorl", *arguments]
+    try:
+        done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environment)
+    finally:
+        os.close(write)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["init", "a.jsonl"], ["--help"], *(pytest.param(heavy, marks=pytest.mark.slow) for heavy in HEAVY)],
+    ids=" ".join,
+)
+def test_a_closed_pipe_ends_a_command_without_a_traceback(arguments: list[str]) -> None:
+    Path("a.jsonl").write_text('{"prompt": "1 + 1?", "answer": "2"}\n')
+    assert with_closed_output(*arguments) == (CLOSED, b"")
+    assert Path("mine.yaml").exists() == (arguments[0] == "init")  # its work was done
+
+
+def test_an_error_is_printed_though_the_output_is_closed() -> None:
+    code, said = with_closed_output("init")
+    assert code == 2
+    assert said.startswith(b"brorl: give the file of your questions")
