@@ -23,7 +23,7 @@ from brorl.paths import is_file
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 
 ConfigOrPath: TypeAlias = str | Path | Mapping[str, Any] | TrainConfig
-QUESTION_FILES = (".jsonl", ".parquet")
+QUESTION_FILES = (".jsonl", ".parquet", ".csv", ".tsv", ".arrow")
 """Suffixes of files that hold questions and never a recipe."""
 
 

@@ -20,7 +20,8 @@ from brorl.errors import UserError
 from brorl.prompts.boxed import last_box
 from brorl.prompts.files import SourceReading, read_source
 from brorl.prompts.question import Question
-from brorl.prompts.rows import Row, read_rows
+from brorl.prompts.row_files import Row
+from brorl.prompts.rows import read_rows
 from brorl.prompts.settings import FileSource
 
 BENCHMARK_DOMAIN = "math"

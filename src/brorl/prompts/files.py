@@ -23,7 +23,8 @@ from brorl.format import short_repr
 from brorl.prompts.layouts.layout import DroppedRow
 from brorl.prompts.layouts.table import all_dropped, find_layout, layouts_of, read_fields
 from brorl.prompts.question import Message, Question
-from brorl.prompts.rows import JSON_NAMES, MISSING, Row, is_local, read_rows
+from brorl.prompts.row_files import JSON_NAMES, MISSING, Row
+from brorl.prompts.rows import is_local, read_rows
 from brorl.prompts.settings import FileSource
 
 # Names of these columns in other datasets, the most specific first.

@@ -18,7 +18,8 @@ from brorl.prompts.countdown import COUNTDOWN_DOMAIN, is_countdown_reference
 from brorl.prompts.files import USUAL_NAMES
 from brorl.prompts.layouts.layout import DroppedRow
 from brorl.prompts.layouts.table import LAYOUTS, read_fields
-from brorl.prompts.rows import MISSING, Row, read_rows
+from brorl.prompts.row_files import MISSING, Row
+from brorl.prompts.rows import read_rows
 
 _ROWS = 200  # that the guess is made from
 _MARKER = "####"  # before the answer in GSM8K's form

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from brorl.errors import UserError
 from brorl.prompts.layouts import code, instructions, math, science
 from brorl.prompts.layouts.layout import DroppedRow, Fields, Layout
-from brorl.prompts.rows import Row
+from brorl.prompts.row_files import Row
 
 _GPQA = "Question, Correct Answer, Incorrect Answer 1, Incorrect Answer 2, Incorrect Answer 3"
 _CONTEST = "description, public_tests, private_tests, generated_tests, solutions, time_limit, memory_limit_bytes, "
