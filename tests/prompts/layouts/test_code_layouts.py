@@ -6,13 +6,18 @@ import os
 import pickle
 import zlib
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
+from brorl.prompts.files import read_source
 from brorl.prompts.layouts.layout import DroppedRow, Fields
 from brorl.prompts.layouts.table import LAYOUTS
+from brorl.prompts.settings import FileSource
 
 SUM = "Two integers are given on one line. Print their sum.\n"
 
@@ -372,6 +377,35 @@ class TestFunctionsWithTestCode:
         assert tests.tests.function == "add"
         assert (tests.prelude, tests.solution) == ("import math", row["code"])
         assert all(line in read("mbpp", row).text for line in shown)
+
+    @pytest.mark.parametrize(("layout", "text"), [("mbpp_original", "text"), ("mbpp_sanitized", "prompt")])
+    def test_mbpp_with_assertions_alone_shows_the_first(self, layout: str, text: str) -> None:
+        shown = ["assert sorted(add([1], [2])) == [1, 2]", "assert add([], [5]) == [5]"]
+        row = {
+            text: "Write a function to join two lists.",
+            "code": "def add(a, b):\r\n  return a + b",
+            "test_list": shown,
+        }
+        fields = LAYOUTS[layout].read(row, 0)
+        tests = CodeTests.from_text(fields.reference)
+        assert isinstance(tests.tests, TestCode)
+        assert (tests.tests.function, tests.tests.code, tests.prelude) == ("add", "\n".join(shown), "")
+        assert (shown[0] in fields.text, shown[1] in fields.text) == (True, False)
+        more = {"test_setup_code": "import math", "test_imports": ["import math"], "challenge_test_list": ["add(1, 2)"]}
+        tests = CodeTests.from_text(LAYOUTS[layout].read({**row, **more}, 0).reference)
+        assert isinstance(tests.tests, TestCode)
+        assert (tests.tests.code, tests.prelude) == ("\n".join([*shown, "add(1, 2)"]), "import math")
+
+    def test_optional_columns_are_read_from_parquet(self, tmp_path: Path) -> None:
+        row = {
+            "text": "Add.", "code": "def add(a):\n  return a", "test_list": ["assert add(1) == 1"],
+            "test_setup_code": "import math", "challenge_test_list": ["assert add(2) == 2"], "task_id": 1,
+        }  # fmt: skip
+        parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "rows.parquet")
+        (question,) = read_source(FileSource(path=str(tmp_path / "rows.parquet"), layout="mbpp_original")).questions
+        tests = CodeTests.from_text(question.reference)
+        assert isinstance(tests.tests, TestCode)
+        assert ("add(2)" in tests.tests.code, tests.prelude) == (True, "import math")
 
     def test_mbpp_without_a_call(self) -> None:
         row = {"code": "", "prompt": "Add.", "test_imports": [], "test_list": [], "test": "pass"}

@@ -199,16 +199,27 @@ def human_eval(row: Cells, _seed: int) -> Fields:
     return _fields(question, tests)
 
 
-def mbpp(row: Cells, _seed: int) -> Fields:
+def mbpp_plus(row: Cells, _seed: int) -> Fields:
     """Read a short function with test code."""
-    question, shown = _text(row, "prompt"), list(row["test_list"] or ())
-    named = re.search(r"\bassertion\((?:set\()?(\w+)\(\*inp\)", row["test"]) or re.search(
-        r"\bassert\s+(?:\(|not\s+|set\(|math\.isclose\(|abs\()*(\w+)\(", "\n".join(shown)
+    return _mbpp(_text(row, "prompt"), list(row["test_list"] or ()), row["test"], row["test_imports"], row["code"])
+
+
+def mbpp(row: Cells, _seed: int) -> Fields:
+    """Read a short function with assertions, of which the first is shown: all of them would be the whole answer."""
+    tests = [*(row["test_list"] or ()), *(row.get("challenge_test_list") or ())]
+    before = row.get("test_imports") or [row.get("test_setup_code") or ""]
+    text = _text(row, "text" if "text" in row else "prompt")
+    return _mbpp(text, tests[:1], "\n".join(tests), before, row["code"])
+
+
+def _mbpp(question: str, shown: Sequence[str], test: str, before: Sequence[str] | None, solution: str) -> Fields:
+    """Return a question with the tests that are shown and the code of all of them."""
+    named = re.search(r"\bassertion\((?:set\()?(\w+)\(\*inp\)", test) or re.search(
+        r"\bassert\s+(?:\(|not\s+|(?:set|sorted|tuple|list|str|round|math\.isclose|abs)\()*(\w+)\(", "\n".join(shown)
     )
     if not named:
         raise DroppedRow(_NO_TESTS)
-    imports = "\n".join(row["test_imports"] or ())
-    tests = CodeTests(TestCode(named[1], row["test"]), prelude=imports, solution=row["code"])
+    tests = CodeTests(TestCode(named[1], test), prelude="\n".join(before or ()), solution=solution)
     cases = "\n".join(shown)
     text = f"{question.strip()}\n\nYour function must pass these tests:\n\n```python\n{cases}\n```\n\n"
     return _fields(text + _ANSWER.format("function"), tests)

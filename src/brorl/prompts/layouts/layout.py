@@ -30,3 +30,4 @@ class Layout(NamedTuple):
     read: Callable[[Cells, int], Fields]
     data_sets: tuple[str, ...]  # hub ids of datasets with this layout
     summary: str  # one line for the documentation
+    optional: tuple[str, ...] = ()  # columns that `read` reads too where a dataset has them

@@ -24,7 +24,14 @@ _CODEFORCES = (
 _LIVE = "question_content, starter_code, public_test_cases, private_test_cases, metadata"
 
 LAYOUTS: Mapping[str, Layout] = {
-    name: Layout(name, tuple(columns.split(", ")), read, tuple(data_sets.split(", ")), summary)
+    name: Layout(
+        name,
+        tuple(column for column in columns.split(", ") if not column.endswith("?")),
+        read,
+        tuple(data_sets.split(", ")),
+        summary,
+        tuple(column[:-1] for column in columns.split(", ") if column.endswith("?")),
+    )
     for name, read, columns, data_sets, summary in (
         ("deepscaler", math.problem_and_answer, "problem, answer", "agentica-org/DeepScaleR-Preview-Dataset",
          "competition problems with a short answer"),
@@ -82,8 +89,12 @@ LAYOUTS: Mapping[str, Layout] = {
          "the code of PRIME; mathematics is dropped"),
         ("humaneval", code.human_eval, "prompt, canonical_solution, entry_point, test",
          "evalplus/humanevalplus, openai/openai_humaneval", "functions to complete, with test code"),
-        ("mbpp", code.mbpp, "code, prompt, test_imports, test_list, test", "evalplus/mbppplus",
+        ("mbpp", code.mbpp_plus, "code, prompt, test_imports, test_list, test", "evalplus/mbppplus",
          "short functions, with test code"),
+        ("mbpp_original", code.mbpp, "text, code, test_list, test_setup_code?, challenge_test_list?",
+         "google-research-datasets/mbpp", "short functions, with a few assertions, of which one is shown"),
+        ("mbpp_sanitized", code.mbpp, "prompt, code, test_list, test_imports?", "google-research-datasets/mbpp",
+         "the corrected part of `mbpp_original` (subset: sanitized)"),
     )
 }  # fmt: skip
 
