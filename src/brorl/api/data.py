@@ -24,6 +24,7 @@ from brorl.assemble.data import (
     all_questions,
     build_questions,
     check_first_rows,
+    model_positions,
     no_held_out_prompt,
     no_train_prompt,
     prompt_problems,
@@ -288,7 +289,7 @@ def describe_data(config: TrainConfig, show: int, with_model: bool = True, obser
         examples = train.kept or held_out.kept or train.prompts or held_out.prompts
         shown += _spread(examples, show // len(sources) + (number < show % len(sources)))
     notes += _notes(summaries, parts, config)
-    problem = next(_errors(sources, parts, config), None)
+    problem = next(_errors(sources, parts, config, model and model_positions(model[1])), None)
     if problem is not None:
         notes.append(f"a run stops with an error: {problem}{_rejected(parts)}")
     return DataResult(tuple(summaries), tuple(shown), "tokens" if model else "characters", tuple(notes), problem)
@@ -377,15 +378,19 @@ def _spread(prompts: Sequence[ShownPrompt], number: int) -> list[ShownPrompt]:
 
 
 def _errors(
-    sources: Sequence[SourceQuestions], parts: Sequence[tuple[_Preview, _Preview]], config: TrainConfig
+    sources: Sequence[SourceQuestions],
+    parts: Sequence[tuple[_Preview, _Preview]],
+    config: TrainConfig,
+    positions: int | None,
 ) -> Iterator[str]:
     """Yield the errors with which a run stops, in the order of its checks."""
     for source, (train, held_out) in zip(sources, parts, strict=True):
         yield from (*train.problems, *held_out.problems)
         if train.prompts and not train.kept:
-            yield no_train_prompt(source.name, config)
+            yield no_train_prompt(source.name, [prompt.length for prompt in train.prompts], config, positions)
     if config.evaluation.num_prompts and not any(held_out.kept for _, held_out in parts):
-        yield no_held_out_prompt(config)
+        lengths = [prompt.length for _, held_out in parts for prompt in held_out.prompts]
+        yield no_held_out_prompt(lengths, config, positions)
 
 
 def _rejected(parts: Sequence[tuple[_Preview, _Preview]]) -> str:

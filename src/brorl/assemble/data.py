@@ -121,9 +121,12 @@ def build_prompts(
     maximum = config.data.max_prompt_tokens
     train_of: list[tuple[SourceQuestions, list[Prompt]]] = []
     held_out: list[Prompt] = []
-    dropped = 0
+    held_out_tokens: list[int] = []
+    positions, dropped = model_positions(model_config), 0
     for source in sources:
         train, kept = (render(part, config.prompt, tokenizer) for part in (source.train, source.held_out))
+        lengths = [len(prompt.token_ids) for prompt in train]
+        held_out_tokens += [len(prompt.token_ids) for prompt in kept]
         if maximum:
             (train, long_train), (kept, long_kept) = drop_long(train, maximum), drop_long(kept, maximum)
             dropped += long_train + long_kept
@@ -132,30 +135,54 @@ def build_prompts(
         if problem := next(problems, None):
             raise UserError(problem)
         if source.train and not train:
-            raise UserError(no_train_prompt(source.name, config))
+            raise UserError(no_train_prompt(source.name, lengths, config, positions))
         held_out += kept
         if train:
             train_of.append((source, train))
     if config.evaluation.num_prompts and not held_out:
-        raise UserError(no_held_out_prompt(config))
+        raise UserError(no_held_out_prompt(held_out_tokens, config, positions))
     supply = _supply(train_of, config.seed)
     longest = max(len(prompt.token_ids) for prompt in (*supply.prompts, *held_out))
     return Prompts(supply, held_out, longest, dropped, sum(source.asked for source in sources))
 
 
-def no_train_prompt(name: str, config: TrainConfig) -> str:
-    """Return the error on a source whose training prompts are all too long."""
-    maximum = config.data.max_prompt_tokens
-    return f"every prompt of {name} has more than data.max_prompt_tokens = {maximum} tokens; raise it"
+def no_train_prompt(name: str, lengths: Sequence[int], config: TrainConfig, positions: int | None) -> str:
+    """Return the error on a source whose training prompts are all too long.
+
+    Args:
+        name: Name of the source.
+        lengths: Tokens of its prompts, at least one.
+        config: The settings.
+        positions: Positions of the model; None if they are unknown.
+    """
+    maximum, fix = config.data.max_prompt_tokens, _room(min(lengths), config, positions)
+    return f"every prompt of {name} has more than data.max_prompt_tokens = {maximum} tokens; {fix}"
 
 
-def no_held_out_prompt(config: TrainConfig) -> str:
-    """Return the error on held-out prompts that are all too long."""
+def no_held_out_prompt(lengths: Sequence[int], config: TrainConfig, positions: int | None) -> str:
+    """Return the error on held-out prompts that are all too long; the arguments are those of `no_train_prompt`."""
     maximum = config.data.max_prompt_tokens
+    fix = _room(min(lengths), config, positions) if lengths else "raise it"
     return (
-        f"every held-out prompt has more than data.max_prompt_tokens = {maximum} tokens; raise it, or set "
+        f"every held-out prompt has more than data.max_prompt_tokens = {maximum} tokens; {fix}, or set "
         "evaluation.num_prompts: 0"
     )
+
+
+def _room(shortest: int, config: TrainConfig, positions: int | None) -> str:
+    """Return the fix of prompts that are too long: not to raise the limit where the model has no more positions."""
+    setting, response = max(response_limits(config).items(), key=lambda item: item[1])
+    if not positions or shortest + response <= positions:
+        return f"raise it to {shortest} or more, the tokens of the shortest one"
+    room = f"the shortest one has {shortest} tokens, and {config.model} has {positions} positions for a prompt and"
+    if shortest < positions:
+        return f"{room} {setting} = {response}: lower {setting} to {positions - shortest}, and raise the former"
+    return f"{room} its response: choose a model with more positions, or shorten the questions or prompt.template"
+
+
+def model_positions(model_config: PreTrainedConfig) -> int | None:
+    """Return the number of positions of a model; None if its configuration has none."""
+    return getattr(model_config.get_text_config(), "max_position_embeddings", None)
 
 
 def removed_lines(num_too_long: int, num_asked: int, config: TrainConfig) -> list[str]:
@@ -260,7 +287,7 @@ def prompt_problems(
         otherwise: Another fix than to lower the limit.
     """
     text_config = model_config.get_text_config()
-    longest = getattr(text_config, "max_position_embeddings", None)
+    longest = model_positions(model_config)
     setting, response = max(limits.items(), key=lambda item: item[1])
     for prompt in prompts:
         unknown = tokenizer.unk_token_id is not None and tokenizer.unk_token_id in prompt.token_ids
@@ -270,9 +297,11 @@ def prompt_problems(
                 "another model or other data"
             )
         elif longest and len(prompt.token_ids) + response > longest:
+            has_room = len(prompt.token_ids) < longest
+            fix = f"lower {setting}" if has_room else "choose a model with more positions, shorten the prompt"
             yield (
                 f"prompt {prompt.id} ({len(prompt.token_ids)} tokens) and {setting} = {response} exceed the {longest} "
-                f"positions of {model}; lower {setting}{otherwise}"
+                f"positions of {model}; {fix}{otherwise}"
             )
 
 
