@@ -15,6 +15,7 @@ from brorl.api.data import DataResult, data
 from brorl.errors import UserError
 from brorl.model.load import load_tokenizer
 from brorl.prompts.question import Question, split_held_out
+from choice_rows import SCHEMAS
 from run_support import command, save_tiny_model
 
 EVERY_CHARACTER = "".join(map(chr, range(32, 127))) + "\n"
@@ -244,6 +245,40 @@ def test_prompts_that_are_all_too_long_are_the_error_of_training(
     assert command("check", "mine.yaml", "--no-timing").err == f"brorl: {found.problem}\n"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "limit", "response", "fix"),
+    [
+        (100, 50, 100, "raise it to 100 or more, the tokens of the shortest one"),
+        (
+            200,
+            128,
+            128,
+            "256 positions for a prompt and sampling.max_new_tokens = 128: lower sampling.max_new_tokens to 56",
+        ),
+        (300, 128, 128, "256 positions for a prompt and its response: choose a model with more positions, or shorten"),
+    ],
+)
+def test_the_fix_of_long_prompts_is_one_that_helps(
+    recipe: dict[str, Any], tmp_path: Path, tokens: int, limit: int, response: int, fix: str
+) -> None:
+    settings = bare(recipe["model"], write(tmp_path / "long.jsonl", [{"prompt": "x" * tokens, "answer": "7"}]), "math")
+    settings["data"] |= {"held_out_fraction": 0.0, "max_prompt_tokens": limit}
+    settings["sampling"] = {"max_new_tokens": response}
+    settings["evaluation"] = {"num_prompts": 0}
+    problem = data(settings, progress=False).problem
+    assert problem is not None
+    assert fix in problem
+
+
+def test_a_file_of_questions_is_read_as_init_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("mmlu.jsonl"), SCHEMAS["mmlu"].rows)
+    found = data("mmlu.jsonl", progress=False)
+    assert found.prompts[0].text.startswith("Which gas do plants take in?\n\nA. ")
+    assert dict(found.sources[0].domains) == {"science": 5}
+    assert found.notes[-1].startswith("guessed: question in question, options in choices, answer in answer, domain sci")
+
+
 def test_without_a_sandbox_the_other_domains_are_checked(
     recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,8 +346,8 @@ def test_a_run_and_a_recipe_in_json_are_recipes(recipe: dict[str, Any]) -> None:
     [
         ("nope.jsonl", None, "there is no file or folder nope.jsonl (working folder"),
         ("nope.yaml", None, "recipe 'nope.yaml' is neither a file nor a built-in recipe"),
-        ("rows.jsonl", '{"question": "a", "answer": "1"}', "write a recipe such as data: {sources: {path: rows.jsonl,"),
-        ("empty.jsonl", "", "is empty; RECIPE must contain at least one row"),
+        ("rows.jsonl", '{"ask": "a", "answer": "1"}', "write a recipe such as data: {sources: {path: rows.jsonl,"),
+        ("empty.jsonl", "", "empty.jsonl is empty; it must contain at least one question with an answer"),
         ("rows.json", '{"prompt": "a"}\n{"prompt": "b"}', "one question per line, give it the suffix .jsonl"),
         ("long.jsonl", f'{{"prompt": "a", "answer": {"9" * 5000}}}', "digits; write it as text)"),
         ("", None, "RECIPE is empty; give the path of a YAML file or a built-in name"),
@@ -322,7 +357,7 @@ def test_a_run_and_a_recipe_in_json_are_recipes(recipe: dict[str, Any]) -> None:
             "there is no file or folder none.jsonl",
         ),
         ("empty.yaml", "", "empty.yaml has no settings; write lines like `steps: 100`"),
-        ("rows.csv", "prompt,answer\n1,2\n", "if it contains questions, run: brorl init rows.csv"),
+        ("rows.txt", "prompt,answer\n1,2\n", "if it contains questions, run: brorl init rows.txt"),
         ("list.yaml", '[{"prompt": "a"}]', "if it contains questions, run: brorl init list.yaml"),
     ],
 )

@@ -1,6 +1,7 @@
 """The batches of an evaluation: their size, the fingerprint of weights, and evaluations that do not fit into memory."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,14 @@ import torch
 
 from brorl.assemble.cluster import _make_verifiers
 from brorl.assemble.evaluation import load_evaluated_model, prepare_evaluation, prompts_per_batch, weights_fingerprint
-from brorl.assemble.evaluation_data import Request, parse_data, read_sets
+from brorl.assemble.evaluation_data import Request, parse_data, read_all_questions, read_sets
 from brorl.config.reading import make_config, read_recipe
 from brorl.errors import UserError
 from brorl.model.load import load_model
 from brorl.prompts.benchmarks import BenchmarkSource
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
+from choice_rows import SCHEMAS
 
 FEW = {"evaluation.num_samples": 4, "evaluation.ks": [1], "engine.threads": 1}
 
@@ -42,6 +44,29 @@ def test_what_a_data_set_means(tmp_path: Path) -> None:
     assert parse_data("some/set") == FileSource(path="some/set")
     (tmp_path / "a=b.jsonl").write_text("")
     assert parse_data(str(tmp_path / "a=b.jsonl")) == FileSource(path=str(tmp_path / "a=b.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["mmlu", "medmcqa_from_1", "opentdb"])
+def test_a_file_is_read_with_the_columns_that_init_guesses(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in SCHEMAS[name].rows))
+    (found,) = read_sets(replace(request((str(path),), None), belongs_to_run=False))
+    assert [q.domain for q in found.questions] == ["science"] * 5
+    assert found.style.template == TEMPLATES["science"]
+    assert read_all_questions(str(path), {})[1] == list(found.questions)
+    column = "answer" if "answer" in SCHEMAS[name].rows[0] else "cop"
+    given = f"{{path: {path}, prompt_column: question, answer_column: {column}}}"
+    if name != "opentdb":  # what is given is not guessed
+        assert [q.domain for q in read_sets(request((given,), None))[0].questions] == ["math"] * 5
+
+
+def test_a_function_verifies_a_file_that_no_built_in_verifier_reads(tmp_path: Path) -> None:
+    path = tmp_path / "cities.jsonl"
+    path.write_text('{"question": "The capital of France?", "answer": "Paris"}\n')
+    with pytest.raises(UserError, match="do not look like numbers or formulas; give domain"):
+        read_all_questions(str(path), {})
+    _, (question,) = read_all_questions(str(path), {"verification.functions": {"cities": "my_checks.py:check"}})
+    assert (question.domain, question.reference) == ("cities", "Paris")
 
 
 def test_puzzles_are_those_kept_out_of_training_and_a_limit_samples_them() -> None:

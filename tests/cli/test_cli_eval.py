@@ -335,11 +335,14 @@ def test_what_cannot_work_is_said_before_any_work(arguments: list[str], said: st
 def test_a_model_of_no_run_needs_data(tiny: Path, run: Path, tmp_path: Path) -> None:
     assert "is not from a run with held-out questions; choose the data to evaluate on: --data aime24 |" in refusal(tiny)
     wrong = tmp_path / "wrong.jsonl"
-    wrong.write_text('{"text": "x", "label": "1"}\n')
+    wrong.write_text('{"text": "x", "right": "1"}\n')
     said = refusal(tiny, f"--data=aime24={wrong}")
-    assert "line 1 has no question for aime24 (columns: text, label; expected one of problem, question" in said
+    assert "line 1 has no question for aime24 (columns: text, right; expected one of problem, question" in said
     said = refusal(tiny, f"--data={wrong}")
-    assert "line 1 has no column 'prompt' (columns: text, label); set prompt_column: text" in said
+    assert (
+        "no column is clearly the reference answer (columns: text, right); give answer_column, as in --data '{path"
+        in said
+    )
     assert "cannot encode the prompt" in refusal(run, f"--data=aime24={aime_file(tmp_path)}")
     taken = tmp_path / "taken"
     taken.mkdir()
@@ -397,13 +400,13 @@ assert not heavy, heavy
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("mine.jsonl", "set prompt_column: question, as in --data '{path: "),
+        ("mine.jsonl", "give prompt_column, as in --data '{path: "),
         ("aime", "did you mean the benchmark aime2"),
         ("GSM8k", "did you mean the benchmark gsm8k?"),
     ],
 )
 def test_what_was_probably_meant_by_data_is_said(text: str, said: str) -> None:
-    Path("mine.jsonl").write_text('{"question": "1 + 1", "answer": "2"}\n')
+    Path("mine.jsonl").write_text('{"ask": "1 + 1", "answer": "2"}\n')
     outcome = command("eval", "quickstart", "--data", text)
     assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
     assert said in outcome.err

@@ -1,10 +1,13 @@
 """`brorl init`: what it guesses of a data file, and that the recipe it writes is one that `brorl check` takes."""
 
+import csv
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +15,7 @@ import pytest
 
 from brorl.config.reading import make_config, parse_yaml
 from brorl.prompts.settings import FileSource
+from choice_rows import SCHEMAS
 from run_support import command, refused, save_tiny_model
 
 EVERY_CHARACTER = "".join(map(chr, range(32, 127))) + "\n"
@@ -133,7 +137,7 @@ def test_a_domain_of_ones_own() -> None:
     said = refusal("cities.jsonl", "--prompt-column=q")
     assert "no column is clearly the reference answer (columns: q, a); give --answer-column NAME" in said
     said = refusal("cities.jsonl", "--prompt-column=q", "--answer-column=a")
-    assert "such as 'City a', do not look like numbers or formulas; give --domain NAME" in said
+    assert "such as 'City a', do not look like numbers or formulas; give --domain and write a" in said
     outcome = command("init", "cities.jsonl", "--prompt-column=q", "--answer-column=a", "--domain=cities")
     assert outcome.code == 0
     assert "write the verifier first" in outcome.said
@@ -164,6 +168,121 @@ def test_what_cannot_work_is_refused(rng: np.random.Generator) -> None:
     assert "give the file of your questions" in refusal("--output=b.yaml")
 
 
+@pytest.mark.parametrize("bad", [None, " "])
+def test_a_row_without_an_answer_is_named(rng: np.random.Generator, bad: str | None) -> None:
+    rows = sums(rng, 30, "question", "answer")
+    rows[16]["answer"] = bad
+    kind = "null" if bad is None else "empty"
+    for name in ("a.jsonl", "a.parquet"):
+        said = refusal(write(name, rows))
+        assert re.search(rf"{name} (line|row) 17: answer is {kind}; fill it in or delete the row", said)
+
+
+def test_rows_that_repeat_a_question_are_counted(rng: np.random.Generator) -> None:
+    rows = sums(rng, 40, "question", "answer")
+    assert f"a.jsonl: {len(rows)} questions question:" in command("init", write("a.jsonl", rows)).said
+    path = write("b.jsonl", [*rows, *rows[:7]])
+    said = command("init", path, "--output=b.yaml").said
+    assert f"b.jsonl: {len(rows)} questions in {len(rows) + 7} rows: 7 rows repeat a question" in said
+
+
+def test_a_folder_that_datasets_saved_is_read(rng: np.random.Generator) -> None:
+    rows = sums(rng, 30, "question", "answer")
+    table = datasets.Dataset.from_list(rows)
+    table.save_to_disk("one")
+    datasets.DatasetDict(train=table, test=table.select(range(2))).save_to_disk("two")
+    for name in ("one", "two"):
+        outcome = command("init", name, f"--output={name}.yaml")
+        assert outcome.code == 0, outcome
+        assert f"{name}: {len(rows)} questions" in outcome.said
+        assert source_of(f"{name}.yaml").prompt_column == "question"
+        assert command("data", f"{name}.yaml", "--show=0").code == 0
+    datasets.DatasetDict(test=table).save_to_disk("three")
+    assert "three has no split 'train' (splits: test); set data.sources[].split, or DATA_FILE " in refusal("three")
+
+
+def test_a_table_is_read(rng: np.random.Generator) -> None:
+    rows = sums(rng, 30, "question", "answer")
+    with Path("sums.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+    outcome = command("init", "sums.csv")
+    assert outcome.code == 0, outcome
+    assert "sums.csv: 30 questions question: column question" in outcome.said
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [(("Yes", "no"), "yes or no"), ((True, False), "true or false"), (("True", "False"), "true or false")],
+)
+def test_answers_of_two_words_have_a_verifier_and_are_asked_for(words: tuple[Any, Any], named: str) -> None:
+    write("q.jsonl", [{"question": f"Is {i} even?", "answer": words[i % 2]} for i in range(20)])
+    outcome = command("init", "q.jsonl")
+    assert outcome.code == 0, outcome
+    assert f"verifier: math, which compares {named.replace('or', 'and')} as words" in outcome.said
+    config = make_config(parse_yaml(Path("mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
+    assert f"put your final answer ({named}) within \\boxed{{}}" in config.prompt.template
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("Put the answer into \\boxed{}.", "in \\boxed{}"),
+        ("Give the final number after ####.", "after ####"),
+        ("Write the result between <answer> and </answer>.", "in <answer> tags"),
+    ],
+)
+def test_no_second_form_of_the_answer_is_added(asked: str, said: str) -> None:
+    write("q.jsonl", [{"question": f"{i} + 1? {asked}", "answer": str(i + 1)} for i in range(20)])
+    outcome = command("init", "q.jsonl")
+    assert f"the questions ask for the answer {said}, so prompt.template adds no other form" in outcome.said
+    config = make_config(parse_yaml(Path("mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
+    assert config.prompt.template == "{prompt}"
+
+
+def test_the_options_of_multiple_choice_are_found_and_checked(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=600)
+    for name, answer in (
+        ("mmlu", "column answer, an index from 0 into the options; the first, '1', is 'carbon dioxide'"),
+        ("medmcqa_from_1", "column cop, an index from 1 into the options; the first, '2', is 'carbon dioxide'"),
+        ("ceval", "column answer, the letter or the text of an option; the first, 'B', is 'carbon dioxide'"),
+    ):
+        outcome = command("init", write(f"{name}.jsonl", SCHEMAS[name].rows), f"--output={name}.yaml")
+        assert outcome.code == 0, outcome
+        assert f"answer: {answer}" in outcome.said
+        assert "verifier: science, multiple choice" in outcome.said
+        checked = command("check", f"{name}.yaml", "--no-timing", f"--model={model}", "--verification.workers=1")
+        assert checked.code == 0, checked
+        right = re.search(r"\| ([A-D])\. carbon dioxide\n", checked.out)
+        assert right is not None
+        assert f"reference answer, as the response `\\boxed{{{right[1]}}}`: correct" in checked.out
+        assert re.search(r"another answer, as the response `\\boxed\{[A-D]\}`: incorrect", checked.out)
+        assert "reference answers of 5 questions: 5 accepted" in checked.out
+        assert "can only be options" not in checked.out
+        assert "name an option" not in checked.out
+
+
+def test_options_without_an_answer_are_refused_with_the_options_of_the_command() -> None:
+    write("q.jsonl", [{"question": f"{i}?", "choices": ["red", "blue"], "kind": "x"} for i in range(3)])
+    assert "no column names the right one (columns: question, choices, kind); give --answer-column" in refusal(
+        "q.jsonl"
+    )
+    write("p.jsonl", [{"question": f"{i}?", "choices": ["red", "blue", "pink"], "answer": 1 + i % 2} for i in range(9)])
+    said = refusal("p.jsonl")
+    assert "give --first-option, the index of the first option: 0 or 1" in said
+    assert command("init", "p.jsonl", "--first-option=1").code == 0
+    assert source_of("mine.yaml").first_option == 1
+    options = ("--options-column=x", "--options-column=y", "--answer-column=right", "--output=b.yaml")
+    write("r.jsonl", [{"question": f"{i}?", "x": "red", "y": "blue", "right": "red"} for i in range(3)])
+    assert command("init", "r.jsonl", *options).code == 0
+    assert source_of("b.yaml").options_column == ("x", "y")
+
+
+def test_a_passage_that_is_not_asked_is_named() -> None:
+    assert command("init", write("race.jsonl", SCHEMAS["race"].rows)).said.count("not in the prompt: 1 column") == 1
+
+
 def test_one_question_is_trained_on_and_not_evaluated() -> None:
     assert command("init", write("one.jsonl", [{"prompt": "1 + 1?", "answer": 2}])).code == 0
     config = make_config(parse_yaml(Path("mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
@@ -176,6 +295,10 @@ HUMAN_EVAL = {
 }  # fmt: skip
 CASES = json.dumps({"inputs": ["1\n"], "outputs": ["1\n"]})
 APPS = {"question": "Read a number and print the same number again.", "input_output": CASES, "starter_code": ""}
+MBPP = {
+    "task_id": 1, "text": "Write a function to add two numbers.", "code": "def add(a, b):\r\n    return a + b",
+    "test_list": ["assert add(1, 2) == 3", "assert add(0, 0) == 0"],
+}  # fmt: skip
 IFEVAL = {"key": 1, "prompt": "Use no comma.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
 SCIQ = {"question": "What?", "correct_answer": "a", "distractor1": "b", "distractor2": "c", "distractor3": "d"}
 SOLVED = {"problem": "2+2?", "solution": "Let us think. " * 30 + "\\boxed{4}", "level": "Level 1"}
@@ -187,6 +310,8 @@ SOLVED = {"problem": "2+2?", "solution": "Let us think. " * 30 + "\\boxed{4}", "
         ("humaneval", "code", HUMAN_EVAL),
         ("apps", "code", APPS),
         ("taco", "code", {**APPS, "time_limit": "2.0 seconds"}),  # the more columns, the more likely
+        ("mbpp_original", "code", MBPP),
+        ("mbpp_sanitized", "code", {**{n: v for n, v in MBPP.items() if n != "text"}, "prompt": MBPP["text"]}),
         ("ifeval", "ifeval", IFEVAL),
         ("sciq", "science", SCIQ),
         ("math", "math", SOLVED),  # its column of answers contains whole solutions

@@ -13,8 +13,6 @@ pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 HEAVY = [["check", "quickstart", "--no-timing"], ["data", "quickstart"], ["simulate"], ["completion", "bash"]]
 
 
-
-
 def with_closed_output(*arguments: str) -> tuple[int, bytes]:
     """Run a command whose output nobody reads; return its exit code and its errors."""
     read, write = os.pipe()

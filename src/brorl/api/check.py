@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from brorl.api.prompt_warnings import unreachable_references, unread_forms, unused_options
 from brorl.api.recipe import check_cheaply, recipe_name, resolve_config
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.format import counted, duration, listed
 from brorl.prompts.prompt import Prompt
+from brorl.prompts.settings import FileSource
 from brorl.reporting.visible_text import visible_text
 from brorl.table import Result
 from brorl.verification.domains.code import CODE_DOMAIN
@@ -82,10 +84,14 @@ def check(
     trials = []
     for source in dict.fromkeys(prompt.source for prompt in (*inputs.prompts.train.prompts, *inputs.prompts.held_out)):
         prompts = _show_source(source, inputs, report)
+        report.show(*unreachable_references(prompts), *_unused_options(source, config))
         for domain in dict.fromkeys(prompt.domain for prompt in prompts):
-            trial = try_verifier(inputs.grader.verifiers[domain], [p for p in prompts if p.domain == domain])
+            verifier, is_own = inputs.grader.verifiers[domain], domain in config.verification.functions
+            of_domain = [prompt for prompt in prompts if prompt.domain == domain]
+            trial = try_verifier(verifier, of_domain)
             check_trial(trial)
-            report.show(*_trial_lines(trial, is_own=domain in config.verification.functions))
+            report.show(*_trial_lines(trial, is_own))
+            report.show(*unread_forms(verifier, of_domain, is_own))
             trials.append(trial)
     report.show("", *input_lines(inputs, config))
     forecast = None
@@ -124,6 +130,11 @@ def _show_source(source: str, inputs: RunInputs, report: _Report) -> list[Prompt
     text = str(inputs.tokenizer.decode(list(first.token_ids), skip_special_tokens=False))
     report.show(*(f"  | {line}" for line in visible_text(text).split("\n")), style="cyan")
     return prompts
+
+
+def _unused_options(name: str, config: TrainConfig) -> list[str]:
+    files = [s for s in (*config.data.sources, *config.evaluation.sources) if isinstance(s, FileSource)]
+    return [line for source in files if source.label == name for line in unused_options(source)]
 
 
 def check_trial(trial: Trial) -> None:

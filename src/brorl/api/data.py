@@ -43,9 +43,11 @@ from brorl.console.screen import Screen
 from brorl.errors import UserError
 from brorl.format import counted, listed
 from brorl.paths import exists, is_file, is_folder
+from brorl.prompts.guess import guess_meaning
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.prompts.rendering import drop_long, render
+from brorl.prompts.settings import FileSource
 from brorl.reporting.visible_text import visible_text
 from brorl.table import Result, Table
 from brorl.verification.sandbox.level import choose_level
@@ -186,8 +188,8 @@ def data(
     """Read and check the sources of a recipe, and count their questions, lengths, domains and dropped rows.
 
     Args:
-        config_or_path: Built-in recipe, YAML file or run directory; or a file or folder of questions, which is read
-            with the default columns and domain; from Python also nested settings or a config.
+        config_or_path: Built-in recipe, YAML file or run directory; or a file or folder of questions, whose columns and
+            domain are guessed; from Python also nested settings or a config.
         show: Number of prompts in the result, 0 or more, spread over the sources.
         progress: Show the current work.
         overrides: Settings that replace those of the recipe, nested or by dotted name.
@@ -209,7 +211,9 @@ def data(
         file = _questions_file(config_or_path)
         try:
             if file is not None:  # without evaluation, so that no question is held out
-                sources = {"sources": [file], "held_out_fraction": 0.0}
+                guess = guess_meaning(file).source
+                source = guess.model_dump(exclude_defaults=True)
+                sources = {"sources": [source], "held_out_fraction": 0.0}
                 config_or_path = {"data": sources, "evaluation": {"num_prompts": 0}}
             config = resolve_config(config_or_path, overrides)
             check_first_rows(config)
@@ -218,7 +222,7 @@ def data(
             if file is None:
                 raise
             raise UserError(_of_file(str(error), file)) from error
-    return result if file is None else replace(result, notes=(*result.notes, _hint(file)))
+    return result if file is None else replace(result, notes=(*result.notes, _guessed_line(guess, file)))
 
 
 def _questions_file(path: ConfigOrPath) -> str | None:
@@ -250,9 +254,16 @@ def _of_file(message: str, file: str) -> str:
 
 def _hint(file: str) -> str:
     return (
-        f"{file} is read with the columns prompt and answer and the domain math; for others, write a recipe such as "
-        f"data: {{sources: {{path: {file}, domain: NAME, answer_column: NAME}}}}, or run: brorl init {file}"
+        f"write a recipe such as data: {{sources: {{path: {file}, domain: NAME, answer_column: NAME}}}}, or run: "
+        f"brorl init {file}"
     )
+
+
+def _guessed_line(source: FileSource, file: str) -> str:
+    """Return how a file of questions was read, and how to read it otherwise."""
+    options = f", options in {listed(source.options_column)}" if source.options_column else ""
+    columns = f"question in {source.prompt_column}{options}, answer in {source.answer_column}, domain {source.domain}"
+    return f"guessed: {f'layout {source.layout}' if source.layout else columns}; for another reading {_hint(file)}"
 
 
 class _Preview(NamedTuple):

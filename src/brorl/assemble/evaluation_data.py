@@ -17,6 +17,7 @@ from brorl.errors import UserError
 from brorl.paths import is_file
 from brorl.prompts.benchmarks import BENCHMARKS, BenchmarkSource, read_benchmark
 from brorl.prompts.files import SourceReading
+from brorl.prompts.guess import guess_meaning
 from brorl.prompts.question import Question, split_held_out
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource, PromptFormat
@@ -112,6 +113,7 @@ def parse_data(text: str) -> DataSource:
 def _read_set(text: str, request: Request, own: PromptFormat) -> QuestionSet:
     source = parse_data(text)
     with naming_data(text, source):
+        source = _as_guessed(text, source, request.config)
         match source:
             case BenchmarkSource():
                 reading = read_benchmark(source, request.config.data.split_seed)
@@ -128,7 +130,24 @@ def _read_set(text: str, request: Request, own: PromptFormat) -> QuestionSet:
                 reading = read_rows_of(source, request.config)
                 if isinstance(source, GymSource) or source.layout:
                     return _public_set(source.label, source.origin, reading, request, own)
+                if source.options_column:  # the letter of an option is asked for
+                    return _public_set(source.label, source.origin, reading, request, own)._replace(published=False)
                 return QuestionSet(source.label, source.origin, reading.questions, own, published=False)
+
+
+def _as_guessed(text: str, source: DataSource, config: TrainConfig) -> DataSource:
+    """Return a file that --data names by its path alone with guessed columns and domain, as `brorl init` guesses them.
+
+    Answers that no built-in verifier reads belong to the user's function, if there is one.
+    """
+    if not isinstance(source, FileSource) or text.lstrip().startswith("{"):
+        return source
+    try:
+        return guess_meaning(source.path).source
+    except UserError:
+        if len(config.verification.functions) != 1:
+            raise
+        return guess_meaning(source.path, domain=next(iter(config.verification.functions))).source
 
 
 @contextmanager
@@ -146,7 +165,7 @@ def naming_data(text: str, source: DataSource) -> Iterator[None]:
         yield
     except (UserError, ValueError) as error:
         message = str(error).replace("data.sources[].path", "--data").replace("data.sources[].", "")
-        if "has no column" in message and isinstance(source, FileSource):
+        if isinstance(source, FileSource) and ("has no column" in message or "; give " in message):
             message += f", as in --data '{{path: {source.path}, prompt_column: NAME}}'"
         if text not in NAMES and (near := get_close_matches(text.lower(), NAMES, 3, 0.7)):
             message += f"; did you mean the benchmark {' or '.join(near)}?"
@@ -214,6 +233,7 @@ def read_all_questions(data: str, overrides: Mapping[str, Any]) -> tuple[TrainCo
     config = make_config({}, overrides, "the options")
     source = parse_data(data)
     with naming_data(data, source):
+        source = _as_guessed(data, source, config)
         if isinstance(source, BenchmarkSource):
             return config, list(read_benchmark(source, config.data.split_seed).questions)
         return _all(config.model_copy(update={"data": config.data.model_copy(update={"sources": (source,)})}))

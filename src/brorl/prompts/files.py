@@ -22,6 +22,7 @@ from brorl.errors import UserError
 from brorl.format import short_repr
 from brorl.prompts.layouts.layout import DroppedRow
 from brorl.prompts.layouts.table import all_dropped, find_layout, layouts_of, read_fields
+from brorl.prompts.options import choice_fields, read_options
 from brorl.prompts.question import Message, Question
 from brorl.prompts.row_files import JSON_NAMES, MISSING, Row
 from brorl.prompts.rows import is_local, read_rows
@@ -29,7 +30,10 @@ from brorl.prompts.settings import FileSource
 
 # Names of these columns in other datasets, the most specific first.
 USUAL_NAMES = {
-    "prompt_column": ("prompt", "question", "problem", "instruction", "query", "messages", "input", "text"),
+    "prompt_column": (
+        "prompt", "question", "question_stem", "stem", "problem", "instruction", "query", "goal", "ctx", "sentence",
+        "messages", "input", "inputs", "text",
+    ),
     "answer_column": (
         "answer", "solution", "ground_truth", "final_answer", "expected_answer", "target", "label", "reference",
         "reward_model", "output", "response",
@@ -113,8 +117,12 @@ def check_first_row(source: FileSource) -> None:
 
 def _wanted(source: FileSource) -> set[str]:
     """Return the columns that are used, and those whose keys are."""
-    columns = (source.prompt_column, source.answer_column, source.domain_column)
-    used = [*(find_layout(source.layout).columns if source.layout else columns), source.id_column]
+    columns: tuple[str | None, ...]
+    columns = (source.prompt_column, source.answer_column, source.domain_column, *source.options_column)
+    if source.layout:
+        layout = find_layout(source.layout)
+        columns = (*layout.columns, *layout.optional)
+    used = [*columns, source.id_column]
     return {name for column in used if column for name in (column, column.partition(".")[0])}
 
 
@@ -143,15 +151,47 @@ def _question(row: Row, source: FileSource, seed: int) -> Question:
             text, messages = messages[0].content, ()
     else:
         text = _text(prompt, row.location, source.prompt_column, "a prompt is a string or a list of messages")
-    answer = _cell(row, source.answer_column, "answer_column", source)
-    reference = _text(answer, row.location, source.answer_column, _answer_advice(answer, row, source))
-    if source.answer_after is not None:
-        reference = _after(reference, row.location, source)
+    if source.options_column:
+        asked = messages[-1].content if messages else text
+        asked, reference = _choices(row, asked, source, seed)
+        text, messages = (text, (*messages[:-1], Message("user", asked))) if messages else (asked, messages)
+    else:
+        reference = _reference(row, source)
     domain = source.domain
     if source.domain_column:
         value = _cell(row, source.domain_column, "domain_column", source)
         domain = _text(value, row.location, source.domain_column, "a domain is the name of a verifier")
     return Question(f"{source.label}:{key}", text, reference, domain, source.label, messages, row.location)
+
+
+def _reference(row: Row, source: FileSource) -> str:
+    answer = _cell(row, source.answer_column, "answer_column", source)
+    if isinstance(answer, bool):
+        answer = str(answer).lower()
+    reference = _text(answer, row.location, source.answer_column, _answer_advice(answer, row, source))
+    return reference if source.answer_after is None else _after(reference, row.location, source)
+
+
+def _choices(row: Row, question: str, source: FileSource, seed: int) -> tuple[str, str]:
+    """Return a question with its options, and the reference that names the right one."""
+    cells = [_cell(row, name, "options_column", source) for name in source.options_column]
+    answer, options = _cell(row, source.answer_column, "answer_column", source), read_options(cells)
+    names = f"{source.options_column[0]}{'' if len(cells) == 1 else f' to {source.options_column[-1]}'}"
+    if options is None:
+        raise UserError(
+            f"{row.location}: {names} is {short_repr(cells[0] if len(cells) == 1 else cells)}, and not 2 to 26 "
+            "options; fix or delete the row, or set data.sources[].options_column to a column with a list of texts"
+        )
+    if answer is None or not str(answer).strip():
+        kind = "null" if answer is None else "empty"
+        raise UserError(f"{row.location}: {source.answer_column} is {kind}; fill it in or delete the row")
+    try:
+        fields = choice_fields(question, options, answer, source.first_option, seed)
+    except ValueError as error:
+        raise UserError(f"{row.location}: {source.answer_column} {error}; fix or delete the row") from None
+    except DroppedRow as reason:
+        raise UserError(f"{row.location} has {reason} (in {names}); fix or delete the row") from None
+    return fields.text, fields.reference
 
 
 def _cell(row: Row, column: str, setting: str, source: FileSource) -> Any:
@@ -209,8 +249,6 @@ def _answer_advice(answer: Any, row: Row, source: FileSource) -> str:
     if isinstance(answer, Mapping) and answer:
         inside = f"{source.answer_column}.{next(iter(answer))}"
         return f"name the key that contains the answer, as in data.sources[].answer_column: {inside}"
-    if isinstance(answer, bool):
-        return 'an answer is a string or a number: write it as the text of the answer, such as "true" or "yes"'
     return "an answer is one text or number: write the one answer, or JSON text if your verifier reads a structure"
 
 

@@ -21,7 +21,10 @@ _OWN_OPTIONS = frozenset(
         "tokenizer_kwargs", "strftime_now",
     )
 )  # fmt: skip
-_OF_A_LAYOUT = ("prompt_column", "answer_column", "answer_after", "domain", "domain_column")  # a layout decides them
+_OF_A_LAYOUT = (
+    "prompt_column", "answer_column", "answer_after", "options_column", "first_option", "domain", "domain_column",
+)  # fmt: skip
+"""Settings that a layout decides."""
 
 
 class CountdownSource(Section):
@@ -61,7 +64,7 @@ class CountdownSource(Section):
 
 
 class FileSource(Section):
-    """Questions with reference answers, one per row: JSONL, JSON, Parquet, or a Hugging Face dataset."""
+    """Questions with reference answers, one per row: JSONL, JSON, CSV, Parquet, or a Hugging Face dataset."""
 
     path: str = Field(description="file, folder or pattern (*.jsonl), or hub id of a dataset")
     name: str | None = Field(None, description="name of the source in tables; null uses the last part of the path")
@@ -72,6 +75,14 @@ class FileSource(Section):
     answer_column: str = Field("answer", description="column with the reference answer")
     answer_after: str | None = Field(
         None, description="the answer follows the last occurrence of this text, such as #### in GSM8K"
+    )
+    options_column: Names = Field(
+        (),
+        description="column with the options of multiple-choice questions, or a list of one column per option; they "
+        "are written below the question, and the answer is a letter, an index or the text of one",
+    )
+    first_option: int | None = Field(
+        None, ge=0, le=1, description="index of the first option, 0 or 1, if the answer is an index; null if it is not"
     )
     id_column: str | None = Field(None, description="column with a unique id; null numbers the rows")
     domain: str = Field("math", min_length=1, description="domain of the questions, which selects the verifier")
@@ -128,7 +139,23 @@ class FileSource(Section):
                     f"data.sources[].{given}: the layout {self.layout} sets it; remove {given}, or remove layout and "
                     "name the columns"
                 )
+        self._check_options()
         return self
+
+    def _check_options(self) -> None:
+        if not self.options_column:
+            if self.first_option is not None:
+                raise ValueError("data.sources[].first_option has no effect without options_column; set or remove it")
+            return
+        if not all(name.strip() for name in self.options_column):
+            raise ValueError("data.sources[].options_column has an empty name; name columns, or remove it")
+        if self.answer_after is not None:
+            raise ValueError("data.sources[].answer_after has no effect with options_column; remove one of them")
+        if self.domain == "math" and self.domain_column is None:
+            raise ValueError(
+                "data.sources[].options_column needs the verifier of multiple choice; set "
+                "data.sources[].domain: science"
+            )
 
 
 class GymSource(Section):

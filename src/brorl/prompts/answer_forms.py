@@ -1,0 +1,59 @@
+"""The form of the answer that a question itself asks for: a box, a text after `####`, tags, or `Answer:`.
+
+A form counts only where the question asks for it: a heading `#### Task` or a mention of answers is none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_MOSTLY = 0.9
+
+
+class AnswerForm(NamedTuple):
+    """A form of the answer."""
+
+    name: str  # its words, for messages
+    before: str  # what a response writes before the answer
+    after: str  # what it writes after it
+
+    def write(self, answer: str) -> str:
+        """Return an answer in this form."""
+        return f"{self.before}{answer}{self.after}"
+
+
+_WORD = r"\b(?:answers?|results?|solutions?|responses?|number|letter|option|choice|value|output)\b"
+_FORMS = (
+    (AnswerForm("in \\boxed{}", "\\boxed{", "}"), re.compile(r"\\(?:boxed|fbox)\b")),
+    (AnswerForm("in <answer> tags", "<answer>", "</answer>"), re.compile(r"</?answer>", re.IGNORECASE)),
+    (
+        AnswerForm("after ####", "#### ", ""),
+        re.compile(
+            rf"(?im)(?:{_WORD}[^\n]{{0,200}}[^\n#]#{{4}}(?!#)|[^\n#]#{{4}}(?!#)[^\n]{{0,200}}{_WORD}"
+            r"|^#{4} *(?:[<\[{$(]|your\b|final answer\b|answer\b))"
+        ),
+    ),
+    (
+        AnswerForm("after Answer:", "Answer: ", ""),
+        re.compile(
+            r"(?im)[\"'`\u201c*](?:the )?(?:final )?answer(?: is)?[:=]"
+            r"|\b(?:form|format|line|with|as|by)\b[^\n]{0,80}\banswer: *[$<\[{(]"
+            r"|^\W*(?:final )?(?:answer|A):\W*\Z"
+        ),
+    ),
+)
+
+
+def answer_forms(text: str) -> list[AnswerForm]:
+    """Return the forms of the answer that a text asks for, in a fixed order; none for most questions."""
+    return [form for form, pattern in _FORMS if pattern.search(text)]
+
+
+def asked_form(texts: Sequence[str]) -> AnswerForm | None:
+    """Return the form that nearly all of several questions ask for; None if there is none."""
+    counts = Counter(form for text in texts for form in answer_forms(text)[:1])
+    asked = sum(counts.values()) >= _MOSTLY * len(texts)
+    return counts.most_common(1)[0][0] if counts and asked else None

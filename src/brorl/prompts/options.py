@@ -1,0 +1,208 @@
+"""The options of a multiple-choice row in any of its usual forms, and the right one, as a question with `Choices`.
+
+Options are a list of texts, a mapping of labels to texts, lists of texts and labels, a list of pairs, or one column per
+option. The answer names an option by its label, its letter, its text or its index, or marks it in a list of 0 and 1. An
+answer that could mean two options is an error; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from string import ascii_uppercase
+from typing import Any, NamedTuple
+
+from brorl.format import short_repr
+from brorl.prompts.layouts.layout import DroppedRow, Fields
+from brorl.prompts.science import Choices
+
+CHOICE_DOMAIN = "science"
+"""Domain of questions with options, whose references are `Choices`."""
+_TEXTS = ("text", "value", "content", "option", "choices")
+_LABELS = ("label", "key", "id", "letter")
+_AROUND = "()[].:' \t\n"
+
+
+class Options(NamedTuple):
+    """The options of one row."""
+
+    texts: tuple[str, ...]
+    labels: tuple[str, ...]  # what an answer may call each of them: the labels of the data, or letters
+
+
+def read_options(values: Sequence[Any]) -> Options | None:
+    """Return the options in the value of one column, or of one column per option; None if there are none.
+
+    Two columns can also be one option and a list of the others. Text in one of several columns is always an option.
+
+    Empty values at the end are no options. A letter before each option, such as `(A)`, is its label and is removed.
+    """
+    pairs = _pairs(_decoded(values[0]) if len(values) == 1 else _joined(values))
+    while pairs and _is_missing(pairs[-1][1]):
+        pairs.pop()
+    if not 2 <= len(pairs) <= len(ascii_uppercase) or not all(_is_text(text) for _, text in pairs):
+        return None
+    texts = tuple(str(text) for _, text in pairs)
+    given = tuple(str(label).strip() for label, _ in pairs if label is not None)
+    lettered = [re.match(rf"\s*(?:\({letter}\)|{letter}[).:])\s*(?=\S)", text) for letter, text in _lettered(texts)]
+    if all(lettered):
+        texts = tuple(text[match.end() :] for text, match in zip(texts, lettered, strict=True) if match)
+    return Options(texts, given if len(set(given)) == len(texts) else tuple(ascii_uppercase[: len(texts)]))
+
+
+def _joined(values: Sequence[Any]) -> list[Any]:
+    one, *others = values
+    return [one, *others[0]] if len(others) == 1 and isinstance(others[0], list) else list(values)
+
+
+def _lettered(texts: Sequence[str]) -> list[tuple[str, str]]:
+    return list(zip(ascii_uppercase, texts, strict=False))
+
+
+def _pairs(value: Any) -> list[tuple[Any, Any]]:
+    """Return the labels and texts of options in any form; a label is None where the data has none."""
+    if isinstance(value, Mapping):
+        texts = next((value[name] for name in _TEXTS if isinstance(value.get(name), list)), None)
+        labels = next((value[name] for name in _LABELS if isinstance(value.get(name), list)), None)
+        if texts is not None:
+            matched = labels is not None and len(labels) == len(texts)
+            return list(zip(labels if matched and labels else [None] * len(texts), texts, strict=True))
+        return [] if any(isinstance(text, list | Mapping) for text in value.values()) else list(value.items())
+    if not isinstance(value, list | tuple):
+        return []
+    if all(isinstance(one, Mapping) for one in value):
+        pairs = [tuple(next((one[n] for n in names if n in one), None) for names in (_LABELS, _TEXTS)) for one in value]
+        return [(label, text) for label, text in pairs]
+    return [(None, text) for text in value]
+
+
+def right_option(options: Options, answer: Any, first: int | None) -> int:
+    """Return the place of the right option, from 0.
+
+    Args:
+        options: The options.
+        answer: The answer of the row.
+        first: The index of the first option in the data, 0 or 1; None for an answer that is no index.
+
+    Raises:
+        ValueError: If the answer names no option, or could name two.
+    """
+    value, number = _answer(options, answer), len(options.texts)
+    if isinstance(value, list):
+        if value.count(1) != 1:
+            raise ValueError(f"marks {value.count(1)} options as right; a question needs one")
+        return value.index(1)
+    if first is not None:
+        index = whole_number(value)
+        if index is None or not 0 <= index - first < number:
+            raise ValueError(f"is {short_repr(value)}, which is no index from {first} into {number} options")
+        return index - first
+    named = _labeled(options, value)
+    stated = _places(options.texts, str(value)) or _places(options.texts, _without_letter(str(value), options))
+    found = set(named) | set(stated)
+    if len(found) != 1:
+        several = "could name two of" if found else "is neither the label nor the text of one of"
+        advice = "" if whole_number(value) is None else "; set first_option to 0 or 1 if it is an index"
+        raise ValueError(f"is {short_repr(value)}, which {several} the {number} options{advice}")
+    return found.pop()
+
+
+def is_label(options: Options, answer: Any) -> bool:
+    """Whether an answer is the label of an option; a list that marks options with 0 and 1 counts as one."""
+    value = _answer(options, answer)
+    return isinstance(value, list) or len(_labeled(options, value)) == 1
+
+
+def _answer(options: Options, answer: Any) -> Any:
+    """Return an answer that may be stored in a list: its only value, or a list that marks each option with 0 or 1."""
+    value = answer if isinstance(answer, str) and _places(options.texts, answer) else _decoded(answer)
+    if not isinstance(value, list):
+        return answer
+    if len(value) == len(options.texts) and all(mark in (0, 1) for mark in value):
+        return value
+    return value[0] if len(value) == 1 else str(answer)
+
+
+def _labeled(options: Options, answer: Any) -> list[int]:
+    return _places([label.strip(_AROUND) for label in options.labels], str(answer).strip(_AROUND))
+
+
+def _places(names: Sequence[str], wanted: str) -> list[int]:
+    """Return the places of a text, without regard to case if it stands nowhere as it is."""
+    plain, given = " ".join(wanted.split()), [" ".join(name.split()) for name in names]
+    for text, others in ((plain, given), (plain.casefold(), [name.casefold() for name in given])):
+        if places := [at for at, other in enumerate(others) if other == text]:
+            return places
+    return []
+
+
+def _without_letter(answer: str, options: Options) -> str:
+    """Return an answer such as `B) 21` without the label of an option."""
+    for label in options.labels:
+        match = re.match(rf"\s*\(?{re.escape(label.strip(_AROUND))}[).:]\s*(?=\S)", answer)
+        if match:
+            return answer[match.end() :]
+    return answer
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a value that is a whole number, or the text of one; None for any other."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    match = re.fullmatch(r"\s*([0-9]{1,3})(?:\.0)?\s*", str(value))
+    return int(match[1]) if match else None
+
+
+def choice_fields(question: str, options: Options, answer: Any, first: int | None, seed: int) -> Fields:
+    """Return a question with its options below it and the `Choices` as its reference.
+
+    The options are permuted by the question and the seed. A question that already has the options with their letters
+    stays as it is.
+
+    Raises:
+        ValueError: If the answer names no option.
+        DroppedRow: If the question is empty, or options are empty or equal.
+    """
+    if not question.strip():
+        raise DroppedRow("no question")
+    right = right_option(options, answer, first)
+    try:
+        if shows_options(question, options.texts):
+            return Fields(question, Choices(options.texts, right).to_text(), CHOICE_DOMAIN)
+        choices = Choices.permuted(options.texts, right, question, seed)
+    except ValueError as error:
+        raise DroppedRow(str(error).removeprefix("has ")) from None
+    return Fields(choices.under(question), choices.to_text(), CHOICE_DOMAIN)
+
+
+def shows_options(text: str, options: Sequence[str]) -> bool:
+    """Whether a text contains every option after its letter, such as `B. neon` or `(B) neon`."""
+    spelled = " ".join(text.split())
+    return all(
+        re.search(rf"(?<![A-Za-z]){letter}\W{{1,4}}{re.escape(' '.join(option.split()))}", spelled)
+        for letter, option in _lettered(options)
+    )
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip()) or value != value  # NaN
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+def _decoded(value: Any) -> Any:
+    """Return the list or object that a text holds as JSON or as a Python literal, as tables of text store them."""
+    if isinstance(value, str) and value.strip()[:1] + value.strip()[-1:] in ("[]", "{}"):
+        for decode in (json.loads, ast.literal_eval):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about escapes such as \d
+                try:
+                    return decode(value.strip())
+                except (ValueError, SyntaxError, MemoryError, RecursionError):
+                    continue
+    return value

@@ -1,0 +1,126 @@
+"""Warnings of `brorl check`: prompts that cannot lead to their references, and answers in a form that is not read."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brorl.api.prompt_warnings import unreachable_references, unread_forms, unused_options
+from brorl.prompts.boxed import last_box
+from brorl.prompts.files import read_source
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.settings import FileSource, PromptFormat
+from brorl.verification.verifier import TrialResponses, Verdict
+from choice_rows import SCHEMAS
+from run_support import command, save_tiny_model
+
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+BOX = "{prompt} Put your answer within \\boxed{}."
+OPTIONS = "which can only be options of multiple-choice questions"
+BLIND = "name an option that the prompt does not contain"
+UNREAD = "which the verifier does not read"
+SECOND = "and the text around them for one in \\boxed{}"
+
+
+class Boxes:
+    """Accepts a box with the reference, or an integer at the end."""
+
+    def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+        right = [
+            last_box(text) == prompt.reference or (prompt.reference.isdigit() and text.endswith(prompt.reference))
+            for prompt, text in items
+        ]
+        return [Verdict(bool(one), float(one), None, "", 0.0) for one in right]
+
+    def check_references(self, references: Sequence[str]) -> dict[str, str]:
+        raise AssertionError(references)
+
+    def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
+        return TrialResponses(f"\\boxed{{{reference}}}", others)
+
+
+def warnings(rows: list[dict[str, Any]], template: str = "{prompt}", **columns: Any) -> str:
+    """Return the warnings about rows with the columns `question` and `answer`."""
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = FileSource(path="rows.jsonl", prompt_column="question", **columns)
+    style = PromptFormat(template=template)
+    prompts = [
+        Prompt(q.id, style.fill(q.text, q.domain), (1,), q.reference, q.domain, q.source, q.last_turn)
+        for q in read_source(source).questions
+    ]
+    found = [*unused_options(source), *unreachable_references(prompts), *unread_forms(Boxes(), prompts, is_own=False)]
+    return "\n".join(found)
+
+
+@pytest.mark.slow
+def test_a_check_says_the_warnings(tmp_path: Path) -> None:
+    every = "".join(map(chr, range(32, 127))) + "\n"
+    model = save_tiny_model(tmp_path / "tiny", characters=every, max_positions=800)
+    rows = [{**row, "question": f"{row['question']} {AFTER}"} for row in SCHEMAS["mmlu_csv"].rows]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = "--data.sources={path: rows.jsonl, prompt_column: question}"
+    rest = ("--no-timing", f"--model={model}", "--data.held_out_fraction=0", "--evaluation.num_prompts=0")
+    outcome = command("check", source, *rest, "--prompt.template={prompt} Use \\boxed{}.")
+    assert outcome.code == 0, outcome
+    for said in (OPTIONS, BLIND, SECOND, UNREAD):
+        assert said in outcome.out
+
+
+def test_options_that_the_prompt_leaves_out() -> None:
+    said = warnings(SCHEMAS["mmlu_csv"].rows, BOX)
+    assert f"the prompts do not contain A to D, {OPTIONS}; set data.sources[].options_column: [A, B, C, D]" in said
+    assert f"the reference answers of 5 prompts {BLIND}, such as rows:1 with 'B'" in said
+    assert "do not contain choices, which can only" in warnings(SCHEMAS["mmlu"].rows, BOX)
+    columns = {"options_column": ["A", "B", "C", "D"], "domain": "science"}
+    assert warnings(SCHEMAS["mmlu_csv"].rows, BOX, **columns) == ""
+
+
+@pytest.mark.parametrize("form", ["{q}\nA. {A}\nB. {B}\nC. {C}\nD. {D}", "{q} (A) {A} (B) {B} (C) {C} (D) {D}"])
+def test_options_that_stand_in_the_question(form: str) -> None:
+    rows = [{**row, "question": form.format(q=row["question"], **row)} for row in SCHEMAS["mmlu_csv"].rows]
+    assert warnings(rows, BOX) == ""
+    assert warnings([{n: row[n] for n in ("question", "answer")} for row in rows], BOX) == ""
+
+
+def test_choices_whose_options_the_question_does_not_show() -> None:
+    rows = [
+        {
+            "question": row["question"],
+            "answer": json.dumps({"options": row["choices"], "answer": "ABCD"[row["answer"]]}),
+        }
+        for row in SCHEMAS["mmlu"].rows
+    ]
+    assert f"of 5 prompts {BLIND}" in warnings(rows, BOX, domain="science")
+
+
+def test_a_letter_may_be_an_answer_of_mathematics() -> None:
+    rows = [{"question": f"Which is larger, A = {i} or B = 5?", "answer": "AB"[i < 5]} for i in range(8)]
+    assert warnings(rows, BOX) == ""
+
+
+def sums(asked: str, form: str = "{}") -> list[dict[str, Any]]:
+    return [{"question": f"{i} + x + 1? {asked}", "answer": form.format(i + 1)} for i in range(12)]
+
+
+AFTER = "Give the final answer after ####."
+TAGS = "Write the answer between <answer> and </answer>."
+
+
+@pytest.mark.parametrize(
+    ("asked", "form", "template", "said"),
+    [
+        (AFTER, "{}", "{prompt}", ()),  # the last number of a response
+        (AFTER, "x+{}", "{prompt}", ("ask for the answer after ####", UNREAD, "it rejects '#### x+1' (8 of 8")),
+        (TAGS, "x+{}", "{prompt}", (UNREAD, "it rejects '<answer>x+1</answer>'")),
+        ("Write it into \\boxed{}.", "x+{}", "{prompt}", ()),
+        (AFTER, "{}", "{prompt} Use \\boxed{}.", ("the questions ask for the answer after ####", SECOND)),
+        ("Use \\boxed{}.", "{}", "{prompt} Use \\boxed{}.", ()),
+        ("", "{}", "{prompt} Use \\boxed{}.", ()),
+    ],
+)
+def test_forms_of_the_answer(asked: str, form: str, template: str, said: tuple[str, ...]) -> None:
+    found = warnings(sums(asked, form), template)
+    assert all(part in found for part in said)
+    assert bool(found) == bool(said)
