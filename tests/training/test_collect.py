@@ -208,6 +208,7 @@ def test_message_says_why_nothing_is_mixed(script: list[int], state: str) -> Non
         (Verdict(False, 0.5, None, "partly", 0.0), True, "rewards.partial_credit: true"),
         (Verdict(False, 0.0, None, "wrong", 0.0), False, "24 of 24 rollouts were cut off at sampling.max_new_tokens"),
         (Verdict(False, 0.0, None, "no answer", 0.0), True, "found no answer in 8 of 8.*set prompt.template"),
+        (Verdict(False, 0.0, None, "unfinished thought", 0.0), True, "8 of 8 .*end inside a thought.*thought_tags"),
         (Verdict(False, 0.0, None, "no code block", 0.0), True, "found no answer in 8 of 8.*set prompt.template"),
         (Verdict(False, 0.0, "7", "wrong", 0.0), True, "check the format and the verifier first.*rollouts_per_prompt"),
     ],

@@ -24,6 +24,7 @@ from brorl.prompts.instructions import Instruction, Instructions
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.prompts.science import Choices, MeasuredAnswer
+from brorl.verification.answer_verifier import AnswerVerifier
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.domains.gym import GymVerifier
@@ -35,6 +36,7 @@ from brorl.verification.domains.table import DOMAINS
 from brorl.verification.rescoring import StoredResponse, rescore
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 from brorl.verification.sandbox.requests import Reply, Request, RunProgram
+from brorl.verification.thoughts import THINK
 from brorl.verification.verifier import Verifier
 
 pytestmark = pytest.mark.linux
@@ -110,7 +112,7 @@ def seconds(verifier: Verifier, prompt: Prompt, response: str, limit_s: float = 
     begin = time.process_time()
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, 2 * limit_s)
-        verifier.verify_all([(prompt, response)])
+        AnswerVerifier(verifier, THINK).verify_all([(prompt, response)])
     except Stopped:
         pass
     finally:
@@ -137,6 +139,7 @@ def slow_strings(domain: str, number: int, random: Random) -> list[tuple[str, tu
 KNOWN = [
     *((domain, " " * LENGTH) for domain in sorted(DOMAINS)),
     ("code", "```python\nfrom __future__ import" + " " * 99_900 + "(\n```"),
+    *(("ifeval", part * (LENGTH // len(part))) for part in ("</think>", "```a\n</think>\n", "````` `\n", "<think>`", "~")),
     ("ifeval", "[" * 101 + '[\\"' * 30_000),  # a string that never closes, in JSON with many brackets
     ("math", "\\boxed{a" + "." * 400_000 + "}"),
     ("science", "\\boxed{a" + ", " * 400_000 + "}"),
@@ -185,7 +188,7 @@ PARTS = [
     ("code", "code_judges._passes"),
     ("countdown", "countdown._verify"),
     ("gym", "gym.extract_answer"),
-    ("ifeval", "ifeval._answer"),
+    ("ifeval", "ifeval.broken"),
     ("math", "math.extract_answer"),
     ("science", "science.choose"),
     ("science", "science.extract_answer"),

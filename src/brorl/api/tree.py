@@ -206,17 +206,17 @@ def _sampled(
 ) -> SampledTree:
     import torch
 
-    from brorl.assemble.inputs import build_decode
     from brorl.assemble.verification import build_verifiers, build_workers
     from brorl.model.load import choose_device, end_tokens, load_model, load_tokenizer
     from brorl.prompts.rendering import render
     from brorl.rollout.native.engine import NativeEngine
     from brorl.verification.grade import Grader
+    from brorl.verification.thoughts import make_decode
 
     device, trees, sampling = choose_device(config.device), [], config.sampling.params
     tokenizer = load_tokenizer(models[-1][1], config.sampling.end_token)
     (prompt,) = render([question], config.prompt, tokenizer)
-    decode = build_decode(tokenizer)
+    decode = make_decode(tokenizer, config.verification.thoughts)
     for _, name in models:
         model = load_model(name, device, getattr(torch, config.dtype))
         engine = NativeEngine(model, end_tokens(model, tokenizer))

@@ -27,7 +27,6 @@ from brorl.assemble.engine import (
     set_threads_and_kernels,
 )
 from brorl.assemble.evaluation_data import QuestionSet, Request, read_sets
-from brorl.assemble.inputs import build_decode
 from brorl.assemble.verification import (
     build_verifiers,
     build_workers,
@@ -58,6 +57,7 @@ from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
 from brorl.verification.domains.table import unreadable_references
 from brorl.verification.grade import Grader
+from brorl.verification.thoughts import make_decode
 from brorl.verification.verifier import Verifier
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def load_evaluated_model(
         engine,
         inputs.sampling,
         config.evaluation.num_samples,
-        Grader(verifiers, build_decode(inputs.tokenizer), config.rewards),
+        Grader(verifiers, make_decode(inputs.tokenizer, config.verification.thoughts), config.rewards),
         observe=observe,
     )
     return evaluated, weights
@@ -313,7 +313,9 @@ def _settings(
             "timeout_s": verification.timeout_s,
             "memory_mib": verification.memory_mib,
             "functions": {domain: name for domain, name in verification.functions.items() if domain in domains},
-            **verification.model_dump(include={"sandbox", "batch_timeout_s", "completions"}, exclude_defaults=True),
+            **verification.model_dump(
+                include={"sandbox", "batch_timeout_s", "completions", "thought_tags"}, exclude_defaults=True
+            ),
         },
         "prompt": {
             "system_prompt": config.prompt.system_prompt,

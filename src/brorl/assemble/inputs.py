@@ -5,7 +5,7 @@ Cheap checks come first, and the model's weights are not loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +43,7 @@ from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.seeds import derived_seed
 from brorl.verification.domains.table import unreadable_references
 from brorl.verification.grade import Grader
+from brorl.verification.thoughts import make_decode
 from brorl.verification.verifier import Verifier
 
 
@@ -100,7 +101,7 @@ def prepare(config: TrainConfig, model_path: str) -> RunInputs:
         notes += check_source_references(verifiers, sources)
     elif INSTRUCTIONS_DOMAIN in verifiers:  # this machine can lack the package that some instructions need
         unreadable_references({INSTRUCTIONS_DOMAIN: verifiers[INSTRUCTIONS_DOMAIN]}, questions)
-    decode, limit = build_decode(tokenizer), config.sampling.max_new_tokens
+    decode, limit = make_decode(tokenizer, config.verification.thoughts), config.sampling.max_new_tokens
     grader = Grader(verifiers, decode, config.rewards, limit)
     return RunInputs(model_path, tokenizer, context, prompts, grader, memory, notes)
 
@@ -154,15 +155,6 @@ def check_source_references(verifiers: Mapping[str, Verifier], sources: Sequence
                 f"{problem}"
             )
     return notes
-
-
-def build_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
-    """Return the function from a response's token ids to its text, without special tokens."""
-
-    def decode(token_ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
-
-    return decode
 
 
 def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, prompts: Prompts) -> MemoryPlan:

@@ -36,8 +36,14 @@ def build_verifiers(config: TrainConfig, domains: Iterable[str], workers: Worker
         UserError: If a domain has no verifier, or a function cannot be loaded.
     """
     functions, with_fractions = config.verification.functions, config.rewards.partial_credit
-    as_messages = config.verification.completions == "messages"
-    return make_verifiers(domains, functions, workers, with_fractions=with_fractions, as_messages=as_messages)
+    return make_verifiers(
+        domains,
+        functions,
+        workers,
+        with_fractions=with_fractions,
+        as_messages=config.verification.completions == "messages",
+        thought_tags=config.verification.thoughts,
+    )
 
 
 def check_domain_names(config: TrainConfig, domains: Iterable[str]) -> None:

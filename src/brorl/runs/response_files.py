@@ -19,7 +19,8 @@ from brorl.runs.stored_rollouts import stored_steps
 from brorl.verification.rescoring import StoredResponse
 
 _IDS = ("prompt_id", "question_id", "id", "task_id", "problem_id")
-_QUESTIONS = ("question", "prompt", "problem", "instruction")
+_PROMPT = "prompt"
+_QUESTIONS = ("question", _PROMPT, "problem", "instruction")
 _VERDICTS = ("correct", "is_correct", "passed")
 _REASON = "reason"
 _ROW_FORM = '{"id": ..., "response": ...}'
@@ -100,7 +101,16 @@ def _response(row: Row, columns: ResponseColumns) -> StoredResponse:
         )
     reason = _first(row, (_REASON,))
     correct = _verdict(row, columns)
-    return StoredResponse(str(row.location), name, question, text, correct, None if reason is None else str(reason))
+    prompt = _first(row, (_PROMPT,))
+    return StoredResponse(
+        str(row.location),
+        name,
+        question,
+        text,
+        prompt if isinstance(prompt, str) else None,
+        correct,
+        None if reason is None else str(reason),
+    )
 
 
 def _named(row: Row, column: str, fix: str) -> Any:

@@ -23,7 +23,16 @@ from brorl.runs.checkpoint import SourceState
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from brorl.verification.grade import Grader, num_unverified
-from brorl.verification.verifier import CUT_OFF, NO_ANSWER, NO_CODE, TRUNCATED, Verdict, is_failure, is_timeout
+from brorl.verification.verifier import (
+    CUT_OFF,
+    NO_ANSWER,
+    NO_CODE,
+    TRUNCATED,
+    UNFINISHED,
+    Verdict,
+    is_failure,
+    is_timeout,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -389,6 +398,12 @@ def _format_cause(every: Sequence[Verdict]) -> str | None:
         return (
             "the verifier gives partial scores, but dynamic sampling counts correct responses only; set "
             "rewards.partial_credit: true and dynamic_sampling.enabled: false"
+        )
+    unfinished = sum(v.reason == UNFINISHED for v in every)
+    if 2 * unfinished > len(every):
+        return (
+            f"{unfinished:,} of {len(every):,} distinct responses end inside a thought; use a prompt after which the "
+            "model closes its thoughts, or set verification.thought_tags to its tags"
         )
     unanswered = sum(v.reason in (NO_ANSWER, NO_CODE) for v in every)
     if 2 * unanswered > len(every):

@@ -17,6 +17,7 @@ from brorl.verification.verifier import TRUNCATED, Verdict, Verifier, verify_dis
 
 UNREADABLE = "unreadable reference"
 _AT_ONCE = 1024
+_Key = tuple[str, str | None, str]  # id of a question, prompt and response
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class StoredResponse:
     question_id: str | None  # the id of its question, if the row has one
     question: str | None  # the text of its question, if the row has one
     text: str  # the response
+    prompt: str | None = None  # the text that the model read, if the row has one
     correct: bool | None = None  # the stored verdict, if the row has one
     reason: str | None = None  # the stored reason, if the row has one
 
@@ -98,12 +100,12 @@ def rescore(
     A response that is stored as truncated keeps that verdict, because it was never verified. One that could not be
     verified is verified a second time. A response to a question with an unreadable reference is incorrect.
     """
-    items: dict[tuple[str, str], tuple[Prompt, str]] = {}
-    prompt_of: dict[str, Prompt] = {}
+    items: dict[_Key, tuple[Prompt, str]] = {}
+    prompt_of: dict[tuple[str, str | None], Prompt] = {}
     for response, question in matched:
         if response.reason != TRUNCATED and question.id not in unreadable:
-            prompt = prompt_of.setdefault(question.id, _prompt(question))
-            items.setdefault((question.id, response.text), (prompt, response.text))
+            prompt = prompt_of.setdefault((question.id, response.prompt), _prompt(question, response.prompt))
+            items.setdefault(_key(response, question), (prompt, response.text))
     begin = perf_counter()
     verdict_of = verify_distinct(items, verifiers, observe, _AT_ONCE)
     seconds = perf_counter() - begin
@@ -112,7 +114,7 @@ def rescore(
     def verdict(response: StoredResponse, question: Question) -> Verdict:
         if response.reason == TRUNCATED:
             return truncated
-        return unread if question.id in unreadable else verdict_of[question.id, response.text]
+        return unread if question.id in unreadable else verdict_of[_key(response, question)]
 
     return [
         RescoredResponse(response, question, verdict(response, question)) for response, question in matched
@@ -131,11 +133,14 @@ def agreement(rescored: Sequence[RescoredResponse]) -> Agreement:
     return Agreement(pairs[True, True], pairs[False, False], pairs[True, False], pairs[False, True])
 
 
-def _prompt(question: Question) -> Prompt:
+def _key(response: StoredResponse, question: Question) -> _Key:
+    return question.id, response.prompt, response.text
+
+
+def _prompt(question: Question, text: str | None) -> Prompt:
     """Return a question for a verifier, which does not read tokens; a prompt needs at least one."""
-    return Prompt(
-        question.id, question.last_turn, (0,), question.reference, question.domain, question.source, question.last_turn
-    )
+    asked = question.last_turn
+    return Prompt(question.id, text or asked, (0,), question.reference, question.domain, question.source, asked)
 
 
 def _unambiguous(pairs: Sequence[tuple[str, Question]]) -> dict[str, Question]:

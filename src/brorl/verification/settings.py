@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from brorl.paths import is_file
 from brorl.section import Section
+from brorl.verification.thoughts import THINK, ThoughtTags
 
 
 class VerificationSettings(Section):
@@ -39,6 +40,29 @@ class VerificationSettings(Section):
     completions: Literal["text", "messages"] = Field(
         "text", description="form in which your reward functions with TRL's signature get responses"
     )
+
+    thought_tags: Annotated[tuple[str, str], Field(strict=False)] | None = Field(
+        (THINK.opening, THINK.closing),
+        description="tags around a thought: built-in verifiers judge what follows the last one; null judges the whole "
+        "response (docs/how-to/thinking_models.md)",
+    )
+
+    @property
+    def thoughts(self) -> ThoughtTags | None:
+        """The tags of thoughts, None if built-in verifiers judge whole responses."""
+        return None if self.thought_tags is None else ThoughtTags(*self.thought_tags)
+
+    @field_validator("thought_tags")
+    @classmethod
+    def _are_tags(cls, tags: tuple[str, str] | None) -> tuple[str, str] | None:
+        if tags is not None and (
+            len({tag.strip() for tag in tags} - {""}) < 2 or any(tag != tag.strip() for tag in tags)
+        ):
+            raise ValueError(
+                f"verification.thought_tags must be two different texts without space around them, such as "
+                f"[{THINK.opening}, {THINK.closing}], or null, got {list(tags)}"
+            )
+        return tags
 
     @field_validator("functions")
     @classmethod

@@ -6,6 +6,7 @@ It also verifies the reference answers or stored solutions of more prompts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from brorl.prompts.prompt import Prompt
@@ -36,7 +37,11 @@ class Trial(NamedTuple):
 
 
 def try_verifier(verifier: Verifier, prompts: Sequence[Prompt]) -> Trial:
-    """Verify a right and a wrong response to the first prompt, and right responses to others."""
+    """Verify a right and a wrong response to the first prompt, and right responses to others.
+
+    The responses contain no thought, so they answer the questions, not prompts that end with the tag of one.
+    """
+    prompts = [replace(prompt, text=prompt.question or prompt.text) for prompt in prompts]
     prompt = prompts[0]
     others = dict.fromkeys(p.reference for p in prompts[1:] if p.reference != prompt.reference)
     made = verifier.trial_responses(prompt.reference, list(others)[:_OTHERS])

@@ -19,6 +19,7 @@ WRONG = "wrong answer"
 NO_ANSWER = "no answer"
 TOO_LONG = "answer too long"
 NO_CODE = "no code block"
+UNFINISHED = "unfinished thought"  # the response has no answer after it
 TRUNCATED = "truncated"
 TIMEOUT = "timeout"
 CUT_OFF = "timeout of all programs"  # the response had its part of the time of a batch

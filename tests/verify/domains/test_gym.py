@@ -50,7 +50,6 @@ def prompt(task: GymTask) -> Prompt:
         ("</answer> \\boxed{7}", "7"),
         ("<answer>6</answer> \\boxed{7}", "6"),
         ("\\boxed{6} \\boxed{[[1, 2], {3}]}", "[[1, 2], {3}]"),
-        ("let me think 6 </think> 7 ", "7"),
         (" 1 2\n3 4 \n", "1 2\n3 4"),
         ("<answer> </answer> 7", None),
         ("\\boxed{}", None),

@@ -59,19 +59,9 @@ def test_the_loose_reading_drops_lines_and_asterisks() -> None:
         assert verdict(response, QUOTED, loose=True).correct is loose, response
 
 
-@pytest.mark.parametrize(
-    ("response", "correct"),
-    [("<think>a, b</think>a b c", True), ("a, b</think>\n\nc", True), ("<think>x</think>a, b", False),
-     ("<think>a</think>b, c</think>d", True), ("a b<think>c, d", True), ("<think>a b c", False), ("</think>", False)],
-)  # fmt: skip
-def test_thoughts_are_not_judged(response: str, correct: bool) -> None:
-    assert verdict(response, NO_COMMA).correct is correct
-
-
 def test_a_very_long_response_is_incorrect() -> None:
     assert verdict("a" * 200_000, NO_COMMA).correct
     assert verdict("a" * 200_001, NO_COMMA).reason == "response too long"
-    assert verdict("x, " * 100_000 + "</think>a", NO_COMMA).correct
 
 
 @pytest.mark.parametrize(

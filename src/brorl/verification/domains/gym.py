@@ -1,7 +1,7 @@
 r"""Verifier of Reasoning Gym: the scorer of each dataset, behind guards, in the sandbox.
 
 The answer is the text in the last `<answer>...</answer>`, without such tags the last `\boxed{...}`, and without a box
-the whole response after the last `</think>`. An answer of more than 100,000 characters is incorrect. Each distinct pair
+the whole response. An answer of more than 100,000 characters is incorrect. Each distinct pair
 of a task and an answer is scored once, in a confined process: some scorers evaluate an answer as code, and some run for
 as long as an answer asks for.
 """
@@ -47,7 +47,7 @@ from brorl.verification.verifier import (
 )
 
 _MAX_ANSWER = 100_000
-_OPENING, _CLOSING, _THOUGHT = "<answer>", "</answer>", "</think>"
+_OPENING, _CLOSING = "<answer>", "</answer>"
 _SCORING = "brorl.verification.domains.gym_scoring"
 _PROGRAM = f"from {_SCORING} import score"
 _MEMORY_BYTES = 1 << 29
@@ -137,8 +137,8 @@ def extract_answer(response: str) -> str | None:
     r"""Return the answer in a response, without space around it.
 
     It is the text between the last `</answer>` and the last `<answer>` before it; else the content of the last
-    `\boxed{}`; else the text after the last `</think>`, or the whole response. None if nothing is left, words beside
-    the box deny it, or the only box is not closed.
+    `\boxed{}`; else the whole response. None if nothing is left, words beside the box deny it, or the only box is not
+    closed.
     """
     end = response.rfind(_CLOSING)
     start = response.rfind(_OPENING, 0, max(end, 0))
@@ -148,7 +148,7 @@ def extract_answer(response: str) -> str | None:
     if box is not None:
         denied = denial_before(response[: box.start]) or denial_after(response[box.end :])
         return None if denied else box.content.strip() or None
-    return None if has_open_box(response) else response.rpartition(_THOUGHT)[2].strip() or None
+    return None if has_open_box(response) else response.strip() or None
 
 
 def _find_answer(task: GymTask, response: str) -> Verdict | str:

@@ -1,8 +1,7 @@
 """Verifier of instruction following: the 25 kinds of instructions of IFEval.
 
 A response is correct if it follows all instructions. With partial credit, its score is the fraction that it follows.
-The checks are plain functions of the text in this process, each linear in its length. No language model is used. The
-text after the last `</think>` is checked, or, without one, the text before the first `<think>`.
+The checks are plain functions of the text in this process, each linear in its length. No language model is used.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ TOO_LONG = "response too long"
 BROKEN = "not followed"  # followed by the first instruction: `not followed: punctuation:no_comma`
 
 _MAX_CHARACTERS = 200_000  # 0.1 s for the slowest check
-_THOUGHT, _END_OF_THOUGHT = "<think>", "</think>"
 
 
 class InstructionsVerifier:
@@ -83,9 +81,8 @@ def _instructions(reference: str) -> Instructions:
     return instructions
 
 
-def _verify(instructions: Instructions, response: str) -> Verdict:
+def _verify(instructions: Instructions, answer: str) -> Verdict:
     start = time.perf_counter()
-    answer = _answer(response)
     if not answer.strip():
         return Verdict(False, 0.0, None, NO_ANSWER, time.perf_counter() - start)
     if len(answer) > _MAX_CHARACTERS:
@@ -94,9 +91,3 @@ def _verify(instructions: Instructions, response: str) -> Verdict:
     total = len(instructions.instructions)
     reason = f"{BROKEN}: {wrong[0].kind}" if wrong else CORRECT
     return Verdict(not wrong, (total - len(wrong)) / total, None, reason, time.perf_counter() - start)
-
-
-def _answer(response: str) -> str:
-    """Return the part of a response that the instructions are about."""
-    _, end, after = response.rpartition(_END_OF_THOUGHT)
-    return after if end else response.partition(_THOUGHT)[0]

@@ -9,6 +9,7 @@ from brorl.prompts.countdown import COUNTDOWN_DOMAIN
 from brorl.prompts.gym_task import GYM_DOMAIN
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.prompts.question import Question
+from brorl.verification.answer_verifier import AnswerVerifier
 from brorl.verification.domains.code import CODE_DOMAIN, CodeVerifier
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.domains.gym import GymVerifier
@@ -17,6 +18,7 @@ from brorl.verification.domains.math import MATH_DOMAIN, MathVerifier
 from brorl.verification.domains.science import SCIENCE_DOMAIN, ScienceVerifier
 from brorl.verification.domains.user_function import FunctionVerifier
 from brorl.verification.sandbox.pool import Workers
+from brorl.verification.thoughts import THINK, ThoughtTags
 from brorl.verification.verifier import Verifier
 
 DOMAINS: dict[str, Callable[..., Verifier]] = {
@@ -44,6 +46,7 @@ def make_verifiers(
     workers: Workers,
     with_fractions: bool = False,
     as_messages: bool = False,
+    thought_tags: ThoughtTags | None = THINK,
 ) -> dict[str, Verifier]:
     """Make the verifier of each domain, sorted by domain.
 
@@ -53,6 +56,8 @@ def make_verifiers(
         workers: Processes for the verifiers that need them.
         with_fractions: Score incorrect responses where the domain is in `WITH_FRACTIONS`.
         as_messages: Give completions to reward functions with TRL's signature as lists of messages.
+        thought_tags: Tags of thoughts, which built-in verifiers do not see; None if they see all of a response. A
+            user's function always does.
 
     Raises:
         UserError: If a domain has no verifier, or a function cannot be loaded.
@@ -63,7 +68,8 @@ def make_verifiers(
             verifiers[domain] = FunctionVerifier(workers.pool, functions[domain], domain, as_messages)
         elif domain in DOMAINS:
             options = {"partial_credit": True} if with_fractions and domain in WITH_FRACTIONS else {}
-            verifiers[domain] = DOMAINS[domain](workers, **options)
+            built_in = DOMAINS[domain](workers, **options)
+            verifiers[domain] = AnswerVerifier(built_in, thought_tags) if thought_tags else built_in
         else:
             raise UserError(
                 f"the data has questions of the domain {domain!r}, which has no verifier (domains with one: "

@@ -1,0 +1,102 @@
+"""Thoughts of responses: what follows the last thought is the answer, which alone a built-in verifier judges.
+
+A thought begins with an opening tag, in the response or at the end of the prompt, and ends with a closing one. A tag
+that the answer only names, in a block or a span of code, begins or ends nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_FENCE = r"(?P<fence>(?<!`)`{3,}+|(?<!~)~{3,}+)(?=(?P<info>[^`~\n]*+)$)"
+_LANGUAGE = re.compile(r"[ \t]*\w.*")  # after a fence that opens a block
+_LOOK_BACK = 200  # characters of a line in which a span of code can begin
+_SPAN = r"(?P<ticks>(?<!`)`++)[^`\n]++(?P=ticks)(?!`)"
+
+
+@dataclass(frozen=True)
+class ThoughtTags:
+    """The tags around a thought."""
+
+    opening: str = "<think>"
+    closing: str = "</think>"
+
+    def opened_by(self, prompt: str) -> bool:
+        """Whether a prompt ends with the opening tag, as some chat templates do: its responses begin in a thought."""
+        return prompt.rstrip().endswith(self.opening)
+
+    def contained_in(self, response: str) -> bool:
+        """Whether a response contains a tag."""
+        return self.opening in response or self.closing in response
+
+    def answer(self, prompt: str, response: str) -> str | None:
+        """Return what follows the last thought of a response to a prompt; None if it ends in a thought."""
+        start, is_open = 0, False
+        if self.opened_by(prompt) or response.lstrip().startswith(self.opening):
+            end = self._first_end(response)
+            if end is None:
+                return None
+            start = end
+        for tag in self._used_tags(response, start):
+            is_open = tag[0] == self.opening
+            start = start if is_open else tag.end()
+        return None if is_open else response[start:]
+
+    def _first_end(self, response: str) -> int | None:
+        """Return where the first thought ends. Blocks in it may be unfinished; a tag alone in backticks is named."""
+        at = -1
+        while (at := response.find(self.closing, at + 1)) >= 0:
+            end = at + len(self.closing)
+            before, after = response[max(at - _LOOK_BACK, 0) : at].rpartition("\n")[2], response[end : end + 2]
+            between_ticks = before.endswith("`") and not before.endswith("``") and after[:1] == "`" and after != "``"
+            if not between_ticks or before.count("`") % 2 == 0:  # an even number: the tag stands between two spans
+                return end
+        return None
+
+    def _used_tags(self, response: str, start: int) -> Iterator[re.Match[str]]:
+        """Yield the tags that stand in no span and no complete block of code."""
+        if not self.contained_in(response[start:]):  # nearly always, and much faster
+            return
+        block, inside = None, list[re.Match[str]]()
+        for match in self._token.finditer(response, start):
+            fence = match["fence"]
+            if fence and block is None and not self.contained_in(match["info"]):
+                block = fence
+            elif fence and block is not None and fence.startswith(block) and not _LANGUAGE.fullmatch(match["info"]):
+                block, inside = None, []
+            elif match["tag"] and block is not None:
+                inside.append(match)
+            elif match["tag"]:
+                yield match
+        yield from inside
+
+    @cached_property
+    def _token(self) -> re.Pattern[str]:
+        tag = f"{re.escape(self.opening)}|{re.escape(self.closing)}"
+        return re.compile(rf"{_SPAN}|{_FENCE}|(?P<tag>{tag})", re.MULTILINE)
+
+
+THINK = ThoughtTags()
+
+
+def make_decode(tokenizer: PreTrainedTokenizerBase, tags: ThoughtTags | None) -> Callable[[Sequence[int]], str]:
+    """Return the function from a response's token ids to its text, without special tokens other than the tags."""
+    added = tokenizer.added_tokens_decoder.items()
+    special = {token_id: token.content for token_id, token in added if token.special}
+    kept = {token_id for token_id, text in special.items() if tags and text in (tags.opening, tags.closing)}
+    removed = special.keys() - kept
+
+    def decode(token_ids: Sequence[int]) -> str:
+        if kept.isdisjoint(token_ids):
+            return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        ids = [token_id for token_id in token_ids if token_id not in removed]
+        return str(tokenizer.decode(ids, skip_special_tokens=False))
+
+    return decode

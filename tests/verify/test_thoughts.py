@@ -1,0 +1,193 @@
+"""Thoughts are not judged: the rule on texts, in front of every built-in verifier, and in the decoded text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from brorl.prompts.code_tests import CodeTests, StdinCases
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import Question
+from brorl.runs.response_files import ResponseColumns, read_responses
+from brorl.verification.domains import table
+from brorl.verification.rescoring import StoredResponse, rescore
+from brorl.verification.sandbox.pool import Workers
+from brorl.verification.settings import VerificationSettings
+from brorl.verification.thoughts import THINK, ThoughtTags, make_decode
+from brorl.verification.trial import try_verifier
+from brorl.verification.verifier import Verifier
+
+PLAIN, OPENED = "1 + 1?", "<|user|>1 + 1?<|assistant|><think>\n"
+CODE = "```python\nparts = text.split('</think>')\n```"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "answer"),
+    [
+        (PLAIN, "42", "42"),
+        (PLAIN, "", ""),
+        (PLAIN, "<think>41</think>42", "42"),
+        (PLAIN, " \n<think>\n41\n</think>\n\n42", "\n\n42"),
+        (PLAIN, "<think></think>42", "42"),
+        (PLAIN, "<think>41", None),
+        (PLAIN, "42 <think>or 41", None),
+        (PLAIN, "<think>a</think>41<think>b</think>42", "42"),
+        (PLAIN, "<think>a</think>42<think>b", None),
+        (PLAIN, "<think>a<think>b</think>41</think>42", "42"),
+        (PLAIN, "Well, <think>41</think>42", "42"),
+        (PLAIN, "41</think>42", "42"),
+        (PLAIN, "<think>41</think>", ""),
+        (OPENED, "41</think>42", "42"),
+        (OPENED, "41", None),
+        (OPENED, "", None),
+        (OPENED, "<think>41</think>42", "42"),
+        (OPENED, "a</think>41<think>b</think>42", "42"),
+        ("Think in <think> and </think>.\nOK:", "42", "42"),  # a prompt that only names the tags
+        ("<think>\n\n</think>\n\n", "42", "42"),  # a template without thinking
+        # tags in the code of an answer
+        (PLAIN, CODE, CODE),
+        (PLAIN, f"<think>a</think>{CODE}", CODE),
+        (OPENED, f"a</think>{CODE}\nIt splits at `</think>`.", f"{CODE}\nIt splits at `</think>`."),
+        (PLAIN, "<think>a</think>~~~~\n<think>\n~~~\n~~~~", "~~~~\n<think>\n~~~\n~~~~"),
+        (PLAIN, "<think>a</think>Use `s.find('<think>')`.", "Use `s.find('<think>')`."),
+        (PLAIN, "<think>a</think>``</think>`` ends it", "``</think>`` ends it"),
+        # and in the code of a thought, which may be unfinished
+        (PLAIN, f"<think>{CODE}</think>42", "42"),
+        (PLAIN, "<think>```python\nx = 1\n</think>```python\ny\n```", "```python\ny\n```"),
+        (OPENED, "```python\nx = `\n</think>42", "42"),
+        (OPENED, "I end with `</think>`, later", None),
+        (OPENED, "I end with `</think>`, now: </think>42", "42"),
+        (OPENED, "`41`</think>`42`", "`42`"),
+        (PLAIN, "<think>a</think>```python\nprint(\n</think>42", "42"),  # a block that never ends is none
+    ],
+)  # fmt: skip
+def test_the_answer_follows_the_last_thought(prompt: str, response: str, answer: str | None) -> None:
+    assert THINK.answer(prompt, response) == answer
+
+
+def test_other_tags() -> None:
+    tags = ThoughtTags("[THINK]", "[/THINK]")
+    assert tags.answer("x", "[THINK]41[/THINK]</think>42") == "</think>42"
+    assert tags.answer("x[THINK]", "41") is None
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers() as made:
+        yield made
+
+
+PROGRAM = "```python\nprint(42)\n```"
+RIGHT = {
+    "math": ("42", "\\boxed{42}", "\\boxed{41}"),
+    "science": ("42", "\\boxed{42}", "\\boxed{41}"),
+    "countdown": ("6 7 -> 42", "6*7", "6+7"),
+    "code": (CodeTests(StdinCases(("",), ("42",))).to_text(), PROGRAM, PROGRAM.replace("42", "41")),
+    "ifeval": (
+        '{"instructions": [{"kind": "punctuation:no_comma"}]}',
+        "Yes and no.",
+        "Yes, and no.",
+    ),
+}
+
+
+@pytest.mark.linux
+def test_no_built_in_verifier_judges_thoughts(workers: Workers) -> None:
+    """The same for all: the answer counts, in a thought or not, and an open thought is no answer."""
+    verifiers = table.make_verifiers(RIGHT, {}, workers)
+    for domain, (reference, right, wrong) in RIGHT.items():
+        items = [
+            (PLAIN, right, True),
+            (PLAIN, f"<think>{wrong}</think>\n{right}", True),
+            (PLAIN, f"<think>{right}</think>\n{wrong}", False),
+            (PLAIN, f"<think>{right}</think>", False),
+            (PLAIN, f"<think>{right}", False),
+            (OPENED, f"{wrong}</think>{right}", True),
+            (OPENED, right, False),
+        ]
+        verdicts = verifiers[domain].verify_all(
+            [(Prompt("q", prompt, (1,), reference, domain), response) for prompt, response, _ in items]
+        )
+        assert [v.correct for v in verdicts] == [expected for *_, expected in items], domain
+        assert [v.reason for v in verdicts].count("unfinished thought") == 2
+
+
+@pytest.mark.linux
+def test_the_rule_can_be_switched_off(workers: Workers) -> None:
+    verifier = table.make_verifiers(["math"], {}, workers, thought_tags=None)["math"]
+    items = [(Prompt("q", OPENED, (1,), "42", "math"), text) for text in ("\\boxed{42}", "<think>\\boxed{42}")]
+    assert [verdict.correct for verdict in verifier.verify_all(items)] == [True, True]
+
+
+def whole(response: str, reference: str) -> bool:
+    """A user's verifier."""
+    return response == f"<think>.</think>{reference}"
+
+
+@pytest.mark.linux
+def test_the_functions_of_users_see_thoughts(workers: Workers) -> None:
+    verifier = table.make_verifiers(["own"], {"own": f"{__file__}:whole"}, workers)["own"]
+    items = [(Prompt("q", OPENED, (1,), "42", "own"), text) for text in ("<think>.</think>42", "42")]
+    assert [verdict.correct for verdict in verifier.verify_all(items)] == [True, False]
+
+
+def test_a_trial_answers_without_a_thought() -> None:
+    """A prompt that opens a thought would leave the trial's right response in it."""
+    verifier: Verifier = table.make_verifiers(["countdown"], {}, Workers())["countdown"]
+    prompts = [Prompt(str(n), OPENED, (1,), f"6 {n} -> {6 * n}", "countdown", "", f"6 times {n}?") for n in (7, 8)]
+    trial = try_verifier(verifier, prompts)
+    assert trial.right.verdict.correct
+    assert [verdict.correct for _, verdict in trial.answers] == [True, True]
+
+
+def test_stored_responses_are_judged_with_the_prompt_that_opened_their_thought() -> None:
+    question = Question("q", "42 from 6 and 7?", "6 7 -> 42", "countdown")
+    verifiers = table.make_verifiers(["countdown"], {}, Workers())
+    stored = [
+        StoredResponse(f"rows.jsonl:{n}", "q", None, "6*7", prompt=text) for n, text in enumerate((None, PLAIN, OPENED))
+    ]
+    rescored, _ = rescore([(response, question) for response in stored], verifiers)
+    assert [item.verdict.reason for item in rescored] == ["correct", "correct", "unfinished thought"]
+
+
+def test_a_file_of_responses_has_the_prompt_that_opened_a_thought(tmp_path: Path) -> None:
+    rows = [{"id": "q", "question": "?", "prompt": OPENED, "response": "6*7"}, {"id": "q", "response": "6*7"}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [one.prompt for one in read_responses(str(file), ResponseColumns())] == [OPENED, None]
+
+
+def tokenizer_with(special: bool) -> PreTrainedTokenizerFast:
+    made = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    tags = [AddedToken(text, special=special) for text in ("<think>", "</think>")]
+    made.add_tokens(tags)
+    made.add_special_tokens([AddedToken("<end>", special=True), AddedToken("<reserved>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_tags_stay_in_the_text_also_where_they_are_special_tokens(special: bool) -> None:
+    tokenizer = tokenizer_with(special)
+    decode = make_decode(tokenizer, THINK)
+    ids = tokenizer("<think> a </think> b <reserved> <end>")["input_ids"]
+    assert decode(ids) == "<think> a </think> b"
+    assert decode(ids[3:]) == "b"  # without a tag
+    assert make_decode(tokenizer, None)(ids) == ("a b" if special else "<think> a </think> b")
+
+
+@pytest.mark.parametrize("tags", [["<think>"], ["", "</think>"], ["<t>", "<t>"], ["<t>", "</t> "], "<think>"])
+def test_tags_are_two_different_texts(tags: object) -> None:
+    with pytest.raises(ValueError, match="thought_tags"):
+        VerificationSettings(thought_tags=tags)  # type: ignore[arg-type]
+
+
+def test_settings_of_tags() -> None:
+    assert VerificationSettings().thoughts == THINK
+    assert VerificationSettings(thought_tags=None).thoughts is None
+    assert VerificationSettings(thought_tags=["[THINK]", "[/THINK]"]).thoughts == ThoughtTags("[THINK]", "[/THINK]")  # type: ignore[arg-type]
