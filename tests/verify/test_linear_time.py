@@ -139,7 +139,10 @@ def slow_strings(domain: str, number: int, random: Random) -> list[tuple[str, tu
 KNOWN = [
     *((domain, " " * LENGTH) for domain in sorted(DOMAINS)),
     ("code", "```python\nfrom __future__ import" + " " * 99_900 + "(\n```"),
-    *(("ifeval", part * (LENGTH // len(part))) for part in ("</think>", "```a\n</think>\n", "````` `\n", "<think>`", "~")),
+    *(
+        ("ifeval", part * (LENGTH // len(part)))
+        for part in ("</think>", "```a\n</think>\n", "````` `\n", "<think>`", "~")
+    ),
     ("ifeval", "[" * 101 + '[\\"' * 30_000),  # a string that never closes, in JSON with many brackets
     ("math", "\\boxed{a" + "." * 400_000 + "}"),
     ("science", "\\boxed{a" + ", " * 400_000 + "}"),
@@ -184,7 +187,7 @@ def test_quadratic_time_is_stopped() -> None:
 SLEEP_S = 0.05
 PARTS = [
     ("code", "code.extract_code"),
-    ("code", "code._module"),
+    ("code", "code.module"),
     ("code", "code_judges._passes"),
     ("countdown", "countdown._verify"),
     ("gym", "gym.extract_answer"),

@@ -2,7 +2,8 @@ r"""Verdicts on the cases of verdict_cases/: no wrong answer is accepted, and ea
 
 `pytest tests/verify/test_verdicts.py -n 0 -s` prints both rates of every kind. In a file of cases, a line with `#`
 starts a kind and one with `=` a reference; `+` is a right answer, `-` a wrong one and `~` a right one that is known to
-be rejected. `⏎` is a line end. The domain is the start of the file's name; answers in `*_boxed.cases` get a box.
+be rejected. `⏎` is a line end. The domain is the start of the file's name, or of the kind in `thoughts.cases`; answers
+in `*_boxed.cases` get a box.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import NamedTuple
 import pytest
 
 from brorl.prompts.prompt import Prompt
-from brorl.verification.domains.table import DOMAINS
+from brorl.verification.domains.table import make_verifiers
 from brorl.verification.sandbox.pool import Workers
+from brorl.verification.verifier import verify_distinct
 
 FILES = sorted(Path(__file__).with_name("verdict_cases").glob("*.cases"))
-SLOW = ("gym", "math_boxed")
+SLOW = ("code_programs", "gym", "math_boxed", "thoughts")
 
 
 class Case(NamedTuple):
@@ -69,11 +71,16 @@ def print_rates(file: Path, cases: list[Case], accepted: list[bool]) -> None:
 )
 def test_verdicts(file: Path, workers: Workers) -> None:
     cases = cases_of(file)
-    domain = file.stem.partition("_")[0]
-    if domain == "gym":
+    of_file = file.stem.partition("_")[0]
+    domains = [case.kind.partition(":")[0] if of_file == "thoughts" else of_file for case in cases]
+    if "gym" in domains:
         pytest.importorskip("reasoning_gym", reason="needs the extra gym")
-    items = [(Prompt(str(at), "?", (1,), case.reference, domain), case.response) for at, case in enumerate(cases)]
-    verdicts = DOMAINS[domain](workers).verify_all(items)
+    items = {
+        at: (Prompt(str(at), "?", (1,), case.reference, domain), case.response)
+        for at, (case, domain) in enumerate(zip(cases, domains, strict=True))
+    }
+    verdict_of = verify_distinct(items, make_verifiers(domains, {}, workers))
+    verdicts = [verdict_of[at] for at in items]
     print_rates(file, cases, [verdict.correct for verdict in verdicts])
     found = [
         f"{case.reference!r} {case.response!r}: {verdict.reason}"

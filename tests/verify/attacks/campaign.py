@@ -34,11 +34,12 @@ from brorl.verification.sandbox.requests import (
     RunProgram,
     Undecided,
 )
+from brorl.verification.sandbox.values import Elements
 
 SHORT = Limits(seconds=0.4, memory_bytes=256 << 20)  # of attacks that cannot end well
 LONG = replace(SHORT, seconds=3.0)
 HONEST = replace(SHORT, seconds=120.0)
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict)
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, Elements)
 _HONEST_EVERY = 8
 _QUESTIONS = 20
 _HONEST_PROGRAM = "a, b = map(int, input().split())\nprint(a * b)\n"

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from brorl.verification.domains.code import extract_code
+from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases
+from brorl.verification.domains.code_extraction import extract_code
 
 
 @pytest.mark.parametrize(
@@ -85,3 +86,83 @@ def test_a_long_response_takes_linear_time() -> None:
     ):
         extract_code(text)
         extract_code(f"```python\n{text}")
+
+
+ADD = CodeTests(CallCases("add", ((1, 2),), (3,)))
+SUM = CodeTests(StdinCases(("1 2\n",), ("3\n",)))
+HELLO = CodeTests(StdinCases(("",), ("hello\n",)))
+READS = "a, b = map(int, input().split())\nprint(a + b)"
+MAIN = "import sys\n\ndef main():\n    print(sum(map(int, sys.stdin.read().split())))\n\nmain()"
+DEF = "def add(a, b):\n    return a + b"
+METHOD = "class Solution:\n    def add(self, a, b):\n        return a + b"
+
+
+@pytest.mark.parametrize(
+    ("tests", "codes", "chosen"),
+    [
+        # tests of a function: the last block that defines it
+        (ADD, [DEF, "print(add(1, 2))  # 3"], 0),
+        (ADD, [DEF, ">>> add(1, 2)\n3"], 0),
+        (ADD, [DEF, "assert add(1, 2) == 3\nprint('ok')"], 0),
+        (ADD, [DEF, "from solution import add\nprint(add(1, 2))"], 0),
+        (ADD, [DEF, "def test_add():\n    assert add(1, 2) == 3"], 0),
+        (ADD, [DEF, DEF.replace("+", "-")], 1),
+        (ADD, [DEF, "def add(a, b):\n    ..."], 0),
+        (ADD, [DEF, "def add(a, b):\n    ...\n    return result"], 0),
+        (ADD, [DEF, 'def add(a, b):\n    """Add."""\n    pass'], 0),
+        (ADD, [DEF, "    return a + b"], 0),
+        (ADD, [DEF, "add = lambda a, b: a * b"], 1),
+        (ADD, [DEF, "from operator import add"], 1),
+        (ADD, [DEF, "try:\n    from fast import other\nexcept ImportError:\n    add = max"], 1),
+        (ADD, [DEF, "if True:\n    async def add(a, b): return 0"], 1),
+        (ADD, [METHOD, "print(Solution().add(1, 2))"], 0),
+        (ADD, [METHOD, "class Solution:\n    def other(self):\n        return 1"], 0),
+        (ADD, [DEF, METHOD], 1),
+        (ADD, [METHOD, f"{DEF}\n\nclass Solution:\n    x = 1"], 1),
+        (ADD, [DEF, "def add(a, b):\n    return a +"], 1),  # the last version, with a mistake
+        (ADD, [DEF, "class Solution:\n    def add(self, a b):\n        return 1"], 1),
+        (ADD, ["x = 1", "y = 2"], 1),
+        # tests of a program: the last whole one that reads input
+        (SUM, [READS, "print(a + b)"], 0),
+        (SUM, [READS, "print(sorted([2, 1]))  # [1, 2]"], 0),
+        (SUM, [MAIN, "sys.stdin.read()"], 0),
+        (SUM, [MAIN, "main()"], 0),
+        (SUM, [MAIN, "def main():\n    print(sum(map(int, input().split())))"], 0),
+        (SUM, [MAIN, "    print(a + b)"], 0),
+        (SUM, [MAIN, "$ echo 1 2 | python sum.py\n3  # print"], 0),
+        (SUM, [MAIN, "n = int(input())\n...\nprint(n)"], 0),
+        (SUM, [MAIN, "x = 3"], 0),
+        (SUM, [READS, READS.replace("+", "-")], 1),
+        (SUM, [READS, "print(int(input()) + unknown)"], 1),  # a mistake, not a part of the first
+        (SUM, [READS, "print(int(input())"], 1),
+        (SUM, ["import math\nprint(math.sqrt(4))", "n = input()\nprint(math.isqrt(int(n)))"], 1),  # no import
+        (SUM, ["print(3)", "print(4)"], 1),
+        (HELLO, ["print('hello')", "name = input()\nprint('hello')", "print('bye')"], 2),
+        (HELLO, ["def hello():\n    print('hello')", "x = 3"], 1),
+    ],
+)  # fmt: skip
+def test_the_block_that_has_what_the_tests_need(tests: CodeTests, codes: list[str], chosen: int) -> None:
+    for fence in ("```python", "```"):
+        response = "\n".join(f"So:\n{fence}\n{code}\n```" for code in codes)
+        assert extract_code(response, tests) == codes[chosen]
+        assert extract_code(f"{response}\n```text\n3\n```", tests) == codes[chosen]
+
+
+UNREADABLE = [
+    "(" * 5_000, "-" * 90_000 + "1", "f(" * 300, "x = [" * 300, "if a:\n pass\n" + "elif a:\n pass\n" * 5_000,
+    "a" + ".a" * 40_000, "'\\d'\nprint(1)", "\0", "\ud800",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("code", UNREADABLE)
+@pytest.mark.parametrize("tests", [ADD, SUM])
+def test_no_block_stops_the_choice(code: str, tests: CodeTests) -> None:
+    """Reading them raises a SyntaxError, a RecursionError, a MemoryError or a ValueError, or warns."""
+    whole = DEF if tests is ADD else READS
+    found = extract_code(f"```python\n{code}\n```\n```python\n{whole}\n```", tests)
+    assert found == whole
+    assert extract_code(f"```python\n{whole}\n```\n```python\n{code}\n```", tests) in (whole, code)
+
+
+def test_a_byte_order_mark_is_no_code() -> None:
+    assert extract_code("\ufeff```python\n\ufeffx = 1\n```") == "x = 1"

@@ -1,13 +1,14 @@
 """Verifier of Python programs, by running them in the sandbox.
 
-The code is the last fenced block of Python. Expected values stay in this process, and values are compared here.
+`code_extraction` finds the program, and `code_module` writes imports before it. Expected values stay in this process,
+and values are compared here.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -16,6 +17,7 @@ from brorl.errors import first_line
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.code_checks import Check, Kind, ValueRule, parse_checks
+from brorl.verification.domains.code_extraction import MAX_CODE, extract_code
 from brorl.verification.domains.code_judges import (
     SYNTAX_ERROR,
     WEAKLY_CORRECT,
@@ -27,6 +29,7 @@ from brorl.verification.domains.code_judges import (
     judge_stdin,
     judge_test_code,
 )
+from brorl.verification.domains.code_module import module
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.requests import Judge, JudgeTimeout, Undecided
 from brorl.verification.sandbox.values import MAX_DEPTH, NotPlainError, encode
@@ -43,17 +46,11 @@ from brorl.verification.verifier import (
 
 CODE_DOMAIN = "code"
 
-_MAX_CODE = 100_000  # characters
 _ALL_CASES = 10  # times the limit of one case
 _SLOWER = 3.0  # Python than the compiled languages that time limits are made for
 _MIN_CASE_S = 1.0
 _MIN_MEMORY = 1 << 29
 _NO_SOURCE = re.compile("[\0\ud800-\udfff]")  # a null character or a lone surrogate
-# Possessive: a run of blanks would otherwise be split in all ways, in time quadratic in its length.
-_FUTURE = re.compile(r"^from[ \t]++__future__[ \t]++import[ \t]++(?:\([^()]{0,500}+\)|[^\n(]*+)$", re.MULTILINE)
-_OPENING = re.compile(r"(?P<before>.*?)(?P<fence>(?<!`)`{3,}+|(?<!~)~{3,}+)[ \t]*+(?P<info>[^`\n]{0,200}+)")
-_INFO = re.compile(r"\{?\.?(?P<language>[\w+#-]*)\}?(?:[ \t{:].*)?")
-_PYTHON = frozenset({"python", "python3", "py", "py3", "python2", "pypy", "pypy3", "cpython"})
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,10 @@ class CodeVerifier:
             outcomes = self._programs.run(judges)
             return [self._verdict(code, outcome) for (_, code), outcome in zip(pairs, outcomes, strict=True)]
 
-        return self._cache.verify_all(items, lambda _, response: _find_code(response), decide)
+        def find(prompt: Prompt, response: str) -> Verdict | str:
+            return _find_code(response, plans[prompt.reference].tests)
+
+        return self._cache.verify_all(items, find, decide)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find malformed tests, and test code that fails before it calls the answer.
@@ -148,7 +148,7 @@ class CodeVerifier:
     def _judge(self, plan: _Plan, code: str) -> Judge[Outcome]:
         tests, clock = plan.tests.tests, self._clock(plan.tests)
         with clock.own_time():
-            source = _module(plan.tests.prelude, code)
+            source = module(plan.tests, code)
         if isinstance(tests, StdinCases):
             return judge_stdin(source, tests, clock, self._partial_credit)
         if plan.checks is not None:
@@ -207,76 +207,11 @@ def _require_shallow(checks: Sequence[Check]) -> None:
                 raise ValueError(f"{named.format(number)} nested deeper than {MAX_DEPTH} lists and dicts") from None
 
 
-def _find_code(response: str) -> Verdict | str:
+def _find_code(response: str, tests: CodeTests) -> Verdict | str:
     """Return the code of a response, or the verdict if there is none, or none that can be run."""
-    code = extract_code(response)
+    code = extract_code(response, tests)
     if code is None:
         return Verdict(False, 0.0, None, NO_CODE, 0.0)
-    if len(code) > _MAX_CODE:
+    if len(code) > MAX_CODE:
         return Verdict(False, 0.0, None, TOO_LONG, 0.0)
     return Verdict(False, 0.0, code, SYNTAX_ERROR, 0.0) if _NO_SOURCE.search(code) else code
-
-
-def _module(prelude: str, code: str) -> str:
-    """Return the code after a prelude; imports from `__future__` stay first."""
-    if not prelude:
-        return code
-    future = "\n".join(_FUTURE.findall(code))
-    return f"{future}\n{prelude}\n{_FUTURE.sub('', code) if future else code}"
-
-
-def extract_code(response: str) -> str | None:
-    """Return the code of the last block marked as Python, or else of the last block without a language.
-
-    - Blocks of other languages (`text`, `bash`, `output`) are never the answer, and neither are blank blocks.
-    - A block without a closing fence ends with the response, or with the next fence that has an info string.
-    - A closing fence is at least as long as the opening one, at the start or the end of a line. Shorter fences, and
-      fences of the other character, are part of the code.
-    - The indentation of the opening fence is removed from the lines of the block.
-    """
-    marked = unmarked = None
-    for language, code in _blocks(response):
-        if code.strip() and language in _PYTHON:
-            marked = code
-        elif code.strip() and not language:
-            unmarked = code
-    return unmarked if marked is None else marked
-
-
-def _blocks(response: str) -> Iterator[tuple[str, str]]:
-    """Yield the language and the code of each block; one pass over the lines."""
-    opening: tuple[str, str, int] | None = None
-    code: list[str] = []
-    for raw in response.split("\n"):
-        line = raw.removesuffix("\r")
-        if opening is None:
-            opening, code = _opening(line), []
-            continue
-        fence, language, indentation = opening
-        text = line.strip()
-        if text.startswith(fence):
-            yield language, "\n".join(code)
-            reopens = text.lstrip(fence[0]).strip().lower() in _PYTHON
-            opening, code = _opening(line.lstrip()) if reopens else None, []
-            continue
-        closes = text.endswith(fence)
-        content = line.rstrip().rstrip(fence[0]) if closes else line
-        space = len(content) - len(content.lstrip(" \t"))
-        code.append(content[min(space, indentation) :])
-        if closes:
-            yield language, "\n".join(code)
-            opening = None
-    if opening is not None:
-        yield opening[1], "\n".join(code)
-
-
-def _opening(line: str) -> tuple[str, str, int] | None:
-    """Return the fence, the language and the indentation of the block that a line opens."""
-    if "```" not in line and "~~~" not in line:
-        return None
-    opening = _OPENING.fullmatch(line)
-    info = _INFO.fullmatch(opening["info"].strip()) if opening else None
-    if opening is None or info is None:
-        return None
-    before = opening["before"]
-    return opening["fence"], info["language"].lower(), 0 if before.strip() else len(before)

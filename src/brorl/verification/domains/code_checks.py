@@ -1,9 +1,9 @@
 """The checks of answers: calls with expected values, which stay in this process.
 
 A value is compared by type and value: True is not 1, text is not a number, and 2 equals 2.0. Values arrive as exact
-builtin types, so nothing here runs a method of the answer. Test code of a dataset becomes one `Check` for each call
-that it makes, or None if it does more than this file understands: assertions with literal arguments and values, and the
-loops over `inputs` and `results` of HumanEval+ and MBPP+.
+builtin types or as `Elements`, so nothing here runs a method of the answer. Test code of a dataset becomes one `Check`
+for each call that it makes, or None if it does more than this file understands: assertions with literal arguments and
+values, and the loops over `inputs` and `results` of HumanEval+ and MBPP+.
 """
 
 from __future__ import annotations

@@ -5,14 +5,17 @@ and they stay exact. The text may come from a hostile program: `decode` either r
 to the length of the text, or raises ValueError. Nothing in the text names a class or a function.
 
 Numbers, strings, lists, `null`, `true` and `false` are themselves. Any other value is an object of one key:
-`{"t": [1, 2]}` is a tuple, `{"d": [["a", 1]]}` a dict, `{"i": "-ff"}` an integer of more than 63 bits.
+`{"t": [1, 2]}` is a tuple, `{"d": [["a", 1]]}` a dict, `{"i": "-ff"}` an integer of more than 63 bits. `{"e": [1, 2]}`
+is a list of the elements of a value that has no plain type: of `range`, an iterator, a view of a dict, or an array.
 """
 
 from __future__ import annotations
 
 import json
+from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, ItemsView, Iterable, Iterator, KeysView, ValuesView
+from itertools import islice
 from typing import Any
 
 MAX_DEPTH = 64  # of nested containers
@@ -21,7 +24,12 @@ _SMALL = 1 << 63
 _MAX_DIGITS = 40
 _MAX_EQUAL_HASHES = 64  # a program can choose thousands of values of one hash: a set of them takes quadratic time
 _INERT = frozenset({str, float, bool, type(None)})
+_MAX_ELEMENTS = 1_000_000  # an iterator can be endless, and no accepted value has as many
 _NESTED: dict[type, str] = {tuple: "t", set: "s", frozenset: "z"}
+
+
+class Elements(list[Any]):
+    """The elements of a value that has no plain type."""
 
 
 class NotPlainError(ValueError):
@@ -32,7 +40,7 @@ def encode(value: object, depth: int = MAX_DEPTH) -> str:
     """Return the text of a plain value; NotPlainError if it contains another one, or is nested deeper than `depth`.
 
     An instance of a subclass of a plain type, such as `namedtuple`, `defaultdict` or `IntEnum`, and a `deque` become
-    values of the plain type.
+    values of the plain type. Iterators, ranges, views of a dict and arrays become `Elements`, at most a million.
     """
     return json.dumps(_encoded(value, depth), separators=(",", ":"), check_circular=False)
 
@@ -69,6 +77,8 @@ def _encoded(value: Any, depth: int) -> object:
         return {"b": value.hex()}
     if kind is complex:
         return {"c": [value.real, value.imag]}
+    if isinstance(value, _ELEMENTS):
+        return {"e": [_encoded(item, depth - 1) for item in islice(value, _MAX_ELEMENTS)]}
     return _encoded(_plain(value), depth)
 
 
@@ -80,6 +90,7 @@ def _plain(value: object) -> object:
     raise NotPlainError(f"of type {type(value).__name__}")
 
 
+_ELEMENTS = (Elements, range, Iterator, KeysView, ValuesView, ItemsView, array)
 _COPIES: tuple[tuple[type, Callable[[Any], object]], ...] = (
     (int, int.__int__),
     (float, float.__float__),
@@ -167,6 +178,7 @@ _DECODERS: dict[str, Callable[[object, int], object]] = {
     "s": lambda content, depth: set(_hashable(_items(content, depth))),
     "z": lambda content, depth: frozenset(_hashable(_items(content, depth))),
     "d": _dict,
+    "e": lambda content, depth: Elements(_items(content, depth)),
     "b": lambda content, _depth: bytes.fromhex(_text(content)),
     "c": _complex,
     "i": lambda content, _depth: int(_text(content), 16),
