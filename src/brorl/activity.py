@@ -34,6 +34,7 @@ class Round:
     number: int  # number of the round in the step, from 1; later rounds replace prompts that dynamic sampling dropped
     groups: int  # groups of the step so far, including those carried from earlier steps
     wanted: int  # groups that the step needs
+    fraction_cut: float = 0.0  # rollouts of the step so far that were cut at the length limit, as a fraction
 
 
 @dataclass(frozen=True)

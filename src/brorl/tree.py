@@ -165,6 +165,11 @@ class RolloutTree:
         )
 
     @property
+    def num_truncated(self) -> int:
+        """Number of rollouts that were cut at the length limit."""
+        return int(self.leaf_count[~self.finished].sum())
+
+    @property
     def num_rollouts(self) -> int:
         """Number of rollouts N, duplicates counted."""
         return int(self.leaf_count.sum())
@@ -396,6 +401,11 @@ class RolloutTree:
             f"RolloutTree({self.num_rollouts:,} rollouts, {self.num_responses:,} distinct responses, "
             f"{self.num_unique_tokens:,} nodes, prompt of {len(self.prompt_ids):,} tokens)"
         )
+
+
+def fraction_cut(trees: Sequence[RolloutTree]) -> float:
+    """Return the rollouts that were cut at the length limit, as a fraction of all; 0 without a tree."""
+    return sum(tree.num_truncated for tree in trees) / max(sum(tree.num_rollouts for tree in trees), 1)
 
 
 def subtree_ends(depth_M: IntArray) -> IntArray:

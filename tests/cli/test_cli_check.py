@@ -173,6 +173,40 @@ def test_cut_responses_tell_nothing_about_mixed_groups(tmp_path: Path, monkeypat
     assert re.search(r"\d+% of the measured responses were cut at 2 tokens; if all of these grow to 8, ", outcome.said)
     assert "so the fraction of mixed groups was not measured" in outcome.said
     assert "none of the measured groups is mixed" not in outcome.said
+    assert "cut off at sampling.max_new_tokens" not in outcome.said  # unknown
+
+
+def test_responses_that_are_cut_at_the_limit_itself_are_a_warning(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "tiny")
+    outcome = command("check", *SMALL, f"--model={model}", "--sampling.max_new_tokens=2")
+    assert outcome.code == 0, outcome
+    assert re.search(r"warning: \d+% of the rollouts were cut off at sampling\.max_new_tokens; raise it", outcome.said)
+
+
+def test_thoughts_are_named(tmp_path: Path) -> None:
+    """Those that the template opens, and how many a random model leaves open at the limit."""
+    from brorl.model.load import load_tokenizer
+
+    model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=256)
+    tokenizer = load_tokenizer(str(model))
+    tokenizer.chat_template = (
+        "{{ messages[0]['content'] }}\n<think>\n{% if enable_thinking is defined and not enable_thinking %}</think>\n"
+        "{% endif %}"
+    )
+    tokenizer.save_pretrained(model)
+    options = (*SMALL, f"--model={model}", "--sampling.max_new_tokens=4", "--rollouts_per_prompt=8")
+    outcome = command("check", *options)
+    assert outcome.code == 0, outcome
+    found = re.search(
+        r"thoughts: all prompts end with <think>, which opens a thought; (\d+) of (\d+) measured rollouts contain a "
+        r"thought, and (\d+) were cut in it \(at 4 tokens; sampling.max_new_tokens = 4\); built-in verifiers judge "
+        r"what follows </think>", outcome.said,
+    )  # fmt: skip
+    assert found, outcome.said
+    thinking, rollouts, cut = map(int, found.groups())
+    assert 0 < cut <= thinking == rollouts
+    for more in ("--prompt.chat_template_options={enable_thinking: false}", "--verification.thought_tags=null"):
+        assert "thoughts: " not in command("check", *options, "--no-timing", more).said
 
 
 def trees_of(sampled: object) -> list[RolloutTree]:

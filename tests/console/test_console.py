@@ -28,6 +28,7 @@ def step(number: int, *, samples: int, sampled: int, unique: int, distinct: int,
             "sampled_tokens": sampled,
             "unique_tokens": unique,
             "distinct_responses": distinct,
+            "truncation_rate": number / 16 if samples else 0.0,
             "verifier_timeouts": 0,
             "verifier_failures": 0,
         },
@@ -117,9 +118,9 @@ def test_line_of_a_step(records: list[dict[str, Any]], tmp_path: Path, capsys: p
     assert lines[0].startswith(
         "held-out prompts before training: pass@1 0.125 [0.115, 0.145], pass@8 0.500 [0.470, 0.540]"
     )
-    assert lines[3].startswith("1 0.062 2 5 20.0% 200 5.00s")
-    assert lines[4].startswith("2 0.125 0.200 [0.19, 0.22] 2 (1 carried) 3 3.7% 120 5.00s")
-    assert lines[5].startswith("3 0.188 0.250 [0.24, 0.27] 2 2 62.5% 80 5.00s")
+    assert lines[3].startswith("1 0.062 2 5 6% 20.0% 5.00s")
+    assert lines[4].startswith("2 0.125 0.200 [0.19, 0.22] 2 (1 carried) 3 12% 3.7% 5.00s")
+    assert lines[5].startswith("3 0.188 0.250 [0.24, 0.27] 2 2 19% 62.5% 5.00s")
     assert lines[5].endswith("0s")  # nothing is left to do after the last step
 
 
@@ -140,11 +141,11 @@ def test_columns_stand_under_their_heads_and_fit(width: int, records: list[dict[
 
 
 def test_wider_terminals_show_more_columns_and_the_widest_all() -> None:
-    heads = [StepLines(width).header.split("  ") for width in (40, 60, 80, 100, 120, 1000)]
+    heads = [StepLines(width).header.split("  ") for width in (40, 60, 80, 100, 126, 1000)]
     shown = [{head for head in one if head} for one in heads]
     for narrow, wide in pairwise(shown):
         assert narrow <= wide
-    assert {"step", "reward", "held-out pass@1", "groups", "time", "left"} <= {h.strip() for h in shown[2]}
+    assert {"step", "reward", "held-out pass@1", "groups", "cut", "time", "left"} <= {h.strip() for h in shown[2]}
     assert len(shown[0]) < len(shown[2]) < len(shown[4]) == len(shown[5])
 
 
@@ -157,7 +158,7 @@ def test_a_step_that_sampled_nothing_has_a_line(tmp_path: Path, capsys: pytest.C
     progress = progress_into(tmp_path / "run.log")
     progress.recall([before])  # as when a run is resumed
     progress.show(empty)
-    assert re.search(r"^ +5 +0\.312 +2 \(2 carried\) +0 +0\.0%", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^ +5 +0\.312 +2 \(2 carried\) +0 +0% +0\.0%", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_without_evaluations_only_the_cost_is_shown(
@@ -186,6 +187,37 @@ def test_a_step_with_many_rounds_has_extra_lines(tmp_path: Path, capsys: pytest.
     lines = capsys.readouterr().out.splitlines()
     assert lines == [f"step 7: round {n}, {n // 2} of 16 mixed groups so far" for n in (3, 4, 6, 10, 18)]
     assert (tmp_path / "run.log").read_text().splitlines() == lines
+
+
+CUT = "50% of the rollouts were cut off at sampling.max_new_tokens; raise it"
+
+
+def test_cut_rollouts_are_named_once_in_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Above a third, after a step."""
+    records = [step(n, samples=16, sampled=90, unique=80, distinct=30, groups=2) for n in (4, 5, 6, 8, 16)]
+    progress = progress_into(tmp_path / "run.log")
+    counts = []
+    for record in records:
+        progress.show(record)
+        counts.append(capsys.readouterr().out.count("cut off at sampling.max_new_tokens"))
+    assert counts == [0, 0, 1, 0, 0]  # 6 of 16 is the first above a third
+    resumed = progress_into(tmp_path / "resumed.log")
+    resumed.recall(records[:4])
+    resumed.show(records[4])
+    assert "cut off" not in capsys.readouterr().out
+
+
+def test_cut_rollouts_are_named_while_a_step_refills(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = progress_into(tmp_path / "run.log")
+    for number in range(1, 7):
+        progress.observe(Round(1, number, 0, 4, 0.3 if number < 4 else 0.5))
+    progress.show(step(16, samples=16, sampled=90, unique=80, distinct=30, groups=2))
+    out = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[:2] == [f"step 1: round {n}, 0 of 4 mixed groups so far" for n in (3, 4)]
+    assert CUT in " ".join(lines[2:4])
+    assert "step 1: round 6, 0 of 4 mixed groups so far" in lines[3:5]
+    assert out.count("cut off at sampling") == 1
 
 
 def test_hint_if_coverage_fell_beyond_the_intervals() -> None:

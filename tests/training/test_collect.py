@@ -122,6 +122,28 @@ def test_every_round_is_reported_when_it_begins() -> None:
         assert reports == [Round(step, number, groups, 4) for number, groups in enumerate(found, 1)]
 
 
+class CuttingEngine(ScriptedEngine):
+    """Cuts all wrong rollouts."""
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], num_rollouts: int, sampling: SamplingParams, seed: int
+    ) -> list[RolloutTree]:
+        trees = super().sample(prompts, num_rollouts, sampling, seed)
+        return [replace(tree, finished=tree.length < 3) for tree in trees]
+
+
+def test_a_round_reports_the_rollouts_that_the_step_has_cut_so_far() -> None:
+    engine = CuttingEngine([0, 0, 0, 0, 3, 3, 3, 3])
+    reports: list[Activity] = []
+    collect(replace(collector(engine), observe=reports.append), 1)
+    cut = [activity.fraction_cut for activity in reports if isinstance(activity, Round)]
+    sizes = [number for number, _ in engine.calls]
+    wrong = [NUM_ROLLOUTS - correct for _, correct in engine.trees]
+    ends = np.cumsum(sizes)[:-1]
+    assert cut == [0.0, *(sum(wrong[:end]) / (end * NUM_ROLLOUTS) for end in ends)]
+    assert cut[1] == 1.0
+
+
 def test_no_more_is_sampled_than_a_step_needs_when_all_groups_are_mixed() -> None:
     engine = ScriptedEngine([3] * 4)
     groups, surplus, _ = collect(collector(engine), 1)

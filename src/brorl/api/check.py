@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from brorl.verification.trial import Trial, VerifiedResponse, try_verifier
 from brorl.verification.verifier import is_failure, is_timeout
 
 if TYPE_CHECKING:
+    from brorl.algorithms.groups import Group
     from brorl.assemble.inputs import RunInputs
     from brorl.planning.step_forecast import StepForecast
 
@@ -99,6 +100,7 @@ def check(
         report.show("loading the model and timing a few small steps (--no-timing skips this)", style="dim")
         forecast = _forecast(config, inputs)
         report.show(*_forecast_lines(forecast, config))
+    report.show(*_thought_lines(config, inputs, () if forecast is None else forecast.groups))
     report.show(f"nothing was written; train with: brorl train {name}")
     return CheckResult(config, tuple(trials), forecast, tuple(report.lines))
 
@@ -203,6 +205,7 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
     """Return the expected seconds of a step and of the run, and how they were estimated."""
     import torch
 
+    from brorl.console.progress import cut_warning
     from brorl.planning.report import seconds_text
     from brorl.planning.step_forecast import MAX_TOKENS
 
@@ -232,9 +235,38 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
                 ", and longer if groups are dropped: a cut response counts as incorrect, so the fraction of mixed "
                 "groups was not measured"
             )
+    lines += cut_warning(forecast.fraction_at_limit)
     if forecast.seconds_of_threads:
         lines.append(_threads_line(forecast.seconds_of_threads, torch.get_num_threads()))
     return lines
+
+
+def _thought_lines(config: TrainConfig, inputs: RunInputs, groups: Sequence[Group]) -> list[str]:
+    """Return a line if the prompts open thoughts, or the measured responses contain some."""
+    tags = config.verification.thoughts
+    if tags is None:
+        return []
+    prompts = [*inputs.prompts.train.prompts, *inputs.prompts.held_out]
+    opened, found = sum(tags.opened_by(prompt.text) for prompt in prompts), list[str]()
+    if opened:
+        which = "all prompts end" if opened == len(prompts) else f"{opened:,} of {len(prompts):,} prompts end"
+        found.append(f"{which} with {tags.opening}, which opens a thought")
+    thinking = cut = 0
+    for group in groups:
+        responses = zip(inputs.grader.texts(group.tree), group.tree.finished, group.tree.leaf_count, strict=True)
+        for text, finished, count in responses:
+            if tags.opened_by(group.prompt.text) or tags.contained_in(text):
+                thinking += int(count)
+                cut += 0 if finished or tags.answer(group.prompt.text, text) is not None else int(count)
+    if thinking:
+        rollouts = sum(group.tree.num_rollouts for group in groups)
+        longest = max(int(group.tree.length.max()) for group in groups)
+        found.append(
+            f"{thinking:,} of {rollouts:,} measured rollouts contain a thought, and {cut:,} were cut in it (at "
+            f"{longest:,} tokens; sampling.max_new_tokens = {config.sampling.max_new_tokens:,})"
+        )
+    judged = f"built-in verifiers judge what follows {tags.closing} (docs/how-to/thinking_models.md)"
+    return [f"thoughts: {'; '.join([*found, judged])}"] if found else []
 
 
 def _threads_line(seconds: Mapping[int, float], chosen: int) -> str:

@@ -22,6 +22,7 @@ _LARGE_STEP = 0.5  # nats per token; PPO's clip keeps it near 0.01
 _LINES_PER_HEADER = 25
 _UNVERIFIED_FRACTION = 0.01  # of a step's rollouts; above it a step is worth a warning
 _STEPS_PER_WARNING = 10
+_CUT_FRACTION = 1 / 3  # of the rollouts; above it the length limit is worth a warning
 _GAP = "  "
 
 
@@ -37,10 +38,12 @@ class TrainingProgress:
         self._carried = 0
         self._num_lines = 0
         self._warned_at: int | None = None
+        self._warned_of_cuts = False
 
     def recall(self, past: Sequence[Record]) -> None:
         """Take over the metrics of the steps before a resume."""
         self._spent = total_cost(past)
+        self._warned_of_cuts = any(cut_warning(_fraction_cut(record)) for record in past)
         self._carried = next((r["kept"]["carried"] for r in reversed(past) if "kept" in r), 0)
 
     def observe(self, activity: Activity) -> None:
@@ -49,6 +52,8 @@ class TrainingProgress:
         if isinstance(activity, Round) and activity.number > 2 and (activity.number - 2).bit_count() == 1:
             so_far = f"{activity.groups} of {activity.wanted} mixed groups so far"
             self._screen.echo(Text(f"step {activity.step}: round {activity.number}, {so_far}", style="dim"))
+            for line in self._cut_warnings(activity.fraction_cut):
+                self._screen.echo(Text(f"{' ' * 7}{line}", style="yellow"))
 
     def show(self, record: Record) -> None:
         """Write the line of a step or of an evaluation, and notes on anything unusual in it."""
@@ -67,7 +72,7 @@ class TrainingProgress:
             indent = ""
         else:
             return
-        for note in (*notes(record), *self._warnings(record)):
+        for note in (*notes(record), *self._warnings(record), *self._cut_warnings(_fraction_cut(record))):
             self._screen.echo(Text(f"{indent}{note}", style="yellow"))
 
     def finish(self, records: Sequence[Record], run_path: Path, ending: str, hints: Sequence[str]) -> None:
@@ -96,6 +101,12 @@ class TrainingProgress:
         if not lines or (self._warned_at is not None and step - self._warned_at < _STEPS_PER_WARNING):
             return []
         self._warned_at = step
+        return lines
+
+    def _cut_warnings(self, fraction: float) -> list[str]:
+        """Return a warning about rollouts that were cut at the length limit, once in a run."""
+        lines = [] if self._warned_of_cuts else cut_warning(fraction)
+        self._warned_of_cuts = self._warned_of_cuts or bool(lines)
         return lines
 
     def _fraction_done(self) -> float:
@@ -160,6 +171,20 @@ def warnings(record: Record) -> list[str]:
     return lines
 
 
+def cut_warning(fraction: float) -> list[str]:
+    """Return a warning if more than a third of some rollouts were cut at the length limit."""
+    if fraction <= _CUT_FRACTION:
+        return []
+    return [
+        f"warning: {fraction:.0%} of the rollouts were cut off at sampling.max_new_tokens; raise it, or make the model "
+        "answer sooner (docs/how-to/thinking_models.md)"
+    ]
+
+
+def _fraction_cut(record: Record) -> float:
+    return float(record.get("sampling", {}).get("truncation_rate", 0.0))
+
+
 class _Column(NamedTuple):
     head: str
     width: int
@@ -172,12 +197,13 @@ _COLUMNS = (
     _Column("step", 5, 0),
     _Column("reward", 6, 1),
     _Column("held-out pass@1", 18, 3, style="bold green"),
-    _Column("groups", 17, 2, "groups: prompts in the update"),
-    _Column("sampled", 7, 6, "sampled: prompts sampled"),
-    _Column("computed", 8, 7, "computed: fraction of sampled tokens"),
-    _Column("rollouts/s", 10, 8),
+    _Column("groups", 17, 2, "groups: in the update"),
+    _Column("sampled", 7, 7, "sampled: all prompts"),
+    _Column("cut", 4, 6, "cut: rollouts at the limit"),
+    _Column("computed", 8, 8, "computed: of sampled tokens"),
+    _Column("rollouts/s", 10, 9),
     _Column("time", 6, 4),
-    _Column("sample/verify/learn", 19, 9),
+    _Column("sample/verify/learn", 19, 10),
     _Column("left", 6, 5),
 )
 
@@ -194,6 +220,7 @@ def _cells(record: Record, carried: int, left: str) -> list[str]:
         f"{one['value']:.3f} [{one['low']:.2f}, {one['high']:.2f}]" if one else "",
         f"{groups} ({carried} carried)" if carried else str(groups),
         f"{sampling['groups']:,}",
+        f"{_fraction_cut(record):.0%}",
         f"{sampling['unique_tokens'] / max(sampling['sampled_tokens'], 1):.1%}",
         f"{sampling['samples'] / seconds['total']:,.0f}",
         f"{seconds['total']:.2f}s" if seconds["total"] < 100 else duration(seconds["total"]),

@@ -97,7 +97,7 @@ def count(prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict]) -> Pro
         domain=prompt.domain,
         num_samples=tree.num_rollouts,
         num_correct=int(tree.leaf_count[correct_L].sum()),
-        num_truncated=int(tree.leaf_count[~tree.finished].sum()),
+        num_truncated=tree.num_truncated,
         num_distinct=tree.num_responses,
         sampled_tokens=tree.num_sampled_tokens,
         unique_tokens=tree.num_unique_tokens,

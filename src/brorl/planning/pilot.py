@@ -19,6 +19,7 @@ from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
 from brorl.seeds import seed_sequence
 from brorl.training.learner import LearnerSettings
+from brorl.tree import fraction_cut
 from brorl.verification.grade import Grader, verified
 from brorl.verification.verifier import Verdict
 
@@ -81,7 +82,7 @@ class PilotSummary:
             accuracy=sum(g.num_correct for g in groups) / rollouts,
             entropy=-sum(float((t.count * t.logprob).sum()) for t in trees) / tokens,
             mean_length=tokens / rollouts,
-            truncation_rate=sum(int(t.leaf_count[~t.finished].sum()) for t in trees) / rollouts,
+            truncation_rate=fraction_cut(trees),
             duplicate_rate=1 - sum(t.num_responses for t in trees) / rollouts,
             tokens_per_second=tokens / generation_seconds,
         )

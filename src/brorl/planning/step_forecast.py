@@ -20,6 +20,7 @@ from brorl.planning.step_cost import StepCost, StepTiming, Work, mean_rounds
 from brorl.planning.step_timing import StepTimer
 from brorl.planning.tree_growth import tree_growth
 from brorl.theory.pass_rates import fit_pass_rates
+from brorl.tree import fraction_cut
 
 MAX_TOKENS = 128  # of a measured response
 _SIZES = ((8, 2), (16, 4), (32, 8), (64, 8))  # largest rollouts and prompts of the measured steps
@@ -36,6 +37,8 @@ class StepForecast:
     # before it
     max_seconds: float
     fraction_cut: float  # measured responses that were cut before the length limit, as a fraction of all
+    fraction_at_limit: float  # measured responses that were cut at the length limit itself, as a fraction of all
+    groups: Sequence[Group]  # the groups of the largest measured step
     # expected fraction of mixed groups; None if it is not known, and the seconds are for a step that keeps all groups:
     # every group is trained on, responses were cut (they count as incorrect), or no measured group was mixed
     kept_fraction: float | None
@@ -68,19 +71,21 @@ def forecast_step(
     size = sizes[-1 if measured_seconds < _SECONDS else 0]
     seconds_of_threads = _time_threads(parts, timer, *size, threads) if threads else {}
     longer = limit - parts.sampling.max_new_tokens
-    cut = sum(int(g.tree.leaf_count[~g.tree.finished].sum()) for g in groups) if longer else 0
-    fraction_cut = cut / sum(g.tree.num_rollouts for g in groups)
-    known = parts.dynamic_sampling and not cut
+    cut = fraction_cut([group.tree for group in groups])
+    cut_before = cut if longer else 0.0
+    known = parts.dynamic_sampling and not cut_before
     fraction = _kept_fraction(groups, rollouts_per_prompt) if known else None
     cost = StepCost.fit(timings, timer.per_step)
     limited = parts.learner_settings.max_responses_per_outcome  # then the trained nodes do not grow with N
     num_trained = min(2 * limited, rollouts_per_prompt) if limited else rollouts_per_prompt
     work = _whole_step(parts, groups, rollouts_per_prompt, num_trained, fraction)
-    longest = _with_longer(work, longer * fraction_cut, rollouts_per_prompt, num_trained)
+    longest = _with_longer(work, longer * cut_before, rollouts_per_prompt, num_trained)
     return StepForecast(
         seconds=cost.seconds(work),
         max_seconds=cost.seconds(longest)["total"],
-        fraction_cut=fraction_cut,
+        fraction_cut=cut_before,
+        fraction_at_limit=0.0 if longer else cut,
+        groups=groups,
         kept_fraction=fraction,
         num_rollouts=sum(round(timing.work.groups) * timing.num_rollouts for timing in timings),
         num_prompts=max(num_prompts for _, num_prompts in sizes[: len(timings)]),

@@ -71,7 +71,7 @@ class StoredGroup:
     @property
     def num_truncated(self) -> int:
         """Number of truncated rollouts."""
-        return int(self.tree.leaf_count[~self.tree.finished].sum())
+        return self.tree.num_truncated
 
     @cached_property
     def mean_logprob_L(self) -> FloatArray:

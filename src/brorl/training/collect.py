@@ -96,7 +96,7 @@ class Collector(GroupSource):
         kept, number = list(self._carried), 0
         while len(kept) < self.prompts_per_step:
             number += 1
-            self.observe(Round(step, number, len(kept), self.prompts_per_step))
+            self.observe(Round(step, number, len(kept), self.prompts_per_step, batch.fraction_cut))
             prompts = self._round(step, batch, self.prompts_per_step - len(kept))
             kept += [p.group for p in prompts if p.group and self._retries.keeps(p.group)]
             self._retries.add(prompts)

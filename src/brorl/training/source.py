@@ -21,7 +21,7 @@ from brorl.prompts.stream import PromptSupply
 from brorl.rollout.engine import Sampler
 from brorl.runs.checkpoint import SourceState
 from brorl.sampling import SamplingParams
-from brorl.tree import RolloutTree
+from brorl.tree import RolloutTree, fraction_cut
 from brorl.verification.grade import Grader, num_unverified
 from brorl.verification.verifier import (
     CUT_OFF,
@@ -94,6 +94,11 @@ class Batch:
         """Number of mixed groups."""
         return sum(g.is_mixed for g in self.sampled_groups)
 
+    @property
+    def fraction_cut(self) -> float:
+        """The sampled rollouts that were cut at the length limit, as a fraction; 0 without a rollout."""
+        return fraction_cut([p.whole.tree for p in self.sampled])
+
     def with_unverified(self) -> tuple[list[Group], list[list[Verdict]]]:
         """Return all sampled prompts with all of their rollouts and verdicts; those without a group come last."""
         prompts = sorted(self.sampled, key=lambda p: p.group is None)
@@ -123,7 +128,7 @@ class Batch:
             "mean_length": sum(int((t.leaf_count * t.length).sum()) for t in trees) / max(rollouts, 1),
             "reward": sum(float((g.tree.leaf_count * g.reward_L).sum()) for g in of_outcomes) / scored,
             "accuracy": sum(g.num_correct for g in of_outcomes) / scored,
-            "truncation_rate": sum(int(t.leaf_count[~t.finished].sum()) for t in trees) / max(rollouts, 1),
+            "truncation_rate": self.fraction_cut,
             "responses_truncated": reasons.count(TRUNCATED),
             "verifier_timeouts": sum(map(is_timeout, reasons)),
             "verifier_cut_offs": reasons.count(CUT_OFF),
@@ -386,7 +391,7 @@ def _lost_cause(every: Sequence[Verdict]) -> str | None:
 
 def _cut_cause(groups: Sequence[Group]) -> str | None:
     rollouts = sum(g.tree.num_rollouts for g in groups)
-    cut = sum(int(g.tree.leaf_count[~g.tree.finished].sum()) for g in groups)
+    cut = sum(g.tree.num_truncated for g in groups)
     if 2 * cut <= rollouts:
         return None
     return f"{cut:,} of {rollouts:,} rollouts were cut off at sampling.max_new_tokens; raise it"
