@@ -1,17 +1,20 @@
-"""Verifier of the countdown puzzles.
+r"""Verifier of the countdown puzzles.
 
-A response is parsed as an expression of non-negative integers, + - * / and parentheses, and computed in exact rational
-arithmetic. The verifier never calls `eval` and accepts no sign in front of a number, no other operator, no equation and
-no text around the expression.
+The answer is an expression of non-negative integers, + - * / and parentheses, which is computed in exact rational
+arithmetic. It may be an equation, `22 = 3*5+7`: each side must have the target as its value, and one must use the
+numbers. The answer is the whole response, or what a mark in it sets off: `<answer>`, a box, `the answer is`. It may
+have the signs of LaTeX. The verifier never calls `eval` and accepts no sign in front of a number, no other operator and
+no other text beside the answer.
 """
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from brorl.prompts.countdown import CountdownPuzzle, is_countdown_reference
 from brorl.prompts.prompt import Prompt
+from brorl.verification.domains.marked_answer import find_answer, writings
 from brorl.verification.verifier import CORRECT, TrialResponses, Verdict
 
 _MAX_CHARACTERS = 256  # without surrounding space
@@ -21,6 +24,30 @@ _SPACES = " \t\n\r"
 _TEXT = re.compile(r"(?:[-+*/() \t\n\r]|(?<![0-9])(?:0|[1-9][0-9]*)(?![0-9]))*")
 _SYMBOL = re.compile(r"[0-9]+|[-+*/()]")
 _OPERATORS = frozenset("+-*/")
+
+_NO_EXPRESSION, _TOO_LONG = "not an expression", "too long"
+_MAX_SIDES = 4  # of an equation, after the first
+_READ = 2_000  # characters at the end of a response in which an answer is marked
+_MARKER = re.compile(
+    r"(?:(?:^|[.!\n])[ \t*_#>]*|, )(?:(?:so|thus|hence|therefore)\b,? ?)?(?:(?:the|my|one|a) )?"
+    r"(?:(?:final|correct|possible) )?(?:(?:answer|solution|expression|equation|result)\b[*_]*(?: is\b|:| =)[*_:\s]*|"
+    r"(?<=so )(?=[(\d])|(?<=so, )(?=[(\d])|(?<=thus, )(?=[(\d]))",
+    re.IGNORECASE,
+)
+_WRITTEN = tuple(
+    (re.compile(pattern), written)
+    for pattern, written in (
+        (r"\b(?:is )?equal(?:s| to)\b", "="),
+        (r"\\(?:times|cdot|ast)(?![a-zA-Z])|[\u00d7\u00b7\u22c5]|(?<=[\d)\s])[xX](?=[\d(\s])", "*"),
+        (r"\\div(?![a-zA-Z])|\u00f7", "/"),
+        (r"\u2212", "-"),
+        (r"\\(?:left|right)(?=[()\[\]])", ""),
+        (r"\\[,;:! ]", " "),
+    )
+)
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")  # the innermost
+_MAX_FRACTIONS = 4  # within each other
+_BRACKETS = str.maketrans("[]{}", "()()")
 
 
 class CountdownVerifier:
@@ -56,12 +83,49 @@ class CountdownVerifier:
         return TrialResponses(puzzle.solution or "", [sign.join(map(str, puzzle.numbers)) for sign in "+*-"])
 
 
-def _verify(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, str]:
+def _verify(puzzle: CountdownPuzzle, response: str) -> tuple[str | None, str]:
     """Return the expression without spaces, None if there is none, and the reason."""
+    found = _verify_expression(puzzle, response)
+    if found not in ((None, _NO_EXPRESSION), (None, _TOO_LONG)):
+        return found
+    read = [_verify_equation(puzzle, form) for form in _answers(response)]
+    return next((equation for equation in read if equation[0]), found)
+
+
+def _verify_equation(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, str]:
+    """Verify a text of which each side is an expression, and one side is that of the answer."""
+    sides = [side.strip(_SPACES) for side in text.split("=", maxsplit=_MAX_SIDES)]
+    verified = [_verify_expression(puzzle, side) for side in sides]
+    if any(extracted is None for extracted, _ in verified):
+        return None, _NO_EXPRESSION
+    right = next((side for side in verified if side[1] == CORRECT), verified[0])
+    # The other sides are the target, or the expression after a step.
+    same = all(_value(side) == puzzle.target for side in sides)
+    return right if right[1] != CORRECT or same else (right[0], "an equation of other values")
+
+
+def _answers(response: str) -> Iterator[str]:
+    """Yield the text that a response marks as its answer, in plain notation, without one mark after the other."""
+    found = find_answer(response)
+    text = "" if found is None else found[-_READ:].strip(_SPACES)
+    markers = list(_MARKER.finditer(text))
+    head, _, line = text.rpartition("\n")
+    text = text[markers[-1].end() :] if markers else line if head.rstrip(_SPACES).endswith(":") else text
+    for form in writings(text):
+        plain = form[: _MAX_CHARACTERS + 1]
+        for pattern, written in _WRITTEN:
+            plain = pattern.sub(written, plain)
+        for _ in range(_MAX_FRACTIONS):
+            plain = _FRACTION.sub(r"((\1)/(\2))", plain)
+        yield plain.translate(_BRACKETS)
+
+
+def _verify_expression(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, str]:
+    """Return the expression without spaces, None if the text is none, and the reason."""
     if len(text) > _MAX_CHARACTERS:
-        return None, "too long"
+        return None, _TOO_LONG
     if not _TEXT.fullmatch(text):
-        return None, "not an expression"
+        return None, _NO_EXPRESSION
     symbols = _SYMBOL.findall(text)
     try:
         postfix = _Parser(symbols).postfix
@@ -76,6 +140,16 @@ def _verify(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, str]:
     except ZeroDivisionError:
         return extracted, "division by zero"
     return extracted, CORRECT if value == puzzle.target else f"wrong value {value}"
+
+
+def _value(text: str) -> Fraction | None:
+    """Return the value of an expression, None if a text is none."""
+    if len(text) > _MAX_CHARACTERS or not _TEXT.fullmatch(text):
+        return None
+    try:
+        return _evaluate(_Parser(_SYMBOL.findall(text)).postfix)
+    except (_NotAnExpressionError, ZeroDivisionError):
+        return None
 
 
 class _NotAnExpressionError(Exception):
@@ -120,7 +194,7 @@ class _Parser:
 
     def _expect(self, symbol: str) -> None:
         if self._left[-1] != symbol:
-            raise _NotAnExpressionError("not an expression")
+            raise _NotAnExpressionError(_NO_EXPRESSION)
         self._left.pop()
 
 
