@@ -95,7 +95,7 @@ def verifier_of(domain: str) -> tuple[Verifier, list[Prompt]]:
             references = [
                 Choices(("one", "a long text", "H2O", "-1"), 1),
                 MeasuredAnswer("9.8 m/s^2", 0.05),
-                MeasuredAnswer("x"),
+                *map(MeasuredAnswer, ("x", "H_2O", "red giant", "10 to 20 Hz", "15 apples", "3:1", "5 m/s east")),
             ]
             return ScienceVerifier(IdlePool()), prompts(domain, *(one.to_text() for one in references))
         case _:

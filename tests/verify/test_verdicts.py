@@ -21,7 +21,7 @@ from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import verify_distinct
 
 FILES = sorted(Path(__file__).with_name("verdict_cases").glob("*.cases"))
-SLOW = ("code_programs", "gym", "math_boxed", "thoughts")
+SLOW = ("code_programs", "gym", "math_boxed", "science_boxed", "thoughts")
 WRONG_ACCEPTED, RIGHT_REJECTED = 0.03, 0.05  # the most of a file
 
 

@@ -11,28 +11,32 @@ the reference.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from fractions import Fraction
 from functools import lru_cache
 
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.science import Choices, MeasuredAnswer, read_science_reference
+from brorl.verification.domains.chemistry import same_chemistry
 from brorl.verification.domains.choice import choose
+from brorl.verification.domains.marked_answer import own_turn
 from brorl.verification.domains.math import COMPARE, MAX_ANSWER, MathVerifier, worker_verdict
 from brorl.verification.domains.math_extraction import extract_answer, tidy
+from brorl.verification.domains.measured import ROUNDING, agree, factor_of, same_kind, same_range
+from brorl.verification.domains.quantity import Quantity, read_quantity, sides_of_quantity
 from brorl.verification.domains.single_answer import SEVERAL_ANSWERS, is_several, plain
-from brorl.verification.domains.units import Quantity, read_quantity
+from brorl.verification.domains.wording import (
+    as_one_answer,
+    in_figures,
+    in_one_case,
+    same_words,
+    with_whole_box,
+)
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 from brorl.verification.verdict_cache import Pair, VerdictCache
 from brorl.verification.verifier import CORRECT, NO_ANSWER, TOO_LONG, WRONG, TrialResponses, Verdict
 
 SCIENCE_DOMAIN = "science"
 OTHER_UNIT = "another unit"
-
-_ROUNDING = 1e-6
-_COMMAND = re.compile(r"\\(?!text|mathrm|rm\b)[a-zA-Z]+")
-_CONSTANT = re.compile(r"(?<![a-zA-Z])(?:pi|e|sqrt|exp|ln|log)(?![a-zA-Z])")
 
 Call = tuple[str, str, float]  # reference, answer, tolerance
 
@@ -63,7 +67,10 @@ class ScienceVerifier:
             if isinstance(reference, Choices):
                 answer, reason = _choose(reference, response)
                 return _by_form(answer, reason)
-            answer = extract_answer(response, with_unit=_read(reference.value).unit is not None)
+            measured = _read(reference.value)
+            answer = extract_answer(
+                with_whole_box(own_turn(response)), with_unit=bool(measured.units or measured.words)
+            )
             if answer is None or len(answer) > MAX_ANSWER:
                 return _by_form(None, NO_ANSWER if answer is None else TOO_LONG)
             compared = _compare(reference, answer)
@@ -119,36 +126,31 @@ def _choose(choices: Choices, response: str) -> tuple[str | None, str]:
 
 @lru_cache(maxsize=4096)
 def _read(value: str) -> Quantity:
-    return read_quantity(tidy(value))
+    return read_quantity(in_figures(tidy(value)))
 
 
 def _compare(reference: MeasuredAnswer, answer: str) -> str | Call:
     """Return the reason of the verdict, or a call of math-verify."""
-    if answer == tidy(reference.value) and any(character.isalnum() for character in answer):
+    value, answer = in_figures(tidy(reference.value)), in_figures(answer)
+    if answer == value and any(character.isalnum() for character in answer):
         return CORRECT
-    if is_several(plain(tidy(reference.value)), plain(answer)):
+    same = same_chemistry(value, answer)
+    same = same_words(value, answer) if same is None else same
+    same = same_range(value, answer) if same is None else same
+    if same is not None:
+        return CORRECT if same else WRONG
+    answer = as_one_answer(answer)
+    if is_several(plain(value), plain(answer)):
         return SEVERAL_ANSWERS
-    right, given = _read(reference.value), read_quantity(answer)
-    if right.unit is not None and not _same_kind(right, given):
+    right, given = _read(value), [read_quantity(side) for side in sides_of_quantity(answer)]
+    if not all(same_kind(right, side) for side in given):
         return OTHER_UNIT
-    factor = given.unit.factor / right.unit.factor if right.unit and given.unit else Fraction(1)
-    if right.number is None or given.number is None:
-        scale = "" if factor == 1 else f" \\cdot \\frac{{{factor.numerator}}}{{{factor.denominator}}}"
-        scaled = f"({given.text}){scale}" if scale else given.text
-        return right.text, scaled, max(reference.tolerance, _ROUNDING)
-    return CORRECT if _equal(right.number, given.number * factor, reference.tolerance, right) else WRONG
-
-
-def _same_kind(right: Quantity, given: Quantity) -> bool:
-    """Whether an answer has a unit that converts to the reference's, or no unit and no words."""
-    if given.unit is not None:
-        return right.unit is not None and given.unit.dimension == right.unit.dimension
-    words = _CONSTANT.sub("", _COMMAND.sub("", given.text))
-    return given.unknown is None and not any(character.isalpha() for character in words)
-
-
-def _equal(right: Fraction, given: Fraction, tolerance: float, reference: Quantity) -> bool:
-    whole = right.denominator == given.denominator == 1
-    if whole and tolerance == 0 and reference.unit is None:
-        return right == given
-    return abs(given - right) <= max(Fraction(tolerance), Fraction(1, 1_000_000)) * abs(right)
+    if right.number is not None and all(side.number is not None for side in given):
+        return CORRECT if all(agree(right, side, reference.tolerance) for side in given) else WRONG
+    factor = factor_of(right, given[-1])
+    if factor is None:
+        return WRONG
+    text = "=".join(side.text for side in given)
+    if factor != 1:
+        text = f"({given[-1].text}) \\cdot \\frac{{{factor.numerator}}}{{{factor.denominator}}}"
+    return *in_one_case(right.text, text), max(reference.tolerance, float(ROUNDING))

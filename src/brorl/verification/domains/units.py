@@ -1,164 +1,149 @@
-r"""Units of measurement with exact factors, and numbers with units in text.
+r"""Units of measurement in text: what they are, and how one converts to another.
 
-Text such as `kJ/mol`, `m s^{-2}` or `\text{km/h}` has a dimension and a factor to SI base units, as a fraction.
-Everything after a slash, up to the next one, divides: `J/mol K` is J/(mol K). Degrees Celsius and degrees of arc have
-dimensions of their own, since they convert to no other unit by an exact factor. A number that is written with digits is
-read exactly; any other expression, such as `\sqrt{2}`, is left to math-verify.
+Text such as `kJ/mol`, `m s^{-2}`, `\text{km/h}` or `meters per second` is a unit if all of it is one. Everything after
+a slash, up to the next one, divides: `J/mol K` is J/(mol K). `ms^{-2}` can be per square millisecond or meters per
+square second, so a text can have several units.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
-_BASES = ("m", "kg", "s", "A", "K", "mol", "cd", "celsius", "arc")
+from brorl.verification.domains.unit_table import (
+    BASES,
+    MONTH,
+    MONTH_S,
+    RADIAN,
+    SECOND,
+    TURN,
+    Unit,
+    named,
+    other_meaning,
+    unit_of,
+)
+
 _MAX_CHARACTERS = 80
 _MAX_EXPONENT = 12
+_MAX_READINGS = 4
+_MAX_GLUED = 8  # characters of several symbols without space
+_CALENDAR = Fraction(1, 1000)  # months and years have different numbers of days
 
-
-class Unit(NamedTuple):
-    """A unit."""
-
-    dimension: tuple[int, ...]  # exponent of each base unit
-    factor: Fraction  # the unit in base units
-
-
-def _unit(factor: int | str | Fraction, **powers: int) -> Unit:
-    return Unit(tuple(powers.get(base, 0) for base in _BASES), Fraction(factor))
-
-
-_PREFIXES: Mapping[str, Fraction] = {
-    prefix: Fraction(10) ** power
-    for power, names in {
-        15: "P peta", 12: "T tera", 9: "G giga", 6: "M mega", 3: "k kilo", 2: "h hecto", 1: "da deca", -1: "d deci",
-        -2: "c centi", -3: "m milli", -6: "\N{MICRO SIGN} u micro", -9: "n nano", -12: "p pico",
-        -15: "f femto", -18: "a atto",
-    }.items()
-    for prefix in names.split()
-}  # fmt: skip
-
-# Symbols and names that take prefixes; a name may end with s.
-_PREFIXED: Mapping[str, Unit] = {
-    name: unit
-    for names, unit in {
-        "m meter metre": _unit(1, m=1),
-        "g gram": _unit("1/1000", kg=1),
-        "s sec second": _unit(1, s=1),
-        "A amp ampere": _unit(1, A=1),
-        "K kelvin": _unit(1, K=1),
-        "mol mole": _unit(1, mol=1),
-        "cd candela": _unit(1, cd=1),
-        "rad radian sr": _unit(1),
-        "Hz hertz Bq becquerel": _unit(1, s=-1),
-        "N newton": _unit(1, kg=1, m=1, s=-2),
-        "Pa pascal": _unit(1, kg=1, m=-1, s=-2),
-        "J joule": _unit(1, kg=1, m=2, s=-2),
-        "W watt": _unit(1, kg=1, m=2, s=-3),
-        "Wh": _unit(3600, kg=1, m=2, s=-2),
-        "C coulomb": _unit(1, A=1, s=1),
-        "Ah": _unit(3600, A=1, s=1),
-        "V volt": _unit(1, kg=1, m=2, s=-3, A=-1),
-        "F farad": _unit(1, kg=-1, m=-2, s=4, A=2),
-        "\N{OHM SIGN} ohm": _unit(1, kg=1, m=2, s=-3, A=-2),
-        "S siemens": _unit(1, kg=-1, m=-2, s=3, A=2),
-        "Wb weber": _unit(1, kg=1, m=2, s=-2, A=-1),
-        "T tesla": _unit(1, kg=1, s=-2, A=-1),
-        "H henry": _unit(1, kg=1, m=2, s=-2, A=-2),
-        "lm lumen": _unit(1, cd=1),
-        "lx lux": _unit(1, cd=1, m=-2),
-        "Gy gray Sv sievert": _unit(1, m=2, s=-2),
-        "kat katal": _unit(1, mol=1, s=-1),
-        "eV electronvolt": _unit("1.602176634e-19", kg=1, m=2, s=-2),
-        "L l liter litre": _unit("1/1000", m=3),
-        "M molar": _unit(1000, mol=1, m=-3),
-        "bar": _unit(100_000, kg=1, m=-1, s=-2),
-        "cal calorie": _unit("4.184", kg=1, m=2, s=-2),
-    }.items()
-    for name in names.split()
-}
-
-_PLAIN: Mapping[str, Unit] = {
-    name: unit
-    for names, unit in {
-        "min minute": _unit(60, s=1),
-        "h hr hour": _unit(3600, s=1),
-        "d day": _unit(86_400, s=1),
-        "t tonne": _unit(1000, kg=1),
-        "ha hectare": _unit(10_000, m=2),
-        "in inch inches": _unit("0.0254", m=1),
-        "ft foot feet": _unit("0.3048", m=1),
-        "yd yard": _unit("0.9144", m=1),
-        "mi mile": _unit("1609.344", m=1),
-        "mph": _unit("0.44704", m=1, s=-1),
-        "lb lbs pound": _unit("0.45359237", kg=1),
-        "oz ounce": _unit("0.028349523125", kg=1),
-        "atm atmosphere": _unit(101_325, kg=1, m=-1, s=-2),
-        "torr Torr": _unit("101325/760", kg=1, m=-1, s=-2),
-        "mmHg": _unit("133.322387415", kg=1, m=-1, s=-2),
-        "dyn dyne": _unit("1/100000", kg=1, m=1, s=-2),
-        "erg": _unit("1e-7", kg=1, m=2, s=-2),
-        "G gauss": _unit("1/10000", kg=1, s=-2, A=-1),
-        "Å angstrom": _unit("1e-10", m=1),
-        "AU au": _unit(149_597_870_700, m=1),
-        "ly": _unit(9_460_730_472_580_800, m=1),
-        "°C celsius": _unit(1, celsius=1),
-        "° deg degree": _unit(1, arc=1),
-    }.items()
-    for name in names.split()
-}
-
-_MARKUP = re.compile(r"\\(?:text|textrm|mathrm|mathit|mathsf|operatorname|rm|,|;|:|!|quad|left|right)|[{}$~]|\\ ")
-_WRITTEN = (
-    (re.compile(r"\\[dt]?frac\s*\{((?:[^{}]|\{[^{}]*\})*)\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}"), r"\1/\2"),
-    (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree\b"), "°"),
-    (re.compile(r"\\mu\b\s*"), "\N{MICRO SIGN}"),
-    (re.compile(r"\\(?:Omega|ohm)\b\s*"), "\N{OHM SIGN}"),
-    (re.compile(r"\\AA\b"), "Å"),
-    (re.compile(r"°\s*(?:\\\w+\s*)?\{?C\}?|\b(?:degrees?|deg) C(?:elsius)?\b"), "°C"),
-    (re.compile(r"\\cdot\b|\\times\b"), "*"),
-    (re.compile(r"\bsq(?:uare|\.)?\s+([^\W\d_]+)"), r"\1^2"),
-    (re.compile(r"\bcubic\s+([^\W\d_]+)"), r"\1^3"),
-    (re.compile(r"\s+squared\b"), "^2"),
-    (re.compile(r"\s+cubed\b"), "^3"),
-    (re.compile(r"\bper\b"), "/"),
-    (re.compile(r"\*\*"), "^"),
+_FONT = (
+    r"\\(?:text|textrm|textbf|textit|textnormal|mathrm|mathit|mathbf|mathsf|mbox|operatorname|rm|unit|si|bf|it|ce)"
+    r"(?![a-zA-Z])"
+)
+_MARKUP = re.compile(rf"{_FONT}|\\(?:left|right)(?![a-zA-Z])|[{{}}$]")
+_SPACE = re.compile(r"~|\\[,;:! ]|\\q?quad(?![a-zA-Z])|\s+")
+_WRITTEN = tuple(
+    (re.compile(pattern), written)
+    for pattern, written in (
+        (r"\\[dt]?frac\s*\{((?:[^{}]|\{[^{}]*\})*)\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r"(\1)/(\2)"),
+        (r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|\\circ(?![a-zA-Z])|º|˚", "°"),
+        (r"\\mu(?![a-zA-Z])\s*", "\N{MICRO SIGN}"),
+        (r"\\(?:Omega|ohm)(?![a-zA-Z])\s*", "\N{OHM SIGN}"),
+        (r"\\AA(?![a-zA-Z])|\\(?:mathring|r)\s*\{\s*A\s*\}", "Å"),
+        (r"\\%", "%"),
+        (r"\\(?:cdot|times|ast|bullet)(?![a-zA-Z])", "*"),
+        (r"\\(?:per|slash)(?![a-zA-Z])", "/"),
+    )
+)
+# After markup is gone and space is single.
+_SPELLED = tuple(
+    (re.compile(pattern, re.IGNORECASE), written)
+    for pattern, written in (
+        (r"\bper ?cent\b", "%"),
+        (r"\bparts per (m|b)illion\b", r"pp\1"),
+        (r"(?:°|\b(?:degrees?|deg) ?(?=[CFKR]))\s?(C|F|R)(?:elsius|ahrenheit|entigrade|ankine)?(?![a-z])", r"°\1"),
+        (r"\b(?:degrees? )?centigrade\b", "°C"),
+        (r"(?:°|\bdegrees?) ?k(?:elvin)?s?(?![a-z])", "K"),
+        (r"\bmm ?hg\b|\bmillimet(?:er|re)s? of mercury\b", "mmHg"),
+        (r"\bcm ?hg\b|\bcentimet(?:er|re)s? of mercury\b", "cmHg"),
+        (r"\bin(?:ches)?\.? ?(?:hg|of mercury)\b", "inHg"),
+        (r"\blight[ -]?(year|yr)s?\b", "ly"),
+        (r"\bnautical[ -]miles?\b", "nmi"),
+        (r"\b(?:fluid|fl\.?)[ -]?(?:ounces?|oz)\b", "floz"),
+        (r"\b(?:unified )?atomic mass units?\b", "amu"),
+        (r"\bastronomical units?\b", "AU"),
+        (r"\bbritish thermal units?\b", "BTU"),
+        (r"\bmetric tons?\b", "tonne"),
+        (r"\b(\w*electron)[ -]volts?\b", r"\1volt"),
+        (r"\b(?:pounds?|lbs?)[ -]force\b", "lbf"),
+        (r"\bhorse power\b", "hp"),
+        (r"\barc[ -]?min(?:ute)?s?\b|\bminutes? of arc\b", "arcmin"),
+        (r"\barc[ -]?sec(?:ond)?s?\b|\bseconds? of arc\b", "arcsec"),
+        (r"\b(?:pounds?|lbs?) per square inch\b", "psi"),
+        (r"\b(?:beats|revolutions|rotations) per minute\b", "rpm"),
+        (r"\bu\.?s\.? dollars?\b", "dollar"),
+        (r"\b(?:sq\b\.?|square\b) ?([^\W\d_]+)", r"\1^2"),
+        (r"\b(?:cubic\b|cu\b\.?) ?([^\W\d_]+)", r"\1^3"),
+        (r" squared\b", "^2"),
+        (r" cubed\b", "^3"),
+        (r"\bper\b", "/"),
+        (r"\*\*", "^"),
+        (r"(?<=[a-zµ\N{OHM SIGN}])[-.](?=[a-zµ\N{OHM SIGN}])", "*"),
+        (r"(?<=[a-z])\.", ""),
+    )
 )
 _SYMBOLS = str.maketrans(
     {
-        "\N{MINUS SIGN}": "-",
-        "\N{MULTIPLICATION SIGN}": "*",
-        "\N{MIDDLE DOT}": "*",
-        "\N{DOT OPERATOR}": "*",
-        "\N{GREEK SMALL LETTER MU}": "\N{MICRO SIGN}",
-        "\N{GREEK CAPITAL LETTER OMEGA}": "\N{OHM SIGN}",
-        "\N{ANGSTROM SIGN}": "Å",
+        "\N{MINUS SIGN}": "-", "\N{HYPHEN}": "-", "\N{NON-BREAKING HYPHEN}": "-",
+        "\N{MULTIPLICATION SIGN}": "*", "\N{MIDDLE DOT}": "*", "\N{DOT OPERATOR}": "*", "\N{BULLET}": "*",
+        "\N{GREEK SMALL LETTER MU}": "\N{MICRO SIGN}", "\N{GREEK CAPITAL LETTER OMEGA}": "\N{OHM SIGN}",
+        "\N{ANGSTROM SIGN}": "Å", "\N{DEGREE CELSIUS}": "°C", "\N{DEGREE FAHRENHEIT}": "°F",
+        "\N{DIVISION SLASH}": "/", "\N{FRACTION SLASH}": "/", "\N{NO-BREAK SPACE}": " ", "\N{THIN SPACE}": " ",
+        "\N{NARROW NO-BREAK SPACE}": " ", "\N{KELVIN SIGN}": "K", "\N{PER MILLE SIGN}": "‰",
     }
-)
+)  # fmt: skip
 _SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
-_POWER = re.compile(r"([^\W\d_]+|°C|°)(?:\s*\^\s*\(?\s*([-+]?\d{1,2})\s*\)?|(-?\d{1,2}))?")
+_EXPONENT = r"(?:\s?\^\s?(?:([-+]?\d{1,2})|\(\s?([-+]?\d{1,2})\s?\))|(-?\d{1,2}))?"
+_TOKEN = re.compile(rf"(°[CFR](?![a-zA-Z])|[^\W\d_]+|[°%‰)]){_EXPONENT}|([*/(]|1(?![\d.]))")
+
+
+def parse_unit(text: str) -> Unit | None:
+    """Return the first unit that plain text or LaTeX stands for; None if a part is unknown, or above 80 characters."""
+    return next(iter(parse_units(text)), None)
 
 
 @lru_cache(maxsize=4096)
-def parse_unit(text: str) -> Unit | None:
-    """Return the unit that plain text or LaTeX stands for; None if a part is unknown, or above 80 characters."""
+def parse_units(text: str) -> tuple[Unit, ...]:
+    """Return the units that plain text or LaTeX can stand for; none if a part is unknown, or above 80 characters."""
     if len(text) > _MAX_CHARACTERS:
-        return None
+        return ()
+    text = _plain_unit(text)
+    tokens: list[tuple[str, int]] = []
+    at = 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None or abs(power := int(match[2] or match[3] or match[4] or "1")) > _MAX_EXPONENT:
+            return ()
+        tokens.append((match[1] or match[5], power))
+        at = match.end() + (text[match.end() : match.end() + 1] == " ")
+    try:
+        readings = _Parser(tokens).units
+    except _NoUnitError:
+        return ()
+    return tuple(dict.fromkeys(readings))
+
+
+def _plain_unit(text: str) -> str:
+    """Return text without markup and with single spaces, in which names of several words are one."""
+    text = without_markup(text)
+    for pattern, written in _SPELLED:
+        text = pattern.sub(written, text)
+    return text.strip()
+
+
+def without_markup(text: str) -> str:
+    """Return plain text or LaTeX without commands and braces, and with single spaces."""
     text = with_plain_symbols(text)
     for pattern, written in _WRITTEN:
         text = pattern.sub(written, text)
-    text = _MARKUP.sub(lambda match: " " if match[0] in ("~", r"\ ", r"\,", r"\;", r"\quad") else "", text)
-    parts = [part.strip().removeprefix("(").removesuffix(")") for part in text.strip().split("/")]
-    unit = _unit(1)
-    for number, part in enumerate(parts):
-        factor = _product(part)
-        if factor is None and not (number == 0 and part.strip() in ("", "1") and len(parts) > 1):
-            return None
-        unit = _times(unit, factor or _unit(1), -1 if number else 1)
-    return unit
+    return _SPACE.sub(" ", _MARKUP.sub("", _SPACE.sub(" ", text))).strip()
 
 
 def with_plain_symbols(text: str) -> str:
@@ -166,117 +151,143 @@ def with_plain_symbols(text: str) -> str:
     return _RAISED.sub(lambda match: "^" + match[0].translate(_SUPERSCRIPT), text.translate(_SYMBOLS))
 
 
-def _product(text: str) -> Unit | None:
-    """Return the unit of a product without a slash; None if a part is unknown."""
-    product, factors = _unit(1), text.replace("*", " ").split()
-    rest = " ".join(factors)
-    while rest:
-        match = _POWER.match(rest)
-        unit = _symbol(match[1]) if match else None
-        if match is None or unit is None:
-            return None
-        power = int(match[2] or match[3] or "1")
-        if abs(power) > _MAX_EXPONENT:
-            return None
-        product = _times(product, unit, power)
-        rest = rest[match.end() :].strip()
-    return product if factors else None
+class _NoUnitError(Exception):
+    """The text is no unit."""
 
 
-def _times(one: Unit, other: Unit, power: int) -> Unit:
-    dimension = tuple(a + b * power for a, b in zip(one.dimension, other.dimension, strict=True))
-    return Unit(dimension, one.factor * other.factor**power)
+class _Parser:
+    """The units of tokens.
 
-
-def _symbol(name: str) -> Unit | None:
-    """Return the unit of a symbol or a name, with a prefix or without."""
-    names = [name, name[:-1]] if name.endswith("s") and len(name) > 3 else [name]
-    names += [one.lower() for one in names if len(one) > 4]
-    for one in names:
-        if one in _PLAIN:
-            return _PLAIN[one]
-        if one in _PREFIXED:
-            return _PREFIXED[one]
-        for prefix, factor in _PREFIXES.items():
-            symbol = one.removeprefix(prefix)
-            if symbol in _PREFIXED and symbol != one and (len(prefix) > 2) == (len(symbol) > 3):
-                unit = _PREFIXED[symbol]
-                return Unit(unit.dimension, unit.factor * factor)
-    return None
-
-
-_MAX_DIGITS = 400
-_LEFT_SIDE = re.compile(r"^(?![-+.\d])[^=≈]{0,60}?(?:=|≈|\\approx|\\simeq|\\sim)\s*(?=[^=]*$)")
-_ABOUT = re.compile(r"^(?:about|approximately|roughly|around|\\approx|\\sim|≈|~)\s*", re.IGNORECASE)
-_SIGN = r"[-+]?\s*"
-_DIGITS = r"(?:\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)"
-_POWER_OF_TEN = r"10\s*\^\s*(?:\{\s*([-+]?\d+)\s*\}|\(\s*([-+]?\d+)\s*\)|([-+]?\d+))"
-_TIMES = r"\s*(?:\\times|\\cdot|[x*])\s*"
-_NUMBER = re.compile(
-    rf"(?P<sign>{_SIGN})(?:"
-    rf"\\[dt]?frac\s*\{{(?P<over>\d+(?:\.\d+)?)\}}\s*\{{(?P<under>\d+(?:\.\d+)?)\}}"
-    rf"|(?P<power>{_POWER_OF_TEN})"
-    rf"|(?P<digits>{_DIGITS})(?:{_TIMES}(?P<scale>{_POWER_OF_TEN})|[eE](?P<e>[-+]?\d+)(?![\d.])|/(?P<divisor>\d+(?![.\d])))?"
-    rf")"
-)
-_LETTER = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]")  # of a variable: the last letter of a product is no unit
-_EXPONENT = re.compile(r"\^[^-+\d]*([-+]?\d+)")
-# Words after the unit that belong to the sentence, without a digit: `5 m, 7 m` is no answer.
-# A number goes on as a formula: with an operator, a symbol or a command, not with words.
-_FORMULA = re.compile(r"[-+*/^(\[{!%,;:=<>]|\\(?!text|mathrm|rm)[a-zA-Z%,;]|[a-zA-Z](?![a-zA-Z])")
-_UPRIGHT = re.compile(r"\\(?:text|mathrm|rm)\b")
-_REST = re.compile(r"(?:,|;|\s+(?:since|because|as|which|where|so|when|for|to|toward?|in\s+the|at)\b)\D*$")
-
-
-class Quantity(NamedTuple):
-    """An answer in its parts."""
-
-    number: Fraction | None  # the number, None if it is not written with digits
-    unit: Unit | None  # the unit, None if there is none
-    text: str  # the answer without its left-hand side and its unit
-    unknown: str | None = None  # text after a number that is no known unit; None if there is none
-
-
-def read_quantity(answer: str) -> Quantity:
-    """Split an answer into a number and a unit.
-
-    Args:
-        answer: Plain text or LaTeX of at most some thousand characters.
+    Grammar: quotient = ["1" | product] {"/" product}; product = factor {["*"] factor};
+    factor = name | "(" quotient ")".
     """
-    text = _ABOUT.sub("", _LEFT_SIDE.sub("", with_plain_symbols(answer).strip())).strip()
-    match = _NUMBER.match(text)
-    number = _value(match) if match else None
-    if match is None or number is None:
-        return _expression(text)
-    rest = text[match.end() :].strip()
-    if not rest.strip("$. "):
-        return Quantity(number, None, match[0])
-    unit = parse_unit(rest) or parse_unit(_REST.sub("", rest))
-    if unit is not None:
-        return Quantity(number, unit, match[0])
-    if _FORMULA.match(rest):
-        return _expression(text)
-    return Quantity(None, None, text, unknown=rest)
+
+    def __init__(self, tokens: list[tuple[str, int]]) -> None:
+        self._left = [("", 1), *reversed(tokens)]
+        self.units = self._quotient()
+        if len(self._left) > 1:
+            raise _NoUnitError
+
+    def _quotient(self) -> list[Unit]:
+        first = self._left[-1][0]
+        if first == "1":
+            self._left.pop()
+            self._expect_slash()
+        units = [unit_of(1)] if first in ("1", "/") else self._product()
+        while self._left[-1][0] == "/":
+            self._left.pop()
+            units = _products(units, [_power(unit, -1) for unit in self._product()])
+        return units
+
+    def _expect_slash(self) -> None:
+        if self._left[-1][0] != "/":
+            raise _NoUnitError
+
+    def _product(self) -> list[Unit]:
+        units = self._factor()
+        while (token := self._left[-1][0]) not in ("", "/", ")"):
+            if token == "*":
+                self._left.pop()
+            units = _products(units, self._factor())
+        return units
+
+    def _factor(self) -> list[Unit]:
+        name, power = self._left.pop() if len(self._left) > 1 else ("", 1)
+        if name == "(":
+            units = self._quotient()
+            closing, power = self._left.pop()
+            if closing != ")":
+                raise _NoUnitError
+            return [_power(unit, power) for unit in units]
+        units = _readings(name, power) if name and name not in "*/)1" else []
+        if not units:
+            raise _NoUnitError
+        return units
 
 
-def _expression(text: str) -> Quantity:
-    """Split an expression that is not a single number: its unit is in upright letters or follows the last space."""
-    match = _UPRIGHT.search(text)
-    start = match.start() if match else text.rfind(" ")
-    is_formula = not match and (_LETTER.search(text[:start]) or text[:start].count("{") > text[:start].count("}"))
-    unit = parse_unit(text[start:]) if start > 0 and text[start:].strip(" .") and not is_formula else None
-    return Quantity(None, unit, text[:start].rstrip("\\ ,;~") if unit else text)
+def _readings(name: str, power: int) -> list[Unit]:
+    """Return what a run of letters with an exponent can be: one unit, or several without space: `kgm`, `ms^{-2}`."""
+    whole = named(name)
+    units = [_power(unit, power) for unit in (whole, other_meaning(name)) if unit]
+    if len(name) <= _MAX_GLUED and (whole is None or power < 0):
+        units += islice(_glued(name, power), _MAX_READINGS)
+    return units
 
 
-def _value(match: re.Match[str]) -> Fraction | None:
-    sign = -1 if match["sign"].strip() == "-" else 1
-    if match["over"]:
-        return sign * Fraction(match["over"]) / Fraction(match["under"]) if Fraction(match["under"]) else None
-    digits = re.sub(r"[^\d.]", "", match["digits"] or "1")
-    raised = match["power"] or match["scale"]
-    exponent = _EXPONENT.search(raised or "")
-    power = int(exponent[1] if exponent else match["e"] or 0)
-    if len(digits) > _MAX_DIGITS or abs(power) > _MAX_DIGITS:
-        return None
-    divisor = int(match["divisor"] or 1)
-    return sign * Fraction(digits) * Fraction(10) ** power / divisor if divisor else None
+def _glued(name: str, power: int) -> list[Unit]:
+    """Return the products of two to four symbols without space; the exponent is that of the last."""
+    found: list[Unit] = []
+
+    def split(rest: str, before: Unit, parts: int) -> None:
+        last = _symbol(rest)
+        if last and parts:
+            found.append(_times(before, _power(last, power)))
+        for length in range(len(rest) - 1, 0, -1):
+            first = _symbol(rest[:length]) if parts < 3 else None
+            if first:
+                split(rest[length:], _times(before, first), parts + 1)
+
+    split(name, unit_of(1), 0)
+    return found
+
+
+def _symbol(text: str) -> Unit | None:
+    """Return the unit of a common symbol; words are no products, so few prefixes count."""
+    base = text[1:] if len(text) > 1 and text[0] in "kcmnM\N{MICRO SIGN}" and text != "mol" else text
+    return named(text) if base in _GLUED else None
+
+
+_GLUED = frozenset(re.findall(r"\S+", "m g s A K mol N Pa J W C V F T L l Hz h eV H \N{OHM SIGN} lb ft °C rad"))
+
+
+def _products(ones: list[Unit], others: list[Unit]) -> list[Unit]:
+    return [_times(one, other) for one in ones for other in others][:_MAX_READINGS]
+
+
+def _times(one: Unit, other: Unit) -> Unit:
+    """Return a product; of a temperature in a product only the degree counts, not its zero."""
+    if other == unit_of(1):
+        return one
+    if one == unit_of(1):
+        return other
+    dimension = tuple(a + b for a, b in zip(one.dimension, other.dimension, strict=True))
+    return Unit(dimension, one.factor * other.factor)
+
+
+def _power(unit: Unit, power: int) -> Unit:
+    return unit if power == 1 else Unit(tuple(power * a for a in unit.dimension), unit.factor**power)
+
+
+class Conversion(NamedTuple):
+    """How a number in one unit becomes one in another: `(number * factor) + shift`."""
+
+    factor: Fraction
+    shift: Fraction = Fraction(0)
+    slack: Fraction = Fraction(0)  # relative error of the factor
+
+    def of(self, number: Fraction) -> Fraction:
+        """Return a number in the other unit."""
+        return number * self.factor + self.shift
+
+
+def conversions(given: Unit, wanted: Unit) -> list[Conversion]:
+    """Return how a number in a unit can be one in another; none if their dimensions differ.
+
+    A radian and a turn can be left out: `rad/s` and `Hz` convert to `1/s`. An average month converts to days.
+    """
+    extra = tuple(a - b for a, b in zip(given.dimension, wanted.dimension, strict=True))
+    factor = given.factor / wanted.factor
+    if not any(extra):
+        return [Conversion(factor, (given.zero - wanted.zero) / wanted.factor)]
+    counted = {at for at, power in enumerate(extra) if power}
+    if counted == {MONTH, SECOND} and extra[MONTH] == -extra[SECOND]:
+        return [Conversion(factor * MONTH_S ** extra[MONTH], slack=_CALENDAR)]
+    if len(counted) == 1 and (counted == {RADIAN} or counted == {_DECAYS}):
+        base = counted.pop()
+        if not given.dimension[base] or not wanted.dimension[base]:
+            turns = TURN ** -extra[base] if base == RADIAN else Fraction(1)
+            return [Conversion(factor), Conversion(factor * turns)]
+    return []
+
+
+_DECAYS = BASES.index("Bq")
