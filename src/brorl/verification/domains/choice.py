@@ -3,12 +3,14 @@ r"""Finds the option that a response to a multiple-choice question names, by a s
 The right option is not read. The first of these that exists decides, and nothing else is read:
 
 1. the last complete `\boxed{...}`; boxes of one paragraph must name the same option, and no word may deny it;
-2. the last `the answer is ...`, `Answer: ...` or `<answer>...`, with nothing after its statement;
-3. the whole response.
+2. the last `the answer is ...`, `Answer: ...` or `<answer>...`, with nothing after its statement but a reason;
+3. a last sentence such as `B is correct` or `B is the answer`;
+4. the whole response.
 
 A statement is a letter (`B`, `(b)`, `Option B.`), the text of an option, or a letter and the text of its option
-(`B. neon`, `B (neon)`, `B = neon`). Any other word in it, such as `B or C` or `B, I think`, makes it no option. Rule 2
-reads only the last 2,000 characters. The time is linear in the response's length.
+(`B. neon`, `B (neon)`, `B = neon`). Any other word in it, such as `B or C` or `B, I think`, makes it no option. A
+reason is `because ...`, `since ...` or `not A` without a hedge. Rules 2 and 3 read only the last 2,000 characters. The
+time is linear in the response's length.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from brorl.prompts.boxed import find_last_box
+from brorl.prompts.boxed import Box, find_last_box
 from brorl.prompts.science import Choices
 from brorl.verification.domains.denial import denial_after, denial_before
+from brorl.verification.domains.marked_answer import is_taken_back, own_turn
 
 NO_OPTION = "not an option"
 SEVERAL = "several options"
@@ -30,20 +33,45 @@ _DASHES = str.maketrans(dict.fromkeys("\N{EN DASH}\N{EM DASH}\N{MINUS SIGN}", "-
 _MARKUP = re.compile(
     r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|boldsymbol)\b|\\[()\[\],;! ]|[{}$`*]|</?answer>"
 )
+_SCRIPT = re.compile(r"\s*([_^])\s*")
 _QUOTES = "\"'\u201c\u201d "
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 _SO = r"(?:so|thus|hence|therefore)\b,? *"
-# At the start of a sentence, or after a comma with `so`.
+_I_THINK = r"I (?:(?:would|will|\'ll) )?(?:think|believe|conclude|say)(?: that)? "
+# At the start of a sentence, or after a comma with `so` or a clause with `since`.
 _MARKER = re.compile(
-    rf"(?:^[ \t#>*_-]*(?:{_SO})?|[.!;] +(?:{_SO})?|, *{_SO})(?:<answer>|[*_]*(?:(?:the|my) +)?"
-    r"(?:(?:final|correct|right|best) +)?(?:answer|choice|option)\b[*_ ]*(?:is\b|[:=]|$))[\s*_:=]*",
+    rf"(?:^[ \t#>*_-]*(?:{_SO})?(?:(?:since|because|as) [^\n.;!?]{{1,200}}, )?|[.!;] +(?:{_SO})?|, *{_SO})"
+    rf"(?:{_I_THINK})?(?:<answer>|[*_]*(?:(?:the|my) +)?"
+    r"(?:(?:final|correct|right|best) +)?(?:answer|choice|option)\b[*_ ]*(?:is\b|[:=]|$))[\s*_:=]*"
+    r"(?:(?:clearly|definitely|certainly|obviously|indeed|therefore|thus|hence)\b,? *)?",
     re.IGNORECASE | re.MULTILINE,
 )
 _WHOLE = re.compile(_SO, re.IGNORECASE)
+_CONCLUSION = re.compile(
+    r" is (?:(?:therefore|thus|clearly|indeed) )?"
+    r"(?:(?:the )?(?:only )?(?:correct|right|best|final)(?: (?:answer|option|choice))?|the (?:answer|option|choice))\b"
+    r"(?=(?:[,;]? (?:because|since|as)\b[^.!?\n]*)?[.!*\s]*(?:$|[.!] ))",
+    re.IGNORECASE,
+)
+_SENTENCE = re.compile(r"(?<=\w\w[.!]) ")
+_REASON = re.compile(r",? \(?(?:because|since|as|not)\b(.*)", re.IGNORECASE)
+_HEDGE = re.compile(
+    r"\b(?:but|or|although|though|unless|may|might|maybe|perhaps|could|possibly|possible|probably|also|however|if|sure|"
+    r"doubt|else|otherwise|wait|actually|instead|rather)\b|[?\n]",
+    re.IGNORECASE,
+)
+_LABEL = re.compile(
+    r"(?:the )?(?:(?:correct|final|right|best) )?(?:answer|option|choice)(?: is ?:?|:) *", re.IGNORECASE
+)
 _LETTER = re.compile(
     r"(?:(?:option|choice|answer|letter) )?(?:[(\[] ?([A-Z]) ?[)\]]|([A-Z])(?![A-Z0-9]))(.*)", re.IGNORECASE
 )
 _JOINT = re.compile(r"^(?:[\s.,;:=)\]]|-(?=\s))+")  # between a letter and the text of its option
+
+
+_EMPHASIS = re.compile(  # words of a denial that deny nothing
+    r"\b(?:none other than|(?:there is )?no doubt(?: that)?|without (?:a |any )?doubt)\b", re.IGNORECASE
+)
 
 
 class ChosenOption(NamedTuple):
@@ -61,23 +89,65 @@ def choose(response: str, choices: Choices) -> ChosenOption:
         response: Any string.
         choices: The options; the right one is not read.
     """
+    response = own_turn(response)
     box = find_last_box(response)
     if box is not None:
-        denied = denial_before(response[: box.start]) or denial_after(response[box.end :])
-        start = max(response.rfind("\n\n", 0, box.start), box.start - _READ, 0)
-        option = _option(box.content, choices)
-        beside = response[start : min(box.end, box.start + _READ)]
-        named = {option, *(_option(match[1], choices) for match in _BOX.finditer(beside))}
-        return _chosen(None if denied else option, box.content, several=len(named) > 1)
+        return _in_box(response, box, choices)
     tail = response[-_READ:]
     markers = list(_MARKER.finditer(tail))
     if markers:
         line = tail.rfind("\n", 0, markers[-1].start()) + 1
         statement = tail[markers[-1].end() :].strip()
         several = sum(marker.start() >= line for marker in markers) > 1
-        return _chosen(_option(statement, choices), statement, several)
+        return _chosen(_with_reason(statement, choices), statement, several)
+    concluded = _in_conclusion(tail.strip(), choices)
+    if concluded is not None:
+        return concluded
     option = _option(_WHOLE.sub("", response.strip(), count=1), choices) if len(response) <= _READ else None
     return ChosenOption(option, None if option is None else response.strip(), None)
+
+
+def _in_box(response: str, box: Box, choices: Choices) -> ChosenOption:
+    """Read the last box, the boxes before it in its paragraph, and what is said after it."""
+    before, after = response[max(box.start - _READ, 0) : box.start], response[box.end : box.end + _READ]
+    option = _option(box.content, choices)
+    denied = denial_before(_EMPHASIS.sub("", before)) or denial_after(after)
+    beside = _BOX.finditer(before, before.rfind("\n\n") + 1)
+    named = {option, *(_option(match[1], choices) for match in beside if not _is_denied(before, match))}
+    later = {_with_reason(after[marker.end() :].partition("\n")[0], choices) for marker in _MARKER.finditer(after)}
+    several = len(named | later) > 1 or is_taken_back(after)
+    return _chosen(None if denied else option, box.content, several)
+
+
+def _in_conclusion(text: str, choices: Choices) -> ChosenOption | None:
+    """Read a last sentence such as `B is correct`; None if there is none."""
+    paragraph = text.rpartition("\n\n")[2].split("\n")
+    line = paragraph[-1].strip(" *_$")
+    conclusions = list(_CONCLUSION.finditer(line))
+    if not conclusions:
+        return None
+    *sentences, last = _SENTENCE.split(line[: conclusions[-1].start()])
+    option = _option(_WHOLE.sub("", last, count=1), choices)
+    if option is None:
+        return None
+    others = {_option(other, choices) for other in [*paragraph[:-1], *sentences]} - {None, option}
+    hedged = _HEDGE.search(line, conclusions[-1].end()) is not None
+    return _chosen(option, last, several=len(conclusions) > 1 or hedged or bool(others))
+
+
+def _is_denied(text: str, box: re.Match[str]) -> bool:
+    """Whether the words after an earlier box take it back."""
+    return re.search(r"\b(?:wrong|incorrect|false|not)\b", denial_after(text[box.end() :]), re.IGNORECASE) is not None
+
+
+def _with_reason(statement: str, choices: Choices) -> int | None:
+    """Return the option of a statement that a reason can follow: `D, since the others are too small`, `B, not A`."""
+    option = _option(statement, choices)
+    match = _REASON.search(statement) if option is None else None
+    if match is None or _HEDGE.search(match[1]):
+        return option
+    option = _option(statement[: match.start()], choices)
+    return None if option is not None and option == _option(match[1].strip(" ."), choices) else option
 
 
 def _chosen(option: int | None, statement: str, several: bool) -> ChosenOption:
@@ -89,7 +159,7 @@ def _option(statement: str, choices: Choices) -> int | None:
     """Return the index of the option that a statement names; None if it names none, or has anything else."""
     if len(statement) > _READ or "\n" in statement.replace("</answer>", "").strip():
         return None
-    text = _clean(statement)
+    text = _LABEL.sub("", _clean(statement), count=1) if _LABEL.match(_clean(statement)) else _clean(statement)
     option = _option_of_text(text, choices)
     if option is not None and (len(text) > 1 or not text.isalpha()):
         return option
@@ -119,5 +189,5 @@ def _cleaned(options: tuple[str, ...]) -> list[str]:
 
 def _clean(text: str) -> str:
     """Remove markup, quotes and a period around a text, and surplus space."""
-    text = _MARKUP.sub(" ", text).translate(_DASHES)
+    text = _SCRIPT.sub(r"\1", _MARKUP.sub(" ", text).translate(_DASHES))
     return " ".join(text.split()).strip(_QUOTES).removesuffix(".").strip(_QUOTES)
