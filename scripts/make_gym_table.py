@@ -1,7 +1,7 @@
 """Write docs/reference/gym.md: every dataset of Reasoning Gym, what its scorer gives junk, and its guard.
 
 It generates entries of every dataset. It scores junk, and right answers denied or joined with wrong ones, with the
-scorer alone and behind the guard. It takes some minutes of CPU time. The extra `gym` must be installed.
+scorer alone and as the verifier does. It takes some minutes of CPU time. The extra `gym` must be installed.
 
     python scripts/make_gym_table.py
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from brorl.prompts.gym_task import GymTask
+from brorl.verification.domains.gym_answers import SEVERAL
 from brorl.verification.domains.gym_guards import EVALUATED, GUARDS
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 
@@ -47,18 +48,20 @@ joined with wrong ones (`5 or 6`, `6, 5`, two lines).
 [Reasoning Gym](../how-to/verifiers.md#reasoning-gym-domain-gym) explains the guards.
 
 - {evaluated} scorers evaluate the answer as code: {evaluated_names}.
-- The scorers of {holes} datasets give junk 0.99 or more: {holes_names}. Behind the guards, none does. The \
-other guards close holes that were found by reading the scorers and by changing right answers.
+- {own} have one right answer, which is compared by value, without the scorer. The scorers of the others find right \
+answers, behind guards.
+- The scorers of {holes} datasets give junk 0.99 or more: {holes_names}. Here, no junk is correct. The guards close \
+holes that were found by reading the scorers and by changing right answers.
 - The scorers of {joined} datasets give a right answer denied, or joined with a wrong one, 0.99 or more: \
-{joined_names}. Behind the guards, none does.
+{joined_names}. Here, none of these is correct.
 - {floor} scorers give every incorrect answer, or almost every one, a small score; with `rewards.partial_credit` that \
 is a reward.
 - {raising} raise an exception on junk, which counts as incorrect: {raising_names}.
 - {without} have no answer of their own, only a scorer: {without_names}.
 - Entries of {dropped} do not have an accepted answer of their own and are dropped: {dropped_names}.
 
-The column *answer* is `exact` if only the text of the dataset's own answer is correct, and `scored` if the dataset
-has its own scorer. The column *junk* is the greatest score of junk without the guard.
+The column *answer* is `own` if only the dataset's own answer is correct, and `several` if its scorer finds others. The
+column *junk* is the greatest score that the scorer alone gives junk.
 
 | dataset | settings | answer | junk | guard: what the scorer alone accepts |
 |---|---|---|---|---|
@@ -89,11 +92,9 @@ def measure(name: str, number: int, first: int = 0) -> dict[str, Any]:
     Returns:
         `junk`, the greatest score of junk without the guard; `joined`, that of a right answer denied or joined with a
         wrong one; `least`, the median score of junk; `raised`, whether the scorer raised; `accepted`, the wrong answers
-        that are correct behind the guard; `exact`, whether the dataset has no scorer of its own; `without`, whether it
-        has no answers; and `dropped`, the entries of which the own answer is not accepted.
+        that are correct here; `without`, whether the dataset has no answers; and `dropped`, the entries of which the
+        own answer is not accepted.
     """
-    from reasoning_gym.dataset import ProceduralDataset
-
     from brorl.assemble.gym_worker import generate
     from brorl.verification.domains.gym_scoring import score_task, scorer_of
 
@@ -131,7 +132,6 @@ def measure(name: str, number: int, first: int = 0) -> dict[str, Any]:
         "least": sorted(junk)[len(junk) // 2] if junk else 0.0,
         "raised": raised,
         "accepted": accepted,
-        "exact": type(scorer).score_answer is ProceduralDataset.score_answer,
         "without": any(task.answer is None for task in tasks),
         "dropped": sum(one.dropped is not None for one in made),
     }
@@ -193,6 +193,7 @@ def introduction(version: str, measured: dict[str, dict[str, Any]]) -> str:
         version=version,
         entries=ENTRIES,
         junk=len(JUNK),
+        own=sum(name not in SEVERAL for name in measured),
         floor=sum(one["least"] > 0 for one in measured.values()),
         **listed("evaluated", sorted(EVALUATED)),
         **listed("holes", holes),
@@ -216,9 +217,8 @@ def wrapped(text: str) -> str:
 
 def row(name: str, keys: list[str], one: dict[str, Any]) -> str:
     """Return the row of a dataset."""
-    return (
-        f"| {first_cells(name, keys)} | {'exact' if one['exact'] else 'scored'} | {one['junk']:.2f} | {guard(name)} |\n"
-    )
+    answer = "several" if name in SEVERAL else "own"
+    return f"| {first_cells(name, keys)} | {answer} | {one['junk']:.2f} | {guard(name)} |\n"
 
 
 def first_cells(name: str, keys: list[str]) -> str:

@@ -53,6 +53,12 @@ def prompt(task: GymTask) -> Prompt:
         (" 1 2\n3 4 \n", "1 2\n3 4"),
         ("<answer> </answer> 7", None),
         ("\\boxed{}", None),
+        ("not <answer>7</answer>", None),
+        ("<answer>7</answer> is wrong", None),
+        ("<answer>7</answer>\n\nWait, it is 8.", None),
+        ("<answer>7</answer>. No, it is 8.", None),
+        ("<answer>7</answer>. No other number fits, which actually surprises.", "7"),
+        ("7\nUser: <answer>8</answer>", "7"),
         (" \n", None),
     ],
 )
@@ -285,7 +291,9 @@ def test_an_answer_with_two_candidates_earns_no_partial_credit(pool: WorkerPool,
     for name in ("gsm_symbolic", "spell_backward", "time_intervals", "kakurasu"):
         tasks = generate(pool, name, int(rng.integers(1000)), 8)  # words of several lengths: some scores are rounded
         calls += [VerifierCall(f"{scoring}:score", (task.to_text(), f"{task.answer} or 77 a")) for task in tasks]
-    assert [(r.failure, *r.value) for r in pool.run(calls)] == [(None, False, 0.0, "rejected by a guard")] * len(calls)
+    replies = pool.run(calls)
+    assert [(reply.failure, *reply.value[:2]) for reply in replies] == [(None, False, 0.0)] * len(calls)
+    assert {reply.value[2] for reply in replies} >= {"rejected by a guard", "not the answer of the dataset"}
 
 
 def raw_judge(reference: str, answer: str, limits: Limits) -> Judge[Reply]:

@@ -13,11 +13,10 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
-from brorl.prompts.boxed import find_last_box, has_open_box
 from brorl.prompts.gym_task import GymTask, require_reasoning_gym
 from brorl.prompts.prompt import Prompt
-from brorl.verification.domains.denial import denial_after, denial_before
 from brorl.verification.domains.gym_guards import EVALUATED
+from brorl.verification.domains.marked_answer import CLOSING, OPENING, find_answer
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.requests import (
     REPLY_BYTES,
@@ -47,7 +46,6 @@ from brorl.verification.verifier import (
 )
 
 _MAX_ANSWER = 100_000
-_OPENING, _CLOSING = "<answer>", "</answer>"
 _SCORING = "brorl.verification.domains.gym_scoring"
 _PROGRAM = f"from {_SCORING} import score"
 _MEMORY_BYTES = 1 << 29
@@ -122,8 +120,8 @@ class GymVerifier:
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
         """Return the right answers of the tasks in tags; some datasets have none."""
         right, *wrong = (GymTask.from_text(text).answer for text in (reference, *others))
-        tagged = [f"{_OPENING}{answer}{_CLOSING}" for answer in wrong if answer]
-        return TrialResponses(f"{_OPENING}{right or ''}{_CLOSING}", tagged, certain=bool(right))
+        tagged = [f"{OPENING}{answer}{CLOSING}" for answer in wrong if answer]
+        return TrialResponses(f"{OPENING}{right or ''}{CLOSING}", tagged, certain=bool(right))
 
 
 def _groups(pairs: Sequence[Pair], task_of: Mapping[str, GymTask]) -> list[list[Pair]]:
@@ -137,18 +135,11 @@ def extract_answer(response: str) -> str | None:
     r"""Return the answer in a response, without space around it.
 
     It is the text between the last `</answer>` and the last `<answer>` before it; else the content of the last
-    `\boxed{}`; else the whole response. None if nothing is left, words beside the box deny it, or the only box is not
-    closed.
+    `\boxed{}`; else the whole response. None if nothing is left, words beside the tags or the box deny it or take it
+    back, or the only box is not closed.
     """
-    end = response.rfind(_CLOSING)
-    start = response.rfind(_OPENING, 0, max(end, 0))
-    if start >= 0:
-        return response[start + len(_OPENING) : end].strip() or None
-    box = find_last_box(response)
-    if box is not None:
-        denied = denial_before(response[: box.start]) or denial_after(response[box.end :])
-        return None if denied else box.content.strip() or None
-    return None if has_open_box(response) else response.strip() or None
+    found = find_answer(response)
+    return None if found is None else found.strip() or None
 
 
 def _find_answer(task: GymTask, response: str) -> Verdict | str:

@@ -15,9 +15,12 @@ from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import DATASETS
 
 from brorl.prompts.gym_task import GymTask
+from brorl.verification.domains.gym_answers import SEVERAL, in_plain_notation, is_own_answer
 from brorl.verification.domains.gym_guards import GUARDS, UNGUARDED
+from brorl.verification.domains.marked_answer import writings
 
 _NOISE = 1e-9  # of a score above 1
+_CORRECT = 0.99
 _MAX_PARTIAL = 0.98  # the most partial credit of an answer that is not correct
 
 
@@ -39,6 +42,22 @@ def score(reference: str, answer: str) -> ScoredAnswer:
 
 def score_task(task: GymTask, answer: str) -> ScoredAnswer:
     """Score an answer to a task; see `score`."""
+    if task.data_set not in SEVERAL and task.answer is not None:
+        if is_own_answer(answer, task):
+            return ScoredAnswer(True, 1.0)
+        found = _by_scorer(task, answer)
+        return ScoredAnswer(False, 0.0, "not the answer of the dataset") if found.correct else found
+    first: ScoredAnswer | None = None
+    for form in dict.fromkeys(normal(form) for form in writings(answer) for normal in (str, in_plain_notation)):
+        found = _by_scorer(task, form)
+        if found.correct:
+            return found
+        first = first or found
+    return first or ScoredAnswer(False, 0.0)
+
+
+def _by_scorer(task: GymTask, answer: str) -> ScoredAnswer:
+    """Score an answer with the dataset's scorer behind its guard."""
     guard = GUARDS.get(task.data_set, UNGUARDED)
     if not guard.admits(answer, task.entry):
         return ScoredAnswer(False, 0.0, "rejected by a guard")
@@ -51,14 +70,9 @@ def score_task(task: GymTask, answer: str) -> ScoredAnswer:
         return ScoredAnswer(False, 0.0, f"the scorer raised {type(error).__name__}")
     if isinstance(result, bool) or not isinstance(result, int | float) or not 0 <= result <= 1 + _NOISE:
         return ScoredAnswer(False, 0.0, f"the scorer returned {str(result)[:40]}")
-    minimum = 1.0 if type(scorer).score_answer is ProceduralDataset.score_answer else guard.minimum
-    if result < minimum:
+    if result < _CORRECT:
         return ScoredAnswer(False, min(float(result), _MAX_PARTIAL))
-    return (
-        ScoredAnswer(True, 1.0)
-        if guard.confirms(answer, task.entry)
-        else ScoredAnswer(False, 0.0, "rejected by a guard")
-    )
+    return ScoredAnswer(True, 1.0)
 
 
 @lru_cache(maxsize=256)
