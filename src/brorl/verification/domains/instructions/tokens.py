@@ -16,11 +16,12 @@ _LETTER = re.compile(r"[^\W\d_]")
 
 _OPENERS = "([{\"'“\u2018«*_"
 _CLOSERS = ")]}\"'”\u2019»*_`"
+# `sat` and `sun` are words, and `Sat` and `Sun` are days.
 _ABBREVIATIONS = re.compile(
-    "mr|mrs|ms|messrs|dr|prof|rev|gen|col|capt|lt|sgt|sen|rep|gov|st|mt|ft|jr|sr|inc|ltd|co|corp|cos|bros|vs|"
-    "jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|mon|tues?|wed|thu|thurs|fri|sat|sun|"
-    "ave|blvd|rd|dept|univ|assn|approx|est|ext|figs?|vol|eqs?|ca|cf|eds?|al",
-    re.IGNORECASE,
+    "(?:[Mm]rs?|[Mm]s|[Mm]essrs|[Dd]r|[Pp]rof|[Jj]r|[Ss]r|[Ll]td|[Cc]orp|[Bb]ros|[Vv]s|[Dd]ept|[Uu]niv|[Aa]ssn|[Bb]lvd)|"
+    "Rev|Gen|Col|Capt|Lt|Sgt|Sen|Rep|Gov|St|Mt|Ft|Inc|Co|Cos|"
+    "Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec|Mon|Tues?|Wed|Thu|Thurs|Fri|Sat|Sun|Ave|Rd|Ext|Vol|Figs?|Eqs?|Eds?|"
+    "approx|est|ext|figs?|vol|eqs?|ca|cf|eds|al"
 )
 _INNER_PERIODS = re.compile(r"[^\W\d_](?:\.[^\W\d_])+")  # `e.g`, `U.S.A`, without the last period
 _STARTER = re.compile(
@@ -78,8 +79,6 @@ def _ends_sentence(token: str, following: str) -> bool:
     word = word.lstrip(_OPENERS)
     if len(word) == 1:
         return not word.isalpha() or word == "I"
-    if _ABBREVIATIONS.fullmatch(word):
-        return False
-    if _INNER_PERIODS.fullmatch(word):
+    if _ABBREVIATIONS.fullmatch(word) or _INNER_PERIODS.fullmatch(word):
         return starts[:1].isupper() and _STARTER.match(starts) is not None
     return True
