@@ -11,10 +11,12 @@ from brorl.format import (
     Estimate,
     counted,
     exact,
+    in_seconds,
     interval,
     memory_size,
     p_value,
     plain,
+    probability,
     short,
     short_time,
     signed,
@@ -79,6 +81,23 @@ def test_short_time(value: float, text: str) -> None:
 )
 def test_p_value(p: float, text: str) -> None:
     assert p_value(p) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.0, "1"), (0.5, "0.5"), (0.0123, "0.012"), (1e-4, "0.0001"), (5.5e-30, "5.5e-30"), (0.0, "< 1e-99")],
+)
+def test_probability(value: float, text: str) -> None:
+    assert probability(value) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), (90, 90), (0.5, 0.5), (1e-5, 1e-5), (1e6, 1e6), ("90s", 90), ("5m", 300), (" 1.5h ", 5400),
+     ("soon", None), ("-5", None), (float("inf"), None), ("5 days", None)],
+)  # fmt: skip
+def test_in_seconds(text: str | float, seconds: float | None) -> None:
+    assert in_seconds(text) == seconds
 
 
 def test_intervals() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -103,6 +104,12 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
+def in_seconds(text: str | float) -> float | None:
+    """Return the seconds of a time such as 90, 90s, 30m or 8h; None if it is none."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([smh]?)\s*", str(text))
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else None
+
+
 def short_time(seconds: float) -> str:
     """Return a measured time to three digits: 61.9 s, 320 s, 12.3 min, 13.2 h."""
     if seconds < 99.95:
@@ -115,6 +122,11 @@ def short_time(seconds: float) -> str:
 def memory_size(num_bytes: float) -> str:
     """Return a size of memory: 120 MiB, 1.5 GiB."""
     return f"{num_bytes / 2**20:,.0f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:,.1f} GiB"
+
+
+def probability(value: float) -> str:
+    """Return a probability to two significant digits, with an exponent below 0.0001: 0.012, 5.5e-30, < 1e-99."""
+    return plain(value, 2) if value >= 1e-4 or not isfinite(value) else p_value(value).replace("below", "<")
 
 
 def p_value(p: float) -> str:

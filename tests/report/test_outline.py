@@ -86,6 +86,8 @@ def test_the_numbers_of_a_branch() -> None:
     branch = Branch([1], [1200, 0], [300, 0], [0.0123456, float("nan")], ends=False)
     assert numbers_of(branch, 0, 2000) == ("1,200", "0.012", "25%")
     assert numbers_of(branch, 1, 2000) == ("", "", "")
+    rare = Branch([1], [1], [1], [5.5e-30], ends=False)
+    assert numbers_of(rare, 0, 2000) == ("1", "5.5e-30", "100%")
 
 
 class Texts(HTMLParser):
@@ -112,6 +114,36 @@ def test_the_page_has_every_branch_and_no_markup_of_the_model(rng: np.random.Gen
     assert "<b>" in read.texts
     assert read.texts.count("<script>") == root.size
     assert "rgb(76,161,108)" in page  # all correct
+
+
+def test_a_path_may_have_thousands_of_forks() -> None:
+    """At each of them one rollout leaves; more than Python can recurse."""
+    forks = 5_000
+    ends = np.arange(forks - 1, 2 * forks)
+    tree = RolloutTree(
+        prompt_ids=(1,), token=np.repeat([0, 1], forks),
+        parent=np.array([*range(-1, forks - 1), *range(forks - 2, -2, -1)]),
+        count=np.array([*range(forks, 0, -1), *[1] * forks]), logprob=np.full(2 * forks, np.log(0.5)), leaf=ends,
+        leaf_count=np.ones(len(ends), int), finished=np.ones(len(ends), bool),
+    )  # fmt: skip
+    root = outline_of([tree], [np.ones(tree.num_responses, bool)])
+    assert root.size == 2 * forks
+    lines = lines_of(root, letters, 10)
+    assert len(lines) == 10 + sum(line.branch is None for line in lines)
+    page = outline_page("a path", "start", ("model",), root, letters, True)
+    assert page.count("<details") == page.count("</details>") == 1 + 2 * forks
+    names = [name for name in re.findall(r'class="p">([^<]*)<', page) if name]
+    assert (names[1], names[50], names[-1]) == ("0.5", "8.9e-16", "0.5")
+    assert max(map(len, names)) < 9
+
+
+def test_a_long_prompt_stays_as_it_is_and_wraps() -> None:
+    tree = RolloutTree.from_responses((1,), [[1], [2]])
+    root = outline_of([tree], [np.ones(2, bool)])
+    prompt = "first line\nsecond \x1b line " + "word " * 500
+    page = outline_page("a prompt", prompt, ("model",), root, letters, False)
+    assert "first line\nsecond \\x1b line word" in page
+    assert "white-space:pre-wrap" in page
 
 
 def test_no_tree_is_an_error() -> None:

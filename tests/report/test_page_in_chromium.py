@@ -297,6 +297,17 @@ def check_tree(browser: Chromium, stored: dict[int, Stored]) -> None:
         })()"""
     )
     assert opened == tree.num_rollouts  # every rollout ends in exactly one row
+    browser.set_width(800)
+    clipped = browser.value(
+        """(() => {
+          const right = document.querySelector('.outline').getBoundingClientRect().right + 1;
+          const badges = [...document.querySelectorAll('.outline .badge')];
+          return [badges.length, badges.filter((e) => e.getBoundingClientRect().right > right).length];
+        })()"""
+    )
+    assert clipped[0] >= tree.num_responses
+    assert clipped[1] == 0  # every verdict can be read without scrolling to the side
+    browser.set_width(1400)
     browser.value("document.querySelector('.icicle rect').dispatchEvent(new MouseEvent('click'))")
     assert browser.value("document.querySelectorAll('.outline .here').length") == 1
 

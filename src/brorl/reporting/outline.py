@@ -2,26 +2,37 @@
 
 Several trees of the same prompt, such as those before and after training, share one outline. A branch is a chain of
 tokens without a fork. The probability of a branch is that of its text up to there, under the policy that sampled it.
+Paths may have any number of forks, so nothing here recurses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from html import escape
+from itertools import count
 from math import exp, isnan, nan
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brorl.format import counted, plain
+from brorl.format import counted, probability
 from brorl.reporting.visible_text import visible_text
 from brorl.tree import RolloutTree
 
 _COLORS = ((214, 96, 77), (247, 233, 168), (76, 161, 108))  # incorrect, half, correct
+_OPENED = 0.1  # a branch of the page is open if this fraction of the rollouts of a tree pass through it
+_STYLE = """body{font:14px/1.5 ui-monospace,monospace;margin:2em;color:#2b2f36}
+h1{font-size:1.4em}.n,.p{flex:none;display:inline-block;width:4.5em;color:#5b626d;text-align:right;white-space:nowrap}
+.p{width:5.5em;margin-right:1.2em}.names{padding-left:1em;margin-bottom:.3em}
+summary{display:flex;align-items:baseline;list-style:none}summary::-webkit-details-marker{display:none}
+summary::before{content:"▸";flex:none;width:1em}details[open]>summary::before{content:"▾"}
+.leaf>summary::before{content:""}summary:hover{background:#f3f4f6}
+b{font-weight:600;border-radius:3px;padding:0 .2em;white-space:pre-wrap;overflow-wrap:anywhere;min-width:2em}"""
 
 
-@dataclass
+@dataclass(eq=False)
 class Branch:
     """A chain of tokens, and what follows it; one number for each of K trees."""
 
@@ -30,12 +41,21 @@ class Branch:
     correct_K: list[int]  # correct ones among them
     probability_K: list[float]  # of its text; NaN if a tree has no rollout here
     ends: bool  # whether responses end with it
-    branches: list[Branch] = field(default_factory=list)  # by falling count in the last tree
+    branches: list[Branch] = field(default_factory=list, repr=False)  # by falling count in the last tree
 
     @property
     def size(self) -> int:
         """Number of branches below it."""
-        return sum(1 + branch.size for branch in self.branches)
+        return sum(1 for _ in _walk(self)) - 1
+
+
+def _walk(root: Branch) -> Iterator[Branch]:
+    """Yield a branch and all branches below it, each after the one above it."""
+    waiting = [root]
+    while waiting:
+        branch = waiting.pop()
+        yield branch
+        waiting += branch.branches
 
 
 @dataclass(frozen=True)
@@ -75,23 +95,20 @@ def outline_of(trees: Sequence[RolloutTree], correct: Sequence[NDArray[np.bool_]
             at.append(found)
         for node in tree.leaf.tolist():
             at[node].ends = True
-    root.branches = _joined(root.branches)  # the root is the prompt; no token joins it
+    for branch in _walk(root):  # the root is the prompt; no token joins it
+        for one in branch.branches:
+            _join(one)
+        branch.branches.sort(key=lambda b: (b.count_K[-1], b.count_K), reverse=True)
     return root
 
 
-def _joined(branches: Sequence[Branch]) -> list[Branch]:
-    """Join tokens without a fork to chains, and sort."""
-    return sorted(map(_chained, branches), key=lambda b: (b.count_K[-1], b.count_K), reverse=True)
-
-
-def _chained(branch: Branch) -> Branch:
+def _join(branch: Branch) -> None:
+    """Join the tokens that follow without a fork."""
     while len(branch.branches) == 1 and not branch.ends and branch.branches[0].count_K == branch.count_K:
         (only,) = branch.branches
-        branch = Branch(
-            branch.tokens + only.tokens, only.count_K, only.correct_K, only.probability_K, only.ends, only.branches
-        )
-    branch.branches = _joined(branch.branches)
-    return branch
+        branch.tokens += only.tokens
+        branch.correct_K, branch.probability_K = only.correct_K, only.probability_K
+        branch.ends, branch.branches = only.ends, only.branches
 
 
 def lines_of(root: Branch, decode: Callable[[Sequence[int]], str], num_lines: int) -> list[Line]:
@@ -103,79 +120,83 @@ def lines_of(root: Branch, decode: Callable[[Sequence[int]], str], num_lines: in
         num_lines: Number of branches to show, at least 1.
     """
     shown = {id(branch) for branch in _largest(root, num_lines)}
-
-    def draw(branch: Branch, stem: str, first: str, rest: str) -> Iterator[Line]:
-        yield Line(stem + first, visible_text(decode(branch.tokens), one_line=True), branch)
-        visible = [b for b in branch.branches if id(b) in shown]
-        hidden = [b for b in branch.branches if id(b) not in shown]
-        for i, one in enumerate(visible):
-            last = i == len(visible) - 1 and not hidden
-            yield from draw(one, stem + rest, "└ " if last else "├ ", "  " if last else "│ ")
-        if hidden:
-            rollouts = sum(b.count_K[-1] for b in hidden)
-            more = sum(1 + b.size for b in hidden)
-            yield Line(stem + rest + "└ ", f"... {more} more, {counted(rollouts, 'rollout')}", None)
-
-    return list(draw(root, "", "", ""))
+    lines: list[Line] = []
+    waiting: list[tuple[Branch | str, str, str]] = [(root, "", "")]  # what is drawn, its stem, and that of what follows
+    while waiting:
+        branch, stem, below = waiting.pop()
+        if isinstance(branch, str):
+            lines.append(Line(stem, branch, None))
+            continue
+        lines.append(Line(stem, visible_text(decode(branch.tokens), one_line=True), branch))
+        following: list[Branch | str] = [one for one in branch.branches if id(one) in shown]
+        if hidden := [one for one in branch.branches if id(one) not in shown]:
+            more, rollouts = sum(1 + one.size for one in hidden), sum(one.count_K[-1] for one in hidden)
+            following.append(f"... {more} more, {counted(rollouts, 'rollout')}")
+        for one in following[::-1]:
+            last = one is following[-1]
+            waiting.append((one, below + ("└ " if last else "├ "), below + ("  " if last else "│ ")))
+    return lines
 
 
 def _largest(root: Branch, number: int) -> list[Branch]:
     """Return the branches with the most rollouts in any tree; a branch never without the one above it."""
-    found, candidates = [root], list(root.branches)
+    found: list[Branch] = []
+    order = count()  # of equal branches, the first one found
+    candidates = [(0, next(order), root)]
     while candidates and len(found) < number:
-        best = max(candidates, key=lambda branch: max(branch.count_K))
-        candidates.remove(best)
-        candidates += best.branches
+        _, _, best = heappop(candidates)
         found.append(best)
+        for branch in best.branches:
+            heappush(candidates, (-max(branch.count_K), next(order), branch))
     return found
 
 
 def numbers_of(branch: Branch, k: int, num_rollouts: int) -> tuple[str, str, str]:
     """Return the count, the probability and the correct fraction of a branch in one tree as text."""
-    count, probability = branch.count_K[k], branch.probability_K[k]
-    if not count:
+    number, known = branch.count_K[k], branch.probability_K[k]
+    if not number:
         return "", "", ""
-    certain = probability if not isnan(probability) else count / num_rollouts
-    return f"{count:,}", plain(certain, 2), f"{branch.correct_K[k] / count:.0%}"
+    certain = known if not isnan(known) else number / num_rollouts
+    return f"{number:,}", probability(certain), f"{branch.correct_K[k] / number:.0%}"
 
 
 def outline_page(
     title: str, prompt: str, names: Sequence[str], root: Branch, decode: Callable[[Sequence[int]], str], verified: bool
 ) -> str:
     """Return an outline as one HTML page without scripts; every branch can be opened and closed."""
-    headings = "".join(f'<span class="n">{escape(name)}</span>' for name in names)
-    body = _details(root, decode, root.count_K, prompt, verified, depth=0)
+    headings = "".join(f'<span class="n">{escape(name)}</span><span class="p"></span>' for name in names)
+    body = "".join(_details(root, decode, prompt, verified))
     legend = "count, and the probability of the text up to there" + (
         "; color: from incorrect (red) to correct (green)" if verified else ""
     )
     return f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<style>body{{font:14px/1.5 ui-monospace,monospace;margin:2em;color:#2b2f36}}
-.n{{display:inline-block;min-width:9.5em;color:#5b626d}}summary{{white-space:pre}}summary:hover{{background:#f3f4f6}}
-.leaf summary{{list-style:none;padding-left:1.05em}}b{{font-weight:600;border-radius:3px;padding:0 .2em}}</style></head>
-<body><h1>{escape(title)}</h1><p>{escape(legend)}</p><p style="padding-left:1.05em">{headings}</p>{body}</body></html>
+<style>{_STYLE}</style></head>
+<body><h1>{escape(title)}</h1><p>{escape(legend)}</p><p class="names">{headings}</p>{body}</body></html>
 """
 
 
-def _details(
-    branch: Branch,
-    decode: Callable[[Sequence[int]], str],
-    total_K: Sequence[int],
-    text: str | None,
-    verified: bool,
-    depth: int,
-) -> str:
-    numbers = []
-    for k, total in enumerate(total_K):
-        count, probability, _ = numbers_of(branch, k, total)
-        numbers.append(f'<span class="n">{f"{count}  {probability}" if count else ""}</span>')
-    shown = escape(visible_text(decode(branch.tokens) if text is None else text, one_line=True))
-    color = f";background:{_color(branch)}" if verified else ""
-    below = "".join(_details(b, decode, total_K, None, verified, depth + 1) for b in branch.branches)
-    kind = "" if branch.branches else ' class="leaf"'
-    opened = " open" if max(c / max(t, 1) for c, t in zip(branch.count_K, total_K, strict=True)) >= 0.1 else ""
-    text = f'<b style="margin-left:{1.5 * depth:g}em{color}">{shown}</b>'
-    return f"<details{kind}{opened}><summary>{''.join(numbers)}{text}</summary>{below}</details>"
+def _details(root: Branch, decode: Callable[[Sequence[int]], str], prompt: str, verified: bool) -> Iterator[str]:
+    """Yield the parts of the outline: a branch, what is below it, and its end."""
+    waiting: list[tuple[Branch | None, int]] = [(root, 0)]  # with its depth; None is the end of a branch
+    while waiting:
+        branch, depth = waiting.pop()
+        if branch is None:
+            yield "</details>"
+            continue
+        numbers, is_large = [], False
+        for k, total in enumerate(root.count_K):
+            number, certain, _ = numbers_of(branch, k, total)
+            numbers.append(f'<span class="n">{number}</span><span class="p">{certain}</span>')
+            is_large = is_large or branch.count_K[k] >= _OPENED * max(total, 1)
+        text = prompt if branch is root else visible_text(decode(branch.tokens), one_line=True)
+        color = f";background:{_color(branch)}" if verified else ""
+        shown = f'<b style="margin-left:min({1.2 * depth:.1f}em,40vw){color}">{escape(visible_text(text))}</b>'
+        kind = "" if branch.branches else ' class="leaf"'
+        yield f"<details{kind}{' open' if is_large else ''}><summary>{''.join(numbers)}{shown}</summary>"
+        waiting.append((None, depth))
+        waiting += [(below, depth + 1) for below in branch.branches[::-1]]
 
 
 def _color(branch: Branch) -> str:

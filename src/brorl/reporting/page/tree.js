@@ -103,7 +103,7 @@ function drawIcicle(group, outline, available) {
   const box = element("div");
   const width = Math.max(available, 240);
   const height = 260;
-  const deepest = Math.max(...group.depth) + 1;
+  const deepest = group.depth.reduce((a, b) => Math.max(a, b), 0) + 1;
   const svg = document.createElementNS(ns, "svg");
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.setAttribute("class", "icicle");
