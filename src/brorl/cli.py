@@ -8,7 +8,6 @@ called, and torch when its settings are right.
 from __future__ import annotations
 
 import argparse
-import difflib
 import errno
 import inspect
 import os
@@ -23,7 +22,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, NoReturn, TextIO, Union, get_args, get_origin
 
 import brorl
-from brorl.errors import CLOSED, STOPPED, UserError
+from brorl.errors import CLOSED, STOPPED, UserError, nearest
 from brorl.training.stop_request import on_stop, stop_signals
 
 
@@ -148,6 +147,19 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        choices = list(map(str, action.choices or ()))
+        if choices and str(value) not in choices:
+            near = nearest(str(value), choices)
+            raise argparse.ArgumentError(action, f"{value!r} is not one of {', '.join(choices)}{near}")
+
+    def nearest_option(self, name: str) -> str:
+        """Return the suggestion for an option that does not exist, of those that are no settings; empty if none is."""
+        own = [a for a in self._actions[1:] if a.option_strings and not a.dest.startswith(_SETTING)]  # less --help
+        known = {action.option_strings[0].lstrip("-").replace("-", "_"): action.option_strings[0] for action in own}
+        near = nearest(name, known)
+        return re.sub(r"mean (\w+)", lambda found: f"mean {known[found[1]]}", near)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
@@ -239,14 +251,13 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
 def _run(arguments: Sequence[str]) -> int:
     parser = make_parser(arguments[:1])
     if arguments and arguments[0] not in COMMANDS and not arguments[0].startswith("-"):
-        close = difflib.get_close_matches(arguments[0], list(COMMANDS), n=1)
-        advice = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(COMMANDS)}"
-        raise UserError(f"{arguments[0]!r} is not a command; {advice} (see brorl --help)")
+        advice = nearest(arguments[0], COMMANDS) or f"; the commands are {', '.join(COMMANDS)}"
+        raise UserError(f"{arguments[0]!r} is not a command{advice} (see brorl --help)")
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown and parsed.command is None:
         raise UserError(f"{unknown[0].partition('=')[0]} is not an option of brorl (see brorl --help)")
     if unknown:
-        raise UserError(_unknown_option(unknown[0], parsed.command))
+        raise UserError(_unknown_option(unknown[0], parsed.command, parser))
     if parsed.command is None:
         parser.print_help()
         return 0
@@ -373,7 +384,7 @@ def _numbers_of(kind: type) -> Callable[[str], tuple[Any, ...]]:
 
     def numbers(text: str) -> tuple[Any, ...]:
         try:
-            return tuple(kind(part) for part in text.split(","))
+            return tuple(kind(part) for part in text.strip().removeprefix("[").removesuffix("]").split(","))
         except ValueError:
             raise argparse.ArgumentTypeError(f"expected numbers like 1,16,256, not {text!r}") from None
 
@@ -405,14 +416,25 @@ def _overrides_of(options: dict[str, Any]) -> dict[str, Any]:
     given = {n.removeprefix(_SETTING): v for n, v in options.items() if n.startswith(_SETTING)}
     if not given:
         return {}
-    from brorl.config.reading import parse_yaml, settings_of
+    from brorl.config.reading import settings_of
     from brorl.config.settings import TrainConfig
 
-    texts = {n for n, info in settings_of(TrainConfig) if info.annotation in (str, str | None)}
-    return {n: v if n in texts and v != "null" else parse_yaml(v, f"--{n}") for n, v in given.items()}
+    kinds = {name: info.annotation for name, info in settings_of(TrainConfig)}
+    return {name: _value_of(name, text, kinds[name]) for name, text in given.items()}
 
 
-def _unknown_option(option: str, name: str) -> str:
+def _value_of(name: str, text: str, kind: Any) -> Any:
+    """Return the value of a setting: text as it is, others as YAML, and lists also without their brackets."""
+    from brorl.config.reading import parse_yaml
+
+    if kind in (str, str | None) and text != "null":
+        return text
+    is_list = any(get_origin(part) is tuple for part in (kind, *get_args(kind)))
+    is_bare = is_list and text != "null" and not text.lstrip().startswith(("[", "{"))
+    return parse_yaml(f"[{text}]" if is_bare else text, f"--{name}")
+
+
+def _unknown_option(option: str, name: str, parser: argparse.ArgumentParser) -> str:
     """Return the message for an option that a command does not have."""
     from brorl.config.reading import unknown_setting
     from brorl.config.resuming import CHANGEABLE_ON_RESUME
@@ -422,8 +444,10 @@ def _unknown_option(option: str, name: str) -> str:
         return f"unexpected argument {option!r} (see brorl {name} --help)"
     if name == "resume":
         return f"--{setting} cannot be changed on resume; these settings can: {', '.join(CHANGEABLE_ON_RESUME)}"
-    if command.settings or not _accepts_settings(command):
-        return f"--{setting} is not an option of brorl {name} (see brorl {name} --help)"
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    near = commands.choices[name].nearest_option(setting)
+    if near or command.settings or not _accepts_settings(command):
+        return f"--{setting} is not an option of brorl {name}{near or f' (see brorl {name} --help)'}"
     return unknown_setting(setting, name)
 
 

@@ -1,5 +1,8 @@
 """Errors that a user can fix: one line with the expectation, the input and the fix."""
 
+import difflib
+from collections.abc import Collection
+
 CLOSED = 1  # exit code of a command whose output was closed, as by `| head`; that of rich too
 STOPPED = 130  # exit code of a command that Ctrl-C, SIGTERM or SIGHUP stopped
 
@@ -57,3 +60,16 @@ class WorkersLostError(UserError):
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message without a period; its type if there is no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def nearest(word: str, names: Collection[str]) -> str:
+    """Return the suggestion of the name that was probably meant; empty if none is near.
+
+    A name is near if it is spelled alike, or if its last part begins alike: `rolouts` for `rollouts_per_prompt`.
+    """
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if not close:
+        stem = word.lstrip("-")
+        begins = {name.lstrip("-").rpartition(".")[2][: len(stem)]: name for name in reversed([*names])}
+        close = [begins[begin] for begin in difflib.get_close_matches(stem, begins, n=1, cutoff=0.75)]
+    return f"; did you mean {close[0]}?" if close else ""

@@ -9,13 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 from time import time
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 import brorl
-from brorl.cli import COMMANDS, make_parser
+from brorl.cli import COMMANDS, _numbers_of, _overrides_of, make_parser
 from brorl.config.reading import parse_yaml, settings_of
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
@@ -94,6 +95,29 @@ def test_every_option_of_every_command_has_help() -> None:
             assert action.help, (name, action)
 
 
+@pytest.mark.parametrize(
+    ("name", "texts", "value"),
+    [
+        ("evaluation.ks", ("1,8", "[1,8]", "[1, 8]", "1, 8"), (1, 8)),
+        ("evaluation.ks", ("1", "[1]"), (1,)),
+        ("optimizer.betas", ("0.9,0.99", "[0.9, 0.99]"), (0.9, 0.99)),
+        ("budget.marks", ("10,20.5", "[10, 20.5]", " [10,20.5]"), (10, 20.5)),
+        ("evaluation.sources", ("a,b c", "[a, b c]"), ("a", "b c")),
+        ("phases", ("[]",), ()),
+    ],
+)
+def test_a_list_may_be_given_with_or_without_brackets(name: str, texts: tuple[str, ...], value: Any) -> None:
+    for text in texts:
+        given = _overrides_of({f"setting:{name}": text})
+        assert tuple(given[name]) == value
+    if name == "evaluation.ks":
+        assert [tuple(_numbers_of(int)(text)) for text in texts] == [value] * len(texts)
+
+
+def test_a_list_that_may_be_missing_can_be_null() -> None:
+    assert _overrides_of({"setting:data.sources": "null"}) == {"data.sources": None}
+
+
 def test_help_of_the_program_names_the_commands() -> None:
     for outcome in (command(), command("--help")):
         assert outcome.code == 0
@@ -122,6 +146,13 @@ def test_help_of_the_program_names_the_commands() -> None:
         (["train", "--clip-high=1"], "clip_high is not a setting; did you mean loss.clip_high?"),
         (["train", "--steps"], "--steps: expected one argument"),
         (["train", "--step=4"], "step is not a setting; did you mean steps?"),
+        (["train", "--rolouts=4"], "rolouts is not a setting; did you mean rollouts_per_prompt?"),
+        (
+            ["tree", "quickstart", "x", "--rolouts=4"],
+            "--rolouts is not an option of brorl tree; did you mean --rollouts?",
+        ),
+        (["compare", "--sed=3"], "--sed is not an option of brorl compare; did you mean --seeds?"),
+        (["plan", "--seconds=3"], "--seconds is not an option of brorl plan; did you mean --seconds-per-step?"),
         (["train", "quickstart", "more"], "unexpected argument 'more'"),
         (["train", "quickstrat"], "did you mean quickstart?"),
         (["train", "none.yaml"], "'none.yaml' is neither a file nor a built-in recipe"),

@@ -6,7 +6,6 @@ the fix.
 
 from __future__ import annotations
 
-import difflib
 import io
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -18,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from brorl.config.other_trainers import SETTING_OF
 from brorl.config.settings import TrainConfig
-from brorl.errors import UserError
+from brorl.errors import UserError, nearest
 from brorl.paths import is_file
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 
@@ -60,7 +59,7 @@ def read_recipe(recipe: str) -> dict[str, Any]:
                 f"recipe {recipe} is not readable UTF-8 text ({error}); fix the file, or give the path of a YAML file"
             ) from error
     else:
-        near = _nearest(recipe, names) or f"; fix the path (working folder {Path.cwd()})"
+        near = nearest(recipe, names) or f"; fix the path (working folder {Path.cwd()})"
         raise UserError(f"recipe {recipe!r} is neither a file nor a built-in recipe ({', '.join(names)}){near}")
     try:
         settings = parse_yaml(text, recipe)
@@ -212,12 +211,7 @@ def unknown_setting(name: str, command: str = "train") -> str:
         same_key = [n for n in _FIELDS if n.rpartition(".")[2] == name]
         if same_key:
             return f"{name} is not a setting; did you mean {same_key[0]}?"
-    return f"{name} is not a setting{_nearest(name, [*_FIELDS, *_SECTIONS]) or f'; see brorl {command} --help'}"
-
-
-def _nearest(word: str, candidates: Collection[str]) -> str:
-    close = difflib.get_close_matches(word, candidates, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+    return f"{name} is not a setting{nearest(name, [*_FIELDS, *_SECTIONS]) or f'; see brorl {command} --help'}"
 
 
 def _explain(problem: Any, source: str, overrides: Collection[str]) -> str:
@@ -231,8 +225,8 @@ def _explain(problem: Any, source: str, overrides: Collection[str]) -> str:
         text = unknown_setting(name)
     if problem["type"] == "extra_forbidden" and section is not None:
         fields = section.model_fields
-        nearest = _nearest(name.rpartition(".")[2], fields) or f"; the settings are: {', '.join(fields)}"
-        text = f"{name} is not a setting{nearest}"
+        near = nearest(name.rpartition(".")[2], fields) or f"; the settings are: {', '.join(fields)}"
+        text = f"{name} is not a setting{near}"
     is_overridden = any(
         re.search(rf"(?<![\w.]){re.escape(option)}\b", concerned) or option.startswith(f"{concerned}.")
         for option in overrides
