@@ -4,17 +4,17 @@ import io
 import json
 import os
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from brorl.api import arm_runs, comparison_view
-from brorl.api.arm_runs import ArmRun, RunProgress, progress_of
+from brorl.api.arm_runs import ArmRun, Slot, progress_of
 from brorl.api.comparison_plan import Arguments, plan_for
 from brorl.api.comparison_view import ComparisonView
 from brorl.cost import Budget, Unit
-from brorl.errors import UserError
 
 
 def run_with(folder: Path, costs: list[float], unit: Unit = "seconds", limit: float = 100.0) -> ArmRun:
@@ -60,21 +60,26 @@ def test_a_busy_machine_is_told_where_seconds_are_matched(
 
 
 @pytest.mark.parametrize("unit", ["seconds", "samples", "unique_tokens"])
-def test_steps_that_are_too_long_for_the_budget_are_refused(tmp_path: Path, unit: Unit) -> None:
-    """The first step contains startup and does not count alone; the longest step of all runs names the budget."""
-    short, long = (
-        progress_of(run_with(tmp_path / name, costs, unit)) for name, costs in (("A", [50, 4, 4]), ("B", [6, 10, 8]))
-    )
-    arm_runs._check_steps([short])
-    with pytest.raises(UserError, match=r"one step of B takes 8 .* budget of 100 .*; raise --budget to 190 or more"):
-        arm_runs._check_steps([short, long])
+def test_the_costs_of_steps_are_those_of_the_metrics(tmp_path: Path, unit: Unit) -> None:
+    assert progress_of(run_with(tmp_path / "A", [50, 4, 8], unit)).costs_of_steps(unit) == [50, 4, 8]
 
 
-def test_steps_are_judged_when_all_running_runs_are_known(tmp_path: Path) -> None:
-    new, long = (progress_of(run_with(tmp_path / name, costs)) for name, costs in (("A", [50, 4]), ("B", [6, 10, 8])))
-    arm_runs._check_steps([new, long])
-    arm_runs._check_steps([RunProgress(new.run)])
-    arm_runs._check_steps([])
-    done = progress_of(run_with(tmp_path / "C", [60, 60]))
-    with pytest.raises(UserError, match="one step of C takes 60 seconds"):
-        arm_runs._check_steps([done])
+def test_a_run_that_is_stopped_at_its_deadline_is_not_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is discarded, and a run that waits is not begun."""
+    started, stopped = [], []
+
+    class Process:
+        exitcode = None
+
+    def start(run: ArmRun, _slot: Slot) -> Process:
+        started.append(run.arm)
+        return Process()
+
+    monkeypatch.setattr(arm_runs, "_start", start)
+    monkeypatch.setattr(arm_runs, "_stop", lambda processes, stops: stopped.append((len(processes), len(stops))))
+    monkeypatch.setattr(arm_runs, "_POLL_S", 0.01)
+    runs = [ArmRun(name, 0, tmp_path / f"{name}.yaml", tmp_path / name, Budget("seconds", 9)) for name in "AB"]
+    view = ComparisonView(Console(quiet=True), runs)
+    assert not arm_runs.finish_runs(runs, [Slot()], view, perf_counter() + 0.05)
+    assert (started, stopped) == (["A"], [(1, 2)])
+    assert arm_runs.finish_runs([], [Slot()], view, perf_counter())

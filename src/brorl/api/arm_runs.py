@@ -20,23 +20,18 @@ from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from statistics import median
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from brorl.comparison.matching import TOLERANCE
-from brorl.cost import UNIT_WORDS, Budget, Cost, amount, cost_of_step
+from brorl.cost import Budget, Cost, Unit, cost_of_step
 from brorl.errors import UserError
-from brorl.format import exact, plain
 from brorl.training.stop_request import on_stop, stop_signals
 
 if TYPE_CHECKING:
     from brorl.api.comparison_view import ComparisonView
 
 _POLL_S = 0.5
-_FIRST_STEPS = 3  # whose median is the length of a step; the first one alone contains startup
-_MARGIN = 1.2  # of the budget that is recommended: steps vary
-_KILLED_BY = 3  # signals sent to the comparison
+_DISCARDED_BY, _KILLED_BY = 2, 3  # signals sent to the comparison: the steps in progress, and the runs
 _STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 _PRELOADED = (  # in the process that all runs are forked from: a run starts at once
     "brorl.api.training_session",
@@ -77,7 +72,7 @@ class RunProgress:
     first: dict[int, float] = field(default_factory=dict)  # pass@k by k of the first evaluation
     ended: bool = False
     ended_early: bool = False  # before the budget was spent
-    first_steps: list[float] = field(default_factory=list)  # costs, in the unit of the budget
+    steps: list[Cost] = field(default_factory=list)
     _offset: int = 0
     _file: int = 0
 
@@ -86,6 +81,10 @@ class RunProgress:
         """Fraction of the budget that is spent, at most 1."""
         budget = self.run.budget
         return 1.0 if self.ended else min(self.spent.of(budget.unit) / budget.limit, 1.0)
+
+    def costs_of_steps(self, unit: Unit) -> list[float]:
+        """Return the cost of each step in a unit."""
+        return [cost.of(unit) for cost in self.steps]
 
     def update(self) -> None:
         """Read the new metrics records."""
@@ -96,7 +95,7 @@ class RunProgress:
             now = os.fstat(file.fileno())
             if now.st_ino != self._file or now.st_size < self._offset:  # a resumed run begins with a new, shorter file
                 self._offset, self._file = 0, now.st_ino
-                self.spent, self.score, self.first, self.first_steps = Cost(), {}, {}, []
+                self.spent, self.score, self.first, self.steps = Cost(), {}, {}, []
                 self.ended = self.ended_early = False
             file.seek(self._offset)
             for line in file:
@@ -108,8 +107,8 @@ class RunProgress:
     def _take(self, record: dict[str, Any]) -> None:
         cost = cost_of_step(record)
         self.spent += cost
-        if cost.samples and len(self.first_steps) < _FIRST_STEPS:
-            self.first_steps.append(cost.of(self.run.budget.unit))
+        if cost.samples:
+            self.steps.append(cost)
         if "evaluation" in record:
             self.score = {int(k): e["value"] for k, e in record["evaluation"]["pass_at"].items()}
             self.first = self.first or self.score
@@ -131,7 +130,9 @@ def gpu_slots(num: int | None) -> list[Slot]:
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     devices = visible or [str(i) for i in range(torch.cuda.device_count())]
     if num is not None and num > len(devices):
-        raise UserError(f"--jobs {num}: there are {len(devices)} GPUs, and runs cannot share one; lower it")
+        raise UserError(
+            f"--jobs {num}: there are {len(devices)} GPUs, and runs cannot share one; use --jobs {len(devices)}"
+        )
     return [Slot(device=device) for device in devices[:num]]
 
 
@@ -140,21 +141,31 @@ def cpu_slots(num: int | None, threads: int) -> list[Slot]:
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     num = num or max(1, len(cores) // (threads or len(cores)))
     if num > len(cores):
-        raise UserError(f"--jobs {num}: there are {len(cores)} cores, and runs cannot share one; lower it")
+        raise UserError(
+            f"--jobs {num}: there are {len(cores)} cores, and runs cannot share one; use --jobs {len(cores)}"
+        )
     each = len(cores) // num
     if num > 1 and threads > each:
         raise UserError(
-            f"--jobs {num}: each run would get {each} of {len(cores)} cores, and engine.threads = {threads}; lower it"
+            f"--jobs {num}: each run would get {each} of {len(cores)} cores, and engine.threads = {threads}; use "
+            f"--jobs {max(len(cores) // threads, 1)}, or --engine.threads {each}"
         )
     return [Slot(frozenset(cores[i * each : (i + 1) * each])) for i in range(num)]
 
 
-def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], view: ComparisonView, *, matched: bool = True) -> None:
-    """Run all runs to completion; with `matched`, steps that are too long to be matched at the budget are an error.
+def finish_runs(
+    runs: Sequence[ArmRun], slots: Sequence[Slot], view: ComparisonView, deadline: float | None = None
+) -> bool:
+    """Run all runs to completion, and return whether they are complete.
+
+    Args:
+        runs: The runs.
+        slots: The place of each run that is in progress at the same time.
+        view: Shows the progress.
+        deadline: When the runs are stopped, on the clock of `time.perf_counter`; steps in progress are discarded.
 
     Raises:
-        UserError: If a run failed, or its steps are too long for its budget. The others stop after their step, and all
-            of them can be continued.
+        UserError: If a run failed. The others stop after their step, and all of them can be continued.
         KeyboardInterrupt: On Ctrl-C, SIGTERM or SIGHUP, once every run has saved its state. The second one discards
             the steps in progress, the third kills the runs.
     """
@@ -172,11 +183,12 @@ def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], view: ComparisonV
                 if stops:
                     view.stopping(len(running))
                     raise KeyboardInterrupt
+                if deadline is not None and time.perf_counter() >= deadline:
+                    stops += [signal.SIGINT] * _DISCARDED_BY
+                    return False
                 codes = {slot: process.exitcode for slot, (_, process) in running.items()}
                 for progress, _ in running.values():
                     progress.update()
-                if matched:
-                    _check_steps([progress for progress, _ in running.values()])
                 for slot, code in codes.items():
                     progress = running[slot][0]
                     if code is not None:
@@ -186,6 +198,7 @@ def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], view: ComparisonV
                 view.runs_progressed([progress for progress, _ in running.values()])
         finally:
             _stop([process for _, process in running.values()], stops)
+    return True
 
 
 def _start(run: ArmRun, slot: Slot) -> ForkServerProcess:
@@ -261,23 +274,6 @@ def _check_end(run: ArmRun, code: int) -> None:
         f"the run {run.arm}, seed {run.seed}, failed (exit code {code}): {last} (its errors are in {errors}); fix this "
         "and rerun the command"
     )
-
-
-def _check_steps(running: Sequence[RunProgress]) -> None:
-    """Raise a UserError if the first steps of a run, refills included, are too long for it to end near its budget."""
-    known = [p for p in running if p.first_steps and (len(p.first_steps) == _FIRST_STEPS or p.ended)]
-    if not known or known[0].run.budget.unit == "steps":
-        return
-    longest = max(known, key=lambda progress: median(progress.first_steps))
-    step, name = median(longest.first_steps), longest.run.arm
-    unit, limit = longest.run.budget.unit, longest.run.budget.limit
-    if step > TOLERANCE * limit and (longest.ended or len(known) == len(running)):  # the others may need even more
-        raise UserError(
-            f"one step of {name} takes {plain(step, 2)} {UNIT_WORDS[unit]}, more than {TOLERANCE:.0%} of the budget of "
-            f"{amount(limit, unit)}, so the arms would not be matched; raise --budget to "
-            f"{exact(float(f'{_MARGIN * step / TOLERANCE:.2g}'))} or more (in another --output-dir), or lower "
-            "prompts_per_step"
-        )
 
 
 def _stop(processes: Sequence[ForkServerProcess], stops: Sequence[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -84,7 +85,7 @@ def compare(
     sweep: Mapping[str, Sequence[Any]] | None = None,
     checkpoint: str | Path | None = None,
     match: Unit | None = None,
-    budget: float | None = None,
+    budget: str | float | None = None,
     marks: int | Sequence[float] | None = None,
     seeds: int | None = None,
     jobs: int | None = None,
@@ -94,17 +95,20 @@ def compare(
 ) -> FinishedComparison:
     """Train arms from one checkpoint with one budget, and return which is better.
 
-    The runs are child processes on their own cores or GPUs. A stopped comparison continues with the same call, or with
-    its folder as the only argument; finished runs are not repeated.
+    Three steps of every arm come first. Steps that are too long for the budget get fewer prompts, and a budget that was
+    not given is raised; a line states it. The runs are child processes on their own cores or GPUs. A stopped comparison
+    continues with the same call, or with its folder as the only argument; finished runs are not repeated.
 
     Args:
         arms: Two or more recipes (names, files, nested settings, configs), one of which may be the directory of a
-            finished run; one recipe with `sweep`; or the folder of a comparison (default: plateau-16, plateau-512).
+            finished run; one recipe, with `sweep` or to compare its N with 512 (with 16 if it is 512 or more); or the
+            folder of a comparison (default: plateau-16, plateau-512).
         sweep: Values by setting, one arm per value; several settings change together.
         checkpoint: The model that all arms start from: a model, a run (its last checkpoint), or a checkpoint in a run
             (default: the model of the recipes).
         match: Unit in which every run gets the same budget (default: seconds).
-        budget: Budget of each run, in that unit.
+        budget: Budget of each run, in that unit; seconds also as 90s, 5m or 8h (default: 24 steps of every arm, and at
+            least 30 seconds).
         marks: Evaluation points: how many (default: 8), each a factor of the square root of 2 from the next and the
             last at the budget; or the amounts at which to evaluate.
         seeds: Runs of each arm (default: 5). More seeds can be added to a folder later.
@@ -139,9 +143,37 @@ def compare(
             f"{folder} was started on {before['machine']}, and this is {machine}: a comparison in seconds cannot "
             "continue here; use the same --jobs, or start a new one in another --output-dir"
         )
-    check_arms(plan.arms, plan.unit, plan.budget, plan.seeds, len(slots))
+    check_arms(plan.arms, plan.unit, plan.seeds, len(slots))
+    if not before:
+        plan = _fitted(plan, arguments, folder, slots, console)
+        view = ComparisonView(console, plan.runs_in(folder))
     run_comparison(folder, plan, slots, machine, view)
     return finished_comparison(folder)
+
+
+def _fitted(
+    plan: ComparisonPlan, arguments: Arguments, folder: Path, slots: Sequence[Slot], console: Console
+) -> ComparisonPlan:
+    """Return the plan with steps that fit its budget, from a few steps of every arm; steps as the unit always fit."""
+    from brorl.api.comparison_plan import fit_steps
+    from brorl.api.step_trial import costs_of_steps
+    from brorl.runs.run_directory import RunDirectory
+
+    if plan.unit == "steps" or any(arm.run is not None for arm in plan.arms):
+        return plan
+    is_new = not folder.exists()
+    console.print("a few steps of each arm, for their cost", markup=False)
+    try:
+        with storage_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        with RunDirectory(folder).locked():
+            cost_of = costs_of_steps(plan, folder, slots)
+        return fit_steps(plan, arguments, cost_of) if cost_of else plan
+    except BaseException:
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def compare_command(
@@ -150,8 +182,9 @@ def compare_command(
     """Compare as a command.
 
     Args:
-        arms: Two or more recipes (files, built-in names), one of which may be a finished run; one recipe with --sweep;
-            or the folder of a comparison, to continue it (default: plateau-16 plateau-512).
+        arms: Two or more recipes (files, built-in names), one of which may be a finished run; one recipe, with --sweep
+            or to compare its N with 512 (with 16 if it is 512 or more); or the folder of a comparison, to continue it
+            (default: plateau-16 plateau-512).
         sweep: One arm per value of a setting; repeat it for settings that change together.
         marks: Evaluation points during training: how many, geometrically, or at which amounts (default: 8).
         options: Those of `compare`.
@@ -212,8 +245,12 @@ def run_comparison(
     machine: str,
     view: ComparisonView,
     again: str | None = None,
-) -> None:
-    """Run all runs to completion. The folder is locked meanwhile; `again` is the command that continues it."""
+    deadline: float | None = None,
+) -> bool:
+    """Run all runs to completion or to a deadline, and return whether they are complete.
+
+    The folder is locked meanwhile; `again` is the command that continues it.
+    """
     from brorl.runs.run_directory import RunDirectory
 
     with storage_errors(folder):
@@ -222,7 +259,8 @@ def run_comparison(
         plan.write(folder, machine, len(slots))
         view.announce(plan, machine, folder, sum(len(slot.cores) for slot in slots))
         with view.running(again or f"brorl compare {shlex.quote(str(folder))}"):
-            finish_runs([run for run in plan.runs_in(folder) if run not in view.complete], slots, view)
+            left = [run for run in plan.runs_in(folder) if run not in view.complete]
+            return finish_runs(left, slots, view, deadline)
 
 
 def finished_comparison(folder: Path) -> FinishedComparison:

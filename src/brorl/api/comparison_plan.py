@@ -1,31 +1,49 @@
 """The plan of a comparison: arms, budget, evaluation points and seeds, from arguments or from a folder.
 
-Contradictions are errors, and so is a folder with another comparison.
+What was not given is chosen. Contradictions are errors, and so is a folder with another comparison.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Decimal
+from math import floor
 from pathlib import Path
 from typing import Any
 
 import brorl
 from brorl.api.arm_runs import ArmRun
-from brorl.assemble.comparison import ArmPlan, differences, read_arms, reject_owned, run_config, sweep_arms
+from brorl.assemble.comparison import (
+    ArmPlan,
+    differences,
+    read_arms,
+    reject_owned,
+    run_config,
+    sweep_arms,
+)
+from brorl.comparison.matching import TOLERANCE
 from brorl.comparison.reading import read_run_scores, read_spec
 from brorl.config.reading import ConfigOrPath, dump_yaml, make_config
-from brorl.cost import UNIT_WORDS, UNITS, Budget, Unit
+from brorl.cost import UNIT_WORDS, UNITS, Budget, Unit, amount
 from brorl.errors import UserError
-from brorl.format import exact
+from brorl.format import exact, in_seconds, plain
 from brorl.runs.run_record import SPEC_FILE
 from brorl.storage import replace_file, storage_errors
 
 DEFAULT_ARMS = ("plateau-16", "plateau-512")
-_BUDGET_S, _DEFAULT_POINTS = 30.0, 4  # of the default arms: five minutes on two cores
+_DEFAULT_POINTS = 4  # of the default arms
+_MARGIN = 1.2  # steps vary
+LEAST_STEPS = round(_MARGIN / TOLERANCE)  # in a budget, so that the last step cannot overshoot it by much
+# without --budget: at least these, and `LEAST_STEPS` steps of every arm
+_LEAST_BUDGET: dict[Unit, float] = {"steps": LEAST_STEPS, "seconds": 30.0, "samples": 1.0, "unique_tokens": 1.0}
+_FEW, _MANY = 16, 512  # rollouts per prompt that one recipe is compared at, its own being one of them
 _NUM_POINTS, _SEEDS = 8, 5
 _SWEPT = "quickstart"  # without a recipe
+_ROLLOUTS = "rollouts_per_prompt"
+TRIAL = "trial-"  # how the name of a folder of trial steps begins
 _CLOSE = 1e-3  # a budget this near to an evaluation of a finished run means that evaluation
 _LONGEST_NAME = 60  # of a folder of an arm
 
@@ -38,7 +56,7 @@ class Arguments:
     sweep: Mapping[str, Sequence[Any]] | None = None
     checkpoint: str | None = None
     match: Unit | None = None
-    budget: float | None = None
+    budget: float | str | None = None
     marks: int | Sequence[float] | None = None
     seeds: int | None = None
     overrides: Mapping[str, Any] | None = None
@@ -54,6 +72,7 @@ class ComparisonPlan:
     eval_points: tuple[float, ...]  # amounts at which every run is evaluated; the last is the budget
     seeds: int  # runs of each arm that is still to be run
     seeds_before: tuple[int, ...] = ()  # numbers of seeds before seeds were added
+    notes: tuple[str, ...] = ()  # what was chosen or changed, a sentence each
 
     def runs_in(self, folder: Path) -> list[ArmRun]:
         """Return the runs to make, seed by seed; the first arm changes with the seed."""
@@ -90,12 +109,13 @@ class ComparisonPlan:
                 "prompts_per_step": arm.config.prompts_per_step, "differs": different,
                 "run": str(arm.run) if arm.run else None,
                 "runs": [{"seed": arm.config.seed, "path": str(arm.run)}] if arm.run else runs,
-                "settings": arm.config.model_dump(mode="json"),
+                "settings": arm.config.model_dump(mode="json"), "asked": arm.asked_settings,
             })  # fmt: skip
         return {
             "brorl": brorl.__version__, "checkpoint": self.arms[0].config.model, "unit": self.unit,
             "budget": self.budget, "marks": list(self.eval_points), "seeds": self.seeds,
-            "seeds_before": list(self.seeds_before), "machine": machine, "jobs": jobs, "arms": arms,
+            "seeds_before": list(self.seeds_before), "notes": list(self.notes), "machine": machine, "jobs": jobs,
+            "arms": arms,
         }  # fmt: skip
 
 
@@ -128,9 +148,9 @@ def plan_for(folder: Path | None, arguments: Arguments) -> ComparisonPlan:
         return plan
     if (folder / SPEC_FILE).is_file():
         before = _read_plan(folder)
-        _require_same(folder, before, plan)
+        _require_same(folder, before, plan, arguments)
         return _with_seeds(before, arguments.seeds, folder)
-    if not folder.is_dir() or any(folder.iterdir()):
+    if not folder.is_dir() or any(not path.name.startswith(TRIAL) for path in folder.iterdir()):
         raise UserError(f"--output-dir {folder} exists and is not empty; choose another folder")
     return plan
 
@@ -144,11 +164,13 @@ def _read_plan(folder: Path) -> ComparisonPlan:
             config=make_config(arm["settings"], {}, source),
             run=Path(arm["run"]) if arm["run"] else None,
             title=arm.get("title", ""),
+            asked_settings=arm.get("asked"),
         )
         for arm in spec["arms"]
     )
     before = tuple(spec["seeds_before"])
-    return ComparisonPlan(arms, spec["unit"], spec["budget"], tuple(spec["marks"]), spec["seeds"], before)
+    notes = tuple(spec.get("notes", ()))
+    return ComparisonPlan(arms, spec["unit"], spec["budget"], tuple(spec["marks"]), spec["seeds"], before, notes)
 
 
 def _with_seeds(before: ComparisonPlan, seeds: int | None, folder: Path) -> ComparisonPlan:
@@ -160,7 +182,7 @@ def _with_seeds(before: ComparisonPlan, seeds: int | None, folder: Path) -> Comp
 
 
 def _new_plan(arguments: Arguments) -> ComparisonPlan:
-    arms = _arms(arguments)
+    arms, notes = _arms(arguments)
     unit: Unit = arguments.match or "seconds"
     if unit not in UNITS:
         raise UserError(f"--match: {unit!r} is not a unit; the units are {', '.join(UNITS)}")
@@ -170,29 +192,31 @@ def _new_plan(arguments: Arguments) -> ComparisonPlan:
     amounts = _amounts_of_finished_run(arms, unit)
     budget = _budget(arguments, unit, amounts)
     if not amounts:
-        default = not (arguments.arms or arguments.sweep)
-        marks = _DEFAULT_POINTS if default and arguments.marks is None else arguments.marks
-        return ComparisonPlan(arms, unit, budget, _eval_points(marks, budget, unit), seeds)
+        return ComparisonPlan(arms, unit, budget, _points_of(arguments, budget, unit), seeds, notes=notes)
     if arguments.marks:
         raise UserError(
             "--marks cannot be combined with a finished run, whose evaluation points both arms have; remove --marks"
         )
-    last = next((amount for amount in amounts if abs(amount - budget) <= _CLOSE * budget), None)
+    last = next((at for at in amounts if abs(at - budget) <= _CLOSE * budget), None)
     if last is None:
         raise UserError(
             f"the finished run was not evaluated at {exact(budget)} {UNIT_WORDS[unit]}; give one of: "
             f"{', '.join(map(exact, amounts))}"
         )
-    return ComparisonPlan(arms, unit, last, tuple(amount for amount in amounts if amount <= last), seeds)
+    return ComparisonPlan(arms, unit, last, tuple(at for at in amounts if at <= last), seeds)
 
 
 def _budget(arguments: Arguments, unit: Unit, amounts: Sequence[float]) -> float:
-    budget = arguments.budget
-    if budget is None and amounts:
-        return amounts[-1]
-    if budget is None and (arguments.arms or arguments.sweep or unit != "seconds"):
-        raise UserError(f"the budget of each run is missing; give --budget X, in {UNIT_WORDS[unit]}")
-    budget = _BUDGET_S if budget is None else float(budget)
+    """Return the budget in its unit: the one given, the last amount of a finished run or of --marks, or the least."""
+    given, marks = arguments.budget, arguments.marks
+    if given is None:
+        if amounts:
+            return amounts[-1]
+        return _LEAST_BUDGET[unit] if marks is None or isinstance(marks, int) else max(marks)
+    budget = in_seconds(given) if unit == "seconds" else _number(given)
+    if budget is None:
+        example = "a time such as 90, 90s, 5m or 8h" if unit == "seconds" else f"a number of {UNIT_WORDS[unit]}"
+        raise UserError(f"--budget: {example} is needed, got {given}")
     if not 0 < budget < float("inf"):
         raise UserError(f"--budget: an amount above 0 is needed, got {exact(budget)}")
     if unit == "steps" and not budget.is_integer():
@@ -200,15 +224,77 @@ def _budget(arguments: Arguments, unit: Unit, amounts: Sequence[float]) -> float
     return budget
 
 
-def _arms(arguments: Arguments) -> tuple[ArmPlan, ...]:
+def _number(given: str | float) -> float | None:
+    try:
+        return float(given)
+    except ValueError:
+        return None
+
+
+def fit_steps(plan: ComparisonPlan, arguments: Arguments, cost_of: Mapping[str, float]) -> ComparisonPlan:
+    """Return the plan with a budget that is not much exceeded by the last step of a run.
+
+    A budget that was not given rises. Below one that was given, all arms get fewer prompts per step, by one factor.
+
+    Args:
+        plan: The plan.
+        arguments: What it was made from.
+        cost_of: The cost of a step by arm, in the unit of the budget.
+
+    Raises:
+        UserError: If the steps cannot be made small enough.
+    """
+    unit, slowest = plan.unit, max(cost_of, key=cost_of.__getitem__)
+    least = _two_digits(_MARGIN * cost_of[slowest] / TOLERANCE)
+    if least <= plan.budget:
+        return plan
+    step = f"a step of {slowest} takes {plain(cost_of[slowest], 2)} {UNIT_WORDS[unit]}"
+    if arguments.budget is None and (arguments.marks is None or isinstance(arguments.marks, int)):
+        note = f"the budget is {amount(least, unit)}, because {step}; another one: --budget X"
+        return replace(plan, budget=least, eval_points=_points_of(arguments, least, unit), notes=(*plan.notes, note))
+    before = [arm.config.prompts_per_step for arm in plan.arms]
+    step += f", more than {TOLERANCE:.0%} of {amount(plan.budget, unit)}"
+    fewer = [floor(plan.budget / least * number) for number in before]
+    if not all(fewer):
+        raise UserError(
+            f"{step}, so the arms would not be matched, also with fewer prompts per step; give --budget "
+            f"{exact(_two_digits(least / min(before)))} or more, or --budget {exact(least)} to keep the prompts"
+        )
+    arms = tuple(arm.with_prompts(number) for arm, number in zip(plan.arms, fewer, strict=True))
+    changed = ", ".join(f"{arm.name} {b} -> {number}" for arm, b, number in zip(arms, before, fewer, strict=True))
+    note = f"fewer prompts per step ({changed}), because {step}; all of them fit with --budget {exact(least)}"
+    return replace(plan, arms=arms, notes=(*plan.notes, note))
+
+
+def _two_digits(value: float) -> float:
+    """Round up to two significant digits."""
+    size = Decimal(value)
+    return float(size.quantize(Decimal(1).scaleb(size.adjusted() - 1), ROUND_CEILING))
+
+
+def _arms(arguments: Arguments) -> tuple[tuple[ArmPlan, ...], tuple[str, ...]]:
+    """Return the arms, and a note if they were chosen."""
     overrides, recipes = arguments.overrides or {}, arguments.arms
     reject_owned(overrides)
     settings = dict(overrides) | ({} if arguments.checkpoint is None else {"model": arguments.checkpoint})
-    if not arguments.sweep:
-        return tuple(read_arms(recipes or DEFAULT_ARMS, settings))
-    if len(recipes) > 1:
-        raise UserError(f"--sweep makes the arms of one recipe, not of {len(recipes)}")
-    return tuple(sweep_arms(recipes[0] if recipes else _SWEPT, settings, arguments.sweep))
+    if arguments.sweep:
+        if len(recipes) > 1:
+            raise UserError(f"--sweep makes the arms of one recipe, not of {len(recipes)}")
+        return tuple(sweep_arms(recipes[0] if recipes else _SWEPT, settings, arguments.sweep)), ()
+    arms = tuple(read_arms(recipes or DEFAULT_ARMS, settings))
+    if len(arms) > 1:
+        return arms, ()
+    if arms[0].run is not None:
+        run = shlex.quote(str(recipes[0]))
+        raise UserError(
+            f"{recipes[0]} is one finished run, and a comparison needs two arms; to compare two N from its last "
+            f"checkpoint: brorl compare {run}/config.yaml --from {run}"
+        )
+    own = arms[0].config.rollouts_per_prompt
+    values = (_FEW, own) if own >= _MANY else (own, _MANY)
+    note = "one recipe at two N; another comparison: a second recipe, or --sweep KEY=V,V,..."
+    settings = {name: value for name, value in settings.items() if name != _ROLLOUTS}
+    return tuple(sweep_arms(recipes[0], settings, {_ROLLOUTS: values})), (note,)
 
 
 def _amounts_of_finished_run(arms: Sequence[ArmPlan], unit: Unit) -> list[float]:
@@ -233,6 +319,12 @@ def _amounts_of_finished_run(arms: Sequence[ArmPlan], unit: Unit) -> list[float]
     return amounts
 
 
+def _points_of(arguments: Arguments, budget: float, unit: Unit) -> tuple[float, ...]:
+    """Return the evaluation points of arms that are all still to be run."""
+    is_default = arguments.marks is None and not (arguments.arms or arguments.sweep)
+    return _eval_points(_DEFAULT_POINTS if is_default else arguments.marks, budget, unit)
+
+
 def _eval_points(marks: int | Sequence[float] | None, budget: float, unit: Unit) -> tuple[float, ...]:
     """Return the amounts at which runs are evaluated, the budget being the last.
 
@@ -254,13 +346,16 @@ def _eval_points(marks: int | Sequence[float] | None, budget: float, unit: Unit)
     return (*sorted(point for point in rounded if point < budget), budget)
 
 
-def _require_same(folder: Path, before: ComparisonPlan, now: ComparisonPlan) -> None:
-    """Raise a UserError if a folder contains another comparison."""
-    for name, attribute in (("unit", "unit"), ("budget", "budget"), ("evaluation points", "eval_points")):
+def _require_same(folder: Path, before: ComparisonPlan, now: ComparisonPlan, arguments: Arguments) -> None:
+    """Raise a UserError if a folder contains another comparison than the arguments ask for."""
+    wanted = [("unit", "unit")]
+    wanted += [("budget", "budget")] if arguments.budget is not None else []
+    wanted += [("evaluation points", "eval_points")] if arguments.budget is not None or arguments.marks else []
+    for name, attribute in wanted:
         old, new = getattr(before, attribute), getattr(now, attribute)
         if old != new:
             raise UserError(f"{folder} contains a comparison with {name} {old}, not {new}; choose another --output-dir")
-    if [(arm.config, arm.run) for arm in before.arms] != [(arm.config, arm.run) for arm in now.arms]:
+    if [(arm.asked, arm.run) for arm in before.arms] != [(arm.asked, arm.run) for arm in now.arms]:
         raise UserError(
             f"{folder} contains a comparison of other arms ({', '.join(arm.full_name for arm in before.arms)}) or with "
             f"other settings; choose another --output-dir, or continue that one: brorl compare {folder}"

@@ -48,6 +48,8 @@ class ComparisonView:
         )
         self._print(f"{counted(self._num_runs, 'run')} in all; {machine}")
         self._print(f"evaluated at {', '.join(map(plain, plan.eval_points))} {UNIT_WORDS[plan.unit]}; folder {folder}")
+        for note in plan.notes:
+            self._print(note)
         for arm in plan.arms:
             if arm.title:
                 self._print(f"{arm.name}: {arm.title}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,8 @@ def tune(
         recipe: The recipe, if `start` is a model (default: the run's, or quickstart).
         aim: What is to end highest: `pass@1`, `pass@k` (pass@16), or `coverage` (pass@k of the largest k) (default:
             pass@1).
-        budget: Time for everything: seconds, or a number with s, m or h (default: 30m).
+        budget: Time for everything: seconds, or a number with s, m or h (default: 30m). Then runs are stopped, and the
+            answer is that of the complete ones. An unfinished tuning may get another budget.
         seeds: Runs of each of the two arms of the final, >= 2 (default: 5).
         jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit; an unfinished tuning keeps its
             number).
@@ -67,9 +69,14 @@ def tune(
     asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     plan: TunePlan | TuningResult
     if (folder / TUNE_FILE).is_file():
-        if changed := next(iter({**asked, **overrides}), None if recipe is None else "recipe"):
-            raise UserError(f"{folder} is a tuning already, and --{changed} would change it; only --jobs may")
+        kept = {name: value for name, value in asked.items() if name != "budget"}
+        if changed := next(iter({**kept, **overrides}), None if recipe is None else "recipe"):
+            raise UserError(
+                f"{folder} is a tuning already, and --{changed} would change it; only --jobs and --budget may"
+            )
         plan = TunePlan.read(folder)
+        if budget is not None:
+            plan = replace(plan, seconds=Question(budget=budget).seconds)
     else:
         question, config = Question(**asked), own_config(start, recipe, flat_settings(overrides))
         try:
@@ -90,7 +97,9 @@ def _folder(start: ConfigOrPath | None, output_dir: str | Path | None) -> Path:
     """Return the folder: that of an unfinished tuning, or a new one."""
     if isinstance(start, str | Path) and (Path(start) / TUNE_FILE).is_file():
         if output_dir is not None:
-            raise UserError(f"{start} is a tuning already, and --output-dir would change it; only --jobs may")
+            raise UserError(
+                f"{start} is a tuning already, and --output-dir would change it; only --jobs and --budget may"
+            )
         return Path(start)
     folder = RUNS / f"tune-{datetime.now():%Y%m%d-%H%M%S}" if output_dir is None else Path(output_dir).expanduser()
     if (folder / TUNE_FILE).is_file():

@@ -10,6 +10,7 @@ from typing import Any
 
 from brorl.api.compare import FinishedComparison
 from brorl.api.tune_plan import TunePlan
+from brorl.assemble.comparison import ArmPlan
 from brorl.comparison.race import RUNGS, Standing
 from brorl.config.reading import dump_yaml, make_config
 from brorl.config.settings import TrainConfig
@@ -38,7 +39,7 @@ class TuningResult(Result):
 
     def parts(self) -> Iterator[Any]:
         """Yield the race, the final, the files, and the answer."""
-        if self.plan is not None:
+        if self.plan is not None and self.race:
             yield from (race_table(self.plan, self.race), "")
         if self.page is not None:
             yield f"tables and figures: open {self.page} in a browser"
@@ -51,26 +52,49 @@ class TuningResult(Result):
 
 
 def conclude(
-    plan: TunePlan, folder: Path, race: tuple[tuple[Standing, ...], ...], final: FinishedComparison | None
+    plan: TunePlan,
+    folder: Path,
+    race: tuple[tuple[Standing, ...], ...],
+    winner: ArmPlan,
+    final: FinishedComparison | None,
+    with_more_time: str,
 ) -> TuningResult:
-    """Write the answer, and the recipe if it is another than the user's."""
-    each, k, recipe = amount(plan.run_seconds, "seconds"), plan.k, None
-    if final is None or final.results.pair is None:
+    """Write the answer, and the recipe if it is another than the user's.
+
+    Args:
+        plan: The plan.
+        folder: Its folder.
+        race: The standings at each rung that is complete.
+        winner: The winner of the race.
+        final: The winner against the user's recipe; None if the recipe won, or there was no time.
+        with_more_time: The command that continues with a larger budget.
+    """
+    k, recipe, whole = plan.k, None, f"within {duration(plan.seconds)}"
+    each = amount(plan.run_seconds * (RUNGS[len(race) - 1] if race else 1.0), "seconds")
+    if not race:
+        answer = f"No answer {whole}: the first part of the race is not complete; continue with: {with_more_time}"
+    elif winner is plan.own:
         answer = (
             f"Keep your recipe: of {counted(len(plan.arms) - 1, 'candidate')} none was ahead of it in pass@{k} after "
             f"{each} of training."
         )
+    elif final is None or final.results.pair is None:
+        answer = (
+            f"No answer {whole}: {winner.title} was ahead of your recipe in the race, and there was no time to test it "
+            f"on fresh prompts and seeds; continue with: {with_more_time}"
+        )
     else:
-        winner, differences = plan.arm(final.arms[1].name), final.results.pair.differences
+        each, seeds = amount(final.results.budget, "seconds"), min(len(arm.runs) for arm in final.arms)
+        differences = final.results.pair.differences
         measured = ", ".join(
             f"{signed(differences[of].difference)} in pass@{of}" for of in dict.fromkeys((k, 1, max(plan.start)))
         )
         if differences[k].conclusion == "B leads":
-            recipe = recipe_for(winner.config, plan.run_seconds, folder)
+            recipe = recipe_for(winner.config, final.results.budget, folder)
             answer = (
                 f"With a budget of {duration(plan.seconds)}: {winner.title} ends higher than your recipe "
                 f"({plan.own.title}) after {each} of training each: {measured}, on fresh prompts, "
-                f"{counted(plan.seeds, 'seed')} each."
+                f"{counted(seeds, 'seed')} each."
             )
         else:
             answer = (
@@ -79,8 +103,9 @@ def conclude(
             )
         if final.results.unmatched:
             answer += " The runs are not matched: " + "; ".join(final.results.unmatched) + "."
-    result = TuningResult(folder, answer, plan, race, final, recipe, folder / "tune.html")
-    _write_page(result, plan, folder / "tune.html")
+    result = TuningResult(folder, answer, plan, race, final, recipe, folder / "tune.html" if race else None)
+    if result.page is not None:
+        _write_page(result, plan, result.page)
     return result
 
 
@@ -135,8 +160,9 @@ def race_table(plan: TunePlan, race: Sequence[Sequence[Standing]]) -> Table:
         plan.arms, key=lambda arm: (-len(reached[arm.name]), [-s.score for s in reached[arm.name][::-1]])
     ):
         scores = [f"{standing.score:.3f}" for standing in reached[arm.name]]
-        not_reached = [""] * (len(RUNGS) - len(scores))
+        not_reached = ["-"] * (len(RUNGS) - len(scores))
         rows.append((arm.name, arm.title, *scores, *not_reached, reached[arm.name][-1].dropped or ""))
     columns = ("arm", "settings", *(amount(plan.run_seconds * fraction, "seconds") for fraction in RUNGS), "dropped")
     title = f"The race: held-out pass@{plan.k} on the tuning prompts"
-    return Table(title, columns, tuple(rows), words=frozenset({0, 1, 5}))
+    notes = ("-: did not get there.",) if any("-" in row for row in rows) else ()
+    return Table(title, columns, tuple(rows), notes, words=frozenset({0, 1, 5}))

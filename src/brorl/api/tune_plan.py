@@ -40,6 +40,8 @@ class TunePlan:
     start: Mapping[int, Estimate]  # held-out pass@k of the start
     tuning_prompts: tuple[int, int]  # evaluation.skip_prompts and num_prompts of the race
     arms: tuple[ArmPlan, ...]  # the user's own first
+    evaluation_seconds: float = 0.0  # of one evaluation
+    used_seconds: float = 0.0  # of the whole command, by earlier calls and the pilot
 
     @property
     def own(self) -> ArmPlan:
@@ -50,10 +52,10 @@ class TunePlan:
         """Return the arm of a name."""
         return next(arm for arm in self.arms if arm.name == name)
 
-    def final(self, winner: ArmPlan) -> ComparisonPlan:
+    def final(self, winner: ArmPlan, run_seconds: float, seeds: int) -> ComparisonPlan:
         """Return the comparison of the winner with the user's recipe."""
-        points = tuple(self.run_seconds * fraction for fraction in _POINTS)
-        return ComparisonPlan((self.own, winner), "seconds", self.run_seconds, points, self.seeds)
+        points = tuple(run_seconds * fraction for fraction in _POINTS)
+        return ComparisonPlan((self.own, winner), "seconds", run_seconds, points, seeds)
 
     def race_run(self, folder: Path, arm: ArmPlan, fraction: float) -> ArmRun:
         """Return a run of the race up to a rung, with its recipe written. It is evaluated at half of each rung, too."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -16,11 +15,13 @@ from typing import Any
 from rich.console import Console
 
 from brorl.api.arm_runs import ArmRun, Slot, finish_runs, progress_of
-from brorl.api.compare import finished_comparison, machine_of, run_comparison, slots_for
+from brorl.api.compare import FinishedComparison, finished_comparison, machine_of, run_comparison, slots_for
+from brorl.api.comparison_plan import Arguments, ComparisonPlan, plan_in
 from brorl.api.comparison_view import ComparisonView
 from brorl.api.plan import PlanRequest, measure_plan
 from brorl.api.recipe import resolve_checkpoint, resolve_config
 from brorl.api.tune_answer import TuningResult, conclude
+from brorl.api.tune_clock import USED, TuneClock
 from brorl.api.tune_plan import NUM_EVALUATIONS, TunePlan
 from brorl.assemble.candidates import OWN, ROLLOUTS, candidates
 from brorl.assemble.comparison import ArmPlan, check_arms, reject_owned
@@ -33,17 +34,18 @@ from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.cost import amount
 from brorl.errors import UserError
-from brorl.format import Estimate, counted, duration, interval
+from brorl.format import Estimate, counted, duration, in_seconds, interval
 from brorl.planning import AIMS, Aim
 from brorl.runs.run_directory import RunDirectory
+from brorl.runs.run_record import SPEC_FILE
 from brorl.storage import storage_errors
 
 _FEWEST = 4  # arms, the user's own recipe among them, unless there are fewer candidates
 _STEPS_TO_A_RUNG = 25  # of the user's recipe, at least, in the first part of the race
-_USED = 0.85  # of the time without evaluations goes to training; the rest to starting and to last steps
 _HEADROOM = 0.02  # of pass@k above pass@1; below it there is hardly anything to find
 _FEWEST_PROMPTS = 16  # held out, for the race and for the final each
 _K = 16  # of the aim pass@k
+_FEWEST_SEEDS = 2  # of a final
 
 
 @dataclass(frozen=True)
@@ -57,20 +59,19 @@ class Question:
     def __post_init__(self) -> None:
         if self.aim not in AIMS:
             raise UserError(f"--aim must be one of {', '.join(AIMS)}, got {self.aim}")
-        if self.seeds < 2:
-            raise UserError(f"--seeds: at least 2 are needed, got {self.seeds}")
+        if self.seeds < _FEWEST_SEEDS:
+            raise UserError(f"--seeds: at least {_FEWEST_SEEDS} are needed, got {self.seeds}")
         if self.seconds <= 0:
             raise UserError(f"--budget: a time such as 90s, 30m or 8h is needed, got {self.budget}")
 
     @property
     def seconds(self) -> float:
         """The budget in seconds; 0 if it is no time."""
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", str(self.budget))
-        return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
+        return in_seconds(self.budget) or 0.0
 
 
 def train_race(plan: TunePlan, folder: Path, jobs: int | None, console: Console) -> TuningResult:
-    """Train the race and the final, as far as they are not trained, and conclude. The folder is locked meanwhile."""
+    """Train the race and the final, as far as there is time for them, and conclude. The folder is locked meanwhile."""
 
     @cache
     def slots() -> list[Slot]:
@@ -81,24 +82,59 @@ def train_race(plan: TunePlan, folder: Path, jobs: int | None, console: Console)
             )
         return found
 
+    began, clock = perf_counter(), TuneClock.start(plan)
     with RunDirectory(folder).locked():
-        _announce(plan, folder, console)
-        race = _race(plan, folder, slots, console)
-        winner, final = plan.arm(race[-1][0].arm), None
-        if winner is not plan.own:
-            console.print(
-                f"final: {winner.name} ({winner.title}) against {OWN}, {counted(plan.seeds, 'seed')} each, on other "
-                "prompts",
-                soft_wrap=True,
-                markup=False,
-            )
-            compared = plan.final(winner)
-            runs = compared.runs_in(folder / "final")
-            view = ComparisonView(console, runs)
-            if len(view.complete) < len(runs):
-                run_comparison(folder / "final", compared, slots(), plan.machine, view, again(folder))
-            final = finished_comparison(folder / "final")
-        return conclude(plan, folder, race, final)
+        try:
+            _announce(plan, folder, console)
+            race, final = _race(plan, folder, slots, clock, console), None
+            winner = plan.arm(race[-1][0].arm) if race else plan.own
+            if winner is not plan.own:
+                final = _final(plan, winner, folder, slots, clock, console)
+            return conclude(plan, folder, race, winner, final, _command_with_more_time(clock, folder))
+        finally:
+            replace(plan, used_seconds=plan.used_seconds + perf_counter() - began).write(folder)
+
+
+def _command_with_more_time(clock: TuneClock, folder: Path) -> str:
+    """Return the command that continues a tuning that had too little time, with what it needs at its speed."""
+    races = sum(clock.rung_seconds(rung) for rung in range(len(RUNGS)))
+    needed = 60 * ceil((clock.plan.used_seconds + 1.2 * (races + clock.final_seconds())) / 60)
+    return f"{again(folder)} --budget {max(needed, 2 * ceil(clock.plan.seconds / 60) * 60) // 60}m"
+
+
+def _final(
+    plan: TunePlan, winner: ArmPlan, folder: Path, slots: Callable[[], list[Slot]], clock: TuneClock, console: Console
+) -> FinishedComparison | None:
+    """Compare the winner with the user's recipe; None if there is no time for two seeds of both."""
+    path = folder / "final"
+    if (path / SPEC_FILE).is_file():
+        compared = plan_in(path, Arguments())
+    elif size := clock.size_of_final():
+        compared = plan.final(winner, *size)
+        console.print(
+            f"final: {winner.name} ({winner.title}) against {OWN}, {amount(compared.budget, 'seconds')} each, "
+            f"{counted(compared.seeds, 'seed')} each, on other prompts",
+            soft_wrap=True,
+            markup=False,
+        )
+    else:
+        return None
+    runs = compared.runs_in(path)
+    view = ComparisonView(console, runs)
+    if len(view.complete) < len(runs):
+        is_complete = run_comparison(path, compared, slots(), plan.machine, view, again(folder), clock.deadline)
+        if not is_complete:
+            compared = replace(compared, seeds=_complete_seeds(compared, path))
+            if compared.seeds < _FEWEST_SEEDS:
+                return None
+            compared.write(path, plan.machine, plan.jobs)
+    return finished_comparison(path)
+
+
+def _complete_seeds(compared: ComparisonPlan, path: Path) -> int:
+    """Return the number of seeds of which the runs of both arms are complete; the first seeds are made first."""
+    left = [run.seed for run in compared.runs_in(path) if not progress_of(run).ended]
+    return min(left, default=compared.seeds)
 
 
 def again(folder: Path) -> str:
@@ -147,9 +183,12 @@ def begin(
     arms = candidates(config, pilot.prompts, asked.aim)
     number, run_seconds = _size_of_race(asked, perf_counter() - started, len(slots), pilot, len(arms))
     arms, run_seconds = arms[:number], float(f"{run_seconds:.4g}")
-    check_arms(arms, "seconds", run_seconds, asked.seeds, len(slots))
+    check_arms(arms, "seconds", asked.seeds, len(slots))
     machine, jobs = machine_of(slots, arms[:1]), len(slots)
-    plan = TunePlan(asked.aim, k, asked.seconds, run_seconds, asked.seeds, jobs, machine, start, tuning, tuple(arms))
+    plan = TunePlan(
+        asked.aim, k, asked.seconds, run_seconds, asked.seeds, jobs, machine, start, tuning, tuple(arms),
+        evaluation_seconds=pilot.evaluation_seconds, used_seconds=perf_counter() - started,
+    )  # fmt: skip
     plan.write(folder)
     return plan
 
@@ -175,10 +214,10 @@ def _size_of_race(asked: Question, spent: float, num_slots: int, pilot: _Pilot, 
     for number in range(num_arms, min(_FEWEST, num_arms) - 1, -1):
         runs, evaluations = race_cost(number, num_slots)
         evaluated = (evaluations + NUM_EVALUATIONS * finals) * pilot.evaluation_seconds
-        run_seconds = (asked.seconds - spent - evaluated) * _USED / (runs + finals)
+        run_seconds = (asked.seconds - spent - evaluated) * USED / (runs + finals)
         if run_seconds >= least:
             return number, run_seconds
-        needed = least * (runs + finals) / _USED + evaluated
+        needed = least * (runs + finals) / USED + evaluated
     raise UserError(
         f"--budget {duration(asked.seconds)} is too short: a step of the recipe takes {pilot.step_seconds:.2g} s, each "
         f"run of the race needs {_STEPS_TO_A_RUNG} steps before it is judged, and an evaluation takes "
@@ -262,18 +301,30 @@ def _announce(plan: TunePlan, folder: Path, console: Console) -> None:
 
 
 def _race(
-    plan: TunePlan, folder: Path, slots: Callable[[], list[Slot]], console: Console
+    plan: TunePlan, folder: Path, slots: Callable[[], list[Slot]], clock: TuneClock, console: Console
 ) -> tuple[tuple[Standing, ...], ...]:
-    """Train the arms from rung to rung, and return their standings; finished parts are not repeated."""
+    """Train the arms from rung to rung, and return their standings; finished parts are not repeated.
+
+    A rung that does not leave time for the final is not begun, and one that takes too long is stopped.
+    """
     arms, rungs = list(plan.arms), []
     for rung, fraction in enumerate(RUNGS):
         runs = [plan.race_run(folder, arm, fraction) for arm in arms]
         waiting = [run for run in runs if not progress_of(run).ended]
         if waiting:
+            if (folder / "final" / SPEC_FILE).is_file():  # begun by an earlier call, which had no time for this
+                break
+            if rung and clock.rung_seconds(rung) > clock.end_of_race - perf_counter():
+                console.print(f"no time for the race up to {amount(plan.run_seconds * fraction, 'seconds')}")
+                break
             console.print(f"race, up to {amount(plan.run_seconds * fraction, 'seconds')}: {len(arms)} arms")
-            view = ComparisonView(console, runs)
+            view, began = ComparisonView(console, runs), perf_counter()
             with view.running(again(folder)):
-                finish_runs(waiting, slots(), view, matched=False)  # a step more or less decides no race
+                if not finish_runs(waiting, slots(), view, clock.end_of_race if rung else clock.deadline):
+                    console.print("the time is up: the runs of this part are stopped")
+                    break
+            if len(waiting) == len(runs):
+                clock.observe(rung, perf_counter() - began)
         room = room_after(rung, len(plan.arms)) if fraction < 1 else len(arms)
         rungs.append(standings(_courses(plan, runs), fraction, room, OWN))
         going = {standing.arm for standing in rungs[-1] if standing.dropped is None}

@@ -1,11 +1,13 @@
 """The arms of a comparison as checked configs that differ only where they should.
 
 Arms that cannot be compared are an error before anything is trained: another start, other held-out prompts, another way
-of sampling them, steps too large for the budget.
+of sampling them.
 """
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +15,6 @@ from typing import Any
 
 from brorl.assemble.cluster import check_ray
 from brorl.assemble.inputs import prepare
-from brorl.comparison.matching import TOLERANCE
 from brorl.config.reading import (
     ConfigOrPath,
     builtin_recipes,
@@ -24,7 +25,7 @@ from brorl.config.reading import (
     settings_in,
 )
 from brorl.config.settings import TrainConfig
-from brorl.cost import UNIT_WORDS, Budget, Unit
+from brorl.cost import Budget, Unit
 from brorl.errors import UserError
 from brorl.format import counted, memory_size
 from brorl.model.load import choose_device
@@ -53,6 +54,20 @@ class ArmPlan:
     config: TrainConfig  # its settings, without seed, output directory and budget
     run: Path | None = None  # the directory of a finished run; None if the arm is still to be run
     title: str = ""  # its full name if the short name is a letter; else empty
+    asked_settings: Mapping[str, int] | None = None  # those that were lowered to fit the budget, as they were
+
+    @property
+    def asked(self) -> TrainConfig:
+        """Its settings as they were asked for."""
+        return make_config(self.config.model_dump(mode="json"), self.asked_settings or {}, self.name)
+
+    def with_prompts(self, number: int) -> ArmPlan:
+        """Return the arm with fewer prompts per step, and no more mini-batches than these."""
+        updates = self.config.optimizer.mini_batches
+        before = {"prompts_per_step": self.config.prompts_per_step, "optimizer.mini_batches": updates}
+        lowered = {"prompts_per_step": number, "optimizer.mini_batches": min(updates, number)}
+        config = make_config(self.config.model_dump(mode="json"), lowered, self.name)
+        return replace(self, config=config, asked_settings=before)
 
     @property
     def full_name(self) -> str:
@@ -159,13 +174,12 @@ def labeled(names: Sequence[str]) -> list[tuple[str, str]]:
     return [(letters(i), name) for i, name in enumerate(names)]
 
 
-def check_arms(plans: Sequence[ArmPlan], unit: Unit, budget: float, seeds: int, jobs: int) -> None:
+def check_arms(plans: Sequence[ArmPlan], unit: Unit, seeds: int, jobs: int) -> None:
     """Raise a UserError if arms cannot be compared or cannot run.
 
     Args:
         plans: The arms.
         unit: Unit of the budget.
-        budget: Budget of each run.
         seeds: Runs of each arm.
         jobs: Runs in parallel, whose memory adds up.
 
@@ -181,14 +195,6 @@ def check_arms(plans: Sequence[ArmPlan], unit: Unit, budget: float, seeds: int, 
     first = plans[0]
     for plan in plans[1:]:
         _check_same(first, plan, unit)
-    for plan in plans:
-        step = plan.config.samples_per_step if unit == "samples" else 0
-        if plan.run is None and step > TOLERANCE * budget:
-            raise UserError(
-                f"one step of {plan.full_name} takes {step:,} {UNIT_WORDS[unit]}, more than {TOLERANCE:.0%} of the "
-                f"budget of {budget:,.0f}, so the arms cannot be matched; raise --budget to {step / TOLERANCE:,.0f} or "
-                "more, or lower prompts_per_step"
-            )
     _check_ready(plans, seeds, jobs)
 
 
@@ -197,7 +203,7 @@ def _check_same(first: ArmPlan, other: ArmPlan, unit: Unit) -> None:
     if first.config.model != other.config.model:
         raise UserError(
             f"{first.full_name} starts from {first.config.model} and {other.full_name} from {other.config.model}; arms "
-            "must start from the same checkpoint: give it with --from"
+            f"must start from the same checkpoint: --from {shlex.quote(str(first.config.model))}"
         )
     theirs = _measured_by(other.config)
     clocks = [plan.config.engine.clock for plan in (first, other)]
@@ -206,14 +212,23 @@ def _check_same(first: ArmPlan, other: ArmPlan, unit: Unit) -> None:
             f"the seconds of the arms are those of different clocks: engine.clock is {clocks[0]} for {first.full_name} "
             f"and {clocks[1]} for {other.full_name}; give one value for both: --engine.clock ..."
         )
-    for name, value in _measured_by(first.config).items():
-        if value != theirs[name]:
-            raise UserError(
-                f"the arms are evaluated differently: {name} is {value} for {first.full_name} and {theirs[name]} for "
-                f"{other.full_name}; give one value for both: --{name} ..."
-            )
+    different = {name: value for name, value in _measured_by(first.config).items() if value != theirs[name]}
+    if different:
+        told = "; ".join(
+            f"{name} is {value} for {first.full_name} and {theirs[name]} for {other.full_name}"
+            for name, value in different.items()
+        )
+        wanted = other if other.run is not None else first
+        values = {**_measured_by(wanted.config), "rewards.stop_properly": wanted.config.rewards.stop_properly}
+        options = shlex.join(part for name in different for part in (f"--{name}", _as_yaml(values[name])))
+        raise UserError(f"the arms are evaluated differently: {told}; to evaluate them alike: {options}")
     if not first.config.evaluation.num_prompts:
         raise UserError("a comparison needs held-out prompts, and evaluation.num_prompts is 0; raise it")
+
+
+def _as_yaml(value: Any) -> str:
+    """Return a value as an option takes it."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _measured_by(config: TrainConfig) -> dict[str, Any]:

@@ -91,6 +91,7 @@ class Comparison:
     # held-out prompts that are not among `prompts`: in an evaluation of a run some of the responses could not
     # be verified because of an infrastructure failure
     num_left_out: int = 0
+    notes: tuple[str, ...] = ()  # what was chosen or changed for the arms and the budget, a sentence each
 
     @property
     def ordered_by_rollouts(self) -> bool:

@@ -58,7 +58,8 @@ def read_comparison(folder: Path) -> Comparison:
     if first is None:
         raise UserError(f"{folder / SPEC_FILE} has no runs; start a new comparison in another folder")
     whole = Comparison(
-        spec["checkpoint"], budget.unit, budget.limit, budget.eval_points, *first[1], tuple(arms), spec["machine"]
+        spec["checkpoint"], budget.unit, budget.limit, budget.eval_points, *first[1], tuple(arms), spec["machine"],
+        notes=tuple(spec.get("notes", ())),
     )  # fmt: skip
     return _without_unverified(whole)
 

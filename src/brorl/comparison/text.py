@@ -58,7 +58,8 @@ def text_of(results: ComparisonResults) -> ComparisonText:
     remarks = (
         *first, *_phases(results), *(f"{run.words}." for run in results.matches if run.ended_early is not None),
         *unverified_words(comparison), *certainty, _seeds_needed(results), *_trends(results),
-        *_differing_settings(comparison.arms), _limits(comparison),
+        *_differing_settings(comparison.arms), *(f"{note[0].upper()}{note[1:]}." for note in comparison.notes),
+        _limits(comparison),
     )  # fmt: skip
     key = [f"{'; '.join(f'{letter} is {name}' for letter, name in results.key.items())}."] if results.key else []
     return ComparisonText((answer_of(results), *key, *measured), remarks)

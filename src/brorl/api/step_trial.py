@@ -1,0 +1,44 @@
+"""The cost of a step of each arm, from a few real steps before a comparison: groups that are drawn again included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+
+from brorl.api.arm_runs import ArmRun, Slot, finish_runs, progress_of
+from brorl.api.comparison_plan import TRIAL, ComparisonPlan, arm_folders
+from brorl.api.comparison_view import ComparisonView
+from brorl.assemble.comparison import run_config
+from brorl.config.reading import dump_yaml, make_config
+from brorl.cost import Budget
+from brorl.storage import replace_file, storage_errors
+
+_STEPS = 3  # whose median is the cost of a step: the first one contains startup
+_QUICK = {"evaluation.num_prompts": 1, "tracking.to": []}
+
+
+def costs_of_steps(plan: ComparisonPlan, folder: Path, slots: Sequence[Slot]) -> dict[str, float]:
+    """Return the cost of a step by arm, in the unit of the plan; without arms that made none.
+
+    Raises:
+        UserError: If a step fails.
+        KeyboardInterrupt: On Ctrl-C or SIGTERM.
+    """
+    folders = arm_folders(plan.arms)
+    with TemporaryDirectory(prefix=TRIAL, dir=folder) as scratch:
+        runs = []
+        for arm in plan.arms:
+            directory = Path(scratch) / folders[arm.name]
+            run = ArmRun(arm.name, 0, directory.with_name(f"{directory.name}.yaml"), directory, Budget("steps", _STEPS))
+            settings = run_config(arm, 0, directory, run.budget).model_dump(mode="json")
+            with storage_errors(folder):
+                directory.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(run.recipe, dump_yaml(make_config(settings, _QUICK, arm.name)).encode())
+            runs.append(run)
+        finish_runs(runs, slots, ComparisonView(Console(quiet=True), runs))
+        costs = {run.arm: progress_of(run).costs_of_steps(plan.unit) for run in runs}
+    return {arm: median(of_arm) for arm, of_arm in costs.items() if of_arm}

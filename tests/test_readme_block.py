@@ -1,0 +1,25 @@
+"""The Python block of README.md, run as it is printed, from an empty folder."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+@pytest.mark.example
+def test_the_python_block_of_the_readme_works(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
+    (tmp_path / "script.py").write_text(block)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=1800
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "6/6" in done.stdout  # two arms with three seeds
+    assert (tmp_path / "runs" / "plan" / "plan.json").is_file()
+    (comparison,) = tmp_path.glob("runs/compare-*/comparison.json")
+    assert '"N=512"' in comparison.read_text()
+    assert (tmp_path / "runs" / "mine" / "report.html").is_file()
