@@ -81,3 +81,10 @@ def test_parts_hold_every_column_once() -> None:
 def test_rows_need_a_cell_for_every_column() -> None:
     with pytest.raises(ValueError, match="needs 2 cells, not 1"):
         Table("t", ("a", "b"), (("1",),))
+
+
+def test_notes_and_title_are_as_wide_as_the_terminal_and_not_as_the_table() -> None:
+    note = "a note of many words that explains what the cells of this small table mean to its readers"
+    lines = rendered(Table("a title that is wider than the table", ("x",), (("1",),), (note,)), 100).splitlines()
+    assert lines[0].strip() == "a title that is wider than the table"
+    assert " ".join(line.strip() for line in lines[-2:]) == note

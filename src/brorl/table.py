@@ -65,16 +65,13 @@ class Table:
             raise ValueError(f"a row of {self.title!r} needs {len(self.columns)} cells, not {len(wrong)}: {wrong}")
 
     def __rich__(self) -> Any:
-        """Return the table for a terminal (a `rich.table.Table`)."""
+        """Return the table for a terminal, with its title above and its notes below: they may be wider."""
         from rich import box
+        from rich.console import Group
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        table = RichTable(
-            title=Text(self.title, style="bold") if self.title else None, title_justify="left", box=box.SIMPLE_HEAD,
-            show_edge=False, padding=(0, 1, 0, 0), show_header=any(self.columns), caption_justify="left",
-            caption=Text("\n".join(self.notes), style="dim") if self.notes else None,
-        )  # fmt: skip
+        table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), show_header=any(self.columns))
         for index, column in enumerate(self.columns):
             if index in self.words:
                 table.add_column(Text(column), overflow="fold")
@@ -83,7 +80,9 @@ class Table:
                 table.add_column(Text(_folded(column, max(widest, _HEADING))), justify="right", no_wrap=True)
         for index, row in enumerate(self.rows):
             table.add_row(*map(Text, row), style="bold" if index in self.strong else None)
-        return table
+        title = [Text(self.title, style="bold")] if self.title else []
+        notes = [Text(line, style="dim") for note in self.notes for line in wrap(note, _WIDTH, break_on_hyphens=False)]
+        return Group(*title, table, *notes)
 
     def markdown(self) -> str:
         """Return the table as GitHub Markdown, with its title as a heading and its notes below."""

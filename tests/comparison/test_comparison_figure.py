@@ -120,7 +120,7 @@ def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
     colors = [handle.get_color() for handle in figure.legends[0].legend_handles]
     axis = panels(figure)[0]
     assert colors == [line.get_color() for line in axis.get_lines() if line.get_label() in ("A", "B")]
-    assert figure._suptitle.get_text().startswith("At 40 seconds of training each, B scored")
+    assert figure._suptitle.get_text().startswith("B won: at 40 seconds of training each, B is")
 
 
 def test_png(rng: np.random.Generator, tmp_path: Path) -> None:

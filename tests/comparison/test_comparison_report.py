@@ -146,15 +146,15 @@ class TestTables:
         assert steps[1:3] == (f"{8.5 / 32:.3f}", f"{16.5 / 32:.3f}")
         assert samples[0] == f"{spent[0][2].samples:,} samples"
         assert spent[0][2].samples < spent[1][0].samples  # N=512 had spent more at its first evaluation
-        assert samples[1:] == (f"{8.5 / 32:.3f}", "", "", "")
-        assert any(note.startswith("Empty: ") for note in equal_table(results_of(comparison)).notes)
+        assert samples[1:] == (f"{8.5 / 32:.3f}", "-", "-", "-")
+        assert any(note.startswith("-: ") for note in equal_table(results_of(comparison)).notes)
         a, b = spent[0][2].unique_tokens, [cost.unique_tokens for cost in spent[1]]
         assert b[0] < a < b[1]
         assert tokens[0] == f"{a:,} unique tokens"
         assert float(tokens[2]) == pytest.approx((8.5 + 8 * (a - b[0]) / (b[1] - b[0])) / 32, abs=5.1e-4)
         line = next(line for line in sentences(comparison) if line.startswith("pass@1 at equal cost in other units"))
         assert "samples" not in line
-        assert f"at {a:,} unique tokens each N=512 leads (" in line
+        assert f"at {a:,} unique tokens each, N=512 leads: N=512 is " in line
         record = comparison_record(results_of(comparison))["at_equal_cost"]
         assert [(e["unit"], e["not_evaluated"], e["difference"] is None) for e in record] == [
             ("steps", [], False), ("samples", ["N=512"], True), ("unique_tokens", [], False)
@@ -192,7 +192,7 @@ class TestTables:
         words = sentences(comparison)
         assert "N=512 won" in words[0]
         (line,) = (line for line in words if "conclusion changes" in line)
-        assert "at 20 seconds each no difference shown (" in line
+        assert "at 20 seconds each, no difference shown: N=512 is " in line
         assert "they had spent N=16 20.0 s and N=512 20.9 s, because" in line
         assert not any("conclusion changes" in line for line in sentences(levels([[8, 8], [8, 20]])))
 
@@ -211,7 +211,8 @@ class TestTables:
         (line,) = (line for line in sentences(comparison) if line.startswith("Where pass@1 first was 0.266 ("))
         assert f"N=512 after 20.0 s), pass@16 was {expected:.3f} with N=16" in line
         assert line.endswith(
-            f"and {expected:.3f} with N=512: no difference shown (difference +0.000 [+0.000, +0.000])."
+            f"and {expected:.3f} with N=512; no difference shown: N=512 is as high in pass@16, interval [+0.000, "
+            "+0.000]."
             if len(numbers) == 2
             else f"N=16; no difference shown: N=64 {expected:.3f} (+0.000 [+0.000, +0.000]), N=512 {expected:.3f} "
             "(+0.000 [+0.000, +0.000])."
@@ -226,8 +227,8 @@ class TestTables:
         found = results_of(comparison)
         assert found.equal_score is not None
         table = equal_score_table(found)
-        assert [row[1:] for row in table.rows][1] == ("", "", "", "")
-        assert any(note.startswith("Empty: ") for note in table.notes)
+        assert [row[1:] for row in table.rows][1] == ("-", "-", "-", "-")
+        assert any(note.startswith("-: ") for note in table.notes)
         told = "pass@16 at equal pass@1 is not compared: N=512 had passed 0.266 before the first evaluation"
         assert any(line.startswith(told) for line in sentences(comparison))
         first = results_of(swapped(comparison)).equal_score
@@ -262,7 +263,7 @@ class TestTables:
                 for run in runs
                 for one, two in pairwise(run.scores)
             ):
-                assert row[1:] == ("", "")
+                assert row[1:] == ("-", "-")
                 assert all(kept["equal"][k]["difference"] is None for k in ("1", "16"))
                 continue
             for k, cell in zip((1, 16), row[1:], strict=True):
@@ -290,7 +291,7 @@ class TestTables:
                 half = sqrt(sum(stats.t.ppf(0.975, m.size - 1) ** 2 * m.var(ddof=1) / m.size for m in means))
                 assert (low, high) == pytest.approx((value - half, value + half), abs=1e-9)
                 assert cell.endswith("*") == (low > 0 or high < 0)
-        assert {row[1] == "" for row in cells} == {True, False}  # N=512 samples more than N=16 in all before 10 s
+        assert {row[1] == "-" for row in cells} == {True, False}  # N=512 samples more than N=16 in all before 10 s
 
     def test_an_arm_that_was_evaluated_late_is_not_measured_against_the_first(self) -> None:
         comparison = levels([[8, 20], [8, 20], [30, 30]], numbers=(16, 16, 512), names=("a", "b", "late"))
@@ -302,7 +303,7 @@ class TestTables:
         assert line.endswith("; not evaluated close enough to equal samples: late.")
         rows = against_first_table(results_of(comparison)).rows
         late = [row for row in rows if row[0].startswith("late, ") and row[0].endswith(" samples")]
-        assert [row[1:] for row in late] == [("", "")]
+        assert [row[1:] for row in late] == [("-", "-")]
 
     def test_a_sweep_tells_who_is_higher_and_lower_than_the_first(self) -> None:
         comparison = levels([[8, 8], [8, 20], [8, 6], [8, 8]], numbers=(16, 64, 512, 2048))
@@ -435,21 +436,24 @@ class TestAnswer:
         words = sentences(levels([[6, 8], [10, 20]]))
         # 4.5 / 32, 8.5 / 32 and 20.5 / 32 of the responses are correct
         assert words[0] == (
-            "At 20 seconds of training each, N=512 scored pass@1 0.641 and N=16 0.266: N=512 won (difference +0.375 "
-            "[+0.375, +0.375], 3 seeds)."
+            "N=512 won: at 20 seconds of training each, N=512 is 0.375 higher in pass@1 (0.641 against 0.266 of N=16), "
+            "interval [+0.375, +0.375], 3 seeds."
         )
         assert any(line.startswith("Compute-matched in seconds: no run spent over 5% more") for line in words)
         assert any("N=512 was ahead in 3 of 3 seeds" in line for line in words)
 
     def test_b_loses(self) -> None:
         words = sentences(swapped(levels([[6, 8], [10, 20]])))
-        assert words[0].endswith("N=16 did not win (difference -0.375 [-0.375, -0.375], 3 seeds).")
+        assert words[0] == (
+            "N=512 won: at 20 seconds of training each, N=16 is 0.375 lower in pass@1 (0.266 against 0.641 of N=512), "
+            "interval [-0.375, -0.375], 3 seeds."
+        )
         assert any("N=16 was ahead in 0 of 3 seeds" in line for line in words)
         assert not any(re.search(r"\bN=16 won\b", line) for line in words)
 
     def test_nothing_shown(self) -> None:
         words = sentences(levels([[6, 8], [6, 8]]))
-        assert "N=512 did not win, no difference was shown (difference +0.000" in words[0]
+        assert words[0].startswith("No difference shown: at 20 seconds of training each, N=512 is as high in pass@1 (")
         assert not any(" won" in line for line in words)
 
     def test_one_seed_may_be_reversed(self) -> None:
@@ -461,9 +465,9 @@ class TestAnswer:
 
     def test_an_overshoot_is_not_called_matched(self, rng: np.random.Generator) -> None:
         words = sentences(synthetic(rng, lift={0: 0.0, 1: 3.0}, overshoot={1: 0.18}, num_prompts=60))
-        assert words[0].startswith("At 40 seconds of training or more, N=512 scored pass@1")
-        assert "N=512 scored higher (difference" in words[0]
-        assert words[0].endswith("but the runs are not matched.")
+        assert words[0].startswith(
+            "N=512 scored higher, but the runs are not matched: at 40 seconds of training or more, N=512 is "
+        )
         assert not any(" won" in line or "Compute-matched" in line for line in words)
         over = next(line for line in words if line.startswith("NOT compute-matched"))
         assert "N=512 spent up to 47.2 seconds, 18% more than 40 seconds" in over
@@ -526,7 +530,8 @@ class TestAnswer:
         sharp = replace(scores[-1], num_correct_P=np.where(np.arange(12) < 8, 32, 0))
         words = sentences(with_scores(comparison, 1, (*scores[:-1], sharp)))
         assert "N=512 won" in words[0]
-        assert words[1].startswith("Coverage: pass@32 is 0.667 with N=512 and 1.000 with N=16, 1.000 at the start")
+        assert words[1].startswith("In coverage, N=16 leads: N=512 is 0.333 lower in pass@32, interval [")
+        assert words[1].endswith("; N=512 has 0.667, N=16 1.000, and the start 1.000.")
         assert "N=16 leads" in words[1]
         assert "N=512 gained 0 and lost 4" in words[3]
 
@@ -538,7 +543,7 @@ class TestAnswer:
             last = replace(run.scores[-1], num_correct_P=run.scores[-1].num_correct_P + more)
             runs.append(replace(run, scores=(*run.scores[:-1], last)))
         words = sentences(replace(comparison, arms=(comparison.arms[0], replace(arm, runs=tuple(runs)))))
-        assert "no difference was shown" in words[0]
+        assert words[0].startswith("No difference shown: ")
         assert any("t-test over prompts alone would show a difference" in line for line in words)
 
     def test_fewer_than_two_arms_are_refused(self) -> None:

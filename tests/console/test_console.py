@@ -278,7 +278,7 @@ def test_coverage_table(as_read_from_file: bool) -> None:
     assert "mixed groups: groups with correct and incorrect rollouts" in " ".join(table.notes)
     assert "from the same 64 rollouts per prompt" in " ".join(table.notes)
     informative, mass = table.rows
-    assert informative[1:] == (f"{(80 * 0.5 + 40 * 0.25) / 120:.1%}", f"{(80 * 0.8 + 40 * 0.4) / 120:.1%}", "")
+    assert informative[1:] == (f"{(80 * 0.5 + 40 * 0.25) / 120:.1%}", f"{(80 * 0.8 + 40 * 0.4) / 120:.1%}", "-")
     whole = 20 * 0.4 + 5 * 0.1
     assert mass[1:] == tuple(f"{1 - (20 * a + 5 * b) / whole:.1%}" for a, b in ((0.3, 0.1), (0.2, 0.05), (0.1, 0.0)))
 

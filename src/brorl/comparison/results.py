@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from brorl.comparison.arms import (
@@ -47,7 +47,7 @@ from brorl.comparison.prompts import (
     task_trends,
 )
 from brorl.cost import UNITS
-from brorl.format import Estimate, counted
+from brorl.format import Estimate, counted, signed
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,29 @@ class ComparisonResults:
 def with_names(text: str, a: str, b: str) -> str:
     """Return a conclusion or a trend with the names of the arms for A and B."""
     return re.sub(r"\b[AB]\b", lambda letter: a if letter[0] == "A" else b, text)
+
+
+def difference_words(conclusion: str, difference: Estimate, names: Sequence[str], score: str) -> str:
+    """Return a difference of two arms in words, its conclusion first, with its interval.
+
+    For example: no difference shown: N=512 is 0.059 lower in pass@1, interval [-0.120, +0.010].
+    """
+    a, b = names
+    return (
+        f"{with_names(conclusion, a, b)}: {b} is {higher_or_lower(difference)} in {score}{interval_words(difference)}"
+    )
+
+
+def higher_or_lower(difference: Estimate) -> str:
+    """Return the size of a difference in words: 0.059 lower."""
+    size = f"{abs(difference.value):.3f}"
+    return "as high" if size == "0.000" else f"{size} {'higher' if difference.value > 0 else 'lower'}"
+
+
+def interval_words(difference: Estimate) -> str:
+    """Return the interval of a difference, after a comma; nothing if it has none."""
+    ends = signed(difference).partition(" ")[2]
+    return f", interval {ends}" if ends else ""
 
 
 def results_of(comparison: Comparison) -> ComparisonResults:

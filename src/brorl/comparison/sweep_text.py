@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from brorl.comparison.frontier import Frontier, LeadingRange
 from brorl.comparison.matching import TOLERANCE
 from brorl.comparison.paired import Conclusion, CorrectedInterval
-from brorl.comparison.results import ComparisonResults
+from brorl.comparison.results import ComparisonResults, higher_or_lower, interval_words
 from brorl.cost import UNIT_WORDS, Unit, amount, short_amount
 from brorl.format import interval, listed, signed
 
@@ -29,14 +29,12 @@ def sweep_answer(results: ComparisonResults) -> str:
     score = interval(at_budget[best.arm].score)
     if best.is_tied:
         return f"{where}, {best.arm} and {best.second} scored the same {frontier.measure.name}, {score}."
-    start = f"{where}, {best.arm} scored the highest {frontier.measure.name}, {score}"
-    lead = f"{signed(best.lead)}, {results.seeds_text}"
+    shown, resampled = "No winner shown", f", best in {best.best_fraction:.0%} of bootstrap resamples"
     if best.lead_shown:
-        certainty = " with this one seed" if results.seeds_text == "1 seed" else ""
-        return f"{start}: it won{certainty}, its lead over {best.second} is shown ({lead})."
+        shown, resampled = f"{best.arm} won{' with this one seed' if results.seeds_text == '1 seed' else ''}", ""
     return (
-        f"{start}, but it did not win: its lead over {best.second} is not shown ({lead}; best in "
-        f"{best.best_fraction:.0%} of bootstrap resamples)."
+        f"{shown}: {where[0].lower()}{where[1:]}, {best.arm} scored the highest {frontier.measure.name}, {score}, "
+        f"{higher_or_lower(best.lead)} than {best.second}{interval_words(best.lead)}, {results.seeds_text}{resampled}."
     )
 
 

@@ -19,7 +19,7 @@ from brorl.format import Estimate, interval, p_value, short, short_time, signed,
 from brorl.table import Table
 
 _MAX_POINTS = 4  # rows of an arm in the first table of two arms
-_NOT_KNOWN = "Empty: the arm was not evaluated close enough to that cost; a larger --marks adds evaluation points."
+_NOT_KNOWN = "-: the arm was not evaluated close enough to that cost; a larger --marks adds evaluation points."
 _LONGEST_VALUE = 9  # characters of a setting in a column
 
 
@@ -53,7 +53,7 @@ def cost_table(results: ComparisonResults) -> Table:
     columns = ("arm", "N", "prompts\n/step", "steps", "samples", "unique\ntokens", "time", "pass@1")
     points = shown_points(comparison.eval_points) if results.pair is not None else comparison.eval_points[-1:]
     shown = [(arm, at) for arm in comparison.arms for at in results.arms[arm.name] if at.eval_point in points]
-    rows = [("start", *[""] * 6, interval(results.start[1])), *(_cost_row(arm, at) for arm, at in shown)]
+    rows = [("start", *["-"] * 6, interval(results.start[1])), *(_cost_row(arm, at) for arm, at in shown)]
     notes = [
         f"Means over runs ({results.seeds_text} an arm); brackets: 95% intervals. Samples are counted before dynamic "
         f"sampling. Evaluations are not part of any cost. Machine: {comparison.machine}."
@@ -138,8 +138,8 @@ def paired_table(results: ComparisonResults) -> Table:
     for k in results.end_ks:
         d = results.pair.differences[k]
         rows += [
-            (f"pass@{k}", f"over {d.covers}", signed(d.difference), "", "", ""),
-            ("", "bootstrap", signed(d.bootstrap), "", "", ""),
+            (f"pass@{k}", f"over {d.covers}", signed(d.difference), "-", "-", "-"),
+            ("", "bootstrap", signed(d.bootstrap), "-", "-", "-"),
             ("", f"{d.num_prompts:,} prompts", f"{d.difference.value:+.3f}", *_test(d.prompt_test)),
         ]
         if d.seed_test is not None and d.seed_interval is not None:
@@ -180,7 +180,7 @@ def _marks_note(num_intervals: int) -> str:
 
 
 def _values(estimates: Iterable[Estimate | None]) -> tuple[str, ...]:
-    return tuple("" if estimate is None else f"{estimate.value:.3f}" for estimate in estimates)
+    return tuple("-" if estimate is None else f"{estimate.value:.3f}" for estimate in estimates)
 
 
 def _shown(difference: PairedDifference, a: str, b: str) -> tuple[str, str]:
@@ -193,7 +193,7 @@ def equal_table(results: ComparisonResults) -> Table:
     rows = []
     for equal in results.equal:
         row = (amount(equal.amount, equal.unit), *_values(equal.scores))
-        shown = ("", "") if equal.difference is None else _shown(equal.difference, names[0], names[1])
+        shown = ("-", "-") if equal.difference is None else _shown(equal.difference, names[0], names[1])
         rows.append((*row, *shown) if two else row)
     notes = ["At the largest cost that every run reached, on straight lines between its evaluations."]
     if any(equal.not_evaluated for equal in results.equal):
@@ -208,9 +208,9 @@ def equal_score_table(results: ComparisonResults) -> Table:
     assert equal is not None
     rows = []
     for arm in equal.arms:
-        spent = "" if arm.spent is None else short_amount(arm.spent, unit)
-        coverage = "" if arm.coverage is None else interval(arm.coverage)
-        shown = ("", "")
+        spent = "-" if arm.spent is None else short_amount(arm.spent, unit)
+        coverage = "-" if arm.coverage is None else interval(arm.coverage)
+        shown = "-", "-"
         if arm.difference is not None and arm.corrected is not None:
             marked = _marked(arm.difference, arm.corrected) if equal.num_differences > 1 else signed(arm.difference)
             shown = marked, with_names(arm.corrected.conclusion, first, arm.arm)
@@ -223,7 +223,7 @@ def equal_score_table(results: ComparisonResults) -> Table:
         notes.append(f"{_marks_note(equal.num_differences)} The conclusion uses the corrected interval.")
     if any(arm.coverage is None for arm in equal.arms):
         notes.append(
-            "Empty: the arm had passed this pass@1 before its first evaluation; a larger --marks adds earlier "
+            "-: the arm had passed this pass@1 before its first evaluation; a larger --marks adds earlier "
             "evaluation points."
         )
     if equal.not_risen:
@@ -244,7 +244,7 @@ def against_first_table(results: ComparisonResults) -> Table:
         for k in ks:
             difference, corrected = row.equal[k].difference, row.corrected[k]
             if difference is None or corrected is None:
-                cells.append("")
+                cells.append("-")
             else:
                 cells.append(_marked(difference.difference, corrected))
         rows.append(tuple(cells))

@@ -1,7 +1,7 @@
 """The answer of a comparison in sentences.
 
-The sentences state "did not win" if no arm did, "no difference was shown" if nothing was, and call nothing matched or
-shown that is not. Of two arms, the second is measured against the first; of more, the best arm at each budget is named.
+The answer begins with what is shown: an arm that won, or "No difference shown". Nothing is called matched or shown
+that is not. Of two arms, the second is measured against the first; of more, the best arm at each budget is named.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from brorl.comparison.arms import Arm, Comparison
 from brorl.comparison.equal import EqualCost
 from brorl.comparison.matching import TOLERANCE, Spread
 from brorl.comparison.paired import PairedDifference
-from brorl.comparison.results import ComparisonResults, Pair, with_names
+from brorl.comparison.results import (
+    ComparisonResults,
+    Pair,
+    difference_words,
+    higher_or_lower,
+    interval_words,
+    with_names,
+)
 from brorl.comparison.sweep_text import (
     against_first,
     grouped,
@@ -71,22 +78,19 @@ def answer_of(results: ComparisonResults) -> str:
 
 
 def _pair_answer(results: ComparisonResults, pair: Pair) -> str:
-    difference = pair.differences[1]
-    a, b = results.names
-    at_a, at_b = (results.arms[name][-1].pass_at[1].value for name in (a, b))
-    evidence = f"difference {signed(difference.difference)}, {_seeds(difference)}"
-    scored = f"{b} scored pass@1 {at_b:.3f} and {a} {at_a:.3f}"
-    budget = amount(results.budget, results.comparison.unit)
-    matched, conclusion = not results.unmatched, f"{b} did not win"
-    if difference.conclusion == "B leads":
-        conclusion = f"{b} won" if matched else f"{b} scored higher"
+    difference, (a, b) = pair.differences[1], results.names
+    at_a, at_b = (f"{results.arms[name][-1].pass_at[1].value:.3f}" for name in (a, b))
+    matched, shown = not results.unmatched, "No difference shown"
+    if difference.conclusion != "no difference shown":
+        shown = f"{b if difference.conclusion == 'B leads' else a} {'won' if matched else 'scored higher'}"
         if matched and min(difference.num_seeds) == 1:
-            conclusion += " with this one seed" if max(difference.num_seeds) == 1 else " with these seeds"
-    elif difference.conclusion == "no difference shown":
-        conclusion = f"{conclusion}, no difference was shown" if matched else "no difference was shown"
-    if matched:
-        return f"At {budget} of training each, {scored}: {conclusion} ({evidence})."
-    return f"At {budget} of training or more, {scored}: {conclusion} ({evidence}), but the runs are not matched."
+            shown += " with this one seed" if max(difference.num_seeds) == 1 else " with these seeds"
+    where = f"{amount(results.budget, results.comparison.unit)} of training {'each' if matched else 'or more'}"
+    but = "" if matched else ", but the runs are not matched"
+    return (
+        f"{shown}{but}: at {where}, {b} is {higher_or_lower(difference.difference)} in pass@1 ({at_b} against {at_a} "
+        f"of {a}){interval_words(difference.difference)}, {_seeds(difference)}."
+    )
 
 
 def match_words(results: ComparisonResults) -> list[str]:
@@ -173,8 +177,8 @@ def _equal_cost(results: ComparisonResults) -> list[str]:
 
 
 def _at_equal_cost(results: ComparisonResults, equal: EqualCost, difference: PairedDifference) -> str:
-    conclusion = with_names(difference.conclusion, *results.names)
-    return f"{amount(equal.amount, equal.unit)} each {conclusion} ({signed(difference.difference)})"
+    words = difference_words(difference.conclusion, difference.difference, results.names, "pass@1")
+    return f"{amount(equal.amount, equal.unit)} each, {words}"
 
 
 def _coverage(results: ComparisonResults, pair: Pair) -> list[str]:
@@ -185,8 +189,8 @@ def _coverage(results: ComparisonResults, pair: Pair) -> list[str]:
     difference = pair.differences[k]
     at_a, at_b = (results.arms[name][-1].pass_at[k].value for name in (a, b))
     return [
-        f"Coverage: pass@{k} is {at_b:.3f} with {b} and {at_a:.3f} with {a}, {results.start[k].value:.3f} at the "
-        f"start: {with_names(difference.conclusion, a, b)} (difference {signed(difference.difference)})."
+        f"In coverage, {difference_words(difference.conclusion, difference.difference, (a, b), f'pass@{k}')}; {b} has "
+        f"{at_b:.3f}, {a} {at_a:.3f}, and the start {results.start[k].value:.3f}."
     ]
 
 
@@ -209,10 +213,8 @@ def _equal_score(results: ComparisonResults) -> list[str]:
         if arm.coverage is None or arm.difference is None or arm.conclusion is None or arm.corrected is None:
             continue
         if len(others) == 1:
-            return [
-                f"{where} {first.arm} and {arm.coverage.value:.3f} with {arm.arm}: "
-                f"{with_names(arm.conclusion, first.arm, arm.arm)} (difference {signed(arm.difference)})."
-            ]
+            words = difference_words(arm.conclusion, arm.difference, (first.arm, arm.arm), f"pass@{equal.k}")
+            return [f"{where} {first.arm} and {arm.coverage.value:.3f} with {arm.arm}; {words}."]
         text = f"{arm.arm} {arm.coverage.value:.3f} ({signed(arm.difference)})"
         differences.append((text, arm.conclusion, arm.corrected))
     return [f"{where} {first.arm}; {'; '.join(grouped(differences))}."]

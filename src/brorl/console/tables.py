@@ -70,8 +70,10 @@ def coverage_table(records: Sequence[Record]) -> Table:
     numbers = sorted(known & {16, 64, 256, own, 4 * own})
     groups = sum(size for size, _ in mixed)
     fractions = [sum(size * _at(at, n) for size, at in mixed) / groups if n <= own else None for n in numbers]
-    rows = [("mixed groups", *("" if fraction is None else _percent(fraction) for fraction in fractions))]
+    rows = [("mixed groups", *("-" if fraction is None else _percent(fraction) for fraction in fractions))]
     notes = ["mixed groups: groups with correct and incorrect rollouts"]
+    if None in fractions:
+        notes[0] += f"; -: not known beyond the {own} rollouts per prompt of the run"
     if covered:
         mass = sum(p["q_pos"] for p in covered)
         unsampled = [sum(_at(p["unsampled_correct_at"], n) for p in covered) for n in numbers]

@@ -88,10 +88,14 @@ def fraction_table(report: PlanReport) -> Table:
     for row in report.plan.rows:
         fractions = interval(row.mixed, 2), interval(row.solved, 2)
         rows.append((_number(row), *fractions, f"{row.unique_tokens.value:,.0f}", f"{row.unique_fraction:.3f}"))
+    return Table("N rollouts of a prompt", columns, tuple(rows), _beyond_pilot(report), words=frozenset())
+
+
+def _beyond_pilot(report: PlanReport) -> tuple[str, ...]:
+    """Return the note on numbers of rollouts with a star, if there are any."""
     pilot = report.measured.summary.num_rollouts
-    note = f"* beyond the pilot's {pilot} rollouts: fractions from a fit"
-    extrapolated = any(row.extrapolated for row in report.plan.rows)
-    return Table("N rollouts of a prompt", columns, tuple(rows), (note,) if extrapolated else (), words=frozenset())
+    note = f"* beyond the pilot's {pilot} rollouts: predicted from a fit"
+    return (note,) if any(row.extrapolated for row in report.plan.rows) else ()
 
 
 def step_table(report: PlanReport) -> Table:
@@ -104,7 +108,8 @@ def step_table(report: PlanReport) -> Table:
         size = "unknown" if memory is None else memory_size(memory)
         rows.append((_number(row), seconds_text(total), phases, size, format_noise(row.noise)))
     columns = ("N", "seconds", "sample/verify/train/rest", "memory", "gradient noise")
-    return Table(f"A step with {report.settings.prompts_per_step} prompts", columns, tuple(rows), words=frozenset())
+    title = f"A step with {report.settings.prompts_per_step} prompts"
+    return Table(title, columns, tuple(rows), _beyond_pilot(report), words=frozenset())
 
 
 def budget_table(report: PlanReport) -> Table:
@@ -112,7 +117,7 @@ def budget_table(report: PlanReport) -> Table:
     plan, rows = report.plan, []
     for index, row in enumerate(plan.rows):
         if not row.budget_prompts:
-            rows.append((_number(row), f"< {report.settings.mini_batches}", "", "", "does not fit"))
+            rows.append((_number(row), f"< {report.settings.mini_batches}", "-", "-", "does not fit"))
             continue
         remarks = {
             "recommended": index == plan.chosen,
@@ -125,7 +130,11 @@ def budget_table(report: PlanReport) -> Table:
         )
     columns = ("N", "prompts", "gradient noise", "times the least", "")
     strong = frozenset(() if plan.chosen is None else {plan.chosen})
-    return Table(f"Steps of {seconds_text(plan.budget)} s", columns, tuple(rows), words=frozenset({4}), strong=strong)
+    notes = [*_beyond_pilot(report)]
+    if any(not row.budget_prompts for row in plan.rows):
+        notes.append("does not fit: a step of the fewest prompts, one for each mini-batch, takes longer")
+    title = f"Steps of {seconds_text(plan.budget)} s"
+    return Table(title, columns, tuple(rows), tuple(notes), words=frozenset({4}), strong=strong)
 
 
 def rare_table(report: PlanReport) -> Table:
@@ -155,7 +164,7 @@ def aim_table(report: PlanReport) -> Table:
     rows = []
     for aim, choice in report.guide.choices.items():
         row = None if choice.index is None else report.plan.rows[choice.index]
-        cells = ("does not fit", "") if row is None else (f"{row.num_rollouts:,}", f"{row.budget_prompts:,}")
+        cells = ("does not fit", "-") if row is None else (f"{row.num_rollouts:,}", f"{row.budget_prompts:,}")
         rows.append((aim, choice.estimator, *cells))
     strong = frozenset({list(report.guide.choices).index(report.aim)})
     columns = ("aim", "advantage.estimator", "N", "prompts")
