@@ -21,7 +21,7 @@ from brorl.api.comparison_view import ComparisonView
 from brorl.api.plan import PlanRequest, measure_plan
 from brorl.api.recipe import resolve_checkpoint, resolve_config
 from brorl.api.tune_answer import TuningResult, conclude
-from brorl.api.tune_clock import USED, TuneClock
+from brorl.api.tune_clock import FEWEST_SEEDS, USED, TuneClock
 from brorl.api.tune_plan import NUM_EVALUATIONS, TunePlan
 from brorl.assemble.candidates import OWN, ROLLOUTS, candidates
 from brorl.assemble.comparison import ArmPlan, check_arms, reject_owned
@@ -45,7 +45,6 @@ _STEPS_TO_A_RUNG = 25  # of the user's recipe, at least, in the first part of th
 _HEADROOM = 0.02  # of pass@k above pass@1; below it there is hardly anything to find
 _FEWEST_PROMPTS = 16  # held out, for the race and for the final each
 _K = 16  # of the aim pass@k
-_FEWEST_SEEDS = 2  # of a final
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,8 @@ class Question:
     def __post_init__(self) -> None:
         if self.aim not in AIMS:
             raise UserError(f"--aim must be one of {', '.join(AIMS)}, got {self.aim}")
-        if self.seeds < _FEWEST_SEEDS:
-            raise UserError(f"--seeds: at least {_FEWEST_SEEDS} are needed, got {self.seeds}")
+        if self.seeds < FEWEST_SEEDS:
+            raise UserError(f"--seeds: at least {FEWEST_SEEDS} are needed, got {self.seeds}")
         if self.seconds <= 0:
             raise UserError(f"--budget: a time such as 90s, 30m or 8h is needed, got {self.budget}")
 
@@ -122,10 +121,10 @@ def _final(
     runs = compared.runs_in(path)
     view = ComparisonView(console, runs)
     if len(view.complete) < len(runs):
-        is_complete = run_comparison(path, compared, slots(), plan.machine, view, again(folder), clock.deadline)
+        is_complete = run_comparison(path, compared, slots(), plan.machine, view, again(folder), perf_counter() + clock.left)
         if not is_complete:
             compared = replace(compared, seeds=_complete_seeds(compared, path))
-            if compared.seeds < _FEWEST_SEEDS:
+            if compared.seeds < FEWEST_SEEDS:
                 return None
             compared.write(path, plan.machine, plan.jobs)
     return finished_comparison(path)
@@ -314,17 +313,17 @@ def _race(
         if waiting:
             if (folder / "final" / SPEC_FILE).is_file():  # begun by an earlier call, which had no time for this
                 break
-            if rung and clock.rung_seconds(rung) > clock.end_of_race - perf_counter():
+            if rung and clock.rung_seconds(rung) > clock.left_to_race:
                 console.print(f"no time for the race up to {amount(plan.run_seconds * fraction, 'seconds')}")
                 break
             console.print(f"race, up to {amount(plan.run_seconds * fraction, 'seconds')}: {len(arms)} arms")
             view, began = ComparisonView(console, runs), perf_counter()
             with view.running(again(folder)):
-                if not finish_runs(waiting, slots(), view, clock.end_of_race if rung else clock.deadline):
+                if not finish_runs(waiting, slots(), view, began + (clock.left_to_race if rung else clock.left)):
                     console.print("the time is up: the runs of this part are stopped")
                     break
-            if len(waiting) == len(runs):
-                clock.observe(rung, perf_counter() - began)
+            if not rung and len(waiting) == len(runs):
+                clock.observe(perf_counter() - began)
         room = room_after(rung, len(plan.arms)) if fraction < 1 else len(arms)
         rungs.append(standings(_courses(plan, runs), fraction, room, OWN))
         going = {standing.arm for standing in rungs[-1] if standing.dropped is None}

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, pairwise
 from math import ceil, log2
 
 from brorl.comparison.paired import conclusion_of, difference_interval
@@ -40,20 +40,13 @@ def race_cost(num_arms: int, num_slots: int = 1) -> tuple[float, int]:
     """Return the longest that a race of one seed takes, with `num_slots` runs at a time.
 
     Returns:
-        Budgets of a run, and evaluations, one after the other.
+        Budgets of a run, and evaluations, one after the other. The first rung has an evaluation of the start, of its
+        half and of its end; half of a later rung is the end of the one before.
     """
-    rungs = [rung_cost(num_arms, rung, num_slots) for rung in range(len(RUNGS))]
-    return sum(runs for runs, _ in rungs), sum(evaluations for _, evaluations in rungs)
-
-
-def rung_cost(num_arms: int, rung: int, num_slots: int = 1) -> tuple[float, int]:
-    """Return the longest that a rung of a race takes that `num_arms` have entered, as `race_cost` does.
-
-    The first rung has an evaluation of the start, of its half and of its end; half of a later rung is the end of the
-    one before.
-    """
-    waves = ceil((room_after(rung - 1, num_arms) if rung else num_arms) / num_slots)
-    return waves * (RUNGS[rung] - (RUNGS[rung - 1] if rung else 0.0)), waves * (1 if rung else 3)
+    entering = [num_arms, *(room_after(rung, num_arms) for rung in range(len(RUNGS) - 1))]
+    waves = [ceil(number / num_slots) for number in entering]
+    lengths = [RUNGS[0], *(b - a for a, b in pairwise(RUNGS))]
+    return sum(wave * length for wave, length in zip(waves, lengths, strict=True)), sum(waves) + 2 * waves[0]
 
 
 @dataclass(frozen=True, eq=False)
