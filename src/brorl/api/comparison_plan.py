@@ -262,7 +262,7 @@ def fit_steps(plan: ComparisonPlan, arguments: Arguments, cost_of: Mapping[str, 
         )
     arms = tuple(arm.with_prompts(number) for arm, number in zip(plan.arms, fewer, strict=True))
     changed = ", ".join(f"{arm.name} {b} -> {number}" for arm, b, number in zip(arms, before, fewer, strict=True))
-    note = f"fewer prompts per step ({changed}), because {step}; all of them fit with --budget {exact(least)}"
+    note = f"fewer prompts per step ({changed}), because {step}; the prompts as given fit with --budget {exact(least)}"
     return replace(plan, arms=arms, notes=(*plan.notes, note))
 
 

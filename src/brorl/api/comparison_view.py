@@ -132,4 +132,4 @@ class ComparisonView:
     def _seconds_left(self, done: float) -> float | None:
         """Estimate the remaining time from the fraction of this call's work that is done."""
         whole = self._num_runs - len(self.complete)
-        return (perf_counter() - self._started) * (whole - done) / done if done > 0.02 else None
+        return (perf_counter() - self._started) * (whole - done) / done if 0.02 < done < whole else None

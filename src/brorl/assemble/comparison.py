@@ -267,11 +267,14 @@ def _check_ready(plans: Sequence[ArmPlan], seeds: int, jobs: int) -> None:
             )
     device = choose_device(plans[0].config.device)
     available = available_bytes(device)
-    together = sum(sorted(needed)[-jobs:])
+    largest = sorted(needed, reverse=True)
+    together = sum(largest[:jobs])
     if device.type == "cpu" and available is not None and together > available:
+        fit = next((number for number in range(jobs - 1, 0, -1) if sum(largest[:number]) <= available), None)
+        fix = "lower engine.memory_gib or prompts_per_step" if fit is None else f"use --jobs {fit}"
         raise UserError(
             f"{counted(jobs, 'run')} in parallel need {memory_size(together)} of memory, and "
-            f"{memory_size(available)} are available; lower --jobs or engine.memory_gib"
+            f"{memory_size(available)} are available; {fix}"
         )
 
 
