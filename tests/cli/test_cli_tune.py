@@ -123,8 +123,8 @@ def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
         assert result.train_command == f"brorl train {result.recipe}"
     again = brorl.tune(str(folder), jobs=2, progress=False)
     assert again.answer == result.answer
-    with pytest.raises(UserError, match="is a tuning already, and budget would change it"):
-        brorl.tune(str(folder), budget="1h", progress=False)
+    with pytest.raises(UserError, match="is a tuning already, and seeds would change it"):
+        brorl.tune(str(folder), seeds=9, progress=False)
 
 
 def test_a_start_without_anything_to_find_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
