@@ -32,7 +32,7 @@ from brorl.verification.sandbox.requests import (
     ReturnValue,
     RunProgram,
 )
-from brorl.verification.sandbox.scheduling import MAX_STRETCH, denied_s, waited_s
+from brorl.verification.sandbox.scheduling import Stopwatch, denied_s, waited_s
 from brorl.verification.sandbox.server import Ending, Server
 from brorl.verification.sandbox.values import REQUEST_DEPTH, decode, encode
 
@@ -66,7 +66,7 @@ class Process:
         self._is_run = isinstance(request, RunProgram)
         self._cpu_seconds = ceil(request.limits.seconds) + 1 if self._is_run else _LOADED_CPU_SECONDS
         self._outside = request.outside if isinstance(request, LoadProgram) else ()
-        self._started = self._is_reused = False  # `_started`: it has entered its confinement
+        self._is_reused = False
         self._ending: Ending | None = None
         self._failure: Fault | None = None  # why it was killed
         self._uncaught: str | None = None  # the exception that it reported
@@ -83,11 +83,8 @@ class Process:
             self._close_descriptors()
             raise
         self.deadline = time.monotonic() + _START_SECONDS
-        self._began = time.monotonic()
-        self._asked_at: float | None = None  # when it called the outside function that it waits for
-        self._pid = 0
-        self._waited_before: float | None = None  # the count of waiting when the current request began
-        self._waited = 0.0  # seconds of the current request without a core
+        self._watch: Stopwatch | None = None  # from the time when it has entered its confinement
+        self._has_asked = False  # whether it waits for the value of an outside function
         self._late_s = 0.0
         self._send(request)
 
@@ -126,50 +123,30 @@ class Process:
 
     def request(self, request: Request) -> None:
         """Send a request to a process that has loaded something; one out of turn is a ValueError."""
-        if (self._asked_at is not None) != isinstance(request, ReturnValue):
-            state = "has not called an outside function" if self._asked_at is None else "waits for ReturnValue"
+        if self._has_asked != isinstance(request, ReturnValue):
+            state = "waits for ReturnValue" if self._has_asked else "has not called an outside function"
             raise ValueError(f"the judge requested {type(request).__name__}, but the program {state}")
-        if self._asked_at is not None:
-            paused = time.monotonic() - self._asked_at
-            self._began += paused
-            self.deadline += paused
-            self._asked_at = None
         self._is_reused = isinstance(request, LoadFunction)
         self._send(request)
 
-    def _begin(self) -> None:
-        """Start the clock of a request."""
-        self._began, self._waited_before, self._waited = time.monotonic(), self._count(), 0.0
-        self.deadline = self._began + self._limits.seconds
-
-    def _count(self) -> float | None:
-        """Return the kernel's count of the time that the process waited for a core."""
-        return waited_s(self._pid) if self._server.core is None else denied_s(self._pid)
-
     def used_s(self) -> float:
-        """Return the time of the current request, in seconds: its wall time without that in which others had its core.
-
-        Sleep counts, and so does the time in which threads of the program wait for each other.
-        """
-        if self._started and self._ending is None:
-            self._add_waiting(self._count())
-        return max(0.0, time.monotonic() - self._began - self._waited)
-
-    def _add_waiting(self, count: float | None) -> None:
-        if count is not None and self._waited_before is not None:
-            self._waited = max(self._waited, count - self._waited_before)
+        """Return the time of the current request, in seconds."""
+        return self._watch.used_s() if self._watch else 0.0
 
     def time_of(self, seconds: float) -> float:
         """Return when (monotonic clock) the request has used these seconds, if nothing else takes its core any more."""
-        return self._began + self._waited + seconds if self._started else inf
+        return self._watch.time_of(seconds) if self._watch else inf
 
     def _send(self, request: Request) -> None:
         if not isinstance(request, ReturnValue):
             self._limits = request.limits
             self._has_value = isinstance(request, CallFunction)
             self._widen(request.limits.output_bytes)
-            if self._started:
-                self._begin()
+        if self._watch is not None:
+            self._server.wake(self.number)
+            self._watch.resume() if self._has_asked else self._watch.restart()
+            self.deadline = self._watch.time_of(self._limits.seconds)
+        self._has_asked = False
         kind, content = _content(request, self._server.trusted)
         self._token = int.from_bytes(os.urandom(8), "big")
         self._unsent += Frame(kind, self._token, content).to_bytes()
@@ -209,24 +186,24 @@ class Process:
         if time.monotonic() >= self.deadline:
             if self._failure is not None:
                 raise LostError("a worker did not respond")
-            if not self._started:
+            if self._watch is None:
                 raise LostError("a process took too long to start")
             if self._replies_ended and self._server.trusted:
                 self._stop(Fault.BROKE_PROTOCOL)
             else:
-                self._check_time()
+                self._check_time(self._watch)
         return None
 
-    def _check_time(self) -> None:
+    def _check_time(self, watch: Stopwatch) -> None:
         """Stop a program whose time is up; if others had its core for most of that time, it is lost."""
         limit = self._limits.seconds
-        if self.used_s() > limit - _SHORTEST_WAIT_S:
+        if watch.used_s() > limit - _SHORTEST_WAIT_S:
             self._stop(Fault.TIMEOUT)
             return
-        last = self._began + MAX_STRETCH * limit
+        last = watch.last_time_of(limit)
         if time.monotonic() >= last:
             raise LostError("the machine was overloaded")
-        self.deadline = min(self.time_of(limit), last)
+        self.deadline = min(watch.time_of(limit), last)
 
     def _read_output(self) -> None:
         """Read standard output; a flood is cut off."""
@@ -244,13 +221,13 @@ class Process:
     def _read_reply(self) -> Reply | OutsideCall | None:
         """Read frames; return the reply that one of them is."""
         while (frame := self._next_frame()) is not None:
-            if frame.kind == frames.UNCONFINED and not self._started:
+            if frame.kind == frames.UNCONFINED and self._watch is None:
                 raise LostError(f"a process could not be confined: {_line(frame.body)}")
-            if frame.kind == frames.READY and not self._started:
-                self._started, self._pid = True, int(frame.body)
-                self._begin()
+            if frame.kind == frames.READY and self._watch is None:
+                self._watch = Stopwatch(int(frame.body), waited_s if self._server.core is None else denied_s)
+                self.deadline = self._watch.time_of(self._limits.seconds)
                 continue
-            if not self._started or frame.token != self._token:
+            if self._watch is None or frame.token != self._token:
                 self._stop(Fault.BROKE_PROTOCOL)
                 return None
             if self._is_run and frame.kind == frames.FAILED and self._uncaught is None:
@@ -304,7 +281,8 @@ class Process:
                 name, arguments = value
                 if name not in self._outside or type(arguments) is not tuple:
                     raise ValueError("not a call of an outside function")
-                self._asked_at = time.monotonic() - self._late_s
+                self._has_asked = True
+                self._pause()
                 return OutsideCall(name, arguments)
         except (ValueError, TypeError) as error:
             failure = _line(f"{NO_PLAIN_VALUE}: {error}".encode("utf-8", "replace"))
@@ -313,7 +291,12 @@ class Process:
 
     def _reply_s(self) -> float:
         """Return the seconds of a request that has been answered; this process may have read the reply late."""
-        return max(0.0, self.used_s() - self._late_s)
+        self._pause()
+        return self.used_s()
+
+    def _pause(self) -> None:
+        if self._watch is not None:
+            self._watch.pause(self._late_s)
 
     def _stop(self, failure: Fault) -> None:
         """Kill the program because of what it did."""
@@ -323,11 +306,12 @@ class Process:
 
     def _last_reply(self, ending: Ending) -> Reply:
         """Return the reply to the request during which the process ended."""
-        self._add_waiting(ending.waited_seconds)
+        if self._watch is not None:
+            self._watch.notice(ending.waited_seconds)
         seconds = self._reply_s()
         if self._is_reused and self._failure is None:
             raise IdleLossError("a worker was lost")
-        if not self._started and self._failure is None and not self._server.trusted:  # nothing of the answer has run
+        if self._watch is None and self._failure is None and not self._server.trusted:  # nothing of the answer has run
             raise LostError("a process ended before it was confined")
         failure = self._failure or self._uncaught or self._why(ending)
         if self._is_run:

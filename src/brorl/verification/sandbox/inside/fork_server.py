@@ -154,7 +154,7 @@ class _Server:
             if not self._trusted:
                 self._watch_threads()
         for pid in self._number_of:
-            _kill(pid)
+            _signal(pid, signal.SIGKILL)
 
     def _watch_threads(self) -> None:
         """Kill processes with too many threads; the system's own limit counts all processes of an ordinary user."""
@@ -164,7 +164,7 @@ class _Server:
         for pid in self._number_of:
             if _num_threads(pid) > MAX_THREADS:
                 self._too_many_threads.add(pid)
-                _kill(pid)
+                _signal(pid, signal.SIGKILL)
 
     def _receive(self) -> bool:
         """Handle one message; return whether there was one."""
@@ -175,10 +175,18 @@ class _Server:
         if "kill" in message:
             for pid, number in self._number_of.items():
                 if number == message["kill"]:
-                    _kill(pid)
+                    _signal(pid, signal.SIGKILL)
+        elif "wake" in message:
+            self._wake(message["wake"])
         else:
             self._start(message, descriptors)
+            self._wake(message["start"])
         return True
+
+    def _wake(self, number: int) -> None:
+        """Let one process run, and stop all others."""
+        for pid, other in self._number_of.items():
+            _signal(pid, signal.SIGCONT if other == number else signal.SIGSTOP)
 
     def _start(self, message: dict[str, Any], descriptors: list[int]) -> None:
         number = message["start"]
@@ -262,11 +270,11 @@ def _num_threads(pid: int) -> int:
         return 0
 
 
-def _kill(pid: int) -> None:
-    """Kill a process that has not been reaped, and its group."""
+def _signal(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process that has not been reaped, and to its group."""
     for kill in (os.killpg, os.kill):  # a new process has no group yet
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
+            kill(pid, number)
 
 
 def _end_group(pid: int) -> None:
