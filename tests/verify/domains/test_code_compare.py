@@ -11,7 +11,7 @@ import pytest
 from brorl.prompts.code_tests import StdinCases
 from brorl.verification.domains.code_checks import Check, ValueRule
 from brorl.verification.domains.code_judges import same_output
-from brorl.verification.sandbox.values import decode, encode
+from brorl.verification.sandbox.values import decode, encode, size_of
 
 JSON = ValueRule(sequences_alike=True)
 
@@ -185,9 +185,9 @@ def other_form(value: object, random: Random, rule: ValueRule) -> object:
     return random.choice([near, complex(near)])
 
 
-def test_no_accepted_value_exceeds_the_bytes_that_are_read(rng: np.random.Generator) -> None:
+def test_no_accepted_value_exceeds_the_size_that_is_read(rng: np.random.Generator) -> None:
     random = Random(int(rng.integers(2**32)))
-    num_accepted = num_longer = 0
+    num_accepted = num_longer = num_more = 0
     for _ in range(4_000):
         rule = ValueRule(*random.choice([(0.0, 0.0), (1e-9, 1e-9), (0.01, 0.01)]), random.random() < 0.7)
         if random.random() < 0.3:
@@ -200,20 +200,25 @@ def test_no_accepted_value_exceeds_the_bytes_that_are_read(rng: np.random.Genera
         text = encode(value)
         if check.accepts(decode(text)):
             num_accepted += 1
-            num_longer += len(text) > len(encode(expected))
-            assert len(text) <= check.max_bytes, (expected, value)
+            size, same = size_of(text.encode()), size_of(encode(expected).encode())
+            num_longer += size.num_bytes > same.num_bytes
+            num_more += size.num_parts > same.num_parts
+            assert size.num_bytes <= check.max_size.num_bytes, (expected, value)
+            assert size.num_parts <= check.max_size.num_parts, (expected, value)
     assert num_accepted > 1_000
-    assert num_longer > 100
+    assert min(num_longer, num_more) > 100
 
 
 def test_few_bytes_are_read_where_a_short_value_is_expected(rng: np.random.Generator) -> None:
     """The bound is some 64 bytes for a number, as a complex one takes, and the length of the text for other values."""
     for expected in (7, -0.5, True, None, "a" * 50, b"abc"):
-        assert Check((), expected).max_bytes <= 64
+        assert Check((), expected).max_size.num_bytes <= 64
     numbers = rng.integers(-1000, 1000, size=1000).tolist()
-    assert len(encode(numbers)) < Check((), numbers).max_bytes <= 66_000
-    assert Check((), 1e300).max_bytes < 300
-    assert Check((), True, kind="truth").max_bytes == 0
+    size = Check((), numbers).max_size
+    assert len(encode(numbers)) < size.num_bytes <= 66_000
+    assert 1_000 <= size.num_parts <= 3_001
+    assert Check((), 1e300).max_size.num_bytes < 300
+    assert Check((), True, kind="truth").max_size == (0, 0)
 
 
 def test_elements_of_an_expected_set_may_be_repeated() -> None:
@@ -221,4 +226,5 @@ def test_elements_of_an_expected_set_may_be_repeated() -> None:
     check = Check(arguments, {*range(5)}, kind="set")
     value = [one for one in arguments[1] if one in arguments[0]]
     assert check.accepts(value)
-    assert len(encode(value)) < check.max_bytes < 1 << 18
+    assert len(encode(value)) < check.max_size.num_bytes < 1 << 18
+    assert len(value) < check.max_size.num_parts < 1 << 16

@@ -135,8 +135,8 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
+def wait_until(holds: Callable[[], bool], within_s: float = 120.0) -> None:
+    deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -545,6 +545,11 @@ def test_no_program_can_pass_for_a_fault_of_the_machine(pool: ProgramPool, body:
     assert reply.failure is not None
 
 
+def test_a_program_without_confinement_that_kills_itself_is_at_fault() -> None:
+    with ProgramPool(1, "unsafe") as own:
+        assert ended(own, "import os\nos.kill(os.getpid(), 9)").failure == "killed by signal 9"
+
+
 @pytest.mark.slow
 def test_nothing_outlives_a_killed_trainer() -> None:
     code = f"""

@@ -3,10 +3,11 @@
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
-from judges import LIMITS, call_judge, ended, returned, run_judge
+from judges import LIMITS, call_judge, ended, gone, returned, run_judge, wait_until
 
 from brorl.verification.sandbox import process, scheduling
 from brorl.verification.sandbox.pool import ProgramPool
@@ -136,6 +137,61 @@ def test_the_time_of_all_cases_does_not_count_waiting_for_a_core(
     (reply,) = returned(pool, "import time\ndef f(): time.sleep(0.3)", ("f", ()))
     assert reply.failure is None
     assert reply.seconds <= 0.11 * (time.monotonic() - began)
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.parametrize("level", ["auto", "unsafe"])
+def test_of_the_programs_of_a_judge_only_the_one_that_is_asked_runs(level: str) -> None:
+    """The threads of an answer would otherwise take the core from its test code."""
+    source = "import os, threading, time\ndef pid(): return os.getpid()\n"
+    threads = "for _ in range(5): threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
+
+    def judge() -> Judge[list[int]]:
+        pids: list[int] = []
+        for name in ("answer", "tests"):
+            loaded = yield LoadProgram(source + threads, LIMITS, name)
+            assert isinstance(loaded, Reply)
+            assert loaded.failure is None
+            reply = yield CallFunction("pid", (), LIMITS, name)
+            assert isinstance(reply, Reply)
+            pids.append(reply.value)
+        for asked, other in ((0, 1), (1, 0), (0, 1)):
+            yield CallFunction("pid", (), LIMITS, ("answer", "tests")[asked])
+            wait_until(lambda other=other: state(pids[other]) == "T", 10)  # type: ignore[misc]
+            assert state(pids[asked]) in "RS"
+        return pids
+
+    with ProgramPool(1, level) as own:
+        (pids,) = own.run([judge])
+    assert isinstance(pids, list), pids
+    assert all(gone(pid) for pid in pids)
+
+
+def test_what_threads_take_between_two_requests_counts(pool: ProgramPool) -> None:
+    source = """
+import hashlib, threading, time
+def start():
+    threading.Thread(target=hashlib.pbkdf2_hmac, args=('sha256', b'', b'', 10**9), daemon=True).start()
+    return time.process_time()
+def used(): return time.process_time()
+"""
+
+    def judge() -> Judge[tuple[float, float]]:
+        yield LoadProgram(source, LIMITS)
+        started = yield CallFunction("start", (), LIMITS)
+        time.sleep(0.3)  # the trainer compares values
+        reply = yield CallFunction("used", (), LIMITS)
+        assert isinstance(started, Reply)
+        assert isinstance(reply, Reply)
+        return reply.seconds, reply.value - started.value
+
+    (outcome,) = pool.run([judge])
+    assert isinstance(outcome, tuple), outcome
+    charged, used = outcome
+    assert charged > 0.5 * used
 
 
 @pytest.mark.slow

@@ -17,7 +17,8 @@ from functools import cached_property
 from typing import Literal
 
 from brorl.prompts.code_tests import TestCode
-from brorl.verification.sandbox.values import encode
+from brorl.verification.domains.code_sizes import is_number, largest_size
+from brorl.verification.sandbox.values import Size
 
 _CONSTANTS: Mapping[str, object] = {"inf": math.inf, "nan": math.nan}
 _COLLECTIONS = {"set": set, "frozenset": frozenset, "list": list, "tuple": tuple}
@@ -25,9 +26,7 @@ _ITERABLES = (list, tuple, set, frozenset, dict, str, bytes)
 _CLOSE_BY_DEFAULT = 1e-6  # of evalplus, for expected floats
 _RELATIVE = 1e-7  # of evalplus
 _REPEATED_BYTES = 1 << 16
-# The longest texts, see `values`: of the brackets of a container, of a complex number, of the largest float as integer.
-_BRACKETS, _COMPLEX_BYTES, _LARGEST_FLOAT_BYTES = 8, 64, 280
-_SMALL = 1 << 64
+_BYTES_PER_PART = 2  # of the densest text, a list of digits
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,8 @@ class ValueRule:
         return True
 
     def _same(self, expected: object, value: object) -> bool:
-        if _is_number(expected):
-            return _is_number(value) and self._same_number(expected, value)
+        if is_number(expected):
+            return is_number(value) and self._same_number(expected, value)
         if isinstance(expected, list | tuple):
             if not self._alike(expected, value):
                 return False
@@ -114,29 +113,9 @@ class ValueRule:
             return frozenset(map(self._key, value))
         if isinstance(value, dict):
             return "dict", frozenset((self._key(key), self._key(item)) for key, item in value.items())
-        if _is_number(value):
+        if is_number(value):
             return "nan" if value != value else value
         return type(value), value
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | complex) and not isinstance(value, bool)
-
-
-def max_bytes(expected: object) -> int:
-    """Return a bound of the size of all values that `ValueRule.same` can accept, as encoded text in bytes.
-
-    A number has other forms: 1e300 equals an integer of 300 digits, and 2 a complex number. A list can be a tuple. All
-    other values are written in one way.
-    """
-    if isinstance(expected, list | tuple | set | frozenset):
-        return _BRACKETS + sum(max_bytes(item) + 1 for item in expected)
-    if isinstance(expected, dict):
-        return _BRACKETS + sum(max_bytes(key) + max_bytes(item) + 4 for key, item in expected.items())
-    if not _is_number(expected):
-        return len(encode(expected))
-    is_small = isinstance(expected, int | float) and abs(expected) < _SMALL
-    return _COMPLEX_BYTES if is_small else _LARGEST_FLOAT_BYTES + len(encode(expected))
 
 
 _EQUAL = ValueRule()
@@ -156,16 +135,22 @@ class Check:
     kind: Kind = "value"
 
     @cached_property
-    def max_bytes(self) -> int:
-        """Bound of the size of an accepted value, as encoded text in bytes.
+    def max_size(self) -> Size:
+        """Bound of the size of an accepted value, as encoded text.
 
         0 for a value of which only its truth, or whether it is None, counts: a long one is true. The elements of a set
         may be repeated, as often as the arguments and 64 KiB have room for.
         """
         if self.kind in ("truth", "not none"):
-            return 0
-        repeated = max_bytes(self.arguments) + _REPEATED_BYTES if self.kind == "set" else 0
-        return max_bytes(self.expected) + repeated
+            return Size(0, 0)
+        size = largest_size(self.expected)
+        if self.kind != "set":
+            return size
+        repeated = largest_size(self.arguments)
+        return Size(
+            size.num_bytes + repeated.num_bytes + _REPEATED_BYTES,
+            size.num_parts + repeated.num_parts + _REPEATED_BYTES // _BYTES_PER_PART,
+        )
 
     def accepts(self, value: object) -> bool:
         """Whether a value of the program is the expected one."""

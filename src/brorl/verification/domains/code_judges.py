@@ -100,9 +100,10 @@ class Clock:
         self.timed_out |= over
         return over
 
-    def limits(self, output_bytes: int = REPLY_BYTES) -> Limits:
+    def limits(self, output_bytes: int = REPLY_BYTES, output_parts: int | None = None) -> Limits:
         """Return the limits of the next request; by default its reply contains no value."""
-        return Limits(max(0.01, min(self.case_s, self.total_s - self.spent_s)), self.memory_bytes, output_bytes)
+        seconds = max(0.01, min(self.case_s, self.total_s - self.spent_s))
+        return Limits(seconds, self.memory_bytes, output_bytes, output_parts)
 
     def request(self, request: Request) -> Generator[Request, Reply | OutsideCall, Reply]:
         """Yield a request, and return its reply."""
@@ -151,7 +152,8 @@ def judge_calls(
             if loaded.failure is not None:
                 problem = problem or _reason(loaded.failure)
                 break
-        limits = clock.limits(min(REPLY_BYTES + check.max_bytes, _VALUE_BYTES))
+        size = check.max_size
+        limits = clock.limits(min(REPLY_BYTES + size.num_bytes, _VALUE_BYTES), REPLY_BYTES + size.num_parts)
         reply = yield from clock.request(CallFunction(function_name, check.arguments, limits))
         with clock.own_time():
             passes = _passes(check, reply)

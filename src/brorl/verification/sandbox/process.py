@@ -34,7 +34,7 @@ from brorl.verification.sandbox.requests import (
 )
 from brorl.verification.sandbox.scheduling import Stopwatch, denied_s, waited_s
 from brorl.verification.sandbox.server import Ending, Server
-from brorl.verification.sandbox.values import REQUEST_DEPTH, decode, encode
+from brorl.verification.sandbox.values import REQUEST_DEPTH, decode, encode, size_of
 
 _START_SECONDS = 120.0  # until an idle machine's slowest server has imported its modules and forked
 KILL_SECONDS = 60.0  # until a killed process must have ended
@@ -275,6 +275,9 @@ class Process:
     def _reply(self, frame: Frame) -> Reply | OutsideCall:
         if frame.kind == frames.FAILED:
             return Reply(None, _line(frame.body), self._reply_s())
+        most = self._limits.output_parts
+        if most is not None and size_of(frame.body).num_parts > most:
+            return Reply(None, Fault.TOO_MUCH_OUTPUT, self._reply_s())
         try:
             value = decode(frame.body.decode())
             if frame.kind == frames.ASKED:
@@ -319,7 +322,10 @@ class Process:
         return Reply(None, str(failure or EXITED_IN_CALL), seconds)
 
     def _why(self, ending: Ending) -> str | None:
-        """Return why a process ended that was not stopped; no confined program can send itself SIGKILL."""
+        """Return why a process ended that was not stopped.
+
+        No confined program can send itself SIGKILL. An unconfined one can, and must not become unverified by it.
+        """
         if ending.too_many_threads:
             return Fault.TOO_MANY_THREADS
         code = os.waitstatus_to_exitcode(ending.status)
@@ -332,7 +338,8 @@ class Process:
                 return Fault.TIMEOUT
             if ending.memory_bytes > self._memory_bytes // 2:
                 return Fault.OUT_OF_MEMORY
-            raise LostError("a process was killed from outside")
+            if self._server.confined:
+                raise LostError("a process was killed from outside")
         return Fault.TIMEOUT if -code == signal.SIGXCPU else f"{Fault.KILLED} {-code}"
 
     def _why_trusted(self, code: int) -> str:

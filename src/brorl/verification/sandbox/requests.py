@@ -61,9 +61,11 @@ class Limits:
     # limit.
     seconds: float = 4.0
     memory_bytes: int = 1 << 29  # memory of the program
-    # Size of its output, or of the text of a returned value. A longer text is not read: reading takes this process
-    # about a second per MiB.
+    # Size of its output, or of the text of a returned value. A longer text is not read.
     output_bytes: int = 1 << 20
+    # Parts of the text of a returned value, see `values.Size`. A text of more is not decoded: each takes this process
+    # up to 10 microseconds. None for as many as the text has room for.
+    output_parts: int | None = None
 
 
 @dataclass(frozen=True)

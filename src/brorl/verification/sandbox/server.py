@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import brorl
-from brorl.verification.sandbox.inside.confinement import TRUSTED
+from brorl.verification.sandbox.inside.confinement import TRUSTED, UNSAFE
 from brorl.verification.sandbox.requests import LostError
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Server:
     Attributes:
         control: Socket on which its reports arrive.
         trusted: Whether its processes call functions of the user, without confinement.
+        confined: Whether its processes cannot signal any other, nor themselves.
         core: The one core of its processes; None for all cores of this process.
         alive: Numbers of the processes that have not ended.
         processes: Its processes in use by name; a trusted one stays between two judges.
@@ -93,6 +94,7 @@ class Server:
         self._count = 0
         self._running = 0  # the process that was asked last: all others are stopped
         self.trusted = settings.level == TRUSTED
+        self.confined = settings.level not in (TRUSTED, UNSAFE)
         self.core = None if self.trusted else _free_core()
         try:
             with contextlib.ExitStack() as on_failure:

@@ -14,7 +14,6 @@ import contextlib
 import ctypes
 import fcntl
 import gc
-import importlib
 import json
 import os
 import random
@@ -26,28 +25,13 @@ import threading
 import time
 from typing import Any
 
-from brorl.verification.sandbox.inside.confinement import MAX_DESCRIPTORS, MAX_THREADS, SECCOMP, TRUSTED, Confinement
+from brorl.verification.sandbox.inside.confinement import MAX_DESCRIPTORS, MAX_THREADS, TRUSTED, Confinement
 from brorl.verification.sandbox.inside.frames import READY, UNCONFINED, Frame, write_frame
 from brorl.verification.sandbox.inside.functions import serve_functions
+from brorl.verification.sandbox.inside.library import preload, readable
 from brorl.verification.sandbox.inside.program import serve
 from brorl.verification.sandbox.scheduling import denied_s, waited_s
 
-_PRELOADED = (
-    *("abc", "array", "bisect", "calendar", "cmath", "collections.abc", "contextlib", "copy", "dataclasses"),
-    *("datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math"),
-    *("numbers", "operator", "queue", "random", "re", "statistics", "string", "struct", "textwrap", "threading"),
-    *("time", "types", "typing", "unicodedata"),
-)
-_PRELOADED_MORE = (
-    *("argparse", "ast", "asyncio", "base64", "binascii", "bz2", "cProfile", "codecs", "colorsys", "configparser"),
-    *("concurrent.futures", "contextvars", "csv", "ctypes", "difflib", "dis", "doctest", "email", "errno", "fnmatch"),
-    *("getopt", "gettext", "glob", "graphlib", "gzip", "hmac", "html", "inspect", "ipaddress", "keyword", "linecache"),
-    *("locale", "logging", "lzma", "multiprocessing", "optparse", "pathlib", "pdb", "pickle", "platform", "pprint"),
-    *("profile", "reprlib", "resource", "sched", "secrets", "select", "selectors", "shelve", "shlex", "shutil"),
-    *("signal", "socket", "sqlite3", "subprocess", "tempfile", "timeit", "token", "tokenize", "traceback"),
-    *("tracemalloc", "unittest", "urllib.parse", "uuid", "warnings", "weakref", "xml.etree.ElementTree", "zipfile"),
-    *("zlib", "zoneinfo"),
-)
 _WATCH_S = 0.1  # between two looks at the threads of the processes
 # A process finds its two pipes at the last descriptors that its limit allows, out of the way of the program's own.
 _REQUESTS, _REPLIES = MAX_DESCRIPTORS - 2, MAX_DESCRIPTORS - 1
@@ -70,7 +54,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         _preload(settings)
-        confinement = Confinement(settings["level"], [] if trusted else _readable())
+        confinement = Confinement(settings["level"], [] if trusted else readable())
     except BaseException as error:
         control.send(json.dumps({"failed": f"{type(error).__name__}: {error}"[:1000]}).encode())
         while control.recv(4096):  # an end now, with messages unread, would reach the parent before the report
@@ -107,20 +91,7 @@ def _preload(settings: dict[str, Any]) -> None:
         sys.path.remove(sys.argv[1])
     if settings["level"] == TRUSTED:
         return
-    for module in (*_PRELOADED, *settings["preload"]):
-        importlib.import_module(module)
-    if settings["level"] == SECCOMP:  # a program can import nothing more
-        for module in _PRELOADED_MORE:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(module)
-
-
-def _readable() -> list[str]:
-    """Return the directories of the standard library and of installed packages, from where programs can import."""
-    library = os.path.dirname(os.__file__)
-    own = (library, os.path.join(library, "lib-dynload"))
-    folders = [path for path in sys.path if path in own or path.endswith(("site-packages", "dist-packages"))]
-    return [path for path in folders if os.path.isdir(path)]
+    preload(settings["level"], settings["preload"])
 
 
 class _Server:
