@@ -49,7 +49,7 @@ CODE_DOMAIN = "code"
 _ALL_CASES = 10  # times the limit of one case
 _SLOWER = 3.0  # Python than the compiled languages that time limits are made for
 _MIN_CASE_S = 1.0
-_MIN_MEMORY = 1 << 29
+_MIN_MEMORY = 1 << 30  # programs for contests give a thread a stack of 512 MiB
 _NO_SOURCE = re.compile("[\0\ud800-\udfff]")  # a null character or a lone surrogate
 
 
@@ -157,7 +157,7 @@ class CodeVerifier:
         return judge_beside(source, tests, clock) if tests.weak else judge_test_code(source, tests, clock)
 
     def _clock(self, tests: CodeTests | None) -> Clock:
-        """Return the limits of an answer: three times the dataset's, and at least 1 s and 512 MiB."""
+        """Return the limits of an answer: three times the dataset's, and at least 1 s and 1 GiB."""
         case_s, memory = self._timeout_s, self._memory_bytes
         if tests is not None and tests.time_limit_s is not None:
             case_s = min(case_s, max(_MIN_CASE_S, _SLOWER * tests.time_limit_s))

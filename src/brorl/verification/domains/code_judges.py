@@ -38,6 +38,7 @@ from brorl.verification.verifier import CORRECT, RAISED, TIMEOUT, WRONG
 SYNTAX_ERROR = "syntax error"
 WEAKLY_CORRECT = "correct (weak)"  # by test code that ran beside the answer
 RAISED_BY_ANSWER = "raised"  # followed by the exception: `raised ValueError`
+DENIED = f"{RAISED_BY_ANSWER} PermissionError (no files, network or processes)"  # the sandbox has refused something
 NO_CALL = "the test code ended without a call"
 NO_PLAIN_ARGUMENT = "an argument of the test code is no plain value"
 
@@ -291,6 +292,8 @@ def _reason(failure: str | None) -> str:
     if exception is None:
         return f"{RAISED_BY_ANSWER} an exception"
     name = exception[1].rpartition(".")[2]
+    if name == PermissionError.__name__:
+        return DENIED
     return SYNTAX_ERROR if name in _SYNTAX_ERRORS else f"{RAISED_BY_ANSWER} {name}"
 
 

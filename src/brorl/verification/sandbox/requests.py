@@ -39,7 +39,7 @@ class Fault(StrEnum):
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = program.OUT_OF_MEMORY
     TOO_MUCH_OUTPUT = program.TOO_MUCH_OUTPUT
-    TOO_MANY_THREADS = "too many threads"
+    TOO_MANY_THREADS = program.TOO_MANY_THREADS
     BROKE_PROTOCOL = "broke the protocol of the sandbox"
     EXITED = "exited"
     KILLED = "killed by signal"

@@ -6,6 +6,7 @@ process is the boundary, and the parent checks every byte that comes back.
 
 from __future__ import annotations
 
+import _thread
 import ast
 import atexit
 import builtins
@@ -19,6 +20,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from brorl.verification.sandbox.inside.confinement import MAX_THREADS
 from brorl.verification.sandbox.inside.frames import (
     ASKED,
     CALL,
@@ -34,9 +36,11 @@ from brorl.verification.sandbox.values import REQUEST_DEPTH, NotPlainError, deco
 
 OUT_OF_MEMORY = "out of memory"
 TOO_MUCH_OUTPUT = "too much output"
+TOO_MANY_THREADS = "too many threads"
 EXITED_IN_CALL = "exited inside the call"
 NO_PLAIN_VALUE = "returned no plain value"
 _FILE = "answer.py"
+_NO_THREAD = "RuntimeError: can't start new thread"
 
 
 def serve(requests: int, replies: int) -> NoReturn:
@@ -186,8 +190,14 @@ def _release(error: BaseException) -> None:
 
 
 def _last_line(error: BaseException) -> bytes:
-    """Return the last line of the traceback; the program's own `__str__` may raise anything."""
+    """Return the last line of the traceback; the program's own `__str__` may raise anything.
+
+    The limit that kept a thread from starting is named instead: the number of threads, or the memory for its stack.
+    """
     try:
-        return traceback.format_exception_only(type(error), error)[-1].strip()[:1000].encode("utf-8", "replace")
+        line = traceback.format_exception_only(type(error), error)[-1].strip()[:1000]
+        if line == _NO_THREAD:
+            line = TOO_MANY_THREADS if _thread._count() >= MAX_THREADS - 1 else OUT_OF_MEMORY
+        return line.encode("utf-8", "replace")
     except BaseException:
         return type(error).__name__.encode("utf-8", "replace")
