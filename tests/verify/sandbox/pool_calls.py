@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-KEPT: list[bytearray] = []
+KEPT: list[object] = []
 
 
 def pid() -> int:
@@ -51,6 +51,37 @@ def hang_with_child(path: str) -> None:
     child = subprocess.Popen(["sleep", "300"])
     Path(path).write_text(f"{os.getpid()} {child.pid}", "ascii")
     hang_in_c()
+
+
+def _leave(how: str) -> int:
+    """Start a process that leaves the group of its worker; its id."""
+    if how == "daemon":  # its parent ends at once
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            child = subprocess.Popen(["sleep", "300"], start_new_session=True)
+            os.write(writer, str(child.pid).encode())
+            os._exit(0)
+        return int(os.read(reader, 32))
+    if how == "grandchild":
+        source = "import subprocess; print(subprocess.Popen(['sleep', '300'], process_group=0).pid, flush=True); input()"
+        child = subprocess.Popen(
+            [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert child.stdout
+        KEPT.append(child)
+        return int(child.stdout.readline())
+    options = {"session": {"start_new_session": True}, "group": {"process_group": 0}}[how]
+    return subprocess.Popen(["sleep", "300"], **options).pid  # type: ignore[call-overload,no-any-return]
+
+
+def leave(how: str) -> int:
+    return _leave(how)
+
+
+def leave_and_hang(how: str, path: str) -> None:
+    Path(path).write_text(str(_leave(how)), "ascii")
+    hang()
 
 
 def hang() -> None:

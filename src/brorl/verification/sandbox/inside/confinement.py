@@ -3,7 +3,8 @@
 `enter` is called in each fork before any untrusted code. It raises OSError if the kernel rejects a part, and the fork
 then runs nothing. Landlock and seccomp each deny the files, the network and the other processes. A program at the level
 UNSAFE has a limit of memory and its own session, and otherwise everything that the user has. The level TRUSTED is for
-functions of the user: it adds nothing but a session and the end with the server.
+functions of the user: it adds nothing but a session and the end with the server. At these two levels processes can start
+others, and the server is the one that inherits their orphans.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _FIRST_USER = 0x60000000  # far from the users of a system and from the ranges o
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 4, 24, 38, 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
+_PR_SET_CHILD_SUBREAPER = 36
 _CAP_KILL, _CAP_SETGID, _CAP_SETUID = 5, 6, 7
 _CAP_VERSION = 0x20080522  # version 3: two words per set
 
@@ -42,13 +44,15 @@ class Confinement:
     def __init__(self, level: str, directories: Sequence[str]) -> None:
         self._server = os.getpid()
         self.level = level
-        self._confined = level not in (UNSAFE, TRUSTED)
+        self.confined = level not in (UNSAFE, TRUSTED)
         self._linux = sys.platform == "linux"
         _limit(resource.RLIMIT_CORE, 0)
         if self._linux:
             libc = ctypes.CDLL(None, use_errno=True)
             self._prctl, self._capset = libc.prctl, libc.capset
             self._prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+        if self._linux and not self.confined:
+            self._must(_PR_SET_CHILD_SUBREAPER, 1)  # the server inherits what its processes leave behind
         if level == TRUSTED:
             return
         with contextlib.suppress(ValueError):
@@ -56,9 +60,9 @@ class Confinement:
         if self._linux:
             self._address_space = _address_space()
             _prefer_for_killing()
-        elif self._confined:
+        elif self.confined:
             raise OSError(f"no confinement on {sys.platform}")
-        if self._confined:
+        if self.confined:
             self._prepare(level, directories)
 
     def _prepare(self, level: str, directories: Sequence[str]) -> None:
@@ -98,15 +102,15 @@ class Confinement:
         if self._linux:
             if self.level != TRUSTED:
                 _limit(resource.RLIMIT_AS, self._address_space + memory_bytes)
-            if self._confined and self._user_can_change:
+            if self.confined and self._user_can_change:
                 self._change_user()
             self._must(_PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which resets it
             if os.getppid() != self._server:
                 os._exit(0)
-        if self._confined and self._ruleset:
+        if self.confined and self._ruleset:
             self._ruleset.enforce()
         os.closerange(3, MAX_DESCRIPTORS - 2)
-        if self._confined:
+        if self.confined:
             self._filter.install()
 
     def _change_user(self) -> None:

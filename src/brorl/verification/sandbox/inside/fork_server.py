@@ -33,6 +33,9 @@ from brorl.verification.sandbox.inside.program import serve
 from brorl.verification.sandbox.scheduling import denied_s, waited_s
 
 _WATCH_S = 0.1  # between two looks at the threads of the processes
+_ORPHANS_S = 5.0  # until killed orphans must have ended
+_BETWEEN_LOOKS_S = 0.001  # at the orphans
+_PARENT, _NUM_THREADS = 1, 17  # fields of /proc/PID/stat after the name
 # A process finds its two pipes at the last descriptors that its limit allows, out of the way of the program's own.
 _REQUESTS, _REPLIES = MAX_DESCRIPTORS - 2, MAX_DESCRIPTORS - 1
 _C = ctypes.PyDLL(None, use_errno=True)
@@ -126,6 +129,8 @@ class _Server:
                 self._watch_threads()
         for pid in self._number_of:
             _signal(pid, signal.SIGKILL)
+        self._number_of.clear()
+        self._end_orphans()
 
     def _watch_threads(self) -> None:
         """Kill processes with too many threads; the system's own limit counts all processes of an ordinary user."""
@@ -133,7 +138,7 @@ class _Server:
             return
         self._watched = time.monotonic()
         for pid in self._number_of:
-            if _num_threads(pid) > MAX_THREADS:
+            if _stat(pid, _NUM_THREADS) > MAX_THREADS:
                 self._too_many_threads.add(pid)
                 _signal(pid, signal.SIGKILL)
 
@@ -205,7 +210,7 @@ class _Server:
             number = self._number_of.pop(pid, None)
             if number is None:
                 continue
-            _end_group(pid)
+            self._end_group(pid)
             self._send(
                 {
                     "ended": number,
@@ -217,6 +222,23 @@ class _Server:
                 }
             )
             self._too_many_threads.discard(pid)
+
+    def _end_group(self, pid: int) -> None:
+        """Kill what an unconfined process leaves behind; a confined one cannot start processes."""
+        if not self._confinement.confined:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            self._end_orphans()
+
+    def _end_orphans(self) -> None:
+        """Kill the processes that this one has inherited, and those that it inherits by that, in any group or session."""
+        end = time.monotonic() + _ORPHANS_S
+        while (orphans := [pid for pid in _children() if pid not in self._number_of]) and time.monotonic() < end:
+            for pid in orphans:
+                _signal(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(_BETWEEN_LOOKS_S)
 
     def _send(self, message: dict[str, object]) -> None:
         self._control.send(json.dumps(message).encode())
@@ -232,11 +254,11 @@ def _fork() -> int:
     return pid
 
 
-def _num_threads(pid: int) -> int:
-    """Return the number of threads of a process; 0 if the system does not report it."""
+def _stat(pid: int, field: int) -> int:
+    """Return a number of /proc/PID/stat, counted from the state of the process; 0 if the system does not report it."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[17])
+            return int(file.read().rpartition(")")[2].split()[field])
     except (OSError, IndexError, ValueError):
         return 0
 
@@ -248,7 +270,10 @@ def _signal(pid: int, number: signal.Signals) -> None:
             kill(pid, number)
 
 
-def _end_group(pid: int) -> None:
-    """Kill what an unconfined process leaves behind; a confined one cannot start processes."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+def _children() -> list[int]:
+    """Return the children of this process, inherited ones too; none if the system does not list them."""
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+        return [int(pid) for pid in file.read().split()]
+    with contextlib.suppress(OSError):  # a kernel without this file
+        return [int(name) for name in os.listdir("/proc") if name.isdigit() and _stat(int(name), _PARENT) == os.getpid()]
+    return []
