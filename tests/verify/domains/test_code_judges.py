@@ -183,6 +183,7 @@ class TestExceptionsOfTheAnswer:
                 "StopIteration", "StopAsyncIteration", "GeneratorExit", "SystemExit", "KeyboardInterrupt",
                 "BaseException", "ImportError", "ModuleNotFoundError", "NameError", "RecursionError", "MemoryError",
                 "Warning", "UserWarning", "OSError", "TimeoutError", "BaseExceptionGroup", "SkipTest", "MyError")),
+            ("PermissionError: forged", "raised PermissionError (no files, network or processes)"),
             ("unittest.case.SkipTest: x", "raised SkipTest"),
             ("answer.ValueError: x", "raised ValueError"),
             ("ValueError\u2028: x", "raised an exception"),
@@ -224,6 +225,16 @@ class TestSizeOfReplies:
         assert loaded < 5_000
         assert max(self.limits(CallCases("f", ((1,),), ([1] * 100_000,)))) == 1 << 22
         assert len(text) < max(self.limits(StdinCases(("",), (text,)))) < 5 * len(text) + 70_000
+
+    def test_a_dense_text_of_a_short_value_is_not_read(self) -> None:
+        """Numbers are short where a complex one would be long: 4 MiB of them have a hundred times the parts."""
+        pool = ScriptedPool(lambda _request: Reply(None, None, 0.0))
+        prompt = Prompt("q", "?", (1,), CodeTests(CallCases("f", ((1,),), ([7] * 50_000,))).to_text(), "code")
+        CodeVerifier(pool).verify_all([(prompt, "```python\ndef f(x): return x\n```")])
+        (called,) = (one for one in pool.requests if isinstance(one, CallFunction))
+        assert called.limits.output_bytes > 1 << 21
+        assert called.limits.output_parts is not None
+        assert 50_000 < called.limits.output_parts < 200_000
 
     def test_it_is_small_where_test_code_decides(self) -> None:
         loaded, called = self.limits(TestCode("f", "x = f(1)\nassert x == 1"))

@@ -86,6 +86,13 @@ def test_a_prompt_is_the_question_without_its_template(pool: WorkerPool, own: Pa
         ("{'correct': False, 'score': 1.0, 'extracted': '5', 'reason': 'off by 1'}", False, 1.0, "5", "off by 1"),
         ("{'correct': True, 'extracted': None, 'reason': None}", True, 1.0, None, "correct"),
         ("__import__('numpy').bool_(True)", True, 1.0, None, "correct"),
+        ("__import__('numpy').float64(0.5)", False, 0.5, None, "wrong answer"),
+        ("__import__('numpy').int64(1)", True, 1.0, None, "correct"),
+        ("__import__('numpy').longdouble(1)", True, 1.0, None, "correct"),
+        ("__import__('numpy').array(1.0)", True, 1.0, None, "correct"),
+        ("{'score': __import__('numpy').array(0.25)}", False, 0.25, None, "wrong answer"),
+        ("__import__('fractions').Fraction(1, 4)", False, 0.25, None, "wrong answer"),
+        ("__import__('decimal').Decimal('0.5')", False, 0.5, None, "wrong answer"),
     ],
 )
 def test_what_may_be_returned(
@@ -120,7 +127,10 @@ def test_what_may_be_returned(
         ("{'correct': True, 'extracted': 3}", "verifier returned extracted of type int, not str"),
         ("1 / 0", "verifier raised ZeroDivisionError: division by zero"),
         ("sys.exit(1)", "verifier raised SystemExit: 1"),
-        ("object()", "verifier raised AttributeError"),
+        ("object()", "verifier raised TypeError: returned a value of type object; return bools, numbers"),
+        ("(x for x in [1])", "verifier raised TypeError: returned a value of type generator"),
+        ("__import__('numpy').ones(2)", "verifier raised ValueError: can only convert an array of size 1"),
+        ("__import__('numpy').complex64(1)", "verifier raised TypeError: returned a value of type complex64"),
         ("os._exit(0)", "verifier crashed"),
         ("bytearray(1 << 42)", "out of memory"),
     ],
@@ -133,6 +143,48 @@ def test_what_may_not_be_returned_is_a_verdict_that_is_counted(
     assert (verdict.correct, verdict.score, verdict.extracted) == (False, 0.0, None)
     assert is_failure(verdict.reason)
     assert (first.correct, last.correct, last.reason) == (True, False, "wrong answer")
+
+
+ASYNC = """
+import asyncio
+import numpy as np
+
+lock = asyncio.Lock()  # bound to the first event loop that waits for it
+loops = set()
+
+async def same(response, reference):
+    async with lock:
+        await asyncio.sleep(0.001)
+    loops.add(id(asyncio.get_running_loop()))
+    return {"correct": response == reference, "reason": f"{len(loops)} loops"}
+
+class Judge:
+    async def __call__(self, response, reference, prompt):
+        return await asyncio.to_thread(np.equal, response, f"{prompt}{reference}")
+judge = Judge()
+
+async def fails(response, reference):
+    raise ValueError(response)
+
+async def hangs(response, reference):
+    await asyncio.sleep(1000)
+
+async def reward(completions, answer, **columns):
+    await asyncio.sleep(0)
+    return [float(text == right) for text, right in zip(completions, answer, strict=True)]
+"""
+
+
+def test_coroutine_functions_are_awaited(pool: WorkerPool, tmp_path: Path) -> None:
+    path = tmp_path / "judges.py"
+    path.write_text(ASYNC, "utf-8")
+    verdicts = ask(pool, f"{path}:same", *["4", "5"] * 4)
+    assert [verdict.correct for verdict in verdicts] == [True, False] * 4
+    assert {verdict.reason for verdict in verdicts} == {"1 loops"}
+    assert [verdict.correct for verdict in ask(pool, f"{path}:judge", "2+2=4", "4")] == [True, False]
+    assert [verdict.score for verdict in ask(pool, f"{path}:reward", "4", "5")] == [1.0, 0.0]
+    assert [verdict.reason for verdict in ask(pool, f"{path}:fails", "no")] == ["verifier raised ValueError: no"]
+    assert [verdict.reason for verdict in ask(pool, f"{path}:hangs", "4")] == ["timeout"]
 
 
 def test_a_timeout_is_a_verdict(pool: WorkerPool, own: Path) -> None:
@@ -222,6 +274,22 @@ def too_many(completions, **kwargs):
 def no_list(completions, **kwargs):
     return 1.0
 
+def array(completions, answer):
+    import numpy as np
+    return np.array([text == right for text, right in zip(completions, answer, strict=True)])
+
+def numpy_list(completions, answer):
+    import numpy as np
+    return [np.float32(text == right) for text, right in zip(completions, answer, strict=True)]
+
+def tensor(completions, answer):
+    import torch
+    return torch.tensor([float(text == right) for text, right in zip(completions, answer, strict=True)])
+
+def tensor_list(completions, answer):
+    import torch
+    return [torch.tensor(text == right) for text, right in zip(completions, answer, strict=True)]
+
 def outside(completions, **kwargs):
     return [2.0]
 """
@@ -243,6 +311,20 @@ def test_reward_functions_with_the_signature_of_trl_work_as_they_are(
     wrong = reward(pool, tmp_path, name, "5")
     assert not wrong.correct
     assert wrong.score == (0.5 if name == "keywords" else 0.0)
+
+
+@pytest.mark.parametrize("name", ["array", "numpy_list"])
+def test_rewards_of_numpy_are_numbers(pool: WorkerPool, tmp_path: Path, name: str) -> None:
+    assert reward(pool, tmp_path, name, "4").reason == "correct"
+    assert reward(pool, tmp_path, name, "5").reason == "wrong answer"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tensor", "tensor_list"])
+def test_rewards_of_torch_are_numbers(tmp_path: Path, name: str) -> None:
+    with WorkerPool(1, timeout_s=120.0, memory_bytes=4 << 30) as own:  # the import of torch counts as time of the call
+        assert reward(own, tmp_path, name, "4").reason == "correct"
+        assert reward(own, tmp_path, name, "5").reason == "wrong answer"
 
 
 def test_reward_functions_get_several_columns_from_a_json_object(pool: WorkerPool, tmp_path: Path) -> None:

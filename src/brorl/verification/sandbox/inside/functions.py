@@ -1,6 +1,7 @@
 """What a trusted worker does: it imports functions by their path and calls them, one call after the other.
 
-It contains accidents, not adversaries. Only the standard library and the functions of the calls are imported.
+A coroutine that a function returns is run, all of them in one event loop: a client that a module keeps stays usable. It
+contains accidents, not adversaries. Only the standard library and the functions of the calls are imported.
 """
 
 from __future__ import annotations
@@ -14,11 +15,17 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from decimal import Decimal
+from functools import cache
+from numbers import Real
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from brorl.verification.sandbox.inside.frames import FAILED, LOAD, VALUE, Frame, read_frame, write_frame
+
+if TYPE_CHECKING:
+    import asyncio
 
 EXIT_OUT_OF_MEMORY = 77
 IN_A_WORKER = "BRORL_VERIFIER_WORKER"  # an environment variable: the file of a function must not start a run
@@ -67,7 +74,23 @@ def _called(function: Callable[..., object], arguments: list[Any] | None) -> obj
     is_reward = is_reward_function(function)
     if arguments is None:
         return REWARD if is_reward else accepted_arguments(function)
-    return rewarded(function, *arguments) if is_reward else function(*arguments)
+    return rewarded(function, *arguments) if is_reward else _result(function(*arguments))
+
+
+def _result(value: Any) -> Any:
+    """Return what a function returned, or what its coroutine returns."""
+    return _runner().run(_awaited(value)) if inspect.isawaitable(value) else value
+
+
+async def _awaited(value: Awaitable[object]) -> object:
+    return await value
+
+
+@cache
+def _runner() -> asyncio.Runner:
+    import asyncio
+
+    return asyncio.Runner()
 
 
 def is_reward_function(function: Callable[..., object]) -> bool:
@@ -111,7 +134,9 @@ def rewarded(function: Callable[..., Any], response: str, reference: str, prompt
         given |= {name: [reference] for name in named}
     if open_ended:
         given |= {name: [reference] for name in _REFERENCE_COLUMNS if name not in given}
-    rewards = function(**given)
+    rewards = _result(function(**given))
+    if hasattr(rewards, "tolist"):  # an array or a tensor
+        rewards = rewards.tolist()
     if not isinstance(rewards, list | tuple) or len(rewards) != 1:
         raise ValueError(f"a reward function returns a list with one reward for each completion, not {rewards!r:.80}")
     return rewards[0]
@@ -130,11 +155,20 @@ def _columns(reference: str, names: list[str]) -> dict[str, object]:
 
 
 def _encode(value: object) -> bytes:
-    # Scalars of numpy and torch have `item`; any other type is an error of the function's author.
-    body = json.dumps(value, default=lambda scalar: scalar.item()).encode()
+    body = json.dumps(value, default=_scalar).encode()
     if len(body) > MAX_REPLY_BYTES:
         raise ValueError(f"returned {len(body)} bytes, more than {MAX_REPLY_BYTES}")
     return body
+
+
+def _scalar(value: Any) -> object:
+    """Return a scalar, or an array of one, of numpy or torch as the value of Python; fractions and decimals as floats."""
+    plain = value.item() if hasattr(value, "item") else value
+    if isinstance(plain, bool | int | float | str | None):
+        return plain
+    if isinstance(plain, Real | Decimal):
+        return float(plain)
+    raise TypeError(f"returned a value of type {type(value).__name__}; return bools, numbers, text, lists or dicts")
 
 
 def load(name: str) -> Callable[..., object]:
