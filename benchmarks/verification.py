@@ -11,6 +11,7 @@ peak resident memory of a worker during its work.
 
 The neighbors are honest programs beside programs whose threads hash without the GIL, in a cgroup of their own where the
 system allows one (as root): in the root cgroup the kernel's autogroups share a core by program, elsewhere by thread.
+A second table has wrong answers whose threads stay busy after their calls, while test code of 0.5 s runs.
 The sleepers are answers that sleep until a limit ends them, with one honest program after each eight.
 
 The fuzz run verifies mutated responses of every domain twice and exits with 1 if two verdicts differ. A domain whose
@@ -35,7 +36,7 @@ from typing import Any
 from harness import table, timed
 from math_verify import parse, verify
 
-from brorl.prompts.code_tests import CodeTests, StdinCases
+from brorl.prompts.code_tests import CodeTests, StdinCases, TestCode
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.math import MathVerifier
@@ -59,6 +60,20 @@ def spin():
     while True: hashlib.sha256(data)
 for _ in range({threads} - 1): threading.Thread(target=spin, daemon=True).start()
 spin()"""
+HONEST = "def f(x): return x * x"
+WRONG = """import hashlib, time, _thread
+def work():
+    time.sleep(0.05)
+    {work}
+def f(x):
+    if x == 1:
+        for _ in range(40): _thread.start_new_thread(work, ())
+    return x * x if x < 2 else 0"""
+IDLE = {
+    "none": "return",
+    "40 that hash": "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)",
+    "40 that sleep 0.1 ms at a time": "while True: time.sleep(0.0001)",
+}
 NEEDS = {"ifeval": "langdetect", "gym": "reasoning_gym"}
 
 
@@ -262,6 +277,36 @@ def neighbors(num_workers: int) -> None:
     print(table(("threads", "honest programs correct", "other verdicts on them", "s"), rows))
 
 
+def busy_after_calls(num_workers: int) -> None:
+    """Print the verdicts on 12 honest answers and 8 wrong ones whose threads run while the test code does."""
+    started = time.process_time()
+    sum(i * i for i in range(1_000_000))
+    loops = int(500_000 / (time.process_time() - started))  # 0.5 s of processor time
+    tests = (
+        f"found = [f(i) for i in range(2)]\nfor _ in range(20): sum(j * j for j in range({loops // 20}))\n"
+        "assert found == [0, 1]\nassert f(2) == 4"
+    )
+    reference = CodeTests(TestCode("f", tests)).to_text()
+    question = Prompt("q", "?", (1,), reference, "code")
+    with own_cgroup() as where:
+        print(f"\n{where}, {num_workers} workers, {len(os.sched_getaffinity(0))} cores\n")
+        rows = []
+        for name, work in IDLE.items():
+            sources = [HONEST] * 12
+            for number in range(8):
+                sources.insert(2 * number, WRONG.format(work=work))
+            items = [(question, f"```python\n{source}\n# {i}\n```") for i, source in enumerate(sources)]
+            with ProgramPool(num_workers, batch_timeout_s=60.0) as pool:
+                verifier, began = CodeVerifier(pool, timeout_s=0.5), time.perf_counter()
+                verdicts = verifier.verify_all(items)
+            seconds = time.perf_counter() - began
+            pairs = [*zip(verdicts, sources, strict=True)]
+            correct = sum(verdict.correct for verdict, source in pairs if source == HONEST)
+            wrong = Counter(verdict.reason for verdict, source in pairs if source != HONEST)
+            rows.append((name, f"{correct} of 12", dict(wrong), f"{seconds:.1f}"))
+    print(table(("threads of the wrong answers", "honest answers correct", "verdicts on the wrong ones", "s"), rows))
+
+
 def sleepers(count: int, num_workers: int, batch_timeout_s: float | None) -> None:
     """Print the wall time of answers that sleep almost to the limit in each of ten cases, and the verdicts."""
     limit_s = 0.2
@@ -324,6 +369,7 @@ def main() -> None:
         return
     if parsed.neighbors:
         neighbors(parsed.workers)
+        busy_after_calls(parsed.workers)
         return
     rates(parsed.workers)
     by_domain(parsed.workers)

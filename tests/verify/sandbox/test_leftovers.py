@@ -2,6 +2,7 @@
 
 import subprocess
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from judges import call, ended, gone, is_running, wait_until
@@ -43,10 +44,10 @@ def test_the_end_of_an_unconfined_program_ends_it() -> None:
 
 
 def test_children_are_listed_where_the_kernel_has_no_list_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str, **options: object) -> object:
+    def fail(name: str, **options: str) -> TextIO:
         if name.endswith("/children"):
             raise FileNotFoundError
-        return open(name, **options)  # type: ignore[call-overload]
+        return Path(name).open(**options)  # type: ignore[call-overload,no-any-return]
 
     with subprocess.Popen(["sleep", "300"]) as child:
         wait_until(lambda: child.pid in fork_server._children())

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.linux
 
 
 def test_a_text_of_too_many_parts_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short list of numbers and the same bytes as thousands of dicts differ a hundredfold in the time to read them."""
+    """The same number of bytes takes a hundred times as long to read if it is thousands of dicts."""
     decoded: list[int] = []
 
     def decode(text: str) -> object:

@@ -3,8 +3,8 @@
 `enter` is called in each fork before any untrusted code. It raises OSError if the kernel rejects a part, and the fork
 then runs nothing. Landlock and seccomp each deny the files, the network and the other processes. A program at the level
 UNSAFE has a limit of memory and its own session, and otherwise everything that the user has. The level TRUSTED is for
-functions of the user: it adds nothing but a session and the end with the server. At these two levels processes can start
-others, and the server is the one that inherits their orphans.
+functions of the user: it adds nothing but a session and the end with the server. At these two levels processes can
+start others, and the server inherits their orphans.
 """
 
 from __future__ import annotations

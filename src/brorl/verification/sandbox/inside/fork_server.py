@@ -231,7 +231,7 @@ class _Server:
             self._end_orphans()
 
     def _end_orphans(self) -> None:
-        """Kill the processes that this one has inherited, and those that it inherits by that, in any group or session."""
+        """Kill the processes that this one has inherited, and those that it inherits by that, of any session."""
         end = time.monotonic() + _ORPHANS_S
         while (orphans := [pid for pid in _children() if pid not in self._number_of]) and time.monotonic() < end:
             for pid in orphans:
@@ -275,5 +275,6 @@ def _children() -> list[int]:
     with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
         return [int(pid) for pid in file.read().split()]
     with contextlib.suppress(OSError):  # a kernel without this file
-        return [int(name) for name in os.listdir("/proc") if name.isdigit() and _stat(int(name), _PARENT) == os.getpid()]
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        return [pid for pid in pids if _stat(pid, _PARENT) == os.getpid()]
     return []

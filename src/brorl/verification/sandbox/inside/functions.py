@@ -162,7 +162,7 @@ def _encode(value: object) -> bytes:
 
 
 def _scalar(value: Any) -> object:
-    """Return a scalar, or an array of one, of numpy or torch as the value of Python; fractions and decimals as floats."""
+    """Return a scalar of numpy or torch, or an array of one, as a value of Python; a fraction or decimal as float."""
     plain = value.item() if hasattr(value, "item") else value
     if isinstance(plain, bool | int | float | str | None):
         return plain

@@ -1,9 +1,9 @@
 """The standard library as programs find it: what a server loads before it starts them, and what they can read.
 
 Programs import the same modules at every level. Extension modules link libraries in folders of the system, which no
-confined program can open: the server loads these libraries, and a program finds them loaded. Where a program can open no
-file at all, the server also keeps the code of every module. Left out are `tkinter` and `turtle`, which need a display,
-and `nis`, which needs the network: their libraries alone would make each start of a program dearer.
+confined program can open: the server loads these libraries, and a program finds them loaded. Where a program can open
+no file at all, the server also keeps the code of every module. Left out are `tkinter` and `turtle`, which need a
+display, and `nis`, which needs the network: their libraries alone would make each start of a program dearer.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def readable() -> list[str]:
 def _extension_files() -> dict[str, str]:
     """Return the path of each extension module of the standard library, by its name."""
     with contextlib.suppress(OSError):  # all may be built in
-        paths = {name.partition(".")[0]: os.path.join(_EXTENSIONS, name) for name in sorted(os.listdir(_EXTENSIONS))}
-        names = sys.stdlib_module_names - _LEFT_OUT
-        return {name: path for name, path in paths.items() if name in names and path.endswith(tuple(EXTENSION_SUFFIXES))}
+        files = [file for file in sorted(os.listdir(_EXTENSIONS)) if file.endswith(tuple(EXTENSION_SUFFIXES))]
+        paths = {file.partition(".")[0]: os.path.join(_EXTENSIONS, file) for file in files}
+        return {name: paths[name] for name in paths if name in sys.stdlib_module_names - _LEFT_OUT}
     return {}
 
 
