@@ -64,7 +64,9 @@ def _leave(how: str) -> int:
             os._exit(0)
         return int(os.read(reader, 32))
     if how == "grandchild":
-        source = "from subprocess import Popen; print(Popen(['sleep', '300'], process_group=0).pid, flush=True); input()"
+        source = (
+            "from subprocess import Popen; print(Popen(['sleep', '300'], process_group=0).pid, flush=True); input()"
+        )
         child = subprocess.Popen(
             [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )

@@ -4,8 +4,8 @@ A level counts only if it has withstood real attacks in this process. Otherwise 
 code runs. The levels, from the strongest:
 
 - `landlock`: Landlock and seccomp. A program can read the standard library and nothing else.
-- `seccomp`: seccomp alone, for kernels without Landlock. A program can open no file at all; it can import the modules
-  that the fork server has imported.
+- `seccomp`: seccomp alone, for kernels without Landlock. A program can open no file at all; the fork server keeps the
+  standard library in memory.
 - `unsafe`: limits of time and memory alone. A program has the files, the network and the processes of the user.
 """
 
