@@ -344,7 +344,7 @@ def test_lengths_fit_into_the_model(tmp_path: Path, positions: int, response: in
 
 
 def test_a_config_of_trl_becomes_a_recipe_with_the_data_of_a_file(tmp_path: Path) -> None:
-    (tmp_path / "trl.yaml").write_text("num_generations: 4\nbeta: 0.01\nlogging_steps: 3\nmax_steps: 7\n")
+    (tmp_path / "trl.yaml").write_text("num_generations: 4\nbeta: 0.01\nmin_p: 0.1\nmax_steps: 7\n")
     (tmp_path / "sums.jsonl").write_text(
         "".join(f'{{"question": "{i} + 1?", "answer": "{i + 1}"}}\n' for i in range(9))
     )
@@ -358,9 +358,9 @@ def test_a_config_of_trl_becomes_a_recipe_with_the_data_of_a_file(tmp_path: Path
     given = (f"--from={tmp_path / 'trl.yaml'}", f"--output={output}", "--model=quickstart")
     done = command("init", tmp_path / "sums.jsonl", *given)
     assert done.code == 0, done.err
-    assert "without a counterpart, and left out: logging_steps" in done.said
+    assert "without a counterpart, and left out: min_p" in done.said
     text = output.read_text()
-    assert "# Without a counterpart, and left out: logging_steps" in text
+    assert "# Without a counterpart, and left out: min_p" in text
     config = make_config(parse_yaml(text, "mine.yaml"), {}, "mine.yaml")
     assert (config.rollouts_per_prompt, config.kl.coefficient, config.steps) == (4, 0.01, 7)
     assert config.rewards.partial_credit  # TRL trains on graded rewards
@@ -369,3 +369,49 @@ def test_a_config_of_trl_becomes_a_recipe_with_the_data_of_a_file(tmp_path: Path
     assert "give the file of your questions, such as" in command("init").said
     (tmp_path / "list.yaml").write_text("- 1\n")
     assert "is not a mapping of settings" in command("init", f"--from={tmp_path / 'list.yaml'}", "--output=x.yaml").said
+
+
+def test_a_conversion_counts_the_prompts_and_runs_the_checks(tmp_path: Path) -> None:
+    data = tmp_path / "sums.jsonl"
+    data.write_text("".join(f'{{"prompt": "{i} + 1?", "solution": "{i + 1}"}}\n' for i in range(50)))
+    config = "model_name_or_path: some/model\nnum_generations: 4\nnum_train_epochs: 2\nwarmup_steps: 0.1\n"
+    (tmp_path / "trl.yaml").write_text(f"{config}per_device_train_batch_size: 40\ndataset_name: {data}\n")
+    done = command("init", f"--from={tmp_path / 'trl.yaml'}", f"--output={tmp_path / 'mine.yaml'}")
+    assert done.code == 0, done.err
+    assert "steps = 10: num_train_epochs = 2 over 50 prompts, 10 a step" in done.said
+    assert "checked: the settings fit together; every row of the data can be used" in done.said
+    recipe = make_config(parse_yaml((tmp_path / "mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
+    assert (recipe.steps, recipe.optimizer.warmup_updates, recipe.optimizer.decay_from) == (10, 1, 0.1)
+    assert source_of(str(tmp_path / "mine.yaml")).answer_column == "solution"
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "said"),
+    [
+        (['{"prompt": "1 + 1?", "label": 2}'], "", "has no column 'solution'"),
+        ([f'{{"prompt": "{i}?", "solution": {"null" if i == 7 else i}}}' for i in range(9)], "", "line 8"),
+        (['{"prompt": "1 + 1?", "solution": 2}'], "", "no held-out question"),
+        ([f'{{"prompt": "{i}?", "solution": {i}}}' for i in range(40)], "reward_funcs: [none.py.right]\n", "none.py"),
+    ],
+)
+def test_a_conversion_says_what_the_checks_find(tmp_path: Path, rows: list[str], more: str, said: str) -> None:
+    data = tmp_path / "sums.jsonl"
+    data.write_text("\n".join(rows) + "\n")
+    config = f"model_name_or_path: some/model\nnum_generations: 4\nmax_steps: 3\ndataset_name: {data}\n{more}"
+    (tmp_path / "trl.yaml").write_text(config)
+    done = command("init", f"--from={tmp_path / 'trl.yaml'}", f"--output={tmp_path / 'mine.yaml'}")
+    assert done.code == 0, done.err
+    assert said in done.said.partition("mend before training: ")[2].partition("check the recipe")[0]
+
+
+def test_a_function_of_a_config_verifies_the_data_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "words.jsonl").write_text(
+        "".join(f'{{"prompt": "Say {i}.", "answer": "word {i}"}}\n' for i in range(9))
+    )
+    (tmp_path / "trl.yaml").write_text("num_generations: 4\nmax_steps: 3\nreward_funcs: [my.rewards.right]\n")
+    given = (f"--from={tmp_path / 'trl.yaml'}", f"--output={tmp_path / 'mine.yaml'}", "--model=quickstart")
+    done = command("init", tmp_path / "words.jsonl", *given)
+    assert done.code == 0, done.err
+    recipe = make_config(parse_yaml((tmp_path / "mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
+    assert recipe.verification.functions == {"own": "my.rewards:right"}
+    assert source_of(str(tmp_path / "mine.yaml")).domain == "own"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from brorl.config.conversion import convert
+from brorl.api.converted import convert, with_data
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
@@ -52,7 +52,7 @@ def value(config: TrainConfig, name: str) -> Any:
         ({"lr_scheduler_type": "constant"}, "optimizer.schedule", "constant"),
         ({}, "optimizer.betas", (0.9, 0.999)),
         ({"beta": 0.04}, "kl.coefficient", 0.04),
-        ({"beta": 0.04}, "kl.estimator", "k3"),
+        ({"beta": 0.04}, "kl.estimator", "k2"),  # TRL weights k3 by the ratio, which has the gradient of k2
         ({}, "dynamic_sampling.enabled", False),
         ({"bf16": True}, "importance.correction", "truncate"),
         ({"use_vllm": True, "bf16": True}, "engine.kind", "vllm"),
@@ -97,7 +97,7 @@ def test_settings_of_trl(given: dict[str, Any], name: str, expected: Any) -> Non
         ({"algorithm.adv_estimator": "reinforce_plus_plus_baseline"}, "advantage.normalize_over", "tokens"),
         ({"algorithm.filter_groups.enable": True}, "dynamic_sampling.enabled", True),
         ({}, "dynamic_sampling.enabled", False),
-        ({"actor_rollout_ref.actor.clip_ratio": 0.1}, "loss.clip_low", 0.1),
+        ({"actor_rollout_ref.actor.clip_ratio": 0.1}, "loss.clip_low", 0.2),  # verl's own low and high decide
         ({"actor_rollout_ref.actor.clip_ratio_high": 0.28}, "loss.clip_high", 0.28),
         ({}, "loss.dual_clip", 3.0),
         ({"actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean"}, "loss.aggregation", "sequence_mean"),
@@ -131,8 +131,8 @@ def test_the_data_of_both_is_read() -> None:
 
 
 def test_what_has_no_counterpart_is_listed() -> None:
-    found = convert({**TRL, "logging_steps": 1, "min_p": 0.1}, "it.yaml")
-    assert found.without_counterpart == ("logging_steps", "min_p")
+    found = convert({**TRL, "logging_steps": 1, "min_p": 0.1, "unheard_of": 3}, "it.yaml")
+    assert found.without_counterpart == ("min_p", "unheard_of")
     assert any("prompts_per_step" in remark for remark in found.remarks)
     converted = {"trainer": {"nnodes": 2}, "actor_rollout_ref.actor.optim.min_lr_ratio": 0.1}
     assert convert({**VERL, **converted}, "it.yaml").without_counterpart == ("trainer.nnodes",)
@@ -149,3 +149,15 @@ def test_what_has_no_counterpart_is_listed() -> None:
 def test_what_cannot_be_converted_is_refused(config: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         convert(config, "it.yaml")
+
+
+def test_other_data_brings_its_own_functions_and_held_out_questions() -> None:
+    config = {"reward_funcs": ["my.right"], "reward_weights": [2.0], "eval_strategy": "steps", "test_split_size": 0.3}
+    own = {
+        "data.sources": [{"path": "tasks.jsonl", "domain": "tasks"}], "data.held_out_fraction": 0.2,
+        "verification.functions": {"tasks": "other.py:score"},
+    }  # fmt: skip
+    found = make_config(with_data(convert({**TRL, **config}, "it.yaml"), own).settings, {}, "it.yaml")
+    assert found.verification.functions == {"tasks": "other.py:score"}
+    assert found.rewards.domain_weights == {"tasks": 2.0}
+    assert (found.evaluation.sources, found.data.held_out_fraction) == ((), 0.2)

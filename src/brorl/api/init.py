@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from brorl.api.converted import conversion_summary, converted_recipe, read_conversion, with_data
 from brorl.api.first_recipe import FUNCTION_FILE, make_starter, recipe_text, settings_of_data, summary
-from brorl.config.conversion import Conversion, convert
-from brorl.config.reading import make_config, nested_settings, parse_yaml
+from brorl.config.reading import make_config, parse_yaml
 from brorl.errors import StorageError, UserError
 from brorl.prompts.files import read_source
 from brorl.prompts.guess import guess_meaning
@@ -60,7 +60,8 @@ def init(
     output = Path(output)
     if output.exists():
         raise UserError(f"{output} already exists; choose another name with --output")
-    conversion = None if trainer_config is None else _conversion(Path(trainer_config).expanduser())
+    trainer_file = None if trainer_config is None else Path(trainer_config).expanduser()
+    conversion = None if trainer_file is None else read_conversion(trainer_file)
     own_model = {"model": model} if model else {}
     if conversion is not None and not own_model and "model" not in conversion.settings:
         raise UserError(f"{trainer_config} names no model; give it, such as --model Qwen/Qwen2.5-0.5B-Instruct")
@@ -68,10 +69,13 @@ def init(
         if conversion is None or "data.sources" not in conversion.settings:
             named = "" if trainer_config is None else f": {trainer_config} names no data"
             raise UserError(f"give the file of your questions{named}, such as brorl init problems.jsonl")
-        _write(output, _converted(conversion, str(output), own_model))
-        print("\n".join(_conversion_summary(conversion, output)))  # noqa: T201
+        conversion = replace(conversion, settings={**conversion.settings, **own_model})
+        _write(output, converted_recipe(conversion, str(output)))
+        print("\n".join(conversion_summary(conversion, output)))  # noqa: T201
         return
-    function = f"{FUNCTION_FILE}:check"
+    functions = {} if conversion is None else conversion.settings.get("verification.functions", {})
+    own_domain, function = next(iter(functions.items()), (None, f"{FUNCTION_FILE}:check"))
+    domain = domain or own_domain
     if data_file.startswith(PREFIX):
         name, function = data_file.removeprefix(PREFIX), SCORE
         data_file = _write_tasks(name, taskset_config, output.parent)
@@ -87,12 +91,13 @@ def init(
     except UserError as error:  # it names settings of a recipe
         raise UserError(_as_options(str(error))) from error
     starter = make_starter(data_file, model, guess, reading, function)
-    if conversion is None:
+    if trainer_file is None:
         _write(output, recipe_text(starter, str(output)))
         print("\n".join(summary(starter, output)))  # noqa: T201
         return
-    _write(output, _converted(conversion, str(output), settings_of_data(starter) | own_model))
-    print("\n".join(_conversion_summary(conversion, output)))  # noqa: T201
+    conversion = with_data(read_conversion(trainer_file, starter.num_questions), settings_of_data(starter) | own_model)
+    _write(output, converted_recipe(conversion, str(output)))
+    print("\n".join(conversion_summary(conversion, output)))  # noqa: T201
 
 
 def _as_options(message: str) -> str:
@@ -132,42 +137,3 @@ def _write_tasks(name: str, config: str | None, folder: Path) -> str:
     first = f"; they are its first {_MOST_TASKS:,}" if len(rows) == _MOST_TASKS else ""
     print(f"wrote {file}: {len(rows):,} tasks{first}")  # noqa: T201
     return str(file)
-
-
-def _conversion(file: Path) -> Conversion:
-    try:
-        config = parse_yaml(file.read_text("utf-8"), str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--from {file}: {getattr(error, 'strerror', None) or error}; give a YAML config") from error
-    if not isinstance(config, dict):
-        raise UserError(f"--from {file} is not a mapping of settings; give the YAML config of TRL or verl")
-    return convert(config, str(file))
-
-
-def _converted(conversion: Conversion, name: str, own: Mapping[str, Any]) -> str:
-    """Return the recipe of another trainer's config as YAML; `own` has the settings that the data decides."""
-    from io import StringIO
-
-    from ruamel.yaml import YAML
-
-    stream = StringIO()
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.dump(nested_settings({**conversion.settings, **own}, name), stream)
-    lines = [f"# From a config of {conversion.trainer}. Check it: brorl check {name}. Train it: brorl train {name}"]
-    lines += [f"# - {remark}" for remark in conversion.remarks]
-    if conversion.without_counterpart:
-        lines.append(f"# Without a counterpart, and left out: {', '.join(conversion.without_counterpart)}")
-    return "\n".join([*lines, stream.getvalue()])
-
-
-def _conversion_summary(conversion: Conversion, output: Path) -> list[str]:
-    """Return what was converted, what was not, and the next commands."""
-    left = conversion.without_counterpart
-    return [
-        f"wrote {output}, from a config of {conversion.trainer}: {len(conversion.settings)} settings",
-        *(f"  {remark}" for remark in conversion.remarks),
-        *([f"  without a counterpart, and left out: {', '.join(left)}"] if left else []),
-        f"check the recipe: brorl check {output}",
-        f"train with it: brorl train {output}",
-    ]

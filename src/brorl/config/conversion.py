@@ -1,20 +1,28 @@
-"""A config of TRL's GRPOTrainer or of verl, as settings of a recipe.
+"""What the conversions of TRL's and verl's configs share: their result, and how single values are read.
 
-The other trainer's defaults count too: what the config does not set is taken from there, where the default differs.
-docs/how-to/from_trl_or_verl.md has the same table with the differences that remain.
+A key of a config is one of four things: converted by a table, handled with others, without effect on what is trained
+here, or named as left out. Every other key is named too, unless its value is the other trainer's own default.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from brorl.errors import UserError
-from brorl.storage import dotted
+from brorl.prompts.layouts.table import layouts_of
 from brorl.trackers import TrackerName
 
-_Setting = tuple[str, Callable[[Any], Any]]  # the name in a recipe, and the value there
+Counterpart = tuple[str, Callable[[Any], Any]]  # the name in a recipe, and the value there
+
+BFLOAT16 = {"dtype": "bfloat16", "importance.correction": "truncate", "optimizer.old_logprobs": "recompute"}
+"""Settings of a learner that computes in bfloat16; the correction is for the difference to the engine."""
+LOGGERS_OF_THE_CONSOLE = ("console", "none", "file")
+"""Names of loggers that stand for what every run prints and stores."""
+LARGEST_CLIP_OF_RESPONSES = 0.1
+"""A wider clip has no effect on the ratio of a whole response, and is refused by `config.conflicts`."""
 
 
 @dataclass(frozen=True)
@@ -24,23 +32,27 @@ class Conversion:
     trainer: Literal["TRL", "verl"]
     settings: Mapping[str, Any]  # by dotted name
     without_counterpart: tuple[str, ...]  # keys of the config that have none, sorted
-    remarks: tuple[str, ...]  # sentences on what has to be done by hand
+    remarks: tuple[str, ...]  # sentences on what was chosen, and on what has to be done by hand
 
 
-def _same(value: Any) -> Any:
+def same(value: Any) -> Any:
+    """Return a value as it is."""
     return value
 
 
-def _number(value: Any) -> float:
-    return float(value)  # YAML reads 1e-6 as text
+def number(value: Any) -> float:
+    """Return a number; YAML reads 1e-6 as text."""
+    return float(value)
 
 
-def _trackers(value: Any) -> list[str]:
-    names = [value] if isinstance(value, str) else value
-    return [name for name in names if name in get_args(TrackerName)]
+def all_tokens(value: Any) -> int:
+    """Return top-k with 0 for all tokens, which others write as 0, -1 or null."""
+    return max(int(value or 0), 0)
 
 
-def _one_of(table: Mapping[Any, Any], name: str) -> Callable[[Any], Any]:
+def one_of(table: Mapping[Any, Any], name: str) -> Callable[[Any], Any]:
+    """Return what reads a value that has to be in a table."""
+
     def look_up(value: Any) -> Any:
         if value not in table:
             raise UserError(
@@ -51,268 +63,96 @@ def _one_of(table: Mapping[Any, Any], name: str) -> Callable[[Any], Any]:
     return look_up
 
 
-_TRL_LOSS = {
-    "dapo": "token_mean",
-    "bnpo": "token_mean",
-    "grpo": "sequence_mean",
-    "dr_grpo": "constant",
-    "cispo": "token_mean",
-}
-_VERL_LOSS = {
-    "token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum-norm": "constant",
-}  # fmt: skip
-_SCHEDULE = {
-    "constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine",
-}  # fmt: skip
-_ESTIMATOR = {
-    "grpo": "grpo", "rloo": "rloo", "reinforce_plus_plus_baseline": "reinforce_pp_baseline", "grpo_passk": "pass_at_k",
-}  # fmt: skip
-_IMPORTANCE = {"token_truncate": "truncate", "token_mask": "mask"}
-_SCALE = {
-    "group": "grpo", "batch": "reinforce_pp_baseline", "none": "rloo", True: "grpo", False: "rloo",
-}  # fmt: skip
-
-_TRL: dict[str, _Setting] = {
-    "model_name_or_path": ("model", _same),
-    "num_generations": ("rollouts_per_prompt", int),
-    "max_completion_length": ("sampling.max_new_tokens", int),
-    "temperature": ("sampling.temperature", _number),
-    "top_p": ("sampling.top_p", _number),
-    "top_k": ("sampling.top_k", lambda value: max(int(value or 0), 0)),
-    "scale_rewards": ("advantage.estimator", _one_of(_SCALE, "scale_rewards")),
-    "epsilon": ("loss.clip_low", _number),
-    "epsilon_high": ("loss.clip_high", _number),
-    "delta": ("loss.dual_clip", _same),
-    "loss_type": ("loss.aggregation", _one_of(_TRL_LOSS, "loss_type")),
-    "mask_truncated_completions": ("loss.mask_truncated", bool),
-    "entropy_coef": ("loss.entropy_coefficient", _number),
-    "beta": ("kl.coefficient", _number),
-    "learning_rate": ("optimizer.learning_rate", _number),
-    "lr_scheduler_type": ("optimizer.schedule", _one_of(_SCHEDULE, "lr_scheduler_type")),
-    "warmup_steps": ("optimizer.warmup_updates", int),
-    "weight_decay": ("optimizer.weight_decay", _number),
-    "max_grad_norm": ("optimizer.max_grad_norm", _number),
-    "seed": ("seed", int),
-    "gradient_checkpointing": ("engine.gradient_checkpointing", bool),
-    "output_dir": ("output_dir", str),
-    "save_total_limit": ("keep_checkpoints", int),
-    "report_to": ("tracking.to", _trackers),
-}
-_TRL_DEFAULTS = {
-    "num_generations": 8, "max_completion_length": 512, "scale_rewards": "group", "epsilon": 0.2, "loss_type": "dapo",
-    "learning_rate": 1e-6, "lr_scheduler_type": "linear", "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 1, "adam_beta1": 0.9, "adam_beta2": 0.999, "num_iterations": 1,
-}  # fmt: skip
-_TRL_HANDLED = {
-    "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size",
-    "adam_beta1", "adam_beta2", "max_steps", "bf16", "save_steps", "eval_steps", "dataset_name", "dataset_config",
-    "dataset_train_split", "importance_sampling_level", "num_iterations", "use_vllm", "reward_funcs", "sync_ref_model",
-    "ref_model_sync_steps", "vllm_importance_sampling_correction", "vllm_importance_sampling_mode",
-    "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min", "use_peft", "lora_r", "lora_alpha",
-    "lora_target_modules", "load_in_4bit",
-}  # fmt: skip
-
-_A = "actor_rollout_ref.actor."
-_R = "actor_rollout_ref.rollout."
-_VERL: dict[str, _Setting] = {
-    "actor_rollout_ref.model.path": ("model", _same),
-    f"{_R}n": ("rollouts_per_prompt", int),
-    "data.train_batch_size": ("prompts_per_step", int),
-    "data.max_response_length": ("sampling.max_new_tokens", int),
-    "data.max_prompt_length": ("data.max_prompt_tokens", int),
-    f"{_R}temperature": ("sampling.temperature", _number),
-    f"{_R}top_p": ("sampling.top_p", _number),
-    f"{_R}top_k": ("sampling.top_k", lambda value: max(int(value), 0)),
-    "algorithm.adv_estimator": ("advantage.estimator", _one_of(_ESTIMATOR, "algorithm.adv_estimator")),
-    "algorithm.filter_groups.enable": ("dynamic_sampling.enabled", bool),
-    f"{_A}clip_ratio_low": ("loss.clip_low", _number),
-    f"{_A}clip_ratio_high": ("loss.clip_high", _number),
-    f"{_A}clip_ratio_c": ("loss.dual_clip", _number),
-    f"{_A}loss_agg_mode": ("loss.aggregation", _one_of(_VERL_LOSS, f"{_A}loss_agg_mode")),
-    f"{_A}entropy_coeff": ("loss.entropy_coefficient", _number),
-    f"{_A}optim.lr": ("optimizer.learning_rate", _number),
-    f"{_A}optim.lr_scheduler_type": ("optimizer.schedule", _one_of(_SCHEDULE, f"{_A}optim.lr_scheduler_type")),
-    f"{_A}optim.lr_warmup_steps": ("optimizer.warmup_updates", lambda value: max(int(value), 0)),
-    f"{_A}optim.weight_decay": ("optimizer.weight_decay", _number),
-    f"{_A}optim.betas": ("optimizer.betas", list),
-    f"{_A}optim.clip_grad": ("optimizer.max_grad_norm", _number),
-    "actor_rollout_ref.model.enable_gradient_checkpointing": ("engine.gradient_checkpointing", bool),
-    "trainer.total_training_steps": ("steps", int),
-    "trainer.save_freq": ("checkpoint_every", int),
-    "trainer.test_freq": ("evaluation.every", lambda value: max(int(value), 0)),
-    "trainer.default_local_dir": ("output_dir", str),
-    "trainer.max_actor_ckpt_to_keep": ("keep_checkpoints", int),
-    "trainer.logger": ("tracking.to", _trackers),
-}
-_VERL_DEFAULTS = {
-    "algorithm.adv_estimator": "gae",
-    f"{_R}n": 1, "data.train_batch_size": 1024, f"{_A}ppo_mini_batch_size": 256, "data.max_response_length": 512,
-    "algorithm.filter_groups.enable": False, f"{_A}clip_ratio_high": 0.2, f"{_A}clip_ratio_c": 3.0,
-    f"{_A}optim.lr": 1e-6, f"{_A}optim.betas": [0.9, 0.999], f"{_A}optim.weight_decay": 0.01,
-}  # fmt: skip
-_VERL_HANDLED = {
-    f"{_A}ppo_mini_batch_size", f"{_A}clip_ratio", f"{_A}use_kl_loss", f"{_A}kl_loss_coef", f"{_A}kl_loss_type",
-    f"{_A}ppo_epochs", "data.train_files", f"{_A}fsdp_config.model_dtype", f"{_R}name",
-    "algorithm.norm_adv_by_std_in_grpo", f"{_A}policy_loss.loss_mode", f"{_A}optim.min_lr_ratio",
-    "algorithm.filter_groups.max_num_gen_batches", "algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef",
-    "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora_alpha",
-}  # fmt: skip
+def names(value: Any) -> list[str]:
+    """Return a list of names, of which a single one may be written alone."""
+    return [value] if isinstance(value, str) else list(value)
 
 
-def convert(config: Mapping[str, Any], source: str) -> Conversion:
-    """Return the recipe of a config of TRL or verl.
-
-    Args:
-        config: The config, nested or by dotted name.
-        source: Its name, for messages.
-
-    Raises:
-        UserError: If it is of neither trainer, or a value has no counterpart.
-    """
-    given = dict(dotted(config))
-    if any(name.startswith(("actor_rollout_ref.", "algorithm.")) for name in given):
-        return _from_verl(given)
-    if {"num_generations", "max_completion_length", "scale_rewards", "loss_type", "epsilon", "beta"} & set(given):
-        return _from_trl(given)
-    raise UserError(
-        f"{source} is neither a config of TRL's GRPOTrainer (num_generations, ...) nor of verl (actor_rollout_ref, ...)"
-    )
+def trackers(value: Any) -> list[str]:
+    """Return the trackers among the loggers of a config."""
+    return [name for name in names(value) if name in get_args(TrackerName)]
 
 
-def _translated(given: Mapping[str, Any], table: Mapping[str, _Setting]) -> dict[str, Any]:
+def other_loggers(given: Mapping[str, Any], key: str) -> list[str]:
+    """Return the loggers of a config that brorl does not have, as `key: name`."""
+    known = (*get_args(TrackerName), *LOGGERS_OF_THE_CONSOLE)
+    return [f"{key}: {name}" for name in names(given.get(key) or []) if name not in known]
+
+
+def translated(given: Mapping[str, Any], table: Mapping[str, Counterpart]) -> dict[str, Any]:
+    """Return the settings of the keys that a table converts one by one."""
     return {name: read(given[key]) for key, (name, read) in table.items() if given.get(key) is not None}
 
 
-def _without(given: Mapping[str, Any], table: Mapping[str, _Setting], handled: set[str]) -> tuple[str, ...]:
-    return tuple(sorted(set(given) - set(table) - handled))
+def left_out(
+    given: Mapping[str, Any],
+    known: Iterable[str],
+    irrelevant: tuple[str, ...],
+    neutral: Mapping[str, Any],
+) -> list[str]:
+    """Return the keys that have no counterpart, sorted.
+
+    Args:
+        given: The config by dotted name.
+        known: Keys that are converted.
+        irrelevant: Keys without an effect on what is trained here; one that ends with `*` stands for its beginning.
+        neutral: The other trainer's defaults of keys without a counterpart; with these they are not named.
+    """
+    begin = tuple(name[:-1] for name in irrelevant if name.endswith("*"))
+    known = {*known, *irrelevant}
+    return sorted(
+        key for key, value in given.items()
+        if key not in known and not key.startswith(begin) and value is not None and neutral.get(key) != value
+        and value not in ([], {})
+    )  # fmt: skip
 
 
-def _from_trl(given: dict[str, Any]) -> Conversion:
-    every = {**_TRL_DEFAULTS, **given}
-    settings, remarks = _translated(every, _TRL), []
-    number, accumulated = int(every["num_generations"]), int(every["gradient_accumulation_steps"])
-    rounds = int(every.get("steps_per_generation") or accumulated)
-    batch = int(every.get("generation_batch_size") or int(every["per_device_train_batch_size"]) * rounds)
-    updates = max(rounds // accumulated, 1)
-    settings["prompts_per_step"] = max(batch // number, 1)
-    settings["optimizer.mini_batches"] = min(updates, settings["prompts_per_step"])
-    settings["optimizer.betas"] = [float(every["adam_beta1"]), float(every["adam_beta2"])]
-    settings.setdefault("loss.clip_high", float(every["epsilon"]))
-    settings["dynamic_sampling.enabled"] = False
-    if settings["optimizer.schedule"] != "constant":
-        settings["optimizer.final_rate"] = 0.0
-    remarks.append(
-        f"prompts_per_step = {settings['prompts_per_step']} is for one process; multiply it by the number of processes"
-    )
-    if int(every.get("max_steps", -1)) > 0:
-        settings["steps"] = -(-int(every["max_steps"]) // updates)
-    else:
-        remarks.append("set steps: there are no epochs")
-    for key, name in (("save_steps", "checkpoint_every"), ("eval_steps", "evaluation.every")):
-        if every.get(key):
-            settings[name] = max(round(float(every[key]) / updates), 1)
-    if every.get("bf16"):
-        settings |= {"dtype": "bfloat16", "importance.correction": "truncate", "optimizer.old_logprobs": "recompute"}
-    if every.get("loss_type") == "cispo":
-        settings["loss.kind"] = "cispo"
-        for name in ("loss.clip_low", "loss.clip_high"):
-            settings.pop(name, None)
-    if every.get("importance_sampling_level") == "sequence":
-        settings |= {"loss.kind": "gspo", "loss.aggregation": "sequence_mean"}
-        if "epsilon" not in given:  # the default is made for tokens
-            del settings["loss.clip_low"], settings["loss.clip_high"]
-    if every.get("beta"):
-        settings["kl.estimator"] = "k3"
-    if every.get("sync_ref_model"):
-        settings["reference.reset_every"] = int(every.get("ref_model_sync_steps", 512))
-    if every.get("use_vllm"):
-        settings["engine.kind"] = "vllm"
-        settings |= _importance_of_trl(every, remarks)
-    if every.get("use_peft"):
-        settings |= _adapters(every.get("lora_r", 16), every.get("lora_alpha", 32), every.get("lora_target_modules"))
-        settings["lora.quantization"] = "nf4" if every.get("load_in_4bit") else "none"
-    if int(every["num_iterations"]) > 1:
-        remarks.append("num_iterations: one pass is made over the rollouts; raise optimizer.mini_batches instead")
-    if path := every.get("dataset_name"):
-        settings["data.sources"] = [_source(path, every.get("dataset_config"), every.get("dataset_train_split"))]
-    settings["rewards.partial_credit"] = True  # rewards between 0 and 1 count, as in TRL
-    remarks.append("verification.functions: {DOMAIN: file.py:function} takes your reward function as it is")
-    return Conversion("TRL", settings, _without(given, _TRL, _TRL_HANDLED), tuple(remarks))
+def nested(given: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the entries of a mapping in a config, without its name."""
+    return {key.removeprefix(f"{prefix}."): value for key, value in given.items() if key.startswith(f"{prefix}.")}
 
 
-def _importance_of_trl(every: Mapping[str, Any], remarks: list[str]) -> dict[str, Any]:
-    """Return the correction for what vLLM computes otherwise than the learner, which TRL makes by default."""
-    if every.get("vllm_importance_sampling_correction") is False:
-        return {}
-    mode = every.get("vllm_importance_sampling_mode", "sequence_mask")
-    if mode not in _IMPORTANCE:
-        remarks.append(f"vllm_importance_sampling_mode: {mode} became importance.correction: truncate, by token")
-    bounds = {
-        "importance.high": "vllm_importance_sampling_clip_max",
-        "importance.low": "vllm_importance_sampling_clip_min",
-    }
-    given = {name: float(every[key]) for name, key in bounds.items() if every.get(key) is not None}
-    correction = {"importance.correction": _IMPORTANCE.get(mode, "truncate"), "optimizer.old_logprobs": "recompute"}
-    return {"importance.high": 3.0} | correction | given
+def adapters(rank: Any, alpha: Any, modules: Any = None) -> dict[str, Any]:
+    """Return the settings of adapters."""
+    targets = {} if not modules else {"lora.target_modules": names(modules)}
+    return {"lora.rank": int(rank), "lora.alpha": float(alpha)} | targets
 
 
-def _adapters(rank: Any, alpha: Any, modules: Any = None) -> dict[str, Any]:
-    return {"lora.rank": int(rank), "lora.alpha": float(alpha)} | ({"lora.target_modules": modules} if modules else {})
+def file_source(path: str, subset: Any = None, split: Any = None, **columns: Any) -> dict[str, Any]:
+    """Return a source of questions; the layout of a public dataset replaces its columns."""
+    source = {"path": path} | ({"subset": subset} if subset else {}) | ({"split": split} if split else {})
+    layouts = layouts_of(path)
+    return source | ({"layout": layouts[0]} if len(layouts) == 1 else {k: v for k, v in columns.items() if v})
 
 
-def _source(path: str, subset: str | None, split: str | None) -> dict[str, Any]:
-    return {"path": path} | ({"subset": subset} if subset else {}) | ({"split": split} if split else {})
+def distinct_names(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return sources with a number as the name of each whose path ends as that of an earlier one."""
+    stems = [Path(str(source["path"])).stem for source in sources]
+    return [
+        source if stems.index(stem) == place else {**source, "name": f"{stem}-{place + 1}"}
+        for place, (stem, source) in enumerate(zip(stems, sources, strict=True))
+    ]
 
 
-def _from_verl(given: dict[str, Any]) -> Conversion:
-    if given.get(f"{_A}clip_ratio") is not None:
-        given = {
-            f"{_A}clip_ratio_low": given[f"{_A}clip_ratio"],
-            f"{_A}clip_ratio_high": given[f"{_A}clip_ratio"],
-            **given,
-        }
-    every = {**_VERL_DEFAULTS, **given}
-    settings, remarks = _translated(every, _VERL), []
-    prompts = settings["prompts_per_step"]
-    settings["optimizer.mini_batches"] = max(prompts // int(every[f"{_A}ppo_mini_batch_size"]), 1)
-    if settings.get("advantage.estimator") == "grpo" and every.get("algorithm.norm_adv_by_std_in_grpo") is False:
-        settings["advantage.estimator"] = "rloo"
-    if settings.get("advantage.estimator") == "reinforce_pp_baseline":
-        settings["advantage.normalize_over"] = "tokens"
-    if (mode := every.get(f"{_A}policy_loss.loss_mode", "vanilla")) in ("gspo", "cispo"):
-        settings["loss.kind"] = mode
-        for name in ("loss.clip_low", "loss.clip_high", "loss.dual_clip"):
-            settings.pop(name, None)
-    if every.get(f"{_A}use_kl_loss"):
-        settings["kl.coefficient"] = float(every.get(f"{_A}kl_loss_coef", 0.001))
-        settings["kl.estimator"] = {"kl": "k1", "mse": "k2"}.get(every.get(f"{_A}kl_loss_type", ""), "k3")
-    if every.get("algorithm.use_kl_in_reward"):
-        settings |= {"kl.placement": "reward", "kl.coefficient": float(every.get("algorithm.kl_ctrl.kl_coef", 0.001))}
-        settings["kl.estimator"] = "k1"
-    if int(rank := every.get("actor_rollout_ref.model.lora_rank", 0)) > 0:
-        settings |= _adapters(rank, every.get("actor_rollout_ref.model.lora_alpha", 16))
-    if int(tries := every.get("algorithm.filter_groups.max_num_gen_batches", 0)) > 0:  # else there is no limit
-        settings["dynamic_sampling.max_tries"] = int(tries)
-    if settings["advantage.estimator"] == "pass_at_k":
+def engine_with_adapters(settings: dict[str, Any], remarks: list[str]) -> None:
+    """Sample with the learner's model where vLLM and adapters are wanted together, which brorl refuses."""
+    if settings.get("engine.kind") == "vllm" and settings.get("lora.rank"):
+        for name in [name for name in settings if name == "engine.kind" or name.startswith("engine.vllm.")]:
+            del settings[name]
+        settings["engine.kind"] = "native"
         remarks.append(
-            "grpo_passk rewards the best response only; advantage.estimator: pass_at_k rewards all, unbiased"
+            "vLLM samples with a copy of all weights and takes no adapters: the recipe has engine.kind: native; to "
+            "sample with vLLM, remove lora and set engine.kind: vllm"
         )
-    if settings.get("optimizer.schedule", "constant") != "constant":
-        settings["optimizer.final_rate"] = float(every.get(f"{_A}optim.min_lr_ratio") or 0.0)
-    if str(every.get(f"{_A}fsdp_config.model_dtype", "")) in ("bf16", "bfloat16"):
-        settings |= {"dtype": "bfloat16", "importance.correction": "truncate", "optimizer.old_logprobs": "recompute"}
-    if every.get(f"{_R}name") == "vllm":
-        settings["engine.kind"] = "vllm"
-    if int(every.get(f"{_A}ppo_epochs", 1)) > 1:
-        remarks.append("ppo_epochs: one pass is made over the rollouts; raise optimizer.mini_batches instead")
-    if files := every.get("data.train_files"):
-        paths = files if isinstance(files, list) else [files]
-        settings["data.sources"] = [{"path": path, "answer_column": "reward_model.ground_truth"} for path in paths]
-    if settings.get("checkpoint_every", 1) <= 0:
-        del settings["checkpoint_every"]
-    if settings.get("steps", 0) <= 0:
-        settings.pop("steps", None)
-        remarks.append("set steps: there are no epochs")
-    settings["rewards.partial_credit"] = True  # scores between 0 and 1 count, as in verl
-    remarks.append("a compute_score function becomes verification.functions: {DOMAIN: file.py:function}")
-    return Conversion("verl", settings, _without(given, _VERL, _VERL_HANDLED), tuple(remarks))
+
+
+def narrow_clips(settings: dict[str, Any], remarks: list[str]) -> None:
+    """Use brorl's bounds of the ratio of whole responses where those of the config have no effect."""
+    given = [settings.pop(name) for name in ("loss.clip_low", "loss.clip_high") if name in settings]
+    if given and max(given) <= LARGEST_CLIP_OF_RESPONSES:
+        settings |= {"loss.clip_low": given[0], "loss.clip_high": given[-1]}
+    elif given:
+        remarks.append(
+            f"clips at {max(given):g} have no effect on the ratio of a whole response; the recipe has those of GSPO, "
+            "3e-4 and 4e-4"
+        )
