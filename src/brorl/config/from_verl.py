@@ -328,7 +328,7 @@ def _rewards(settings: dict[str, Any], every: Mapping[str, Any], remarks: list[s
     where = "a compute_score function" if file is None else f"{function} of {file}"
     remarks.append(
         f"{where} becomes verification.functions: {{DOMAIN: file.py:check}}, with def check(response, reference): "
-        f"return {function}(DOMAIN, response, reference)"
+        f"return {function}(DOMAIN, response, reference); until you set it, brorl's verifier of the domain judges"
     )
     for at in _OVERLONG:
         if every.get(f"{at}enable"):
