@@ -1,13 +1,13 @@
-"""Sampling parameters: the one definition of temperature, top-p, top-k, length limits and stop tokens."""
+"""Sampling parameters: the one definition of temperature, top-p, top-k, length limits and what ends a response."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from brorl.section import Section
+from brorl.section import Names, Section
 
 LOWEST_TEMPERATURE = 1e-6
 """Lowest temperature above 0: logits that are divided by it are finite in float32."""
@@ -20,7 +20,7 @@ class SamplingParams:
     temperature: float = 1.0  # divisor of the logits; 0 is greedy decoding (all rollouts of a prompt agree)
     top_p: float = 1.0  # keep the smallest set of most probable tokens whose mass reaches this; 1 keeps all
     top_k: int = 0  # keep this many most probable tokens (and ties with the last of them); 0 keeps all
-    # length limit of a response in tokens, stop token included; a response that reaches it is cut
+    # length limit of a response in tokens, those of its end included; a response that reaches it is cut
     max_new_tokens: int = 256
     # tokens that end a response, in addition to the engine's end-of-sequence tokens
     stop_token_ids: tuple[int, ...] = ()
@@ -57,7 +57,10 @@ class SamplingSettings(Section):
     )
     max_new_tokens: int = Field(256, ge=1, description="maximum length of a response, in tokens")
     min_new_tokens: int = Field(0, ge=0, description="minimum length of a response, in tokens")
-    end_token: str | None = Field(None, description="token that ends a response, if the tokenizer does not define one")
+    stop: Names = Field(
+        (), description="texts that end a response, beside the tokenizer's end token: its other special tokens, or any "
+        'text, such as ["\\n\\n", "Question:"], which verifiers do not see',
+    )  # fmt: skip
 
     @model_validator(mode="after")
     def _responses_can_end(self) -> Self:
@@ -68,7 +71,18 @@ class SamplingSettings(Section):
             )
         return self
 
+    @field_validator("stop")
+    @classmethod
+    def _stops_are_texts(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+        for text in stop:
+            if not text or "\N{REPLACEMENT CHARACTER}" in text:
+                raise ValueError(
+                    f"a response cannot end with {text!r}, which is {'empty' if not text else 'not readable text'}; "
+                    "remove it from sampling.stop"
+                )
+        return stop
+
     @property
     def params(self) -> SamplingParams:
         """How the rollouts of training are drawn."""
-        return SamplingParams(**self.model_dump(exclude={"end_token"}))
+        return SamplingParams(**self.model_dump(exclude={"stop"}))

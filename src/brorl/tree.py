@@ -45,7 +45,7 @@ class RolloutTree:
     logprob: FloatArray
     leaf: IntArray  # node of the last token of each distinct response, in preorder, shape [L]
     leaf_count: IntArray  # number of rollouts that gave each distinct response, shape [L]
-    finished: BoolArray  # whether the response ended with a stop token (its last node) and was not cut, shape [L]
+    finished: BoolArray  # whether the response ended (with its last node) and was not cut, shape [L]
 
     def __post_init__(self) -> None:
         for name, dtype in _DTYPES.items():
@@ -81,7 +81,7 @@ class RolloutTree:
             responses: N non-empty sequences of token ids, the stop token included where there is one.
             logprobs: Per token log-probabilities (nats) of each response. Where rollouts share a node, the value of
                 the response that sorts first is kept.
-            finished: Whether each response ended with a stop token; all True if not given.
+            finished: Whether each response ended and was not cut; all True if not given.
 
         Returns:
             The tree in its canonical order.

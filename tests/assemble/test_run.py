@@ -251,7 +251,7 @@ def test_folder_without_config(tmp_path: Path) -> None:
 def test_tokenizer_without_end_token(tmp_path: Path) -> None:
     message = message_of(save_tiny_model(tmp_path / "endless", end_token=False), tmp_path)
     assert "no end-of-sequence token" in message
-    assert "eos_token" in message
+    assert "set sampling.stop" in message
 
 
 def test_tokenizer_that_cannot_spell_the_prompts(tmp_path: Path) -> None:

@@ -119,16 +119,28 @@ def test_end_tokens_are_those_of_tokenizer_and_generation_config(
     assert end_tokens_of(str(folder), tokenizer) == expected
 
 
-def test_a_tokenizer_without_an_end_token_needs_one_of_its_tokens(tmp_path: Path) -> None:
+def test_a_tokenizer_without_an_end_token_needs_texts_that_end_a_response(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, None)
     small_model().config.save_pretrained(tmp_path)
     with pytest.raises(
-        UserError, match=r"has no end-of-sequence token.*set sampling.end_token to one of.*tokenizer_config.json"
+        UserError, match=r"has no end-of-sequence token.*set sampling.stop to texts.*tokenizer_config.json"
     ):
         load_tokenizer(str(tmp_path))
-    assert load_tokenizer(str(tmp_path), end_token="b").eos_token_id == VOCABULARY["b"]
-    with pytest.raises(UserError, match=r"sampling.end_token '<stop>' is not a token of the tokenizer"):
-        load_tokenizer(str(tmp_path), end_token="<stop>")
+    assert load_tokenizer(str(tmp_path), ["b"]).eos_token_id is None
+    with_special = load_tokenizer(str(tmp_path), ["b", "<other>"])
+    assert with_special.eos_token_id == VOCABULARY["<other>"]
+    model = small_model()
+    model.generation_config.eos_token_id = None
+    assert end_tokens(model, with_special, ["b", "<other>"]) == (VOCABULARY["<other>"],)
+    with pytest.raises(UserError, match=r"sampling.stop has '<stop>', which no response of .* can contain"):
+        load_tokenizer(str(tmp_path), ["<stop>"])
+
+
+def test_special_tokens_among_the_texts_end_a_response_too(folder: Path) -> None:
+    model, tokenizer = small_model(), load_tokenizer(str(folder), ["a", "<other>"])
+    model.generation_config.eos_token_id = 1
+    assert tokenizer.eos_token == "<end>"
+    assert end_tokens(model, tokenizer, ["a", "<other>"]) == (0, 1, 3)
 
 
 def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:

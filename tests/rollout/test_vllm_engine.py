@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from brorl.model.logits import NextToken
 from brorl.model.logprobs import tree_logprobs
 from brorl.model.source import find_model
+from brorl.model.stop_strings import StopStrings
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.vllm import VllmEngine
 from brorl.rollout.vllm_process import Request, VllmProcess, VllmSettings
@@ -30,6 +31,7 @@ from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from run_support import command
 from small_models import plain_logprobs, small_model, wide_heads
+from small_tokenizers import TOKENIZERS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]  # importing vLLM warns
 
@@ -305,3 +307,33 @@ def test_a_training_run_learns(tmp_path: Path) -> None:
         assert abs(update["mismatch_max"] - 1) < RATIO_BOUND
     before, after = (records[i]["evaluation"]["pass_at"]["1"]["value"] for i in (0, -1))
     assert after > before
+
+
+def test_stop_strings_end_responses_as_in_the_native_engine(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Greedy responses equal the native engine's; all end with the token that completes a stop string, or are cut."""
+    tokenizer = TOKENIZERS["byte_level"]()
+    shape = {"head_dim": 32, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = small_model("llama", dtype=torch.float32, vocab_size=len(tokenizer), **shape)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    stop = StopStrings(tokenizer, ["\n\n", "Question:", "é", "漢", "a", "n "])
+    settings = VllmSettings(str(tmp_path), "float32", CONTEXT, 64 << 20, stop=stop.texts, max_rows=64, separate=False)
+    prompts = [rng.integers(2, len(tokenizer), 5).tolist() for _ in range(12)]
+    engine = VllmEngine(settings, (STOP,))
+    try:
+        greedy = SamplingParams(temperature=0.0, max_new_tokens=20)
+        expected = NativeEngine(model, STOP, stop=stop).sample(prompts, 1, greedy, seed=0)
+        for tree, other in zip(engine.sample(prompts, 1, greedy, seed=0), expected, strict=True):
+            assert_same_greedy(model, tree, other)
+            if tree.responses() == other.responses():
+                assert tree.finished.tolist() == other.finished.tolist()
+        for minimum in (0, 3):
+            sampling = SamplingParams(max_new_tokens=20, min_new_tokens=minimum)
+            (tree,) = engine.sample(prompts[:1], 200, sampling, seed=int(rng.integers(2**60)))
+            for (tokens, _), finished in zip(tree.responses(), tree.finished, strict=True):
+                ends = [n for n in range(minimum + 1, len(tokens) + 1) if stop.end_with(tokens[:n])]
+                assert ends in ([], [len(tokens)])
+                assert finished == (bool(ends) or tokens[-1] == STOP)
+            assert tree.finished.mean() > 0.2
+    finally:
+        engine.close()

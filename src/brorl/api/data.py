@@ -350,7 +350,7 @@ def _load(config: TrainConfig, notes: list[str]) -> _Model | None:
     from brorl.model.source import find_model, read_config
 
     try:
-        return load_tokenizer(config.model, config.sampling.end_token), read_config(find_model(config.model))
+        return load_tokenizer(config.model, config.sampling.stop), read_config(find_model(config.model))
     except UserError as error:
         notes.append(
             "not checked: whether the model can read the prompts; lengths are in characters, and prompts have no chat "

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _MAX_SAMPLES = 2**20
 _SINGLE = (
-    "device", "dtype", "engine.kind", "engine.dtype", "engine.memory_gib", "engine.threads", "sampling.end_token",
+    "device", "dtype", "engine.kind", "engine.dtype", "engine.memory_gib", "engine.threads", "sampling.stop",
     "evaluation.num_prompts",
 )  # fmt: skip
 _SECTIONS = ("prompt.", "verification.", "engine.vllm.", "cluster.")
@@ -128,7 +128,7 @@ def evaluate(
         seed: Seed of the sampling, at least 0.
         progress: Print the settings and the progress, as the command does.
         overrides: Settings of a recipe, nested or by dotted name: device, dtype, engine.kind, engine.dtype,
-            engine.memory_gib, engine.threads, sampling.end_token, evaluation.num_prompts (most prompts of each
+            engine.memory_gib, engine.threads, sampling.stop, evaluation.num_prompts (most prompts of each
             dataset), and those in `prompt`, `verification`, `engine.vllm` and `cluster`. An evaluation uses a cluster
             only if cluster.nodes is given.
 

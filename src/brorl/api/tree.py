@@ -206,20 +206,20 @@ def _sampled(
 ) -> SampledTree:
     import torch
 
-    from brorl.assemble.verification import build_verifiers, build_workers
+    from brorl.assemble.verification import build_decode, build_verifiers, build_workers
     from brorl.model.load import choose_device, end_tokens, load_model, load_tokenizer
+    from brorl.model.stop_strings import StopStrings
     from brorl.prompts.rendering import render
     from brorl.rollout.native.engine import NativeEngine
     from brorl.verification.grade import Grader
-    from brorl.verification.thoughts import make_decode
 
     device, trees, sampling = choose_device(config.device), [], config.sampling.params
-    tokenizer = load_tokenizer(models[-1][1], config.sampling.end_token)
+    tokenizer = load_tokenizer(models[-1][1], config.sampling.stop)
     (prompt,) = render([question], config.prompt, tokenizer)
-    decode = make_decode(tokenizer, config.verification.thoughts)
+    decode, stop = build_decode(config, tokenizer), StopStrings(tokenizer, config.sampling.stop)
     for _, name in models:
         model = load_model(name, device, getattr(torch, config.dtype))
-        engine = NativeEngine(model, end_tokens(model, tokenizer))
+        engine = NativeEngine(model, end_tokens(model, tokenizer, config.sampling.stop), stop=stop)
         (tree,) = engine.sample([prompt.token_ids], rollouts, sampling, seed)
         trees.append(tree)
     verdicts = None

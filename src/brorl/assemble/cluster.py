@@ -26,6 +26,7 @@ from brorl.errors import UserError
 from brorl.model.forward import choose_forward
 from brorl.model.kernels import use_kernels
 from brorl.model.load import end_tokens_of, load_tokenizer
+from brorl.model.stop_strings import StopStrings
 from brorl.rollout.engine import Engine
 from brorl.rollout.pool import PooledEngine
 from brorl.rollout.vllm import VllmEngine
@@ -172,10 +173,11 @@ def place_learner(
 
 def _make_engine(config: TrainConfig, context: int, shares_gpu: bool) -> Engine:
     """Load the model and make the engine of a rollout worker, in its process."""
-    tokenizer = load_tokenizer(config.model, config.sampling.end_token)
+    tokenizer = load_tokenizer(config.model, config.sampling.stop)
     if config.engine.kind == "vllm":  # it loads the model on its own
-        settings = replace(build_vllm_settings(config, config.model, context), sleeps=shares_gpu)
-        return VllmEngine(settings, end_tokens_of(config.model, tokenizer))
+        stop = StopStrings(tokenizer, config.sampling.stop).texts
+        settings = replace(build_vllm_settings(config, config.model, context, stop), sleeps=shares_gpu)
+        return VllmEngine(settings, end_tokens_of(config.model, tokenizer, config.sampling.stop))
     model = build_sampling_model(config, config.model)
     forward = choose_forward(model, config.engine.forward, context)
     return build_engine(config, config.model, model, tokenizer, forward, context)
@@ -195,7 +197,7 @@ def _make_learner(
     torch.set_num_threads(config.cluster.cpus_per_worker)
     use_kernels(config.engine.compile)
     torch.manual_seed(derived_seed(config.seed, 0))  # as `prepare` does: new adapters start from it
-    inputs = ModelInputs(model_path, load_tokenizer(model_path, config.sampling.end_token), context)
+    inputs = ModelInputs(model_path, load_tokenizer(model_path, config.sampling.stop), context)
     backend: Backend = "nccl" if config.cluster.gpus_per_learner_rank else "gloo"
     ranks = join(of.rank, of.size, of.address, of.port, backend, config.cluster.learner_timeout_s)
     return build_rank(config, inputs, ranks, echo, observe)

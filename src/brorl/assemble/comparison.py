@@ -240,7 +240,7 @@ def _measured_by(config: TrainConfig) -> dict[str, Any]:
     return {
         **{f"evaluation.{name}": value for name, value in evaluation.items()},
         **{f"verification.{name}": value for name, value in verification.items()},
-        "sampling.end_token": config.sampling.end_token,
+        "sampling.stop": list(config.sampling.stop),
         "rewards.stop_properly": truncated,
         "device": config.device,
     }

@@ -16,6 +16,7 @@ from brorl.model.forward import FlatForward, TreeForward
 from brorl.model.kernels import use_kernels
 from brorl.model.load import choose_device, end_tokens, load_model
 from brorl.model.source import find_model
+from brorl.model.stop_strings import StopStrings
 from brorl.rollout.engine import Engine, Sampler
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.vllm import VllmEngine, check_sampling
@@ -107,14 +108,18 @@ def build_engine(
         source: Name or folder that the model was loaded from.
         model: The model that is trained or evaluated. The native engine samples with it, or with a copy in bfloat16 if
             the model computes in bfloat16 and keeps float32 weights.
-        tokenizer: Its tokenizer, which defines the end tokens.
+        tokenizer: Its tokenizer, which defines what ends a response.
         forward: How rows go through the model.
         context: Tokens of the longest prompt and the longest response together.
         observe: Receives the progress of sampling.
     """
+    stop_token_ids, stop = (
+        end_tokens(model, tokenizer, config.sampling.stop),
+        StopStrings(tokenizer, config.sampling.stop),
+    )
     match config.engine.kind:
         case "vllm":
-            return VllmEngine(build_vllm_settings(config, source, context), end_tokens(model, tokenizer), observe)
+            return VllmEngine(build_vllm_settings(config, source, context, stop.texts), stop_token_ids, observe)
         case "native":
             use_kernels(config.engine.compile)  # this may be the process of a rollout worker
             has_copy = config.dtype == "bfloat16" and model.dtype != torch.bfloat16
@@ -128,11 +133,12 @@ def build_engine(
                 )
             return NativeEngine(
                 sampler,
-                end_tokens(model, tokenizer),
+                stop_token_ids,
                 int(config.engine.memory_gib * 2**30),
                 observe=observe,
                 forward=forward,
                 dtype=torch.bfloat16 if rounded else None,
+                stop=stop,
             )
         case _:
             assert_never(config.engine.kind)
@@ -144,7 +150,7 @@ def end_engine(engine: Sampler) -> None:
         engine.close()
 
 
-def build_vllm_settings(config: TrainConfig, source: str, context: int) -> VllmSettings:
+def build_vllm_settings(config: TrainConfig, source: str, context: int, stop: tuple[str, ...] = ()) -> VllmSettings:
     """Return the settings of a vLLM engine: in a process of its own, or in that of a rollout worker."""
     device = choose_device(config.device)
     vllm = config.engine.vllm
@@ -153,6 +159,7 @@ def build_vllm_settings(config: TrainConfig, source: str, context: int) -> VllmS
         dtype="bfloat16" if config.dtype == "bfloat16" else "float32",
         context=context,
         cache_bytes=int(config.engine.memory_gib * 2**30),
+        stop=stop,
         device="cpu" if device.type == "cpu" else "cuda",
         threads=torch.get_num_threads(),
         max_rows=vllm.max_rows,

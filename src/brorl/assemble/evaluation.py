@@ -28,6 +28,7 @@ from brorl.assemble.engine import (
 )
 from brorl.assemble.evaluation_data import QuestionSet, Request, read_sets
 from brorl.assemble.verification import (
+    build_decode,
     build_verifiers,
     build_workers,
     check_references,
@@ -57,7 +58,6 @@ from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
 from brorl.verification.domains.table import unreadable_references
 from brorl.verification.grade import Grader
-from brorl.verification.thoughts import make_decode
 from brorl.verification.verifier import Verifier
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def prepare_evaluation(request: Request) -> EvaluationInputs:
     sets = read_sets(request)
     questions = [question for data_set in sets for question in data_set.questions]
     verifiers = build_verifiers(config, {question.domain for question in questions}, build_workers(config))
-    tokenizer = load_tokenizer(config.model, config.sampling.end_token)
+    tokenizer = load_tokenizer(config.model, config.sampling.stop)
     prompts_of, notes = _render(sets, request, tokenizer)
     limit = _response_limit(request, prompts_of, model_config)
     all_prompts = [prompt for prompts in prompts_of.values() for prompt in prompts]
@@ -162,7 +162,7 @@ def load_evaluated_model(
         engine,
         inputs.sampling,
         config.evaluation.num_samples,
-        Grader(verifiers, make_decode(inputs.tokenizer, config.verification.thoughts), config.rewards),
+        Grader(verifiers, build_decode(config, inputs.tokenizer), config.rewards),
         observe=observe,
     )
     return evaluated, weights
@@ -302,7 +302,7 @@ def _settings(
         "top_p": sampling.top_p,
         "max_new_tokens": sampling.max_new_tokens,
         "seed": config.seed,
-        "end_token": config.sampling.end_token,
+        "stop": list(config.sampling.stop),
         "dtype": config.dtype,
         "device": _device_type(config, device),
         **({"engine": engine} if engine else {}),

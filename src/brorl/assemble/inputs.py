@@ -24,6 +24,7 @@ from brorl.assemble.data import (
 )
 from brorl.assemble.engine import check_engine, check_training_sampling, set_threads_and_kernels
 from brorl.assemble.verification import (
+    build_decode,
     build_verifiers,
     build_workers,
     check_domain_names,
@@ -38,12 +39,12 @@ from brorl.model.flex_attention import check_flex_device
 from brorl.model.load import choose_device, load_tokenizer
 from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, available_bytes, check, plan_memory
 from brorl.model.source import find_model, read_config
+from brorl.model.stop_strings import StopStrings
 from brorl.model.tree_attention import smallest_window
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.seeds import derived_seed
 from brorl.verification.domains.table import unreadable_references
 from brorl.verification.grade import Grader
-from brorl.verification.thoughts import make_decode
 from brorl.verification.verifier import Verifier
 
 
@@ -90,7 +91,14 @@ def prepare(config: TrainConfig, model_path: str) -> RunInputs:
     verifiers = build_verifiers(config, {question.domain for question in questions}, build_workers(config))
     check_domain_names(config, verifiers)
     check_left(config, sources, verifiers)
-    tokenizer = load_tokenizer(model_path, config.sampling.end_token)
+    tokenizer = load_tokenizer(model_path, config.sampling.stop)
+    stop = StopStrings(tokenizer, config.sampling.stop)
+    if stop and config.cluster.segment_tokens is not None:
+        raise UserError(
+            f"cluster.segment_tokens = {config.cluster.segment_tokens} cuts responses, and a text of sampling.stop "
+            f"({', '.join(map(repr, stop.texts))}) that begins before a cut would end none; remove "
+            "cluster.segment_tokens, or set sampling.stop to special tokens alone"
+        )
     prompts = build_prompts(config, sources, tokenizer, model_config)
     context = prompts.longest + max(response_limits(config).values())
     check_window(config, model_config, context)
@@ -101,8 +109,7 @@ def prepare(config: TrainConfig, model_path: str) -> RunInputs:
         notes += check_source_references(verifiers, sources)
     elif INSTRUCTIONS_DOMAIN in verifiers:  # this machine can lack the package that some instructions need
         unreadable_references({INSTRUCTIONS_DOMAIN: verifiers[INSTRUCTIONS_DOMAIN]}, questions)
-    decode, limit = make_decode(tokenizer, config.verification.thoughts), config.sampling.max_new_tokens
-    grader = Grader(verifiers, decode, config.rewards, limit)
+    grader = Grader(verifiers, build_decode(config, tokenizer), config.rewards, config.sampling.max_new_tokens)
     return RunInputs(model_path, tokenizer, context, prompts, grader, memory, notes)
 
 

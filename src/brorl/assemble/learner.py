@@ -80,7 +80,7 @@ def build_learner_settings(config: TrainConfig, stop_token_ids: tuple[int, ...],
     return LearnerSettings(
         learning_rate=config.learning_rate,
         mini_batches=optimizer.mini_batches,
-        next_token=NextToken(sampling.temperature, sampling.min_new_tokens, stop_token_ids),
+        next_token=NextToken(sampling.temperature, sampling.min_new_tokens if stop_token_ids else 0, stop_token_ids),
         betas=optimizer.betas,
         weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
@@ -114,7 +114,10 @@ def build_rank(
 
     def load(device: torch.device | None = None) -> tuple[PreTrainedModel, tuple[Forward, tuple[int, ...]]]:
         model = build_model(config, inputs, observe, device)
-        return model, (build_forward(config, inputs, model, echo), end_tokens(model, inputs.tokenizer))
+        return model, (
+            build_forward(config, inputs, model, echo),
+            end_tokens(model, inputs.tokenizer, config.sampling.stop),
+        )
 
     if ranks.size == 1:
         model, (forward, stop_token_ids) = load()

@@ -125,7 +125,7 @@ def _local_parts(
     forward = build_forward(config, inputs, model, echo)
     engine = build_engine(config, inputs.model_path, model, inputs.tokenizer, forward, inputs.context, observe)
     on_end(partial(end_engine, engine))
-    stop_token_ids = end_tokens(model, inputs.tokenizer)
+    stop_token_ids = end_tokens(model, inputs.tokenizer, config.sampling.stop)
     learner = TreeLearner(model, build_learner_settings(config, stop_token_ids, forward), echo, observe)
     return _collector(config, inputs, engine, learner, clock, observe), learner
 
@@ -259,7 +259,9 @@ def build_pilot_parts(
         stream=inputs.prompts.train,
         grader=inputs.grader,
         sampling=config.sampling.params,
-        learner_settings=build_learner_settings(config, end_tokens(model, inputs.tokenizer), forward),
+        learner_settings=build_learner_settings(
+            config, end_tokens(model, inputs.tokenizer, config.sampling.stop), forward
+        ),
         prompts_per_step=config.prompts_per_step,
         dynamic_sampling=config.dynamic_sampling.enabled,
         store_every=config.store_rollouts_every,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+from transformers import PreTrainedTokenizerBase
 
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.format import counted, listed
+from brorl.model.stop_strings import Decode, StopStrings
 from brorl.prompts.gym_task import GYM_DOMAIN
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.prompts.question import Question
@@ -16,6 +20,7 @@ from brorl.verification.domains.table import UNTRUSTED, make_verifiers, unreadab
 from brorl.verification.sandbox.inside.confinement import UNSAFE
 from brorl.verification.sandbox.level import choose_level
 from brorl.verification.sandbox.pool import ProgramPool, WorkerPool, Workers
+from brorl.verification.thoughts import make_decode
 from brorl.verification.verifier import Verifier
 
 _ONLY_JSON = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN)
@@ -44,6 +49,12 @@ def build_verifiers(config: TrainConfig, domains: Iterable[str], workers: Worker
         as_messages=config.verification.completions == "messages",
         thought_tags=config.verification.thoughts,
     )
+
+
+def build_decode(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> Decode:
+    """Return the function from the tokens of a response to what verifiers see: thoughts, and no stop string."""
+    stop = StopStrings(tokenizer, config.sampling.stop)
+    return partial(stop.text, decode=make_decode(tokenizer, config.verification.thoughts))
 
 
 def check_domain_names(config: TrainConfig, domains: Iterable[str]) -> None:

@@ -20,6 +20,7 @@ _NAMES = {
     "sampling.max_new_tokens": "max_completion_length max_response_length response_length generate_max_len max_tokens "
     "max_length max_gen_len",
     "sampling.min_new_tokens": "min_tokens min_length min_completion_length",
+    "sampling.stop": "stop_strings stop_sequences stop_words end_token eos_token stop_token",
     "dynamic_sampling.enabled": "filter_groups dynamic_filtering",
     "advantage.estimator": "adv_estimator advantage_estimator",
     "loss.kind": "loss_type policy_loss",

@@ -6,7 +6,7 @@ A tokenizer without an end-of-sequence token is an error, since no response coul
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
@@ -31,6 +31,7 @@ from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.lora import add_adapter, continue_adapter, keep_gradients, merged, nf4_config, require_peft
 from brorl.model.settings import LoraSettings
 from brorl.model.source import ModelSource, check_weights, find_model, not_loaded, read_config
+from brorl.model.stop_strings import check_stop, special_token, stop_tokens
 
 _log = logging.getLogger(__name__)
 _ALIGNMENT = 64  # bytes; what torch gives new tensors on a CPU
@@ -59,15 +60,16 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def load_tokenizer(name: str, end_token: str | None = None) -> PreTrainedTokenizerBase:
-    """Load a tokenizer and check that it has an end-of-sequence token.
+def load_tokenizer(name: str, stop: Sequence[str] = ()) -> PreTrainedTokenizerBase:
+    """Load a tokenizer and check that its responses can end.
 
     Args:
         name: As in `load_model`; the tokenizer of an adapter can be in its folder or in that of its base.
-        end_token: Text of the token that ends a response; None for the tokenizer's end token.
+        stop: Texts that end a response, in addition to the tokenizer's end token. The first special token among them
+            becomes the end token of a tokenizer that has none.
 
     Raises:
-        UserError: If it cannot be loaded or has no such token.
+        UserError: If it cannot be loaded, if nothing ends a response, or if one of the texts cannot.
     """
     source = find_model(name)
     beside = source.adapter is not None and (source.adapter / "tokenizer_config.json").exists()
@@ -80,20 +82,16 @@ def load_tokenizer(name: str, end_token: str | None = None) -> PreTrainedTokeniz
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=source.local_only, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises bare Exceptions
         raise UserError(not_loaded(name, "tokenizer", error)) from error
-    special = ", ".join(t for t in tokenizer.all_special_tokens if t != tokenizer.unk_token) or "none"
-    if end_token is not None:
-        if end_token not in tokenizer.get_vocab():
-            raise UserError(
-                f"sampling.end_token {end_token!r} is not a token of the tokenizer of {name} (its special tokens: "
-                f"{special}); fix it"
-            )
-        tokenizer.eos_token = end_token
+    check_stop(name, tokenizer, stop)
     if tokenizer.eos_token_id is None:
-        raise UserError(
-            f"the tokenizer of {name} has no end-of-sequence token, so no response could finish; set "
-            f"sampling.end_token to one of its tokens (special tokens: {special}), or eos_token in its "
-            "tokenizer_config.json"
-        )
+        special = ", ".join(t for t in tokenizer.all_special_tokens if t != tokenizer.unk_token) or "none"
+        if not stop:
+            raise UserError(
+                f"the tokenizer of {name} has no end-of-sequence token, so no response could finish; set sampling.stop "
+                f"to texts that end a response (special tokens: {special}), or eos_token in its "
+                "tokenizer_config.json"
+            )
+        tokenizer.eos_token = next((text for text in stop if special_token(tokenizer, text) is not None), None)
     return tokenizer
 
 
@@ -159,25 +157,28 @@ def load_model(
     return model
 
 
-def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return the tokens that end a response: those of the tokenizer and of the model's generation config."""
-    return _end_tokens(model.generation_config, tokenizer)
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str] = ()) -> tuple[int, ...]:
+    """Return the tokens that end a response: of the tokenizer, of the model's generation config, and in `stop`."""
+    return _end_tokens(model.generation_config, tokenizer, stop)
 
 
-def end_tokens_of(name: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def end_tokens_of(name: str, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str] = ()) -> tuple[int, ...]:
     """Return the tokens that end a response of a model that is not loaded; see `load_model` and `end_tokens`."""
     source = find_model(name)
     try:
         generation = GenerationConfig.from_pretrained(source.path, local_files_only=source.local_only)
     except OSError:  # it has no such file
         generation = GenerationConfig.from_model_config(read_config(source))
-    return _end_tokens(generation, tokenizer)
+    return _end_tokens(generation, tokenizer, stop)
 
 
-def _end_tokens(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def _end_tokens(
+    generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]
+) -> tuple[int, ...]:
     configured = getattr(generation, "eos_token_id", None)
     extra = configured if isinstance(configured, list) else [configured]
-    return tuple(sorted({tokenizer.eos_token_id, *(t for t in extra if t is not None)}))
+    found = {tokenizer.eos_token_id, *extra, *stop_tokens(tokenizer, stop)}
+    return tuple(sorted(token for token in found if token is not None))
 
 
 def _load(source: ModelSource, dtype: torch.dtype, quantized_on: torch.device | None = None) -> PreTrainedModel:

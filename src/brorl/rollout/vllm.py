@@ -12,6 +12,10 @@ GPUs). Rows that share a prefix can have log-probs that differ in the last bits;
 Log-probs are those of the distribution that a token was drawn from: at the temperature, and without the stop tokens
 before `min_new_tokens`, like the learner's. With top_p < 1 or top_k > 0 vLLM renormalizes them over the kept tokens,
 and the trees have NaN instead.
+
+vLLM decodes a response in the context of its prompt, and so keeps the space that some tokenizers drop at the start of a
+text: there, a stop string that begins with a space ends a response with vLLM alone. Otherwise stop strings are those of
+`brorl.model.stop_strings`, and the tokens end with the one that completes the string.
 """
 
 from __future__ import annotations

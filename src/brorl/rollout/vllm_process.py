@@ -39,6 +39,7 @@ class VllmSettings:
     dtype: Literal["float32", "bfloat16"]  # number format of the weights and the computation
     context: int  # tokens of the longest prompt and response together
     cache_bytes: int  # memory for keys and values, allocated in advance
+    stop: tuple[str, ...] = ()  # texts that end a response, which vLLM finds with the tokenizer of `source`
     device: Literal["cpu", "cuda"] = "cpu"  # `cpu`, or `cuda`
     threads: int = 1  # CPU threads of the engine
     max_rows: int = 512  # responses that are decoded together; others wait
@@ -68,9 +69,9 @@ class Request(NamedTuple):
 class Completion(NamedTuple):
     """One response."""
 
-    token_ids: list[int]  # its tokens, the stop token included
+    token_ids: list[int]  # its tokens, the stop token or the last one of the stop string included
     logprobs: list[float]  # log-prob in nats of each token, of the distribution that it was drawn from
-    finished: bool  # whether it ended with a stop token
+    finished: bool  # whether it ended with a stop token or a stop string
 
 
 class EngineDiedError(RuntimeError):
@@ -122,6 +123,7 @@ class VllmProcess:
                     f"vLLM could not start with {settings.source}: {first_line(error)} (see its log above); "
                     "set engine.kind: native, or change the settings that the log names"
                 ) from error
+        self._stop = settings.stop
         dtype = getattr(torch, settings.dtype)
         self._transfer = WeightTransfer(self._llm, settings.transfer, dtype, settings.tensor_parallel, EngineDeadError)
         self._llm.collective_rpc("end_with", args=(os.getpid(),))
@@ -192,7 +194,8 @@ class VllmProcess:
             ignore_eos=True,  # stop_token_ids has all of them
             logprobs=0,  # of the drawn token alone
             flat_logprobs=True,
-            detokenize=False,
+            stop=list(self._stop),
+            detokenize=bool(self._stop),
             output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
         )
 
@@ -230,7 +233,7 @@ def _arguments(settings: VllmSettings) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "model": settings.source,
         "dtype": settings.dtype,
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": not settings.stop,
         "generation_config": "vllm",  # the model's own defaults would change the distribution
         "max_model_len": settings.context,
         "max_num_seqs": settings.max_rows,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from brorl.rollout.native.engine import Forest
+from brorl.rollout.native.forest import Forest
 from brorl.tree import RolloutTree
 
 EOS = 0

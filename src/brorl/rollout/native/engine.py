@@ -20,108 +20,16 @@ from brorl.errors import DivergedError
 from brorl.model.device import to_device
 from brorl.model.forward import FlatForward, TreeForward, choose_forward
 from brorl.model.lean import LeanPass
+from brorl.model.stop_strings import StopStrings
 from brorl.model.tree_attention import HookedPass
 from brorl.rollout.engine import rollouts_of_prompts
 from brorl.rollout.native.decoder import Decoder, ModelCacheDecoder, Rows, TreeDecoder
 from brorl.rollout.native.draw import Uniforms, draw_tokens
+from brorl.rollout.native.forest import Forest
 from brorl.rollout.native.row_cache import RowCache, row_cache
+from brorl.rollout.native.text_ends import TextEnds
 from brorl.sampling import SamplingParams
-from brorl.tree import BoolArray, FloatArray, IntArray, RolloutTree
-
-
-class Forest:
-    """The trees of P prompts while they grow; node numbers are shared by all of them."""
-
-    def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
-        self._prompts = [tuple(p) for p in prompts]
-        self._nodes: list[tuple[IntArray, ...]] = []  # (prompt, parent, token, count, depth) per call of `add`
-        self._logprobs: list[FloatArray] = []
-        self._leaves: list[tuple[IntArray, ...]] = []  # (node, count, finished) per call of `finish`
-        self._size = 0
-
-    def add(
-        self, depth: int, prompt_C: IntArray, parent_C: IntArray, token_C: IntArray, count_C: IntArray,
-        logprob_C: FloatArray,
-    ) -> IntArray:  # fmt: skip
-        """Record C new nodes at a depth (parent -1 at depth 0) and return their numbers, shape [C]."""
-        self._nodes.append((prompt_C, parent_C, token_C, count_C, np.full_like(token_C, depth)))
-        self._logprobs.append(logprob_C)
-        self._size += token_C.size
-        return np.arange(self._size - token_C.size, self._size)
-
-    def finish(self, node_C: IntArray, count_C: IntArray, stopped_C: BoolArray) -> None:
-        """Record responses that end at nodes, with the number of rollouts that do."""
-        self._leaves.append((node_C, count_C, stopped_C.astype(np.int64)))
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes so far, over all prompts."""
-        return self._size
-
-    def paths(self, node_R: IntArray, depth: int) -> IntArray:
-        """Return the tokens from the prompt down to nodes of one depth, shape [R, depth + 1]."""
-        _, parent, token, _, _ = self._concatenated()
-        tokens = np.empty((node_R.size, depth + 1), np.int64)
-        for column in range(depth, -1, -1):
-            tokens[:, column] = token[node_R]
-            node_R = parent[node_R]
-        return tokens
-
-    def trees(self) -> list[RolloutTree]:
-        """Return one tree per prompt."""
-        prompt, parent, token, count, depth = self._concatenated()
-        new_index, start = _preorder(prompt, parent, token, depth, len(self._prompts))
-        order = np.argsort(new_index)
-        parent = np.where(parent >= 0, new_index[parent] - start[prompt], -1)[order]
-        token, count, logprob = token[order], count[order], np.concatenate(self._logprobs)[order]
-
-        leaf, leaf_count, stopped = (np.concatenate(a) for a in zip(*self._leaves, strict=True))
-        leaf_order = np.argsort(new_index[leaf])
-        leaf, leaf_count = new_index[leaf][leaf_order], leaf_count[leaf_order]
-        stopped = stopped[leaf_order].astype(np.bool_)
-        leaf_start = np.searchsorted(leaf, start)
-        return [
-            RolloutTree(
-                prompt_ids=prompt_ids,
-                token=token[start[p] : start[p + 1]],
-                parent=parent[start[p] : start[p + 1]],
-                count=count[start[p] : start[p + 1]],
-                logprob=logprob[start[p] : start[p + 1]],
-                leaf=leaf[leaf_start[p] : leaf_start[p + 1]] - start[p],
-                leaf_count=leaf_count[leaf_start[p] : leaf_start[p + 1]],
-                finished=stopped[leaf_start[p] : leaf_start[p + 1]],
-            )
-            for p, prompt_ids in enumerate(self._prompts)
-        ]
-
-    def _concatenated(self) -> tuple[IntArray, ...]:
-        if len(self._nodes) > 1:
-            self._nodes = [tuple(np.concatenate(arrays) for arrays in zip(*self._nodes, strict=True))]
-        return self._nodes[0]
-
-
-def _preorder(
-    prompt: IntArray, parent: IntArray, token: IntArray, depth: IntArray, num_prompts: int
-) -> tuple[IntArray, IntArray]:
-    """Number all nodes in depth-first preorder, prompt after prompt, siblings by token."""
-    num_nodes = token.size
-    by_depth = np.argsort(depth, kind="stable")
-    levels = np.split(by_depth, np.cumsum(np.bincount(depth))[:-1])
-    above = np.where(parent >= 0, parent, num_nodes + prompt)  # one root per prompt follows the nodes
-    size = np.ones(num_nodes + num_prompts, np.int64)
-    size[num_nodes:] = 0
-    for level in reversed(levels):
-        np.add.at(size, above[level], size[level])
-
-    new_index = np.empty(num_nodes + num_prompts, np.int64)
-    new_index[num_nodes:] = np.cumsum(size[num_nodes:]) - size[num_nodes:] - 1
-    for level in levels:
-        level = level[np.lexsort((token[level], above[level]))]
-        before = np.cumsum(size[level]) - size[level]
-        first = np.flatnonzero(np.append(True, above[level][1:] != above[level][:-1]))
-        before -= np.repeat(before[first], np.diff(np.append(first, level.size)))
-        new_index[level] = new_index[above[level]] + 1 + before
-    return new_index[:num_nodes], np.append(new_index[num_nodes:] + 1, num_nodes)
+from brorl.tree import FloatArray, IntArray, RolloutTree
 
 
 class NativeEngine:
@@ -129,13 +37,14 @@ class NativeEngine:
 
     Args:
         model: A Hugging Face causal LM; it is used as it is, so training it in place is visible at once.
-        eos_token_id: Token or tokens that end a response.
+        eos_token_id: Tokens that end a response; none only with stop strings.
         memory_bytes: Limit of the keys, values and logits of the rows of one batch.
         share_prefixes: False decodes every rollout as a separate row, for tests and for measuring the savings of the
             tree.
         observe: Receives a `Decoding` after every position.
         forward: How rows go through the model; None for tree attention.
         dtype: Sample with matrices that are rounded to this dtype, by a lean pass; None for that of the model.
+        stop: Texts that end a response too. None if there are none.
 
     Raises:
         HooksError: If the model's attention cannot be hooked, and `forward` is not given.
@@ -150,6 +59,7 @@ class NativeEngine:
         observe: Observe = unobserved,
         forward: TreeForward | FlatForward | None = None,
         dtype: torch.dtype | None = None,
+        stop: StopStrings | None = None,
     ) -> None:
         self._forward = forward or choose_forward(model, "tree")
         self.model = model
@@ -159,6 +69,7 @@ class NativeEngine:
         self._share_prefixes = share_prefixes
         self._observe = observe
         self._dtype = dtype or model.dtype
+        self._stop = stop
 
     def row_costs(self, max_rows: int, max_tokens: int) -> Callable[[IntArray, int], int] | None:
         """Return a model of the memory of so many rows and new tokens per row; None on the flat path.
@@ -247,9 +158,10 @@ class _Growth:
         self._num_rollouts, self._num_finished = sum(rollouts_P), 0
         self._prompts = [tuple(p) for p in prompts]
         self._sampling = sampling
-        self._stop_ids = np.array([*engine.stop_token_ids, *sampling.stop_token_ids])
+        self._stop_ids = np.array([*engine.stop_token_ids, *sampling.stop_token_ids], np.int64)
         self._uniforms = uniforms
         self._forest = Forest(prompts)
+        self._text_ends = TextEnds(engine._stop, self._forest) if engine._stop else None
         self.decoder = engine._decoder(self._num_rollouts, sampling.max_new_tokens)
 
     def first_waves(self) -> list[Rows]:
@@ -328,6 +240,9 @@ class _Growth:
             rows.depth, rows.prompt_R[source_C], rows.node_R[source_C], token_C, count_C, logprob_K[one_of_C]
         )
         stopped_C = (token_C[:, None] == self._stop_ids).any(1)
+        if self._text_ends is not None:
+            completes_C = self._text_ends.found(rows.node_R[source_C], token_C, node_C)
+            stopped_C |= completes_C & (rows.depth >= self._sampling.min_new_tokens)
         done_C = stopped_C | (rows.depth + 1 == self._sampling.max_new_tokens)
         self._forest.finish(node_C[done_C], count_C[done_C], stopped_C[done_C])
 
