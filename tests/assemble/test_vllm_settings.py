@@ -161,7 +161,9 @@ class _Engine(NativeEngine):
 
     running = 0
 
-    def __init__(self, settings: VllmSettings, stop_token_ids: tuple[int, ...], observe: Observe = unobserved) -> None:
+    def __init__(
+        self, settings: VllmSettings, stop_token_ids: tuple[int, ...], observe: Observe = unobserved, **_: object
+    ) -> None:
         model = load_model(settings.source, torch.device("cpu"), torch.float32)
         super().__init__(model, stop_token_ids, 1 << 30, observe=observe)
         _Engine.running += 1

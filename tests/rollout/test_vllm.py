@@ -19,14 +19,17 @@ from torch import Tensor
 
 from brorl.activity import Activity, Decoding
 from brorl.errors import UserError
+from brorl.model.stop_strings import StopStrings
 from brorl.rollout import vllm_process
 from brorl.rollout.vllm import EngineLostError, VllmEngine, check_sampling, split_request
 from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, VllmSettings, check_installed
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
+from small_tokenizers import byte_level
 
 SETTINGS = VllmSettings("folder", "float32", context=32, cache_bytes=1 << 20, responses_per_request=3)
 SAMPLING = SamplingParams(max_new_tokens=4)
+TOKENIZER = byte_level()
 
 
 class Fake:
@@ -318,3 +321,23 @@ def test_ipc_handles_are_accepted_on_both_sides_as_long_as_the_engine_lives(monk
     with vllm_process._environment(replace(SETTINGS, device="cuda", gpus=(0,), transfer="ipc")):
         pass
     assert os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
+
+
+class Late(Fake):
+    """Ends each response two tokens after its stop string, as vLLM can."""
+
+    @staticmethod
+    def answer(seed: int, sampling: SamplingParams) -> Completion:  # noqa: ARG004
+        tokens = [*TOKENIZER.encode("a" * (seed % 7) + "\n\n", add_special_tokens=False), 7, 8]
+        return Completion(tokens, [-float(place) for place in range(len(tokens))], seed % 2 == 0)
+
+
+def test_responses_are_cut_at_their_first_stop_string(rng: np.random.Generator) -> None:
+    stop, started_with = StopStrings(TOKENIZER, ["\n\n"]), []
+    engine = VllmEngine(SETTINGS, (0,), start=lambda given: started_with.append(given) or Late(), stop=stop)
+    assert [given.stop for given in started_with] == [("\n\n",)]
+    (tree,) = engine.sample([[1, 2]], 12, SAMPLING, int(rng.integers(2**60)))
+    assert tree.finished.all()
+    for leaf, (tokens, _) in zip(tree.leaf, tree.responses(), strict=True):
+        assert TOKENIZER.decode(list(tokens)).endswith("\n\n")
+        assert tree.logprob[tree.path(int(leaf))].tolist() == [-float(place) for place in range(len(tokens))]

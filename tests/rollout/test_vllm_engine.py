@@ -317,9 +317,12 @@ def test_stop_strings_end_responses_as_in_the_native_engine(tmp_path: Path, rng:
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     stop = StopStrings(tokenizer, ["\n\n", "Question:", "é", "漢", "a", "n "])
-    settings = VllmSettings(str(tmp_path), "float32", CONTEXT, 64 << 20, stop=stop.texts, max_rows=64, separate=False)
-    prompts = [rng.integers(2, len(tokenizer), 5).tolist() for _ in range(12)]
-    engine = VllmEngine(settings, (STOP,))
+    settings = VllmSettings(str(tmp_path), "float32", CONTEXT, 64 << 20, max_rows=64, separate=False)
+    whole = [
+        token for token in range(2, len(tokenizer)) if "\N{REPLACEMENT CHARACTER}" not in tokenizer.decode([token])
+    ]
+    prompts = [rng.choice(whole, 5).tolist() for _ in range(12)]  # vLLM completes the last character of a prompt
+    engine = VllmEngine(settings, (STOP,), stop=stop)
     try:
         greedy = SamplingParams(temperature=0.0, max_new_tokens=20)
         expected = NativeEngine(model, STOP, stop=stop).sample(prompts, 1, greedy, seed=0)
@@ -333,7 +336,8 @@ def test_stop_strings_end_responses_as_in_the_native_engine(tmp_path: Path, rng:
             for (tokens, _), finished in zip(tree.responses(), tree.finished, strict=True):
                 ends = [n for n in range(minimum + 1, len(tokens) + 1) if stop.end_with(tokens[:n])]
                 assert ends in ([], [len(tokens)])
-                assert finished == (bool(ends) or tokens[-1] == STOP)
+                assert finished >= (bool(ends) or tokens[-1] == STOP)
+                assert minimum or not finished or ends or tokens[-1] == STOP
             assert tree.finished.mean() > 0.2
     finally:
         engine.close()

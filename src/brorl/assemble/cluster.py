@@ -175,9 +175,9 @@ def _make_engine(config: TrainConfig, context: int, shares_gpu: bool) -> Engine:
     """Load the model and make the engine of a rollout worker, in its process."""
     tokenizer = load_tokenizer(config.model, config.sampling.stop)
     if config.engine.kind == "vllm":  # it loads the model on its own
-        stop = StopStrings(tokenizer, config.sampling.stop).texts
-        settings = replace(build_vllm_settings(config, config.model, context, stop), sleeps=shares_gpu)
-        return VllmEngine(settings, end_tokens_of(config.model, tokenizer, config.sampling.stop))
+        settings = replace(build_vllm_settings(config, config.model, context), sleeps=shares_gpu)
+        stop_token_ids = end_tokens_of(config.model, tokenizer, config.sampling.stop)
+        return VllmEngine(settings, stop_token_ids, stop=StopStrings(tokenizer, config.sampling.stop))
     model = build_sampling_model(config, config.model)
     forward = choose_forward(model, config.engine.forward, context)
     return build_engine(config, config.model, model, tokenizer, forward, context)

@@ -119,7 +119,7 @@ def build_engine(
     )
     match config.engine.kind:
         case "vllm":
-            return VllmEngine(build_vllm_settings(config, source, context, stop.texts), stop_token_ids, observe)
+            return VllmEngine(build_vllm_settings(config, source, context), stop_token_ids, observe, stop=stop)
         case "native":
             use_kernels(config.engine.compile)  # this may be the process of a rollout worker
             has_copy = config.dtype == "bfloat16" and model.dtype != torch.bfloat16
@@ -150,7 +150,7 @@ def end_engine(engine: Sampler) -> None:
         engine.close()
 
 
-def build_vllm_settings(config: TrainConfig, source: str, context: int, stop: tuple[str, ...] = ()) -> VllmSettings:
+def build_vllm_settings(config: TrainConfig, source: str, context: int) -> VllmSettings:
     """Return the settings of a vLLM engine: in a process of its own, or in that of a rollout worker."""
     device = choose_device(config.device)
     vllm = config.engine.vllm
@@ -159,7 +159,6 @@ def build_vllm_settings(config: TrainConfig, source: str, context: int, stop: tu
         dtype="bfloat16" if config.dtype == "bfloat16" else "float32",
         context=context,
         cache_bytes=int(config.engine.memory_gib * 2**30),
-        stop=stop,
         device="cpu" if device.type == "cpu" else "cuda",
         threads=torch.get_num_threads(),
         max_rows=vllm.max_rows,

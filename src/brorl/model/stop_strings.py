@@ -36,7 +36,7 @@ class StopStrings:
         # Tokenizers add and remove spaces between tokens. Without them, the texts of tokens add up.
         parts = [text.replace(" ", "") for text in self.texts]
         self.pieces = _Pieces(tokenizer)
-        self.longest = max((len(part.encode()) for part in parts), default=0)
+        self.longest = max((len(part.encode()) for part in parts), default=0) or 1
         # A character that is split over tokens is one replacement character or more in their texts.
         patterns = ["".join(re.escape(c) if c.isascii() else f"(?:{c}|{_PART}+)" for c in part) for part in parts]
         self.likely_in = re.compile("|".join(patterns)).search
@@ -58,6 +58,16 @@ class StopStrings:
     def end_with(self, token_ids: Sequence[int]) -> bool:
         """Whether the last of at least one token completes a stop string."""
         return self._end(self._decode(token_ids), token_ids, self._decode) is not None
+
+    def length(self, token_ids: Sequence[int], minimum: int) -> int | None:
+        """Return the number of tokens up to the first that completes a stop string, after the first `minimum`."""
+        tail = ""
+        for number, token in enumerate(token_ids, 1):
+            text = tail + self.pieces[token]
+            if number > minimum and self.likely_in(text) and self.end_with(token_ids[:number]):
+                return number
+            tail = text[-self.longest :]
+        return None
 
     def _end(self, text: str, token_ids: Sequence[int], decode: Decode) -> int | None:
         """Return where the first stop string begins that the last token completes."""

@@ -13,9 +13,10 @@ Log-probs are those of the distribution that a token was drawn from: at the temp
 before `min_new_tokens`, like the learner's. With top_p < 1 or top_k > 0 vLLM renormalizes them over the kept tokens,
 and the trees have NaN instead.
 
-vLLM decodes a response in the context of its prompt, and so keeps the space that some tokenizers drop at the start of a
-text: there, a stop string that begins with a space ends a response with vLLM alone. Otherwise stop strings are those of
-`brorl.model.stop_strings`, and the tokens end with the one that completes the string.
+vLLM finds a stop string late where its last token also begins a character that another token completes. Responses are
+cut where `brorl.model.stop_strings` says. Two ends are vLLM's alone: such a string that is complete within
+`min_new_tokens`, and one with the space that some tokenizers drop at the start of a text, which vLLM decodes after the
+prompt.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,8 +37,9 @@ from torch import Tensor
 from brorl.activity import Decoding, Observe, unobserved
 from brorl.errors import UserError
 from brorl.model.device import to_host
+from brorl.model.stop_strings import StopStrings
 from brorl.rollout.engine import rollouts_of_prompts
-from brorl.rollout.vllm_process import EngineDiedError, Request, VllmProcess, VllmSettings
+from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, VllmProcess, VllmSettings
 from brorl.rollout.vllm_transfer import Weights
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
@@ -64,6 +67,7 @@ class VllmEngine:
         stop_token_ids: Tokens that end a response.
         observe: Receives a `Decoding` after every call.
         start: Starts the engine; a test passes another one.
+        stop: Texts that end a response too. None if there are none.
     """
 
     def __init__(
@@ -72,10 +76,12 @@ class VllmEngine:
         stop_token_ids: Sequence[int],
         observe: Observe = unobserved,
         start: Callable[[VllmSettings], VllmProcess] = VllmProcess,
+        stop: StopStrings | None = None,
     ) -> None:
         self.stop_token_ids = tuple(stop_token_ids)
         self.version = 0
-        self._settings = settings
+        self._settings = replace(settings, stop=stop.texts) if stop else settings
+        self._stop = stop
         self._observe = observe
         self._start = start
         self._published: Callable[[], object] | None = None  # removes the folder of the weights
@@ -137,7 +143,7 @@ class VllmEngine:
         known = sampling.top_p == 1 and not sampling.top_k  # the log-probs are those of the whole vocabulary
         trees = []
         for prompt, count, parts in zip(prompts, rollouts_P, requests_P, strict=True):
-            completions = [completion for _ in parts for completion in next(answers)]
+            completions = [self._cut(completion, sampling) for _ in parts for completion in next(answers)]
             if greedy:
                 completions *= count
             trees.append(
@@ -154,6 +160,13 @@ class VllmEngine:
         total, depth = sum(rollouts_P), max(int(tree.length.max()) for tree in trees)
         self._observe(Decoding(total, total, sum(tree.num_unique_tokens for tree in trees), depth))
         return trees
+
+    def _cut(self, completion: Completion, sampling: SamplingParams) -> Completion:
+        """Return a response up to the token that completes its first stop string."""
+        length = self._stop.length(completion.token_ids, sampling.min_new_tokens) if self._stop else None
+        if length is None:
+            return completion
+        return Completion(completion.token_ids[:length], completion.logprobs[:length], finished=True)
 
     def close(self) -> None:
         """End the engine and its process."""

@@ -24,7 +24,6 @@ class TextEnds:
     def __init__(self, stop: StopStrings, forest: Forest) -> None:
         self._stop = stop
         self._forest = forest
-        self._kept = max(1, stop.longest)  # characters, in which a stop string can begin
         self._tail_of = {-1: ""}  # last characters, without spaces, of each live node; -1 is every prompt
 
     def found(self, parent_C: IntArray, token_C: IntArray, node_C: IntArray) -> BoolArray:
@@ -35,7 +34,7 @@ class TextEnds:
             token_C: Token of each.
             node_C: Number of each in the forest.
         """
-        tail_of, piece_of, kept = self._tail_of, self._stop.pieces, self._kept
+        tail_of, piece_of, kept = self._tail_of, self._stop.pieces, self._stop.longest
         parents = parent_C.tolist()
         texts = [tail_of[parent] + piece_of[token] for parent, token in zip(parents, token_C.tolist(), strict=True)]
         for parent in {*parents} - {-1}:
