@@ -278,3 +278,16 @@ def test_this_machine_tells_its_memory() -> None:
     available = available_bytes(torch.device("cpu"))
     assert available is not None
     assert 1 << 26 < available < 1 << 46
+
+
+def test_the_rollouts_of_a_draw_are_planned_up_to_their_limit() -> None:
+    """A draw of many rollouts on few rows: each needs the masses it searches among, until they are in blocks."""
+    config = small_model(dtype=torch.float32, vocab_size=50_000).config
+    rows = [1, 100, 1000, 100_000, 200_000]
+    planned = [
+        plan_memory(config, replace(SETTINGS, engine_bytes=1 << 21), Workload(1, 2, num_rows=n)).sampling.num_bytes
+        for n in rows
+    ]
+    searched = 256 + 50_000 // 256 + 1
+    assert planned[2] - planned[1] == pytest.approx(900 * searched * 16, rel=0.05)
+    assert planned[4] == planned[3] >= (1 << 21) * 16

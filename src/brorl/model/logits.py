@@ -23,6 +23,12 @@ from brorl.model.device import at_least_float32
 MAX_LOGITS = 1 << 27  # more are computed in blocks
 LOGITS_PER_BLOCK = 1 << 26
 LOGITS_PER_DRAW = 1 << 24  # a draw has several temporaries of its logits' size, one of them in float64
+MASSES_PER_DRAW = 1 << 21  # and of the masses among which its rollouts search: of all blocks, and in one block
+
+
+def tokens_per_mass(vocabulary: int) -> int:
+    """Return the number of tokens in a block of a draw, near the root of the vocabulary; a rollout searches twice."""
+    return 1 << (vocabulary.bit_length() + 1) // 2
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,14 @@ from brorl.errors import UserError
 from brorl.model.forward import ForwardChoice
 from brorl.model.kernels import kernels
 from brorl.model.kv_shape import KVShape, shapes_or_guess
-from brorl.model.logits import LOGITS_PER_BLOCK, LOGITS_PER_DRAW, MAX_LOGITS, embeds_last
+from brorl.model.logits import (
+    LOGITS_PER_BLOCK,
+    LOGITS_PER_DRAW,
+    MASSES_PER_DRAW,
+    MAX_LOGITS,
+    embeds_last,
+    tokens_per_mass,
+)
 from brorl.model.logprobs import default_max_nodes
 from brorl.model.lora import ALL_LINEAR, num_adapter_weights, target_layers
 from brorl.model.model_shape import ModelShape
@@ -32,6 +39,7 @@ from brorl.model.tree_attention import PREFILL_TOKENS
 from brorl.model.tree_batch import MAX_CHAIN_SCORES, AttentionChoice
 
 _BYTES_PER_DRAWN_LOGIT = 24  # scaled, padded, softmax, and a copy in float64
+_BYTES_PER_MASS = 16  # gathered, in float64, and their sums
 _SCORES_IN_TILE = 4  # scores, weights, their gradient, and a cast
 _NF4_BYTES = 0.5 + 0.127 / 8  # per weight: 4 bits, and the doubly quantized scales of blocks of 64 (arXiv 2305.14314)
 _BYTES = {"float64": (8, 8), "float32": (4, 4), "bfloat16": (4, 2)}  # per number of trained weights, and computed
@@ -286,7 +294,13 @@ class _Activations(NamedTuple):
             cache = min(limit, rows * row_bytes + prompt_tokens * token_bytes)
             prefill = min(prefill, prompt_tokens)
         scores = 3 * rows * self.shape.heads * (workload.max_new_tokens + workload.prompt_tokens) * 4
-        drawn = min(rows * self.shape.vocabulary, LOGITS_PER_DRAW) * _BYTES_PER_DRAWN_LOGIT
+        vocabulary = self.shape.vocabulary
+        masses = tokens_per_mass(vocabulary) + vocabulary // tokens_per_mass(vocabulary) + 1  # of a rollout
+        drawn = min(rows * vocabulary, LOGITS_PER_DRAW) * _BYTES_PER_DRAWN_LOGIT
+        if workload.num_rows is None:
+            drawn += MASSES_PER_DRAW * _BYTES_PER_MASS
+        else:
+            drawn += min(workload.num_rows * masses, MASSES_PER_DRAW) * _BYTES_PER_MASS
         return cache + max(scores, drawn, prefill * self._token_bytes() // 2)
 
     def learning_bytes(self, settings: MemorySettings, workload: Workload, nodes: int) -> int:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from brorl.rollout.native import draw
@@ -130,6 +131,41 @@ def test_draws_in_blocks_of_rows_are_the_same_tokens(
         token, logprob = draw_tokens(logits, row, uniform, sampling)
         assert torch.equal(token, expected[0])  # each row's masses are computed alone
         torch.testing.assert_close(logprob, expected[1])  # logarithms of R rows can round by their place
+
+
+class Largest(TorchDispatchMode):
+    """The entries of the largest tensor that is made."""
+
+    entries = 0
+
+    def __torch_dispatch__(
+        self, function: object, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        made = function(*args, **(kwargs or {}))
+        self.entries = max(self.entries, *(x.numel() for x in [made] if isinstance(x, torch.Tensor)), 0)
+        return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.8}, {"top_k": 50}])
+def test_the_memory_of_a_draw_does_not_grow_with_the_rollouts(
+    dtype: torch.dtype, truncation: dict[str, float], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one bit changes, and no temporary is larger than the limit, or one number per rollout, or the logits."""
+    monkeypatch.setattr(draw, "kernels_of", lambda _: None)
+    rows, vocabulary, rollouts = 3, 700, 2000
+    logits = random_logits(rng, rows, vocabulary).to(dtype)
+    row, uniform = torch.from_numpy(rng.integers(0, rows, rollouts)), torch.from_numpy(rng.random(rollouts))
+    sampling = SamplingParams(temperature=0.9, **truncation)
+    monkeypatch.setattr(draw, "MASSES_PER_DRAW", 1 << 40, raising=False)
+    token, logprob = draw_tokens(logits, row, uniform, sampling)
+    for limit in (1 << 11, 1 << 13):
+        monkeypatch.setattr(draw, "MASSES_PER_DRAW", limit)
+        with Largest() as largest:
+            blocks = draw_tokens(logits, row, uniform, sampling)
+        assert torch.equal(blocks[0], token)
+        assert torch.equal(blocks[1], logprob)
+        assert largest.entries <= max(limit, rollouts, rows * 1024)
 
 
 def test_temperature_divides_the_logits_and_zero_is_greedy(rng: np.random.Generator) -> None:

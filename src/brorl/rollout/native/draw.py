@@ -16,7 +16,7 @@ from torch import Tensor
 
 from brorl.model.device import at_least_float32
 from brorl.model.kernels import kernels_of
-from brorl.model.logits import LOGITS_PER_DRAW, softmax_lse
+from brorl.model.logits import LOGITS_PER_DRAW, MASSES_PER_DRAW, softmax_lse, tokens_per_mass
 from brorl.sampling import SamplingParams
 from brorl.tree import FloatArray, IntArray
 
@@ -86,8 +86,8 @@ def draw_tokens(logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: S
 
     Returns:
         Token ids [K], and their log-probs [K] in nats at the sampling temperature (at 1 if it is 0), before truncation.
-        Rows are computed in blocks, which bounds the memory and changes no token. The log-probs of a row without a
-        distribution, such as one with NaN, +inf or -inf alone, are NaN.
+        Rows and rollouts are computed in blocks, which bounds the memory and changes no token. The log-probs of a row
+        without a distribution, such as one with NaN, +inf or -inf alone, are NaN.
     """
     kernels = kernels_of(logits_RV)
     if kernels and sampling.temperature and sampling.top_p == 1 and not sampling.top_k:
@@ -129,12 +129,22 @@ def _draw_tokens(
 def _inverse_cdf(mass_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
     """Invert a cumulative distribution in two levels: first among blocks of tokens, then inside one block."""
     vocabulary = mass_RV.shape[1]
-    block_size = 1 << (vocabulary.bit_length() + 1) // 2
+    block_size = tokens_per_mass(vocabulary)
     if vocabulary % block_size:
         mass_RV = torch.nn.functional.pad(mass_RV, (0, block_size - vocabulary % block_size))
     mass_RBC = mass_RV.unflatten(1, (-1, block_size))
     edge_RB = mass_RBC.sum(2, dtype=torch.float64).cumsum(1)
 
+    size = max(1, MASSES_PER_DRAW // sum(mass_RBC.shape[1:]))
+    parts = zip(row_K.split(size), uniform_K.split(size), strict=True)
+    return torch.cat([_from_masses(mass_RBC, edge_RB, *part) for part in parts]).clamp_(max=vocabulary - 1)
+
+
+def _from_masses(mass_RBC: Tensor, edge_RB: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
+    """Invert the distributions of K rollouts, from the masses of B blocks of C tokens and the cumulated ones of blocks.
+
+    A rollout has masses of B blocks and of C tokens; `_inverse_cdf` chooses K for the memory of these.
+    """
     edge_KB = edge_RB[row_K]
     target_K = uniform_K * edge_KB[:, -1]  # rounds to less than the last edge, since a uniform is at most 1 - 2**-53
     # The limits are for rows with NaN, which have no such block; their log-probs are NaN.
@@ -142,8 +152,8 @@ def _inverse_cdf(mass_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
     before_K = torch.where(block_K > 0, edge_KB.gather(1, (block_K[:, None] - 1).clamp(min=0))[:, 0], 0.0)
     inner_KC = mass_RBC[row_K, block_K].to(torch.float64).cumsum(1)
     inside_K = _strictly_below(target_K - before_K, inner_KC[:, -1])
-    token_K: Tensor = block_K * block_size + torch.searchsorted(inner_KC, inside_K[:, None], right=True)[:, 0]
-    return token_K.clamp_(max=vocabulary - 1)
+    token_K: Tensor = block_K * mass_RBC.shape[2] + torch.searchsorted(inner_KC, inside_K[:, None], right=True)[:, 0]
+    return token_K
 
 
 def _strictly_below(value: Tensor, limit: Tensor) -> Tensor:
