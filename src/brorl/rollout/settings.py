@@ -51,7 +51,7 @@ class VllmEngineSettings(Section):
 
 
 class EngineSettings(Section):
-    """Engine, memory, threads, clock; only `kind` and `dtype` have an effect on results, unless seconds end a run."""
+    """Engine, memory, threads, clock; only `kind` and `dtype` change results beyond rounding, or budgets in seconds."""
 
     kind: Literal["native", "vllm"] = Field(
         "native", description="engine that samples: native, the training model itself | vllm, which needs the extra "

@@ -2,7 +2,7 @@
 
 The decoding batch has one row per distinct live prefix, whatever N is; a row with count c draws for its c rollouts at
 once. A model whose attention cannot be hooked decodes with its own cache. Memory stays within the limit: rows that do
-not fit wait, and are decoded afterwards from their prefix, with the same draws.
+not fit wait, and are decoded afterwards from their prefix, with the same uniform numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ from brorl.tree import FloatArray, IntArray, RolloutTree
 
 
 class NativeEngine:
-    """Samples trees with the model itself; results do not depend on the memory limit.
+    """Samples trees with the model itself.
+
+    The memory limit decides which rows are computed together, and so the rounding of their logits. A draw close to the
+    border between two tokens can then give the other one, and the tree is another sample of the same distribution. The
+    log-probs are those of its own tokens, up to rounding.
 
     Args:
         model: A Hugging Face causal LM; it is used as it is, so training it in place is visible at once.
