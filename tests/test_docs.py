@@ -160,6 +160,26 @@ def test_a_generated_page_is_up_to_date(name: str) -> None:
     assert module.page() == module.PAGE.read_text("utf-8"), f"run: python scripts/{name}.py"
 
 
+@pytest.mark.slow
+def test_the_page_of_what_fits_is_up_to_date() -> None:
+    """It makes 7B on the meta device many times."""
+    test_a_generated_page_is_up_to_date("make_what_fits")
+
+
+def test_what_fits_adds_up_and_fits() -> None:
+    """The sums of the page's figures, and 18 bytes for each of a published number of weights."""
+    published = {"0.5B": 494_032_768, "1.5B": 1_543_714_304, "7B": 7_615_616_512}
+    pattern = r"^\| (.*?B) \| (.*?) \| (\d+) GB \|.*?\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d,]+) \|$"
+    rows = re.findall(pattern, (DOCS / "how-to" / "what_fits.md").read_text("utf-8"), re.MULTILINE)
+    assert {(name, trains) for name, trains, *_ in rows} > {(name, "adapters") for name in published}
+    for name, trains, size, *figures, _ in rows:
+        kept, learning, sampling, peak = map(float, figures)
+        assert peak == pytest.approx(kept + max(learning, sampling), abs=0.11)
+        assert peak <= 0.9 * float(size)
+        if trains == "all weights":
+            assert kept == pytest.approx(18e-9 * published[name], abs=0.06)
+
+
 def test_the_capacity_tables_are_up_to_date() -> None:
     """The tables of the simulation take a minute, and are not computed here."""
     module = script("make_scaling_tables")
