@@ -120,6 +120,8 @@ def test_special_tokens_are_stop_tokens_and_not_strings() -> None:
     assert not StopStrings(tokenizer, ["<|user|>"])
     tokens = tokenizer.encode("a<|user|>", add_special_tokens=False)
     assert stop.text(tokens) == "a"
+    tokens = tokenizer.encode("<|user|>aStop", add_special_tokens=False)
+    assert stop.text(tokens, decode=lambda ids: tokenizer.decode(list(ids))) == "<|user|>a"  # tags of thoughts stay
 
 
 @pytest.mark.parametrize(
