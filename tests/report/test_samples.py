@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import brorl
 from brorl.errors import UserError
 from brorl.reporting.samples import MAX_PROMPTS, Kind, find_samples
 from brorl.reporting.visible_text import visible_text
@@ -84,6 +85,17 @@ def test_responses_by_count_with_what_was_said_of_them(run: Run, kind: Kind) -> 
         if len(chosen) > 3:
             assert f"--limit {len(chosen)} shows all" in text
         assert shown(path, 2, str(number), kind, limit=1000, width=4000).count("  reward ") == len(chosen)
+
+
+def test_python_gets_the_advice_in_its_own_words(run: Run) -> None:
+    path, stored = run
+    number = max(range(5), key=lambda i: len(stored[4].texts[i])) + 1
+    limit = len(stored[4].texts[number - 1])
+    assert limit > 1
+    console = Console(file=io.StringIO(), width=80, highlight=False)
+    console.print(brorl.samples(path, prompt=number, limit=1), soft_wrap=True)
+    assert isinstance(console.file, io.StringIO)
+    assert f"; limit={limit} shows all" in console.file.getvalue()
 
 
 def test_a_prompt_by_its_name(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Errors of the commands in the words of Python: keyword arguments instead of options.
+"""Errors of the commands, and advice in their results, in the words of Python: keyword arguments and no options.
 
 Commands to run in a shell stay as they are.
 """
@@ -28,15 +28,18 @@ _PARTS = re.compile(
 
 
 def with_python_words(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function of `brorl` whose errors name its arguments."""
+    """Return a function of `brorl` whose errors and results name its arguments."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
         except UserError as error:
             error.args = (in_python(str(error)),)
             raise
+        if callable(getattr(type(result), "words", None)):
+            object.__setattr__(result, "words", in_python)
+        return result
 
     call.__module__ = "brorl"  # where it is found, also by pickle
     return call

@@ -95,7 +95,7 @@ class SampledTree(Result):
                 f"{unique:,} computed: {sampled / unique:.1f}x fewer"
             )
         if self.verdicts is None:
-            yield "no verdicts: the prompt is not in the data; give its reference answer with --reference"
+            yield self.words("no verdicts: the prompt is not in the data; give its reference answer with --reference")
 
     def __repr__(self) -> str:
         return f"SampledTree({self.tree.num_rollouts} rollouts of {self.prompt!r})"

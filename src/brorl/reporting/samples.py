@@ -5,7 +5,7 @@ Control characters are written out. Stored responses to held-out prompts are sho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import StringIO
 from math import inf, isfinite
@@ -68,6 +68,10 @@ class Samples:
     kind: Kind  # of the responses to show
     limit: int  # most responses to show
 
+    def words(self, advice: str) -> str:
+        """Return advice on options as it is; the result of a function has `python_words.in_python` in its place."""
+        return advice
+
     def __repr__(self) -> str:
         return f"Samples({str(self.run)!r}: {len(self.rows)} prompts at step {self.step})"
 
@@ -81,10 +85,13 @@ class Samples:
         )
         if not self.chosen:
             yield from _prompt_list(self.rows, options.max_width)
+            if len(self.rows) > MAX_PROMPTS:
+                shown = f"{MAX_PROMPTS} of {len(self.rows)} prompts, evenly spaced by pass rate"
+                yield Text(self.words(f"{shown}; --prompt NUMBER shows any"))
         if self.group is None or self.number is None:
             yield Text(f"\nno prompt of this step has {_KIND_NAMES[self.kind]}")
         else:
-            yield from _responses(self.group, self.number, self.kind, self.limit)
+            yield from _responses(self.group, self.number, self.kind, self.limit, self.words)
 
     def _repr_html_(self) -> str:
         console = Console(record=True, width=120, file=StringIO(), highlight=False)
@@ -184,11 +191,11 @@ def _prompt_list(rows: tuple[PromptRow, ...], width: int) -> Iterator[Renderable
         row[-1].truncate(max(left, 10), overflow="ellipsis")  # on a narrow terminal the question is cut
         table.add_row(*row)
     yield table
-    if len(order) > MAX_PROMPTS:
-        yield Text(f"{MAX_PROMPTS} of {len(order)} prompts, evenly spaced by pass rate; --prompt NUMBER shows any")
 
 
-def _responses(group: StoredGroup, number: int, kind: Kind, limit: int) -> Iterator[RenderableType]:
+def _responses(
+    group: StoredGroup, number: int, kind: Kind, limit: int, words: Callable[[str], str]
+) -> Iterator[RenderableType]:
     """Yield a prompt and its most frequent responses."""
     tree, kind_name, chosen = group.tree, _KIND_NAMES[kind], _of_kind(group, kind)
     order = chosen[np.argsort(-tree.leaf_count[chosen], kind="stable")]
@@ -207,7 +214,9 @@ def _responses(group: StoredGroup, number: int, kind: Kind, limit: int) -> Itera
         yield Text(f"\nno {kind_name}")
     elif order.size > limit:
         left = int(tree.leaf_count[order[limit:]].sum())
-        yield Text(f"\n{order.size - limit} more {kind_name} ({left} rollouts); --limit {order.size} shows all")
+        yield Text(
+            f"\n{order.size - limit} more {kind_name} ({left} rollouts); {words(f'--limit {order.size}')} shows all"
+        )
 
 
 def _response(group: StoredGroup, i: int) -> Iterator[RenderableType]:
