@@ -34,6 +34,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"
 TRY = "python3 -m venv .venv && .venv/bin/pip install -e . && .venv/bin/brorl train"
 TEST = "python3 -m venv .venv && .venv/bin/pip install -e '.[dev]' && .venv/bin/pytest"
 SOURCES = ("small puzzles", "pairs")
+TERM = "same"
 MEASURED = (  # all that a run of fixed N can measure
     "--steps=10",
     "--phases=[{name: broaden, until: 0.5, advantage: {estimator: maxrl}}, {name: sharpen}]",
@@ -47,6 +48,7 @@ MEASURED = (  # all that a run of fixed N can measure
     "--diagnostics.held_out_check_every=5",
     "--diagnostics.held_out_rollouts=8",
     "--store_rollouts_every=0",
+    f"--rewards.terms={{{TERM}: {{function: 'operator:eq', weight: 0.1}}}}",
     "--evaluation.every=0",
     f"--data.sources=[{{task: countdown, max_number: 7, name: {SOURCES[0]}}}, "
     f"{{task: countdown, num_numbers: 2, max_number: 9, name: {SOURCES[1]}}}]",
@@ -63,9 +65,9 @@ FRUITLESS = ("--steps=1", "--sampling.max_new_tokens=1", "--dynamic_sampling.max
 
 
 def keys_of(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys of a metrics record; a number, the name of a source or a reason is `*`."""
+    """Yield the dotted keys of a metrics record; a number, the name of a source or a term, or a reason is `*`."""
     for key, inner in value.items():
-        name = f"{prefix}{'*' if key.isdigit() or key in SOURCES or ': ' in key else key}"
+        name = f"{prefix}{'*' if key.isdigit() or key in (*SOURCES, TERM) or ': ' in key else key}"
         if isinstance(inner, dict):
             yield from keys_of(inner, f"{name}.")
         else:

@@ -1,4 +1,4 @@
-"""Check whether a user's path exists.
+"""Check whether a user's path exists, and make the path of a function absolute.
 
 No file name is longer than 255 bytes. Such a path returns False here, where `pathlib` raises an OSError. Other errors
 of `pathlib` are raised, such as a missing permission.
@@ -24,6 +24,13 @@ def is_file(path: str | Path) -> bool:
 def is_folder(path: str | Path) -> bool:
     """Return whether there is a folder."""
     return _holds(Path(path).is_dir)
+
+
+def of_function(path: str) -> str:
+    """Return the path of a function, `file.py:function` or `package.module:function`, with that of a file absolute."""
+    file, _, name = path.rpartition(":")
+    local = Path(file).expanduser()
+    return f"{local.absolute()}:{name}" if is_file(local) else path
 
 
 def _holds(check: Callable[[], bool]) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brorl.algorithms.rewards import cosine_length_reward, overlong_punishment, shaped_rewards, stop_properly
-from brorl.algorithms.settings import CosineLength, RewardShaping
+from brorl.algorithms.settings import CosineLength, RewardShaping, RewardTerm
 
 LIMIT = 40
 values = st.floats(-2, 2, allow_nan=False).map(lambda x: round(x, 3))
@@ -102,6 +102,17 @@ def test_every_piece_is_applied_in_the_stated_order() -> None:
     assert shaped_rewards(*one, "science", 1, shaping, max_new_tokens=16) == pytest.approx(
         [0.75 * 0.4 - 0.5], rel=1e-12
     )
+
+
+def test_further_terms_are_added_before_the_factors() -> None:
+    terms = {"brief": RewardTerm(function="a:b", weight=0.5), "rude": RewardTerm(function="a:c", weight=-2.0)}
+    shaping = RewardShaping(stop_properly=0.5, terms=terms, domain_weights={"math": 3.0})
+    values = {"brief": np.array([0.4, np.nan, 1.0]), "rude": np.array([0.0, 1.0, np.nan])}
+    three = (np.array([True, False, True]), np.ones(3), np.array([3, 3, 3]), np.array([False, False, True]))
+    got = shaped_rewards(*three, "math", 1, shaping, max_new_tokens=16, terms_L=values)
+    np.testing.assert_allclose(got, [(1 + 0.2) * 3, -2.0 * 3, (1 + 0.5) * 0.5 * 3])
+    with pytest.raises(ValueError, match="the term rude of the reward needs a value of each response"):
+        shaped_rewards(*three, "math", 1, shaping, max_new_tokens=16, terms_L={"brief": values["brief"]})
 
 
 def test_cosine_at_its_ends_and_in_the_middle() -> None:

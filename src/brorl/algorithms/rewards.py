@@ -4,7 +4,7 @@
 
 1. the base: 1 for correct and 0 for incorrect, or the verifier's score with partial credit;
 2. the cosine length reward instead of the base, in the steps in which it applies;
-3. the format reward, added to responses of the wanted format;
+3. the format reward, added to responses of the wanted format, and the weighted values of further terms;
 4. stop properly: the reward of a truncated response times a coefficient;
 5. the soft overlong punishment, added;
 6. the weight of the prompt's domain, as a factor.
@@ -14,6 +14,8 @@ error. Dynamic sampling and pass@k use the raw verdict, never these numbers.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -31,6 +33,7 @@ def shaped_rewards(
     shaping: RewardShaping,
     formatted_L: BoolArray | None = None,
     max_new_tokens: int | None = None,
+    terms_L: Mapping[str, FloatArray] | None = None,
 ) -> FloatArray:
     """Return the rewards of one prompt's responses, in the order that the module's docstring states.
 
@@ -44,6 +47,7 @@ def shaped_rewards(
         shaping: The settings.
         formatted_L: Whether the response has the wanted format, shape [L]; needed where there is a format reward.
         max_new_tokens: Length limit of a response in tokens; needed where a reward depends on the length.
+        terms_L: Value of each further term by its name, shape [L]; NaN where a response has none, which adds nothing.
 
     Returns:
         Rewards, shape [L].
@@ -59,16 +63,22 @@ def shaped_rewards(
         if shaping.cosine_length.every_steps or shaping.overlong_tokens:
             raise ValueError("a length reward needs the length limit of responses; pass max_new_tokens")
         max_new_tokens = 1
-    shapes = [value.shape for value in (correct_L, score_L, length_L, truncated_L, formatted_L)]
+    terms_L = terms_L or {}
+    if missing := [name for name in shaping.terms if name not in terms_L]:
+        raise ValueError(f"the term {missing[0]} of the reward needs a value of each response; pass terms_L")
+    shapes = [value.shape for value in (correct_L, score_L, length_L, truncated_L, formatted_L, *terms_L.values())]
     if len(set(shapes)) != 1 or len(shapes[0]) != 1:
         raise ValueError(
-            f"correct, score, length, truncated and formatted need one entry per response each, got shapes {shapes}"
+            "correct, score, length, truncated, formatted and terms need one entry per response each, got shapes "
+            f"{shapes}"
         )
     reward_L = np.asarray(score_L if shaping.partial_credit else correct_L, np.float64)
     if shaping.cosine_length.in_force(step):
         reward_L = cosine_length_reward(correct_L, length_L, shaping.cosine_length, max_new_tokens)
     if shaping.format_pattern is not None:
         reward_L = reward_L + shaping.format_reward * formatted_L
+    for name, term in shaping.terms.items():
+        reward_L = reward_L + term.weight * np.nan_to_num(terms_L[name], nan=0.0)
     reward_L = stop_properly(reward_L, truncated_L, shaping.stop_properly)
     if shaping.overlong_tokens:
         reward_L = reward_L + overlong_punishment(length_L, max_new_tokens, shaping.overlong_tokens)

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, Self, TypeAlias, assert_never
 
 from pydantic import Field, field_validator, model_validator
 
+from brorl.paths import of_function
 from brorl.section import Section
 
 Aggregation: TypeAlias = Literal["token_mean", "sequence_mean", "constant"]
@@ -57,6 +58,21 @@ class CosineLength(Section):
         return self
 
 
+class RewardTerm(Section):
+    """A function whose value, times a weight, is added to the reward of a verified response."""
+
+    function: str = Field(
+        min_length=1, description="package.module:function or path/to/file.py:function, which returns a number"
+    )
+    weight: float = Field(1.0, description="factor of its value; below 0 for what should be rare")
+
+    @field_validator("function")
+    @classmethod
+    def _absolute(cls, function: str) -> str:
+        """Make the path of a local file absolute, so that a run can be resumed from any folder."""
+        return of_function(function)
+
+
 class RewardShaping(Section):
     """From verdicts to rewards; dynamic sampling always uses the verdict."""
 
@@ -73,6 +89,10 @@ class RewardShaping(Section):
         "'<think>.*</think>.*'; null switches the format reward off",
     )  # fmt: skip
     format_reward: float = Field(0.1, gt=0, lt=1, description="reward added to a response that matches format_pattern")
+    terms: dict[str, RewardTerm] = Field(
+        {}, description="further terms of the reward by name: {brief: {function: rewards.py:brief, weight: 0.2}} "
+        "(docs/how-to/reward_terms.md)",
+    )  # fmt: skip
     domain_weights: dict[str, float] = Field({}, description="reward factors by domain, such as {math: 1.0}")
 
     @field_validator("format_pattern")
@@ -94,6 +114,11 @@ class RewardShaping(Section):
                 "rewards.partial_credit and rewards.cosine_length both set the base reward, and the cosine reward has "
                 "no partial credit; switch one of them off"
             )
+        for name, term in self.terms.items():
+            if not name.isidentifier():
+                raise ValueError(f"rewards.terms: {name!r} names a term in the metrics; use letters, digits and _")
+            if not term.weight:
+                raise ValueError(f"rewards.terms.{name}.weight = 0 has no effect; remove the term")
         for domain, weight in self.domain_weights.items():
             if not weight > 0:
                 raise ValueError(

@@ -19,6 +19,7 @@ WITHOUT_TRAINING: Mapping[str, Any] = {
     "engine.clock": "wall",
     "optimizer.old_logprobs": "recompute",
     "importance.correction": "truncate",
+    "rewards.terms": {},
 }
 """Overrides that end the conditions of training on the other settings of a recipe, whose model is only sampled from."""
 
@@ -44,12 +45,13 @@ def check_cheaply(config: TrainConfig) -> None:
     if config.output_dir is not None:
         refuse_used_folder(Path(config.output_dir).expanduser())
     check_folder(config.model)
-    for domain, function in config.verification.functions.items():
+    functions = {f"verification.functions.{domain}": path for domain, path in config.verification.functions.items()}
+    functions |= {f"rewards.terms.{name}": term.function for name, term in config.rewards.terms.items()}
+    for setting, function in functions.items():
         file = function.rpartition(":")[0]
         if file.endswith(".py") and not is_file(file):
             raise UserError(
-                f"verification.functions.{domain}: there is no file {file} (working folder {Path.cwd()}); write the "
-                "verifier, or fix the path"
+                f"{setting}: there is no file {file} (working folder {Path.cwd()}); write the verifier, or fix the path"
             )
 
     from brorl.assemble.data import check_first_rows  # imports numpy

@@ -48,6 +48,7 @@ def build_verifiers(config: TrainConfig, domains: Iterable[str], workers: Worker
         with_fractions=with_fractions,
         as_messages=config.verification.completions == "messages",
         thought_tags=config.verification.thoughts,
+        terms={name: term.function for name, term in config.rewards.terms.items()},
     )
 
 

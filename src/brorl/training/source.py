@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from brorl.activity import Observe, Stopwatch, unobserved
@@ -21,8 +22,8 @@ from brorl.prompts.stream import PromptSupply
 from brorl.rollout.engine import Sampler
 from brorl.runs.checkpoint import SourceState
 from brorl.sampling import SamplingParams
-from brorl.tree import RolloutTree, fraction_cut
-from brorl.verification.grade import Grader, num_unverified
+from brorl.tree import FloatArray, RolloutTree, fraction_cut
+from brorl.verification.grade import Grader, num_unverified, term_values
 from brorl.verification.verifier import (
     CUT_OFF,
     NO_ANSWER,
@@ -42,6 +43,8 @@ class GradedPrompt:
     whole: Group  # all of its rollouts; the reward of an unverified response is NaN
     verdicts: list[Verdict]  # the verdict of each distinct response of `whole`
     group: Group | None  # its verified rollouts, which is `whole` if all were verified; None if there are too few
+    # value of each further term of the reward by name, shape [L] of `whole`; NaN where a response has none
+    terms_L: Mapping[str, FloatArray] = field(default_factory=dict)
 
 
 class Staleness(NamedTuple):
@@ -133,12 +136,25 @@ class Batch:
             "verifier_timeouts": sum(map(is_timeout, reasons)),
             "verifier_cut_offs": reasons.count(CUT_OFF),
             "verifier_failures": sum(is_failure(reason) for reason in reasons),
+            **self._terms(),
             **self._unverified(),
             **self._dropped(),
             **self._by_source(),
             **self._allocation(),
             **self._ahead(),
         }
+
+    def _terms(self) -> dict[str, Any]:
+        """Return the mean value of each further term of the reward, over the rollouts that have one; none if none."""
+        sums: dict[str, list[float]] = {}
+        for prompt in self.sampled:
+            for name, value_L in prompt.terms_L.items():
+                count_L = prompt.whole.tree.leaf_count * ~np.isnan(value_L)
+                both = sums.setdefault(name, [0.0, 0.0])
+                both[0] += float((count_L * np.nan_to_num(value_L)).sum())
+                both[1] += float(count_L.sum())
+        means = {name: total / count if count else None for name, (total, count) in sums.items()}
+        return {"terms": means} if means else {}
 
     def _unverified(self) -> dict[str, Any]:
         """Return the rollouts without a verdict and their reasons; nothing if all rollouts were verified."""
@@ -287,11 +303,12 @@ class GroupSource(ABC):
     ) -> GradedPrompt:
         """Reward the rollouts of a prompt that the weights of a version sampled."""
         group = self.grader.group(prompt, tree, verdicts, step)
+        terms_L = term_values(verdicts, self.grader.shaping)
         if group is None:
-            return GradedPrompt(self.grader.stored_group(prompt, tree, verdicts, step), verdicts, None)
+            return GradedPrompt(self.grader.stored_group(prompt, tree, verdicts, step), verdicts, None, terms_L)
         group = replace(group, version=version)
         whole = group if group.tree is tree else self.grader.stored_group(prompt, tree, verdicts, step)
-        return GradedPrompt(whole, verdicts, group)
+        return GradedPrompt(whole, verdicts, group, terms_L)
 
 
 def _outcomes(groups: Sequence[Group]) -> dict[str, float]:

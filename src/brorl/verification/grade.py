@@ -18,7 +18,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.rewards import shaped_rewards
 from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
-from brorl.tree import RolloutTree
+from brorl.tree import FloatArray, RolloutTree
 from brorl.verification.verifier import TRUNCATED, Verdict, Verifier, verify_distinct
 
 _FORMAT_TIMEOUT_S = 0.5  # a pattern can take exponential time on some texts
@@ -81,6 +81,7 @@ class Grader:
             shaping=self.shaping,
             formatted_L=None if pattern is None else np.array([has_format(text, pattern) for text in self.texts(tree)]),
             max_new_tokens=self.max_new_tokens,
+            terms_L=term_values(verdicts, self.shaping),
         )
         return Group(prompt, tree, correct_L, reward_L)
 
@@ -93,6 +94,13 @@ class Grader:
 def verified(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Return the verdicts that were reached."""
     return [verdict for verdict in verdicts if not verdict.unverified]
+
+
+def term_values(verdicts: Sequence[Verdict], shaping: RewardShaping) -> dict[str, FloatArray]:
+    """Return the values of each further term of the reward, shape [L]; NaN where a verdict has none."""
+    none = (None,) * len(shaping.terms)
+    values_LK = np.array([verdict.terms or none for verdict in verdicts], np.float64).reshape(len(verdicts), len(none))
+    return dict(zip(shaping.terms, values_LK.T, strict=True))
 
 
 def num_unverified(tree: RolloutTree, verdicts: Sequence[Verdict]) -> int:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from brorl.paths import is_file
+from brorl.paths import of_function
 from brorl.section import Section
 from brorl.verification.thoughts import THINK, ThoughtTags
 
@@ -68,8 +67,4 @@ class VerificationSettings(Section):
     @classmethod
     def _absolute(cls, functions: dict[str, str]) -> dict[str, str]:
         """Make the path of a local file absolute, so that a run can be resumed from any folder."""
-        files = {domain: Path(path.rpartition(":")[0]).expanduser() for domain, path in functions.items()}
-        return {
-            domain: f"{files[domain].absolute()}:{path.rpartition(':')[2]}" if is_file(files[domain]) else path
-            for domain, path in functions.items()
-        }
+        return {domain: of_function(path) for domain, path in functions.items()}

@@ -58,6 +58,8 @@ class Verdict:
             reached because of an infrastructure failure; such a response is neither correct nor incorrect.
         seconds: Wall time of the verification, 0 or more: of finding the answer in this process, of the worker or the
             programs, and of the comparison. If an earlier verdict was used again, only the first part.
+        terms: Values of the further terms of the reward, in the order of the settings; None for a term that does not
+            apply. Empty for a response that was not verified.
 
     Raises:
         ValueError: If the score is not finite, the time is negative, or an unverified response has an outcome.
@@ -68,6 +70,7 @@ class Verdict:
     extracted: str | None
     reason: str
     seconds: float
+    terms: tuple[float | None, ...] = ()
 
     def __post_init__(self) -> None:
         if not isfinite(self.score):

@@ -45,10 +45,12 @@ def learning_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     largest_k = max((int(k) for e in evaluations for k in e["pass_at"]), default=1)
     sources = sorted({source for e in evaluations for source in e.get("by_source") or {}})
     by_source = lines(runs, {source: _estimate("by_source", source, "1") for source in sources})
+    terms = {name: f"sampling.terms.{name}" for name in _terms(runs)}
     pass_1, coverage = (lines(runs, _pass_at(runs, str(k))) for k in (1, largest_k))
     reward = chart("reward", reasons.why_no_step)
     return [
         replace(reward, traces=traces.smoothed(runs, reward.traces)),
+        *([chart("terms", reasons.why_no_step, lines(runs, terms))] if terms else []),
         chart("pass1", reasons.why_no_evaluation, pass_1),
         *([chart("coverage", reasons.why_no_evaluation, coverage, k=largest_k)] if largest_k > 1 else []),
         chart("passk", reasons.why_no_evaluation, traces.pass_at_curves(runs)),
@@ -136,6 +138,13 @@ def _seconds_chart(runs: Sequence[RunRecord]) -> Chart:
         return chart
     layout = chart.layout | {"barmode": "stack", "xaxis": {"type": "category"}}
     return replace(chart, explanation=f"Mean s{chart.explanation[1:]}", layout=layout, by_progress=False)
+
+
+def _terms(runs: Sequence[RunRecord]) -> list[str]:
+    """Return the names of the further terms of the reward, sorted."""
+    return sorted(
+        {name for run in runs for record in run.records for name in record.get("sampling", {}).get("terms", {})}
+    )
 
 
 def _pass_at(runs: Sequence[RunRecord], k: str) -> dict[str, Quantity]:

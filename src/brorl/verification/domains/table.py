@@ -15,6 +15,7 @@ from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.domains.gym import GymVerifier
 from brorl.verification.domains.ifeval import InstructionsVerifier
 from brorl.verification.domains.math import MATH_DOMAIN, MathVerifier
+from brorl.verification.domains.reward_terms import VerifierWithTerms
 from brorl.verification.domains.science import SCIENCE_DOMAIN, ScienceVerifier
 from brorl.verification.domains.user_function import FunctionVerifier
 from brorl.verification.sandbox.pool import Workers
@@ -47,6 +48,7 @@ def make_verifiers(
     with_fractions: bool = False,
     as_messages: bool = False,
     thought_tags: ThoughtTags | None = THINK,
+    terms: Mapping[str, str] | None = None,
 ) -> dict[str, Verifier]:
     """Make the verifier of each domain, sorted by domain.
 
@@ -58,6 +60,7 @@ def make_verifiers(
         as_messages: Give completions to reward functions with TRL's signature as lists of messages.
         thought_tags: Tags of thoughts, which built-in verifiers do not see; None if they see all of a response. A
             user's function always does.
+        terms: Import path of the function of each further term of the reward, by name.
 
     Raises:
         UserError: If a domain has no verifier, or a function cannot be loaded.
@@ -76,7 +79,13 @@ def make_verifiers(
                 f"{', '.join(sorted({*DOMAINS, *functions}))}); set data.sources[].domain, or add your own: "
                 f"verification.functions: {{{domain}: package.module:function}}"
             )
-    return verifiers
+    if not terms:
+        return verifiers
+    values = {
+        name: FunctionVerifier(workers.pool, path, name, as_messages, section="rewards.terms")
+        for name, path in terms.items()
+    }
+    return {domain: VerifierWithTerms(verifier, values) for domain, verifier in verifiers.items()}
 
 
 def unreadable_references(

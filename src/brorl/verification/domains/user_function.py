@@ -27,15 +27,23 @@ class FunctionVerifier:
         function: `package.module:function`, also looked for in the current directory, or `path/to/file.py:function`.
         domain: The domain that it verifies, for error messages.
         as_messages: Whether a reward function with TRL's signature gets completions as lists of messages.
+        section: The settings that name it, for error messages.
 
     Raises:
         UserError: If the function cannot be loaded, or takes neither two nor three arguments.
     """
 
-    def __init__(self, pool: WorkerPool, function: str, domain: str, as_messages: bool = False) -> None:
+    def __init__(
+        self,
+        pool: WorkerPool,
+        function: str,
+        domain: str,
+        as_messages: bool = False,
+        section: str = "verification.functions",
+    ) -> None:
         self._pool = pool
         self._function = function
-        setting = f"verification.functions.{domain}"
+        setting = f"{section}.{domain}"
         try:
             (result,) = pool.run([VerifierCall(function, None)])
             if result.failure:
@@ -61,11 +69,15 @@ class FunctionVerifier:
         `verifier returned ...`, `timeout`, `out of memory`, `verifier crashed` or `unverified: ...`. A function that
         cannot decide returns `False` with such a reason itself.
         """
+        return [_verdict(result) for result in self.replies(items)]
+
+    def replies(self, items: Sequence[tuple[Prompt, str]]) -> list[Reply]:
+        """Call the function on responses, and return what it returned on each, or its failure."""
         calls = [
             VerifierCall(self._function, (response, prompt.reference, *self._rest(prompt)))
             for prompt, response in items
         ]
-        return [_verdict(result) for result in self._pool.run(calls)]
+        return self._pool.run(calls)
 
     def _rest(self, prompt: Prompt) -> tuple[object, ...]:
         return ((prompt.question or prompt.text,) if self._takes_prompt else ()) + self._more
