@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 import brorl
-from brorl.api.recipe import resolve_config
-from brorl.api.train import TrainingResult, _with_reward
+from brorl.api.given import resolve_given
+from brorl.api.train import TrainingResult
 from brorl.config.reading import parse_yaml
 from brorl.console.progress import TrainingProgress
 from brorl.errors import LearnerLostError, UserError
@@ -221,13 +221,13 @@ def test_a_reward_function_with_the_signature_of_trl_trains_as_it_is(
     result = brorl.train(**SETTINGS, reward=reward, steps=2, store_rollouts_every=1, progress=False, output_dir="run")
     config = parse_yaml((result.path / "config.yaml").read_text(), "config.yaml")
     assert config["verification"]["functions"] == {"countdown": f"{tmp_path / 'rewards.py'}:reward"}
-    recipe = resolve_config("quickstart", {"verification.functions": {"math": "own.py:check", "countdown": "old.py:f"}})
-    functions = _with_reward(recipe, reward).verification.functions
+    others = {"verification.functions": {"math": "own.py:check", "countdown": "old.py:f"}}
+    functions = resolve_given("quickstart", others, reward, tmp_path).config.verification.functions
     assert functions == {"math": "own.py:check", "countdown": f"{tmp_path / 'rewards.py'}:reward"}
     group = brorl.samples(result.path).group
     assert group is not None
     assert group.correct_L.tolist() == [text.strip().endswith("1") for text in group.texts]
-    with pytest.raises(UserError, match=r"reward: worker processes have to import .*lambda.*top level of a file"):
+    with pytest.raises(UserError, match=r"reward: .*lambda.* is not a function with a name; define it with"):
         brorl.train(**SETTINGS, reward=lambda completions: [1.0] * len(completions), progress=False)
     again = brorl.train(**SETTINGS, reward=Inside.nested, steps=1, progress=False)
     assert again.ending is Ending.NO_MIXED_GROUPS

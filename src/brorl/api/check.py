@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from brorl.api.prompt_warnings import unreachable_references, unread_forms, unused_options
-from brorl.api.recipe import check_cheaply, recipe_name, resolve_config
+from brorl.api.recipe import check_cheaply, recipe_name
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
@@ -56,22 +56,34 @@ class CheckResult(Result):
 
 
 def check(
-    config_or_path: ConfigOrPath = "quickstart", *, timing: bool = True, progress: bool = True, **overrides: Any
+    config_or_path: ConfigOrPath | None = None, *, timing: bool = True, progress: bool = True, **overrides: Any
 ) -> CheckResult:
     """Check settings, prompts, verifiers and memory of a recipe, and time a few small steps; write nothing.
 
     Args:
-        config_or_path: Built-in recipe or YAML file; from Python also nested settings or a config.
+        config_or_path: Built-in recipe or YAML file; from Python also nested settings or a config (default:
+            quickstart).
         timing: Load the model and forecast the seconds of a step.
         progress: Print the report line by line.
-        overrides: Settings that replace those of the recipe, nested or by dotted name.
+        overrides: Settings that replace those of the recipe, nested or by dotted name; `data` may be rows and `reward`
+            functions, as in `brorl.train`.
 
     Raises:
         UserError: On the first problem.
     """
-    config, name = resolve_config(config_or_path, overrides), recipe_name(config_or_path)
-    check_cheaply(config)
+    from brorl.api.given import resolve_given
 
+    with TemporaryDirectory(prefix="brorl-given-") as scratch:
+        recipe, config, said = resolve_given(config_or_path, overrides, overrides.pop("reward", None), Path(scratch))
+        check_cheaply(config)
+        report = _Report(progress)
+        report.show(*said)
+        again = "brorl.train and the same rows" if said else f"brorl train {recipe_name(recipe)}"
+        return _checked(config, recipe_name(recipe), timing, report, again)
+
+
+def _checked(config: TrainConfig, name: str, timing: bool, report: _Report, again: str) -> CheckResult:
+    """Check the parts that need torch; `again` trains with the same settings."""
     from brorl.assemble.inputs import input_lines, prepare  # imports torch
     from brorl.assemble.run import check_start
     from brorl.trackers import require_package
@@ -80,7 +92,6 @@ def check(
         require_package(tracker)
     check_start(config)
     inputs = prepare(config, config.model)
-    report = _Report(progress)
     report.show(f"settings of {name}: ok")
     trials = []
     for source in dict.fromkeys(prompt.source for prompt in (*inputs.prompts.train.prompts, *inputs.prompts.held_out)):
@@ -101,7 +112,7 @@ def check(
         forecast = _forecast(config, inputs)
         report.show(*_forecast_lines(forecast, config))
     report.show(*_thought_lines(config, inputs, () if forecast is None else forecast.groups))
-    report.show(f"nothing was written; train with: brorl train {name}")
+    report.show(f"nothing was written; train with: {again}")
     return CheckResult(config, tuple(trials), forecast, tuple(report.lines))
 
 

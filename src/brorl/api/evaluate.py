@@ -98,7 +98,7 @@ class _Options:
 def evaluate(
     checkpoint: str | Path,
     *,
-    data: str | Sequence[str] = (),
+    data: Any = (),
     samples: int = 512,
     ks: Sequence[int] | None = None,
     temperature: float = 0.6,
@@ -116,7 +116,8 @@ def evaluate(
             in one.
         data: aime24, aime25, amc, math, minerva, olympiadbench, gsm8k, humaneval_plus, mbpp_plus, livecodebench,
             gpqa_diamond, mmlu_pro, ifeval; NAME=PATH for a copy of one of these; gym; a file, hub id or puzzle; or
-            {path: ..., layout: ...}; may be repeated (default: the prompts that the checkpoint's run held out).
+            {path: ..., layout: ...}; may be repeated; from Python also rows, as in `train` (default: the prompts that
+            the checkpoint's run held out).
         samples: Responses per prompt, n, 1 to 2^20.
         ks: Values of k for pass@k, each 1 to n. By default 1 and the powers of 2 up to n / 2, at most 256.
         temperature: Divisor of the logits, at least 0; 0 is greedy and needs one response per prompt.
@@ -141,7 +142,7 @@ def evaluate(
     """
     from brorl.evaluation.summary import default_ks
 
-    sets = (data,) if isinstance(data, str) else tuple(data)
+    sets, guessed = _sets(data, checkpoint)
     wanted = default_ks(samples) if ks is None else tuple(sorted(set(ks)))
     options = _Options(
         str(checkpoint), sets, samples, wanted, temperature, top_p, max_new_tokens, output_dir, seed,
@@ -149,7 +150,22 @@ def evaluate(
     )  # fmt: skip
     request = _request(options)
     with Screen(silent=not progress) as screen:
+        for line in guessed:
+            screen.echo(line, is_command=True)
         return _evaluate(options, request, lambda line: screen.echo(line, is_command=True), screen.observe)
+
+
+def _sets(data: Any, checkpoint: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the datasets, and what was guessed of rows, which become a file."""
+    if isinstance(data, str):
+        return (data,), ()
+    if isinstance(data, list | tuple) and all(isinstance(name, str) for name in data):
+        return tuple(data), ()
+
+    from brorl.api.given import rows_to_evaluate
+
+    stored, lines = rows_to_evaluate(data, checkpoint)
+    return (stored,), lines
 
 
 def _request(options: _Options) -> Request:

@@ -203,11 +203,10 @@ def _positions(model: str | None) -> int | None:
     return positions if isinstance(positions, int) else None
 
 
-def summary(starter: Starter, output: Path) -> list[str]:
-    """Return the guesses, the file written, and the next commands."""
+def guesses(starter: Starter) -> list[str]:
+    """Return lines that say what was guessed of the data."""
     guess, source = starter.guess, starter.guess.source
     lines = [
-        _counts(starter),
         *(
             [f"  layout: {source.layout}"]
             if source.layout
@@ -219,6 +218,12 @@ def summary(starter: Starter, output: Path) -> list[str]:
         lines.append(f"  the questions ask for the answer {starter.form.name}, so prompt.template adds no other form")
     if guess.unused:
         lines.append(f"  not in the prompt: {counted(len(guess.unused), 'column')} of text, {listed(guess.unused)}")
+    return lines
+
+
+def summary(starter: Starter, output: Path) -> list[str]:
+    """Return the guesses, the file written, and the next commands."""
+    lines = [_counts(starter), *guesses(starter)]
     lines.append(f"wrote {output}: model {starter.model}, 16 rollouts x 8 prompts per step, 20 steps")
     if starter.function not in (None, SCORE):
         lines.append(f"write the verifier first: {_SIGNATURE}, in {FUNCTION_FILE}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ACTIVITY = ("config.yaml", "metrics.jsonl", "run.log")  # the files of training; a report may be written later
 _FILES = ("config.yaml", "begun.json", "env.json", "held_out.json", "run.log", "metrics.jsonl", "trackers.json")
-_TRACKERS = ("tensorboard", "wandb", "trackio")
+_FOLDERS = ("given", "tensorboard", "wandb", "trackio")
 
 
 def make_run_directory(output_dir: str | None, name: str) -> RunDirectory:
@@ -52,8 +52,8 @@ def remove_unused(directory: RunDirectory) -> None:
     """Remove the directory of a run that wrote no metrics, so that the same command can be repeated."""
     for name in _FILES:
         (directory.path / name).unlink(missing_ok=True)
-    for tracker in _TRACKERS:
-        rmtree(directory.path / tracker, ignore_errors=True)
+    for folder in _FOLDERS:
+        rmtree(directory.path / folder, ignore_errors=True)
     if not any(directory.path.iterdir()):
         directory.path.rmdir()
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from brorl.api.recipe import check_cheaply, recipe_name, resolve_config
@@ -22,6 +22,7 @@ from brorl.table import Result
 from brorl.verification.sandbox.inside.functions import IN_A_WORKER
 
 if TYPE_CHECKING:
+    from brorl.api.given import Rewards
     from brorl.runs.run_directory import Record
     from brorl.training.journal import Ending
 
@@ -81,7 +82,7 @@ class TrainingResult(Result):
 def train(
     config_or_path: ConfigOrPath | None = None,
     *,
-    reward: Callable[..., object] | None = None,
+    reward: Rewards | None = None,
     resume: bool = False,
     progress: bool = True,
     **overrides: Any,
@@ -95,14 +96,19 @@ def train(
         config_or_path: Name of a built-in recipe, path of a YAML file, nested settings, or a config; None is
             `quickstart`. With `resume`, a run directory; None is the newest unfinished run in `runs/`.
         reward: A function that verifies responses, for all domains of the data (`verification.functions`): with TRL's
-            signature, `reward(completions, **columns) -> list[float]`, or `verify(response, reference)`. It is defined
-            at the top level of a file, because worker processes import it.
+            signature, `reward(completions, **columns) -> list[float]`, or `verify(response, reference)`. Several terms
+            are a mapping, `{"right": right, "brief": (brief, 0.2)}`: the first decides what is correct, and the
+            weighted sum is the reward. Worker processes import the file of a function; the source of one of a notebook
+            is written into the run directory.
         resume: Continue a run from its last checkpoint. Settings such as `steps` can change
             (`brorl.config.resuming.CHANGEABLE_ON_RESUME`).
         progress: Print the output of the command; run.log has it in any case.
         overrides: Settings that replace those of the recipe, nested or by dotted name:
             `train("quickstart", steps=30, evaluation={"every": 5}, **{"sampling.top_k": 0})`. Among them are
-            `output_dir` (default: a new directory in `runs/`), `report`, and `tracking`.
+            `output_dir` (default: a new directory in `runs/`), `report`, and `tracking`. `data` may also be rows: a
+            `datasets.Dataset`, a list of dicts, a data frame or a table. Their columns are guessed as `brorl init`
+            does, and they are stored in the run directory. Without a recipe, the other settings are those that `brorl
+            init` writes.
 
     Returns:
         The result. It shows as tables in terminals and notebooks.
@@ -118,18 +124,28 @@ def train(
         if not isinstance(config_or_path, str | Path | None):
             raise UserError("resume=True needs a run directory as the first argument, or None for the newest run")
         return _resume(config_or_path, overrides, progress)
-    recipe = _RECIPE if config_or_path is None else config_or_path
-    config = resolve_config(recipe, overrides)
-    if reward is not None:
-        config = _with_reward(config, reward)
-    check_cheaply(config)
+    from brorl.api.given import FOLDER, resolve_given
+
+    with TemporaryDirectory(prefix="brorl-given-") as scratch:
+        folder = Path(scratch) / FOLDER
+        recipe, config, said = resolve_given(config_or_path, overrides, reward, folder)
+        check_cheaply(config)
+        if progress and said:
+            print("\n".join(said))  # noqa: T201
+        return _train_new(config, Path(recipe_name(recipe)).stem, folder, progress)
+
+
+def _train_new(config: TrainConfig, name: str, given: Path, progress: bool) -> TrainingResult:
+    """Train in a new directory, which gets the files that Python gave."""
     with Screen(silent=not progress) as screen:  # shown while torch is imported
+        from brorl.api.given import moved
         from brorl.api.training_session import TrainingSession
 
-        directory = make_run_directory(config.output_dir, Path(recipe_name(recipe)).stem)
+        directory = make_run_directory(config.output_dir, name)
         with directory.locked():  # until it is released, no other process uses or removes the directory
             refuse_used_folder(directory.path)
             try:
+                config = moved(config, given, directory.path / given.name)
                 return TrainingSession(config, directory, screen, is_new=True).run_to_end()
             except LearnerLostError:  # it can be resumed, even from step 0
                 raise
@@ -137,36 +153,6 @@ def train(
                 if not directory.read_metrics():
                     remove_unused(directory)
                 raise
-
-
-def _with_reward(config: TrainConfig, function: Callable[..., object]) -> TrainConfig:
-    """Return a config with a function as the verifier of every domain of the training data."""
-    domains = []
-    for source in config.data.sources:
-        domain = getattr(source, "domain", source.kind)
-        if getattr(source, "layout", None) or getattr(source, "domain_column", None):
-            raise UserError(
-                f"reward: the rows of {source.label} name their domains; name the function for each of them instead: "
-                "verification={'functions': {'math': 'rewards.py:reward'}}"
-            )
-        domains.append(domain)
-    functions = config.verification.functions | dict.fromkeys(domains, _path_of(function))
-    return resolve_config(config, {"verification.functions": functions})
-
-
-def _path_of(function: Callable[..., object]) -> str:
-    """Return the path by which workers import a function: `path/to/file.py:function`."""
-    name = getattr(function, "__qualname__", "")
-    try:
-        file = inspect.getsourcefile(function)
-    except TypeError:
-        file = None
-    if file is None or not Path(file).is_file() or not all(part.isidentifier() for part in name.split(".")):
-        raise UserError(
-            f"reward: worker processes have to import {name or function!r}, so define it at the top level of a file "
-            "(in a notebook: %%writefile rewards.py, then from rewards import ...)"
-        )
-    return f"{Path(file).absolute()}:{name}"
 
 
 def train_command(config_or_path: str = _RECIPE, **overrides: Any) -> TrainingResult:

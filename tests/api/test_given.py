@@ -1,0 +1,302 @@
+"""Rows and functions that Python gives: what a run trains on and is verified by, and that it can be resumed."""
+
+import json
+import linecache
+import math
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import brorl
+from brorl.api.given import moved, resolve_given, rows_to_evaluate, terms_of
+from brorl.api.given_function import importable_path, source_of
+from brorl.config.reading import dump_yaml, make_config
+from brorl.errors import UserError
+from brorl.prompts.countdown import countdown_puzzles
+from brorl.prompts.files import read_source
+from brorl.prompts.settings import FileSource
+from brorl.verification.sandbox.inside.functions import load
+
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+ROWS: list[dict[str, Any]] = [{"question": f"What is {i} + 1?", "answer": str(i + 1), "level": 1} for i in range(40)]
+PUZZLES = [  # which the tokenizer of the shipped model can encode
+    {"question": puzzle.text, "answer": puzzle.reference} for puzzle in countdown_puzzles(3, 9, range(1, 30))[:40]
+]
+SMALL: dict[str, Any] = {
+    "rollouts_per_prompt": 4, "prompts_per_step": 2, "steps": 2, "sampling.max_new_tokens": 12, "report": False,
+    "optimizer.mini_batches": 1, "evaluation.num_prompts": 2, "evaluation.num_samples": 2, "evaluation.ks": [1],
+    "dynamic_sampling.enabled": False, "engine.threads": 1, "diagnostics.held_out_check_every": 0,
+    "verification.workers": 1, "rewards.stop_properly": 1.0, "prompt.template": "{prompt}",
+}  # fmt: skip
+
+
+def right(response: str, reference: str) -> bool:
+    return reference in response
+
+
+def brief(completions: list[str], **_columns: Any) -> list[float]:
+    return [1 / (1 + len(text)) for text in completions]
+
+
+def in_a_cell(monkeypatch: pytest.MonkeyPatch, source: str, **variables: Any) -> dict[str, Any]:
+    """Run source as IPython runs a cell: in `__main__`, its text known to linecache alone."""
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    name = f"/tmp/ipykernel_1/{abs(hash(source))}.py"
+    monkeypatch.setitem(linecache.cache, name, (len(source), None, source.splitlines(True), name))
+    vars(main).update(variables)
+    exec(compile(source, name, "exec"), vars(main))
+    return vars(main)
+
+
+def forms() -> dict[str, Any]:
+    import datasets
+
+    return {
+        "a list": ROWS, "a tuple": tuple(ROWS), "a table": pa.Table.from_pylist(ROWS), "a frame": pd.DataFrame(ROWS),
+        "a dataset": datasets.Dataset.from_list(ROWS), "a generator": iter(ROWS),
+        "scalars": [{**row, "level": np.int64(1)} for row in ROWS],
+    }  # fmt: skip
+
+
+def test_every_form_of_rows_becomes_the_same_questions(tmp_path: Path) -> None:
+    read = {}
+    for form, data in forms().items():
+        _, config, said = resolve_given("quickstart", {"data": data, "steps": 3}, None, tmp_path / form)
+        (source,) = config.data.sources
+        assert config.steps == 3
+        assert "data: 40 questions" in said[0]
+        assert any("column question" in line for line in said)
+        read[form] = [(q.text, q.reference, q.domain) for q in read_source(source).questions]  # type: ignore[arg-type]
+    assert read["a list"] == [(row["question"], row["answer"], "math") for row in ROWS]
+    assert all(questions == read["a list"] for questions in read.values())
+
+
+def test_rows_without_a_recipe_have_the_one_of_init(tmp_path: Path) -> None:
+    config = resolve_given(None, {"data": ROWS, "model": "quickstart"}, None, tmp_path / "given").config
+    assert (config.rollouts_per_prompt, config.prompts_per_step, config.model) == (16, 8, "quickstart")
+    assert config.prompt.template != "{prompt}"  # the one for mathematical answers
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ([], "expected a datasets.Dataset, a list of dicts"),
+        (b"abc", "got bytes"),
+        ([1, 2], "got list"),
+        ([{"question": "1?", "answer": math.nan}], "row 1 has 'answer' of type float"),
+        ({"train": pd.Series([1])}, "expected a datasets.Dataset"),
+        ([{"question": "1 + 1?", "label?": 2}], "no column is clearly the reference answer"),
+        ([{"question": "1?", "answer": [1, 2]}], "no column is clearly the reference answer"),
+        ([{"question": "1?", "answer": 1}, {"question": "2?", "answer": None}], "the rows line 2: answer is null"),
+        ([{"question": "Say hi", "answer": "what a fine day"}], "give reward=FUNCTION"),
+        ([{"question": "1?", "answer": 1, "when": object()}], "row 1 has 'when' of type object"),
+    ],
+)
+def test_what_is_no_rows_is_refused_in_words_of_python(
+    data: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=re.escape(said)) as refusal:
+        resolve_given(None, {"data": data}, None, Path("given"))
+    assert not re.search("--|data.sources", str(refusal.value))
+    assert str(tmp_path) not in str(refusal.value)
+
+
+def test_a_function_that_reads_several_columns_gets_them_from_the_rows(tmp_path: Path) -> None:
+    def graded(completions: list[str], tests: list[Any], limit: list[int]) -> list[float]:
+        return [1.0 for _ in zip(completions, tests, limit, strict=True)]
+
+    rows = [{"prompt": f"Do {i}.", "tests": [i, i + 1], "limit": i} for i in range(9)]
+    config = resolve_given(None, {"data": rows}, graded, tmp_path).config
+    (source,) = config.data.sources
+    references = [json.loads(q.reference) for q in read_source(source).questions]  # type: ignore[arg-type]
+    assert references == [{"tests": row["tests"], "limit": row["limit"]} for row in rows]
+
+
+def test_a_run_is_evaluated_on_the_columns_that_its_reward_reads(tmp_path: Path) -> None:
+    def graded(completions: list[str], tests: list[Any], limit: list[int]) -> list[float]:
+        return [1.0 for _ in zip(completions, tests, limit, strict=True)]
+
+    def at_level(completions: list[str], level: list[int]) -> list[float]:
+        return [1.0 for _ in zip(completions, level, strict=True)]
+
+    rows = [{"prompt": f"Do {i}.", "answer": "x", "tests": [i], "limit": i, "level": -i} for i in range(9)]
+    for reward, wanted in ((graded, '{"tests": [8], "limit": 8}'), (at_level, "-8")):
+        run = tmp_path / reward.__name__
+        config = resolve_given(None, {"data": rows}, reward, run / "given").config
+        (run / "config.yaml").write_text(dump_yaml(config))
+        (run / "checkpoints" / "step-000001").mkdir(parents=True)
+        (run / "checkpoints" / "step-000001" / "COMMIT").touch()  # complete
+        stored, said = rows_to_evaluate(rows[8:], run)
+        (question,) = read_source(FileSource(**json.loads(stored))).questions
+        assert question.reference == wanted
+        assert any("answer: column" in line for line in said)
+
+
+@pytest.mark.slow
+def test_a_run_holds_its_rows_and_functions_and_is_resumed_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = in_a_cell(monkeypatch, "import math\nEND = '3'\ndef ends(response, reference):\n"
+                     "    return math.floor(1.5) == 1 and END in response\n")  # fmt: skip
+    reward = {"ends": cell["ends"], "brief": (brief, 0.5)}
+    run = brorl.train("quickstart", data=PUZZLES, reward=reward, progress=False, output_dir="run", **SMALL)
+    assert {file.suffix for file in Path("run/given").iterdir()} == {".jsonl", ".py"}
+    stored = Path("run/config.yaml").read_text()
+    assert "brorl-given-" not in stored
+    assert str(Path("run/given").absolute()) in stored
+    for record in run.metrics[1:]:
+        sampling = record["sampling"]
+        assert 0 < sampling["terms"]["brief"] <= 1
+        assert sampling["reward"] == pytest.approx(sampling["accuracy"] + 0.5 * sampling["terms"]["brief"])
+    more = brorl.train("run", resume=True, steps=3, progress=False)
+    assert [record["step"] for record in more.metrics] == [0, 1, 2, 3]
+    others = [{"answer": "0", **row} for row in PUZZLES[:5]]
+    stored_rows, _ = rows_to_evaluate(others, run.path)
+    assert json.loads(stored_rows)["domain"] == "own"  # the verifier of the run
+
+
+def test_a_refused_run_leaves_nothing() -> None:
+    with pytest.raises(UserError):
+        brorl.train("quickstart", data=ROWS, progress=False, output_dir="run", **{**SMALL, "model": "./none"})
+    assert not Path("run").exists()
+
+
+def test_a_cell_becomes_a_file_with_all_that_it_uses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = """
+import json, re, os, xml.etree.ElementTree
+from math import floor as down
+from collections import Counter
+LIMIT, WORDS = 3, ("a", "b")
+def helper(text, most=LIMIT):
+    return len(re.findall("a", text)) <= down(most + 0.5)
+def check(response, reference):
+    inner = [word for word in WORDS if helper(word)] + [xml.etree.ElementTree.fromstring("<b/>").tag]
+    return helper(response) and Counter(inner)["a"] == 1 and json.loads(reference) == 1
+"""
+    cell = in_a_cell(monkeypatch, source)
+    assert importable_path(cell["check"]) is None
+    text = source_of(cell["check"])
+    assert "import xml.etree.ElementTree\n" in text
+    assert "import os" not in text
+    (tmp_path / "cell.py").write_text(text)
+    written = load(f"{tmp_path / 'cell.py'}:check")
+    for response in ("a", "aaaa", "b"):
+        assert written(response, "1") == cell["check"](response, "1")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def make():\n    words = ['a']\n    def check(response, reference):\n        return response in words\n"
+         "    return check\ncheck = make()\n", "uses the variable 'words' of the function around it"),
+        ("words = ['a']\ndef check(response, reference):\n    return response in words\n",
+         "uses the variable 'words' of type list"),
+        ("worst = float('inf')\ndef check(response, reference):\n    return worst > 1\n",
+         "uses the variable 'worst' of type float"),
+        ("def check(response, reference):\n    return tokenizer(response)\n", "uses 'tokenizer', which is not defined"),
+        ("class Box:\n    size = 3\ndef check(response, reference):\n    return Box.size == 3\n",
+         "the class 'Box' of the notebook"),
+        ("check = lambda response, reference: True\n", "is not a function with a name"),
+    ],
+)  # fmt: skip
+def test_what_a_worker_cannot_have_is_named(monkeypatch: pytest.MonkeyPatch, source: str, said: str) -> None:
+    cell = in_a_cell(monkeypatch, source)
+    with pytest.raises(UserError, match=re.escape(said)):
+        source_of(cell["check"])
+
+
+def test_a_function_without_source_is_refused() -> None:
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec("def check(response, reference): return True", space)
+    with pytest.raises(UserError, match="the source of check is not available"):
+        source_of(space["check"])
+
+
+def test_terms_have_names_and_weights() -> None:
+    def of(reward: Any) -> list[tuple[str, float]]:
+        return [(term.name, term.weight) for term in terms_of(reward)]
+
+    assert of(right) == [("right", 1.0)]
+    assert of({"correct": right, "short": (brief, -0.5)}) == [("correct", 1.0), ("short", -0.5)]
+    for wrong, said in (
+        ([right, right], "expected a function or a mapping of names to functions"),
+        ({}, "expected a function or a mapping of names to functions"),
+        ({"right": (right, "1")}, "expected a function or (function, weight) as 'right'"),
+        ({"right": (right, 0.0), "brief": brief}, "give it a weight above 0"),
+    ):
+        with pytest.raises(UserError, match=re.escape(said)):
+            terms_of(wrong)
+
+
+def test_the_weighted_sum_is_the_reward(tmp_path: Path) -> None:
+    found = resolve_given(None, {}, {"right": (right, 2.0), "brief": (brief, 0.5)}, tmp_path).config
+    (domain,) = found.verification.functions
+    factor = found.rewards.domain_weights[domain]
+    assert (factor, factor * found.rewards.terms["brief"].weight) == (2.0, 0.5)
+    assert found.rewards.partial_credit
+
+
+def test_all_functions_get_the_same_columns(tmp_path: Path) -> None:
+    """A function that needs another column than the first one would get the answer in its place."""
+
+    def graded(completions: list[str], answer: list[str]) -> list[float]:
+        return [1.0 for _ in zip(completions, answer, strict=True)]
+
+    def at_level(completions: list[str], level: list[int]) -> list[float]:
+        return [1.0 for _ in zip(completions, level, strict=True)]
+
+    def renamed(completions: list[str], solution: list[str]) -> list[float]:
+        return [1.0 for _ in zip(completions, solution, strict=True)]
+
+    def both(completions: list[str], answer: list[str], level: list[int]) -> list[float]:
+        return [1.0 for _ in zip(completions, answer, level, strict=True)]
+
+    for first, second in ((graded, brief), (graded, renamed), (both, both), (right, graded)):
+        resolve_given(None, {"data": ROWS}, {"first": first, "second": second}, tmp_path)
+    for first, second in ((graded, at_level), (graded, both), (both, graded), (right, at_level)):
+        with pytest.raises(UserError, match="all functions get the same columns"):
+            resolve_given(None, {"data": ROWS}, {"first": first, "second": second}, tmp_path)
+
+
+def test_a_function_gets_its_column_as_it_is(tmp_path: Path) -> None:
+    """`init` would cut the answer of GSM8K for the verifier of mathematics."""
+    rows = [{"question": f"What is {i}?", "answer": f"It is.\n#### {i}"} for i in range(9)]
+    (source,) = resolve_given(None, {"data": rows}, right, tmp_path).config.data.sources
+    references = [q.reference for q in read_source(source).questions]  # type: ignore[arg-type]
+    assert references == [row["answer"] for row in rows]
+
+
+def test_moved_files_are_named_in_the_settings(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    (old / "f.py").write_text("def f(response, reference): return True\n")
+    config = make_config({}, {"verification.functions": {"countdown": f"{old / 'f.py'}:f"}}, "test")
+    assert moved(config, old, new).verification.functions == {"countdown": f"{new / 'f.py'}:f"}
+    assert (new / "f.py").read_text() == (old / "f.py").read_text()
+    assert math.isfinite(moved(config, tmp_path / "none", new).optimizer.learning_rate)
+
+
+def test_rows_are_checked_without_a_trace(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = in_a_cell(monkeypatch, "def right(response, reference):\n    return reference in response\n"
+                     "def brief(completions):\n    return [1 / len(completions[0])]\n")  # fmt: skip
+    reward = {"right": cell["right"], "brief": (cell["brief"], 0.5)}
+    found = brorl.check("quickstart", data=PUZZLES, reward=reward, timing=False, **SMALL)
+    assert found.config.rewards.terms["brief"].weight == 0.5
+    said = capsys.readouterr().out
+    assert "data: 40 questions" in said
+    assert "question: column question" in said
+    assert "rows: 32 training prompts" in said
+    assert not list(Path().iterdir())
+
+
+def test_rows_are_evaluated_on(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [brorl.evaluate("quickstart", data=PUZZLES[:9], samples=2, ks=[1], max_new_tokens=12) for _ in range(2)]
+    assert found[0].path == found[1].path  # the same rows continue the same evaluation
+    assert "(9 prompts)" in capsys.readouterr().out
