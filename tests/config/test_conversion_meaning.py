@@ -8,12 +8,14 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from brorl.algorithms.kl import kl_estimates
 from brorl.algorithms.policy_loss import cispo_loss, clipped_policy_loss
+from brorl.algorithms.rewards import shaped_rewards
 from brorl.api.converted import convert
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
@@ -291,16 +293,31 @@ def test_sections_of_verl_that_are_switched_off_are_not_named() -> None:
         assert found.without_counterpart == tuple(sorted(section))
 
 
+def test_the_reward_is_the_weighted_sum_of_trl(rng: np.random.Generator) -> None:
+    weights = {"my.right": 2.0, "my.short": 0.5, "other.short": -1.5, "my.logged": 0.0}
+    given = {"reward_funcs": [*weights], "reward_weights": [*weights.values()]}
+    found = convert({**TRL, **given}, "it.yaml")
+    rewards = make_config(found.settings, {}, "it.yaml").rewards
+    value_L = {name: rng.random(20) for name in weights}
+    own = {term.function.replace(":", "."): name for name, term in rewards.terms.items()}
+    assert {*own} == {"my.short", "other.short"}
+    first_L, terms_L = value_L["my.right"], {name: value_L[function] for function, name in own.items()}
+    whole, length = np.zeros(20, np.bool_), np.ones(20, np.int64)
+    got = shaped_rewards(first_L > 0.5, first_L, length, whole, "own", 1, rewards, terms_L=terms_L)
+    np.testing.assert_allclose(got, sum(weight * value_L[name] for name, weight in weights.items()))
+
+
 def test_one_reward_function_is_the_verifier_and_the_others_are_said() -> None:
-    found = convert({**TRL, "reward_funcs": ["my.right", "my.short"], "reward_weights": [2.0, 0.5]}, "it.yaml")
+    found = convert({**TRL, "reward_funcs": ["my.right", "my.short"], "reward_weights": [2.0, 0.0]}, "it.yaml")
     recipe = make_config(found.settings, {}, "it.yaml")
     assert (recipe.verification.functions, recipe.rewards.domain_weights) == ({"own": "my:right"}, {"own": 2.0})
-    assert any("my.short left out" in remark for remark in found.remarks)
+    assert any("my.short left out, with the weight 0" in remark for remark in found.remarks)
     built_in = {"reward_funcs": ["think_format_reward", "my.short", "accuracy_reward"], "dataset_name": "some/data"}
     found = convert({**TRL, **built_in, "reward_weights": [0.1, 1.0, 1.0]}, "it.yaml")
     recipe = make_config(found.settings, {}, "it.yaml")
     assert (recipe.verification.functions, recipe.data.sources[0].domain) == ({}, "math")  # type: ignore[union-attr]
-    for said in ("my.short left out", "accuracy_reward became the verifier", "set rewards.format_pattern"):
+    assert recipe.rewards.terms["short"].function == "my:short"
+    for said in ("my.short became rewards.terms", "accuracy_reward became the verifier", "set rewards.format_pattern"):
         assert any(said in remark for remark in found.remarks), said
 
 

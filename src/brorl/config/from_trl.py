@@ -251,7 +251,7 @@ def _data(settings: dict[str, Any], every: Mapping[str, Any]) -> None:
 
 
 def _rewards(settings: dict[str, Any], every: Mapping[str, Any], remarks: list[str]) -> None:
-    """Set the verifier, which is one function for each domain, and say what becomes of the others of TRL's sum."""
+    """Set TRL's weighted sum: the verifier, whose weight is a factor of all, and further terms divided by it."""
     settings["rewards.partial_credit"] = True  # rewards between 0 and 1 count, as in TRL
     functions = names(every.get("reward_funcs") or [])
     weights = dict(zip(functions, every.get("reward_weights") or [1.0] * len(functions), strict=False))
@@ -261,18 +261,28 @@ def _rewards(settings: dict[str, Any], every: Mapping[str, Any], remarks: list[s
     elif verifier in _ACCURACY:
         remarks.append(f"reward_funcs: {verifier} became the verifier of the domain math")
     else:
-        settings["verification.functions"] = {OWN_DOMAIN: ":".join(verifier.rsplit(".", 1))}
-    if verifier is not None and float(weights.get(verifier, 1.0)) != 1:
-        domain = "math" if verifier in _ACCURACY else OWN_DOMAIN
-        settings["rewards.domain_weights"] = {domain: float(weights[verifier])}
+        settings["verification.functions"] = {OWN_DOMAIN: _path(verifier)}
+    factor = 1.0 if verifier is None else float(weights.get(verifier, 1.0))
+    if factor != 1:
+        settings["rewards.domain_weights"] = {"math" if verifier in _ACCURACY else OWN_DOMAIN: factor}
     others = [name for name in functions if name != verifier]
     known = [name for name in others if name in _BUILT_IN_REWARDS]
     remarks += [f"set {_BUILT_IN_REWARDS[name]} for reward_funcs: {name}" for name in known]
-    if missing := [name for name in others if name not in known]:
-        remarks.append(
-            f"reward_funcs: {', '.join(missing)} left out, because one function verifies a domain; write one that "
-            "returns the weighted sum"
-        )
+    own = {name: float(weights.get(name, 1.0)) / factor for name in others if name not in known} if factor > 0 else {}
+    if unused := [name for name, weight in own.items() if not weight]:
+        remarks.append(f"reward_funcs: {', '.join(unused)} left out, with the weight 0")
+    if terms := {name: weight for name, weight in own.items() if weight}:
+        short = [name.rpartition(".")[2] for name in terms]
+        settings["rewards.terms"] = {
+            alone if short.count(alone) == 1 else name.replace(".", "_"): {"function": _path(name), "weight": weight}
+            for alone, (name, weight) in zip(short, terms.items(), strict=True)
+        }
+        remarks.append(f"reward_funcs: {', '.join(terms)} became rewards.terms; {verifier} decides what is correct")
+
+
+def _path(function: str) -> str:
+    """Return the path of a function, `package.module:function`, from its dotted one."""
+    return ":".join(function.rsplit(".", 1))
 
 
 def _verifier(functions: list[str]) -> str | None:
