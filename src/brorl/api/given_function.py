@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import dis
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterator
@@ -93,6 +94,8 @@ def _add_value(name: str, value: Any, what: str, parts: dict[str, str]) -> None:
         parts[name] = f"import {value.__name__} as {name}"
     elif _is_constant(value):
         parts[name] = f"{name} = {value!r}\n"
+    elif isinstance(value, re.Pattern):
+        parts[name] = f"{name} = __import__('re').compile({value.pattern!r}, {value.flags})\n"
     elif (home := _home(value)) is not None:
         parts[name] = f"from {home} import {value.__qualname__} as {name}"
     elif inspect.isclass(value):
