@@ -91,7 +91,7 @@ def test_a_run_gives_its_settings_and_its_last_checkpoint(short_run: Path) -> No
         (["--output-dir=/proc/plan"], "cannot write to --output-dir /proc/plan"),
         (["--output-dir=/etc/hostname"], "cannot write to --output-dir /etc/hostname"),
         (["--optimizer.mini_batches=99"], "every mini-batch needs at least one prompt"),
-        (["--pilots=4"], "pilots is not a setting"),
+        (["--pilots=4"], "--pilots is not an option of brorl plan; did you mean --pilot-prompts?"),
     ],
 )
 def test_what_cannot_work_is_said_before_any_work(arguments: list[str], said: str) -> None:

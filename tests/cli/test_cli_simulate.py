@@ -118,7 +118,7 @@ def test_an_earlier_simulation_is_replaced_and_other_files_are_not() -> None:
         (("--steps=0",), "steps must be at least 1"),
         (("--learning-rate=nan",), "learning_rate must be a finite number"),
         (("--num-correct=128000",), "num_correct must be below vocabulary_size 128000"),
-        (("--anchor=left",), "argument --anchor: invalid choice: 'left'"),
+        (("--anchor=left",), "argument --anchor: 'left' is not one of"),
         (("--init=normal",), "init_spread must be above 0 with init normal"),
         (("--output-dir=/dev/null/x",), "/dev/null is not a directory"),
         (("--verbose",), "verbose"),

@@ -98,7 +98,7 @@ class _Options:
 def evaluate(
     checkpoint: str | Path,
     *,
-    data: Any = (),
+    data: str | Sequence[str] | Any = (),
     samples: int = 512,
     ks: Sequence[int] | None = None,
     temperature: float = 0.6,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
@@ -22,6 +21,9 @@ from brorl.verification.sandbox.level import choose_level
 from brorl.verification.sandbox.pool import ProgramPool, WorkerPool, Workers
 from brorl.verification.thoughts import make_decode
 from brorl.verification.verifier import Verifier
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _ONLY_JSON = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN)
 

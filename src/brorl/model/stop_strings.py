@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, TypeAlias
 
 from brorl.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]  # from the tokens of a response to its text
 _PART = "\N{REPLACEMENT CHARACTER}"  # the text of bytes that are no character yet
