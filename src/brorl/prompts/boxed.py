@@ -1,11 +1,11 @@
-r"""Finds the last complete `\boxed{...}` of a text, in time linear in its length."""
+r"""Finds the last complete `\boxed{...}` of a text, in time linear in its length; a box in a box is part of it."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-_MAX_BOXES = 4  # open boxes that never close: each takes a pass over the text after it
+_MAX_BOXES = 6  # boxes that are tried; one that never closes takes a pass over the text after it
 _OPEN = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
@@ -25,21 +25,30 @@ def last_box(text: str) -> str | None:
 
 
 def find_last_box(text: str) -> Box | None:
-    r"""Return the last complete `\boxed{...}` or `\fbox{...}`; None if there is none."""
-    end = len(text)
+    r"""Return the last complete `\boxed{...}` or `\fbox{...}` that no other one contains; None if there is none."""
+    found: Box | None = None
+    start = len(text)
     for _ in range(_MAX_BOXES):
-        start = max(text.rfind(r"\boxed", 0, end), text.rfind(r"\fbox", 0, end))
+        start, opening = _opening_before(text, start)
         if start < 0:
-            return None
-        opening = start + (6 if text.startswith(r"\boxed", start) else 5)
-        while opening < len(text) and text[opening].isspace():
-            opening += 1
-        if text.startswith("{", opening):
-            closing = _closing_brace(text, opening)
-            if closing is not None:
-                return Box(start, closing + 1, text[opening + 1 : closing])
-        end = start
-    return None
+            break
+        closing = _closing_brace(text, opening) if text.startswith("{", opening) else None
+        if closing is not None and (found is None or closing >= found.end):
+            found = Box(start, closing + 1, text[opening + 1 : closing])
+    return found
+
+
+def _opening_before(text: str, end: int) -> tuple[int, int]:
+    r"""Return where the last `\boxed` or `\fbox` before a place begins, and where its brace should be; -1 for none."""
+    while (at := text.rfind("box", 0, end)) > 0:
+        start = at - 1 if text.startswith("boxed", at) else at - 2
+        if text[max(start, 0) : at] in ("\\", "\\f"):
+            opening = at + (5 if start == at - 1 else 3)
+            while opening < len(text) and text[opening].isspace():
+                opening += 1
+            return start, opening
+        end = at
+    return -1, -1
 
 
 def has_open_box(text: str) -> bool:

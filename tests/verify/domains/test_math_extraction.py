@@ -23,7 +23,19 @@ from brorl.verification.domains.math_extraction import extract_answer, tidy
         (r"\boxed{$7$}", "7"),
         (r"\boxed{}", None),
         (r"the answer is 4, no, \boxed{}", None),
-        (r"The answer is 3. But \boxed{4} is boxed. The answer is 5.", "4"),
+        (r"The answer is 3. But \boxed{4} is boxed. The answer is 5.", "4 or 5"),
+        (r"\boxed{4} is boxed. The answer is $4$.", "4"),
+        (r"\boxed{4}. Scratch that.", "4 or Scratch that"),
+        (r"\boxed{4, \boxed{5}}", r"4, \boxed{5}"),
+        (r"$x = -\boxed{4}$", "-4"),
+        (r"- \boxed{4}", "4"),
+        (r"$\boxed{4}\%$ of it", r"4\%"),
+        (r"\boxed{4} km/h.", "4 km/h"),
+        (r"\boxed{4} in the end", "4"),
+        ("\\boxed{4}\nUser: And 2+3?\nAssistant: \\boxed{5}", "4"),
+        (r"\boxed{4}<|im_end|> \boxed{5}", "4"),
+        ("Question: 2+2? The answer is 4", "4"),
+        ("The value is 4. See page 7.", "4"),
         ("The answer is 42.", "42"),
         ("The answer is: 42", "42"),
         ("Answer: 3.5", "3.5"),
@@ -59,8 +71,9 @@ def test_each_rule(response: str, answer: str | None) -> None:
 
 
 def box_by_hand(text: str) -> str | None:
-    """The last `\boxed{` that closes, by trying every start from the right and counting character by character."""
-    for start in reversed([i for i in range(len(text)) if text.startswith(r"\boxed{", i)]):
+    """The last `\boxed{` that closes and is in no other one, by counting character by character from every start."""
+    boxes = []
+    for start in (i for i in range(len(text)) if text.startswith(r"\boxed{", i)):
         depth, i = 0, start + 6
         while i < len(text):
             if text[i] == "\\":
@@ -68,9 +81,11 @@ def box_by_hand(text: str) -> str | None:
                 continue
             depth += (text[i] == "{") - (text[i] == "}")
             if depth == 0:
-                return text[start + 7 : i]
+                boxes.append((start + 7, i))
+                break
             i += 1
-    return None
+    alone = [(start, end) for start, end in boxes if not any(a < start and end < b for a, b in boxes)]
+    return text[slice(*alone[-1])] if alone else None
 
 
 def test_the_last_box_that_closes_is_taken(rng: np.random.Generator) -> None:

@@ -20,19 +20,27 @@ _RELATION = re.compile(
 _WORD = re.compile(r"\S+")
 _BETWEEN = frozenset(
     _WORD.findall(
-        "the a an final correct right best true answer option choice value number is are was be been being would "
-        "should could can might will equal equals to that it its this say says said think thinks believe claim sure "
-        "certain i we my our ="
+        "the a an final correct right best true answer option choice value number first is are was were be been being "
+        "would should could can might will equal equals to that it its quite this say says said think thinks believe "
+        "claim conclude write choose pick give put report sure certain i we my our ="
     )
 )
 _DENIALS = frozenset(
     _WORD.findall(
         "not never nor neither doubt doubtful unlikely hardly wrong incorrect false untrue worst cannot unsure whether "
-        "if unless nobody who except than maybe perhaps possibly or exclude excludes excluded excluding eliminate "
-        "eliminates eliminated eliminating reject rejects rejected rejecting"
+        "pretend imagine if unless nobody who except than maybe perhaps possibly or exclude excludes excluded "
+        "excluding eliminate eliminates eliminated eliminating reject rejects rejected rejecting refuse mistake "
+        "mistaken error tempting suppose supposing assume assuming outside besides"
     )
 )
 _TWO_WORDS = re.compile(r"(?:rul(?:e|es|ed|ing) out|(?:any|every|no)thing but|least (?:likely|plausible|probable))")
+_NOT = r"(?:\b(?:not|never|cannot)|n['\u2019]t)"
+_AFFIRMATIONS = re.compile(
+    r"(?:\b(?:no|without(?: a| any)?|beyond(?: a| any)?|little) (?:doubt|question)|\bnothing but|"
+    r"\b(?:none|nothing|nobody|no one|no) (?:other|else)(?: \w+)? than|"
+    rf"{_NOT} be (?:anything|any \w+) (?:other|else) than|{_NOT}(?: \w+)? doubt|"
+    rf"{_NOT}(?: an?)? (?:wrong|incorrect|mistake|error))$"
+)
 # Before `is` and the answer to a question for what is not true: `the statement that is not true is B`.
 _RELATIVE = re.compile(
     r"\b(?:that|which|what) (?:cannot|\w+n['\u2019]t|"
@@ -52,10 +60,16 @@ _AFTER = re.compile(
     rf"(?:(?:not{_OF_VALUE}|wrong|incorrect|false|untrue|nor|maybe|perhaps|possibly|alternatively|unless|"
     r"or(?!\s+(?:so|equivalently|simply)\b))\b|"
     rf"(?:is|was|are|does|do|ca|could|wo)n['\u2019]t\b{_OF_VALUE}|(?:al)?though\s+it\s+(?:may|might|could)\b|"
-    r"and\s+(?=\$|\\\()|\?[\s$]*(?:no|not|wait|actually|or)\b|\\(?:neq?|not|pm)(?![a-zA-Z])|\u2260)|"
-    rf"[\s$*_)\]}}.,;:!]*(?:that|this|it)\s+(?:is|was)\s+(?:not{_OF_VALUE}|wrong|incorrect|false)\b",
+    r"and\s+(?=(?:\$[^$=<>\n]{1,40}\$|\\\([^=<>\n]{1,40}?\\\))\s*(?:[.,;!\n]|$))|\?[\s$]*(?:no|not|wait|actually|or)\b|\\(?:neq?|not|pm)(?![a-zA-Z])|\u2260)|"
+    rf"[\s$*_)\]}}.,;:!]*(?:that|this|it)\s+(?:(?:is|was)\s+(?:not{_OF_VALUE}|wrong|incorrect|false)|"
+    r"can(?:no|['\u2019])t\s+be\s+(?:right|correct|true|it))\b",
     re.IGNORECASE,
 )
+
+
+def _is_between(word: str) -> bool:
+    is_adverb = word.endswith("ly") and word not in _DENIALS
+    return word in _BETWEEN or is_adverb or (len(word) == 1 and not word.isdigit())
 
 
 def denial_before(text: str) -> str:
@@ -68,8 +82,10 @@ def denial_before(text: str) -> str:
         return relation[0]
     words = line.lower().rsplit(None, _WORDS)
     at = len(words)
-    while at and ((word := words[at - 1].strip("$*_")) in _BETWEEN or (len(word) == 1 and not word.isdigit())):
+    while at and _is_between(word := words[at - 1].strip("$*_")):
         at -= 1
+    if _AFFIRMATIONS.search(" ".join(words[max(at - 6, 0) : at])):
+        return ""
     if words[at:] and words[-1] in ("is", "are") and _RELATIVE.search(" ".join(words[max(at - 6, 0) : at])):
         return ""
     if at and (

@@ -2,27 +2,42 @@ r"""Extracts the answer from a response to a mathematical question.
 
 The answer is the first of these that exists, as the model wrote it:
 
-1. the content of the last complete `\boxed{...}` or `\fbox{...}`, with those that `and`, `or` or a comma join to it;
+1. the content of the last complete `\boxed{...}` or `\fbox{...}`, with those that `and`, `or` or a comma join to it,
+   a sign, factor or unit directly beside it, and another answer that a later sentence names;
 2. what follows the last `answer is`, `answer:` or `answer =`: its first formula if there is one in that line, else the
    rest of the sentence;
 3. the last formula in `$...$`, `$$...$$`, `\(...\)` or `\[...\]`;
-4. the last number.
+4. the last number that numbers no page, step or equation.
 
-Words that deny an answer (`not \boxed{4}`) stay with it. A response whose only box is not closed has no answer. 2 to 4
-only read the last 2,000 characters. The time is linear in the response's length.
+The next turn of a chat is not read. Words that deny an answer (`not \boxed{4}`) stay with it. A response whose only box
+is not closed has no answer. 2 to 4 only read the last 2,000 characters. The time is linear in the response's length.
 """
 
 import re
 
-from brorl.prompts.boxed import find_last_box, has_open_box
+from brorl.prompts.boxed import Box, find_last_box, has_open_box
+from brorl.verification.domains.beside_box import with_sign, with_tail
 from brorl.verification.domains.denial import denial_after, denial_before
+from brorl.verification.domains.later_answer import MARKER, later_answer, without_next_turn
 
 _TAIL = 2_000
 _TIDIED = 4_000  # no verifier reads a longer answer; each mark at its end takes a pass over it
 _MAX_JOINED = 8  # boxes
+_LONGEST_LABEL = 20
 _MAX_JOINT = 40  # characters
 _JOINT = re.compile(r"\}((?:[\s$,;/]|\\[()\[\],;! ]|\\q?quad|\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)*)$")
-_MARKER = re.compile(r"\banswer\b[*_]*\s*(?:\bis\b|[:=])[*_:=\s]*", re.IGNORECASE)
+_OR = re.compile(
+    r"(?:[\s$(),]|\\[)\]])*\bor,?\s+(?:(?:equivalently|simply|in \w+ (?:form|notation)|as an? \w+|written as),?\s+)*"
+    r"((?:about|approximately|roughly)\s+|\\approx\s*|\N{ALMOST EQUAL TO}\s*)?"
+    r"(\$[^$\n]{1,30}\$|[-\d][\d./]*(?<!\.)%?)(?=[\s.,;)$]|$)"
+)
+_QUESTION = re.compile(r"(?:^|[.!?\n])\s*(?:so\s+)?(?:is|could|might|can|would|may|what if)\b[^.!?\n]*$", re.IGNORECASE)
+_LABEL = re.compile(
+    r"\b(?:pages?|pp?\.|steps?|sections?|chapters?|equations?|eqs?\.?|theorems?|lemmas?|figures?|figs?\.?|tables?|parts?|"
+    r"examples?|exercises?|problems?|questions?|cases?|lines?|notes?|appendix|version|volume|no\.|item|rule|definition|"
+    r"corollary|proposition|method|footnote|reference|ref\.?)[\s#(\[]*$",
+    re.IGNORECASE,
+)
 _FORMULA = re.compile(
     r"(?<!\\)\$\$(.+?)(?<!\\)\$\$|(?<!\\)\$([^$\n]*(?:\\\$[^$\n]*)*[^\\$\n])\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
 )
@@ -40,20 +55,18 @@ def extract_answer(response: str, with_unit: bool = False) -> str | None:
 
     `with_unit` keeps the words after a number, which may be its unit, and never takes the last number without them.
     """
-    boxed = _boxed(response)
-    if boxed is not None or has_open_box(response):
-        return boxed or None
+    response = without_next_turn(response)
+    box = find_last_box(response)
+    if box is not None or has_open_box(response):
+        return (_boxed(response, box) or None) if box else None
     tail = response[-_TAIL:]
     answer = _after_marker(tail, with_unit) or _last_formula(tail) or (None if with_unit else _last_number(tail))
     return (tidy(answer) or None) if answer else None
 
 
-def _boxed(response: str) -> str | None:
-    """Return the content of the last box, with those that `and`, `or` or a comma join to it, and words that deny it."""
-    box = find_last_box(response)
-    if box is None:
-        return None
-    answer, start = tidy(box.content), box.start
+def _boxed(response: str, box: Box) -> str:
+    """Return the content of the last box with what belongs to it, and words that deny it."""
+    answer, start = tidy(_content_of(box)), box.start
     for _ in range(_MAX_JOINED):
         before = response[max(start - _MAX_JOINT, 0) : start]
         joint = _JOINT.search(before) if "}" in before else None
@@ -61,14 +74,43 @@ def _boxed(response: str) -> str | None:
         if joint is None or other is None or other.end != start - len(joint[1]):
             break
         start = other.start
-        if tidy(other.content) != answer:
-            answer = f"{tidy(other.content)} {'or' if 'or' in joint[1] else ','} {answer}"
-    return _in_context(response, start, box.end, answer)
+        if MARKER.search(f"{other.content}:"):
+            continue  # a box around `The answer is`
+        if tidy(_content_of(other)) != answer:
+            answer = f"{tidy(_content_of(other))} {'or' if 'or' in joint[1] else ','} {answer}"
+    if not answer:
+        return ""
+    after = response[box.end :]
+    answer, length = with_tail(after, answer)
+    signed = with_sign(response[:start], answer)
+    answer = _in_context(response, start, box.end + length, signed, is_signed=signed != answer)
+    later = later_answer(after, answer)
+    return f"{answer} or {tidy(later)}" if later else answer
 
 
-def _in_context(text: str, start: int, end: int, answer: str) -> str:
-    """Return an answer with the words around it that deny it."""
+def _content_of(box: Box) -> str:
+    """Return the content of a box, and of a box that is all of its content."""
+    for _ in range(_MAX_JOINED):
+        inner = find_last_box(box.content)
+        if inner is None or box.content.strip() != box.content[inner.start : inner.end]:
+            break
+        box = inner
+    return box.content
+
+
+def _in_context(text: str, start: int, end: int, answer: str, is_signed: bool = False) -> str:
+    """Return an answer with the words around it that deny it; it may have its sign already."""
     before, after = denial_before(text[:start]), denial_after(text[end:])
+    before = "" if is_signed and before.endswith("-") else before
+    if not before and (other := _OR.match(text[end : end + 2 * _MAX_JOINT])):
+        return " ".join((answer, r"\approx" if other[1] else "or", tidy(other[2])))
+    if (
+        before == ""
+        and after == ""
+        and text[end : end + 3].strip("$)} ").startswith("?")
+        and _QUESTION.search(text[max(start - 2 * _MAX_JOINT, 0) : start])
+    ):
+        return f"{answer} ?"
     return f"{before} {answer} {after}".strip() if before or after else answer
 
 
@@ -82,7 +124,7 @@ def tidy(answer: str) -> str:
     while len(text) <= _TIDIED:
         before = text
         text = text.strip().strip("*")
-        if text.endswith((".", ",", ";")) and not text.endswith(("\\.", "\\,", "\\;")):
+        if text.endswith((".", ",", ";")) and not text.endswith(("\\.", "\\,", "\\;", "...")):
             text = text[:-1]
         for opening, closing in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
             inner = text[len(opening) : -len(closing)]
@@ -97,7 +139,7 @@ def tidy(answer: str) -> str:
 
 
 def _after_marker(tail: str, with_unit: bool) -> str | None:
-    markers = list(_MARKER.finditer(tail))
+    markers = list(MARKER.finditer(tail))
     if not markers:
         return None
     start = markers[-1].end()
@@ -122,5 +164,8 @@ def _content(formula: re.Match[str]) -> str:
 
 
 def _last_number(tail: str) -> str | None:
-    numbers = list(_NUMBER.finditer(tail))
-    return f"{denial_before(tail[: numbers[-1].start()])} {numbers[-1][0]}".strip() if numbers else None
+    for number in reversed(list(_NUMBER.finditer(tail))):
+        before = tail[: number.start()]
+        if not _LABEL.search(before[-_LONGEST_LABEL:]):
+            return f"{denial_before(before)} {number[0]}".strip()
+    return None
