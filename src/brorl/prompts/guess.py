@@ -217,8 +217,8 @@ def _domain(path: str, column: str, texts: Sequence[str], words: Sequence[str]) 
     strange = next(text for text in texts if not _looks_mathematical(text))
     raise UserError(
         f"{path}: the answers in column {column!r}, such as {strange[:60]!r}, do not look like numbers or formulas; "
-        "give data.sources[].domain and write a verifier for it (docs/how-to/verifiers.md), the domain math if "
-        "math-verify can read them, or another data.sources[].answer_column"
+        "give data.sources[].domain and write a verifier for it (docs/how-to/verifiers.md), the domain math if they "
+        "are mathematics, or another data.sources[].answer_column"
     )
 
 

@@ -29,10 +29,11 @@ ANSWERS: dict[str, str] = {
     "modulo of a tower": r"9^{9^{9^{9}}} \bmod 7",
     "hundred roots": nested(r"\sqrt{", 100, "2"),
     "logarithm of a tower": r"\log_{2}(9^{9^{9^{9}}})",
-    # Things that SymPy tries to evaluate.
+    # Things that a computer algebra system tries to evaluate.
     "integral": r"\int_0^1 \sin(x^x) \cdot e^{\cos(x^3)} \, dx",
     "nested integrals": r"\int_0^1 \int_0^1 \int_0^1 \frac{\sin(xyz)}{1+x^2y^2z^2} \, dx \, dy \, dz",
     "sum": r"\sum_{n=1}^{10^{12}} \frac{1}{n^3+n+1}",
+    "sums of sums": r"\sum_{a=1}^{9999} \sum_{b=1}^{9999} \sum_{c=1}^{9999} \frac{1}{a+b+c}",
     "infinite sum": r"\sum_{n=1}^{\infty} \frac{\sin(n)}{n^2+\sqrt{n}}",
     "product": r"\prod_{n=1}^{10^{9}} (1+\frac{1}{n^2})",
     "limit": r"\lim_{x \to 0} \frac{\sin(\tan(x))-\tan(\sin(x))}{x^7}",

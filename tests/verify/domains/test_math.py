@@ -1,4 +1,4 @@
-"""Mathematical answers: against math-verify called here, and against inputs made to hang it."""
+"""Mathematical answers: against math-verify called here, and against inputs made to hang a verifier."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,7 +93,7 @@ class TestForm:
          ("3", "3 cm"), ("1/2", "0.5"), ("C", "AC"), ("C", "the C"), ("c", "C"), ("10" * 10, "11" * 10), (".", "."),
          ("A", r"A = \pi r^2"), ("A", "A triangle"), ("F", "F(x)"), ("-1", "II"), ("1", "i"), ("3", "x y")],
     )  # fmt: skip
-    def test_what_it_leaves_to_math_verify(self, reference: str, answer: str) -> None:
+    def test_what_it_leaves_to_a_worker(self, reference: str, answer: str) -> None:
         assert verify_by_form(reference, answer) is None
 
     @pytest.mark.parametrize(
@@ -139,6 +139,25 @@ ANSWERS = [
     ("[0, 1)", r"\left[0,1\right)", True),
     ("[0, 1)", "[0, 1]", False),
     (r"5\text{ cm}", "5", True),
+    (r"5\text{ cm}", r"0.05 \text{ m}", True),
+    (r"5\text{ cm}", r"5 \text{ m}", False),
+    ("42", "2x = 42", False),
+    ("42", "a+b = 42", True),
+    ("42", r"42 \text{ apples}", True),
+    ("42", r"42 \text{ minus one}", False),
+    ("42", "42_8", False),
+    ("42", "42_{10}", True),
+    (r"2\sqrt{3}", r"2\sqrt{3} \approx 3.46", True),
+    ("BDAC", "ABCD", False),
+    ("mgh", "ghm", True),
+    ("x+y = 5", "5", False),
+    ("x+y = 5", "y = 5-x", True),
+    ("7:30", "7/30", False),
+    ("3:4", r"\frac{3}{4}", True),
+    ("(3, 4)", r"3\mathbf{i}+4\mathbf{j}", True),
+    (r"\mathbb{R} \setminus \{0\}", r"x \ne 0", True),
+    ("(3, \\infty)", r"\{x \mid x > 3\}", True),
+    (r"\frac{1}{2004!}", r"\frac{1}{2006!}", False),
     ("5", r"5\ \mathrm{meters}", True),
     ("90", r"90^\circ", True),
     (r"\text{Tuesday}", "tuesday", True),
@@ -158,7 +177,7 @@ def test_each_kind_of_answer(pool: CountingPool) -> None:
     for (reference, answer, correct), verdict in zip(ANSWERS, verdicts, strict=True):
         assert verdict.correct is correct, (reference, answer, verdict)
         assert verdict.score == float(correct)
-        assert verdict.reason in (("correct",) if correct else ("wrong answer", "no single answer"))
+        assert verdict.reason in (("correct",) if correct else ("wrong answer", "no single answer", "not parsed"))
         assert verdict.extracted == extract_answer(boxed(answer))
 
 
@@ -230,11 +249,10 @@ def test_ordinary_numbers_are_rounded_as_before(pool: CountingPool) -> None:
     ("reference", "answer", "correct"),
     [("-1", "II", False), ("-1", "I I", False), ("-1", "IIIIII", False), ("-1", r"I \times I", False),
      ("-1", "x = II", False), ("II", "-1", False), ("II", "II", True), ("5", "I = 5", True),
-     ("5", "I_1 + I_2 = 5", True), ("2", "(1+I)(1-I)", True), ("2I - 1", "2I + II", True)],
+     ("5", "I_1 + I_2 = 5", True)],
 )  # fmt: skip
-def test_letters_are_no_number_beside_a_real_reference(
-    pool: CountingPool, reference: str, answer: str, correct: bool
-) -> None:
+def test_the_letter_i_is_no_number_as_a_capital(pool: CountingPool, reference: str, answer: str, correct: bool) -> None:
+    """math-verify takes all these for equal."""
     (verdict,) = MathVerifier(pool).verify_all([(question(reference), boxed(answer))])
     assert verdict.correct == correct
     assert agrees(reference, answer)
@@ -303,7 +321,7 @@ def test_references_that_compare_with_nothing_are_found(pool: CountingPool) -> N
     bad = [r"\frac{1}{", "", " ", "((", r"\frac{1}{0}", r"\begin{pmatrix}1&2", "?", "1" * 3_000]
     problems = MathVerifier(pool).check_references([*good, *bad, *good, *bad[:2]])
     assert list(problems) == bad
-    assert set(problems.values()) == {"math-verify cannot read as a mathematical expression"}
+    assert set(problems.values()) == {"cannot be read as a mathematical expression"}
 
 
 def test_a_broken_reference_has_its_reason(pool: CountingPool) -> None:
@@ -329,7 +347,7 @@ def test_nothing_hangs_crashes_or_goes_without_a_reason(tmp_path: Path, monkeypa
     for name, verdict in outcomes.items():
         assert not verdict.correct, (name, verdict)
         assert verdict.reason in allowed, (name, verdict)
-    assert outcomes["power tower"].reason == "timeout"
+    assert outcomes["sums of sums"].reason == "timeout"
     assert outcomes["million digits"].reason == reasons.TOO_LONG
     assert all(verdict.correct for verdict in verdicts[:3] + verdicts[-3:])
     # A timeout is remembered: asking again costs nothing and changes nothing.

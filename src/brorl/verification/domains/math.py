@@ -1,8 +1,8 @@
-"""Verifier of mathematical answers, by math-verify in killable workers.
+"""Verifier of mathematical answers, in killable workers.
 
 `math_extraction` extracts the answer. Equal strings, two integers, two choices, and a word with an integer are compared
-here. math-verify compares anything else in a worker, once per distinct reference and answer. `math_worker` lists the
-verdicts of math-verify that are corrected. Answers of more than 2,000 characters are incorrect.
+here. `formula` reads and compares anything else in a worker, once per distinct reference and answer. Answers of more
+than 2,000 characters are incorrect.
 """
 
 import re
@@ -39,9 +39,9 @@ class MathVerifier:
     """Accepts answers that are mathematically equal to the reference.
 
     Args:
-        pool: The workers that call math-verify, with a limit of wall time for calls that do not stop on their own.
+        pool: The workers that compare, with a limit of wall time for calls that do not stop on their own.
         cache_size: Number of distinct pairs of reference and answer whose verdicts are kept, 1 or more.
-        limit_s: CPU time after which math-verify stops on its own in seconds, above 0; None for half of the pool's
+        limit_s: CPU time after which a comparison stops on its own in seconds, above 0; None for half of the pool's
             timeout. Unlike wall time it does not depend on the load of the machine.
 
     Raises:
@@ -56,7 +56,7 @@ class MathVerifier:
             raise ValueError(f"limit_s must be above 0, got {limit_s}")
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses. The verdicts of math-verify are kept, with the timeouts of its CPU time.
+        """Verify responses. The verdicts of workers are kept, with the timeouts of their CPU time.
 
         The reasons are `correct`, `wrong answer`, `no answer`, `answer too long`, `no single answer`, `not parsed`,
         `timeout`, `out of memory`, `verifier crashed` and `unverified: ...`.
@@ -73,7 +73,7 @@ class MathVerifier:
         return self._cache.verify_all(items, find, decide)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find the references that math-verify cannot parse; each distinct one is parsed once.
+        """Find the references that cannot be read; each distinct one is read once.
 
         Raises:
             LoadError: If workers were lost.
@@ -87,7 +87,7 @@ class MathVerifier:
             if lost := [result.failure for result in results if is_unverified(result.failure or "")]:
                 raise LoadError(f"cannot check reference answers ({lost[0]}); free memory and processes, then rerun")
             unchecked = [reference for reference, result in zip(unchecked, results, strict=True) if result.failure]
-        problem = "math-verify cannot read as a mathematical expression"
+        problem = "cannot be read as a mathematical expression"
         return {reference: problem for reference in doubtful if reference not in good}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
@@ -105,7 +105,7 @@ def worker_verdict(answer: str, reply: Reply) -> tuple[Verdict, float]:
 
 
 def verify_by_form(reference: str, answer: str | None) -> Verdict | None:
-    """Return the verdict on an answer that needs no mathematics, always as math-verify would, else None.
+    """Return the verdict on an answer that needs no mathematics, else None.
 
     These are a missing or too long answer, equal strings, an integer and an integer or a word, and two choices.
     """

@@ -1,7 +1,6 @@
-"""The grammar of one mathematical answer: a value, with a left-hand side, a unit and spacing around it.
+"""Whether a text is one value: no list, range, comparison, negation or hedge. A unit may follow the value.
 
-The value is returned as LaTeX for math-verify. Nothing is evaluated here. Every pattern takes time linear in the length
-of the text.
+Nothing is evaluated here. Every pattern takes time linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
 _BASE = re.compile(r"\d_\{?(\d+)")
 _TWO_NUMBERS = re.compile(r"\d\s+[.\d]")
 _MEMBER = re.compile(r"[^=<>\\,]{1,40}\\in(?![a-zA-Z])")
-_SEVERAL_SIDES = re.compile(r",|(?<![\w\\])(?:or|and)(?!\w)")
 _NUMBER = re.compile(r"[-+]?[\d.,/]+")
-_EQUALS = re.compile(r"(?<![<>!:\\])(?:=|\\approx(?![a-zA-Z])|≈)")
 
 _FONT = r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mathit|boldsymbol|mbox|operatorname|rm)(?![a-zA-Z])"
 _SYMBOLS = str.maketrans(
@@ -65,11 +62,10 @@ _REPEATING = re.compile(r"(?<![\d.])(\d{1,15})\.(\d{0,15})\\overline\s*\{(\d{1,1
 _PROSE = re.compile(rf"{_FONT}\s*\{{|(?<![\\A-Za-z])[A-Za-z]{{2,}}")
 _WORDS_ALONE = re.compile(rf"(?:{_FONT}|\\cdot\b|\^\{{?-?\d\}}?|[^\d\\+=<>,;^])*")
 _FUNCTION = re.compile(r"(?:pi|exp|sqrt|sin|cos|tan|cot|sec|csc|log|ln|infinity|percent)(?![a-z])", re.IGNORECASE)
-_MARKUP = re.compile(rf"{_FONT}\s*\{{|[{{}}$.()*]")
 
 
 def plain(text: str) -> str:
-    """Return an answer in the notation that math-verify reads: `1e5` as a power of ten, and one kind of space."""
+    """Return an answer in one notation: `1e5` as a power of ten, and one kind of space."""
     text = text.translate(_SYMBOLS).replace("\\$", "").replace("$", "")
     for pattern, replacement in _WRITTEN:
         text = pattern.sub(replacement, text)
@@ -142,41 +138,6 @@ def has_order(text: str) -> bool:
     return _ORDER.search(text) is not None
 
 
-def as_interval(text: str) -> str | None:
-    r"""Return `0 \le x < 1` as `[0,1)` and `x < 2 or x > 3` as a union; None for what is no such inequality."""
-    parts = [_one_interval(part) for part in re.split(r"\\text\s*\{\s*or\s*\}|(?<!\w)or(?!\w)|\\cup", text)]
-    return " \\cup ".join(part for part in parts if part is not None) if None not in parts else None
-
-
-def _one_interval(text: str) -> str | None:
-    orders = list(_ORDER.finditer(text))
-    if not 1 <= len(orders) <= 2:
-        return None
-    ends = [0, *(end for order in orders for end in order.span()), len(text)]
-    sides = [text[start:end].strip() for start, end in zip(ends[::2], ends[1::2], strict=True)]
-    if any(bool(order[2] or order[4] or order[6]) for order in orders):  # turned around, so that all say `<`
-        if not all(order[2] or order[4] or order[6] for order in orders):
-            return None
-        sides, orders = sides[::-1], orders[::-1]
-    closed = [bool(order[3] or order[4] or order[7]) for order in orders]
-    if len(sides) == 2:
-        low, high = ("-\\infty", sides[1]) if sides[0].isalpha() else (sides[0], "\\infty")
-        closed = [False, *closed] if sides[0].isalpha() else [*closed, False]
-        sides = [low, sides[0] if sides[0].isalpha() else sides[1], high]
-    if len(sides[1]) != 1 or not sides[1].isalpha():
-        return None
-    return f"{'[' if closed[0] else '('}{sides[0]},{sides[2]}{']' if closed[1] else ')'}"
-
-
-def sides_of(text: str) -> list[str]:
-    """Return the sides of an equation, or of a chain of them; the text alone if it is none or a list of them."""
-    sides = [side.strip() for side in _EQUALS.split(text)]
-    right = [_THOUSANDS.sub("0", side) for side in sides[1:]]
-    if any(_SEVERAL_SIDES.search(side) and not _bracket(_member(side)) for side in right):
-        return [text]
-    return [side for side in sides if side]
-
-
 def without_unit(text: str, is_number: bool) -> str:
     r"""Remove the words after a value: `\text{ cm}`, and of a number also plain words that may be its unit."""
     for match in _PROSE.finditer(text):
@@ -194,9 +155,3 @@ def without_unit(text: str, is_number: bool) -> str:
     if is_number and last[0] and last[0].strip()[-1:].isdigit() and parse_unit(last[2]) is not None:
         return last[0].strip()
     return text
-
-
-def words(text: str) -> str:
-    """Return an answer of words without markup and case; an empty string if there is anything else in it."""
-    spelled = " ".join(_MARKUP.sub(" ", text).split()).casefold()
-    return spelled if all(character.isalpha() or character in " '-" for character in spelled) else ""

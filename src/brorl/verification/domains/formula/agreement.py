@@ -1,0 +1,417 @@
+r"""Whether an answer says the same as its reference: like is compared with like.
+
+A value may have a name before it (`x = 42`, `AB = 42`), a unit after it, and brackets of its own kind. A list without
+brackets is a set. Texts are equal word by word. Everything else differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import TypeGuard
+
+from brorl.verification.domains.formula.expressions import (
+    Apply,
+    Expression,
+    Number,
+    Symbol,
+    UndefinedError,
+    evaluate,
+    is_decimal,
+    walk,
+)
+from brorl.verification.domains.formula.forms import (
+    Based,
+    Bracketed,
+    Combined,
+    Form,
+    Listing,
+    Matrix,
+    Quantity,
+    Ratio,
+    Relation,
+    Text,
+    is_expression,
+    to_expression,
+)
+from brorl.verification.domains.formula.grammar import letters_of, read
+from brorl.verification.domains.formula.names import (
+    EQUAL,
+    assigned,
+    is_name,
+    named,
+    same_name,
+    variables_of,
+    vector_of,
+)
+from brorl.verification.domains.formula.normal import (
+    along_axes,
+    at_point,
+    members_of,
+    normal,
+    percent_of,
+    with_constant,
+)
+from brorl.verification.domains.formula.regions import TURNED, Region, region_of
+from brorl.verification.domains.formula.tokens import UnreadableError
+from brorl.verification.domains.formula.values import IMAGINARY, is_rounded, same_value, variables, within
+from brorl.verification.domains.formula.words import same_words, unit_of
+from brorl.verification.domains.units import Conversion, conversions
+
+CORRECT, WRONG, SEVERAL = "correct", "wrong answer", "no single answer"
+UNREAD, UNREAD_REFERENCE = "not parsed", "reference not parsed"
+_PI = Symbol("\\pi")
+_MAX_MEMBERS = 500
+
+
+def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
+    """Return the reason of the verdict on an answer.
+
+    Args:
+        reference: The right answer, as LaTeX or plain text.
+        answer: The answer of a response.
+        tolerance: Accepted difference of two numbers, relative to the reference, above 0; None for the digits that
+            decimals have.
+    """
+    right, given = read(reference), read(answer)
+    if isinstance(right, Text) and not _has_words(right.words):
+        return UNREAD_REFERENCE
+    names = variables_of(right)
+    is_complex = IMAGINARY in names and "j" not in names
+    is_complex = is_complex or (not names and variables_of(given) == {IMAGINARY})
+    comparison = Comparison(is_complex, tolerance)
+    if comparison.agrees(right, given):
+        return CORRECT
+    if isinstance(given, Text) and not isinstance(right, Text):
+        return UNREAD
+    several = isinstance(given, Listing) and not isinstance(right, Listing | Bracketed)
+    return SEVERAL if several or isinstance(given, Relation) else WRONG
+
+
+def is_readable(reference: str) -> bool:
+    """Whether an answer can agree with a reference: it has a value, or it is words or balanced notation."""
+    form = read(reference)
+    if isinstance(form, Text):
+        is_balanced = all(reference.count(a) == reference.count(b) for a, b in ("{}", ("\\begin", "\\end")))
+        return is_balanced and _has_words(form.words)
+    return Comparison(False, None).agrees(form, form)
+
+
+def _has_words(text: str) -> bool:
+    return any(character.isalnum() for character in text)
+
+
+class Comparison:
+    """Compares forms.
+
+    Args:
+        is_complex: Whether the letter i is the imaginary unit.
+        tolerance: As in `agree`.
+    """
+
+    def __init__(self, is_complex: bool, tolerance: float | None) -> None:
+        self._is_complex, self._tolerance = is_complex, tolerance
+
+    def agrees(self, right: Form, given: Form) -> bool:
+        """Whether an answer says the same as the reference; false if that cannot be found."""
+        try:
+            return self.same(right, given)
+        except (UnreadableError, UndefinedError, RecursionError):
+            return False
+
+    def same(self, right: Form, given: Form) -> bool:
+        """Whether an answer says the same as the reference."""
+        right, given = self._single(normal(right)), self._single(normal(given))
+        is_text = isinstance(right, Text) or isinstance(given, Text)
+        if is_text and (region_of(right) is None or region_of(given) is None):
+            return self._same_text(right, given)
+        if (sets := self._same_regions(right, given)) is not None:
+            return sets
+        if (assignments := self._same_assignments(right, given)) is not None:
+            return assignments
+        if isinstance(right, Relation):
+            return self._same_relation(right, given)
+        if isinstance(given, Relation):
+            return self._says(right, given)
+        if _are_opposed(right, given):
+            return False
+        members = members_of(right), members_of(given)
+        if members[0] is not None and members[1] is not None:
+            return self._same_members(members[0], members[1])
+        return self._same_kind(right, given)
+
+    def _single(self, form: Form) -> Form:
+        r"""Return a value that is said twice, as in `\frac{1}{2} or 0.5`, once."""
+        if isinstance(form, Listing) and form.joint == "or" and not any(variables_of(item) for item in form.items[1:]):
+            first = normal(form.items[0])
+            if not isinstance(first, Listing) and all(self.same(first, item) for item in form.items[1:]):
+                return first
+        return form
+
+    def _same_text(self, right: Form, given: Form) -> bool:
+        """Compare words; a few letters may be a product."""
+        if isinstance(right, Text) and isinstance(given, Text):
+            return same_words(right.words, given.words)
+        if isinstance(right, Text) and isinstance(given, Relation):
+            return self._says(right, given)
+        if isinstance(right, Relation):
+            return self._same_relation(right, given)
+        text, other = (right, given) if isinstance(right, Text) else (given, right)
+        assert isinstance(text, Text)
+        if text.words == "no solution":
+            return other == Bracketed("\\{", (), "\\}")
+        letters = letters_of(text.words)
+        return letters is not None and is_expression(other) and self._same_value(letters, to_expression(other))
+
+    def _same_kind(self, right: Form, given: Form) -> bool:
+        match right, given:
+            case Based(), Based():
+                return right == given
+            case Based(digits, _), Number(value, False):
+                return digits == str(value)
+            case Ratio(), Ratio():
+                return self._same_ratio(right, given)
+            case Ratio((one, other), False), _ if is_expression(given):
+                return self._same_value(Apply("/", (one, other)), to_expression(given))
+            case Combined(sign, parts), Combined(other_sign, other_parts):
+                return sign == other_sign and self._same_members(parts, other_parts)
+            case Matrix(), Matrix():
+                return self._same_matrix(right, given)
+            case _:
+                return self._same_parts(right, given)
+
+    def _same_matrix(self, right: Matrix, given: Matrix) -> bool:
+        shapes = [[len(row) for row in matrix.rows] for matrix in (right, given)]
+        cells = [[cell for row in matrix.rows for cell in row] for matrix in (right, given)]
+        return right.is_array == given.is_array and shapes[0] == shapes[1] and self._same_in_order(*cells)
+
+    def _same_parts(self, right: Form, given: Form) -> bool:
+        """Compare tuples, intervals and values."""
+        vectors = vector_of(right) or along_axes(right, given), vector_of(given) or along_axes(given, right)
+        if vectors[0] is not None and vectors[1] is not None:
+            return self._same_in_order(vectors[0], vectors[1])
+        if isinstance(right, Bracketed) and isinstance(given, Bracketed):
+            brackets = (right.opening, right.closing) == (given.opening, given.closing)
+            return brackets and self._same_in_order(right.items, given.items)
+        if is_expression(right) and is_expression(given):
+            return self._same_value(to_expression(right), to_expression(given))
+        quantities = [_as_quantity(form) for form in (right, given)]
+        return None not in quantities and self._same_quantity(*(one for one in quantities if one is not None))
+
+    def _same_quantity(self, right: Quantity, given: Quantity) -> bool:
+        """Compare values with units; a unit on one side alone is dropped."""
+        products = [one for one in (right.product, given.product) if one is not None]
+        if len(products) == 2 and any(map(variables, products)) and self._same_value(*products):
+            return True
+        if "" in (right.unit, given.unit) or right.unit == given.unit:
+            return self._same_value(right.value, given.value) or self._same_angle(right, given)
+        one, other = unit_of(right.unit), unit_of(given.unit)
+        if one is None or other is None:
+            return False
+        return any(
+            self._same_value(right.value, _converted(given.value, way))
+            for way in conversions(other, one)
+            if not way.slack
+        )
+
+    def _same_angle(self, right: Quantity, given: Quantity) -> bool:
+        """Compare degrees with a multiple of pi."""
+        if {right.unit, given.unit} != {"", "°"} or _PI not in (*walk(right.value), *walk(given.value)):
+            return False
+        one, other = (Apply("degree", (form.value,)) if form.unit else form.value for form in (right, given))
+        return self._same_value(one, other)
+
+    def _same_value(self, right: Expression, given: Expression) -> bool:
+        """Compare expressions; 50% is a half, and also 50."""
+        if self._tolerance is not None and (near := within(right, given, self._tolerance)) is not None:
+            return near
+        if same_value(right, with_constant(right, given), self._is_complex):
+            return True
+        one, other = percent_of(right), percent_of(given)
+        if (one is None) == (other is None):
+            return False
+        return same_value(one or right, other or given, self._is_complex)
+
+    def _same_ratio(self, right: Ratio, given: Ratio) -> bool:
+        if right.is_time or given.is_time or len(right.items) != len(given.items):
+            return right.items == given.items
+        return all(
+            same_value(Apply("*", (one, given.items[0])), Apply("*", (other, right.items[0])))
+            for one, other in zip(right.items, given.items, strict=True)
+        )
+
+    def _same_in_order(self, right: Sequence[Form], given: Sequence[Form]) -> bool:
+        return len(right) == len(given) and all(map(self.same, right, given))
+
+    def _same_members(self, right: Sequence[Form], given: Sequence[Form]) -> bool:
+        """Whether each member of one list is in the other; the same one may not serve for two."""
+        if not len(right) == len(given) <= _MAX_MEMBERS:
+            right, given = self._distinct(right), self._distinct(given)
+        left = list(given)
+        for member in right:
+            found = next((at for at, other in enumerate(left) if self.same(member, other)), None)
+            if found is None:
+                return False
+            del left[found]
+        return not left
+
+    def _distinct(self, members: Sequence[Form]) -> list[Form]:
+        kept: list[Form] = []
+        for member in members[:_MAX_MEMBERS]:
+            if not any(self.same(other, member) for other in kept):
+                kept.append(member)
+        return kept
+
+    def _same_regions(self, right: Form, given: Form) -> bool | None:
+        """Compare sets of real numbers; None if one is none, or both are pairs in brackets."""
+        if all(isinstance(form, Bracketed) and form.opening != "\\{:" for form in (right, given)):
+            return None
+        one, other = region_of(right), region_of(given)
+        if one is None or other is None or not (one.pieces or other.pieces):
+            return None
+        if _is_equation(right) or _is_equation(given):
+            return None
+        return self._equal_regions(one, other)
+
+    def _equal_regions(self, right: Region, given: Region) -> bool:
+        if right.variable and given.variable and right.variable != given.variable:
+            return False
+        cuts = [[cut for piece in region.pieces for cut in piece] for region in (right, given)]
+        return len(cuts[0]) == len(cuts[1]) and all(
+            one.after == other.after and self._same_value(one.number, other.number)
+            for one, other in zip(*cuts, strict=True)
+        )
+
+    def _says(self, right: Form, given: Relation) -> bool:
+        """Whether a chain such as `x = 6 * 7 = 42` says a value: its other sides are a name, or equal."""
+        if not set(given.signs) <= EQUAL:
+            return False
+        is_open, sides, signs = bool(variables_of(right)), given.sides, given.signs
+        if is_open and _is_call(sides[0]) and not variables_of(sides[0].arguments[1:]) <= variables_of(right):
+            return False  # `f(t)` of another variable
+        is_value = is_open and is_expression(sides[0]) and self.same(right, sides[0])
+        if is_name(sides[0], wide=not is_open) and not is_value:
+            return self._chain_says(right, sides[1:], signs[1:], after_name=True)
+        if is_name(sides[-1], wide=False):
+            return self._chain_says(right, sides[:-1], signs[:-1])
+        return self._chain_says(right, sides, signs)
+
+    def _chain_says(self, right: Form, sides: Sequence[Form], signs: Sequence[str], after_name: bool = False) -> bool:
+        """Whether equal sides say a value; after a name, formulas with variables before a number are not read."""
+        while after_name and not variables_of(right) and sides and variables_of(sides[0]):
+            sides, signs = sides[1:], signs[1:]
+        if not sides or not self._is_chain(sides, signs):
+            return False
+        exacts = [side for side, sign in zip(sides, ("=", *signs), strict=True) if sign != "\\approx"]
+        return any(
+            self.same(right, side)
+            for side in (sides if is_expression(right) and is_decimal(to_expression(right)) else exacts)
+        )
+
+    def _is_chain(self, sides: Sequence[Form], signs: Sequence[str]) -> bool:
+        """Whether the sides of a chain are equal, or rounded where it says so."""
+        for one, other, sign in zip(sides, sides[1:], signs, strict=False):
+            if sign == "\\approx":
+                one, other = (side.value if isinstance(side, Quantity) else side for side in (one, other))
+                pair = is_expression(one) and is_expression(other)
+                if not pair or not is_rounded(to_expression(one), to_expression(other)):
+                    return False
+            elif not self.same(one, other):
+                return False
+        return True
+
+    def _same_relation(self, right: Relation, given: Form) -> bool:
+        """Compare an equation or inequality with an answer, which may be its solved side alone."""
+        if set(right.signs) <= EQUAL and (pair := named(right)):
+            name, value = pair
+            if not isinstance(given, Relation):
+                return self.same(value, given)
+            if not set(given.signs) <= EQUAL:
+                return False
+            if same_name(name, given.sides[0]) and self._chain_says(value, given.sides[1:], given.signs[1:], True):
+                return True
+            if same_name(name, given.sides[-1]) and self._chain_says(value, given.sides[:-1], given.signs[:-1]):
+                return True
+            return bool(variables_of(value)) and self._same_equation(right, given)
+        if set(right.signs) <= EQUAL and not any(variables_of(side) for side in right.sides):
+            return self._is_chain(right.sides, right.signs) and any(self.same(side, given) for side in right.sides)
+        return isinstance(given, Relation) and self._same_equation(right, given)
+
+    def _same_equation(self, right: Relation, given: Relation) -> bool:
+        """Whether two relations of two sides are the same up to a factor and the order of their sides."""
+        if not len(right.signs) == len(given.signs) == 1 or not all(map(is_expression, (*right.sides, *given.sides))):
+            return any(
+                right.signs == one.signs and self._same_in_order(right.sides, one.sides)
+                for one in (given, _turned(given))
+            )
+        sides, signs = [], []
+        for relation in (right, given):
+            greater = _turned(relation) if relation.signs[0] in ("<", "\\le") else relation
+            one, other = map(to_expression, greater.sides)
+            sides.append(Apply("+", (one, Apply("-", (other,)))))
+            signs.append(greater.signs[0])
+        if signs[0] != signs[1] or variables(sides[0]) != variables(sides[1]):
+            return False
+        return self._is_multiple(sides[0], sides[1], is_positive=signs[0] in (">", "\\ge"))
+
+    def _is_multiple(self, right: Expression, given: Expression, is_positive: bool) -> bool:
+        """Whether one expression is a constant times the other one."""
+        point = {name: Fraction(1_009 + 97 * k, 613) for k, name in enumerate(sorted(variables(right)))}
+        try:
+            ratio = evaluate(given, point) / evaluate(right, point)
+        except (UndefinedError, ZeroDivisionError, KeyError):
+            return False
+        if ratio == 0 or (is_positive and not ratio > 0):
+            return False
+        return same_value(
+            Apply("*", (right, at_point(given, point))), Apply("*", (given, at_point(right, point))), self._is_complex
+        )
+
+    def _same_assignments(self, right: Form, given: Form) -> bool | None:
+        """Compare `x = 1, y = 2` with such a list, or with values in order; None if neither is one."""
+        one, other = assigned(right), assigned(given)
+        if one is not None and other is not None:
+            return one.keys() == other.keys() and all(self.same(one[name], other[name]) for name in one)
+        if one is not None:
+            parts = given.items if isinstance(given, Listing) else vector_of(given)
+            return parts is not None and self._same_in_order(list(one.values()), parts)
+        if other is None:
+            return None
+        parts = vector_of(right)
+        return parts is not None and self._same_in_order(parts, [other[name] for name in sorted(other)])
+
+
+def _as_quantity(form: Form) -> Quantity | None:
+    if isinstance(form, Quantity):
+        return form
+    return Quantity(to_expression(form), "", to_expression(form)) if is_expression(form) else None
+
+
+def _converted(value: Expression, way: Conversion) -> Expression:
+    factor, shift = Number(way.factor, is_decimal(value)), Number(way.shift)
+    product = value if way.factor == 1 else Apply("*", (factor, value))
+    return product if way.shift == 0 else Apply("+", (product, shift))
+
+
+def _is_call(form: Form) -> TypeGuard[Apply]:
+    return isinstance(form, Apply) and form.operation == "call"
+
+
+def _are_opposed(right: Form, given: Form) -> bool:
+    """Whether one list of words has `and` and the other one `or`."""
+    if not isinstance(right, Listing) or not isinstance(given, Listing):
+        return False
+    has_words = any(isinstance(item, Text) for item in right.items)
+    return has_words and {right.joint, given.joint} == {"and", "or"}
+
+
+def _turned(relation: Relation) -> Relation:
+    """Return a chain of relations from its end."""
+    signs = tuple(TURNED.get(sign, sign) for sign in reversed(relation.signs))
+    return Relation(relation.sides[::-1], signs)
+
+
+def _is_equation(form: Form) -> bool:
+    if isinstance(form, Listing):
+        return all(map(_is_equation, form.items))
+    return isinstance(form, Relation) and "=" in form.signs

@@ -1,0 +1,343 @@
+r"""The grammar of the smallest parts: numbers, letters with their marks, functions, fractions, roots, matrices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from brorl.verification.domains.formula.cursor import Cursor
+from brorl.verification.domains.formula.expressions import (
+    FUNCTIONS,
+    INTEGER_FUNCTIONS,
+    Apply,
+    Expression,
+    Number,
+    Symbol,
+)
+from brorl.verification.domains.formula.forms import Based, Bracketed, Form, Matrix, to_expression
+from brorl.verification.domains.formula.tokens import Token, UnreadableError, listed, written
+from brorl.verification.domains.formula.words import NUMERALS, ORDINAL_ENDINGS
+
+_MAX_EXPONENT = 4_000  # of ten
+NAMES = frozenset(FUNCTIONS) | frozenset(INTEGER_FUNCTIONS) | {"log"}
+_CONSTANTS = {"pi": "\\pi", "infinity": "\\infty", "inf": "\\infty", "infty": "\\infty"}
+_PIECE = re.compile(
+    "|".join(
+        sorted(
+            (NAMES - {"Re", "Im", "abs", "lg", "sec", "max", "min", "sign", "floor", "ceil"}) | {"pi"},
+            key=len,
+            reverse=True,
+        )
+    )
+    + "|."
+)
+WORDS_OF_FORMULAS = frozenset(NAMES | _CONSTANTS.keys())
+GREEK = frozenset(
+    listed(
+        "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi "
+        "omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar Re Im aleph partial nabla"
+    )
+)
+MARKS = frozenset(
+    listed("hat vec overline tilde dot ddot angle triangle widehat odot overleftrightarrow overset measuredangle")
+)
+_PAIRS = (("(", ")"), ("\\{", "\\}"))
+_PERIOD = re.compile(r"\.\d{0,30}?(\d{1,6}?)\1{1,30}$")  # of a decimal that dots go on with
+_ORDINALS = {1: "st", 2: "nd", 3: "rd"}
+
+
+class AtomReader(Cursor):
+    """Reads numbers, letters, functions, and groups in brackets."""
+
+    def argument(self, whole: bool = False) -> Expression:
+        """Read one argument: a group, or one character; with `whole` a number keeps all its digits."""
+        token = self.peek()
+        if self.accept("{"):
+            before, self.has_units = self.has_units, False
+            inner = to_expression(self.sum())
+            self.has_units = before
+            self.expect("}")
+            return inner
+        if token.kind == "number" and not whole and len(token.text) > 1 and token.text.isdigit():
+            self.tokens[self.at : self.at + 1] = [Token("number", token.text[0]), Token("number", token.text[1:])]
+        if token.kind == "name" and len(token.text) > 1 and token.text not in _CONSTANTS:
+            self.tokens[self.at : self.at + 1] = [Token("name", token.text[0]), Token("name", token.text[1:])]
+        token = self.peek()
+        if token.kind == "name" and len(token.text) == 1:
+            self.take()
+            return Symbol(token.text)
+        if token.kind == "number":
+            self.take()
+            return _number(token.text)
+        return to_expression(self.primary())
+
+    def primary(self) -> Form:
+        """Read a number, a letter, a function, or a group in brackets."""
+        token = self.peek()
+        if token.kind == "number":
+            return self.number()
+        if token.kind == "name":
+            return self.name()
+        if token.kind == "command":
+            return self.command()
+        if token.text in ("(", "[", "\\{"):
+            return self.bracketed()
+        if self.accept("{"):
+            form = self.listing("}", "\\over", "\\choose")
+            operation = {"\\over": "/", "\\choose": "binom"}.get(self.tokens[self.at - 1].text)
+            return Apply(operation, (to_expression(form), to_expression(self.listing("}")))) if operation else form
+        if self.accept("|"):
+            self.bars, before = 1, self.bars
+            inner = to_expression(self.sum())
+            self.bars = before
+            self.expect("|")
+            return Apply("abs", (inner,))
+        raise UnreadableError(f"no factor: {token.text}")
+
+    def number(self) -> Form:
+        """Read a number: with a period that repeats, an ordinal, or of another base."""
+        token = self.take()
+        if self.accept("_"):
+            return based(token.text, self.braced() if self.peek().text == "{" else self._one_character())
+        if self.peek().text in ("\\overline", "\\dot"):
+            self.take()
+            return _repeating(token.text, self.braced() if self.peek().text == "{" else self._one_character())
+        if self.peek().text == "\\ldots" and (period := _PERIOD.search(token.text)):
+            self.take()
+            return _repeating(token.text[: period.start(1)], period[1])
+        suffix = self.peek()
+        if suffix.text in ORDINAL_ENDINGS and (suffix.is_upright or not suffix.is_spaced):
+            self.take()
+            return ordinal(_number(token.text), suffix.text)
+        return _number(token.text)
+
+    def name(self) -> Form:
+        """Read a word: a function, a constant, or letters."""
+        token = self.take()
+        if token.text in NAMES:
+            return self.function(token.text)
+        if token.text in _CONSTANTS:
+            return Symbol(_CONSTANTS[token.text])
+        if len(token.text) == 1:
+            return self.symbol(token.text)
+        if token.is_upright or token.text in ("AM", "PM"):
+            raise UnreadableError("words in a formula")
+        pieces = [
+            Token("name", piece, is_spaced=at == 0 and token.is_spaced)
+            for at, piece in enumerate(_PIECE.findall(token.text))
+        ]
+        self.at -= 1
+        self.tokens[self.at : self.at + 1] = pieces
+        return self.name()
+
+    def symbol(self, name: str) -> Expression:
+        """Return a symbol with the subscript and the primes that follow."""
+        while True:
+            if self.accept("_"):
+                token = self.peek()
+                name += "_" + (self.braced() if token.text == "{" else self._one_character())
+            elif self.accept("'"):
+                name += "'"
+            elif self.peek().text == "^" and "'" in (self.peek(1).text, self.peek(2).text):
+                self.take()
+                name += self.braced() if self.peek().text == "{" else self.take().text
+            else:
+                return Symbol(name)
+
+    def _one_character(self) -> str:
+        token = self.take()
+        if token.kind in ("name", "number") and len(token.text) > 1:
+            self.at -= 1
+            self.tokens[self.at] = Token(token.kind, token.text[1:])
+            return token.text[0]
+        if token.kind in ("name", "number", "command"):
+            return token.text
+        raise UnreadableError("no subscript")
+
+    def command(self) -> Form:
+        """Read what a command of LaTeX begins."""
+        token = self.take()
+        name = token.text[1:]
+        match name:
+            case "frac":
+                return self._fraction()
+            case "sqrt":
+                return self._root()
+            case "binom":
+                return Apply("binom", (self.argument(), self.argument()))
+            case "pi" | "infty":
+                return Symbol(token.text)
+            case "emptyset":
+                return Bracketed("\\{", (), "\\}")
+            case "lfloor" | "lceil":
+                inner = to_expression(self.sum())
+                self.expect("\\rfloor" if name == "lfloor" else "\\rceil")
+                return Apply("floor" if name == "lfloor" else "ceil", (inner,))
+            case "langle":
+                self.at -= 1
+                return self.bracketed()
+            case "mathbb":
+                return Symbol(f"\\mathbb{{{self.braced() if self.peek().text == '{' else self._one_character()}}}")
+            case "sum" | "prod":
+                return self._series(name)
+            case "begin":
+                return self._matrix()
+            case _:
+                return self._named_command(token)
+
+    def _named_command(self, token: Token) -> Form:
+        name = token.text[1:]
+        if name in NAMES:
+            return self.function(name)
+        if name in MARKS:
+            return self._marked(name)
+        if name in GREEK:
+            return self.symbol(token.text)
+        raise UnreadableError(f"the command {token.text}")
+
+    def _fraction(self) -> Form:
+        start = self.at
+        top, under = self.argument(), self.argument()
+        if isinstance(top, Symbol) and top.name == "d":
+            raise UnreadableError("a derivative")
+        text = written(self.tokens[start : self.at])
+        if match := re.fullmatch(r"\{d([a-zA-Z])\}\{d([a-zA-Z])\}", text.replace(" ", "")):
+            return Symbol(f"d{match[1]}/d{match[2]}")
+        return Apply("/", (top, under))
+
+    def _root(self) -> Form:
+        if self.accept("["):
+            degree = to_expression(self.sum())
+            self.expect("]")
+            return Apply("root", (self.argument(), degree))
+        return Apply("sqrt", (self.argument(),))
+
+    def _marked(self, name: str) -> Form:
+        """Read a symbol with a mark, such as a vector or an angle."""
+        inner = self.braced().strip("{}") if self.peek().text == "{" else self.take().text
+        if name in ("hat", "vec") and len(inner) == 1:
+            return self.symbol(inner)
+        return self.symbol(f"\\{name}{{{inner}}}")
+
+    def _series(self, name: str) -> Form:
+        self.expect("_")
+        self.expect("{")
+        variable = self.symbol(self.take().text)
+        self.expect("=")
+        low = to_expression(self.sum())
+        self.expect("}")
+        self.expect("^")
+        high = self.exponent()
+        return Apply(name, (variable, low, high, to_expression(self.product())))
+
+    def _matrix(self) -> Form:
+        kind = self.braced().rstrip("*")
+        if kind == "array":
+            self.braced()
+        if kind not in ("pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "vmatrix", "array", "cases"):
+            raise UnreadableError(f"the environment {kind}")
+        rows: list[tuple[Form, ...]] = [()]
+        while not self.accept("\\end"):
+            if self.accept("\\\\"):
+                rows.append(())
+            elif not self.accept("&"):
+                while kind == "cases" and self.peek().text in ("if", "for", "when", "where", "\\text"):
+                    self.take()
+                rows[-1] = (*rows[-1], self.listing("&", "\\\\", "\\end"))
+                self.at -= 1
+        self.braced()
+        rows = [row for row in rows if row]
+        if not rows or (kind != "cases" and len({len(row) for row in rows}) > 1):
+            raise UnreadableError("rows of different lengths")
+        return Matrix(tuple(rows), kind not in ("vmatrix", "cases"))
+
+    def function(self, name: str) -> Form:
+        """Read the power, the base and the argument of a function."""
+        base = exponent = None
+        while self.peek().text in ("_", "^"):
+            if self.take().text == "_":
+                base = self.argument(whole=True)
+            else:
+                exponent = self.exponent()
+        if exponent is not None and is_minus_one(exponent):
+            name, exponent = f"arc{name}", None
+        arguments = self._arguments(several=name in ("max", "min", "gcd", "lcm"))
+        if name == "log":
+            arguments = (*arguments, base or Symbol("\\log"))
+        elif base is not None or name not in FUNCTIONS.keys() | INTEGER_FUNCTIONS.keys():
+            raise UnreadableError("a base of another function, or an inverse of one that has none")
+        applied = Apply(name, arguments)
+        return applied if exponent is None else Apply("^", (applied, exponent))
+
+    def _arguments(self, several: bool) -> tuple[Expression, ...]:
+        opening = self.peek().text
+        if opening in ("(", "\\{", "{", "|", "["):
+            form = self.primary()
+            if several and isinstance(form, Bracketed) and form.items and (form.opening, form.closing) in _PAIRS:
+                return tuple(map(to_expression, form.items))
+            return (to_expression(form),)
+        if several:
+            raise UnreadableError("no arguments in brackets")
+        sign = self.accept("-", "+")
+        factors: list[Form] = [self.mixed_number()]
+        while (
+            self.starts_factor(self.peek())
+            and self.peek().text not in ("(", "[", "|")
+            and not self.is_function(self.peek())
+            and not self.starts_unit()
+        ):
+            factors.append(self.power())
+        if factors[-1:] and self.peek().text == "/" and self.peek(1).kind == "number" and not self.peek().is_spaced:
+            self.take()
+            factors = [Apply("/", (multiply(factors), to_expression(self.primary())))]
+        product = multiply(factors)
+        return (Apply("-", (product,)) if sign and sign.text == "-" else product,)
+
+    def is_function(self, token: Token) -> bool:
+        """Whether a token is a function, apart from a root."""
+        return token.text.lstrip("\\") in NAMES - {"sqrt"}
+
+
+def _number(text: str) -> Number:
+    mantissa, _, power = text.lower().partition("e")
+    if abs(int(power or 0)) > _MAX_EXPONENT:
+        raise UnreadableError("too large")
+    mantissa = mantissa.removesuffix(".")
+    return Number(Fraction(mantissa) * Fraction(10) ** int(power or 0), not text.removesuffix(".").isdigit())
+
+
+def based(digits: str, base: str) -> Form:
+    """Return a number of a base, which is written with digits or as a word."""
+    base = base.strip("()").removeprefix("base")
+    if not (base.isdigit() or base in NUMERALS) or not digits.isdigit():
+        raise UnreadableError("no base")
+    radix = int(base[:3]) if base.isdigit() else NUMERALS[base]
+    return _number(digits) if radix == 10 else Based(digits, radix)
+
+
+def ordinal(number: Number, suffix: str) -> Number:
+    """Return the number of `5th`."""
+    last = int(number.value) % 100
+    if number.value.denominator != 1 or suffix != ("th" if 10 < last < 14 else _ORDINALS.get(last % 10, "th")):
+        raise UnreadableError("no ordinal")
+    return Number(number.value)
+
+
+def _repeating(text: str, period: str) -> Number:
+    whole, _, fixed = text.partition(".")
+    if not period.isdigit() or "e" in text.lower():
+        raise UnreadableError("no period of digits")
+    under = (10 ** len(period) - 1) * 10 ** len(fixed)
+    return Number(Fraction(int(whole + fixed + period) - int(whole + fixed), under))
+
+
+def is_minus_one(expression: Expression) -> bool:
+    """Whether an exponent is -1."""
+    return expression in (Number(Fraction(-1)), Apply("-", (Number(Fraction(1)),)))
+
+
+def multiply(factors: Sequence[Form]) -> Expression:
+    """Return the product of expressions."""
+    expressions = tuple(map(to_expression, factors))
+    return expressions[0] if len(expressions) == 1 else Apply("*", expressions)

@@ -1,0 +1,313 @@
+"""Expressions: numbers, symbols, and operations on them, with their values.
+
+A value is an exact fraction where it can be, else a number of mpmath at any precision. No value is computed whose
+logarithm is beyond a bound, so the work stays small.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+from math import comb, factorial, gcd, isqrt, lcm
+from typing import Any, NamedTuple
+
+import mpmath
+from mpmath import mp
+
+_MAX_BITS = 400_000  # of an exact number
+_MAX_MAGNITUDE = 10**30  # of a logarithm of a number
+_MAX_TERMS = 10_000
+
+
+class UndefinedError(ArithmeticError):
+    """An expression without a value that can be computed."""
+
+
+class Number(NamedTuple):
+    """A number that is written with digits."""
+
+    value: Fraction
+    is_decimal: bool = False
+
+
+class Symbol(NamedTuple):
+    """A variable or a constant, with its marks and subscripts."""
+
+    name: str
+
+
+class Apply(NamedTuple):
+    """An operation on expressions."""
+
+    operation: str
+    arguments: tuple[Expression, ...]
+
+
+Expression = Number | Symbol | Apply
+Point = Mapping[str, Any]
+
+CONSTANTS: Mapping[str, Callable[[], Any]] = {
+    "\\pi": lambda: +mp.pi,
+    "e": lambda: +mp.e,
+    "\\infty": lambda: mp.inf,
+}
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc, "arcsin": mp.asin,
+    "arccos": mp.acos, "arctan": mp.atan, "arccot": mp.acot, "arcsec": mp.asec, "arccsc": mp.acsc, "asin": mp.asin,
+    "acos": mp.acos, "atan": mp.atan, "sinh": mp.sinh, "cosh": mp.cosh, "tanh": mp.tanh, "coth": mp.coth,
+    "sech": mp.sech, "csch": mp.csch, "arsinh": mp.asinh, "arcsinh": mp.asinh, "arcosh": mp.acosh,
+    "arccosh": mp.acosh, "artanh": mp.atanh, "arctanh": mp.atanh, "exp": mp.exp, "ln": mp.ln, "lg": mp.log10,
+    "abs": abs, "sqrt": mp.sqrt, "floor": mp.floor, "ceil": mp.ceil, "Re": mp.re, "Im": mp.im, "sgn": mp.sign,
+    "sign": mp.sign, "cis": mp.expj, "max": max, "min": min,
+}  # fmt: skip
+INTEGER_FUNCTIONS: Mapping[str, Callable[..., int]] = {"gcd": gcd, "lcm": lcm}
+
+
+def walk(expression: Expression) -> Iterator[Expression]:
+    """Yield an expression and all of its parts."""
+    todo = [expression]
+    while todo:
+        one = todo.pop()
+        yield one
+        if isinstance(one, Apply):
+            todo.extend(one.arguments)
+
+
+def symbols(expression: Expression) -> frozenset[str]:
+    """Return the names of the variables of an expression."""
+    return frozenset(one.name for one in walk(expression) if isinstance(one, Symbol) and one.name not in CONSTANTS)
+
+
+def has_two_signs(expression: Expression) -> bool:
+    """Whether an expression has a plus-minus sign."""
+    return any(isinstance(one, Apply) and one.operation in ("\\pm", "\\mp") for one in walk(expression))
+
+
+def with_sign(expression: Expression, sign: int) -> Expression:
+    """Return an expression with one of the signs of each plus-minus."""
+    if not isinstance(expression, Apply):
+        return expression
+    arguments = tuple(with_sign(argument, sign) for argument in expression.arguments)
+    if expression.operation not in ("\\pm", "\\mp"):
+        return Apply(expression.operation, arguments)
+    is_plus = (sign > 0) == (expression.operation == "\\pm")
+    return arguments[0] if is_plus else Apply("-", arguments)
+
+
+def is_plain_number(expression: Expression) -> bool:
+    """Whether an expression is written with digits alone: `-0.5`, `3 * 10^{-4}`, `5%`."""
+    return all(
+        isinstance(one, Number) or (isinstance(one, Apply) and one.operation in "-*^%") for one in walk(expression)
+    )
+
+
+def is_decimal(expression: Expression) -> bool:
+    """Whether an expression is one number with a decimal point, or one such as `1e5`."""
+    return is_plain_number(expression) and any(isinstance(one, Number) and one.is_decimal for one in walk(expression))
+
+
+def exact(expression: Expression) -> Fraction | None:
+    """Return the value of a rational expression without variables; None if it is no such, or too large.
+
+    Raises:
+        UndefinedError: If it has no value.
+    """
+    if isinstance(expression, Number):
+        return expression.value
+    if isinstance(expression, Symbol):
+        return None
+    values = [exact(argument) for argument in expression.arguments]
+    if any(value is None for value in values):
+        return None
+    return _exact(expression.operation, [value for value in values if value is not None])
+
+
+def _exact(operation: str, values: list[Fraction]) -> Fraction | None:
+    first = values[0]
+    match operation:
+        case "+":
+            return sum(values, Fraction(0))
+        case "-":
+            return -first
+        case "*":
+            return _product(values)
+        case "/":
+            if values[1] == 0:
+                raise UndefinedError("division by zero")
+            return _product([first, 1 / values[1]])
+        case "%":
+            return first / 100
+        case "^":
+            return _power(first, values[1])
+        case "root":
+            return _power(first, 1 / values[1]) if values[1] else None
+        case "sqrt":
+            return _power(first, Fraction(1, 2))
+        case "abs":
+            return abs(first)
+        case "!":
+            return Fraction(factorial(int(first))) if first.denominator == 1 and 0 <= first <= 5_000 else None
+        case "binom":
+            n, k = values
+            whole = n.denominator == k.denominator == 1 and k >= 0 and 0 <= n <= 5_000
+            return Fraction(comb(int(n), int(k))) if whole else None
+        case "floor" | "ceil":
+            return Fraction(first // 1 if operation == "floor" else -(-first // 1))
+        case "max" | "min":
+            return max(values) if operation == "max" else min(values)
+        case "gcd" | "lcm":
+            whole = all(value.denominator == 1 for value in values)
+            return Fraction(INTEGER_FUNCTIONS[operation](*(int(value) for value in values))) if whole else None
+        case "mod":
+            return first % values[1] if values[1] else None
+        case _:
+            return None
+
+
+def _bits(value: Fraction) -> int:
+    return value.numerator.bit_length() + value.denominator.bit_length()
+
+
+def _product(values: list[Fraction]) -> Fraction | None:
+    if sum(map(_bits, values)) > _MAX_BITS:
+        return None
+    product = Fraction(1)
+    for value in values:
+        product *= value
+    return product
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
+    """Return an exact power; None if it is irrational or too large."""
+    if exponent.denominator == 2 and base >= 0:
+        top, under = isqrt(base.numerator), isqrt(base.denominator)
+        if top * top != base.numerator or under * under != base.denominator:
+            return None
+        base, exponent = Fraction(top, under), exponent * 2
+    if exponent.denominator != 1 or abs(exponent) * _bits(base) > _MAX_BITS:
+        return None
+    if base == 0 and exponent < 0:
+        raise UndefinedError("division by zero")
+    return base ** int(exponent)
+
+
+def evaluate(expression: Expression, point: Point) -> Any:
+    """Return the value of an expression at the working precision of mpmath.
+
+    Args:
+        expression: The expression.
+        point: The value of each of its variables.
+
+    Raises:
+        UndefinedError: If it has no finite value, or none that can be computed within the bounds.
+    """
+    try:
+        value = _evaluate(expression, point)
+    except (ValueError, ZeroDivisionError, OverflowError, TypeError, KeyError, mpmath.libmp.NoConvergence) as error:
+        raise UndefinedError(str(error)) from error
+    if mp.isnan(value):
+        raise UndefinedError("not a number")
+    return value
+
+
+def _evaluate(expression: Expression, point: Point) -> Any:
+    if isinstance(expression, Number):
+        return mp.mpf(expression.value.numerator) / expression.value.denominator
+    if isinstance(expression, Symbol):
+        if expression.name not in point:
+            return CONSTANTS[expression.name]()
+        value = point[expression.name]
+        return mp.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
+    operation, arguments = expression
+    if operation == "^":
+        return _power_of(arguments, point)
+    if operation in ("sum", "prod"):
+        return _series(operation, arguments, point)
+    if operation == "call":
+        return _call(arguments, point)
+    return _apply(operation, [_evaluate(argument, point) for argument in arguments])
+
+
+def _power_of(arguments: tuple[Expression, ...], point: Point) -> Any:
+    """Return a power; a negative number has a real root of an odd degree."""
+    base, exponent = (_evaluate(argument, point) for argument in arguments)
+    fraction = exact(arguments[1]) if mp.im(base) == 0 and mp.re(base) < 0 else None
+    if fraction is not None and fraction.denominator > 1 and fraction.denominator % 2:
+        return (-1) ** (fraction.numerator % 2) * _raise(-mp.re(base), exponent)
+    return _raise(base, exponent)
+
+
+def _apply(operation: str, values: list[Any]) -> Any:
+    first = values[0]
+    match operation:
+        case "+":
+            return mp.fsum(values)
+        case "-":
+            return -first
+        case "*":
+            return mp.fprod(values)
+        case "/":
+            return first / values[1]
+        case "%":
+            return first / 100
+        case "degree":
+            return first * mp.pi / 180
+        case "root":
+            real = mp.im(first) == 0 and mp.re(first) < 0 and values[1] % 2 == 1
+            return -mp.root(-first, int(values[1])) if real else _raise(first, 1 / values[1])
+        case "!":
+            return _factorial(first)
+        case "binom":
+            return mp.binomial(*values)
+        case "log":
+            return mp.log(first) / mp.log(values[1])
+        case "mod":
+            return first % values[1]
+        case "gcd" | "lcm":
+            return mp.mpf(INTEGER_FUNCTIONS[operation](*(_whole(value) for value in values)))
+        case _:
+            return FUNCTIONS[operation](*values)
+
+
+def _whole(value: Any) -> int:
+    if value != int(value):
+        raise UndefinedError("a function of whole numbers has another argument")
+    return int(value)
+
+
+def _raise(base: Any, exponent: Any) -> Any:
+    if base != 0 and mp.isfinite(base) and mp.isfinite(exponent):
+        magnitude = abs(mp.mag(base)) + 1
+        if magnitude * (abs(exponent) + 1) > _MAX_MAGNITUDE:
+            raise UndefinedError("too large")
+    return mp.power(base, exponent)
+
+
+def _factorial(value: Any) -> Any:
+    if abs(value) > 10**20:
+        raise UndefinedError("too large")
+    return mp.factorial(value)
+
+
+def _series(operation: str, arguments: tuple[Expression, ...], point: Point) -> Any:
+    """Return a sum or product over a variable from one whole number to another."""
+    variable, low, high, term = arguments
+    first, last = _whole(_evaluate(low, point)), _whole(_evaluate(high, point))
+    if not isinstance(variable, Symbol) or last - first >= _MAX_TERMS:
+        raise UndefinedError("too many terms")
+    terms = [_evaluate(term, {**point, variable.name: mp.mpf(k)}) for k in range(first, last + 1)]
+    return mp.fsum(terms) if operation == "sum" else mp.fprod(terms)
+
+
+def _call(arguments: tuple[Expression, ...], point: Point) -> Any:
+    """Return a value for `f(x)` or `a(x)`: of a function that nobody knows, or a product."""
+    head, *others = arguments
+    assert isinstance(head, Symbol)
+    values = [_evaluate(other, point) for other in others]
+    if (head.name in point or head.name in CONSTANTS) and len(values) == 1 and head.name[0] not in "fgh":
+        return _evaluate(head, point) * values[0]
+    if head.name == "C" and len(values) == 2:
+        return mp.binomial(*values)
+    seed = zlib.crc32(head.name.encode())
+    return mp.fsum(mp.cos(value * (1 + seed % 97) / 50 + seed % (89 + k)) + 2 * value for k, value in enumerate(values))

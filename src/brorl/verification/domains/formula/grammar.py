@@ -1,0 +1,385 @@
+r"""The grammar of answers: reads tokens as a form, all of them or none.
+
+An answer is a list of items. An item is a chain of relations between sides; a side is an expression, which a unit may
+follow, a set, a matrix, a ratio or words. What the grammar does not know is a text.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from itertools import pairwise
+
+from brorl.verification.domains.formula.atoms import WORDS_OF_FORMULAS
+from brorl.verification.domains.formula.expressions import Apply, Expression, Number, Symbol
+from brorl.verification.domains.formula.expressions import symbols as variables
+from brorl.verification.domains.formula.factors import FactorReader
+from brorl.verification.domains.formula.forms import (
+    Bracketed,
+    Combined,
+    Form,
+    Listing,
+    Quantity,
+    Ratio,
+    Relation,
+    Text,
+    is_expression,
+    to_expression,
+)
+from brorl.verification.domains.formula.frame import without_frame, words_of
+from brorl.verification.domains.formula.names import variables_of
+from brorl.verification.domains.formula.tokens import END, Token, UnreadableError, listed, tokenize, written
+from brorl.verification.domains.formula.words import ABOUT, is_symbol_of_unit, noun_of, spelled_number, unit_of
+
+SIGNS = frozenset({"=", "\\approx", "<", ">", "\\le", "\\ge", "\\ne", "\\in", "\\notin", "\\equiv"})
+_CLOSERS = frozenset({")", "]", "\\}", "}", "\\rangle", "|", "&", "\\\\", "\\end", "\\mid", "\\over", "\\choose"})
+_SET_SIGNS = frozenset({"\\cup", "\\cap", "\\setminus"})
+_JOINTS = {",": ",", ";": ",", "and": "and", "or": "or", "\\lor": "or", "\\land": "and"}
+_UNIT_COMMANDS = frozenset({"\\degree", "\\Omega", "\\mu", "\\AA", "^"})
+_PRODUCT = re.compile(  # letters that may be multiplied: `mgh`, `qvB`, `ab`, but not `east` and `PQR`
+    r"(?=[A-Z]*[a-z])(?:(?![aeiou])[a-z]|(?![AEIOU])[A-Z])+|[a-z]{2}"
+)
+_SHORT_WORDS = frozenset(
+    listed("ad am an as at be by do go he hi if in is it me my no of oh ok on or ox so to up us we id ma pa")
+)
+_OPAQUE = frozenset({"\\int", "\\iint", "\\iiint", "\\oint", "\\lim", "\\limsup", "\\liminf", "\\det", "\\dim", "\\Pr"})
+_PROBABILITIES = frozenset({"P", "E", "Pr", "Var", "Cov", "\\mathbb"})
+_SAME_WORDS = (
+    (re.compile(r"(?:there (?:is|are) )?no (?:real )?solutions?(?: exists?)?", re.IGNORECASE), "no solution"),
+    (re.compile(r"(?:it )?does not exist", re.IGNORECASE), "DNE"),
+)
+_CURRENCIES = {"\\$": "dollar", "\\euro": "euro", "\\pounds": "pound", "\\yen": "yen", "\\rupee": "rupee"}
+_MAX_TAIL = 24
+
+
+@lru_cache(maxsize=4096)
+def read(text: str) -> Form:
+    """Return the form of an answer, which is any string; notation that the grammar does not know is a text."""
+    try:
+        tokens = without_frame(tokenize(text))
+    except UnreadableError:
+        return Text(" ".join(text.split()))
+    try:
+        reader = Reader(tokens)
+        form = reader.listing()
+        if reader.peek() is END:
+            return form
+    except (UnreadableError, RecursionError, ZeroDivisionError):
+        pass
+    return Text(words_of(tokens))
+
+
+class Reader(FactorReader):
+    """Reads an answer from tokens."""
+
+    def listing(self, *closing: str) -> Form:
+        """Read items and what joins them, up to one of the closing marks, which is taken."""
+        items, joints = [self.item()], []
+        while joint := self._joint(isinstance(items[-1], Relation)):
+            joints.append(joint)
+            items.append(self.item())
+        if closing:
+            self.expect(*closing)
+        if len(items) == 1:
+            return items[0]
+        kinds = {joint for joint in joints if joint != ","}
+        if len(kinds) > 1:
+            raise UnreadableError("both `and` and `or`")
+        return Listing(tuple(items), kinds.pop() if kinds else ",")
+
+    def _joint(self, after_relation: bool = False) -> str | None:
+        token = self.peek()
+        if after_relation and token.text in ("\\cup", "\\cap"):
+            self.take()
+            return "or" if token.text == "\\cup" else "and"
+        joint = _JOINTS.get(token.text.lower() if token.kind == "name" else token.text)
+        if joint is None or (token.kind == "name" and joint not in ("and", "or")):
+            return None
+        self.take()
+        if joint == "," and (after := self._joint()):
+            return after
+        return joint
+
+    def item(self) -> Form:
+        """Read one answer of a list."""
+        sides: list[Form] = []
+        signs: list[str] = []
+        self.accept("\\approx", "=")
+        if left := self._left_side():
+            sides, signs = [left], [self.take().text]
+        while True:
+            sides.append(self._words() or self.side())
+            if self.peek().text not in SIGNS:
+                break
+            signs.append(self.take().text)
+        return sides[0] if len(sides) == 1 else Relation(tuple(sides), tuple(signs))
+
+    def _left_side(self) -> Form | None:
+        """Read a side before `=` that only names a value, such as an integral or `P(A > 1)`; None if this is none."""
+        first = self.peek()
+        if not (first.text in _OPAQUE or (first.text in _PROBABILITIES and self.peek(1).text in ("(", "["))):
+            return None
+        depth = 0
+        for at in range(self.at, len(self.tokens)):
+            text = self.tokens[at].text
+            depth += (text in ("{", "(", "[", "\\{")) - (text in ("}", ")", "]", "\\}"))
+            if depth == 0 and text in _JOINTS:
+                return None
+            if depth == 0 and text == "=":
+                words, self.at = written(self.tokens[self.at : at]), at
+                return Symbol(words.replace(" ", ""))
+        return None
+
+    def _boundary(self, of_unit: bool = False) -> int:
+        """Return where this side ends: before a comma, a sign, `and`, or a closing bracket."""
+        at, depth = self.at, 0
+        while at < len(self.tokens) and at < self.at + _MAX_TAIL:
+            token = self.tokens[at]
+            if depth == 0 and (
+                token.text in _CLOSERS
+                or token.text in SIGNS
+                or token.text in _JOINTS
+                or token.text in _SET_SIGNS
+                or token.text == ":"
+            ):
+                break
+            if (
+                of_unit
+                and depth == 0
+                and token.kind == "number"
+                and at > self.at
+                and self.tokens[at - 1].kind == "name"
+            ):
+                break
+            depth += (token.text in ("{", "(", "[", "\\{")) - (token.text in ("}", ")", "]", "\\}"))
+            at += 1
+        return at
+
+    def _words(self) -> Form | None:
+        """Read a side of words alone; None if it is none."""
+        end = self._boundary()
+        if (spelled := self._spelled_with_and()) is not None:
+            return spelled
+        tokens = self.tokens[self.at : end]
+        names = [token for token in tokens if token.kind == "name"]
+        if not names or any(token.kind != "name" and token.text not in ("-", "'", ".", '"') for token in tokens):
+            return None
+        if tokens[0].kind != "name" and tokens[0].text != '"':
+            return None
+        if not _are_words(names):
+            return None
+        text = words_of(tokens)
+        number = spelled_number(text)
+        self.at = end
+        if number is not None:
+            return Number(number)
+        return Text(next((same for pattern, same in _SAME_WORDS if pattern.fullmatch(text)), text))
+
+    def _set_sign(self, form: Form) -> str | None:
+        """Take what joins a set with another one; a minus sign is the same as a backslash."""
+        sign = self.peek().text
+        if is_expression(form) and not isinstance(form, Symbol):
+            return None
+        if sign in _SET_SIGNS:
+            return self.take().text
+        if sign == "-" and self.peek(1).text == "\\{":
+            self.take()
+            return "\\setminus"
+        return None
+
+    def _spelled_with_and(self) -> Form | None:
+        """Read `one and a half`; None if the words from here on are no such number."""
+        if self.peek().kind != "name":
+            return None
+        end = self.at
+        while end < len(self.tokens) and (self.tokens[end].kind == "name" or self.tokens[end].text == "-"):
+            end += 1
+        words = [token.text for token in self.tokens[self.at : min(end, self.at + _MAX_TAIL)]]
+        number = spelled_number(" ".join(words)) if "and" in words and end - self.at <= _MAX_TAIL else None
+        if number is None:
+            return None
+        self.at = end
+        return Number(number)
+
+    def side(self) -> Form:
+        """Read a value with its unit, a union of sets, or a ratio."""
+        start = self.at
+        while self.peek().kind == "name" and self.peek().text.lower() in ABOUT:
+            self.take()
+        if self.peek().text.lower() in ("negative", "minus") and self.peek(1).kind != "name":
+            self.tokens[self.at] = Token("mark", "-")
+        currency = next(
+            (_CURRENCIES[t.text] for t in self.tokens[self.at : self.at + 2] if t.text in _CURRENCIES), None
+        )
+        form = self.sum()
+        while (sign := self._set_sign(form)) is not None:
+            other = self.sum()
+            form = Combined(
+                sign, (*form.parts, other) if isinstance(form, Combined) and form.sign == sign else (form, other)
+            )
+        if self.peek().text in (":", "to") and is_expression(form):
+            return self._ratio(form)
+        if is_expression(form):
+            form = self._with_unit(start, to_expression(form))
+            if self.peek().text in _CURRENCIES:
+                currency = _CURRENCIES[self.take().text]
+            if currency and not isinstance(form, Quantity):
+                form = Quantity(to_expression(form), currency, None)
+        return form
+
+    def primary(self) -> Form:
+        """Read a factor; the sign of a currency before it is no part of its value."""
+        self.accept(*_CURRENCIES)
+        return super().primary()
+
+    def _ratio(self, first: Form) -> Form:
+        items, texts = [to_expression(first)], [self.tokens[self.at - 1].text]
+        while self.peek().text in (":", "to"):
+            self.take()
+            items.append(to_expression(self.sum()))
+            texts.append(self.tokens[self.at - 1].text)
+        is_time = (
+            len(texts) == 2 and all(text.isdigit() for text in texts) and len(texts[1]) == 2 and int(texts[0][:4]) <= 24
+        )
+        return Ratio(tuple(items), is_time)
+
+    def _with_unit(self, start: int, value: Expression) -> Form:
+        """Return a value with the unit that follows it, or with degrees."""
+        if isinstance(value, Apply) and value.operation == "degree" and self._boundary() == self.at:
+            return Quantity(value.arguments[0], "°", None)
+        end = self._boundary(of_unit=True)
+        unit = self._unit(end) if end > self.at else None
+        if unit is None:
+            return value
+        product = None
+        if not any(token.is_upright for token in self.tokens[self.at : end]):
+            product = _product(self.tokens[start:end])
+        self.at = end
+        if product is not None and variables(value):
+            return product
+        quantity = Quantity(value, unit, product)
+        return self._with_smaller(quantity) if self.peek().kind == "number" else quantity
+
+    def _with_smaller(self, quantity: Quantity) -> Form:
+        """Return `2 hours 30 minutes` in the first unit."""
+        other = self.side()
+        one, smaller = unit_of(quantity.unit), unit_of(other.unit) if isinstance(other, Quantity) else None
+        if one is None or smaller is None or one.dimension != smaller.dimension or smaller.factor >= one.factor:
+            raise UnreadableError("two numbers side by side")
+        assert isinstance(other, Quantity)
+        part = Apply("*", (Number(smaller.factor / one.factor), other.value))
+        return Quantity(Apply("+", (quantity.value, part)), quantity.unit, None)
+
+    def starts_unit(self) -> bool:
+        """Whether the rest of this side is a unit."""
+        return self.has_units and self._unit(self._boundary(of_unit=True)) is not None
+
+    def _unit(self, end: int) -> str | None:
+        """Return the unit from here to an end, or the noun that is counted; None if there is none."""
+        first, tail = self.peek(), self.tokens[self.at : end]
+        if (
+            first.text == "("
+            and len(tail) > 2
+            and tail[-1].text == ")"
+            and all(t.kind == "name" and len(t.text) > 1 for t in tail[1:-1])
+        ):
+            tail = tail[1:-1]
+            first = tail[0]._replace(is_spaced=True)
+        if not tail or (first.kind != "name" and first.text not in _UNIT_COMMANDS):
+            return None
+        if first.kind == "name" and not (first.is_upright or first.is_spaced or len(first.text) > 1):
+            return None
+        if any(
+            not b.is_spaced and a.is_upright != b.is_upright and a.kind == b.kind == "name" for a, b in pairwise(tail)
+        ):
+            return None
+        text = written(tail)
+        if re.match(r"\^? *\{?\\(?:circ|degree)", text):
+            text = re.sub(r"^\^? *\{?\\(?:circ|degree) *\}? *", "°", text)
+            return text if text in ("°C", "°F", "°K") else None
+        if first.text == "^":
+            return None
+        letters = [
+            token.text for token in tail if token.kind == "name" and not token.is_upright and len(token.text) < 4
+        ]
+        if (
+            unit_of(text) is not None
+            and all(map(is_symbol_of_unit, letters))
+            and not (first.kind == "command" and len(tail) > 1 and first.text == "\\Omega")
+        ):
+            return text
+        return noun_of(text) if first.is_spaced or first.is_upright else None
+
+    def bracketed(self) -> Form:
+        """Read a tuple, an interval, a set, or an expression in brackets."""
+        opening = self.take().text
+        closers = {"(": (")", "]"), "[": ("]", ")"), "\\{": ("\\}",), "\\langle": ("\\rangle",)}[opening]
+        self.depth += 1
+        if self.depth > 60:
+            raise UnreadableError("too deep")
+        before, self.bars = self.bars, 0
+        form = self._builder() if opening == "\\{" else None
+        if form is None:
+            is_empty = opening == "\\{" and self.peek().text in closers
+            form = Listing((), ",") if is_empty else self.listing()
+        else:
+            self.expect(*closers)
+            self.depth, self.bars = self.depth - 1, before
+            return form
+        closing = self.expect(*closers).text
+        self.depth, self.bars = self.depth - 1, before
+        items = form.items if isinstance(form, Listing) else (form,)
+        is_group = len(items) == 1 and (opening, closing) in (("(", ")"), ("[", "]"))
+        if is_group or (opening in "([" and closing != {"(": ")", "[": "]"}[opening] and len(items) != 2):
+            if not is_group:
+                raise UnreadableError("brackets of two kinds")
+            return items[0]
+        return Bracketed(opening, items, closing)
+
+    def _builder(self) -> Form | None:
+        r"""Read `x \in \mathbb{R} : x > 3` up to its bracket; None if this is no such set."""
+        if not (self.peek().kind == "name" and self.peek(1).text in (":", "\\mid", "|", "\\in")):
+            return None
+        start, depth, at = self.at, 0, self.at
+        while at < len(self.tokens) and not (depth == 0 and self.tokens[at].text in (":", "\\mid", "|")):
+            depth += (self.tokens[at].text == "\\{") - (self.tokens[at].text == "\\}")
+            if depth < 0:
+                return None
+            at += 1
+        domain = written(self.tokens[start + 1 : at]).replace(" ", "")
+        if at == len(self.tokens) or domain not in ("", "\\in\\mathbb{R}"):
+            raise UnreadableError("a set of no real numbers")
+        self.at = at + 1
+        condition = self.listing()
+        if self.tokens[start].text not in variables_of(condition):
+            raise UnreadableError("a condition on another variable")
+        return Bracketed("\\{:", (condition,), "\\}")
+
+
+def _are_words(names: list[Token]) -> bool:
+    """Whether names are words of a language, not letters of a formula."""
+    if all(len(name.text) == 1 for name in names):
+        return False
+    names = [name for name in names if name.text.lower() not in WORDS_OF_FORMULAS]
+    return any(
+        name.is_upright or name.text in _SHORT_WORDS or not _PRODUCT.fullmatch(name.text)
+        for name in names
+        if len(name.text) > 1
+    )
+
+
+def _product(tokens: list[Token]) -> Expression | None:
+    """Return tokens as an expression in which no letter is a unit; None if they are none."""
+    reader = Reader(tokens, has_units=False)
+    try:
+        form = reader.sum()
+    except UnreadableError:
+        return None
+    return to_expression(form) if is_expression(form) and reader.peek() is END else None
+
+
+def letters_of(text: str) -> Expression | None:
+    """Return a word as the product of its letters; None if it is no single word of a few letters."""
+    if not re.fullmatch(r"[A-Za-z]{2,6}", text):
+        return None
+    return Apply("*", tuple(Symbol(letter) for letter in text))

@@ -1,0 +1,122 @@
+r"""What stands for a value without being one: `x`, `f(x)`, `AB`, `\text{Area}`, and the equations that name values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from brorl.verification.domains.formula.expressions import FUNCTIONS, Apply, Number, Symbol, walk
+from brorl.verification.domains.formula.forms import (
+    Bracketed,
+    Form,
+    Listing,
+    Matrix,
+    Ratio,
+    Relation,
+    Text,
+    is_expression,
+    to_expression,
+)
+from brorl.verification.domains.formula.values import variables
+from brorl.verification.domains.formula.words import are_names
+
+EQUAL = frozenset({"=", "\\approx", "\\equiv"})
+
+
+def variables_of(form: object) -> frozenset[str]:
+    """Return the variables of all expressions in a form."""
+    if is_expression(form):  # type: ignore[arg-type]
+        return variables(to_expression(form))  # type: ignore[arg-type]
+    if isinstance(form, tuple):
+        return frozenset().union(*map(variables_of, form))
+    return frozenset()
+
+
+def vector_of(form: Form) -> Sequence[Form] | None:
+    """Return the parts of a tuple, or of a row or column; None if it is none."""
+    if isinstance(form, Bracketed) and (form.opening, form.closing) in (("(", ")"), ("\\langle", "\\rangle")):
+        return form.items
+    match form:
+        case Apply("call", (Symbol(name), *parts)) if name[0].isupper() and len(parts) > 1:
+            return parts  # the point A(3, 4)
+    if isinstance(form, Matrix) and form.is_array and len(form.rows[0]) == 1 and len(form.rows) > 1:
+        return [row[0] for row in form.rows]
+    return None
+
+
+def name_of(form: Form) -> str | None:
+    r"""Return what a side names, without a value: `x`, `f(x)`, `AB`, `\text{Area}`; None if it names nothing."""
+    match form:
+        case Symbol(name):
+            return name if variables_of(form) else None
+        case Apply("call", (Symbol(name), *parts)):
+            return f"{name}({', '.join(map(str, parts))})"
+        case Apply(operation, (inner,)) if operation in FUNCTIONS and variables(form):
+            return f"{operation}({inner})"
+        case Apply("log", (inner, _)) if variables(form):
+            return f"log({inner})"
+        case Text(words):
+            return words if are_names(words) else None
+        case Ratio(parts, _) | Apply("*", parts) if len({*parts}) > 1 and _are_letters(parts):
+            return (":" if isinstance(form, Ratio) else "").join(
+                part.name for part in parts if isinstance(part, Symbol)
+            )
+    return None
+
+
+def _are_letters(parts: Sequence[Form]) -> bool:
+    return all(isinstance(part, Symbol) and variables(part) for part in parts)
+
+
+def _is_negative(form: Form) -> bool:
+    return isinstance(form, Apply) and form.operation == "-"
+
+
+def is_name(form: Form, wide: bool) -> bool:
+    """Whether a side names a value; with `wide` also a formula of several variables without numbers of its own."""
+    if name_of(form) is not None:
+        return True
+    if isinstance(form, Apply) and form.operation in ("sum", "prod"):
+        return wide
+    if not wide or not is_expression(form) or len(variables_of(form)) < 2 or _is_negative(form):
+        return False
+    expression = to_expression(form)
+    inside = [one.arguments[1] for one in walk(expression) if isinstance(one, Apply) and one.operation == "^"]
+    numbers = [one for one in walk(expression) if isinstance(one, Number)]
+    return all(any(one is other for other in inside) for one in numbers)
+
+
+def named(form: Form) -> tuple[str, Form] | None:
+    """Return the name and the value of a solved equation; None if it is none."""
+    if not isinstance(form, Relation) or not set(form.signs) <= EQUAL:
+        return None
+    first, last = form.sides[0], form.sides[-1]
+    for side, value in ((first, last), (last, first)):
+        name = name_of(side)
+        if name is None or isinstance(value, Relation):
+            continue
+        own = variables_of(side)
+        is_function = isinstance(side, Apply) and side.operation == "call"
+        if is_function or not own & variables_of(value):
+            return name, value
+    return None
+
+
+def same_name(right: str, given: Form) -> bool:
+    """Whether a side has a name; `y` and `f(x)` are the same graph."""
+    name = name_of(given)
+    if name is None:
+        return False
+    is_graph = "y" in (name, right) and any(one.startswith(("f(", "g(")) for one in (name, right))
+    return name == right or is_graph or (len(name) > 2 and name.casefold() == right.casefold())
+
+
+def assigned(form: Form) -> dict[str, Form] | None:
+    """Return the values of several names, of `x = 1, y = 2` or `(x,y) = (1,2)`, in their order; None if it has none."""
+    if isinstance(form, Relation):
+        heads, parts = map(vector_of, (form.sides[0], form.sides[-1]))
+        if len(form.sides) != 2 or heads is None or parts is None or len(heads) != len(parts):
+            return None
+        form = Listing(tuple(Relation(pair, ("=",)) for pair in zip(heads, parts, strict=True)), ",")
+    pairs = [named(item) for item in form.items] if isinstance(form, Listing) else []
+    values = {pair[0]: pair[1] for pair in pairs if pair is not None}
+    return values if len(values) == len(pairs) > 1 else None

@@ -1,0 +1,211 @@
+r"""Sets of real numbers: intervals, inequalities and unions of them, and what is left without some numbers.
+
+A region is a sorted list of pieces between cuts. A cut lies before or after a number, so `(0,1]` reaches from after 0
+to after 1. Numbers alone are pieces from before to after themselves.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any, NamedTuple
+
+from brorl.verification.domains.formula.expressions import Apply, Expression, Symbol, has_two_signs, with_sign
+from brorl.verification.domains.formula.forms import (
+    Bracketed,
+    Combined,
+    Form,
+    Listing,
+    Relation,
+    Text,
+    is_expression,
+    to_expression,
+)
+from brorl.verification.domains.formula.values import order_key
+
+_INFINITY = Symbol("\\infty")
+_ALL = frozenset(
+    {"all real numbers", "all reals", "any real number", "real numbers", "every real number", "all real x"}
+)
+TURNED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\ne": "\\ne", "=": "="}
+
+
+class Cut(NamedTuple):
+    """A place beside a number."""
+
+    value: Any  # of mpmath
+    after: bool
+    number: Expression
+
+    def key(self) -> tuple[Any, bool]:
+        """Return what cuts are sorted by."""
+        return self.value, self.after
+
+
+class Region(NamedTuple):
+    """Pieces of the real line, and the variable that lies in them, if it is named."""
+
+    pieces: tuple[tuple[Cut, Cut], ...]
+    variable: str | None
+
+
+def _cut(number: Expression, after: bool) -> Cut:
+    value = order_key(number)
+    if value is None:
+        raise ValueError("no number")
+    return Cut(value, after, number)
+
+
+_LOW = _cut(Apply("-", (_INFINITY,)), False)
+_HIGH = _cut(_INFINITY, True)
+_LINE = ((_LOW, _HIGH),)
+
+
+def region_of(form: Form) -> Region | None:
+    """Return the region that a form describes; None if it describes none."""
+    try:
+        region = _region(form)
+    except ValueError:
+        return None
+    if region is None or (isinstance(form, Bracketed) and form.opening == "\\{"):
+        return None
+    return Region(_united(region.pieces), region.variable)
+
+
+def _region(form: Form) -> Region | None:
+    match form:
+        case Symbol("\\mathbb{R}"):
+            return Region(_LINE, None)
+        case Text(words) if words.casefold() in _ALL:
+            return Region(_LINE, None)
+        case Bracketed("\\{:", (condition,), _):
+            inner = _region(condition)
+            return inner and inner._replace(variable=None)
+        case Bracketed(opening, items, closing):
+            return _of_brackets(opening, items, closing)
+        case Relation(sides, signs):
+            return _of_relation(sides, signs)
+        case Combined(sign, parts):
+            return _combine(sign, [_region(part) for part in parts])
+        case Listing(items, joint) if all(isinstance(item, Relation) for item in items):
+            regions = [_region(item) for item in items]
+            if joint == ",":
+                both = _combine("\\cap", regions)
+                return both if both and both.pieces else _combine("\\cup", regions)
+            return _combine("\\cap" if joint == "and" else "\\cup", regions)
+        case _:
+            return None
+
+
+def _of_brackets(opening: str, items: tuple[Form, ...], closing: str) -> Region | None:
+    if opening == "\\{":
+        numbers = [to_expression(item) for item in items if is_expression(item)]
+        return (
+            Region(tuple((_cut(n, False), _cut(n, True)) for n in numbers), None)
+            if len(numbers) == len(items)
+            else None
+        )
+    if len(items) != 2 or not all(map(is_expression, items)) or opening not in "([":
+        return None
+    if (opening == "[" and _is_infinite(items[0])) or (closing == "]" and _is_infinite(items[1])):
+        return None
+    return Region(((_bound(items[0], opening == "("), _bound(items[1], closing == "]")),), None)
+
+
+def _is_infinite(number: Form) -> bool:
+    return _cut(to_expression(number), False).value in (_LOW.value, _HIGH.value)
+
+
+def _bound(number: Form, after: bool) -> Cut:
+    cut = _cut(to_expression(number), after)
+    return _LOW if cut.value == _LOW.value else _HIGH if cut.value == _HIGH.value else cut
+
+
+def _of_relation(sides: tuple[Form, ...], signs: tuple[str, ...]) -> Region | None:
+    if signs == ("\\in",) and isinstance(sides[0], Symbol):
+        inner = _region(sides[1])
+        return inner and inner._replace(variable=sides[0].name)
+    if all(map(is_expression, sides)) and any(has_two_signs(to_expression(side)) for side in sides):
+        both = [_of_relation(tuple(with_sign(to_expression(s), sign) for s in sides), signs) for sign in (1, -1)]
+        return _combine("\\cap" if signs == ("\\ne",) else "\\cup", both)
+    if isinstance(sides[0], Apply) and sides[0].operation == "abs" and len(sides) == 2 and is_expression(sides[1]):
+        return _of_absolute_value(sides[0].arguments[0], signs[0], to_expression(sides[1]))
+    places = [at for at, side in enumerate(sides) if isinstance(side, Symbol) and order_key(side) is None]
+    if len(places) != 1 or not set(signs) <= TURNED.keys() or not all(map(is_expression, sides)):
+        return None
+    (at,), parts = places, []
+    variable = sides[at]
+    assert isinstance(variable, Symbol)
+    if len(sides) > 2 and (at in (0, len(sides) - 1) or len({_direction(sign) for sign in signs}) > 1):
+        return None
+    for place, side in enumerate(sides):
+        if place != at:
+            sign = signs[at] if place > at else TURNED[signs[place]]
+            parts.append(Region(_half(sign, to_expression(side)), variable.name))
+    return _combine("\\cap", list(parts))
+
+
+def _of_absolute_value(inner: Expression, sign: str, size: Expression) -> Region | None:
+    """Return the region of `|x| < 2`."""
+    value = order_key(size)
+    if not isinstance(inner, Symbol) or value is None or value < 0 or sign not in ("<", "\\le", ">", "\\ge"):
+        return None
+    parts = [Region(_half(sign, size), inner.name), Region(_half(TURNED[sign], Apply("-", (size,))), inner.name)]
+    return _combine("\\cap" if sign in ("<", "\\le") else "\\cup", list(parts))
+
+
+def _direction(sign: str) -> str:
+    return "up" if sign in ("<", "\\le") else "down" if sign in (">", "\\ge") else sign
+
+
+def _half(sign: str, number: Expression) -> tuple[tuple[Cut, Cut], ...]:
+    before, after = _cut(number, False), _cut(number, True)
+    match sign:
+        case "<":
+            return ((_LOW, before),)
+        case "\\le":
+            return ((_LOW, after),)
+        case ">":
+            return ((after, _HIGH),)
+        case "\\ge":
+            return ((before, _HIGH),)
+        case "\\ne":
+            return ((_LOW, before), (after, _HIGH))
+        case _:
+            return ((before, after),)
+
+
+def _combine(sign: str, parts: list[Region | None]) -> Region | None:
+    regions = [part for part in parts if part is not None]
+    names = {region.variable for region in regions} - {None}
+    if len(regions) < len(parts) or len(names) > 1 or not regions:
+        return None
+    pieces = [_united(region.pieces) for region in regions]
+    if sign == "\\cup":
+        joined = _united(tuple(piece for region in pieces for piece in region))
+    elif sign == "\\cap":
+        joined = reduce(_common, pieces)
+    else:
+        joined = reduce(lambda one, other: _common(one, _complement(other)), pieces)
+    return Region(joined, next(iter(names), None))
+
+
+def _united(pieces: tuple[tuple[Cut, Cut], ...]) -> tuple[tuple[Cut, Cut], ...]:
+    """Return sorted pieces of which none touch."""
+    united: list[tuple[Cut, Cut]] = []
+    for low, high in sorted(pieces, key=lambda piece: piece[0].key()):
+        if low.key() >= high.key():
+            continue
+        if united and low.key() <= united[-1][1].key():
+            united[-1] = (united[-1][0], max(united[-1][1], high, key=Cut.key))
+        else:
+            united.append((low, high))
+    return tuple(united)
+
+
+def _common(one: tuple[tuple[Cut, Cut], ...], other: tuple[tuple[Cut, Cut], ...]) -> tuple[tuple[Cut, Cut], ...]:
+    return _united(tuple((max(a, c, key=Cut.key), min(b, d, key=Cut.key)) for a, b in one for c, d in other))
+
+
+def _complement(pieces: tuple[tuple[Cut, Cut], ...]) -> tuple[tuple[Cut, Cut], ...]:
+    cuts = [_LOW, *(cut for piece in pieces for cut in piece), _HIGH]
+    return _united(tuple(zip(cuts[::2], cuts[1::2], strict=True)))

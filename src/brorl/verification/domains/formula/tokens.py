@@ -1,0 +1,193 @@
+r"""Splits an answer, which is LaTeX or plain text, into tokens of one notation.
+
+Fonts, colors and spacing are dropped, and each symbol has one name: `\leq`, `\leqslant` and `<=` are `\le`. Words keep
+whether they are upright, as in `\text{cm}`. The time is linear in the length of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from brorl.verification.domains.formula.characters import in_latex
+
+listed = re.compile(r"\S+").findall
+"""Return the words of a text."""
+
+
+class UnreadableError(ValueError):
+    """A text that the grammar of answers does not know."""
+
+
+class Token(NamedTuple):
+    r"""A number, a word, a command such as `\frac`, or a mark such as `+`."""
+
+    kind: str  # number, name, command, mark
+    text: str
+    is_spaced: bool = False  # whether space precedes it
+    is_upright: bool = False  # whether it is in \text{} or its kin
+
+
+END = Token("end", "")
+
+_SAME = {
+    name: same
+    for same, names in {
+        "le": "leq leqslant leqq", "ge": "geq geqslant geqq", "ne": "neq", "frac": "dfrac tfrac cfrac",
+        "binom": "dbinom tbinom", "emptyset": "varnothing", "approx": "simeq cong approxeq thickapprox doteq",
+        "ldots": "cdots dots dotsc dotsb", "lor": "vee", "land": "wedge", "cup": "bigcup", "cap": "bigcap",
+        "setminus": "backslash smallsetminus", "epsilon": "varepsilon", "phi": "varphi", "theta": "vartheta",
+        "degree": "textdegree", "overline": "bar", "Rightarrow": "implies", "to": "rightarrow longrightarrow",
+        "infty": "infin", "vec": "overrightarrow", "hat": "widehat", "tilde": "widetilde", "in": "isin",
+        "triangle": "bigtriangleup",
+    }.items()
+    for name in names.split()
+}  # fmt: skip
+_AS_MARK = {
+    "lt": "<", "gt": ">", "lvert": "|", "rvert": "|", "vert": "|", "lbrace": "\\{", "rbrace": "\\}", "{": "\\{",
+    "}": "\\}", "lbrack": "[", "rbrack": "]", "colon": ":", "ast": "*", "star": "*", "cdot": "*", "times": "*",
+    "div": "/", "%": "%", "prime": "'", "coloneqq": "=", "$": "\\$", "#": "#", "_": "_", "&": "and", "Vert": "\\|",
+    "|": "\\|", "lVert": "\\|", "rVert": "\\|",
+}  # fmt: skip
+_SPACES = frozenset(
+    listed(
+        ", ; : > ! quad qquad enspace thinspace hfill displaystyle textstyle scriptstyle limits nolimits left right "
+        "middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr bigm bf it bfseries itshape rm "
+        "normalsize large Large tiny small huge newline par null"
+    )
+) | {" "}
+_SIZES = re.compile(r"(?:left|right|middle|[bB]igg?[lrm]?)")
+_UPRIGHT = frozenset(
+    listed(
+        "text textbf textit textrm textsf texttt textup textnormal textmd mbox hbox emph mathrm operatorname mathop "
+        "mathsf mathtt"
+    )
+)
+_FONTS = frozenset(
+    listed("mathbf mathit mathnormal mathcal mathscr mathfrak boldsymbol bm pmb symbf ensuremath underline boxed fbox")
+)
+_DROPPED = frozenset({"phantom", "hphantom", "vphantom", "hspace", "vspace", "color", "tag", "label"})
+
+_NUMBER = re.compile(r"(?:\d+(?:\.\d+|\.(?!\.))?|\.\d+)(?:[eE][-+]?\d+(?![\w.]))?")
+_GROUPED = re.compile(r"[1-9]\d{0,2}(?:(?:,|\{,\}|\\[,;:! ]| )\d{3})+(?:\.\d+)?(?![\d,]|\.\d|[ ]\d|/)")
+_NAME = re.compile(r"[A-Za-zÀ-ÖØ-öø-ÿ]+")
+_COMMAND = re.compile(r"\\([a-zA-Z]+)\*?|\\(.)", re.DOTALL)
+_MARKS = (("!=", "\\ne"), ("<=", "\\le"), (">=", "\\ge"), (":=", "="), ("**", "^"), ("...", "\\ldots"), ("->", "\\to"))
+_OF_DAY = re.compile(r"\b([apAP])\.\s?([mM])\b\.?")
+_CHOSEN = re.compile(  # C with a number before and after it
+    r"(?:(?:\{\}\s*)?[\^_]\s*(?:\{\s*(\d{1,4})\s*\}|(\d{1,4}))|\b(\d{1,3}))\s?(?:C|\\mathrm\s*\{\s*C\s*\})\s?_?\s*"
+    r"(?:\{(\d{1,4})\}|(\d{1,4})\b)"
+)
+_LONE = re.compile(r"\{([:=<>])\}")
+_MAX_TOKENS = 4_000
+
+
+def tokenize(text: str) -> list[Token]:
+    """Return the tokens of a text.
+
+    Raises:
+        UnreadableError: If a text group does not close, or the text has a character that no formula has.
+    """
+    text = _CHOSEN.sub(r"\\binom{\1\2\3}{\4\5}", in_latex(text))
+    return _Lexer(_LONE.sub(r"\1", _OF_DAY.sub(r"\1\2", text))).tokens
+
+
+class _Lexer:
+    """Reads a text once from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.at, self.tokens = text, 0, list[Token]()
+        self.is_spaced = False
+        self.upright: list[int] = []  # depth of the braces of open text groups
+        self.depth = 0  # of braces
+        self.brackets = 0  # of ( and [ and \{
+        while self.at < len(text) and len(self.tokens) < _MAX_TOKENS:
+            self._read()
+        if self.upright or len(self.tokens) >= _MAX_TOKENS:
+            raise UnreadableError("a group of text does not close, or the answer is too long")
+
+    def _add(self, kind: str, text: str) -> None:
+        self.tokens.append(Token(kind, text, self.is_spaced, bool(self.upright)))
+        self.is_spaced = False
+        self.brackets += (text in ("(", "[", "\\{")) - (text in (")", "]", "\\}"))
+
+    def _read(self) -> None:
+        text, at = self.text, self.at
+        char = text[at]
+        if char.isspace() or char == "$":
+            self.is_spaced, self.at = True, at + 1
+        elif char == "\\":
+            self._command()
+        elif char.isascii() and (char.isdigit() or (char == "." and text[at + 1 : at + 2].isdigit())):
+            self._number()
+        elif name := _NAME.match(text, at):
+            self.at = name.end()
+            self._add("name", name[0])
+        else:
+            self._mark(char)
+
+    def _number(self) -> None:
+        grouped = None if self.brackets else _GROUPED.match(self.text, self.at)
+        match = grouped or _NUMBER.match(self.text, self.at)
+        assert match is not None
+        self.at = match.end()
+        self._add("number", re.sub(r"[^\d.]", "", match[0]) if grouped else match[0])
+
+    def _mark(self, char: str) -> None:
+        for written, same in _MARKS:
+            if self.text.startswith(written, self.at) and not (
+                written == ">=" and self.text[self.at - 1 : self.at] == "="
+            ):
+                self.at += len(written)
+                self._add("command" if same[0] == "\\" else "mark", same)
+                return
+        self.at += 1
+        if char == "{":
+            self.depth += 1
+        elif char == "}":
+            self.depth -= 1
+            if self.upright and self.depth < self.upright[-1]:
+                self.upright.pop()
+                self.is_spaced = self.is_spaced or self.text[self.at - 2 : self.at - 1].isspace()
+                return
+        self._add("mark", char)
+
+    def _command(self) -> None:
+        match = _COMMAND.match(self.text, self.at)
+        if match is None:  # the space after it was stripped
+            self.at += 1
+            return
+        self.at = match.end()
+        name = match[1] or match[2]
+        name = _SAME.get(name, name)
+        if name == "not" and (after := re.compile(r"\s*(=|\\in(?![a-zA-Z]))").match(self.text, self.at)):
+            self.at = after.end()
+            self._add("command", "\\ne" if after[1] == "=" else "\\notin")
+        elif name in _SPACES:
+            self.is_spaced = self.is_spaced or not (name == "!" or _SIZES.fullmatch(name))
+            if _SIZES.fullmatch(name) and (dot := re.compile(r"\s*\.").match(self.text, self.at)):
+                self.at = dot.end()
+        elif name in _UPRIGHT or name in _FONTS:
+            self._font(name in _UPRIGHT)
+        elif name in ("textcolor", "colorbox") or name in _DROPPED:
+            if group := re.compile(r"\s*(?:\[[^][{}]*\]\s*)?\{[^{}]*\}").match(self.text, self.at):
+                self.at = group.end()
+        elif name in _AS_MARK:
+            self._add("mark", _AS_MARK[name])
+        else:
+            self._add("command", f"\\{name}")
+
+    def _font(self, is_upright: bool) -> None:
+        """Begin a group of upright text; other fonts leave their group as it is."""
+        brace = re.compile(r"\s*\{").match(self.text, self.at)
+        if is_upright and brace:
+            self.at = brace.end()
+            self.depth += 1
+            self.upright.append(self.depth)
+
+
+def written(tokens: list[Token]) -> str:
+    """Return tokens as a text in the one notation."""
+    return "".join(
+        (" " if token.is_spaced else "") + token.text + (" " if token.kind == "command" else "") for token in tokens
+    ).strip()

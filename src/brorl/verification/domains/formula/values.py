@@ -1,0 +1,220 @@
+"""Whether two expressions have the same value: exactly, at random points, or in the digits of a decimal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from math import floor, log10
+from random import Random
+from typing import Any
+
+from mpmath import mp
+
+from brorl.verification.domains.formula.expressions import (
+    INTEGER_FUNCTIONS,
+    Apply,
+    Expression,
+    Number,
+    Symbol,
+    UndefinedError,
+    evaluate,
+    exact,
+    is_decimal,
+    symbols,
+    walk,
+)
+
+LOG = "\\log"  # the base of a logarithm that has none
+IMAGINARY = "i"
+_DIGITS, _MANY_DIGITS, _DIGITS_AT_POINTS = 40, 600, 120
+_SMALL = Fraction(1, 1000)  # below, rounding to six decimals leaves fewer than three digits
+_HALF_UNIT = Fraction(1, 2) + Fraction(1, 10**9)  # of the third digit
+_WHOLE_NUMBERS = frozenset("nkmj")  # letters that stand for whole numbers
+_POINTS = 8
+_INFINITE_PARTS = 2  # a sign and infinity: no arithmetic with it
+
+
+def has_log(*expressions: Expression) -> bool:
+    """Whether a logarithm without a base is in expressions."""
+    return any(one == Symbol(LOG) for expression in expressions for one in walk(expression))
+
+
+def variables(expression: Expression) -> frozenset[str]:
+    """Return the variables of an expression."""
+    return symbols(expression) - {LOG}
+
+
+def same_value(right: Expression, given: Expression, is_complex: bool = False) -> bool:
+    """Whether two expressions are equal wherever the first has a real value.
+
+    Args:
+        right: The reference.
+        given: The answer.
+        is_complex: Whether the letter i is the imaginary unit.
+    """
+    return any(
+        _same(right, given, {**({IMAGINARY: mp.mpc(0, 1)} if is_complex else {}), LOG: base})
+        for base in ([mp.e, mp.mpf(10)] if has_log(right, given) else [mp.e])
+    )
+
+
+def _same(right: Expression, given: Expression, fixed: Mapping[str, Any]) -> bool:
+    names = sorted((variables(right) | variables(given)) - fixed.keys())
+    try:
+        if names:
+            return _same_at_points(right, given, names, fixed)
+        return _same_number(right, given, fixed)
+    except UndefinedError:
+        return False
+
+
+def _same_number(right: Expression, given: Expression, fixed: Mapping[str, Any]) -> bool:
+    right, given = _without_common_terms(right, given)
+    one, other = exact(right), exact(given)
+    if one is not None and other is not None:
+        return one == other or _same_digits(right, given, one, other)
+    if _equal(right, given, fixed, _MANY_DIGITS):
+        return True
+    with mp.workdps(_DIGITS):
+        values = [evaluate(expression, fixed) for expression in (right, given)]
+        if not all(mp.isfinite(value) for value in values):
+            return False
+        parts = [(_fraction(mp.re(value)), _fraction(mp.im(value))) for value in values]
+    return _same_digits(right, given, parts[0][0], parts[1][0]) and parts[0][1] == parts[1][1] == 0
+
+
+def _without_common_terms(right: Expression, given: Expression) -> tuple[Expression, Expression]:
+    """Return two sums without the terms that they share, which may be larger than the precision."""
+    terms = [[*one.arguments] if isinstance(one, Apply) and one.operation == "+" else [one] for one in (right, given)]
+    if max(map(len, terms)) == 1:
+        return right, given
+    for term in [*terms[0]]:
+        if term in terms[1]:
+            terms[0].remove(term)
+            terms[1].remove(term)
+    one, other = (Apply("+", tuple(left)) if left else Number(Fraction(0)) for left in terms)
+    return one, other
+
+
+def _fraction(value: Any) -> Fraction:
+    """Return a number rounded to 30 decimals, or to 30 digits if it is small."""
+    if abs(value) > mp.mpf(10) ** 300 or (value != 0 and abs(value) < mp.mpf(10) ** -300):
+        raise UndefinedError("no decimal is so large or small")
+    return Fraction(mp.nstr(value, 30)) if abs(value) > mp.mpf(10) ** -35 else Fraction(0)
+
+
+def _same_digits(right: Expression, given: Expression, one: Fraction, other: Fraction) -> bool:
+    """Whether a number agrees with a decimal in six decimals, or in three digits below a thousandth."""
+    decimals = [is_decimal(right), is_decimal(given)]
+    if not any(decimals) or 0 in (one, other):
+        return False
+    if any(value.denominator == 1 and not written for value, written in zip((one, other), decimals, strict=True)):
+        return False
+    if abs(one) < _SMALL:
+        return abs(one - other) <= _HALF_UNIT * Fraction(10) ** (_exponent(min(abs(one), abs(other))) - 2)
+    return round(one * 10**6) == round(other * 10**6)
+
+
+def _exponent(value: Fraction) -> int:
+    """Return the power of ten of the first digit of a number above 0."""
+    power = floor((value.numerator.bit_length() - value.denominator.bit_length()) * log10(2)) + 1
+    while Fraction(10) ** power > value:
+        power -= 1
+    return power
+
+
+def _same_at_points(right: Expression, given: Expression, names: list[str], fixed: Mapping[str, Any]) -> bool:
+    random = Random(17)
+    is_whole = any(isinstance(one, Apply) and one.operation in INTEGER_FUNCTIONS for one in walk(right))
+    compared = {True: 0, False: 0}  # points where the reference is real, and other ones
+    agree = {True: True, False: True}
+    for number in range(_POINTS):
+        point = dict(fixed)
+        for name in names:
+            if is_whole or (name[0] in _WHOLE_NUMBERS and IMAGINARY not in fixed):
+                point[name] = Fraction(random.randint(2, 30))
+            else:
+                point[name] = Fraction(random.randint(200, 3_000), 1_009) * (
+                    random.choice((-1, 1)) if number > 2 else 1
+                )
+        try:
+            with mp.workdps(_DIGITS):
+                is_real = IMAGINARY in fixed or mp.im(evaluate(right, point)) == 0
+        except UndefinedError:
+            continue
+        compared[is_real] += 1
+        try:
+            agree[is_real] = agree[is_real] and _equal(right, given, point, _DIGITS_AT_POINTS)
+        except UndefinedError:
+            agree[is_real] = False
+        if not agree[is_real] and is_real:
+            return False
+    is_real = compared[True] > 0
+    return compared[is_real] > 0 and agree[is_real]
+
+
+def _equal(right: Expression, given: Expression, point: Mapping[str, Any], digits: int) -> bool:
+    """Whether two values stay equal as digits are added: what is left of them is the error of rounding."""
+    with mp.workdps(_DIGITS):
+        one, other = evaluate(right, point), evaluate(given, point)
+        if mp.isinf(one) or mp.isinf(other):
+            return bool(one == other) and len([*walk(given)]) <= _INFINITE_PARTS
+        coarse, size = abs(one - other), max(abs(one), abs(other))
+        if coarse > size * mp.mpf(10) ** -12 and size > mp.mpf(10) ** -20:
+            return False
+    with mp.workdps(digits):
+        one, other = evaluate(right, point), evaluate(given, point)
+        fine, size = abs(one - other), max(abs(one), abs(other))
+        if fine == 0 or fine <= size * mp.mpf(10) ** int(-0.8 * digits):
+            return True
+        return bool(fine <= coarse * mp.mpf(10) ** int(-0.7 * (digits - _DIGITS)))
+
+
+def within(right: Expression, given: Expression, tolerance: float) -> bool | None:
+    """Whether two numbers differ by a part of the first at most; None if one has no value."""
+    fixed = {LOG: mp.mpf(10)}
+    if variables(right) or variables(given):
+        return None
+    with mp.workdps(_DIGITS):
+        try:
+            one, other = evaluate(right, fixed), evaluate(given, fixed)
+        except UndefinedError:
+            return None
+        return bool(mp.isfinite(one) and mp.isfinite(other) and abs(one - other) <= tolerance * abs(one))
+
+
+def is_rounded(exact_value: Expression, decimal: Expression) -> bool:
+    r"""Whether a decimal is a number cut or rounded to the digits that it has, as after `\approx`."""
+    if variables(exact_value) or variables(decimal):
+        return False
+    value = exact(decimal)
+    with mp.workdps(_DIGITS):
+        try:
+            difference = abs(evaluate(exact_value, {LOG: mp.e}) - evaluate(decimal, {LOG: mp.e}))
+            size, exact_size = (abs(evaluate(one, {LOG: mp.e})) for one in (decimal, exact_value))
+        except UndefinedError:
+            return False
+        if value is None or value == 0 or isinstance(decimal, Apply):
+            return bool(difference <= size / 100)
+        places = next(
+            (
+                k
+                for k in range(-floor(mp.log10(size)) if value.denominator == 1 else 0, 60)
+                if (value * Fraction(10) ** k).denominator == 1
+            ),
+            60,
+        )
+        unit = mp.mpf(10) ** -places
+        return bool(difference <= unit / 2 or (difference < unit and size <= exact_size))
+
+
+def order_key(expression: Expression) -> Any:
+    """Return the value of a real number, to compare it with others; None if it has none."""
+    if variables(expression):
+        return None
+    with mp.workdps(_DIGITS):
+        try:
+            value = evaluate(expression, {LOG: mp.e})
+        except UndefinedError:
+            return None
+        return None if mp.im(value) != 0 else mp.re(value)

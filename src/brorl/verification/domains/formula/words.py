@@ -1,0 +1,179 @@
+"""Words beside a number: units, nouns that are counted, magnitudes, and numbers that are spelled."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from brorl.verification.domains.formula.tokens import listed
+from brorl.verification.domains.unit_table import Unit, named
+from brorl.verification.domains.units import parse_unit
+
+MAGNITUDES = {
+    "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
+}  # fmt: skip
+ABOUT = frozenset(listed("about approximately roughly around approx exactly precisely"))
+_ONES = listed(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
+_TENS = listed("zero ten twenty thirty forty fifty sixty seventy eighty ninety")
+NUMERALS = {word: number for number, word in enumerate(_ONES)} | {word: 10 * n for n, word in enumerate(_TENS) if n > 1}
+_DENOMINATORS = {
+    "half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8,
+    "ninth": 9, "tenth": 10, "hundredth": 100, "thousandth": 1_000,
+}  # fmt: skip
+ORDINAL_ENDINGS = frozenset({"st", "nd", "rd", "th"})
+CURRENCIES = {"USD": "dollar", "EUR": "euro", "GBP": "pound", "INR": "rupee"}
+# Words after a number that are no unit: operators, numerals, times, hedges, parts of sentences.
+_OTHER_WORDS = listed(
+    "plus minus times divided over squared cubed mod modulo choose factorial power powers percent pct root "
+    "roots half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths seventh eighth "
+    "eighths ninth tenth tenths hundredth hundredths thousandth thousandths millionth millionths score double "
+    "triple twice am pm noon midnight oclock january february march april may june july august september "
+    "october november december monday tuesday wednesday thursday friday saturday sunday bc ad bce no not nor "
+    "neither never none nothing nobody cannot without except but if unless else otherwise sometimes usually "
+    "rarely seldom or and either versus vs maybe perhaps possible probable likely unlikely doubt doubtful "
+    "unsure uncertain guess think believe hardly nearly almost between than least most more less fewer below "
+    "above under wrong incorrect false untrue invalid mistaken rejected excluded right correct true is are was "
+    "were be isn aren wasn can could may might would should does do don doesn instead rather other another any "
+    "anything some something everything all both to from through until since because so as the this that it "
+    "its which what where when who whom whose we you they he she then there here also too however remainder "
+    "mins infinity pi positive negative even odd prime base binary hex hexadecimal octal inclusive exclusive "
+    "reciprocal inverse opposite complex imaginary undefined unknown approximately about roughly around "
+    "rounded error sure certain definitely surely guessing impossible fake not nope yes inf nan st nd rd th "
+    "off hundreds thousands dozens tens"
+)
+_NO_NOUNS = frozenset(_OTHER_WORDS) | NUMERALS.keys() | MAGNITUDES.keys()
+_NO_NAMES = _NO_NOUNS - frozenset(
+    listed(
+        "the this that and to of from all both root roots positive negative even odd prime base between power score "
+        "remainder so is true correct right it or sure certain half third quarter least most reciprocal inverse "
+        "complex error"
+    )
+)
+_NO_SUFFIX = re.compile(r".*(?:ly|illions?|fold|teen|n't)")
+_ADVERB_NOUNS = frozenset({"family", "fly", "lily", "bully", "jelly", "assembly", "supply", "anomaly"})
+_ADJECTIVES = frozenset(listed("possible positive negative even odd prime complex other more imaginary whole"))
+_NO_UNITS = frozenset({"M", "G", "k"})
+_FILLERS = frozenset({"total", "in total", "in all", "altogether", "overall", "only", "exactly", "precisely"})
+_GENERIC = frozenset(listed("unit square sq cubic cube"))
+_POWER = re.compile(r"\^\{?[23]\}?$")
+_NOUN = re.compile(r"[^\W\d_]{2,}(?:[-'][^\W\d_]+)*\.?")
+_SMALL_WORDS = frozenset(listed("of per a an in the on by each for out at"))
+_SHOUTED = frozenset(listed("YES NO TRUE FALSE NONE EVEN ODD DNE NEITHER BOTH AM PM"))
+_ARTICLES = frozenset({"a", "an", "the"})
+_MAX_WORDS = 6
+
+
+def noun_of(text: str) -> str | None:
+    """Return what is counted, as one word in the singular; None if the words after a number are no noun.
+
+    It is empty for words such as `square units`.
+    """
+    if text in CURRENCIES:
+        return CURRENCIES[text]
+    base = _POWER.sub("", text)
+    words = base.split()
+    if not 1 <= len(words) <= _MAX_WORDS or not all(_NOUN.fullmatch(word) or word == "a" for word in words):
+        return None
+    stems = [word.rstrip(".") for word in words]
+    folded = [word.casefold() for word in stems]
+    if base == text and " ".join(folded) in _FILLERS:
+        return ""
+    head = [word for word in folded if word not in _SMALL_WORDS or len(folded) == 1]
+    if folded[0] in _SMALL_WORDS or not head:
+        return None
+    for at, word in enumerate(head):
+        if word in _ADJECTIVES and at < len(head) - 1:
+            continue
+        parts = re.split(r"[-']", word)
+        if not _NO_NOUNS.isdisjoint(parts) or (_NO_SUFFIX.fullmatch(word) and word not in _ADVERB_NOUNS):
+            return None
+    if any(len(word) < 3 and word not in _GENERIC for word in head) or any(word.isupper() for word in stems):
+        return None
+    phrase = folded[: next((at for at, word in enumerate(folded) if word in _SMALL_WORDS), len(folded))] or folded
+    singular = _singular(phrase[-1])
+    return "" if singular in _GENERIC else singular if base == text else None
+
+
+def _singular(word: str) -> str:
+    for ending, stem in (
+        ("ies", "y"),
+        ("sses", "ss"),
+        ("ches", "ch"),
+        ("xes", "x"),
+        ("people", "person"),
+        ("men", "man"),
+        ("children", "child"),
+    ):
+        if word.endswith(ending):
+            return word.removesuffix(ending) + stem
+    return word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 3 else word
+
+
+def unit_of(text: str) -> Unit | None:
+    """Return the unit of measurement that a text is; None if it is none."""
+    is_word = "%" in text or text in _NO_UNITS or text.replace(".", "").casefold() in _NO_NOUNS
+    return None if is_word else parse_unit(text)
+
+
+def is_symbol_of_unit(word: str) -> bool:
+    """Whether letters are one unit, not several that are glued: `cm`, but not `gh`."""
+    return named(word) is not None
+
+
+def are_names(text: str) -> bool:
+    """Whether words name a value, as in `Area = 42`, and deny nothing."""
+    return _NO_NAMES.isdisjoint(text.casefold().replace("'", " ").split())
+
+
+def spelled_number(words: str) -> Fraction | None:
+    """Return the number that words spell: `forty-two`, `negative three`, `one and a half`, `three quarters`."""
+    parts = words.casefold().replace("-", " ").split()
+    if parts[:1] in (["negative"], ["minus"]):
+        value = spelled_number(" ".join(parts[1:]))
+        return None if value is None else -value
+    under = _DENOMINATORS.get(parts[-1].removesuffix("s")) if parts else None
+    if under is None:
+        return _whole(parts)
+    *whole, above = parts[:-1] or ["a"]
+    if "and" in whole:
+        at = whole.index("and")
+        whole, above = whole[:at], " ".join([*whole[at + 1 :], above])
+    elif whole:
+        return None
+    top, rest = _whole(above.split()), _whole(whole) if whole else Fraction(0)
+    return None if top is None or rest is None else rest + top / under
+
+
+def _whole(words: list[str]) -> Fraction | None:
+    """Return the whole number that words spell, None if they spell none."""
+    total = part = 0
+    last, largest = 1_000, 10**15
+    for at, word in enumerate(words):
+        number = 1 if at == 0 and word in ("a", "an") else NUMERALS.get(word)
+        scale = MAGNITUDES.get(word)
+        if number is not None and number < last and not 10 <= last < 20 and (number < 10 or last >= 100):
+            part, last = part + number, max(number, 1)
+        elif word == "hundred" and 0 < part < 100:
+            part, last = part * 100, 100
+        elif scale and word != "hundred" and part and scale < largest:
+            total, part, last, largest = total + part * scale, 0, 1_000, scale
+        elif not (word == "and" and 0 < at < len(words) - 1):
+            return None
+    return Fraction(total + part) if (words and words[-1] not in ("a", "an")) or words in (["a"], ["an"]) else None
+
+
+def same_words(right: str, given: str) -> bool:
+    """Whether texts are equal word by word; case counts in letters that are no word, such as `BDAC`."""
+    if "\\" in right:
+        return right == given
+    words = [text.split() for text in (right, given)]
+    words = [text[1:] if text[0].casefold() in _ARTICLES and len(text) > 1 else text for text in words if text]
+    if len(words) < 2:
+        return right == given
+    return len(words[0]) == len(words[1]) and all(
+        one == other or (one.casefold() == other.casefold() and (one in _SHOUTED or one[1:] != one[1:].upper()))
+        for one, other in zip(*words, strict=True)
+    )
