@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from run_support import Outcome
 
@@ -40,7 +40,7 @@ class Harm:
             session too), `tear` (write half of a metrics line, then kill), or `limit` (no file may grow beyond `size`
             bytes from then on, which is how a full disk looks).
         event: Regular expression for the event, `open MODE PATH`, `rename TO`, `unlink PATH`, `half PATH` (half of what
-            `torch.save` writes is written), `update N` (the optimizer did N updates), `sample N` (the engine is called
+            `torch.save` writes to a file is written), `update N` (the optimizer did N updates), `sample N` (the engine is called
             for the N-th time) or `call N`.
         nth: Which of the events that match.
         size: Bytes, for `limit`.
@@ -283,17 +283,16 @@ class _Watch:
             if self.calls in self._at_call:
                 self._do(self._at_call[self.calls], None)
 
-    def _save_in_two_halves(self, value: Any, path: Path) -> None:
+    def _save_in_two_halves(self, value: Any, file: BinaryIO) -> None:
+        if not any(h.event.startswith("half") for h in self._harms):
+            return self._save(value, file)
         buffer = io.BytesIO()
         self._save(value, buffer)
         content, half = buffer.getvalue(), len(buffer.getvalue()) // 2
-        if not any(h.event.startswith("half") for h in self._harms):
-            return self._save(value, path)
-        with path.open("wb") as file:
-            file.write(content[:half])
-            file.flush()
-            self._on(f"half {path}")
-            file.write(content[half:])
+        file.write(content[:half])
+        file.flush()
+        self._on(f"half {file.name}")
+        file.write(content[half:])
         return None
 
     def _on_update(self, *_: Any) -> None:
