@@ -40,7 +40,7 @@ class Harm:
             session too), `tear` (write half of a metrics line, then kill), or `limit` (no file may grow beyond `size`
             bytes from then on, which is how a full disk looks).
         event: Regular expression for the event, `open MODE PATH`, `rename TO`, `unlink PATH`, `half PATH` (half of what
-            `torch.save` writes to a file is written), `update N` (the optimizer did N updates), `sample N` (the engine is called
+            `torch.save` writes is written), `update N` (the optimizer did N updates), `sample N` (the engine is called
             for the N-th time) or `call N`.
         nth: Which of the events that match.
         size: Bytes, for `limit`.
