@@ -42,7 +42,7 @@ _PRODUCT = re.compile(  # letters that may be multiplied: `mgh`, `qvB`, `ab`, bu
 _SHORT_WORDS = frozenset(
     listed("ad am an as at be by do go he hi if in is it me my no of oh ok on or ox so to up us we id ma pa")
 )
-_OPAQUE = frozenset({"\\int", "\\iint", "\\iiint", "\\oint", "\\lim", "\\limsup", "\\liminf", "\\det", "\\dim", "\\Pr"})
+_OPAQUE = frozenset({"\\int", "\\iint", "\\iiint", "\\oint", "\\complement", "\\lim", "\\limsup", "\\liminf", "\\det", "\\dim", "\\Pr"})
 _PROBABILITIES = frozenset({"P", "E", "Pr", "Var", "Cov", "\\mathbb"})
 _SAME_WORDS = (
     (re.compile(r"(?:there (?:is|are) )?no (?:real )?solutions?(?: exists?)?", re.IGNORECASE), "no solution"),
@@ -231,6 +231,11 @@ class Reader(FactorReader):
         """Read a factor; the sign of a currency before it is no part of its value."""
         self.accept(*_CURRENCIES)
         return super().primary()
+
+    def mixed_number(self) -> Form:
+        """Read a factor, or a mixed number, after the sign of a currency."""
+        self.accept(*_CURRENCIES)
+        return super().mixed_number()
 
     def _ratio(self, first: Form) -> Form:
         items, texts = [to_expression(first)], [self.tokens[self.at - 1].text]

@@ -3,10 +3,12 @@ r"""What stands for a value without being one: `x`, `f(x)`, `AB`, `\text{Area}`,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from brorl.verification.domains.formula.expressions import FUNCTIONS, Apply, Number, Symbol, walk
 from brorl.verification.domains.formula.forms import (
     Bracketed,
+    Combined,
     Form,
     Listing,
     Matrix,
@@ -56,6 +58,12 @@ def name_of(form: Form) -> str | None:
             return f"log({inner})"
         case Text(words):
             return words if are_names(words) else None
+        case Combined(sign, parts) if _are_letters(parts):
+            return sign.join(part.name for part in parts if isinstance(part, Symbol))
+        case Apply("/", parts) if _are_measures(parts):
+            return str(parts)
+        case Apply("+", parts) if _are_measures(parts) and _are_capital(form):
+            return str(parts)
         case Ratio(parts, _) | Apply("*", parts) if len({*parts}) > 1 and _are_letters(parts):
             return (":" if isinstance(form, Ratio) else "").join(
                 part.name for part in parts if isinstance(part, Symbol)
@@ -65,6 +73,20 @@ def name_of(form: Form) -> str | None:
 
 def _are_letters(parts: Sequence[Form]) -> bool:
     return all(isinstance(part, Symbol) and variables(part) for part in parts)
+
+
+def _are_measures(parts: Sequence[Form]) -> bool:
+    """Whether parts are letters or products of them, as in the quotient `NO/BO`."""
+    factors = [one for part in parts for one in (part.arguments if _is_product(part) else (part,))]
+    return _are_letters(factors)
+
+
+def _is_product(form: Form) -> TypeGuard[Apply]:
+    return isinstance(form, Apply) and form.operation == "*"
+
+
+def _are_capital(form: Form) -> bool:
+    return all(name[0].isupper() for name in variables_of(form))
 
 
 def _is_negative(form: Form) -> bool:

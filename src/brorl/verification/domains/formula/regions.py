@@ -20,6 +20,7 @@ from brorl.verification.domains.formula.forms import (
     is_expression,
     to_expression,
 )
+from brorl.verification.domains.formula.names import name_of
 from brorl.verification.domains.formula.values import order_key
 
 _INFINITY = Symbol("\\infty")
@@ -121,33 +122,46 @@ def _bound(number: Form, after: bool) -> Cut:
 
 
 def _of_relation(sides: tuple[Form, ...], signs: tuple[str, ...]) -> Region | None:
-    if signs == ("\\in",) and isinstance(sides[0], Symbol):
+    if signs == ("\\in",) and (name := _variable_of(sides[0])):
         inner = _region(sides[1])
-        return inner and inner._replace(variable=sides[0].name)
+        return inner and inner._replace(variable=name)
     if all(map(is_expression, sides)) and any(has_two_signs(to_expression(side)) for side in sides):
         both = [_of_relation(tuple(with_sign(to_expression(s), sign) for s in sides), signs) for sign in (1, -1)]
         return _combine("\\cap" if signs == ("\\ne",) else "\\cup", both)
-    if isinstance(sides[0], Apply) and sides[0].operation == "abs" and len(sides) == 2 and is_expression(sides[1]):
-        return _of_absolute_value(sides[0].arguments[0], signs[0], to_expression(sides[1]))
-    places = [at for at, side in enumerate(sides) if isinstance(side, Symbol) and order_key(side) is None]
+    places = [at for at, side in enumerate(sides) if _variable_of(side) or _inside_bars(side)]
     if len(places) != 1 or not set(signs) <= TURNED.keys() or not all(map(is_expression, sides)):
         return None
-    (at,), parts = places, []
-    variable = sides[at]
-    assert isinstance(variable, Symbol)
+    (at,), parts = places, list[Region | None]()
     if len(sides) > 2 and (at in (0, len(sides) - 1) or len({_direction(sign) for sign in signs}) > 1):
         return None
     for place, side in enumerate(sides):
         if place != at:
             sign = signs[at] if place > at else TURNED[signs[place]]
-            parts.append(Region(_half(sign, to_expression(side)), variable.name))
-    return _combine("\\cap", list(parts))
+            if inner := _inside_bars(sides[at]):
+                parts.append(_of_absolute_value(inner, sign, to_expression(side)))
+            else:
+                parts.append(Region(_half(sign, to_expression(side)), _variable_of(sides[at])))
+    return _combine("\\cap", parts)
 
 
-def _of_absolute_value(inner: Expression, sign: str, size: Expression) -> Region | None:
+def _variable_of(side: Form) -> str | None:
+    """Return the name of what lies in a region: `x` or `f(x)`; None if a side is no such name."""
+    is_call = isinstance(side, Apply) and side.operation == "call"
+    return name_of(side) if is_call or isinstance(side, Symbol) else None
+
+
+def _inside_bars(side: Form) -> Symbol | None:
+    """Return the x of `|x|`; None if a side is something else."""
+    match side:
+        case Apply("abs", (Symbol() as inner,)) if _variable_of(inner):
+            return inner
+    return None
+
+
+def _of_absolute_value(inner: Symbol, sign: str, size: Expression) -> Region | None:
     """Return the region of `|x| < 2`."""
     value = order_key(size)
-    if not isinstance(inner, Symbol) or value is None or value < 0 or sign not in ("<", "\\le", ">", "\\ge"):
+    if value is None or value < 0 or sign not in ("<", "\\le", ">", "\\ge"):
         return None
     parts = [Region(_half(sign, size), inner.name), Region(_half(TURNED[sign], Apply("-", (size,))), inner.name)]
     return _combine("\\cap" if sign in ("<", "\\le") else "\\cup", list(parts))

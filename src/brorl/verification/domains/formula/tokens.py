@@ -70,6 +70,8 @@ _DROPPED = frozenset({"phantom", "hphantom", "vphantom", "hspace", "vspace", "co
 
 _NUMBER = re.compile(r"(?:\d+(?:\.\d+|\.(?!\.))?|\.\d+)(?:[eE][-+]?\d+(?![\w.]))?")
 _GROUPED = re.compile(r"[1-9]\d{0,2}(?:(?:,|\{,\}|\\[,;:! ]| )\d{3})+(?:\.\d+)?(?![\d,]|\.\d|[ ]\d|/)")
+_CLEAR = r"(?:,(?: ?\\!)+ ?| ?\{ ?, ?\} ?)"  # a comma that separates no items
+_CLEARLY_GROUPED = re.compile(rf"[1-9]\d{{0,2}}(?:{_CLEAR}\d{{3}})+(?:\.\d+)?(?!\d|{_CLEAR}\d|,\d)")
 _NAME = re.compile(r"[A-Za-zÀ-ÖØ-öø-ÿ]+")
 _COMMAND = re.compile(r"\\([a-zA-Z]+)\*?|\\(.)", re.DOTALL)
 _MARKS = (("!=", "\\ne"), ("<=", "\\le"), (">=", "\\ge"), (":=", "="), ("**", "^"), ("...", "\\ldots"), ("->", "\\to"))
@@ -78,6 +80,9 @@ _CHOSEN = re.compile(  # C with a number before and after it
     r"(?:(?:\{\}\s*)?[\^_]\s*(?:\{\s*(\d{1,4})\s*\}|(\d{1,4}))|\b(\d{1,3}))\s?(?:C|\\mathrm\s*\{\s*C\s*\})\s?_?\s*"
     r"(?:\{(\d{1,4})\}|(\d{1,4})\b)"
 )
+_SPELLED_MARK = re.compile(r"(?<![\\a-zA-Z])(triangle|angle|segment)(?=[\s}]+[A-Z]{1,4}(?![a-zA-Z]))")
+_MARK_OF = {"segment": "overline"}
+_GLUED_SPACE = re.compile(r"\\q?quad(?=[a-zA-Z])")  # `\quadx`
 _LONE = re.compile(r"\{([:=<>])\}")
 _MAX_TOKENS = 4_000
 
@@ -88,7 +93,8 @@ def tokenize(text: str) -> list[Token]:
     Raises:
         UnreadableError: If a text group does not close, or the text has a character that no formula has.
     """
-    text = _CHOSEN.sub(r"\\binom{\1\2\3}{\4\5}", in_latex(text))
+    text = _CHOSEN.sub(r"\\binom{\1\2\3}{\4\5}", _GLUED_SPACE.sub(r"\\quad ", in_latex(text)))
+    text = _SPELLED_MARK.sub(lambda match: f"\\{_MARK_OF.get(match[1], match[1])} ", text)
     return _Lexer(_LONE.sub(r"\1", _OF_DAY.sub(r"\1\2", text))).tokens
 
 
@@ -127,7 +133,8 @@ class _Lexer:
             self._mark(char)
 
     def _number(self) -> None:
-        grouped = None if self.brackets else _GROUPED.match(self.text, self.at)
+        grouped = _CLEARLY_GROUPED.match(self.text, self.at)
+        grouped = grouped or (None if self.brackets else _GROUPED.match(self.text, self.at))
         match = grouped or _NUMBER.match(self.text, self.at)
         assert match is not None
         self.at = match.end()
