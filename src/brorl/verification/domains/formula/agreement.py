@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TypeGuard
 
+from brorl.verification.domains.formula.bound import with_argument, with_bound
+from brorl.verification.domains.formula.choices import are_letters, labeled
 from brorl.verification.domains.formula.expressions import (
     Apply,
     Expression,
@@ -31,6 +32,7 @@ from brorl.verification.domains.formula.forms import (
     Ratio,
     Relation,
     Text,
+    as_quantity,
     is_expression,
     to_expression,
 )
@@ -38,6 +40,7 @@ from brorl.verification.domains.formula.grammar import letters_of, read
 from brorl.verification.domains.formula.names import (
     EQUAL,
     assigned,
+    is_call,
     is_name,
     named,
     same_name,
@@ -46,17 +49,20 @@ from brorl.verification.domains.formula.names import (
 )
 from brorl.verification.domains.formula.normal import (
     along_axes,
+    are_opposed,
     at_point,
+    converted,
     members_of,
     normal,
     percent_of,
+    same_ratio,
     with_constant,
 )
-from brorl.verification.domains.formula.regions import TURNED, Region, region_of
+from brorl.verification.domains.formula.regions import Region, is_equation, region_of, turned
 from brorl.verification.domains.formula.tokens import UnreadableError
 from brorl.verification.domains.formula.values import IMAGINARY, is_rounded, same_value, variables, within
 from brorl.verification.domains.formula.words import same_words, unit_of
-from brorl.verification.domains.units import Conversion, conversions
+from brorl.verification.domains.units import conversions
 
 CORRECT, WRONG, SEVERAL = "correct", "wrong answer", "no single answer"
 UNREAD, UNREAD_REFERENCE = "not parsed", "reference not parsed"
@@ -73,6 +79,8 @@ def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
         tolerance: Accepted difference of two numbers, relative to the reference, above 0; None for the digits that
             decimals have.
     """
+    if choice := labeled(reference):
+        return _agree_with_choice(*choice, answer, tolerance)
     right, given = read(reference), read(answer)
     if isinstance(right, Text) and not _has_words(right.words):
         return UNREAD_REFERENCE
@@ -88,8 +96,18 @@ def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
     return SEVERAL if several or isinstance(given, Relation) else WRONG
 
 
+def _agree_with_choice(letter: str, value: str, answer: str, tolerance: float | None) -> str:
+    """Return the reason of the verdict if the reference is a choice with its value: either of them is the answer."""
+    if choice := labeled(answer):
+        reasons = [agree(letter, choice[0]), agree(value, choice[1], tolerance)]
+        return next((reason for reason in reasons if reason != CORRECT), CORRECT)
+    return CORRECT if agree(letter, answer) == CORRECT else agree(value, answer, tolerance)
+
+
 def is_readable(reference: str) -> bool:
     """Whether an answer can agree with a reference: it has a value, or it is words or balanced notation."""
+    if choice := labeled(reference):
+        return is_readable(choice[1])
     form = read(reference)
     if isinstance(form, Text):
         is_balanced = all(reference.count(a) == reference.count(b) for a, b in ("{}", ("\\begin", "\\end")))
@@ -133,7 +151,7 @@ class Comparison:
             return self._same_relation(right, given)
         if isinstance(given, Relation):
             return self._says(right, given)
-        if _are_opposed(right, given):
+        if are_opposed(right, given):
             return False
         members = members_of(right), members_of(given)
         if members[0] is not None and members[1] is not None:
@@ -160,6 +178,8 @@ class Comparison:
         assert isinstance(text, Text)
         if text.words == "no solution":
             return other == Bracketed("\\{", (), "\\}")
+        if are_letters(right, text.words):
+            return True
         letters = letters_of(text.words)
         return letters is not None and is_expression(other) and self._same_value(letters, to_expression(other))
 
@@ -170,7 +190,7 @@ class Comparison:
             case Based(digits, _), Number(value, False):
                 return digits == str(value)
             case Ratio(), Ratio():
-                return self._same_ratio(right, given)
+                return same_ratio(right, given)
             case Ratio((one, other), False), _ if is_expression(given):
                 return self._same_value(Apply("/", (one, other)), to_expression(given))
             case Combined(sign, parts), Combined(other_sign, other_parts):
@@ -195,7 +215,7 @@ class Comparison:
             return brackets and self._same_in_order(right.items, given.items)
         if is_expression(right) and is_expression(given):
             return self._same_value(to_expression(right), to_expression(given))
-        quantities = [_as_quantity(form) for form in (right, given)]
+        quantities = [as_quantity(form) for form in (right, given)]
         return None not in quantities and self._same_quantity(*(one for one in quantities if one is not None))
 
     def _same_quantity(self, right: Quantity, given: Quantity) -> bool:
@@ -209,7 +229,7 @@ class Comparison:
         if one is None or other is None:
             return False
         return any(
-            self._same_value(right.value, _converted(given.value, way))
+            self._same_value(right.value, converted(given.value, way))
             for way in conversions(other, one)
             if not way.slack
         )
@@ -225,20 +245,13 @@ class Comparison:
         """Compare expressions; 50% is a half, and also 50."""
         if self._tolerance is not None and (near := within(right, given, self._tolerance)) is not None:
             return near
+        given = with_bound(right, given)
         if same_value(right, with_constant(right, given), self._is_complex):
             return True
         one, other = percent_of(right), percent_of(given)
         if (one is None) == (other is None):
             return False
         return same_value(one or right, other or given, self._is_complex)
-
-    def _same_ratio(self, right: Ratio, given: Ratio) -> bool:
-        if right.is_time or given.is_time or len(right.items) != len(given.items):
-            return right.items == given.items
-        return all(
-            same_value(Apply("*", (one, given.items[0])), Apply("*", (other, right.items[0])))
-            for one, other in zip(right.items, given.items, strict=True)
-        )
 
     def _same_in_order(self, right: Sequence[Form], given: Sequence[Form]) -> bool:
         return len(right) == len(given) and all(map(self.same, right, given))
@@ -269,7 +282,7 @@ class Comparison:
         one, other = region_of(right), region_of(given)
         if one is None or other is None or not (one.pieces or other.pieces):
             return None
-        if _is_equation(right) or _is_equation(given):
+        if is_equation(right) or is_equation(given):
             return None
         return self._equal_regions(one, other)
 
@@ -287,7 +300,7 @@ class Comparison:
         if not set(given.signs) <= EQUAL:
             return False
         is_open, sides, signs = bool(variables_of(right)), given.sides, given.signs
-        if is_open and _is_call(sides[0]) and not variables_of(sides[0].arguments[1:]) <= variables_of(right):
+        if is_open and is_call(sides[0]) and not variables_of(sides[0].arguments[1:]) <= variables_of(right):
             return False  # `f(t)` of another variable
         is_value = is_open and is_expression(sides[0]) and self.same(right, sides[0])
         if is_name(sides[0], wide=not is_open) and not is_value:
@@ -326,6 +339,7 @@ class Comparison:
             name, value = pair
             if not isinstance(given, Relation):
                 return self.same(value, given)
+            given = with_argument(right.sides[0], given)
             if not set(given.signs) <= EQUAL:
                 return False
             if same_name(name, given.sides[0]) and self._chain_says(value, given.sides[1:], given.signs[1:], True):
@@ -342,11 +356,11 @@ class Comparison:
         if not len(right.signs) == len(given.signs) == 1 or not all(map(is_expression, (*right.sides, *given.sides))):
             return any(
                 right.signs == one.signs and self._same_in_order(right.sides, one.sides)
-                for one in (given, _turned(given))
+                for one in (given, turned(given))
             )
         sides, signs = [], []
         for relation in (right, given):
-            greater = _turned(relation) if relation.signs[0] in ("<", "\\le") else relation
+            greater = turned(relation) if relation.signs[0] in ("<", "\\le") else relation
             one, other = map(to_expression, greater.sides)
             sides.append(Apply("+", (one, Apply("-", (other,)))))
             signs.append(greater.signs[0])
@@ -374,44 +388,12 @@ class Comparison:
             return one.keys() == other.keys() and all(self.same(one[name], other[name]) for name in one)
         if one is not None:
             parts = given.items if isinstance(given, Listing) else vector_of(given)
+            if parts is None and isinstance(right, Relation) and len(right.sides) > 2:
+                return None  # `x = y = 1` says the value of one of them, too
             return parts is not None and self._same_in_order(list(one.values()), parts)
         if other is None:
             return None
         parts = vector_of(right)
+        if parts is None and isinstance(given, Relation) and len(given.sides) > 2:
+            return None
         return parts is not None and self._same_in_order(parts, [other[name] for name in sorted(other)])
-
-
-def _as_quantity(form: Form) -> Quantity | None:
-    if isinstance(form, Quantity):
-        return form
-    return Quantity(to_expression(form), "", to_expression(form)) if is_expression(form) else None
-
-
-def _converted(value: Expression, way: Conversion) -> Expression:
-    factor, shift = Number(way.factor, is_decimal(value)), Number(way.shift)
-    product = value if way.factor == 1 else Apply("*", (factor, value))
-    return product if way.shift == 0 else Apply("+", (product, shift))
-
-
-def _is_call(form: Form) -> TypeGuard[Apply]:
-    return isinstance(form, Apply) and form.operation == "call"
-
-
-def _are_opposed(right: Form, given: Form) -> bool:
-    """Whether one list of words has `and` and the other one `or`."""
-    if not isinstance(right, Listing) or not isinstance(given, Listing):
-        return False
-    has_words = any(isinstance(item, Text) for item in right.items)
-    return has_words and {right.joint, given.joint} == {"and", "or"}
-
-
-def _turned(relation: Relation) -> Relation:
-    """Return a chain of relations from its end."""
-    signs = tuple(TURNED.get(sign, sign) for sign in reversed(relation.signs))
-    return Relation(relation.sides[::-1], signs)
-
-
-def _is_equation(form: Form) -> bool:
-    if isinstance(form, Listing):
-        return all(map(_is_equation, form.items))
-    return isinstance(form, Relation) and "=" in form.signs

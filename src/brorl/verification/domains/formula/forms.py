@@ -91,3 +91,10 @@ def to_expression(form: Form) -> Expression:
     if isinstance(form, Number | Symbol | Apply):
         return form
     raise UnreadableError("an operation on what is no expression")
+
+
+def as_quantity(form: Form) -> Quantity | None:
+    """Return a quantity, or an expression as one without a unit; None if a form is neither."""
+    if isinstance(form, Quantity):
+        return form
+    return Quantity(to_expression(form), "", to_expression(form)) if is_expression(form) else None

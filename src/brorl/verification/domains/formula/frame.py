@@ -14,6 +14,7 @@ _LABEL = re.compile(
 )
 _ARROWS = frozenset({"\\therefore", "\\Rightarrow", "\\to"})
 _DONE = frozenset({"\\blacksquare", "\\square", "\\qed", "\\Box", "\\checkmark"})
+_DOMAINS = frozenset({"\\mathbb", "Z", "N", "Q", "R"})
 _HYPHEN = re.compile(r"(?<=\w)-(?=\w)")
 _END_MARKS = frozenset({".", ",", ";", ":"})
 
@@ -28,10 +29,21 @@ def without_frame(tokens: list[Token]) -> list[Token]:
     while tokens and tokens[-1].text in _DONE:
         tokens = tokens[:-1]
     tokens = tokens[1:] if tokens and tokens[0].text in _ARROWS else tokens
+    tokens = _with_condition(tokens)
     for length in range(min(len(tokens), 6), 0, -1):
         if _LABEL.fullmatch(written(tokens[:length]).strip() + " ") and len(tokens) > length:
             return tokens[length:]
     return tokens
+
+
+def _with_condition(tokens: list[Token]) -> list[Token]:
+    r"""Return tokens with a comma before a condition in brackets at their end, as in `2k\pi (k \in \mathbb{Z})`."""
+    start = max((at for at, token in enumerate(tokens) if token.text == "("), default=0)
+    is_condition = [token.text for token in tokens[start + 2 : start + 3]] == ["\\in"]
+    is_condition = is_condition and any(token.text in _DOMAINS for token in tokens[start + 3 : start + 4])
+    if not (start and is_condition and tokens[start + 1].kind == "name" and tokens[-1].text == ")"):
+        return tokens
+    return [*tokens[:start], Token("mark", ","), *tokens[start + 1 : -1]]
 
 
 def _closing(tokens: list[Token]) -> int | None:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from brorl.verification.domains.formula.atoms import WORDS_OF_FORMULAS
+from brorl.verification.domains.formula.bound import between
 from brorl.verification.domains.formula.expressions import Apply, Expression, Number, Symbol
 from brorl.verification.domains.formula.expressions import symbols as variables
 from brorl.verification.domains.formula.factors import FactorReader
@@ -42,7 +43,9 @@ _PRODUCT = re.compile(  # letters that may be multiplied: `mgh`, `qvB`, `ab`, bu
 _SHORT_WORDS = frozenset(
     listed("ad am an as at be by do go he hi if in is it me my no of oh ok on or ox so to up us we id ma pa")
 )
-_OPAQUE = frozenset({"\\int", "\\iint", "\\iiint", "\\oint", "\\complement", "\\lim", "\\limsup", "\\liminf", "\\det", "\\dim", "\\Pr"})
+_OPAQUE = frozenset(
+    {"\\int", "\\iint", "\\iiint", "\\oint", "\\complement", "\\lim", "\\limsup", "\\liminf", "\\det", "\\dim", "\\Pr"}
+)
 _PROBABILITIES = frozenset({"P", "E", "Pr", "Var", "Cov", "\\mathbb"})
 _SAME_WORDS = (
     (re.compile(r"(?:there (?:is|are) )?no (?:real )?solutions?(?: exists?)?", re.IGNORECASE), "no solution"),
@@ -77,7 +80,12 @@ class Reader(FactorReader):
         items, joints = [self.item()], []
         while joint := self._joint(isinstance(items[-1], Relation)):
             joints.append(joint)
-            items.append(self.item())
+            if self.accept("\\ldots"):
+                self.expect(",")
+                last = self.item()
+                items += [*between(items, last), last]
+            else:
+                items.append(self.item())
         if closing:
             self.expect(*closing)
         if len(items) == 1:

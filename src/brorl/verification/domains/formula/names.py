@@ -75,10 +75,20 @@ def _are_letters(parts: Sequence[Form]) -> bool:
     return all(isinstance(part, Symbol) and variables(part) for part in parts)
 
 
+def _is_formula(form: Form) -> bool:
+    """Whether a side names a number alone, as in `NO/BO = 2`; with variables after it, it is an equation."""
+    return isinstance(form, Apply) and form.operation in ("/", "+")
+
+
 def _are_measures(parts: Sequence[Form]) -> bool:
     """Whether parts are letters or products of them, as in the quotient `NO/BO`."""
     factors = [one for part in parts for one in (part.arguments if _is_product(part) else (part,))]
     return _are_letters(factors)
+
+
+def is_call(form: Form) -> TypeGuard[Apply]:
+    """Whether a form is a function of arguments, such as `f(x)`."""
+    return isinstance(form, Apply) and form.operation == "call"
 
 
 def _is_product(form: Form) -> TypeGuard[Apply]:
@@ -96,7 +106,7 @@ def _is_negative(form: Form) -> bool:
 def is_name(form: Form, wide: bool) -> bool:
     """Whether a side names a value; with `wide` also a formula of several variables without numbers of its own."""
     if name_of(form) is not None:
-        return True
+        return wide or not _is_formula(form)
     if isinstance(form, Apply) and form.operation in ("sum", "prod"):
         return wide
     if not wide or not is_expression(form) or len(variables_of(form)) < 2 or _is_negative(form):
@@ -117,6 +127,8 @@ def named(form: Form) -> tuple[str, Form] | None:
         if name is None or isinstance(value, Relation):
             continue
         own = variables_of(side)
+        if _is_formula(side) and variables_of(value):
+            continue
         is_function = isinstance(side, Apply) and side.operation == "call"
         if is_function or not own & variables_of(value):
             return name, value
@@ -133,7 +145,14 @@ def same_name(right: str, given: Form) -> bool:
 
 
 def assigned(form: Form) -> dict[str, Form] | None:
-    """Return the values of several names, of `x = 1, y = 2` or `(x,y) = (1,2)`, in their order; None if it has none."""
+    """Return the values of several names in their order; None if there are none.
+
+    They are those of `x = 1, y = 2`, `(x,y) = (1,2)` or `x = y = 1`.
+    """
+    if isinstance(form, Relation) and len(form.sides) > 2 and set(form.signs) == {"="}:
+        *several, value = form.sides
+        form = Listing(tuple(Relation((one, value), ("=",)) for one in several if isinstance(one, Symbol)), ",")
+        return assigned(form) if len(form.items) == len(several) else None
     if isinstance(form, Relation):
         heads, parts = map(vector_of, (form.sides[0], form.sides[-1]))
         if len(form.sides) != 2 or heads is None or parts is None or len(heads) != len(parts):

@@ -7,12 +7,14 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 
+from brorl.verification.domains.formula.bound import without_conditions
 from brorl.verification.domains.formula.expressions import (
     Apply,
     Expression,
     Number,
     Symbol,
     has_two_signs,
+    is_decimal,
     walk,
     with_sign,
 )
@@ -22,7 +24,9 @@ from brorl.verification.domains.formula.forms import (
     Listing,
     Matrix,
     Quantity,
+    Ratio,
     Relation,
+    Text,
     is_expression,
     to_expression,
 )
@@ -30,11 +34,15 @@ from brorl.verification.domains.formula.names import EQUAL, named, variables_of,
 from brorl.verification.domains.formula.regions import region_of
 from brorl.verification.domains.formula.values import same_value
 from brorl.verification.domains.formula.words import unit_of
+from brorl.verification.domains.units import Conversion
 
 
 @lru_cache(maxsize=4096)
 def normal(form: Form) -> Form:
     """Return a form without sets of one member, without two signs, and without names that stand before each member."""
+    if isinstance(form, Relation) and form.signs == ("\\in",) and vector_of(form.sides[0]):
+        points = members_of(form.sides[1]) or (form.sides[1],)
+        return _normal_listing(Listing((Relation((form.sides[0], points[0]), ("=",)), *points[1:]), "or"))
     if isinstance(form, Relation) and form.signs == ("\\in",) and isinstance(form.sides[0], Symbol):
         is_finite = isinstance(form.sides[1], Bracketed) and form.sides[1].opening == "\\{"
         return form if region_of(form) and not is_finite else normal(form.sides[1])
@@ -54,16 +62,49 @@ def normal(form: Form) -> Form:
             return normal(form.sides[1])
     if is_expression(form) and has_two_signs(to_expression(form)):
         return Listing((with_sign(to_expression(form), 1), with_sign(to_expression(form), -1)), "or")
+    if isinstance(form, Bracketed) and (form.opening, form.closing) == ("(", ")"):
+        return _with_either_sign(form)
     if isinstance(form, Quantity) and has_two_signs(form.value):
         return Listing(tuple(form._replace(value=with_sign(form.value, sign)) for sign in (1, -1)), "or")
     return form
+
+
+def _with_either_sign(form: Bracketed) -> Form:
+    r"""Return both points of `(2, \pm 1)`; with more such signs it may be two or four, and stays."""
+    places = [at for at, item in enumerate(form.items) if is_expression(item) and has_two_signs(to_expression(item))]
+    if len(places) != 1:
+        return form
+    (at,) = places
+    both = (with_sign(to_expression(form.items[at]), sign) for sign in (1, -1))
+    return Listing(tuple(form._replace(items=(*form.items[:at], one, *form.items[at + 1 :])) for one in both), "or")
+
+
+def _with_heads(items: Sequence[Form]) -> Sequence[Form]:
+    """Return `(p,q) = (5,2), (7,2)` with the names before each point."""
+    match items[0]:
+        case Relation((heads, first), ("=",)) if (names := vector_of(heads)) and vector_of(first):
+            if all(len(vector_of(item) or ()) == len(names) for item in items[1:]):
+                return [items[0], *(Relation((heads, item), ("=",)) for item in items[1:])]
+    return items
+
+
+def _in_blocks(items: list[Form]) -> list[Form]:
+    """Return `p = 5, q = 2, p = 7, q = 2` as `(p,q) = (5,2), (p,q) = (7,2)`."""
+    pairs = [pair for item in items if isinstance(item, Relation) and (pair := named(item))]
+    names = [name for name, _ in pairs]
+    size = len(dict.fromkeys(names))
+    if not 1 < size < len(items) == len(names) or names != names[:size] * (len(names) // size):
+        return items
+    heads = Bracketed("(", tuple(map(Symbol, names[:size])), ")")
+    values = [tuple(value for _, value in pairs[at : at + size]) for at in range(0, len(pairs), size)]
+    return [Relation((heads, Bracketed("(", one, ")")), ("=",)) for one in values]
 
 
 def _normal_set(form: Bracketed) -> Form:
     items: list[Form] = []
     for item in form.items:
         one = normal(item)
-        items.extend(one.items if isinstance(one, Listing) and is_expression(item) else [item])
+        items.extend(one.items if isinstance(one, Listing) and item != one else [item])
     if len(items) == 1 and not isinstance(items[0], Bracketed):
         return normal(items[0])
     return form._replace(items=tuple(items))
@@ -71,12 +112,13 @@ def _normal_set(form: Bracketed) -> Form:
 
 def _normal_listing(form: Listing) -> Form:
     items: list[Form] = []
-    written = [item for item in form.items if not _is_side_condition(item, form)]
+    written = without_conditions(form)
     if len(written) == 1:
         return normal(written[0])
-    for item in written:
+    for item in _with_heads(written):
         one = normal(item)
         items.extend(one.items if isinstance(one, Listing) and item != one else [item])
+    items = _in_blocks(items)
     names = [named(item) if isinstance(item, Relation) and len(item.sides) == 2 else None for item in items]
     heads = {name[0].split("_")[0] for name in names if name}
     are_named = all(name or not isinstance(item, Relation) for name, item in zip(names, items, strict=True))
@@ -99,15 +141,6 @@ def _total(items: Sequence[Form]) -> Quantity | None:
         Apply("*", (Number(unit.factor / first), part.value)) for (part, _), unit in zip(parts, units, strict=True)
     ]
     return Quantity(Apply("+", tuple(terms)), parts[0][0].unit, None)
-
-
-def _is_side_condition(item: Form, form: Listing) -> bool:
-    r"""Whether an item says in which numbers a variable of another item lies: `k \in \mathbb{Z}`."""
-    if not (isinstance(item, Relation) and item.signs == ("\\in",) and isinstance(item.sides[1], Symbol)):
-        return False
-    others = [other for other in form.items if other is not item]
-    variable = variables_of(item.sides[0])
-    return item.sides[1].name.startswith("\\mathbb") and any(variable & variables_of(one) for one in others)
 
 
 def members_of(form: Form) -> Sequence[Form] | None:
@@ -155,3 +188,28 @@ def with_constant(right: Expression, given: Expression) -> Expression:
     if Symbol("C") not in terms[0] or constant is None or Symbol("C") in walk(given) or constant in walk(right):
         return given
     return Apply("+", tuple(Symbol("C") if one == constant else one for one in terms[1]))
+
+
+def converted(value: Expression, way: Conversion) -> Expression:
+    """Return a value in another unit."""
+    factor, shift = Number(way.factor, is_decimal(value)), Number(way.shift)
+    product = value if way.factor == 1 else Apply("*", (factor, value))
+    return product if way.shift == 0 else Apply("+", (product, shift))
+
+
+def are_opposed(right: Form, given: Form) -> bool:
+    """Whether one list of words has `and` and the other one `or`."""
+    if not isinstance(right, Listing) or not isinstance(given, Listing):
+        return False
+    has_words = any(isinstance(item, Text) for item in right.items)
+    return has_words and {right.joint, given.joint} == {"and", "or"}
+
+
+def same_ratio(right: Ratio, given: Ratio) -> bool:
+    """Whether two ratios are equal; times are equal only as they are written."""
+    if right.is_time or given.is_time or len(right.items) != len(given.items):
+        return right.items == given.items
+    return all(
+        same_value(Apply("*", (one, given.items[0])), Apply("*", (other, right.items[0])))
+        for one, other in zip(right.items, given.items, strict=True)
+    )

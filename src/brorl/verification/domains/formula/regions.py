@@ -20,7 +20,7 @@ from brorl.verification.domains.formula.forms import (
     is_expression,
     to_expression,
 )
-from brorl.verification.domains.formula.names import name_of
+from brorl.verification.domains.formula.names import is_call, name_of
 from brorl.verification.domains.formula.values import order_key
 
 _INFINITY = Symbol("\\infty")
@@ -137,8 +137,8 @@ def _of_relation(sides: tuple[Form, ...], signs: tuple[str, ...]) -> Region | No
     for place, side in enumerate(sides):
         if place != at:
             sign = signs[at] if place > at else TURNED[signs[place]]
-            if inner := _inside_bars(sides[at]):
-                parts.append(_of_absolute_value(inner, sign, to_expression(side)))
+            if letter := _inside_bars(sides[at]):
+                parts.append(_of_absolute_value(letter, sign, to_expression(side)))
             else:
                 parts.append(Region(_half(sign, to_expression(side)), _variable_of(sides[at])))
     return _combine("\\cap", parts)
@@ -146,8 +146,7 @@ def _of_relation(sides: tuple[Form, ...], signs: tuple[str, ...]) -> Region | No
 
 def _variable_of(side: Form) -> str | None:
     """Return the name of what lies in a region: `x` or `f(x)`; None if a side is no such name."""
-    is_call = isinstance(side, Apply) and side.operation == "call"
-    return name_of(side) if is_call or isinstance(side, Symbol) else None
+    return name_of(side) if is_call(side) or isinstance(side, Symbol) else None
 
 
 def _inside_bars(side: Form) -> Symbol | None:
@@ -223,3 +222,16 @@ def _common(one: tuple[tuple[Cut, Cut], ...], other: tuple[tuple[Cut, Cut], ...]
 def _complement(pieces: tuple[tuple[Cut, Cut], ...]) -> tuple[tuple[Cut, Cut], ...]:
     cuts = [_LOW, *(cut for piece in pieces for cut in piece), _HIGH]
     return _united(tuple(zip(cuts[::2], cuts[1::2], strict=True)))
+
+
+def turned(relation: Relation) -> Relation:
+    """Return a chain of relations from its end."""
+    signs = tuple(TURNED.get(sign, sign) for sign in reversed(relation.signs))
+    return Relation(relation.sides[::-1], signs)
+
+
+def is_equation(form: Form) -> bool:
+    """Whether a form is an equation, or a list of them."""
+    if isinstance(form, Listing):
+        return all(map(is_equation, form.items))
+    return isinstance(form, Relation) and "=" in form.signs

@@ -29,7 +29,7 @@ IMAGINARY = "i"
 _DIGITS, _MANY_DIGITS, _DIGITS_AT_POINTS = 40, 600, 120
 _SMALL = Fraction(1, 1000)  # below, rounding to six decimals leaves fewer than three digits
 _HALF_UNIT = Fraction(1, 2) + Fraction(1, 10**9)  # of the third digit
-_WHOLE_NUMBERS = frozenset("nkmj")  # letters that stand for whole numbers
+WHOLE_NUMBERS = frozenset("nkmj")  # letters that stand for whole numbers
 _POINTS = 8
 _INFINITE_PARTS = 2  # a sign and infinity: no arithmetic with it
 
@@ -131,7 +131,7 @@ def _same_at_points(right: Expression, given: Expression, names: list[str], fixe
     for number in range(_POINTS):
         point = dict(fixed)
         for name in names:
-            if is_whole or (name[0] in _WHOLE_NUMBERS and IMAGINARY not in fixed):
+            if is_whole or (name[0] in WHOLE_NUMBERS and IMAGINARY not in fixed):
                 point[name] = Fraction(random.randint(2, 30))
             else:
                 point[name] = Fraction(random.randint(200, 3_000), 1_009) * (
