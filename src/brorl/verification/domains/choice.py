@@ -22,7 +22,8 @@ from typing import NamedTuple
 from brorl.prompts.boxed import Box, find_last_box
 from brorl.prompts.science import Choices
 from brorl.verification.domains.denial import denial_after, denial_before
-from brorl.verification.domains.marked_answer import is_taken_back, own_turn
+from brorl.verification.domains.later_answer import without_next_turn
+from brorl.verification.domains.marked_answer import is_taken_back
 
 NO_OPTION = "not an option"
 SEVERAL = "several options"
@@ -89,7 +90,7 @@ def choose(response: str, choices: Choices) -> ChosenOption:
         response: Any string.
         choices: The options; the right one is not read.
     """
-    response = own_turn(response)
+    response = without_next_turn(response)
     box = find_last_box(response)
     if box is not None:
         return _in_box(response, box, choices)

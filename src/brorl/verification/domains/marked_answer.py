@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from brorl.prompts.boxed import find_last_box, has_open_box
 from brorl.verification.domains.denial import denial_after, denial_before
+from brorl.verification.domains.later_answer import without_next_turn
 
 OPENING, CLOSING = "<answer>", "</answer>"
 
@@ -27,7 +28,6 @@ _CORRECTION = re.compile(
     r"\b(?:I was wrong|my mistake|made an? (?:mistake|error)|let me (?:re\w+|check))\b",
     re.IGNORECASE,
 )
-_TURN = re.compile(r"^[ \t*#]*(?:User|Human)[ \t*]*:|<\|(?:im_start|user|eot_id)\|>", re.MULTILINE)
 _VARIABLE = re.compile(r"[A-Za-z]\s*=\s*(?=[-+.\d/]+$)")
 _FENCE = re.compile(r"(```|~~~)[ \t]*\w*\n(.*?)\n?[ \t]*\1", re.DOTALL)
 _AROUND = (
@@ -41,15 +41,9 @@ def is_taken_back(after: str) -> bool:
     return _CORRECTION.search(after[:_MAX_CORRECTION]) is not None
 
 
-def own_turn(response: str) -> str:
-    """Return a response up to a turn of the user that the model invented."""
-    turn = _TURN.search(response)
-    return response[: turn.start()] if turn else response
-
-
 def find_answer(response: str) -> str | None:
     """Return the text that a response marks as its answer, or the whole response; None if it is denied or cut off."""
-    response = own_turn(response)
+    response = without_next_turn(response)
     end = response.rfind(CLOSING)
     start = response.rfind(OPENING, 0, max(end, 0))
     box = find_last_box(response) if start < 0 else None

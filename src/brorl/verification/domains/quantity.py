@@ -1,7 +1,7 @@
 r"""Numbers with units in text: `3.0 \times 10^8\ \text{m/s}`, `v = 36 km/h`, `about 5 million years`.
 
-A number that is written with digits is read exactly; any other expression, such as `\sqrt{2}`, is left to math-verify.
-Only what parses as a unit is one. Other words after a number are kept, to be compared as text.
+A number that is written with digits is read exactly; any other expression, such as `\sqrt{2}`, is left to the grammar
+of formulas. Only what parses as a unit is one. Other words after a number are kept, to be compared as text.
 """
 
 from __future__ import annotations

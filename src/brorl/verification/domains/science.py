@@ -1,8 +1,8 @@
 """Verifier of scientific answers: multiple choice, numbers with units, formulas.
 
 A reference is the text of `Choices`, the text of `MeasuredAnswer`, or the answer as LaTeX or plain text. Options are
-compared here, and so are numbers that are written with digits, exactly, with their units converted. math-verify
-compares anything else in a worker.
+compared here, and so are numbers that are written with digits, exactly, with their units converted. A worker compares
+anything else as the verifier of mathematics does.
 
 Two numbers agree if their difference is at most the tolerance times the reference; the tolerance is at least a
 millionth. Whole numbers without a unit and a tolerance must be equal. An answer without a unit is read in the unit of
@@ -18,7 +18,6 @@ from brorl.prompts.prompt import Prompt
 from brorl.prompts.science import Choices, MeasuredAnswer, read_science_reference
 from brorl.verification.domains.chemistry import same_chemistry
 from brorl.verification.domains.choice import choose
-from brorl.verification.domains.marked_answer import own_turn
 from brorl.verification.domains.math import COMPARE, MAX_ANSWER, MathVerifier, worker_verdict
 from brorl.verification.domains.math_extraction import extract_answer, tidy
 from brorl.verification.domains.measured import ROUNDING, agree, factor_of, same_kind, same_range
@@ -27,7 +26,6 @@ from brorl.verification.domains.single_answer import SEVERAL_ANSWERS, is_several
 from brorl.verification.domains.wording import (
     as_one_answer,
     in_figures,
-    in_one_case,
     same_words,
     with_whole_box,
 )
@@ -45,7 +43,7 @@ class ScienceVerifier:
     """Accepts the right option, or an answer that equals the reference.
 
     Args:
-        pool: The workers that call math-verify.
+        pool: The workers that compare formulas.
     """
 
     def __init__(self, pool: WorkerPool) -> None:
@@ -54,7 +52,7 @@ class ScienceVerifier:
         self._cache = VerdictCache(200_000)
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses. The verdicts of math-verify are kept, with the timeouts of its CPU time.
+        """Verify responses. The verdicts of workers are kept, with the timeouts of their CPU time.
 
         The reasons of multiple choice are `correct`, `wrong answer`, `no answer`, `not an option` and `several
         options`. Those of other answers are the first three, `no single answer`, `another unit`, `answer too long`,
@@ -68,9 +66,7 @@ class ScienceVerifier:
                 answer, reason = _choose(reference, response)
                 return _by_form(answer, reason)
             measured = _read(reference.value)
-            answer = extract_answer(
-                with_whole_box(own_turn(response)), with_unit=bool(measured.units or measured.words)
-            )
+            answer = extract_answer(with_whole_box(response), with_unit=bool(measured.units or measured.words))
             if answer is None or len(answer) > MAX_ANSWER:
                 return _by_form(None, NO_ANSWER if answer is None else TOO_LONG)
             compared = _compare(reference, answer)
@@ -88,7 +84,7 @@ class ScienceVerifier:
         return self._cache.verify_all(items, find, decide)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find references that are malformed, or that math-verify cannot parse."""
+        """Find references that are malformed, or that cannot be read as an expression."""
         problems: dict[str, str] = {}
         expressions: dict[str, str] = {}
         for reference in references:
@@ -130,7 +126,7 @@ def _read(value: str) -> Quantity:
 
 
 def _compare(reference: MeasuredAnswer, answer: str) -> str | Call:
-    """Return the reason of the verdict, or a call of math-verify."""
+    """Return the reason of the verdict, or the call of a worker."""
     value, answer = in_figures(tidy(reference.value)), in_figures(answer)
     if answer == value and any(character.isalnum() for character in answer):
         return CORRECT
@@ -153,4 +149,4 @@ def _compare(reference: MeasuredAnswer, answer: str) -> str | Call:
     text = "=".join(side.text for side in given)
     if factor != 1:
         text = f"({given[-1].text}) \\cdot \\frac{{{factor.numerator}}}{{{factor.denominator}}}"
-    return *in_one_case(right.text, text), max(reference.tolerance, float(ROUNDING))
+    return right.text, text, max(reference.tolerance, float(ROUNDING))

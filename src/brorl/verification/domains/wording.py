@@ -57,10 +57,6 @@ _LEFT = re.compile(r"(?:^|[\s=$(:≈\[])(?:([-\u2212]\$?)|(\d+(?:\.\d+)?))$")
 _RIGHT = re.compile(
     r"\s*(?:\^|/\s*\d|!|\d|[-+*]\s?\d|\\(?:times|cdot|pm)(?![a-z])|(?:thousand|million|billion|trillion)\b)[^$]*?(?=\$|\\[)\]]|[.,;](?:\s|$)|$)"
 )
-_LETTER = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]")
-_DIFFERENCE = re.compile(r"\\(Delta|delta)\s*([a-zA-Z])(?![a-zA-Z]*_|[a-zA-Z])")
-_DIFFERENCES = {"Delta": 77, "delta": 78}  # subscripts
-_UNUSED = "abcfghjkmnpqrstuvwxyz"  # without letters that math-verify reads as constants or differentials
 
 
 def same_words(reference: str, answer: str) -> bool | None:
@@ -121,23 +117,6 @@ def is_direction(words: str) -> bool:
 def beside_the_value(words: str) -> bool:
     """Whether words after a value belong to the sentence: `since it falls`, `downward`, `of water`."""
     return _BESIDE.match(words) is not None and not any(map(str.isdigit, words))
-
-
-def in_one_case(reference: str, answer: str) -> tuple[str, str]:
-    r"""Return two formulas in which capital letters are others than small ones: math-verify folds them.
-
-    A letter that occurs in both cases, also a Greek one, gets an unused letter instead of the capital one. A difference
-    such as `\Delta x` is one symbol, and no product.
-    """
-    one, other = (
-        _DIFFERENCE.sub(lambda match: rf"{match[2]}_{{{_DIFFERENCES[match[1]]}}}", text) for text in (reference, answer)
-    )
-    letters = {letter for text in (one, other) for letter in _LETTER.findall(text)}
-    unused = [letter for letter in _UNUSED if letters.isdisjoint((letter, letter.upper()))]
-    both = sorted(letter for letter in letters if letter != letter.lower() and letter.lower() in letters)
-    new = dict(zip(both, unused, strict=False))
-    one, other = (_LETTER.sub(lambda match: new.get(match[0], match[0]), text) for text in (one, other))
-    return one, other
 
 
 def with_whole_box(response: str) -> str:

@@ -192,6 +192,8 @@ class AtomReader(Cursor):
             return self.function(name)
         if name in MARKS:
             return self._marked(name)
+        if name in ("Delta", "delta") and self.peek().kind == "name" and len(self.peek().text) == 1:
+            return self.symbol(f"{token.text} {self.take().text}")  # a difference is one symbol
         if name in GREEK:
             return self.symbol(token.text)
         raise UnreadableError(f"the command {token.text}")
