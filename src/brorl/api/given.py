@@ -34,8 +34,8 @@ Rewards: TypeAlias = "Reward | Mapping[str, Reward | tuple[Reward, float]]"
 _IN_WORDS_OF_ROWS = (
     ("give data.sources[].prompt_column", "name that column prompt"),
     (
-        "give data.sources[].domain and write a verifier for it (docs/how-to/verifiers.md), the domain math if "
-        "it can read them, or another data.sources[].answer_column",
+        "give data.sources[].domain and write a verifier for it (docs/how-to/verifiers.md), the domain math if they "
+        "are mathematics, or another data.sources[].answer_column",
         "give reward=FUNCTION, which verifies responses, or name another column answer",
     ),
     ("and give data.sources[].answer_column", "and name it answer"),
