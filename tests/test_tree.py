@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brorl.tree import RolloutTree
+from tree_invariants import check_tree
 
 EOS = 0
 ARRAYS = [f.name for f in fields(RolloutTree) if f.name != "prompt_ids"]
@@ -47,7 +48,7 @@ def build(responses: Responses, finished: list[bool] | None = None) -> RolloutTr
 def test_round_trip_keeps_counts_and_finish_flags(rollouts: tuple[Responses, list[bool]]) -> None:
     responses, finished = rollouts
     tree = build(responses, finished)
-    tree.validate()
+    check_tree(tree)
     found = [(r, bool(f), c) for (r, c), f in zip(tree.responses(), tree.finished, strict=True)]
     assert Counter({(r, f): c for r, f, c in found}) == Counter(zip(responses, finished, strict=True))
     assert [(r, f) for r, f, _ in found] == sorted(set(zip(responses, finished, strict=True)))
@@ -124,7 +125,7 @@ def test_select_equals_rebuilding_from_the_kept_responses(
     tree = build(*rollouts)
     kept = sorted(data.draw(st.sets(st.integers(0, tree.num_responses - 1), min_size=1)))
     smaller, node_index = tree.select(np.array(kept))
-    smaller.validate()
+    check_tree(smaller)
     repeated = [
         (r, f)
         for i, ((r, c), f) in enumerate(zip(tree.responses(), tree.finished.tolist(), strict=True))
@@ -143,7 +144,7 @@ def test_merge_equals_building_from_all_rollouts(rollouts: tuple[Responses, list
     parts = [[pair for pair, i in zip(pairs, part, strict=True) if i == wanted] for wanted in range(3)]
     trees = [build([r for r, _ in p], [f for _, f in p]) for p in parts if p]
     merged = RolloutTree.merge(trees)
-    merged.validate()
+    check_tree(merged)
     assert merged == build(*rollouts)
     assert RolloutTree.merge([RolloutTree.merge(trees[:-1]), trees[-1]] if len(trees) > 1 else trees) == merged
 
@@ -190,7 +191,7 @@ def test_large_random_tree_agrees_with_loops(rng: np.random.Generator) -> None:
         for _ in range(300)
     ]
     tree = RolloutTree.from_responses((1,), responses)
-    tree.validate()
+    check_tree(tree)
     prefixes = all_prefixes(responses)
     assert tree.depth.tolist() == [len(p) - 1 for p in prefixes]
     end = list(range(1, len(prefixes) + 1))
@@ -260,7 +261,7 @@ VALID = {
 
 
 def test_the_tree_that_the_next_tests_break_is_valid() -> None:
-    RolloutTree(**VALID).validate()
+    check_tree(RolloutTree(**VALID))
     assert RolloutTree(**VALID).responses() == [((1, 2), 1), ((1, 3), 2), ((4,), 1)]
 
 
@@ -269,7 +270,7 @@ def watchdog() -> Iterator[None]:
     """Turn an endless loop into a failure; a parent cycle must not cause one."""
 
     def stop(*_: object) -> None:
-        raise TimeoutError("validate() did not return")
+        raise TimeoutError("check_tree did not return")
 
     previous = signal.signal(signal.SIGALRM, stop)
     signal.alarm(5)
@@ -309,7 +310,7 @@ def watchdog() -> Iterator[None]:
 def test_validate_names_the_broken_invariant(invariant: str, change: dict) -> None:
     tree = RolloutTree(**{**VALID, **change})
     with pytest.raises(ValueError, match=f"not a rollout tree: violates '{invariant}"):
-        tree.validate()
+        check_tree(tree)
 
 
 @pytest.mark.parametrize("name", ARRAYS)
@@ -339,7 +340,7 @@ def test_whatever_validate_accepts_is_the_canonical_tree_of_its_rollouts(
     array[place] = data.draw(st.integers(*limits.get(name, (0, 9))))
     changed = replace(tree, **{name: array})
     try:
-        changed.validate()
+        check_tree(changed)
     except ValueError:
         assert changed != tree
         return
@@ -381,7 +382,7 @@ def _continued(responses: Responses, width: int) -> RolloutTree:
             ends = [len(r) <= done + width for r in responses if len(r) > done and r[:done] == prefix]
             subtrees.append(RolloutTree.from_responses((7, 8, *prefix), rest, logprobs, ends))
         tree, done = tree.graft(leaves, subtrees), done + width
-        tree.validate()
+        check_tree(tree)
     return tree
 
 

@@ -8,7 +8,7 @@ slice. Empty responses are an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -356,36 +356,6 @@ class RolloutTree:
                     f"response {leaf} has {self.leaf_count[leaf]} rollouts, and its continuations have "
                     f"{tree.num_rollouts}; sample as many as there are"
                 )
-
-    def validate(self) -> None:
-        """Check every invariant of the representation.
-
-        Raises:
-            ValueError: Naming the first invariant that does not hold.
-        """
-        for invariant, holds in self._invariants():
-            if not holds:
-                raise ValueError(f"not a rollout tree: violates '{invariant}'")
-
-    def _invariants(self) -> Iterator[tuple[str, bool]]:
-        """Yield each invariant and whether it holds; a later one is only computed if the earlier ones hold."""
-        node_M = np.arange(self.token.size)
-        yield "parents before children", bool((self.parent < node_M).all() and (self.parent >= -1).all())
-        inner = np.flatnonzero(self.parent >= 0)
-        yield "depth-first preorder", bool((inner < self.end[self.parent[inner]]).all())
-        siblings = np.lexsort((node_M, self.parent))
-        same_parent = self.parent[siblings[1:]] == self.parent[siblings[:-1]]
-        ascending = self.token[siblings[1:]] > self.token[siblings[:-1]]
-        yield "siblings sorted by token, none twice", bool(ascending[same_parent].all())
-        yield "tokens not negative", bool((self.token >= 0).all())
-        yield "leaves are nodes", bool((self.leaf >= 0).all() and (self.leaf < node_M.size).all())
-        yield "leaves in preorder, none twice", bool((np.diff(self.leaf * 2 + self.finished) > 0).all())
-        yield "leaf counts positive", bool((self.leaf_count > 0).all())
-        own_M = np.bincount(self.leaf, weights=self.leaf_count, minlength=node_M.size)
-        children_M = np.bincount(self.parent[inner], weights=self.count[inner], minlength=node_M.size)
-        conserved = bool((self.count == own_M + children_M).all() and (self.count > 0).all())
-        yield "count = rollouts that end here + counts of the children, positive", conserved
-        yield "log-probs at most 0", not bool((self.logprob > 1e-6).any())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RolloutTree):

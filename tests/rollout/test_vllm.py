@@ -26,6 +26,7 @@ from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, Vll
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from small_tokenizers import byte_level
+from tree_invariants import check_tree
 
 SETTINGS = VllmSettings("folder", "float32", context=32, cache_bytes=1 << 20, responses_per_request=3)
 SAMPLING = SamplingParams(max_new_tokens=4)
@@ -112,7 +113,7 @@ def test_trees_hold_the_responses_of_their_prompt(rng: np.random.Generator) -> N
     for prompt, tree in zip([(1, 2), (3,), (4,)], trees, strict=True):
         tokens, logprobs, finished = zip(*of_prompt[prompt], strict=True)
         assert tree == RolloutTree.from_responses(prompt, tokens, logprobs, finished)
-        tree.validate()
+        check_tree(tree)
     total = sum(counts)
     nodes, depth = sum(tree.num_unique_tokens for tree in trees), max(int(tree.length.max()) for tree in trees)
     assert seen == [Decoding(total, total, nodes, depth)]

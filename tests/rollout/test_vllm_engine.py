@@ -32,6 +32,7 @@ from brorl.tree import RolloutTree
 from run_support import command
 from small_models import plain_logprobs, small_model, wide_heads
 from small_tokenizers import TOKENIZERS
+from tree_invariants import check_tree
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]  # importing vLLM warns
 
@@ -173,7 +174,7 @@ def test_logprobs_are_those_of_the_learner(
     for tree, prompt, count, expected in zip(
         trees, prompts, counts, tree_logprobs(pair.model, trees, next_token=next_token), strict=True
     ):
-        tree.validate()
+        check_tree(tree)
         assert (tree.prompt_ids, tree.num_rollouts) == (tuple(prompt), count)
         assert np.abs(tree.logprob - expected.detach().numpy()).max() < LOGPROB_BOUND
         for (tokens, _), finished in zip(tree.responses(), tree.finished, strict=True):

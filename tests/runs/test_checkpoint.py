@@ -34,6 +34,7 @@ from brorl.runs.checkpoint import (
 )
 from brorl.tree import RolloutTree
 from run_support import assert_identical, save_tiny_model
+from tree_invariants import check_tree
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +143,7 @@ def test_state_comes_back_exactly(tmp_path: Path, model: LlamaForCausalLM, token
     assert len(restored.source.carried) == 2
     for ours, theirs in zip(restored.source.carried, state.source.carried, strict=True):
         assert ours.prompt == theirs.prompt
-        ours.tree.validate()
+        check_tree(ours.tree)
         for name in ("token", "parent", "count", "logprob", "leaf", "leaf_count", "finished"):
             assert_identical(torch.tensor(getattr(ours.tree, name)), torch.tensor(getattr(theirs.tree, name)), name)
         assert ours.correct_L.tolist() == theirs.correct_L.tolist()

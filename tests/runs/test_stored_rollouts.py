@@ -12,6 +12,7 @@ from brorl.runs import stored_rollouts
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.stored_rollouts import read_groups, step_list, stored_steps
 from made_up_runs import Stored, random_step
+from tree_invariants import check_tree
 
 STEP = 7
 
@@ -32,7 +33,7 @@ def test_groups_come_back_as_they_were(
     assert len(groups) == len(stored.groups)
     assert groups[1].prompt_id == groups[2].prompt_id  # two groups of one prompt, one after the other, stay two
     for group, made, verdicts, texts in zip(groups, stored.groups, stored.verdicts, stored.texts, strict=True):
-        group.tree.validate()
+        check_tree(group.tree)
         assert group.tree.prompt_ids == ()
         for name in ("token", "parent", "count", "leaf", "leaf_count", "finished"):
             assert np.array_equal(getattr(group.tree, name), getattr(made.tree, name)), name

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import pytest
 import torch
-
-from brorl.theory.mass_balance import GradientStep, Outcomes
-from brorl.theory.policy_gradient import (
+from policy_gradient import (
     Estimator,
     lowered_by_exact_gradient,
     mass_change,
     mass_change_of_draw,
     shrinkage_of_unsampled,
 )
+
+from brorl.theory.mass_balance import GradientStep, Outcomes
 
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 

@@ -16,6 +16,7 @@ from brorl.sampling import SamplingParams
 from brorl.training.backlog import Flight, Start
 from brorl.tree import RolloutTree
 from small_models import plain_logprobs, small_model
+from tree_invariants import check_tree
 
 EOS = 0
 
@@ -33,7 +34,7 @@ def flown(
         sizes.append(len(task.prompts))
         flight = flight.after(SampledTask(0, trees, number + 3, 0.5))
     assert flight.tree is not None
-    flight.tree.validate()
+    check_tree(flight.tree)
     assert flight.start.version == 3  # of the weights that sampled the first tokens
     assert flight.worker_seconds == 0.5 * len(sizes)
     return flight.tree, sizes

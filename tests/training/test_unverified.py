@@ -27,6 +27,7 @@ from brorl.verification.grade import Grader, num_unverified, verified
 from brorl.verification.verifier import Verdict, unverified_verdict
 from learner_support import learn
 from small_models import flattened_logprobs, random_tree, rollouts, small_model
+from tree_invariants import check_tree
 
 REASON = "unverified: a worker was lost"
 SHAPING = RewardShaping(cosine_length=CosineLength(every_steps=1, on_steps=1))
@@ -115,7 +116,7 @@ def test_a_group_is_that_of_the_remaining_rollouts(rng: np.random.Generator) -> 
         (expected,) = plain.groups([prompt_of(tree)], [smaller], step=1)
         assert expected is not None
         group_tree, expected_tree = (replace(g.tree, logprob=np.round(g.tree.logprob, 12)) for g in (group, expected))
-        group_tree.validate()
+        check_tree(group_tree)
         assert group_tree == expected_tree
         assert group.correct_L.tolist() == expected.correct_L.tolist() == [v.correct for v in verified(verdicts)]
         assert group.reward_L.tolist() == expected.reward_L.tolist()

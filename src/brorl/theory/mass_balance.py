@@ -3,7 +3,7 @@
 The change of the correct mass Q_pos, to first order in the learning rate, is split into its sources, with a bound on
 the higher orders. All of it holds for a tabular softmax, one free logit per outcome (a token, or a whole response), and
 samples drawn independently from the policy at temperature 1. Theorem 1 is about a surrogate that sums over the distinct
-sampled outcomes. The estimators that trainers use, with counts and baselines, are in `brorl.theory.policy_gradient`.
+sampled outcomes. The estimators that trainers use, with counts and baselines, are in `tests/theory`.
 
 The surrogate's 1/N is part of its step: at a fixed learning rate the whole change vanishes as N grows. Compare numbers
 of rollouts by the sign and the fractions of the terms, not by the size of the total.

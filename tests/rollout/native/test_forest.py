@@ -5,6 +5,7 @@ import pytest
 
 from brorl.rollout.native.forest import Forest
 from brorl.tree import RolloutTree
+from tree_invariants import check_tree
 
 EOS = 0
 
@@ -57,7 +58,7 @@ def test_grown_trees_equal_trees_built_from_responses(rng: np.random.Generator, 
     forest, _ = grow(rng, prompts, responses_P, waves)
     for p, tree in enumerate(forest.trees()):
         responses = responses_P[p]
-        tree.validate()
+        check_tree(tree)
         assert tree == RolloutTree.from_responses(
             prompts[p],
             responses,

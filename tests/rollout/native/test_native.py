@@ -24,6 +24,7 @@ from brorl.rollout.native.row_cache import RowCache
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from small_models import ARCHITECTURES, plain_logprobs, rollouts, small_model
+from tree_invariants import check_tree
 
 EOS = 0
 every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -121,7 +122,7 @@ def test_tree_and_flat_decoding_draw_identical_tokens(architecture: str, rng: np
     assert_same_trees(tree, flat)
     assert sum(t.num_unique_tokens for t in tree) < 0.8 * sum(t.num_sampled_tokens for t in tree)
     for t in tree:
-        t.validate()
+        check_tree(t)
         assert t.num_rollouts == 64
 
 
