@@ -53,14 +53,6 @@ MEASURED = (  # all that a run of fixed N can measure
     f"--data.sources=[{{task: countdown, max_number: 7, name: {SOURCES[0]}}}, "
     f"{{task: countdown, num_numbers: 2, max_number: 9, name: {SOURCES[1]}}}]",
 )
-ADAPTIVE = (
-    "--steps=1",
-    "--adaptive.enabled=true",
-    "--rollouts_per_prompt=8",
-    "--adaptive.pilot_rollouts=4",
-    "--adaptive.max_rollouts=16",
-    "--evaluation.num_prompts=0",
-)
 FRUITLESS = ("--steps=1", "--sampling.max_new_tokens=1", "--dynamic_sampling.max_tries=1")
 
 
@@ -88,9 +80,9 @@ LOSING = (
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Five real runs: all measurements, adaptive rollouts, no correct rollout, lost verdicts, no verdict."""
+    """Four real runs: all measurements, no correct rollout, lost verdicts, no verdict."""
     folders = []
-    for name, settings, code in (("measured", MEASURED, 0), ("adaptive", ADAPTIVE, 0), ("fruitless", FRUITLESS, 1)):
+    for name, settings, code in (("measured", MEASURED, 0), ("fruitless", FRUITLESS, 1)):
         folders.append(tmp_path_factory.mktemp("docs") / name)
         outcome = command("train", *SMALL, *settings, "--output_dir", folders[-1])
         assert outcome.code == code, outcome.err

@@ -26,7 +26,7 @@ def record(step: int, rng: np.random.Generator) -> dict[str, Any]:
     """A metrics record; a later line of the same step differs."""
     line: dict[str, Any] = {
         "step": step,
-        "sampling": {"reward": float(rng.random()), "groups": int(rng.integers(9)), "adaptive": True},
+        "sampling": {"reward": float(rng.random()), "groups": int(rng.integers(9)), "truncated": True},
         "update": {"loss": float(rng.normal()), "reference_kl": None, "grad_norm": math.inf},
         "coverage": {"pooled": {"q_pos": float(rng.random())}, "prompts": {"id": ["a", "b"], "q_pos": [0.1, 0.2]}},
         "note": "text",
@@ -45,7 +45,7 @@ def expected(records: Sequence[dict[str, Any]]) -> dict[str, dict[int, float]]:
             found = {
                 "sampling/reward": line["sampling"]["reward"],
                 "sampling/groups": line["sampling"]["groups"],
-                "sampling/adaptive": 1.0,
+                "sampling/truncated": 1.0,
                 "update/loss": line["update"]["loss"],
                 "coverage/pooled/q_pos": line["coverage"]["pooled"]["q_pos"],
             }

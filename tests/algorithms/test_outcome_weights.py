@@ -44,14 +44,6 @@ def d_pass_at(k: int, p: float) -> float:
     return k * (1 - p) ** (k - 1)
 
 
-def d_power(alpha: float, p: float, terms: int) -> float:
-    total, coefficient = 0.0, 1.0
-    for j in range(terms):
-        total += coefficient * (1 - p) ** j
-        coefficient *= (alpha + j) / (j + 1)
-    return total
-
-
 N = 5
 OBJECTIVES = {
     "rloo": (outcome_weights.rloo, lambda _: 1.0),
@@ -66,10 +58,6 @@ OBJECTIVES = {
             partial(lambda p, t: sum(d_pass_at(k, p) / k for k in range(1, min(t or N, N - 1) + 1)), t=t),
         )
         for t in (1, 2, 3, 4, 9, None)
-    },
-    **{
-        f"power-{a}": (partial(outcome_weights.power, alpha=a), partial(lambda p, a: d_power(a, p, N - 1), a=a))
-        for a in (0.0, 0.3, 0.5, 1.0, 1.7)
     },
 }
 
@@ -93,16 +81,6 @@ def test_the_weights_of_pass_at_k_add_up_to_one_over_the_mean(rng: np.random.Gen
         assert sum(parts) == pytest.approx(num_rollouts / c, rel=1e-10)
 
 
-def test_power_is_its_mixture_of_pass_at_k(rng: np.random.Generator) -> None:
-    for num_rollouts in rng.integers(2, 200, 20).tolist():
-        c, alpha = int(rng.integers(1, num_rollouts)), float(rng.uniform(0, 2))
-        mixture, coefficient = 0.0, 1.0
-        for k in range(1, num_rollouts):
-            mixture += coefficient * outcome_weights.pass_at_k(num_rollouts, c, k) / k
-            coefficient *= (alpha + k - 1) / k
-        assert outcome_weights.power(num_rollouts, c, alpha) == pytest.approx(mixture, rel=1e-9)
-
-
 def test_grpo_is_one_over_the_standard_deviation(rng: np.random.Generator) -> None:
     for _ in range(20):
         n = int(rng.integers(2, 600))
@@ -117,8 +95,6 @@ def test_bad_arguments_are_refused() -> None:
         outcome_weights.pass_at_k(5, 2, 5)
     with pytest.raises(ValueError, match="order must be at least 1"):
         outcome_weights.maxrl(5, 2, 0)
-    with pytest.raises(ValueError, match="alpha must be at least 0"):
-        outcome_weights.power(5, 2, -0.5)
     with pytest.raises(ValueError, match="at least 2 rollouts"):
         outcome_weights.maxrl(1, 1)
 

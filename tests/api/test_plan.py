@@ -10,7 +10,7 @@ from matplotlib.image import imread
 
 import brorl
 from brorl.api import plan as plan_module
-from brorl.api.plan import RECIPE, PlanResult, _estimator_settings, _fixed_rollouts, _note, _resolve
+from brorl.api.plan import RECIPE, PlanResult, _estimator_settings, _note, _resolve
 from brorl.config.reading import flat_settings, make_config, parse_yaml, read_recipe
 from brorl.planning import AIMS
 from run_support import SMALL, command
@@ -86,18 +86,8 @@ def test_what_a_checkpoint_argument_means(short_run: Path, tmp_path: Path) -> No
     assert means(short_run, "quickstart") == (str(checkpoint), 512, 0)
     assert means(short_run, seed=9) == (str(checkpoint), 16, 9)
     assert means(None, {"rollouts_per_prompt": 32, "steps": 3}) == ("quickstart", 32, 0)
-    assert means(adaptive={"enabled": True}, rollouts_per_prompt=64)[1] == 64  # a plan compares fixed numbers
     with pytest.raises(brorl.UserError, match="both name a model"):
         means("quickstart", model="other")
-
-
-@pytest.mark.parametrize("adaptive", [True, False])
-def test_commands_of_an_adaptive_recipe_have_the_fixed_numbers_of_the_plan(adaptive: bool) -> None:
-    wanted = {"adaptive.enabled": False} if adaptive else {}
-    assert _fixed_rollouts({"adaptive": {"enabled": adaptive}}, {}) == wanted
-    assert _fixed_rollouts("quickstart", {"adaptive.enabled": adaptive}) == wanted
-    few = {"adaptive": {"enabled": adaptive, "pilot_rollouts": 16}}  # an adaptive run could not have the planned number
-    assert _fixed_rollouts(few, {"rollouts_per_prompt": 16}) == wanted
 
 
 def test_an_aim_changes_the_estimator_of_the_commands() -> None:
@@ -110,9 +100,9 @@ def test_an_aim_changes_the_estimator_of_the_commands() -> None:
         "advantage.estimator": "pass_at_k",
         "advantage.order": None,
     }
-    assert changed("reinforce_pp_baseline", estimator="power", alpha=0.3) == {
+    assert changed("reinforce_pp_baseline", estimator="pass_at_k", k=4) == {
         "advantage.estimator": "reinforce_pp_baseline",
-        "advantage.alpha": 0.5,
+        "advantage.k": 16,
     }
 
 

@@ -36,7 +36,7 @@ def run_of(
     return RunScores(seed, tuple(scores), cost, phases or {}, groups[0], groups[1], groups[1], ended_early, path)
 
 
-def arm_of(name: str, runs: Sequence[RunScores], num_rollouts: int | None = 16) -> Arm:
+def arm_of(name: str, runs: Sequence[RunScores], num_rollouts: int = 16) -> Arm:
     return Arm(name, "", num_rollouts, 8, {}, tuple(runs))
 
 
@@ -55,11 +55,11 @@ def comparison_of(
     return Comparison("quickstart", unit, points[-1], points, prompts, num_samples, ks, tuple(arms), "a machine")
 
 
-def _arms(numbers: Sequence[int | None], names: Sequence[str] | None, runs: Sequence[Sequence[RunScores]]) -> list[Arm]:
+def _arms(numbers: Sequence[int], names: Sequence[str] | None, runs: Sequence[Sequence[RunScores]]) -> list[Arm]:
     """Arms of so many rollouts, whose name is N unless names are given."""
-    labels = labeled(names or ["adaptive" if number is None else f"N={number}" for number in numbers])
+    labels = labeled(names or [f"N={number}" for number in numbers])
     return [
-        Arm(name, title, n, 16, {"rollouts_per_prompt": "adaptive" if n is None else str(n)}, tuple(of_arm))
+        Arm(name, title, n, 16, {"rollouts_per_prompt": str(n)}, tuple(of_arm))
         for (name, title), n, of_arm in zip(labels, numbers, runs, strict=True)
     ]
 
@@ -85,7 +85,7 @@ def gain_at(num_rollouts: int, spent: float, budget: float) -> float:
 def synthetic(
     rng: np.random.Generator,
     *,
-    numbers: Sequence[int | None] = (16, 512),
+    numbers: Sequence[int] = (16, 512),
     num_seeds: int = 3,
     num_tasks: int = 2,
     num_prompts: int = 40,
@@ -102,7 +102,7 @@ def synthetic(
 
     Args:
         rng: Randomness.
-        numbers: N of each arm; None for an adaptive one.
+        numbers: N of each arm.
         num_seeds: Runs of each arm.
         num_tasks: Sources of the prompts.
         num_prompts: Held-out prompts, spread evenly over the sources.
@@ -142,7 +142,7 @@ def synthetic(
 def levels(
     level_AM: Sequence[Sequence[int]],
     *,
-    numbers: Sequence[int | None] = (16, 512),
+    numbers: Sequence[int] = (16, 512),
     num_seeds: int = 3,
     num_prompts: int = 12,
     num_samples: int = 32,

@@ -20,7 +20,7 @@ def comparison_from(
     counts: np.ndarray,
     eval_points: tuple[float, ...],
     num_samples: int,
-    numbers: tuple[int | None, ...],
+    numbers: tuple[int, ...],
     overshoot: dict | None = None,
 ) -> Comparison:
     """counts: [arms, seeds, evaluations, prompts], the first evaluation that of the start."""
@@ -49,7 +49,7 @@ def crossing_counts(generator: np.random.Generator, seeds: int, prompts: int) ->
 @pytest.mark.parametrize("measure", [PASS_1, Measure(3), Measure(3, worst=True)])
 def test_points_and_the_best_are_those_of_plain_sorting(rng: np.random.Generator, measure: Measure) -> None:
     counts = rng.integers(0, 9, (3, 3, 3, 20))
-    comparison = comparison_from(counts, (5.0, 9.0), 8, (4, None, 64))
+    comparison = comparison_from(counts, (5.0, 9.0), 8, (4, 16, 64))
     found = frontier(comparison, measure)
     assert found.measure == measure
 
@@ -58,7 +58,7 @@ def test_points_and_the_best_are_those_of_plain_sorting(rng: np.random.Generator
         return np.stack([estimate(run[m + 1], 8, measure.k) for run in counts[a]])
 
     assert [(p.eval_point, p.arm, p.num_rollouts) for p in found.points] == [
-        (eval_point, f"arm {a}", n) for eval_point in (5.0, 9.0) for a, n in enumerate((4, None, 64))
+        (eval_point, f"arm {a}", n) for eval_point in (5.0, 9.0) for a, n in enumerate((4, 16, 64))
     ]
     for i, point in enumerate(found.points):
         assert point.score == mean_over_runs(scores(i % 3, i // 3))
@@ -158,7 +158,7 @@ def test_a_fit_is_refused_where_the_data_do_not_carry_it() -> None:
     numbers = (4, 16, 64, 256)
     assert why(counts, _POINTS, 32, numbers) is None
     assert "4 evaluation points" in (why(counts[:, :, :5], _POINTS[:4], 32, numbers) or "")
-    assert "0 evaluation points" in (why(counts, _POINTS, 32, (None, None, None, 256)) or "")
+    assert "0 evaluation points" in (why(counts, _POINTS, 32, (256, 256, 256, 256)) or "")
     assert "only 2 different" in (why(counts[[0, 3]], _POINTS, 32, (4, 256)) or "")
     assert "rises with the budget in 0.0% of resamples" in (why(counts, _POINTS, 32, numbers[::-1]) or "")
     # arms that do not differ: which is best is noise

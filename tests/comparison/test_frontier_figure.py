@@ -127,10 +127,10 @@ def test_an_arm_that_overshot_is_crossed_out(rng: np.random.Generator) -> None:
 
 
 def test_places_of_arms(rng: np.random.Generator) -> None:
-    comparison = synthetic(rng, numbers=(16, None, 64), num_prompts=4, num_seeds=1)
+    comparison = synthetic(rng, numbers=(16, 128, 64), num_prompts=4, num_seeds=1)
     places, words = rows_of(comparison)
-    assert places == {"N=16": 4.0, "adaptive": 7.5, "N=64": 6.0}
-    assert words == {"N=16": "16", "adaptive": "adaptive", "N=64": "64"}
+    assert places == {"N=16": 4.0, "N=128": 7.0, "N=64": 6.0}
+    assert words == {"N=16": "16", "N=128": "128", "N=64": "64"}
     comparison = synthetic(rng, numbers=(64, 64, 64), names="abc", num_prompts=4, num_seeds=1)
     assert rows_of(comparison)[0] == {"a": 0.0, "b": 1.0, "c": 2.0}
 
@@ -284,7 +284,7 @@ def test_tables_of_a_sweep() -> None:
     ],
 )  # fmt: skip
 def test_odd_sweeps_are_told_and_drawn(rng: np.random.Generator, changes: dict[str, object]) -> None:
-    comparison = synthetic(rng, **{"numbers": (16, 64, None), "num_prompts": 12, **changes})  # type: ignore[arg-type]
+    comparison = synthetic(rng, **{"numbers": (16, 64, 256), "num_prompts": 12, **changes})  # type: ignore[arg-type]
     words = sentences(comparison)
     assert "nan" not in " ".join(words)
     assert ("nothing can be compared" in words[0]) == ("overshoot" in changes)

@@ -94,7 +94,7 @@ def test_k_is_the_default_of_the_setting() -> None:
     assert AdvantageSettings().k == K
 
 
-@pytest.mark.parametrize("own", ["reinforce_pp_baseline", "grpo", "rloo", "maxrl", "pass_at_k", "power", "phases"])
+@pytest.mark.parametrize("own", ["reinforce_pp_baseline", "grpo", "rloo", "maxrl", "pass_at_k", "phases"])
 def test_a_recipes_own_estimator_of_pass_at_1_is_recommended_and_kept(own: str) -> None:
     choices = EstimatorGuide.of(plan_for(PassRates(0.5, 3.0)), own).choices
     kept = own in ("reinforce_pp_baseline", "grpo", "rloo")

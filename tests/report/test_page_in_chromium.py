@@ -78,7 +78,7 @@ def test_the_page_works_in_a_browser(tmp_path: Path, rng: np.random.Generator) -
 def test_the_summary_of_several_runs_fits_a_laptop(tmp_path: Path, rng: np.random.Generator) -> None:
     paths = [tmp_path / f"a-long-name-of-a-run-with-its-rate-3e-4-and-its-seed-{seed}" for seed in range(3)]
     for path in paths:
-        settings = "steps: 100000\nbudget: {limit: 40000000, unit: unique_tokens}\nrollouts_per_prompt: adaptive\n"
+        settings = "steps: 100000\nbudget: {limit: 40000000, unit: unique_tokens}\nrollouts_per_prompt: 512\n"
         records, _ = make_run(path, rng, settings=settings)
         for record in records:
             for name, value in record.get("sampling", {}).items():

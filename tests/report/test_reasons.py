@@ -102,11 +102,6 @@ def test_what_cannot_be_estimated(rng: np.random.Generator) -> None:
     for record in records:
         record["coverage"]["pooled"]["groups_all_unique"] = record["sampling"]["groups"]
     assert "every response was unique" in reasons(run_of(records))["unsampled-n"]
-    for record in records:
-        record["sampling"]["adaptive"] = True
-    empty = reasons(run_of(records))
-    assert empty["informative-n"] == empty["unsampled-n"]
-    assert empty["unsampled-n"] == "Not estimated: N depended on the outcomes (adaptive.enabled: true)."
 
 
 def test_why_no_update_was_checked(rng: np.random.Generator) -> None:

@@ -97,7 +97,7 @@ def step_record(rng: np.random.Generator, step: int, stored: Stored) -> dict[str
         "sampling": batch.summary() | dropped_record(stored.groups),
         "kept": {"groups": batch.num_mixed, "carried": 0, "samples": 7},
         "update": {name: float(rng.random()) for name in names} | {"out_of_memory_retries": 0, "nodes_per_pass": 9},
-        "coverage": coverage_record(groups, True),
+        "coverage": coverage_record(groups),
         "seconds": {**seconds, "total": sum(seconds.values()) + 0.01},
     }
     return json.loads(json.dumps(record))

@@ -163,12 +163,6 @@ def test_grpo_is_the_weighted_count_of_all_groups(rng: np.random.Generator) -> N
     np.testing.assert_allclose(far, [1 / 0.4, 2], rtol=1e-4)
 
 
-def test_power_tends_to_a_power_of_the_pass_rate() -> None:
-    for alpha in (0.0, 0.3, 0.5, 1.0):
-        found = gradient_coefficient(tabulate(partial(outcome_weights.power, alpha=alpha), 4096), [0.05, 0.3])
-        np.testing.assert_allclose(found, np.array([0.05, 0.3]) ** -alpha, rtol=1e-6)
-
-
 def test_the_noise_of_rloo_is_the_least(rng: np.random.Generator) -> None:
     """Against the enumerated E over groups: E[w^2 x(1-x)] E[x(1-x)] / E[w x(1-x)]^2, over prompts and counts."""
     rate_G, share_G = rng.uniform(0, 1, 9), rng.dirichlet(np.ones(9))
@@ -236,7 +230,6 @@ def test_the_table_of_the_documentation_is_computed() -> None:
         "reinforce_pp_baseline": outcome_weights.reinforce_pp_baseline,
         "grpo": outcome_weights.grpo,
         "pass_at_k": partial(outcome_weights.pass_at_k, k=16),
-        "power": partial(outcome_weights.power, alpha=0.5),
         "maxrl": outcome_weights.maxrl,
     }
     rows = re.findall(r"^\| `(\w+)`[^|]*\| (\d+) \|((?: [\d.]+ \|){5})$", page, re.MULTILINE)

@@ -72,7 +72,6 @@ def diagnostics(model: PreTrainedModel, **changes: Any) -> Diagnostics:
         "learner": TreeLearner(model, SETTINGS),
         "grader": Grader({"letters": LengthVerifier()}, decode, RewardShaping()),
         "sampling": SamplingParams(temperature=TEMPERATURE, max_new_tokens=4),
-        "fixed_size": True,
         "check_every": 5,
         "held_out_rollouts": 9,
         "recompute_old_logprobs": False,
@@ -93,7 +92,7 @@ def sampled_groups(model: PreTrainedModel, rng: np.random.Generator, num_prompts
 
 def test_pooled_numbers_are_means_over_the_prompts(rng: np.random.Generator) -> None:
     groups = groups_of(rng, [20, 20, 20])
-    record = coverage_record(groups, fixed_size=True)
+    record = coverage_record(groups)
     measured = [measure_coverage(g.tree, g.correct_L) for g in groups]
     pooled, prompts = record["pooled"], record["prompts"]
     names = ("p_pos", "p_neg", "unsampled", "a_2", "b_2", "s_r", "entropy", "duplicate_rate")
@@ -124,7 +123,7 @@ def test_coupling_is_the_third_term_of_theorem_1_over_the_first_two(rng: np.rand
         s_r = r_c * m.p_pos + r_w * m.p_neg
         first_two += (r_c - s_r) * (1 - q) * m.a_2 + (s_r - r_w) * q * m.b_2
         third += s_r * (q * m.u_neg_2 - (1 - q) * m.u_pos_2)
-    assert coverage_record(groups, fixed_size=True)["pooled"]["coupling"] == pytest.approx(third / first_two)
+    assert coverage_record(groups)["pooled"]["coupling"] == pytest.approx(third / first_two)
 
 
 def test_informative_share_at_smaller_n_is_the_mean_over_all_subsets(
@@ -132,7 +131,7 @@ def test_informative_share_at_smaller_n_is_the_mean_over_all_subsets(
 ) -> None:
     monkeypatch.setattr(diagnostics_module, "OTHER_N", (2, 3, 5, 64))
     groups = groups_of(rng, [7, 7, 7])
-    found = coverage_record(groups, fixed_size=True)["pooled"]["informative_fraction_at"]
+    found = coverage_record(groups)["pooled"]["informative_fraction_at"]
     assert list(found) == [2, 3, 5, 7]
     for n, fraction in found.items():
         each = []
@@ -145,7 +144,7 @@ def test_informative_share_at_smaller_n_is_the_mean_over_all_subsets(
 def test_positions_where_fresh_rollouts_leave_are_binned_by_powers_of_two(rng: np.random.Generator) -> None:
     sequences = [(1, *rng.integers(2, 5, rng.integers(1, 40)).tolist(), EOS) for _ in range(6)]
     tree = RolloutTree.from_responses((1,), sequences, [[-0.02] * len(s) for s in sequences])
-    found = coverage_record([group_of(tree, np.ones(tree.num_responses, np.bool_))], True)["pooled"]["leaves_tree_at"]
+    found = coverage_record([group_of(tree, np.ones(tree.num_responses, np.bool_))])["pooled"]["leaves_tree_at"]
     mass = leaving_mass(tree)
     for last, value in found.items():
         assert value == pytest.approx(mass[last // 2 : last].sum() if last > 1 else mass[0], abs=1e-14)
@@ -157,23 +156,14 @@ def test_where_all_responses_are_unique_nothing_is_estimated(rng: np.random.Gene
     assert len(set(sequences)) == 5
     unique = RolloutTree.from_responses((1,), sequences, [[-3.0] * 12] * 5)
     group = group_of(unique, np.arange(5) < 2)
-    pooled = coverage_record([group, group], fixed_size=True)["pooled"]
+    pooled = coverage_record([group, group])["pooled"]
     assert pooled["groups_all_unique"] == 2
     names = ("q_pos", "unsampled_correct", "u_pos_2", "u_neg_2", "coupling", "unsampled_correct_at")
     assert [pooled[n] for n in names] == [None] * 6
     assert pooled["unsampled"] == pytest.approx(1)
-    mixed = coverage_record([group, *groups_of(rng, [60])], fixed_size=True)["pooled"]
+    mixed = coverage_record([group, *groups_of(rng, [60])])["pooled"]
     assert mixed["groups_all_unique"] == 1
     assert all(mixed[n] is not None for n in names)
-
-
-def test_where_n_depended_on_outcomes_only_what_is_exact_is_reported(rng: np.random.Generator) -> None:
-    record = coverage_record(groups_of(rng, [30, 40]), fixed_size=False)
-    names = ("q_pos", "unsampled_correct", "u_pos_2", "u_neg_2", "coupling", "unsampled_correct_at")
-    assert [record["pooled"][n] for n in (*names, "informative_fraction_at")] == [None] * 7
-    assert not set(names[:-1]) & set(record["prompts"])
-    assert record["prompts"]["unsampled_correct_at"] is None
-    assert record["pooled"]["unsampled"] > 0
 
 
 # --- held-out check -------------------------------------------------------------------------------------------------

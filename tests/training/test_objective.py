@@ -171,18 +171,6 @@ def test_an_annealed_order_goes_from_maxrl_to_rloo() -> None:
             np.testing.assert_allclose(advantage_L, expected, rtol=1e-12)
 
 
-def test_an_annealed_order_starts_at_the_average_number_of_adaptive_rollouts() -> None:
-    objective = objective_of(
-        advantage={"estimator": "maxrl", "final_order": 1},
-        adaptive={"enabled": True, "pilot_rollouts": 4, "max_rollouts": 4 * N},
-    )
-    one = group(3)
-    objective.begin_step(0.5)
-    [advantage_L] = objective.estimate_advantages([one])
-    expected = outcome_weights.maxrl(N, 3, round((N - 1) ** 0.5)) * (one.reward_L - 3 / N)
-    np.testing.assert_allclose(advantage_L, expected, rtol=1e-12)
-
-
 def test_the_share_spent_is_the_larger_of_steps_and_budget(rng: np.random.Generator) -> None:
     for _ in range(20):
         limit, steps = float(rng.uniform(10, 99)), int(rng.integers(5, 50))

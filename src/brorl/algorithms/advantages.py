@@ -45,8 +45,6 @@ def _estimator(settings: AdvantageSettings) -> EstimateAdvantages:
             weight = partial(outcome_weights.maxrl, order=settings.order)
         case "pass_at_k":
             weight = partial(_pass_at_most, k=settings.k)
-        case "power":
-            weight = partial(outcome_weights.power, alpha=settings.alpha)
         case _:
             assert_never(settings.estimator)
     return partial(outcome_weighted, weight=weight)

@@ -11,18 +11,15 @@ objective is maximized. This module is the table of weights, one function each:
 | `grpo` | N / sqrt(c (N-c)) | an objective that depends on N; about 2 arcsin(sqrt(pass@1)) for large N |
 | `pass_at_k` | k N/(N-1) C(N-1-c, k-1) / C(N-2, k-1) | pass@k |
 | `maxrl` | N/c (1 - C(N-1-c, T) / C(N-1, T)) | sum_{k<=T} pass@k / k; for large T that of log pass@1 |
-| `power` | N/(N-1) G(c) G(N-1+alpha) / (G(c+alpha) G(N-1)) | sum_{k<N} (alpha)_{k-1}/(k-1)! pass@k / k |
 
-G is the gamma function and (alpha)_j = alpha (alpha+1) ... (alpha+j-1). With W_k the weight of pass@k, `maxrl` is
-sum_{k<=T} W_k / k, and `power` is sum_{k<N} (alpha)_{k-1}/(k-1)! W_k / k. `power` behaves like (c/N)^-alpha. For
-mixed groups it is `rloo` at alpha = 0 and `maxrl` at alpha = 1, and it is unbiased at every alpha between.
+With W_k the weight of pass@k, `maxrl` is sum_{k<=T} W_k / k.
 `brorl.theory.outcome_weights` computes the expectation for any weight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import comb, exp, lgamma, sqrt
+from math import comb, sqrt
 
 OutcomeWeight = Callable[[int, int], float]
 """From N rollouts and c correct ones, 0 to N, to the weight of the group."""
@@ -112,33 +109,6 @@ def maxrl(num_rollouts: int, num_correct: int, order: int | None = None) -> floa
     drawn = others if order is None else min(order, others)
     missed = comb(max(others - num_correct, 0), drawn) / comb(others, drawn)
     return num_rollouts / num_correct * (1 - missed)
-
-
-def power(num_rollouts: int, num_correct: int, alpha: float) -> float:
-    """Return the weight that behaves like (c/N)^-alpha; 0 at c = 0.
-
-    For mixed groups alpha = 0 is RLOO and 1 is MaxRL; 1/2 is close to GRPO where successes are rare. For N to infinity
-    the objective is p^(1-alpha) / (1-alpha), a power mean of the pass rates, and log p at alpha = 1.
-
-    Args:
-        num_rollouts: N, at least 2.
-        num_correct: c.
-        alpha: Exponent, at least 0.
-
-    Raises:
-        ValueError: If N < 2 or alpha < 0.
-
-    Source: the binomial series p^-alpha = sum_j (alpha)_j / j! (1-p)^j, whose terms j < N-1 are the gradients of
-    pass@(j+1) / (j+1); the sum of their weights is Chu-Vandermonde's.
-    """
-    _check_order(num_rollouts, None)
-    if alpha < 0:
-        raise ValueError(f"alpha must be at least 0, got {alpha}: a negative one would favor frequent successes")
-    if num_correct == 0:
-        return 0.0
-    others = num_rollouts - 1
-    log_ratio = lgamma(num_correct) - lgamma(num_correct + alpha) + lgamma(others + alpha) - lgamma(others)
-    return num_rollouts / others * exp(log_ratio)
 
 
 def _check_order(num_rollouts: int, order: int | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Self, TypeAlias, assert_never
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, assert_never
 
 from pydantic import Field, field_validator, model_validator
 
@@ -131,10 +131,10 @@ class RewardShaping(Section):
 class AdvantageSettings(Section):
     """How advantages are estimated from verdicts and rewards."""
 
-    estimator: Literal["reinforce_pp_baseline", "grpo", "rloo", "maxrl", "pass_at_k", "power"] = Field(
+    estimator: Literal["reinforce_pp_baseline", "grpo", "rloo", "maxrl", "pass_at_k"] = Field(
         "reinforce_pp_baseline",
         description="reward minus group mean, normalized over the batch (as in the paper) | GRPO | RLOO | MaxRL, times "
-        "1/mean | for pass@k | times about 1/mean^alpha",
+        "1/mean | for pass@k",
     )
     normalize_over: Literal["trajectories", "tokens"] = Field(
         "trajectories", description="unit of the batch statistics of reinforce_pp_baseline and of batch_scale"
@@ -151,7 +151,6 @@ class AdvantageSettings(Section):
         "constant from there on",
     )  # fmt: skip
     k: int = Field(16, ge=1, description="pass_at_k: k, below N")
-    alpha: float = Field(0.5, ge=0, le=2, description="power: exponent; 0 is RLOO, 1 is MaxRL")
     batch_scale: bool = Field(
         False,
         description="normalize the advantages over the batch to mean 0 and standard deviation 1, as "
@@ -168,18 +167,29 @@ class AdvantageSettings(Section):
                 return f"maxrl, order {self.order or 'N-1'}{last}{where}"
             case "pass_at_k":
                 return f"pass_at_k, k {self.k}"
-            case "power":
-                return f"power, alpha {self.alpha:g}"
             case "reinforce_pp_baseline" | "grpo" | "rloo":
                 return self.estimator
             case _:
                 assert_never(self.estimator)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, given: Any) -> Any:
+        """Refuse the estimator `power`, which left, and drop the default of its exponent, which earlier runs wrote."""
+        if not isinstance(given, dict):
+            return given
+        if given.get("estimator") == "power":
+            raise ValueError(
+                "advantage.estimator = power left brorl, since it was not shown to be better than the others; set "
+                "advantage.estimator: maxrl, whose advantage.order leads from rloo to 1/mean, without advantage.alpha"
+            )
+        return {name: value for name, value in given.items() if (name, value) != ("alpha", 0.5)}
+
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
         defaults = {name: field.default for name, field in type(self).model_fields.items()}
         changed = {name: getattr(self, name) for name in defaults if getattr(self, name) != defaults[name]}
-        for name, estimator in (("order", "maxrl"), ("final_order", "maxrl"), ("k", "pass_at_k"), ("alpha", "power")):
+        for name, estimator in (("order", "maxrl"), ("final_order", "maxrl"), ("k", "pass_at_k")):
             if name in changed and self.estimator != estimator:
                 raise ValueError(
                     f"advantage.{name} = {changed[name]} works only with advantage.estimator = {estimator}, not with "

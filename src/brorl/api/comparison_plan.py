@@ -102,10 +102,9 @@ class ComparisonPlan:
         folders = arm_folders(self.arms)
         arms = []
         for arm, different in zip(self.arms, differences([arm.config for arm in self.arms]), strict=True):
-            n = None if arm.config.adaptive.enabled else arm.config.rollouts_per_prompt
             runs = [{"seed": seed, "path": f"{folders[arm.name]}/seed-{seed}"} for seed in range(self.seeds)]
             arms.append({
-                "name": arm.name, "title": arm.title, "num_rollouts": n,
+                "name": arm.name, "title": arm.title, "num_rollouts": arm.config.rollouts_per_prompt,
                 "prompts_per_step": arm.config.prompts_per_step, "differs": different,
                 "run": str(arm.run) if arm.run else None,
                 "runs": [{"seed": arm.config.seed, "path": str(arm.run)}] if arm.run else runs,

@@ -14,7 +14,7 @@ import brorl
 from brorl.activity import Phase
 from brorl.api.recipe import resolve_checkpoint, resolve_config
 from brorl.api.runs_folder import make_output_folder
-from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml, settings_in
+from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.errors import UserError
@@ -173,7 +173,7 @@ def plan(
             with storage_errors(folder):
                 replace_file(folder / "plan.json", json.dumps(plan_record(report), indent=2).encode())
                 draw_plan(report, folder / "plan.png")
-            planned = {**_estimator_settings(config, report.choice.estimator), **_fixed_rollouts(source, given)}
+            planned = _estimator_settings(config, report.choice.estimator)
             commands = _next_commands(report, checkpoint, source, {**given, **planned})
             result = PlanResult(folder, report, *commands)
             screen.console.print(result, soft_wrap=True)
@@ -235,8 +235,8 @@ def _sizes(text: str) -> dict[str, float]:
 def _resolve(
     checkpoint: str | Path | None, recipe: ConfigOrPath | None, given: Mapping[str, Any]
 ) -> tuple[TrainConfig, ConfigOrPath]:
-    """Return the config to plan for, with a fixed number of rollouts per prompt, and its recipe."""
-    replaced = {**given, "adaptive.enabled": False}
+    """Return the config to plan for, and its recipe."""
+    replaced = dict(given)
     run_config = None
     if checkpoint is not None:
         replaced["model"], run_config = resolve_checkpoint(str(checkpoint))
@@ -342,12 +342,6 @@ def _estimator_settings(config: TrainConfig, estimator: str) -> dict[str, Any]:
     wanted = type(advantage).model_validate(kept).model_dump()
     changed = {f"advantage.{name}": value for name, value in wanted.items() if getattr(advantage, name) != value}
     return without_phases | changed
-
-
-def _fixed_rollouts(recipe: ConfigOrPath, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that give every prompt the planned number of rollouts."""
-    settings = flat_settings(settings_in(recipe)) | dict(given)  # unchecked: they may not allow this number
-    return {"adaptive.enabled": False} if settings.get("adaptive.enabled") else {}
 
 
 def _next_commands(

@@ -199,7 +199,7 @@ class TrainingSession:
         longer += [] if steps is None else [f"--steps {2 * steps}"]
         hints = [f"train longer: {self._resume} {' '.join(longer)}"]
         for_many = any(a.estimator == "pass_at_k" and a.k >= _FEW for a in self.config.advantages)
-        if self.is_new and not self.config.adaptive.enabled and number > _FEW and not for_many:
+        if self.is_new and number > _FEW and not for_many:
             again = f"{shlex.quote(str(self.directory.config_file))} --output_dir null --rollouts_per_prompt {_FEW}"
             hints.append(f"compare with few rollouts: {command_name()} train {again}")
         return hints
@@ -240,7 +240,7 @@ def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]
     clip, lineage = config.loss.clip, _lineage(config.model)
     lines = [
         f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters{of_all}) on {learner_device(config)}, "
-        f"N = {_rollouts(config)} rollouts x {config.prompts_per_step} prompts a step, "
+        f"N = {config.rollouts_per_prompt} rollouts x {config.prompts_per_step} prompts a step, "
         f"{run.algorithm.source.stream.num_prompts:,} training prompts",
         f"learning rate {_learning_rate(config)}, {config.optimizer.mini_batches} updates a step, "
         f"{config.loss.kind} clip {clip.low:g}/{clip.high:g}; run directory {run.outputs.directory.path}",
@@ -296,10 +296,3 @@ def _learning_rate(config: TrainConfig) -> str:
         f"{rate:.2e} = {optimizer.learning_rate:.2e} x sqrt({config.samples_per_step:,} / "
         f"{optimizer.reference_batch:,} samples a step){falls}"
     )
-
-
-def _rollouts(config: TrainConfig) -> str:
-    adaptive, number = config.adaptive, config.rollouts_per_prompt
-    if not adaptive.enabled:
-        return str(number)
-    return f"adaptive {adaptive.pilot_rollouts}..{adaptive.max_rollouts} (on average at most {number})"

@@ -46,7 +46,7 @@ def candidates(config: TrainConfig, prompts: Mapping[int, int], aim: Aim) -> lis
 
 def _settings(num_rollouts: int, num_prompts: int, rate: float, objective: Mapping[str, Any]) -> dict[str, Any]:
     changed = {"rollouts_per_prompt": num_rollouts, "prompts_per_step": num_prompts, "optimizer.learning_rate": rate}
-    return changed | ({"phases": [], "adaptive.enabled": False} | dict(objective) if objective else {}) | _FALLING
+    return changed | ({"phases": []} | dict(objective) if objective else {}) | _FALLING
 
 
 def _objective(aim: Aim) -> dict[str, Any]:
@@ -59,5 +59,5 @@ def _title(config: TrainConfig) -> str:
     objective = " then ".join(phase.advantage.estimator for phase in config.phases) or advantage.estimator
     falls = f", order falls to {advantage.final_order}" if advantage.final_order else ""
     schedule = "" if optimizer.schedule == "constant" else f", {optimizer.schedule}"
-    size = "adaptive" if config.adaptive.enabled else f"N = {config.rollouts_per_prompt}"
-    return f"{size} x {config.prompts_per_step}, {objective}{falls}, rate {plain(optimizer.learning_rate)}{schedule}"
+    batch = f"N = {config.rollouts_per_prompt} x {config.prompts_per_step}"
+    return f"{batch}, {objective}{falls}, rate {plain(optimizer.learning_rate)}{schedule}"

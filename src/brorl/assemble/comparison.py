@@ -153,9 +153,9 @@ def _is_run(path: Path) -> bool:
 
 def _named(plans: Sequence[ArmPlan]) -> list[ArmPlan]:
     """Name arms by their N if each has its own, else by recipe or swept values if all are short, else A, B, C, ..."""
-    rollouts = ["adaptive" if plan.config.adaptive.enabled else plan.config.rollouts_per_prompt for plan in plans]
+    rollouts = [plan.config.rollouts_per_prompt for plan in plans]
     names = [plan.name for plan in plans]
-    if len({*map(str, rollouts)}) == len(plans):
+    if len({*rollouts}) == len(plans):
         names = [f"N={n}" for n in rollouts]
     elif len({*names}) < len(plans):
         names = [f"{i}: {name}" for i, name in enumerate(names, 1)]

@@ -170,7 +170,6 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
     Raises:
         UserError: If the certain part of it exceeds the available memory.
     """
-    rollouts = config.adaptive.max_rollouts if config.adaptive.enabled else config.rollouts_per_prompt
     device = choose_device(config.device)
     offloaded = config.reference.offload and device.type != "cpu"
     settings = MemorySettings(
@@ -190,7 +189,7 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
     workload = Workload(
         prompt_tokens=prompts.longest,
         max_new_tokens=max(response_limits(config).values()),
-        num_rows=max(config.prompts_per_step * rollouts, len(prompts.held_out) * config.evaluation.num_samples),
+        num_rows=max(config.samples_per_step, len(prompts.held_out) * config.evaluation.num_samples),
         num_prompts=-(-config.prompts_per_step // config.optimizer.mini_batches),
     )
     available = None if config.cluster.enabled else available_bytes(device)  # other machines hold the parts

@@ -37,7 +37,6 @@ from brorl.runs.checkpoint import (
 )
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.sampling import SamplingParams
-from brorl.theory.allocation import AdaptiveAllocation
 from brorl.training.collect import Collector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner
@@ -139,7 +138,6 @@ def _run_of(
         learner=learner,
         grader=inputs.grader,
         sampling=config.sampling.params,
-        fixed_size=not config.adaptive.enabled,
         check_every=config.diagnostics.held_out_check_every,
         held_out_rollouts=config.diagnostics.held_out_rollouts,
         recompute_old_logprobs=config.recompute_old_logprobs,
@@ -168,30 +166,20 @@ def _collector(
     observe: Observe,
 ) -> Collector:
     """Make a source that samples when the loop needs groups."""
-    num_rollouts, adaptive = build_rollouts_per_prompt(config)
     return Collector(
         engine=engine,
         stream=inputs.prompts.train,
         grader=inputs.grader,
         sampling=config.sampling.params,
-        rollouts_per_prompt=num_rollouts,
+        rollouts_per_prompt=config.rollouts_per_prompt,
         prompts_per_step=config.prompts_per_step,
         dynamic_sampling=config.dynamic_sampling.enabled,
         max_tries=config.dynamic_sampling.max_tries,
         seed=config.seed,
-        adaptive=adaptive,
         keep_old_logprobs=learner.with_old_logprobs,
         clock=clock,
         observe=observe,
     )
-
-
-def build_rollouts_per_prompt(config: TrainConfig) -> tuple[int, AdaptiveAllocation | None]:
-    """Return the rollouts that every prompt gets, and how prompts may be widened after them, if at all."""
-    adaptive, number = config.adaptive, config.rollouts_per_prompt
-    if not adaptive.enabled:
-        return number, None
-    return adaptive.pilot_rollouts, AdaptiveAllocation(adaptive.max_rollouts, samples_per_prompt=number)
 
 
 def build_schedule(config: TrainConfig) -> Schedule:

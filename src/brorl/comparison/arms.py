@@ -63,7 +63,7 @@ class Arm:
 
     name: str  # its short name
     title: str  # its full name if the short name is a letter; else empty
-    num_rollouts: int | None  # N; None if it is adaptive
+    num_rollouts: int  # N
     prompts_per_step: int  # groups that a step trains on
     differs: Mapping[str, str]  # settings in which the arms differ, with this arm's values as text
     runs: tuple[RunScores, ...]  # its runs, by seed
@@ -95,7 +95,7 @@ class Comparison:
 
     @property
     def ordered_by_rollouts(self) -> bool:
-        """Whether every arm has its own N, at most one of them being adaptive."""
+        """Whether every arm has its own N."""
         return len({arm.num_rollouts for arm in self.arms}) == len(self.arms)
 
     def task_names(self) -> list[str]:

@@ -27,15 +27,14 @@ _RAMP = LinearSegmentedColormap.from_list("rollouts", ["#d3901c", "#cf5a3c", "#9
 
 
 def arm_colors(comparison: Comparison) -> dict[str, str]:
-    """Return a color for each arm: two that are far apart; of more a ramp by N, adaptive arms in gray; else any."""
+    """Return a color for each arm: two that are far apart; of more a ramp by N; else any."""
     arms = comparison.arms
     if len(arms) == 2:
         return {arms[0].name: _ORANGE, arms[1].name: _BLUE}
     if not comparison.ordered_by_rollouts:
         return {arm.name: COLORS[i % len(COLORS)] for i, arm in enumerate(arms)}
-    fixed = sorted((a for a in arms if a.num_rollouts is not None), key=lambda a: a.num_rollouts or 0)
-    colors = {arm.name: to_hex(_RAMP(i / (len(fixed) - 1))) for i, arm in enumerate(fixed)}
-    return {arm.name: colors.get(arm.name, "#5b626d") for arm in arms}
+    ascending = sorted(arms, key=lambda arm: arm.num_rollouts)
+    return {arm.name: to_hex(_RAMP(i / (len(arms) - 1))) for i, arm in enumerate(ascending)}
 
 
 def key_handles(results: ComparisonResults) -> list[Line2D]:

@@ -43,7 +43,7 @@ class FrontierPoint:
 
     eval_point: float  # the budget
     arm: str
-    num_rollouts: int | None  # its N; None if it is adaptive
+    num_rollouts: int  # its N
     score: Estimate  # its score with a 95% interval over prompts and seeds
     # fraction of bootstrap resamples over prompts and seeds in which it is the best of the matched arms; None
     # if it is not matched. It shows how firm the order is; `BestArm.lead_shown` states whether a lead is shown.
@@ -57,7 +57,7 @@ class BestArm:
 
     eval_point: float  # the budget
     arm: str  # name of the arm with the highest score
-    num_rollouts: int | None  # its N; None if it is adaptive
+    num_rollouts: int  # its N
     best_fraction: float  # fraction of bootstrap resamples in which it is the best
     second: str  # name of the next
     lead: Estimate  # its score minus the second's, with a 95% interval
@@ -206,7 +206,7 @@ def _saturation(comparison: Comparison, arm: Arm, measure: Measure) -> Saturatio
 
 def _fit_best_rollouts(
     eval_points: Sequence[float],
-    num_rollouts_A: Sequence[int | None],
+    num_rollouts_A: Sequence[int],
     mean_AM: FloatArray,
     drawn_BAM: FloatArray,
     matched_AM: NDArray[np.bool_],
@@ -217,19 +217,16 @@ def _fit_best_rollouts(
     best Ns, so that one is not at an end of the sweep; a fit that rises in 95% of the resamples; and a midpoint whose
     95% interval touches neither the first nor the last evaluation point and spans at most half of the range of log
     budgets. "Best" is the highest mean, whether or not its lead is shown: the resamples measure the noise of the order.
-    Adaptive arms (N of None) are left out.
     """
-    numbered = [a for a, number in enumerate(num_rollouts_A) if number is not None]
-    number_A = np.array([num_rollouts_A[a] or 1 for a in numbered], np.float64)
-    compared_AM = matched_AM[numbered]
-    used = [m for m in range(len(eval_points)) if np.unique(number_A[compared_AM[:, m]]).size > 1]
+    number_A = np.array(num_rollouts_A, np.float64)
+    used = [m for m in range(len(eval_points)) if np.unique(number_A[matched_AM[:, m]]).size > 1]
     if len(used) < _MIN_POINTS:
         return f"{len(used)} evaluation points with two or more numbers of rollouts matched; a fit needs {_MIN_POINTS}"
     log_number_A = np.log2(number_A)
 
     def log_best(score_BAM: FloatArray) -> FloatArray:
         """Return log2 N of the best arm of each used evaluation point, shape [B, M]."""
-        compared_BAM = np.where(compared_AM, score_BAM[:, numbered], -np.inf)
+        compared_BAM = np.where(matched_AM, score_BAM, -np.inf)
         return np.asarray(log_number_A[compared_BAM.argmax(1)[:, used]])
 
     y_1M = log_best(mean_AM[None])

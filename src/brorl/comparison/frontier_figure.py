@@ -65,7 +65,7 @@ def _draw_frontier(axis: Axes, frontier: Frontier, results: ComparisonResults) -
               solid_capstyle="round", solid_joinstyle="round", gid="frontier")  # fmt: skip
     for arm in comparison.arms:
         of_arm = [point for point in frontier.points if point.arm == arm.name]
-        _draw_arm(axis, of_arm, colors[arm.name], adaptive=arm.num_rollouts is None)
+        _draw_arm(axis, of_arm, colors[arm.name])
     for b, score in zip(frontier.best, best, strict=True):
         if not b.is_tied:
             axis.plot(
@@ -86,12 +86,12 @@ def _draw_frontier(axis: Axes, frontier: Frontier, results: ComparisonResults) -
     label_ends(axis, results.budget, labels, colors)
 
 
-def _draw_arm(axis: Axes, points: Sequence[FrontierPoint], color: str, *, adaptive: bool) -> None:
+def _draw_arm(axis: Axes, points: Sequence[FrontierPoint], color: str) -> None:
     """Draw an arm's line through the evaluation points at which it is compared, and crosses where it is not."""
     compared = [p.score.value if p.why_left_out is None else np.nan for p in points]
     axis.plot(
         [p.eval_point for p in points], compared, color=color, linewidth=1.7, marker="o", markersize=3.5, zorder=4,
-        linestyle="--" if adaptive else "-", label=points[0].arm,
+        label=points[0].arm,
     )  # fmt: skip
     if any(np.isnan(compared)):
         left_out = [(p.eval_point, p.score.value) for p in points if p.why_left_out is not None]
@@ -145,16 +145,11 @@ def _draw_sigmoid(axis: Axes, frontier: Frontier, results: ComparisonResults) ->
 
 
 def rows_of(comparison: Comparison) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the height of each arm in the lower panel, and the text of its tick: log2 of N, or one row per arm.
-
-    Adaptive arms stand above all others, apart from them.
-    """
+    """Return the height of each arm in the lower panel, and the text of its tick: log2 of N, or one row per arm."""
     arms = comparison.arms
     if not comparison.ordered_by_rollouts:
         return {arm.name: float(i) for i, arm in enumerate(arms)}, {arm.name: arm.name for arm in arms}
-    top = max(log2(arm.num_rollouts) for arm in arms if arm.num_rollouts is not None)
-    row_of = {arm.name: top + 1.5 if arm.num_rollouts is None else log2(arm.num_rollouts) for arm in arms}
-    return row_of, {arm.name: arm.name if arm.num_rollouts is None else f"{arm.num_rollouts:,}" for arm in arms}
+    return {arm.name: log2(arm.num_rollouts) for arm in arms}, {arm.name: f"{arm.num_rollouts:,}" for arm in arms}
 
 
 def _title(frontier: Frontier) -> str:

@@ -77,7 +77,7 @@ def _cost_row(arm: Arm, at: ArmScores) -> tuple[str, ...]:
     costs = at.costs
     return (
         arm.name if at.matched else f"{arm.name} *",
-        "adapt." if arm.num_rollouts is None else f"{arm.num_rollouts:,}",
+        f"{arm.num_rollouts:,}",
         f"{arm.prompts_per_step:,}",
         f"{costs['steps'].mean:,.0f}",
         short(costs["samples"].mean),

@@ -37,7 +37,7 @@ from brorl.cost import UNIT_WORDS, UNITS, Unit, amount
 from brorl.format import listed, p_value, plain, short, short_time, signed
 
 _ROLLOUTS = "rollouts_per_prompt"
-_EXPECTED = {_ROLLOUTS, "adaptive.enabled", "prompts_per_step"}  # settings that a comparison of N changes
+_EXPECTED = {_ROLLOUTS, "prompts_per_step"}  # settings that a comparison of N changes
 _SLOW = 0.7  # a run with fewer steps than this fraction of its siblings' in the same seconds was disturbed
 _FEWEST_SIBLINGS = 3  # runs of an arm whose median is meaningful
 

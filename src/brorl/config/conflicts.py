@@ -57,20 +57,13 @@ def _of_phases(config: TrainConfig) -> Iterator[str]:
 
 
 def _of_groups(config: TrainConfig) -> Iterator[str]:
-    adaptive, number = config.adaptive, config.rollouts_per_prompt
-    smallest = adaptive.pilot_rollouts if adaptive.enabled else number
-    setting = "adaptive.pilot_rollouts" if adaptive.enabled else "rollouts_per_prompt"
+    number = config.rollouts_per_prompt
     for advantage in config.advantages:
-        if advantage.estimator == "pass_at_k" and advantage.k >= smallest:
+        if advantage.estimator == "pass_at_k" and advantage.k >= number:
             yield (
-                f"advantage.k = {advantage.k} needs more than {advantage.k} rollouts per prompt, but {setting} = "
-                f"{smallest}; raise it, or lower advantage.k"
+                f"advantage.k = {advantage.k} needs more than {advantage.k} rollouts per prompt, but "
+                f"rollouts_per_prompt = {number}; raise it, or lower advantage.k"
             )
-    if adaptive.enabled and not adaptive.pilot_rollouts < number <= adaptive.max_rollouts:
-        yield (
-            f"adaptive.pilot_rollouts = {adaptive.pilot_rollouts}, rollouts_per_prompt = {number} and "
-            f"adaptive.max_rollouts = {adaptive.max_rollouts} must ascend (the last two may be equal)"
-        )
     if config.rewards.overlong_tokens > config.sampling.max_new_tokens:
         yield (
             f"rewards.overlong_tokens = {config.rewards.overlong_tokens} is more than sampling.max_new_tokens = "
@@ -175,11 +168,6 @@ def _of_cluster(config: TrainConfig) -> Iterator[str]:
         yield (
             "optimizer.ema_decay evaluates averaged weights, and with cluster.mode = async the rollout workers sample "
             "for training meanwhile; remove it, or set cluster.mode: sync"
-        )
-    if cluster.mode == "async" and config.adaptive.enabled:
-        yield (
-            "adaptive.enabled chooses the rollouts of a prompt after a round of pilots, and cluster.mode = async has "
-            "no rounds; set adaptive.enabled: false, or cluster.mode: sync"
         )
     if cluster.mode == "async" and cluster.max_staleness and config.importance.correction == "none":
         yield (

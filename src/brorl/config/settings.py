@@ -29,7 +29,6 @@ from brorl.sampling import SamplingSettings
 from brorl.section import AsList, Section
 from brorl.trackers import TrackingSettings
 from brorl.training.settings import (
-    AdaptiveSettings,
     BudgetSettings,
     CollapseLimits,
     DiagnosticsSettings,
@@ -48,9 +47,7 @@ class TrainConfig(Section):
         "quickstart",
         description="model to train: the shipped `quickstart` or `plateau`, a local folder or checkpoint, or a hub id",
     )
-    rollouts_per_prompt: int = Field(
-        512, ge=2, description="N, rollouts per prompt; with adaptive.enabled the largest average over prompts"
-    )
+    rollouts_per_prompt: int = Field(512, ge=2, description="N, rollouts per prompt")
     prompts_per_step: int = Field(16, ge=1, description="prompts (groups of rollouts) that a step trains on")
     steps: int | None = Field(
         100, ge=1, description="maximum number of steps; null lets budget.limit alone end the run, and is the default "
@@ -73,7 +70,6 @@ class TrainConfig(Section):
     data: DataSettings = DataSettings()
     prompt: PromptFormat = PromptFormat()
     sampling: SamplingSettings = SamplingSettings()
-    adaptive: AdaptiveSettings = AdaptiveSettings()
     verification: VerificationSettings = VerificationSettings()
     rewards: RewardShaping = RewardShaping()
     advantage: AdvantageSettings = AdvantageSettings()
@@ -98,7 +94,7 @@ class TrainConfig(Section):
 
     @property
     def samples_per_step(self) -> int:
-        """Rollouts that a step trains on, P x N; with adaptive rollouts the largest average."""
+        """Rollouts that a step trains on, P x N."""
         return self.prompts_per_step * self.rollouts_per_prompt
 
     @property

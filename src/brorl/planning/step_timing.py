@@ -170,7 +170,7 @@ class StepTimer:
                 texts = [self._parts.grader.texts(g.tree) for g in groups]
                 self._directory.write_responses("rollouts", 0, groups, sampled.verdicts, texts)
         with clock("diagnostics"):
-            coverage_record(groups, True)
+            coverage_record(groups)
         work = Work(
             groups=len(groups),
             unique_tokens=sum(g.tree.num_unique_tokens for g in groups),

@@ -50,15 +50,13 @@ def why_no_smaller_n(run: RunRecord) -> str:
     """Return why a run has no fraction of mixed groups for smaller N."""
     if not _pooled(run):
         return why_no_coverage(run)
-    if is_adaptive(run):
-        return "Not estimated: N depended on the outcomes (adaptive.enabled: true)."
     return "The metrics hold no such estimate."
 
 
 def why_no_estimate(run: RunRecord) -> str:
     """Return why a run has no estimate of the correct responses that were not sampled."""
     pooled = _pooled(run)
-    if not pooled or is_adaptive(run) or any(p.get("groups_all_unique") != r["sampling"]["groups"] for r, p in pooled):
+    if not pooled or any(p.get("groups_all_unique") != r["sampling"]["groups"] for r, p in pooled):
         return why_no_smaller_n(run)
     return "Not estimated: every response was unique, so the rollouts give no estimate of the unsampled ones."
 
@@ -125,11 +123,6 @@ def _not_due(run: RunRecord, setting: str) -> str:
 def _pooled(run: RunRecord) -> list[tuple[Record, Record]]:
     """Return the lines that hold coverage, each with its pooled numbers."""
     return [(r, r["coverage"]["pooled"]) for r in run.records if (r.get("coverage") or {}).get("pooled")]
-
-
-def is_adaptive(run: RunRecord) -> bool:
-    """Return whether a run chose the number of rollouts of each prompt by their outcomes."""
-    return any(r["sampling"].get("adaptive") for r in run.steps)
 
 
 def _hidden_probabilities(run: RunRecord) -> str:

@@ -51,7 +51,7 @@ class AsyncSource(GroupSource):
         super().__post_init__()
         self._changed = threading.Condition()  # guards everything below, and the pool
         self._backlog = Backlog(self.stream, self.prompts_per_step, self.max_staleness, self.stragglers)
-        self._retries = RetryPolicy(self.max_tries, self.dynamic_sampling, adaptive=False)
+        self._retries = RetryPolicy(self.max_tries, self.dynamic_sampling)
         self._round: list[GradedPrompt] = []
         self._flights: dict[int, Flight] = {}  # by ticket
         self._in_verification: list[Flight] = []
@@ -152,7 +152,7 @@ class AsyncSource(GroupSource):
                 self.stream.load_state_dict(state.stream)
             self._discard(list(self._flights))
             self._backlog.load_state(state.carried, state.ahead)
-            self._retries = RetryPolicy(self.max_tries, self.dynamic_sampling, adaptive=False)
+            self._retries = RetryPolicy(self.max_tries, self.dynamic_sampling)
             self._round.clear()
             self._attempts, self._before = state.attempts, None
             self._batch = self._new_batch()

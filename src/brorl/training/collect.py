@@ -1,8 +1,7 @@
 """Dynamic sampling with refill: samples prompts until a step has its groups, and loses none.
 
 Surplus groups are carried to the next step; their log-probs stay those of the policy that sampled them. Every prompt
-gets the same number of rollouts, unless allocation is adaptive: then prompts whose first rollouts are all correct or
-all incorrect get more, within a budget, and all rollouts of a prompt become one group.
+gets the same number of rollouts.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from brorl.prompts.prompt import Prompt
 from brorl.rollout.engine import Engine, Sampler
 from brorl.runs.checkpoint import SourceState
 from brorl.seeds import derived_seed
-from brorl.theory.allocation import AdaptiveAllocation, allocate_rollouts, fit_prior
-from brorl.theory.pass_rates import PassRates
 from brorl.training.source import Batch, GradedPrompt, GroupSource, RetryPolicy
 from brorl.tree import IntArray, RolloutTree
 
@@ -48,16 +45,13 @@ class Collector(GroupSource):
     """A source that samples when it is called: it samples, verifies and keeps mixed groups."""
 
     engine: Engine  # samples trees
-    # how many more rollouts groups that are not mixed may get, `rollouts_per_prompt` being the first rollouts of
-    # every prompt; None for a fixed N
-    adaptive: AdaptiveAllocation | None = None
     # adds the old log-probs to groups that are carried to a later step
     keep_old_logprobs: Callable[[Sequence[Group]], list[Group]] = list
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._carried: tuple[Group, ...] = ()
-        self._retries = RetryPolicy(self.max_tries, self.dynamic_sampling, self.adaptive is not None)
+        self._retries = RetryPolicy(self.max_tries, self.dynamic_sampling)
 
     @property
     def sampler(self) -> Sampler:
@@ -87,11 +81,7 @@ class Collector(GroupSource):
             UnverifiedError: After three rounds in a row in which most rollouts could not be verified.
         """
         self._before = self.state()
-        batch = Batch(
-            attempt=self._attempts,
-            pilot_rollouts=self.rollouts_per_prompt if self.adaptive else None,
-            keeps_all=not self.dynamic_sampling,
-        )
+        batch = Batch(attempt=self._attempts, keeps_all=not self.dynamic_sampling)
         self._retries.restart()
         kept, number = list(self._carried), 0
         while len(kept) < self.prompts_per_step:
@@ -115,7 +105,7 @@ class Collector(GroupSource):
         if self.dynamic_sampling:
             number = int(prompts_of_round(self.prompts_per_step, missing, batch.num_mixed, len(batch.sampled_groups)))
         prompts = self.stream.take(number)
-        trees = self._sample(prompts, self.rollouts_per_prompt, step, batch)
+        trees = self._sample(prompts, step, batch)
         with self.clock("verification"):
             verdicts = self.grader.verdicts(prompts, trees)
         version = self.engine.version
@@ -123,68 +113,13 @@ class Collector(GroupSource):
             self._graded(p, t, vs, version=version, step=step)
             for p, t, vs in zip(prompts, trees, verdicts, strict=True)
         ]
-        if self.adaptive:
-            self._extend(self.adaptive, graded, step, batch)
         batch.sampled += graded
         return graded
 
-    def _sample(self, prompts: Sequence[Prompt], num_rollouts: int, step: int, batch: Batch) -> list[RolloutTree]:
+    def _sample(self, prompts: Sequence[Prompt], step: int, batch: Batch) -> list[RolloutTree]:
         """Call the engine with a new seed."""
         batch.rounds += 1
         draw = (batch.attempt << _ROUND_BITS) + batch.rounds
         with self.clock("generation"):
             seed = derived_seed(self.seed, step, draw)
-            return self.engine.sample([p.token_ids for p in prompts], num_rollouts, self.sampling, seed)
-
-    def _extend(self, adaptive: AdaptiveAllocation, graded: list[GradedPrompt], step: int, batch: Batch) -> None:
-        """Give more rollouts to groups that are not mixed, in place, while the round's budget lasts.
-
-        The prior of pass rates is fitted to the first rollouts of this step only: a resumed run makes the same choices.
-        It needs pilots of one size, and pilots with unverified rollouts do not count. A prompt without a group gets no
-        more rollouts.
-        """
-        batch.pilots += [(p.group.tree.num_rollouts, p.group.num_correct) for p in graded if p.group]
-        whole_pilots = [k for n, k in batch.pilots if n == self.rollouts_per_prompt]
-        prior = fit_prior(self.rollouts_per_prompt, whole_pilots)
-        budget = len(graded) * (adaptive.samples_per_prompt - self.rollouts_per_prompt)
-        while choice := _choose(graded, budget, adaptive.max_rollouts, prior):
-            for size in sorted({more for _, more in choice}):
-                members = [i for i, more in choice if more == size]
-                trees = self._sample([graded[i].whole.prompt for i in members], size, step, batch)
-                with self.clock("verification"):
-                    for i, tree in zip(members, trees, strict=True):
-                        graded[i] = self._merge(graded[i], tree, step)
-                budget -= size * len(members)
-
-    def _merge(self, graded: GradedPrompt, more: RolloutTree, step: int) -> GradedPrompt:
-        """Add rollouts to a prompt; only responses that are new to it, or have no verdict yet, are verified."""
-        prompt = graded.whole.prompt
-        verdict_of = {
-            response: verdict
-            for response, verdict in zip(_responses(graded.whole.tree), graded.verdicts, strict=True)
-            if not verdict.unverified
-        }
-        tree = RolloutTree.merge([graded.whole.tree, more])
-        new = np.flatnonzero([response not in verdict_of for response in _responses(tree)])
-        if new.size:
-            unseen, _ = tree.select(new)
-            (verdicts,) = self.grader.verdicts([prompt], [unseen])
-            verdict_of.update(zip(_responses(unseen), verdicts, strict=True))
-        verdicts = [verdict_of[response] for response in _responses(tree)]
-        return self._graded(prompt, tree, verdicts, version=self.engine.version, step=step)
-
-
-def _choose(prompts: Sequence[GradedPrompt], budget: int, max_rollouts: int, prior: PassRates) -> list[tuple[int, int]]:
-    """Return the prompts that get more rollouts, by index, each with the number."""
-    group_of = {index: p.group for index, p in enumerate(prompts) if p.group is not None}
-    groups, indices = list(group_of.values()), list(group_of)
-    rollouts_G, correct_G = [g.tree.num_rollouts for g in groups], [g.num_correct for g in groups]
-    choice = allocate_rollouts(rollouts_G, correct_G, budget, max_rollouts, prior)
-    # unverified rollouts count
-    room_of = {index: max_rollouts - prompts[index].whole.tree.num_rollouts for index in indices}
-    return [(indices[i], min(more, room_of[indices[i]])) for i, more in choice if room_of[indices[i]] > 0]
-
-
-def _responses(tree: RolloutTree) -> list[tuple[tuple[int, ...], bool]]:
-    """Return the distinct responses of a tree as keys: their tokens, and whether they are finished."""
-    return [(tokens, done) for (tokens, _), done in zip(tree.responses(), tree.finished.tolist(), strict=True)]
+            return self.engine.sample([p.token_ids for p in prompts], self.rollouts_per_prompt, self.sampling, seed)

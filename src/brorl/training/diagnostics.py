@@ -41,7 +41,6 @@ class Diagnostics:
     learner: Learner  # gives their log-probs after the update
     grader: Grader  # verifies and rewards responses
     sampling: SamplingParams  # how the training's rollouts are drawn
-    fixed_size: bool  # whether the number of rollouts of a prompt is fixed beforehand, not chosen by their outcomes
     check_every: int  # steps between held-out checks; 0 for none
     held_out_rollouts: int  # rollouts per prompt of a held-out check, H
     recompute_old_logprobs: bool  # take the old log-probs from the learner, as its update does
@@ -82,7 +81,7 @@ class Diagnostics:
         """
         record: dict[str, Any] = {}
         if sampled and not self._truncated():
-            record["coverage"] = coverage_record(sampled, self.fixed_size)
+            record["coverage"] = coverage_record(sampled)
         both = zip(held_out, trained, strict=True) if held_out else ()
         if pairs := [(own, seen) for own, seen in both if own is not None]:
             record["held_out_check"] = asdict(check_on_held_out(self._compare(pairs)))
@@ -108,23 +107,21 @@ class Diagnostics:
         ]
 
 
-def coverage_record(groups: Sequence[Group], fixed_size: bool) -> dict[str, Any]:
+def coverage_record(groups: Sequence[Group]) -> dict[str, Any]:
     """Return the mass that the rollouts of some groups sampled and missed, per prompt and pooled, for the metrics.
 
     Args:
         groups: Groups whose log-probs are those of the policy that sampled them.
-        fixed_size: Whether N was fixed beforehand; if not, only exact numbers are reported.
 
     Returns:
         Numbers, those per prompt rounded to 4 digits. Estimates of the unsampled mass are None if every response of
-        every prompt is unique, or if N depended on outcomes.
+        every prompt is unique.
     """
     measured = [measure_coverage(g.tree, g.correct_L) for g in groups]
     unique = sum(m.all_unique for m in measured)
-    estimable = fixed_size and unique < len(groups)
-    names = (*_EXACT, *(_ESTIMATED if fixed_size else ()))
+    names = (*_EXACT, *_ESTIMATED)
     value_GK = np.array([[getattr(m, name) for name in names] for m in measured])
-    curve = _curve(groups) if fixed_size else {}
+    curve = _curve(groups)
     leaving = _leaving(groups)
 
     pooled: dict[str, Any] = dict(zip(names, value_GK.mean(0).tolist(), strict=True))
@@ -133,14 +130,14 @@ def coverage_record(groups: Sequence[Group], fixed_size: bool) -> dict[str, Any]
     pooled["coupling"] = _coupling(measured)
     pooled["unsampled_correct_at"] = {n: float(value_G.mean()) for n, value_G in curve.items()}
     pooled["leaves_tree_at"] = {last: float(value_G.mean()) for last, value_G in leaving.items()}
-    if not estimable:
+    if unique == len(groups):
         pooled |= dict.fromkeys((*_ESTIMATED, "coupling", "unsampled_correct_at"))
-    pooled["informative_fraction_at"] = _informative_fraction_at(measured) if fixed_size else None
+    pooled["informative_fraction_at"] = _informative_fraction_at(measured)
 
     prompts: dict[str, Any] = {"id": [g.prompt.id for g in groups]}
     prompts |= {name: [getattr(m, name) for m in measured] for name in _COUNTS}
     prompts |= {name: _rounded(value_G) for name, value_G in zip(names, value_GK.T, strict=True)}
-    prompts["unsampled_correct_at"] = {n: _rounded(value_G) for n, value_G in curve.items()} or None
+    prompts["unsampled_correct_at"] = {n: _rounded(value_G) for n, value_G in curve.items()}
     prompts["leaves_tree_at"] = {last: _rounded(value_G) for last, value_G in leaving.items()}
     return {"pooled": pooled, "prompts": prompts}
 

@@ -25,7 +25,7 @@ class Objective:
         phases: The phases, in order; `until` rises to 1.
         learning_rate: The learning rate of a phase that names none.
         decay: From the fraction of the budget that is spent to the factor of the learning rate.
-        num_rollouts: N, for the first order of MaxRL; with adaptive rollouts the largest average.
+        num_rollouts: N, for the first order of MaxRL.
         evaluate_every: Steps between the regular evaluations. Others must not change the training.
     """
 

@@ -14,20 +14,6 @@ from brorl.section import Section
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
 
-class AdaptiveSettings(Section):
-    """Adaptive rollouts: more for prompts without a mixed group, on average at most `rollouts_per_prompt`."""
-
-    enabled: bool = Field(
-        False, description="adapt the number of rollouts to the prompt (docs/explanation/adaptive_rollouts.md)"
-    )
-    pilot_rollouts: int = Field(16, ge=2, description="rollouts of every prompt in the first pass")
-    max_rollouts: int = Field(
-        512,
-        ge=2,
-        description="maximum number of rollouts of a prompt; prompts without a mixed group are doubled up to this",
-    )
-
-
 class DynamicSamplingSettings(Section):
     """Train on mixed groups only: groups with correct and incorrect rollouts."""
 

@@ -70,9 +70,6 @@ class Batch:
     num_carried: int = 0  # groups that are carried to a later step
     rounds: int = 0  # number of calls of the engine
     attempt: int = 0  # how often the step had found no mixed group before
-    pilot_rollouts: int | None = None  # first rollouts of every prompt under adaptive allocation; None where N is fixed
-    # number of verified ones among them and of correct ones among these, for each group
-    pilots: list[tuple[int, int]] = field(default_factory=list)
     keeps_all: bool = False  # whether groups that are not mixed are trained on too; dynamic sampling drops them
     worker_seconds: float = 0.0  # seconds that the workers of an asynchronous source spent on the prompts
     staleness: Staleness | None = None  # how far sampling was ahead; None in synchronous training
@@ -140,7 +137,6 @@ class Batch:
             **self._unverified(),
             **self._dropped(),
             **self._by_source(),
-            **self._allocation(),
             **self._ahead(),
         }
 
@@ -188,25 +184,6 @@ class Batch:
         if len(sources) < 2:
             return {}
         return {"by_source": {name: _outcomes([g for g in groups if g.prompt.source == name]) for name in sources}}
-
-    def _allocation(self) -> dict[str, float]:
-        """Return how adaptive allocation spread the rollouts over prompts; nothing where N is fixed."""
-        if self.pilot_rollouts is None:
-            return {}
-        rollouts_G = [p.whole.tree.num_rollouts for p in self.sampled]
-        widened = [p.group for p in self.sampled if p.group and p.whole.tree.num_rollouts > self.pilot_rollouts]
-        pilots = self.pilot_rollouts * len(self.sampled)
-        return {
-            "adaptive": True,
-            "pilot_rollouts": self.pilot_rollouts,
-            "groups_pilot_mixed": sum(0 < k < n for n, k in self.pilots),
-            "groups_widened": len(widened),
-            "groups_widened_mixed": sum(g.is_mixed for g in widened),
-            "samples_pilot": pilots,
-            "samples_widening": sum(rollouts_G) - pilots,
-            "mean_rollouts": sum(rollouts_G) / max(len(rollouts_G), 1),
-            "max_rollouts": max(rollouts_G, default=0),
-        }
 
     def _ahead(self) -> dict[str, Any]:
         """Return how far asynchronous sampling was ahead; nothing in synchronous training."""
@@ -329,11 +306,10 @@ class RetryPolicy:
     Args:
         max_tries: Give up after this many rounds in a row without a group to train on.
         dynamic_sampling: Whether only mixed groups are trained on.
-        adaptive: Whether groups that were not mixed got more rollouts.
     """
 
-    def __init__(self, max_tries: int, dynamic_sampling: bool, adaptive: bool) -> None:
-        self._max_tries, self._dynamic_sampling, self._adaptive = max_tries, dynamic_sampling, adaptive
+    def __init__(self, max_tries: int, dynamic_sampling: bool) -> None:
+        self._max_tries, self._dynamic_sampling = max_tries, dynamic_sampling
         self._failed = self._lost = 0
         self._last: Sequence[GradedPrompt] = ()
 
@@ -362,7 +338,7 @@ class RetryPolicy:
             self._lost = 0
             return UnverifiedError(_why_unverified(self._last), batch)
         self._failed = 0
-        return NoMixedGroupsError(why_not_mixed(self._last, self._max_tries, self._adaptive), batch)
+        return NoMixedGroupsError(why_not_mixed(self._last, self._max_tries), batch)
 
 
 def _num_rollouts(prompts: Sequence[GradedPrompt]) -> int:
@@ -382,7 +358,7 @@ def _why_unverified(prompts: Sequence[GradedPrompt]) -> str:
     )
 
 
-def why_not_mixed(prompts: Sequence[GradedPrompt], max_tries: int, adaptive: bool) -> str:
+def why_not_mixed(prompts: Sequence[GradedPrompt], max_tries: int) -> str:
     """Explain why no group of the last round is mixed, and name a fix: silent failures first, difficulty last."""
     groups = [p.group for p in prompts if p.group is not None]
     solved = sum(g.num_correct > 0 for g in groups)
@@ -394,7 +370,7 @@ def why_not_mixed(prompts: Sequence[GradedPrompt], max_tries: int, adaptive: boo
     if cause is None and not solved:
         cause = _format_cause(every)
     if cause is None:
-        cause = _difficulty(solved, len(groups), adaptive)
+        cause = _difficulty(solved, len(groups))
     return f"no group was mixed (correct and incorrect rollouts) in {max_tries} rounds in a row ({state}): {cause}"
 
 
@@ -436,13 +412,12 @@ def _format_cause(every: Sequence[Verdict]) -> str | None:
     return None
 
 
-def _difficulty(solved: int, num_groups: int, adaptive: bool) -> str:
+def _difficulty(solved: int, num_groups: int) -> str:
     if solved == num_groups:
         return "there is nothing left to learn from these prompts; choose harder ones"
-    more = "adaptive.max_rollouts and rollouts_per_prompt" if adaptive else "rollouts_per_prompt"
     help_ = (
-        f"try more {more}, a higher sampling.temperature, or other prompts (or a lower optimizer.learning_rate, if "
-        "they were solved before)"
+        "try more rollouts_per_prompt, a higher sampling.temperature, or other prompts (or a lower "
+        "optimizer.learning_rate, if they were solved before)"
     )
     if solved:
         return f"there is nothing left to learn from these prompts with this N; {help_}"

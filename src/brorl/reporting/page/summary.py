@@ -15,7 +15,7 @@ from brorl.comparison.paired import Conclusion, conclusion_of, difference_interv
 from brorl.cost import UNITS, total_cost
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import Estimate, duration, interval
-from brorl.reporting.reasons import is_adaptive, why_no_change, why_no_update
+from brorl.reporting.reasons import why_no_change, why_no_update
 from brorl.runs.run_record import Record, RunRecord, number, total
 from brorl.runs.stored_rollouts import step_list
 
@@ -274,7 +274,7 @@ def _dropped(run: RunRecord, name: str) -> tuple[int, int] | None:
 def _batch(run: RunRecord) -> str:
     """Return the prompts of a step times the rollouts of a prompt."""
     prompts, rollouts = (run.settings.get(n) for n in ("prompts_per_step", "rollouts_per_prompt"))
-    return f"{prompts or '?'} x {'adaptive' if is_adaptive(run) else rollouts or '?'}"
+    return f"{prompts or '?'} x {rollouts or '?'}"
 
 
 def _before_after(run: RunRecord, index: int) -> str:
