@@ -1,7 +1,7 @@
 """Write docs/how-to/what_fits.md: which runs fit on a GPU, by the package's own predictions of memory.
 
 In: the shapes of three models, which are typed below from their published config.json, and the memory plan of one
-process and of a cluster. Out: the page. Nothing is measured, and no model is loaded.
+process. Out: the page. Nothing is measured, and no model is loaded.
 
     python scripts/make_what_fits.py
 """
@@ -15,13 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from brorl.api.recipe import resolve_config
-from brorl.assemble.cluster_job import build_job
 from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, plan_memory
 from brorl.model.model_shape import ModelShape
 from brorl.model.settings import LoraSettings
-from brorl.planning.cluster.hardware import GPUS, Gpu
-from brorl.planning.cluster.phases import ShardedLearner
 from brorl.table import Table
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "how-to" / "what_fits.md"
@@ -43,11 +39,14 @@ MODELS = {
 """The shapes of Qwen2.5-0.5B, 1.5B and 7B."""
 PROMPTS, MINI_BATCHES, ROLLOUTS, PROMPT, RESPONSE = 32, 4, 512, 512, 2048
 WORKLOAD = Workload(PROMPT, RESPONSE, num_rows=PROMPTS * ROLLOUTS, num_prompts=PROMPTS // MINI_BATCHES)
-CARDS = {24: GPUS["L4"], 80: GPUS["H100"]}
+CARDS_GB = (24, 80)
+"""Memory of the GPUs: an L4 or an RTX 4090, and an A100 or an H100."""
 USABLE = 0.9
 """Fraction of a GPU's memory: the CUDA context, its libraries and fragments take the rest."""
 _NODES = (8192, 4096, 2048)  # a response is never split
 _RANKS = (2, 4, 8)
+_SHARDED_BYTES = 4 + 4 + 8 + 4  # per weight: itself, its gradient, AdamW's moments, and the reference
+_LOGIT_NODES = 1024  # nodes whose logits exist at once in a sharded learner
 _ADAPTERS = LoraSettings(rank=16)
 _QUANTIZED = LoraSettings(rank=16, quantization="nf4")
 
@@ -103,26 +102,33 @@ def _row_bytes(config: Qwen2Config) -> int:
     return kept + 3 * 4 * config.vocab_size
 
 
-def ranks_that_fit(config: Qwen2Config, gpu: Gpu) -> ShardedLearner | None:
-    """Return the smallest learner of several ranks that trains all weights; None if none of 8 or fewer fits."""
+def ranks_that_fit(config: Qwen2Config, gpu_bytes: float) -> tuple[int, float] | None:
+    """Return the fewest ranks that train all weights, up to 8, and the bytes of each; None if none of them fit.
+
+    Weights, gradients, moments and reference are float32 and sharded. Each layer is gathered in bfloat16 for a pass,
+    with gradient checkpointing and as many nodes as fit, but at least the longest response.
+    """
     with torch.device("meta"):
-        shape = ModelShape.of_model(AutoModelForCausalLM.from_config(config), "config")
-    changes = {
-        "sampling.max_new_tokens": RESPONSE, "prompts_per_step": PROMPTS, "optimizer.mini_batches": MINI_BATCHES,
-        "engine.gradient_checkpointing": True,
-    }  # fmt: skip
-    job = build_job(resolve_config("brorl", changes), gpu, shape, engine="native")
-    return next((learner for ranks in _RANKS if (learner := ShardedLearner(job, ranks)).fits), None)
+        shape = ModelShape.of_model(AutoModelForCausalLM.from_config(config))
+    gathered = 2 * (2 * shape.parameters / shape.layers + 2 * shape.vocabulary * shape.hidden)
+    for ranks in _RANKS:
+        for nodes in (*_NODES[:2], PROMPT + RESPONSE):
+            activations = shape.pass_bytes(nodes, nodes * shape.activation_bytes(), checkpointing=True)
+            logits = 3 * _LOGIT_NODES * shape.vocabulary * 4
+            needed = _SHARDED_BYTES * shape.parameters / ranks + activations + logits + gathered
+            if needed <= USABLE * gpu_bytes:
+                return ranks, needed
+    return None
 
 
 def rows() -> Iterator[tuple[str, ...]]:
     """Yield the rows of the table."""
     for name, config in MODELS.items():
-        for size, gpu in CARDS.items():
+        for size in CARDS_GB:
             for trains in ("all weights", "adapters"):
                 found, start = fit(config, size * 1e9, trains), (name, trains, f"{size} GB")
                 if found is None:
-                    yield (*start, _on_several(config, gpu), *["-"] * 5)
+                    yield (*start, _on_several(config, size * 1e9), *["-"] * 5)
                     continue
                 settings = ", ".join(f"`{key}: {str(value).lower()}`" for key, value in found.settings.items())
                 sizes = (found.plan.kept_bytes, found.plan.learning.num_bytes, found.plan.sampling.num_bytes)
@@ -130,14 +136,14 @@ def rows() -> Iterator[tuple[str, ...]]:
                 yield (*start, settings, *(f"{x / 1e9:.1f}" for x in (*sizes, total)), f"{found.rows:,}")
 
 
-def _on_several(config: Qwen2Config, gpu: Gpu) -> str:
-    learner = ranks_that_fit(config, gpu)
-    if learner is None:
+def _on_several(config: Qwen2Config, gpu_bytes: float) -> str:
+    found = ranks_that_fit(config, gpu_bytes)
+    if found is None:
         return "not on one GPU, and not sharded over 8"
-    each = (learner.state_bytes + learner.pass_bytes) / 1e9
+    ranks, needed = found
     return (
-        f"not on one GPU; `cluster.learner_ranks: {learner.ranks}` with `engine.gradient_checkpointing: true` needs "
-        f"{each:.1f} GB on each GPU of the learner"
+        f"not on one GPU; `cluster.learner_ranks: {ranks}` with `engine.gradient_checkpointing: true` needs "
+        f"{needed / 1e9:.1f} GB on each GPU of the learner"
     )
 
 
@@ -152,8 +158,8 @@ The table has the first way in which a run fits. These are tried in order: `engi
 2,048, the same with `engine.gradient_checkpointing`, and both with a base in 4 bits. All runs have `dtype: bfloat16`,
 the native engine on the same GPU, AdamW, and no KL penalty. They sample N = {ROLLOUTS} rollouts of {PROMPTS} prompts of
 up to {PROMPT} tokens, with responses of up to {RESPONSE:,} tokens, and make {MINI_BATCHES} mini-batches. {USABLE:.0%}
-of the GPU's memory count as usable: the CUDA context, libraries and fragments take the rest. The models have the shapes
-of Qwen2.5-0.5B, 1.5B and 7B.
+of the GPU's memory count as usable: the CUDA context, libraries and fragments take the rest. 24 GB is an L4 or an RTX
+4090, and 80 GB an A100 or an H100. The models have the shapes of Qwen2.5-0.5B, 1.5B and 7B.
 """
 COLUMNS = (
     "model", "trains", "GPU", "settings", "kept (GB)", "learning (GB)", "sampling (GB)", "peak (GB)", "rows",
@@ -169,8 +175,7 @@ END = """\
 - `engine.memory_gib` is the largest whole number that fits. Sampling adds the temporaries of a step to it.
 
 A run that does not fit on one GPU can shard the learner ([Train on several processes and machines](cluster.md)). Its
-ranks need gradient checkpointing here, and the rollout workers take other GPUs with `cluster.placement: apart`. `brorl
-plan --cluster` predicts both.
+ranks need gradient checkpointing here, and the rollout workers take other GPUs with `cluster.placement: apart`.
 
 vLLM has its own weights and cache, and the prediction counts a file of the weights too. `engine.vllm.placement: apart`
 gives it a GPU of its own ([Sample with vLLM](vllm.md)).

@@ -174,13 +174,6 @@ def test_what_fits_adds_up_and_fits() -> None:
             assert kept == pytest.approx(18e-9 * published[name], abs=0.06)
 
 
-def test_the_capacity_tables_are_up_to_date() -> None:
-    """The tables of the simulation take a minute, and are not computed here."""
-    module = script("make_scaling_tables")
-    page = module.PAGE.read_text("utf-8")
-    assert module.with_blocks(page, module.capacity_tables()) == page, "run: python scripts/make_scaling_tables.py"
-
-
 def test_the_settings_reference_names_every_setting() -> None:
     """The generator's own walk over the classes, against the one behind `brorl train --help`."""
     page = (DOCS / "reference" / "settings.md").read_text("utf-8")

@@ -41,5 +41,5 @@ def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     assert "held-out pass@1:" in done.stdout
     assert "difference in pass@1:" in done.stdout
-    for name in ("DataResult", "CheckResult", "SampledTree", "Samples", "ClusterPlanResult", "Report", "VerifyResult"):
+    for name in ("DataResult", "CheckResult", "SampledTree", "Samples", "Report", "VerifyResult"):
         assert re.search(rf"^{name}\(", done.stdout, re.MULTILINE), name

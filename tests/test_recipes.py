@@ -8,14 +8,10 @@ import pytest
 
 import brorl
 from brorl.algorithms.settings import AdvantageSettings
-from brorl.assemble.cluster_job import build_job
 from brorl.assemble.learner import build_learner_settings
 from brorl.config.reading import builtin_recipes, make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.model.forward import TreeForward
-from brorl.model.model_shape import PUBLISHED
-from brorl.planning.cluster.cluster_plan import fastest_split, ways_that_fit
-from brorl.planning.cluster.hardware import GPUS
 from brorl.prompts.layouts.table import LAYOUTS
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import FileSource
@@ -96,21 +92,6 @@ def test_the_recipes_of_clusters_differ_from_the_papers_in_sizes_alone(name: str
     used = max(sampling, learning) if cluster.placement == "colocated" else sampling + learning
     assert used == gpus
     assert cluster.nodes == max(1, gpus // 8)
-
-
-@pytest.mark.parametrize(("name", "gpus"), CLUSTERS.items())
-def test_a_plan_of_a_recipe_has_its_placement(name: str, gpus: int) -> None:
-    """Of the ways with the recipe's placement, the plan chooses the recipe's split; H100s, native engine."""
-    recipe = config(name)
-    gpu = GPUS["H100"]
-    job = build_job(recipe, gpu, PUBLISHED[recipe.model])
-    found = fastest_split(job, gpus, recipe.cluster.placement, recipe.cluster.mode)
-    assert found is not None
-    assert (found.num_workers, found.learner.ranks) == (recipe.cluster.rollout_workers, recipe.cluster.learner_ranks)
-    assert found.worker.gpus == recipe.cluster.gpus_per_rollout_worker
-    assert recipe.engine.memory_gib * 2**30 <= found.worker.free_bytes
-    seconds = [c.seconds for c in ways_that_fit(job, gpus)]
-    assert found.seconds <= 1.1 * min(seconds)
 
 
 @pytest.mark.parametrize("name", ["prorl", "brorl", "small/prorl", "small/brorl"])

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from brorl.api.check import check
-    from brorl.api.cluster_plan import plan_cluster
     from brorl.api.compare import compare
     from brorl.api.data import data
     from brorl.api.evaluate import evaluate
@@ -32,7 +31,6 @@ __all__ = [
     "data",
     "evaluate",
     "plan",
-    "plan_cluster",
     "report",
     "sample",
     "samples",
@@ -43,7 +41,6 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {name: f"brorl.api.{name}" for name in __all__ if name.islower()} | {
-    "plan_cluster": "brorl.api.cluster_plan",
     "sample": "brorl.api.tree",
     "RolloutTree": "brorl.tree",
     "SamplingParams": "brorl.sampling",

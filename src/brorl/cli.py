@@ -94,9 +94,9 @@ COMMANDS = {
         settings="api.verify:SETTINGS",
     ),
     "plan": Command(
-        "predict the gains and costs of more rollouts per prompt on this machine, or of a step on a cluster",
+        "predict the gains and costs of more rollouts per prompt on this machine",
         "api.plan:plan_command",
-        inherits=("api.plan:plan", "api.cluster_plan:plan_cluster"),
+        inherits=("api.plan:plan",),
         is_shown=False,
     ),
     "simulate": Command(

@@ -20,7 +20,6 @@ COMMANDS = {
     "data",
     "evaluate",
     "plan",
-    "plan_cluster",
     "report",
     "sample",
     "samples",

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 ROLLOUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 RECIPE = "quickstart"
-_MEASURING = ("pilot_prompts", "pilot_rollouts", "rollouts", "seconds_per_step", "aim")
-_CLUSTER = ("engine", "response_tokens", "distinct_fraction", "model_shape", "group_parts")
 _NOT_COMPARED = ("rollouts_per_prompt", "prompts_per_step", "seed", "steps", "evaluation.every")  # compare sets these
 _COMPARED_STEPS = 100  # length of the recommended comparison
 _LARGE_N = 512
@@ -184,52 +182,23 @@ def plan_command(
     checkpoint: str | None = None,
     *,
     data: str | None = None,
-    cluster: str | None = None,
-    model_shape: str | None = None,
     **options: Any,
 ) -> None:
     """Plan as a command.
 
     Args:
         checkpoint: A model (`quickstart`, a folder, a hub id), a run, or a checkpoint in one (default: the recipe's
-            model); with --cluster also a recipe.
+            model).
         data: File, hub id or puzzle of the prompts, as data.sources (default: the recipe's).
-        cluster: Plan a step on these GPUs, such as 8xH200 or 512xH100, without a GPU, weights or a pilot;
-            8xMINE:memory_gb=96,... describes another GPU (default recipe: brorl).
-        model_shape: With --cluster, sizes of the model instead of its config.json, as NAME=NUMBER,...: parameters,
-            layers, hidden, kv_heads, vocabulary, and heads, head_dim, inner, active_parameters.
-        options: Those of `plan` and of `plan_cluster`.
-
-    Raises:
-        UserError: If options of a pilot and of a cluster are combined.
+        options: Those of `plan`.
     """
     if data is not None:
         options["data.sources"] = parse_yaml(data, "--data")
-    if model_shape is not None:
-        options["model_shape"] = _sizes(model_shape)
-    misplaced = next((name for name in (_CLUSTER if cluster is None else _MEASURING) if name in options), "")
-    option = f"--{misplaced.replace('_', '-')}"
-    if cluster is not None:
-        from brorl.api.cluster_plan import plan_cluster
-
-        if misplaced:
-            raise UserError(f"{option} measures on this machine, and --cluster does not; give one of them")
-        plan_cluster(cluster, checkpoint, **options)
-        return
-    if misplaced:
-        raise UserError(f"{option} needs --cluster, such as --cluster 8xH200")
     try:
         plan(checkpoint, **options)
     except KeyboardInterrupt:
         print("\nstopped: a plan is written at its end; rerun the command")  # noqa: T201
         raise KeyboardInterrupt("stopped") from None
-
-
-def _sizes(text: str) -> dict[str, float]:
-    try:
-        return {name.strip(): float(value) for name, _, value in (part.partition("=") for part in text.split(","))}
-    except ValueError:
-        raise UserError(f"--model-shape: expected parameters=1.5e9,layers=28 and so on, got {text!r}") from None
 
 
 def _resolve(

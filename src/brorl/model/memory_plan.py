@@ -277,7 +277,7 @@ class _Activations(NamedTuple):
 
     @classmethod
     def of(cls, model: PreTrainedModel, settings: MemorySettings) -> _Activations:
-        shape = ModelShape.of_model(model, "config")
+        shape = ModelShape.of_model(model)
         kv, flat = shapes_or_guess(model, settings.forward)
         return cls(shape, kv, flat, not embeds_last(model), *_BYTES[settings.dtype])
 

@@ -1,1 +1,0 @@
-"""Everything of `brorl plan --cluster`: hardware, model shape, unit costs, capacity, memory, simulation, tables."""
