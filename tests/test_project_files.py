@@ -36,7 +36,7 @@ def test_the_workflow_runs_the_gate_on_every_supported_python(project: dict[str,
 
 
 def test_the_gate_runs_the_commands_of_the_readme_in_a_fresh_clone() -> None:
-    """Also with the kernels of AVX2, and nothing else is taken for a command."""
+    """And then again with the kernels of AVX2; nothing else is taken for a command."""
     readme = (ROOT / "README.md").read_text("utf-8")
     try_it, test_it = re.findall(r"^    (python3 -m venv .*)$", readme, re.MULTILINE)
     gate = (ROOT / ".ci/run").read_text("utf-8")
@@ -51,6 +51,31 @@ def test_the_gate_runs_the_commands_of_the_readme_in_a_fresh_clone() -> None:
         run = f'bash -euo pipefail -c "${name}"'
         again = f"ATEN_CPU_CAPABILITY=avx2 {command.rpartition(' && ')[2]}"
         assert clone < gate.index(run) < gate.index(again)
+    (numerics,) = re.findall(r'^numerics="(.*)"$', gate, re.MULTILINE)
+    assert [folder for folder in numerics.split() if not (ROOT / folder).is_dir()] == []
+
+
+def test_the_gate_runs_every_part_and_stops_at_one_that_fails(tmp_path: Path) -> None:
+    gate = (ROOT / ".ci/run").read_text("utf-8")
+    parts = set(re.findall(r"\bprintf '%s\\n' (.*) \|", gate)[0].split())
+    exported = set(re.findall(r"^export -f (.*)$", gate, re.MULTILINE)[0].split())
+    assert parts < exported == set(re.findall(r"^(\w+)\(\) \{", gate, re.MULTILINE)) - {"readme_command", "stage"}
+    (part,) = re.findall(r"^part\(\) \{.*?^\}\n", gate, re.MULTILINE | re.DOTALL)
+    for code, said in ((0, "1\n2\n"), (255, "1\n")):
+        program = f"one() {{ echo 1; test {code} = 0; echo 2; }}\n{part}export -f one part\npart one"
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", program], env={**os.environ, "work": str(tmp_path)},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout.partition("==\n")[2]) == (code, said)
+
+
+def test_the_schedule_runs_all_attacks_with_other_inputs() -> None:
+    workflow = read_yaml(".github/workflows/gate.yml")
+    assert workflow["on"]["schedule"]
+    (job,) = workflow["jobs"].values()
+    for name, value in (("BRORL_ALL_ATTACKS", "1"), ("BRORL_TEST_SEED", "random")):
+        assert f"github.event_name == 'schedule' && '{value}'" in job["env"][name]
 
 
 def test_a_release_has_absolute_links(tmp_path: Path) -> None:
@@ -105,7 +130,3 @@ def test_the_status_names_every_marker() -> None:
     rows = (ROOT / "docs" / "status.md").read_text("utf-8").split("\n|---|")[1].split("\n\n")[0].splitlines()[1:]
     named = {marker for row in rows for marker in re.findall(r"`(\w+)`", row.split("|")[3])}
     assert named == {marker.split(":")[0] for marker in markers}
-
-
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text("utf-8").split()) <= 600

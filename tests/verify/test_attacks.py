@@ -13,7 +13,7 @@ pytestmark = pytest.mark.linux
 
 
 def part(rng: np.random.Generator, size: int) -> list[str]:
-    """Return the arguments for a random part of the attacks, one of `size`; for all with BRORL_ALL_ATTACKS=1."""
+    """Return the arguments for one of `size` parts, which BRORL_TEST_SEED draws; with BRORL_ALL_ATTACKS=1 for all."""
     size = 1 if os.environ.get("BRORL_ALL_ATTACKS") == "1" else size
     return ["--part", str(size), "--seed", str(rng.integers(size))]
 
@@ -30,7 +30,7 @@ def test_attacks_have_names_of_their_own() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("level", "size"), [("landlock", 3), ("seccomp", 8)])
+@pytest.mark.parametrize(("level", "size"), [("landlock", 8), ("seccomp", 8)])
 def test_the_sandbox_contains_attacks(level: str, size: int, rng: np.random.Generator) -> None:
     assert_contained(run_campaign([level, *(arguments := part(rng, size))]), len(ALL) // int(arguments[1]))
 
