@@ -3,13 +3,13 @@
 import re
 
 import numpy as np
-import pytest
 
 from brorl.cost import Unit, amount, short_amount
 from brorl.format import short, short_time
+from each_row import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
 ("value", "unit", "text"),
 [(40, "seconds", "40 seconds"), (1, "seconds", "1 second"), (47.25, "seconds", "47.2 seconds"),
  (750, "seconds", "12.5 minutes"), (7200, "seconds", "2 hours"), (1, "steps", "1 step"),
@@ -19,7 +19,7 @@ def test_amount(value: float, unit: Unit, text: str) -> None:
     assert amount(value, unit) == text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "unit", "text"),
     [(40, "seconds", "40 s"), (12.5, "seconds", "12.5 s"), (750, "seconds", "12.5 min"), (1500, "steps", "1,500"),
      (2.5e6, "unique_tokens", "2.5M"), (120_000, "samples", "120k"), (100, "samples", "100")],

@@ -22,9 +22,10 @@ from brorl.format import (
     signed,
     significant_interval,
 )
+from each_row import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "text"),
     [(1120, "1,120"), (1234.5, "1,234"), (40.0, "40"), (12.5, "12.5"), (0.3512, "0.351"), (9.996, "10"), (2.0, "2"),
      (0, "0"), (-1e6, "-1,000,000"), (1.23e-5, "0.0000123"), (inf, "inf")],
@@ -51,7 +52,7 @@ def test_exact_is_read_as_the_same_number(rng: np.random.Generator) -> None:
         assert "e" not in exact(value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "text"),
     [(0, "0"), (7, "7"), (870, "870"), (999.4, "999"), (999.6, "1.00k"), (1234, "1.23k"), (99_960, "100k"),
      (8.882, "8.88"), (12_345, "12.3k"), (999_400, "999k"), (1_234_567, "1.23M"), (2.5e9, "2.50G")],
@@ -67,7 +68,7 @@ def test_short_is_right_to_half_a_percent(rng: np.random.Generator) -> None:
         assert float(text.rstrip("kMG").replace(",", "")) * size == pytest.approx(value, rel=5.1e-3)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "text"),
     [(61.94, "61.9 s"), (99.96, "100 s"), (320, "320 s"), (600, "10.0 min"), (7196, "119.9 min"), (7200, "2.0 h"),
      (393.9 * 3600, "393.9 h")],
@@ -83,7 +84,7 @@ def test_p_value(p: float, text: str) -> None:
     assert p_value(p) == text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "text"),
     [(1.0, "1"), (0.5, "0.5"), (0.0123, "0.012"), (1e-4, "0.0001"), (5.5e-30, "5.5e-30"), (0.0, "< 1e-99")],
 )
@@ -91,7 +92,7 @@ def test_probability(value: float, text: str) -> None:
     assert probability(value) == text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "seconds"),
     [("90", 90), (90, 90), (0.5, 0.5), (1e-5, 1e-5), (1e6, 1e6), ("90s", 90), ("5m", 300), (" 1.5h ", 5400),
      ("soon", None), ("-5", None), (float("inf"), None), ("5 days", None)],

@@ -20,6 +20,7 @@ from brorl.config.resuming import CHANGEABLE_ON_RESUME, first_change, fixed_sett
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from run_support import command
+from each_row import each_row
 
 NAMES = [name for name, _ in settings_of(TrainConfig)]
 
@@ -43,7 +44,7 @@ def test_every_setting_of_every_section_is_listed_and_described() -> None:
         assert info.description, name
 
 
-@pytest.mark.parametrize("recipe", builtin_recipes())
+@each_row("recipe", builtin_recipes())
 def test_builtin_recipes_are_valid(recipe: str) -> None:
     config = make_config(read_recipe(recipe), {}, recipe)
     assert config.samples_per_step == config.prompts_per_step * config.rollouts_per_prompt
@@ -106,7 +107,7 @@ def test_dumped_config_reads_back_the_same() -> None:
     assert config.output_dir == "yes"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "value"),
     [
         ("1e-6", 1e-6),
@@ -156,7 +157,7 @@ def test_a_budget_lifts_the_number_of_steps_unless_both_are_given(
     assert make_config(parse_yaml(dump_yaml(config), "dump"), {}, "dump") == config  # as on resume
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "value"),
     [
         ("rollouts_per_prompt", 8),
@@ -234,7 +235,7 @@ def test_file_beats_defaults_and_command_line_beats_file(tmp_path: Path) -> None
     assert config.prompts_per_step == TrainConfig().prompts_per_step
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("settings", "message"),
     [
         ({"stpes": 4}, "stpes is not a setting; did you mean steps?"),
@@ -257,7 +258,7 @@ def test_unknown_key_names_the_nearest(settings: dict[str, Any], message: str) -
     assert str(caught.value) == f"{message} (in my.yaml)"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "setting"),
     [
         ("lr", "optimizer.learning_rate"),
@@ -283,7 +284,7 @@ def test_names_of_other_trainers_stand_for_settings_that_exist() -> None:
     assert not {*SETTING_OF} & {name.rpartition(".")[2] for name in NAMES}
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if len(n.rpartition(".")[2]) > 5])
+@each_row("name", [n for n in NAMES if len(n.rpartition(".")[2]) > 5])
 def test_every_key_is_found_again_without_its_last_letter(name: str) -> None:
     assert f"did you mean {name}?" in unknown_setting(name[:-1])
 
@@ -365,7 +366,7 @@ def test_repeated_and_unsorted_ks_are_put_in_order() -> None:
     assert config.evaluation.ks == (1, 4, 16)
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+@each_row(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> None:
     with pytest.raises(UserError) as caught:
         make_config({name: value}, {}, "my.yaml")
@@ -385,7 +386,7 @@ def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> N
 BFLOAT16 = {"engine.dtype": "bfloat16"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("settings", "parts"),
     [
         (
@@ -454,7 +455,7 @@ def test_asynchronous_settings() -> None:
     make_config({}, ASYNC | {"cluster.max_staleness": 0, "importance.correction": "none"}, "x")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "problem"),
     [
         ({"importance.correction": "none"}, "up to 1 updates old.*set importance.correction: truncate"),
@@ -469,7 +470,7 @@ def test_settings_that_do_not_fit_asynchronous_training(changes: dict[str, Any],
         make_config({}, ASYNC | changes, "x")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "value"),
     [
         ("optimizer.betas", [2.0, 0.9]),
@@ -550,7 +551,7 @@ def test_make_config_leaves_the_recipe_alone() -> None:
     assert recipe == {"loss": {"clip_high": 0.4}}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("source", "message"),
     [
         (

@@ -9,6 +9,7 @@ from brorl.api.converted import convert, with_data
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
+from each_row import each_row
 
 TRL: dict[str, Any] = {"model_name_or_path": "some/model", "dataset_name": "some/data", "num_generations": 16}
 VERL: dict[str, Any] = {
@@ -32,7 +33,7 @@ def value(config: TrainConfig, name: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "name", "expected"),
     [
         ({}, "advantage.estimator", "grpo"),
@@ -80,7 +81,7 @@ def test_settings_of_trl(given: dict[str, Any], name: str, expected: Any) -> Non
     assert value(recipe_of({**TRL, **given}), name) == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "name", "expected"),
     [
         ({}, "rollouts_per_prompt", 16),

@@ -20,6 +20,7 @@ from brorl.api.converted import convert
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
+from each_row import each_row
 
 TRL: dict[str, Any] = {"model_name_or_path": "some/model", "num_generations": 4, "per_device_train_batch_size": 64}
 VERL: dict[str, Any] = {
@@ -97,7 +98,7 @@ def test_the_learning_rate_of_every_update_is_that_of_transformers(given: dict[s
     )  # after the last update
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("micro", "accumulated", "rounds", "iterations"),
     [(64, 1, None, 1), (8, 16, None, 1), (64, 1, 4, 1), (16, 2, 4, 1), (16, 4, 1, 1), (16, 2, 4, 3), (16, 1, 2, 2)],
 )
@@ -157,7 +158,7 @@ def ppo_of_verl(ratio: Tensor, advantage: Tensor, low: float, high: float, dual:
     return torch.where(advantage < 0, torch.min(-advantage * dual, worse), worse)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "loss_of"),
     [
         (TRL, lambda r, a, _: ppo_of_trl(r, a, 0.2, 0.2, None)),
@@ -211,7 +212,7 @@ def test_the_kl_penalty_has_the_expected_gradient_of_the_source(given: dict[str,
     torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("kind", ["kl", "k1", "mse", "k2", "low_var_kl", "k3", "low_var_kl+", "k3+", "k1+"])
+@each_row("kind", ["kl", "k1", "mse", "k2", "low_var_kl", "k3", "low_var_kl+", "k3+", "k1+"])
 def test_each_kl_loss_of_verl_has_the_gradient_of_its_source(kind: str) -> None:
     config = recipe_of({**VERL, f"{A}use_kl_loss": True, f"{A}kl_loss_coef": 0.02, f"{A}kl_loss_type": kind})
     assert (config.kl.coefficient, config.kl.placement) == (0.02, "loss")

@@ -12,6 +12,7 @@ import pytest
 from brorl.api.converted import convert
 from brorl.config.conversion import Conversion
 from brorl.config.reading import make_config
+from each_row import each_row
 
 GRPO = [
     "learning_rate",
@@ -361,7 +362,7 @@ def value_of(conversion: Conversion, name: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize(("field", "given", "more", "setting", "expected"), CONVERTED)
+@each_row(("field", "given", "more", "setting", "expected"), CONVERTED)
 def test_a_field_is_converted(field: str, given: Any, more: dict[str, Any], setting: str, expected: Any) -> None:
     found = conversion_of(field, given, more)
     assert value_of(found, setting) == expected
@@ -386,7 +387,7 @@ def test_a_field_is_answered_in_words(field: str, given: Any, more: dict[str, An
     assert field not in found.without_counterpart
 
 
-@pytest.mark.parametrize("field", LEFT_OUT)
+@each_row("field", LEFT_OUT)
 def test_a_field_without_a_counterpart_is_named(field: str) -> None:
     found = conversion_of(field, LEFT_OUT[field], {})
     assert [name for name in found.without_counterpart if name.partition(".")[0] == field], found

@@ -16,6 +16,7 @@ from brorl.console.screen import Screen
 from brorl.console.tables import cost_table, coverage_hints, coverage_table, held_out_check_lines, outcome_table
 from brorl.cost import Budget
 from brorl.format import duration
+from each_row import each_row
 
 
 def step(number: int, *, samples: int, sampled: int, unique: int, distinct: int, groups: int) -> dict[str, Any]:
@@ -247,7 +248,7 @@ def test_time_left_by_the_budget_alone(records: list[dict[str, Any]], tmp_path: 
     assert "1m40s" in (tmp_path / "run.log").read_text().splitlines()[-1]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("seconds", "text"),
     [(0.4, "0s"), (45, "45s"), (59.6, "1m00s"), (185, "3m05s"), (3599.7, "1h00m"), (7620, "2h07m"), (90000, "25h00m")],
 )

@@ -1,8 +1,7 @@
 """The form of the answer that a question asks for, on sentences of common prompts and on text that asks for none."""
 
-import pytest
-
 from brorl.prompts.answer_forms import answer_forms, asked_form
+from each_row import each_row
 
 ASKED = {
     "in \\boxed{}": ["Please put your final answer within \\boxed{}.", "Give \\boxed{answer}."],
@@ -26,14 +25,14 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in ASKED.items() for text in texts])
+@each_row(("name", "text"), [(name, text) for name, texts in ASKED.items() for text in texts])
 def test_forms_that_are_asked_for(name: str, text: str) -> None:
     (form,) = answer_forms(text)
     assert form.name == name
     assert "42" in form.write("42")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "#### Problem 3\nFind the answer to 1 + 1.",

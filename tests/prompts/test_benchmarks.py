@@ -16,6 +16,7 @@ from brorl.prompts.boxed import last_box
 from brorl.prompts.layouts.table import LAYOUTS
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import PromptFormat
+from each_row import each_row
 
 ROWS: Mapping[str, tuple[str, dict[str, Any], str, str]] = {  # case: benchmark, row, question, reference
     "HuggingFaceH4/aime_2024": (
@@ -167,7 +168,7 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
         read_benchmark(BenchmarkSource("aime24", str(tmp_path / "rows.jsonl")))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "text"),
     [
         (142.0, "142"), (0.5, "0.5"), (-3, "-3"), (float("nan"), None), (float("inf"), None), (" 7 ", "7"), ("", None),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
+from each_row import each_row
 
 
 def random_tests(rng: np.random.Generator) -> StdinCases | CallCases | TestCode:
@@ -46,7 +47,7 @@ def test_integer_keys_come_back() -> None:
     assert CallCases("f", (({"1": 2},),), (3,)).cases() == [(({"1": 2},), 3)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "problem"),
     [
         ("42", "the tests must be a JSON object with one of the keys stdin, calls, code, got 42"),

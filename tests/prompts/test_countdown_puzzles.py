@@ -26,6 +26,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
+from each_row import each_row
 
 
 def brute_force_values(numbers: tuple[int, ...]) -> set[Fraction]:
@@ -89,7 +90,7 @@ class TestCountdownPuzzle:
     def test_text_is_as_documented(self) -> None:
         assert CountdownPuzzle((3, 5, 7), 22).text == "3 5 7 -> 22:"
 
-    @pytest.mark.parametrize("reference", ["", "3 5 7", "3 5 7 = 22", "5 3 -> 8", "3 x -> 8", " -> 8"])
+    @each_row("reference", ["", "3 5 7", "3 5 7 = 22", "5 3 -> 8", "3 x -> 8", " -> 8"])
     def test_malformed_references_name_the_form(self, reference: str) -> None:
         with pytest.raises(ValueError, match="3 5 7 -> 22"):
             CountdownPuzzle.from_reference(reference)

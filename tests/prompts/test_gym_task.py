@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brorl.prompts.gym_task import GymTask
+from each_row import each_row
 
 SIMPLE = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.fractions()
 KEYS = st.integers() | st.text() | st.tuples(st.integers(), st.text()) | st.sampled_from(["tuple!", "set!", "pairs!"])
@@ -65,7 +66,7 @@ def test_a_task_without_an_answer_has_none() -> None:
 RIGHT = json.loads(GymTask("maze", {"answer": "7", "metadata": {}}).to_text())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "problem"),
     [
         ("7", "is not a Reasoning Gym task"),

@@ -9,6 +9,7 @@ from brorl.prompts.instructions import KINDS, OPTIONAL, Instruction, Instruction
 from brorl.prompts.layouts import instructions as layouts
 from brorl.prompts.layouts.layout import DroppedRow
 from brorl.prompts.layouts.table import LAYOUTS
+from each_row import each_row
 
 KINDS_OF_ROW = [
     "punctuation:no_comma",
@@ -56,7 +57,7 @@ def rlvr(**truth: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("layout", "row", "loose"),
     [("ifeval", GOOGLE, False), ("ifeval_loose", GOOGLE, True), ("nemotron_ifeval", NEMOTRON, False),
      ("nemotron_ifeval", {**NEMOTRON, "args": json.dumps(NEMOTRON["args"])}, False),
@@ -72,7 +73,7 @@ def test_rows_with_several_instructions(layout: str, row: dict[str, Any], loose:
         LAYOUTS[layout].read({}, 0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("layout", "row", "reason"),
     [("ifeval", {**GOOGLE, "instruction_id_list": ["keywords:start_end", *KINDS_OF_ROW[1:]]},
     layouts._UNKNOWN_KIND),
@@ -90,7 +91,7 @@ def test_dropped_rows(layout: str, row: dict[str, Any], reason: str) -> None:
         LAYOUTS[layout].read(row, 0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("layout", "row"),
     [("ifeval", {**GOOGLE, "kwargs": "none"}), ("ifeval", {**GOOGLE, "prompt": 7}),
     ("nemotron_ifeval", {**NEMOTRON, "args": "x y"}),
@@ -103,7 +104,7 @@ def test_rows_of_another_layout(layout: str, row: dict[str, Any]) -> None:
         LAYOUTS[layout].read(row, 0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("truth", "kind", "arguments"),
     [({"func_name": "verify_keyword_frequency", "word": "fox", "N": 3}, "keywords:frequency", {"keyword": "fox",
     "frequency": 3, "relation": "exactly"}),

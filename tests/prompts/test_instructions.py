@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from brorl.prompts.instructions import KINDS, OPTIONAL, Instruction, Instructions
+from each_row import each_row
 
 GOOD: dict[str, Any] = {
     "keywords": ["a"], "keyword": "a", "frequency": 1, "relation": "at least", "forbidden_words": ["a"], "letter": "a",
@@ -19,7 +20,7 @@ def arguments(kind: str) -> dict[str, Any]:
     return {name: GOOD[name] for name in KINDS[kind] if name not in OPTIONAL}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_row("kind", KINDS)
 def test_each_argument_is_needed_and_checked(kind: str) -> None:
     made = Instruction(kind, {**arguments(kind), "something else": None})  # tables fill cells with nulls
     assert Instructions.from_text(Instructions((made,)).to_text()).instructions == (made,)
@@ -33,7 +34,7 @@ def test_each_argument_is_needed_and_checked(kind: str) -> None:
         Instruction(kind, {**arguments(kind), "color": "red"})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("kind", "changed", "problem"),
     [("keywords:frequency", {"relation": "more than"}, "relation must be one of less than, at least"),
      ("keywords:frequency", {"relation": "less than", "frequency": 0}, "which no response can follow"),
@@ -86,7 +87,7 @@ def test_unknown_names_have_the_nearest_and_the_allowed_ones() -> None:
             assert f"{name} (" in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "problem"),
     [("no_comma", "is not JSON text of instructions"), ("[1]", "is a list, and is not a mapping"),
      ('{"kinds": []}', "has the keys 'kinds'"), ("{}", "has the keys none"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from brorl.prompts.science import Choices, MeasuredAnswer, read_science_reference
+from each_row import each_row
 
 OPTIONS = ("helium", "neon", "argon", "krypton")
 
@@ -60,7 +61,7 @@ def test_text_and_lines() -> None:
     assert made.under("Which? ") == "Which?\n\nA. helium\nB. neon\nC. argon\nD. krypton"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "problem"),
     [('{"options": ["a"], "answer": "A"}', "has 1 options"), ('{"options": ["a", " a"], "answer": "A"}', "equal"),
      ('{"options": ["a", " "], "answer": "A"}', "empty"), ('{"options": ["a", "b"], "answer": "C"}',

@@ -19,6 +19,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Message, Question
 from brorl.prompts.rendering import drop_long, render
 from brorl.prompts.settings import PromptFormat
+from each_row import each_row
 
 CHAT = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -244,7 +245,7 @@ class TestChat:
         )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("fields", "message"),
     [
         ({"template": "Q: prompt"}, "prompt.template must have {prompt} once, in the place of the question, got 0 times ('Q: prompt')"),

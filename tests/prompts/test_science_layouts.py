@@ -7,6 +7,7 @@ import pytest
 from brorl.prompts.layouts.layout import DroppedRow, Fields
 from brorl.prompts.layouts.table import LAYOUTS
 from brorl.prompts.science import MeasuredAnswer, read_science_reference
+from each_row import each_row
 
 GPQA_ROW = {
     "Pre-Revision Question": "old", "Question": "Which gas is lightest?\n", "Correct Answer": "Helium\n",
@@ -57,7 +58,7 @@ def test_questions_with_options(layout: str, row: dict[str, Any], right: str, nu
         LAYOUTS[layout].read({}, 0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("layout", "row", "reason"),
     [("gpqa", {**GPQA_ROW, "Incorrect Answer 1": "Helium"}, "two equal options"),
      ("gpqa", {**GPQA_ROW, "Incorrect Answer 1": None}, "an empty option"),
@@ -83,7 +84,7 @@ def test_rows_of_another_layout(layout: str, row: dict[str, Any], problem: str) 
         LAYOUTS[layout].read(row, 0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("solution", "answer"),
     [(r"We get $v = 3$, so \boxed{3\ \text{m/s}}.", r"3\ \text{m/s}"), ("Long.\nThe answer is 42 J. Done.", "42 J"),
      ("Text.\n**Final Answer:** $5 \\times 10^3$ Pa", "5 \\times 10^3$ Pa"), ("$2.5 \\mathrm{~eV}$",

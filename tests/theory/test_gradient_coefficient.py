@@ -2,7 +2,7 @@
 
 import re
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from math import comb
 from pathlib import Path
 
@@ -248,9 +248,12 @@ def test_the_falling_order_of_the_documentation_is_computed() -> None:
     assert [int(order) for order, _ in rows] == [511, 127, 15, 4, 1]
     rate_G = np.array([0.002, 0.01, 0.05, 0.2, 0.5])
 
+    @cache
+    def weight_C(order: int) -> np.ndarray:
+        return tabulate(partial(outcome_weights.maxrl, order=order), 512)
+
     def weights(order: int, rate_G: np.ndarray) -> np.ndarray:
-        weight_C = tabulate(partial(outcome_weights.maxrl, order=order), 512)
-        return gradient_coefficient(weight_C, rate_G) * rate_G * (1 - rate_G)
+        return gradient_coefficient(weight_C(order), rate_G) * rate_G * (1 - rate_G)
 
     for order, cells in rows:
         found = weights(int(order), rate_G)

@@ -21,6 +21,7 @@ from brorl.theory.mass_balance import (
     pooled_change,
     sufficient_num_rollouts,
 )
+from each_row import each_row
 
 
 class Case(NamedTuple):
@@ -378,7 +379,7 @@ def test_the_sum_may_miss_one_by_what_its_type_rounds() -> None:
 HALF, ONE = np.array([0.5, 0.5]), np.array([True, False])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("call", "message"),
     [
         (lambda: balance_of([1.5, -0.5], ONE, ONE, num_rollouts=1), "probabilities >= 0; apply softmax"),

@@ -14,6 +14,7 @@ from policy_gradient import (
     mass_change_of_draw,
     shrinkage_of_unsampled,
 )
+from each_row import each_row
 
 from brorl.theory.mass_balance import GradientStep, Outcomes
 
@@ -283,7 +284,7 @@ HALF, ONE = np.array([0.5, 0.5]), np.array([True, False])
 EVEN = Outcomes.of(HALF, ONE)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("call", "message"),
     [
         (

@@ -20,6 +20,7 @@ from brorl.theory.simulator import (
     simulate,
     surrogate_gradient,
 )
+from each_row import each_row
 
 SMALL = SimulationSettings(vocabulary_size=60, num_correct=4, rollouts=16, steps=30, record_every=1)
 
@@ -376,7 +377,7 @@ def test_logits_that_overflow_stop_the_run_in_one_line() -> None:
         simulate(settings)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "message"),
     [
         ({"rollouts": 0}, "rollouts must be at least 1, got 0"),

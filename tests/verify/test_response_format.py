@@ -2,16 +2,16 @@
 
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from brorl.verification.grade import has_format
+from each_row import each_row
 
 THINK = r"<think>.+</think>\s*\\boxed\{[^}]*\}"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "wanted"),
     [
         ("<think>a</think>\\boxed{3}", True),

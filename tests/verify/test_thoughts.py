@@ -21,12 +21,13 @@ from brorl.verification.settings import VerificationSettings
 from brorl.verification.thoughts import THINK, ThoughtTags, make_decode
 from brorl.verification.trial import try_verifier
 from brorl.verification.verifier import Verifier
+from each_row import each_row
 
 PLAIN, OPENED = "1 + 1?", "<|user|>1 + 1?<|assistant|><think>\n"
 CODE = "```python\nparts = text.split('</think>')\n```"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("prompt", "response", "answer"),
     [
         (PLAIN, "42", "42"),

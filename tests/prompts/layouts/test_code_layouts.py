@@ -18,6 +18,7 @@ from brorl.prompts.files import read_source
 from brorl.prompts.layouts.layout import DroppedRow, Fields
 from brorl.prompts.layouts.table import LAYOUTS
 from brorl.prompts.settings import FileSource
+from each_row import each_row
 
 SUM = "Two integers are given on one line. Print their sum.\n"
 
@@ -113,7 +114,7 @@ class TestApps:
         with pytest.raises(ValueError, match="input_output must be JSON text"):
             LAYOUTS["apps"].read({**apps(**cases), "input_output": {"inputs": []}}, 0)
 
-    @pytest.mark.parametrize(
+    @each_row(
         "sentence",
         ["If there are multiple answers, print any.", "Print any of them.", "Output any valid order of moves.",
          "If there are several possible solutions, you may output any of these.", "You can print any correct answer.",

@@ -1,8 +1,7 @@
 """Chemical formulas, reactions, nuclides and configurations as text, by hand."""
 
-import pytest
-
 from brorl.verification.domains.chemistry import same_chemistry
+from each_row import each_row
 
 SAME = [
     ("H_2O", r"\text{H}_2\text{O}"),
@@ -64,16 +63,16 @@ NO_CHEMISTRY = [
 ]
 
 
-@pytest.mark.parametrize(("reference", "answer"), SAME)
+@each_row(("reference", "answer"), SAME)
 def test_the_same_in_other_notation(reference: str, answer: str) -> None:
     assert same_chemistry(reference, answer) is True
 
 
-@pytest.mark.parametrize(("reference", "answer"), OTHERS)
+@each_row(("reference", "answer"), OTHERS)
 def test_others(reference: str, answer: str) -> None:
     assert same_chemistry(reference, answer) is False
 
 
-@pytest.mark.parametrize("reference", NO_CHEMISTRY)
+@each_row("reference", NO_CHEMISTRY)
 def test_letters_of_physics_are_no_chemistry(reference: str) -> None:
     assert same_chemistry(reference, reference) is None

@@ -7,6 +7,7 @@ import pytest
 
 from brorl.prompts.science import Choices
 from brorl.verification.domains.choice import choose
+from each_row import each_row
 
 NOBLE = Choices(("helium", "neon gas", "a photon", "42 kg"), 1)
 TEN = Choices(("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), 1)
@@ -17,7 +18,7 @@ def letter_of(response: str, choices: Choices = NOBLE) -> str | None:
     return None if option is None else choices.letters[option]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("response", "letter"),
     [
         (r"\boxed{B}", "B"),
@@ -82,7 +83,7 @@ def test_named_options(response: str, letter: str) -> None:
     assert (letter_of(response), choose(response, NOBLE).problem) == (letter, None)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("response", "problem"),
     [
         (r"\boxed{A} or \boxed{B}", "several options"),
@@ -153,7 +154,7 @@ def test_hedges_and_prose_name_no_option(response: str, problem: str | None) -> 
     assert (letter_of(response), choose(response, NOBLE).problem) == (None, problem)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "response", "letter"),
     [(("A", "B", "AB", "O"), "Answer: AB", "C"), (("A", "B", "AB", "O"), "Answer: C. AB", "C"),
      (("A", "B", "AB", "O"), r"\boxed{A. A}", "A"), (("A", "B", "AB", "O"), "O", None),
@@ -225,7 +226,7 @@ def test_no_list_of_two_options_scores(rng: np.random.Generator) -> None:
         assert choose(response, TEN).option is None, response
 
 
-@pytest.mark.parametrize(
+@each_row(
     "piece",
     ["\\boxed{", "\\boxed{A}", "The answer is ", "**", "**A** ", "A or ", "(", " ", "\n", "Answer: A, ", "\ud800\x00",
      "$",

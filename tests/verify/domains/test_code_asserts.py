@@ -10,6 +10,7 @@ from evalplus_sources import IS_FLOATS, PLAIN
 
 from brorl.prompts.code_tests import TestCode
 from brorl.verification.domains.code_checks import parse_checks
+from each_row import each_row
 
 OLD_PLAIN = PLAIN.replace(
     "assert np.allclose(out, exp, rtol=1e-07, atol=atol)", "np.testing.assert_allclose(out, exp, atol=atol)"
@@ -75,7 +76,7 @@ def passes_checks(code: str, function: Callable[..., object]) -> bool:
     return all(check.accepts(function(*check.arguments)) for check in checks)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "code",
     [
         "assert f(1) == 1", "assert candidate(2) == [1, (2, 'x'), {3: {4}}, None, b'z', -1.5]", "assert f(3) is None",
@@ -110,7 +111,7 @@ def test_true_is_not_one() -> None:
     assert passes_checks("assert f(0)", lambda _: 1)  # truth is not equality
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("code", "value", "is_parsed"),
     [
         ("assert abs(f(3) - 10) <= 1", 11, False), ("assert math.isclose(f(3), 1000, rel_tol=0.01)", 1001, False),
@@ -187,7 +188,7 @@ def test_optional_values_of_mbpp_are_compared() -> None:
         assert passes_checks(code, lambda n, one=one, other=other: one if n == 1 else other) is same
 
 
-@pytest.mark.parametrize(
+@each_row(
     "code",
     [
         "assert f(object()) == 1", "assert f(x) == 1", "assert f(1, key=2) == 1", "assert f(1) + 1 == 2",

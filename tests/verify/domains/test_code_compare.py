@@ -6,17 +6,17 @@ from fractions import Fraction
 from random import Random
 
 import numpy as np
-import pytest
 
 from brorl.prompts.code_tests import StdinCases
 from brorl.verification.domains.code_checks import Check, ValueRule
 from brorl.verification.domains.code_judges import same_output
 from brorl.verification.sandbox.values import decode, encode, size_of
+from each_row import each_row
 
 JSON = ValueRule(sequences_alike=True)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expected", "value", "same"),
     [
         (1, 1, True), (1, 1.0, True), (2.0, 2, True), (1, True, False), (True, 1, False), (0, False, False),
@@ -34,7 +34,7 @@ def test_types_and_values_count(expected: object, value: object, same: bool) -> 
     assert ValueRule().same(expected, value) is same
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("expected", "value", "same"),
     [
         ([1, [2, 3]], (1, (2, 3)), True), ([1, [2]], [1, (2,)], True), ([1], {1}, False), ([1], "1", False),
@@ -112,7 +112,7 @@ def rule(compare: str = "tokens", tolerance: float | None = None, ignore_case: b
     return StdinCases(("",), ("",), compare, tolerance, ignore_case)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("cases", "expected", "output", "same"),
     [
         (rule(), "1 2\n3\n", "1 2 3", True), (rule(), "1 2\n", "1  2 \r\n\n", True), (rule(), "12", "1 2", False),

@@ -5,9 +5,10 @@ import pytest
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases
 from brorl.verification.domains.code_extraction import extract_code
+from each_row import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("response", "code"),
     [
         ("```python\nx = 1\n```", "x = 1"),
@@ -97,7 +98,7 @@ DEF = "def add(a, b):\n    return a + b"
 METHOD = "class Solution:\n    def add(self, a, b):\n        return a + b"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tests", "codes", "chosen"),
     [
         # tests of a function: the last block that defines it

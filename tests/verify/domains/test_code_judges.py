@@ -22,6 +22,7 @@ from brorl.verification.sandbox.requests import (
     RunProgram,
 )
 from brorl.verification.verifier import Verdict
+from each_row import each_row
 
 
 def verify(pool: ScriptedPool, tests: StdinCases | CallCases, timeout_s: float, all_cases: bool = False) -> Verdict:
@@ -176,7 +177,7 @@ class TestExceptionsOfTheAnswer:
             assert given.error == f"{name}: no: {name}"
             assert given.name == "tests"
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("failure", "reason"),
         [
             *((f"{name}: 1", f"raised {name}") for name in (

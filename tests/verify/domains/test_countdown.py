@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.countdown import CountdownVerifier
+from each_row import each_row
 
 
 def prompt_of(numbers: tuple[int, ...], target: int) -> Prompt:
@@ -114,7 +115,7 @@ def _is_plain(text: str) -> bool:
 
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
 class TestReasons:
-    @pytest.mark.parametrize(
+    @each_row(
         ("response", "reason"),
         [
             ("3*5+7", "correct"),
@@ -188,7 +189,7 @@ class TestBounds:
         assert math.isfinite(verdict.score)
         assert verdict.seconds >= 0
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("response", "reason"),
         [
             ("9" * 100_000, "too long"),

@@ -12,6 +12,7 @@ import pytest
 
 from brorl.verification.domains.formula.agreement import agree, is_readable
 from brorl.verification.domains.formula.words import spelled_number
+from each_row import each_row
 
 
 def agrees(reference: str, answer: str) -> bool:
@@ -68,7 +69,7 @@ def test_large_and_small_numbers_are_exact(text: str, value: Fraction) -> None:
         assert agrees(answer, text) == (change == 0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("one", "other", "equal"),
     [
         (r"\frac{(10^6)!}{(10^6-1)!}", "10^6", True),
@@ -158,13 +159,13 @@ def test_spelled_numbers(rng: np.random.Generator) -> None:
         assert spelled_number(words) is None
 
 
-@pytest.mark.parametrize("text", ["42", r"\frac{1}{2}", "x+1", r"\text{Monday}", r"\{1,2\}", r"\int_0^1 f(x)\,dx"])
+@each_row("text", ["42", r"\frac{1}{2}", "x+1", r"\text{Monday}", r"\{1,2\}", r"\int_0^1 f(x)\,dx"])
 def test_references_that_can_be_read(text: str) -> None:
     assert is_readable(text)
     assert agrees(text, f" {text} ")
 
 
-@pytest.mark.parametrize("text", [r"\frac{1}{0}", r"\frac{1}{", "?", r"\\", r"\frac{0}{0}", "9^{9^{9^{9}}}"])
+@each_row("text", [r"\frac{1}{0}", r"\frac{1}{", "?", r"\\", r"\frac{0}{0}", "9^{9^{9^{9}}}"])
 def test_references_without_a_value(text: str) -> None:
     assert not is_readable(text)
 
@@ -179,7 +180,7 @@ def test_words_are_no_units() -> None:
         assert not agrees("42", rf"42\text{{ {words}}}"), words
 
 
-@pytest.mark.parametrize(
+@each_row(
     "junk",
     [
         r"12\%print(input())", "1 1e-99999999/7", "3.5e-10**10**104", "35" + "%" * 400, r"\pi/4" * 200, "gcd()", "((((",

@@ -28,6 +28,7 @@ from brorl.verification.sandbox.requests import (
     Undecided,
 )
 from brorl.verification.verifier import Verdict
+from each_row import each_row
 
 TABLE = Path(__file__).parents[3] / "scripts" / "make_gym_table.py"
 MAZE = GymTask("maze", {"question": "?", "answer": "7", "metadata": {}})
@@ -40,7 +41,7 @@ def prompt(task: GymTask) -> Prompt:
     return Prompt(f"{task.data_set}:{task.index}", "?", (1,), task.to_text(), "gym")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("response", "answer"),
     [
         ("<answer>7</answer>", "7"),

@@ -3,11 +3,10 @@
 import json
 import random
 
-import pytest
-
 from brorl.prompts.gym_task import GymTask
 from brorl.verification.domains.gym_answers import SEVERAL, in_plain_notation, is_own_answer
 from brorl.verification.domains.marked_answer import writings
+from each_row import each_row
 
 GRID = "1 2\n3 4"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -135,7 +134,7 @@ def task(name: str, answer: str) -> GymTask:
     return GymTask(name, {"question": "?", "answer": answer, "metadata": {}})
 
 
-@pytest.mark.parametrize("name", ANSWERS)
+@each_row("name", ANSWERS)
 def test_notations_of_the_own_answer_and_others(name: str) -> None:
     own, same, others = ANSWERS[name]
     assert name not in SEVERAL
@@ -143,7 +142,7 @@ def test_notations_of_the_own_answer_and_others(name: str) -> None:
     assert [answer for answer in others if is_own_answer(answer, task(name, own))] == []
 
 
-@pytest.mark.parametrize("name", ANSWERS)
+@each_row("name", ANSWERS)
 def test_marks_around_an_answer_do_not_count(name: str) -> None:
     own = ANSWERS[name][0]
     marked = [

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import pytest
-
 from brorl.verification.domains.gym_guards import EVALUATED, GUARDS
+from each_row import each_row
 
 EXPLOIT = "__import__('os').system('true')"
 
@@ -93,14 +92,14 @@ def test_every_guard_is_tested() -> None:
     assert set(CASES) >= EVALUATED
 
 
-@pytest.mark.parametrize("name", CASES)
+@each_row("name", CASES)
 def test_right_answers_pass_and_wrong_ones_do_not(name: str) -> None:
     of, right, wrong = CASES[name]
     assert [answer for answer in right if not passes(name, answer, of)] == []
     assert [answer for answer in wrong if passes(name, answer, of)] == []
 
 
-@pytest.mark.parametrize("name", sorted(EVALUATED))
+@each_row("name", sorted(EVALUATED))
 def test_no_answer_that_can_call_or_access_reaches_an_evaluating_scorer(name: str) -> None:
     of = CASES[name][0]
     for answer in (
@@ -118,7 +117,7 @@ def test_no_answer_that_can_call_or_access_reaches_an_evaluating_scorer(name: st
         assert not GUARDS[name].admits(answer, of), answer
 
 
-@pytest.mark.parametrize("name", CASES)
+@each_row("name", CASES)
 def test_long_answers_take_linear_time(name: str) -> None:
     """A pattern that backtracks would take hours, and a parser without a bound would raise."""
     of = CASES[name][0]

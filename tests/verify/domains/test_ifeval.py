@@ -14,6 +14,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.verification.domains import ifeval
 from brorl.verification.domains.ifeval import InstructionsVerifier
 from brorl.verification.verifier import Verdict
+from each_row import each_row
 
 NO_COMMA = Instruction("punctuation:no_comma", {})
 QUOTED = Instruction("startend:quotation", {})
@@ -64,7 +65,7 @@ def test_a_very_long_response_is_incorrect() -> None:
     assert verdict("a" * 200_001, NO_COMMA).reason == "response too long"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("reference", "problem"),
     [("no comma", "is not JSON text"), ("[]", "expected {"), ('{"instructions": []}', "has no instructions"),
      ('{"instructions": [{"kind": "punctuation:no_dash"}]}', "has an unknown instruction 'punctuation:no_dash'"),
@@ -120,7 +121,7 @@ TRIALS: list[list[tuple[str, dict[str, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize("given", TRIALS)
+@each_row("given", TRIALS)
 def test_trial_responses(given: list[tuple[str, dict[str, Any]]]) -> None:
     own = prompt(*(Instruction(kind, arguments) for kind, arguments in given))
     verifier = InstructionsVerifier()

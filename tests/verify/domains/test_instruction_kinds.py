@@ -12,6 +12,7 @@ import pytest
 from brorl.prompts.instructions import KINDS, Instruction, Instructions
 from brorl.verification.domains.instructions.checks import CHECKS, broken
 from brorl.verification.domains.instructions.language import LANGUAGE_KINDS
+from each_row import each_row
 
 needs_langdetect = pytest.mark.skipif(find_spec("langdetect") is None, reason="needs langdetect (brorl[ifeval])")
 
@@ -115,7 +116,7 @@ def follows(kind: str, arguments: dict[str, Any], text: str) -> bool:
     return not broken(text, Instructions((Instruction(kind, arguments),)))
 
 
-@pytest.mark.parametrize(("kind", "arguments", "good", "bad"), TEXTS)
+@each_row(("kind", "arguments", "good", "bad"), TEXTS)
 def test_texts_made_by_hand(kind: str, arguments: dict[str, Any], good: list[str], bad: list[str]) -> None:
     for text in good:
         assert follows(kind, arguments, text), text

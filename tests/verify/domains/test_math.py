@@ -15,6 +15,7 @@ from brorl.verification.domains.math_extraction import extract_answer
 from brorl.verification.domains.single_answer import SEVERAL_ANSWERS
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 from brorl.verification.sandbox.requests import Reply
+from each_row import each_row
 
 
 class CountingPool(WorkerPool):
@@ -87,7 +88,7 @@ class TestForm:
         assert decided[True] > 30
         assert decided[False] > 30
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("reference", "answer"),
         [("3", "3.0"), ("1000", "1,000"), ("7", "07"), ("0", "-0"), ("3", "\u0663"), ("50", "50%"), ("x", "y"),
          ("3", "3 cm"), ("1/2", "0.5"), ("C", "AC"), ("C", "the C"), ("c", "C"), ("10" * 10, "11" * 10), (".", "."),
@@ -96,7 +97,7 @@ class TestForm:
     def test_what_it_leaves_to_a_worker(self, reference: str, answer: str) -> None:
         assert verify_by_form(reference, answer) is None
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("answer", "correct"),
         [("C", True), ("(C)", True), ("(C) 12", True), ("C. twelve", True), ("C: 12", True), ("c)", True),
          (r"\text{C}", True), (r"\text{C. twelve}", True), (r"\textbf{(C) }12", True), (r"\mathbf{C}", True),

@@ -1,13 +1,13 @@
 """Where an answer stands: against responses written by hand, and boxes against a counter of braces."""
 
 import numpy as np
-import pytest
 
 from brorl.prompts.boxed import last_box
 from brorl.verification.domains.math_extraction import extract_answer, tidy
+from each_row import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("response", "answer"),
     [
         (r"First \boxed{1}, then \boxed{2}.", "2"),
@@ -107,7 +107,7 @@ def test_only_the_end_of_a_response_without_a_box_is_looked_at() -> None:
     assert extract_answer(r"\boxed{3} " + "blah " * 1_000) == "3"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("answer", "tidied"),
     [
         (" 3. ", "3"),

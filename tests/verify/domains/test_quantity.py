@@ -2,13 +2,12 @@
 
 from fractions import Fraction
 
-import pytest
-
 from brorl.verification.domains.quantity import comparable_words, read_quantity, sides_of_quantity
 from brorl.verification.domains.units import parse_unit
+from each_row import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "number", "unit"),
     [
         (r"3.0 \times 10^8\ \text{m/s}", "3e8", "m/s"),
@@ -44,14 +43,14 @@ def test_quantities(text: str, number: str, unit: str | None) -> None:
     assert found.unit == (None if unit is None else parse_unit(unit))
 
 
-@pytest.mark.parametrize("text", [r"\frac{1}{2} m v^2", "3x+2", r"2\pi r", "(1, 2)", "3 + 2", "2, 3",
+@each_row("text", [r"\frac{1}{2} m v^2", "3x+2", r"2\pi r", "(1, 2)", "3 + 2", "2, 3",
 "1e999999", "7" * 500,
                                   "", "x", r"\frac{1}{0}", "1/0"])  # fmt: skip
 def test_what_is_left_to_math_verify(text: str) -> None:
     assert read_quantity(text).number is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "unit", "words"),
     [("5 apples", None, "apple"), (r"5 \text{ light bulbs}", None, "light bulb"), ("5 m/s east", "m/s", "east"),
      ("5 m/s to the east", "m/s", "east"), ("40 g of NaOH", "g", "naoh"), ("3 half-lives", None, "half-live"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from brorl.verification.domains.units import conversions, parse_unit, parse_units
+from each_row import each_row
 
 EQUAL = [
     ("N", "kg m s^-2"), ("J", "N m"), ("W", "J/s"), ("Pa", "N/m^2"), ("V", "W/A"), ("ohm", "V/A"), ("F", "C/V"), ("T",
@@ -23,13 +24,13 @@ EQUAL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("one", "other"), EQUAL)
+@each_row(("one", "other"), EQUAL)
 def test_equal_units(one: str, other: str) -> None:
     assert parse_unit(one) is not None
     assert parse_unit(one) == parse_unit(other)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("unit", "base", "factor"),
     [("km", "m", 1000), ("h", "s", 3600), ("km/h", "m/s", Fraction(5, 18)), ("eV", "J", Fraction("1.602176634e-19")),
      ("atm", "Pa", 101_325), ("in", "cm", Fraction("2.54")), ("g/cm^3", "kg/m^3", 1000), ("mi", "ft", 5280), ("cal",
@@ -44,7 +45,7 @@ def test_factors(unit: str, base: str, factor: Fraction) -> None:
     assert one.factor / other.factor == factor
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     ["", "x", "apples", "m v^2", "m/apples", "m^99", "/", "m//s", "5", "m" * 100, "kk", "m^", "\ud800", "square",
      "squared", "square apples", "cubic m^2"],
@@ -93,7 +94,7 @@ def test_pint_agrees(rng: np.random.Generator) -> None:
         assert float(ours.factor) == pytest.approx(theirs.magnitude, rel=1e-9)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given", "wanted", "number", "expected"),
     [
         ("°C", "K", "25", "298.15"),
@@ -142,7 +143,7 @@ def test_conversions(given: str, wanted: str, number: str, expected: str | None)
         assert any(abs(value - Fraction(expected)) <= abs(Fraction(expected)) * Fraction(1, 10**8) for value in found)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("one", "other"),
     [
         ("psi", "m"),
@@ -168,7 +169,7 @@ def test_no_conversions(one: str, other: str) -> None:
     assert [c for a in parse_units(one) for b in parse_units(other) for c in conversions(a, b)] == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("glued", "apart"),
     [
         ("Nm", "N m"),
@@ -195,6 +196,6 @@ def test_units_without_space(glued: str, apart: str) -> None:
     assert wanted in parse_units(glued)
 
 
-@pytest.mark.parametrize("word", ["mass", "gas", "east", "seat", "mace", "act", "sand", "ms ms ms x", "lamps", "hands"])
+@each_row("word", ["mass", "gas", "east", "seat", "mace", "act", "sand", "ms ms ms x", "lamps", "hands"])
 def test_words_are_no_products_of_units(word: str) -> None:
     assert parse_units(word) == ()
