@@ -36,6 +36,7 @@ def study(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("study")
 
 
+@pytest.mark.slow
 def test_the_arms_of_the_long_runs_are_recipes_and_are_not_tuned_on_what_judges_them(study: Any) -> None:
     seen: dict[tuple[str, str], set[int]] = {}
     for task, table in study.study().items():
@@ -171,6 +172,7 @@ def test_a_verdict_states_the_differences_of_its_runs(
     assert (tmp_path / "figure.png").stat().st_size > 20_000
 
 
+@pytest.mark.slow
 def test_a_stage_that_fails_or_is_mistyped_says_what_to_do(
     study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +196,7 @@ def test_a_stage_starts_from_a_checkpoint_of_another(study: Any) -> None:
     assert first[2]["model"] == str(folder / "checkpoints" / "step-000050")
 
 
+@pytest.mark.slow
 def test_the_page_has_the_tables_of_all_results(study: Any) -> None:
     page = study.PAGE.read_text("utf-8")
     assert study.with_tables(page) == page, "run: python examples/plateau/study.py page"

@@ -118,6 +118,7 @@ def test_untrained_model_loads_chats_and_samples(
     assert tree.num_rollouts == 8
 
 
+@pytest.mark.slow
 def test_training_teaches_the_form_and_repeats_itself(maker: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maker, "BATCH", 8)
     problems = list(islice(maker.fresh_problems(1), 10 * maker.BATCH))

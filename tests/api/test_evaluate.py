@@ -90,6 +90,7 @@ def test_progress_prints_what_the_command_prints_before_the_result(capsys: pytes
     assert "written:" not in printed
 
 
+@pytest.mark.slow
 def test_a_stopped_evaluation_is_continued_by_the_same_call(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = evaluate("quickstart", output_dir="whole", progress=False, **QUICK)
     complete, calls = EvaluatedModel.evaluate, 0

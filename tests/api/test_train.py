@@ -57,6 +57,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int, times: int = 1) -> 
     monkeypatch.setattr(TrainingProgress, "show", showing)
 
 
+@pytest.mark.slow
 def test_a_learner_that_is_lost_before_the_first_line_leaves_a_run_that_resumes(
     reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +146,7 @@ def test_the_newest_run_is_resumed(reference: Path) -> None:
         brorl.train({}, resume=True)
 
 
+@pytest.mark.slow
 def test_an_interrupt_saves_and_returns(monkeypatch: pytest.MonkeyPatch, reference: Path) -> None:
     with monkeypatch.context() as patch:
         interrupt_at(patch, step=1)
@@ -211,6 +213,7 @@ class Inside:
 """
 
 
+@pytest.mark.slow
 def test_a_reward_function_with_the_signature_of_trl_trains_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

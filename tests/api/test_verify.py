@@ -95,6 +95,7 @@ def test_each_distinct_response_is_verified_once() -> None:
     assert "6 distinct responses" in printed(result)
 
 
+@pytest.mark.slow
 def test_rollouts_and_evaluations_of_a_run_reach_their_verdicts_again() -> None:
     options = ("--steps=2", "--output_dir=run", "--store_rollouts_every=1", "--evaluation.every=1")
     assert command("train", *SMALL, *options).code == 0

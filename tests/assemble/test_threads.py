@@ -79,6 +79,7 @@ def test_a_resume_has_the_threads_that_the_run_chose(small: int, monkeypatch: py
     assert json.loads(Path("run/env.json").read_text())["threads"] == chosen
 
 
+@pytest.mark.slow
 def test_the_same_step_is_timed_with_each_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, drawn, learned = [0.0], [], []
     sample, finish = step_forecast.sample, StepTimer.finish

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.image import imread
 
 from brorl.api.arm_runs import ArmRun, Slot, cpu_slots, gpu_slots, progress_of
 from brorl.api.compare import machine_of, slots_for
@@ -101,10 +102,11 @@ def test_what_is_read_is_what_the_runs_measured(compared: Compared) -> None:
 def test_the_result_is_said_and_written(compared: Compared) -> None:
     said = compared.outcome.said
     assert "4 runs" in said
-    for name in ("comparison.json", "comparison.md", "comparison.png"):
-        assert (compared.folder / name).stat().st_size > 100
-        assert name in said
-    assert json.loads((compared.folder / "comparison.json").read_text())
+    assert all(name in said for name in ("comparison.json", "comparison.md", "comparison.png"))
+    (answer, *_) = json.loads((compared.folder / "comparison.json").read_text())["verdict"]
+    for text in (said, (compared.folder / "comparison.md").read_text()):
+        assert " ".join(answer.split()) in " ".join(text.split())
+    assert imread(compared.folder / "comparison.png").std() > 0.05  # something is drawn
 
 
 def test_a_complete_comparison_is_only_shown_again(compared: Compared) -> None:

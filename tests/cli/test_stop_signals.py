@@ -144,6 +144,7 @@ def test_the_second_signal_discards_the_steps_under_way(tmp_path: Path) -> None:
     assert last.endswith("; continue with: brorl compare out")
 
 
+@pytest.mark.slow
 def test_an_evaluation_keeps_its_parts(tmp_path: Path) -> None:
     arguments = ("eval", "quickstart", "--samples=8192", "--ks=1", "--engine.threads=1", "--output-dir=out")
     with started(tmp_path, *arguments) as command:
@@ -188,6 +189,7 @@ def test_a_run_whose_terminal_is_closed_saves_its_state(tmp_path: Path) -> None:
     assert "stopped after step" in (run / "run.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_plan_leaves_nothing(tmp_path: Path) -> None:
     with started(tmp_path, "plan", "--pilot-rollouts=4096", "--engine.threads=1", "--output-dir=out") as command:
         command.until(lambda: (tmp_path / "out").is_dir() and "pilot: " in command.said)

@@ -102,7 +102,7 @@ def test_three_arms_have_scores_and_no_difference(rng: np.random.Generator) -> N
         ((1500, 3000), False),  # first evaluated later
         ((200, 1500), False),  # evaluated before and after, far apart
         ((700, 1400), True),
-        ((1000, 9000), True),  # evaluated right there
+        pytest.param((1000, 9000), True, marks=pytest.mark.slow),  # evaluated right there
         ((10, 1000), True),
     ],
 )

@@ -147,6 +147,7 @@ def test_what_is_not_matched_is_left_out_and_named() -> None:
     assert 40.0 not in [best.eval_point for best in frontier(nowhere).best]
 
 
+@pytest.mark.slow
 def test_a_fit_is_refused_where_the_data_do_not_carry_it() -> None:
     counts = crossing_counts(np.random.default_rng(7), 5, 250)
 

@@ -219,6 +219,7 @@ def test_a_tie_has_no_best_arm() -> None:
     assert "N=16 at 10 s (tied with N=64), N=64 at 20 s (lead shown)" in sentences(comparison)[1]
 
 
+@pytest.mark.slow
 def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
     names = [f"learning_rate={rate}, mini_batches=4" for rate in (1e-6, 3e-6, 1e-5)]
     comparison = synthetic(rng, numbers=(64, 64, 64), names=names, num_prompts=10)
@@ -277,9 +278,9 @@ def test_tables_of_a_sweep() -> None:
     "changes",
     [
         {"eval_points": (40.0,)},
-        {"overshoot": {0: 0.2, 1: 0.2, 2: 0.2}},
+        pytest.param({"overshoot": {0: 0.2, 1: 0.2, 2: 0.2}}, marks=pytest.mark.slow),
         {"num_seeds": 1, "num_prompts": 2, "num_tasks": 2},
-        {"ks": (2, 8), "num_prompts": 6},
+        pytest.param({"ks": (2, 8), "num_prompts": 6}, marks=pytest.mark.slow),
         {"ended_early": {(0, 0): 0, (1, 1): 1}},
     ],
 )  # fmt: skip

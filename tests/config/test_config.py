@@ -19,8 +19,8 @@ from brorl.config.reading import (
 from brorl.config.resuming import CHANGEABLE_ON_RESUME, first_change, fixed_settings
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from run_support import command
 from each_row import each_row
+from run_support import command
 
 NAMES = [name for name, _ in settings_of(TrainConfig)]
 

@@ -22,6 +22,7 @@ from brorl.verification.verifier import TrialResponses, Verdict, Verifier
 
 pytest.importorskip("ray")
 pytestmark = [
+    pytest.mark.slow,  # starting Ray takes as long as a hundred other tests
     pytest.mark.linux,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves the log files of its processes open
 ]
@@ -139,7 +140,6 @@ def test_batches_of_lost_workers_are_verified_again(rng: np.random.Generator, sh
     assert f"while verifying 3 responses to prompt {question.id!r}" in line
 
 
-@pytest.mark.slow
 def test_a_response_that_ends_every_worker_is_unverified(shared: Any, tmp_path: Path) -> None:
     workers, _ = shared
     question = prompt(str(tmp_path / "lost"), "fatal")
@@ -160,13 +160,11 @@ def test_errors_of_references_reach_the_caller(shared: Any, tmp_path: Path) -> N
     assert verifier.trial_responses("1", ["2"]) == TrialResponses("1", ["2"])
 
 
-@pytest.mark.slow
 def test_verifiers_that_cannot_be_built_are_an_error_at_once() -> None:
     with pytest.raises(UserError, match="no sandbox holds on this machine"):
         make_workers(failing, number=1)
 
 
-@pytest.mark.slow
 def test_the_processes_of_a_worker_end_with_it(rng: np.random.Generator) -> None:
     workers, _ = make_workers(number=1)
     try:

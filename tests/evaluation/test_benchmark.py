@@ -142,7 +142,7 @@ class LosingVerifier(FirstNumberVerifier):
         return super().verify(prompt, response)
 
 
-@pytest.mark.parametrize("accept_truncated", [False, True])
+@pytest.mark.parametrize("accept_truncated", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_pass_at_k_without_unverified_responses_is_that_of_the_subsets_of_the_others(
     accept_truncated: bool, rng: np.random.Generator
 ) -> None:

@@ -23,12 +23,16 @@ from brorl.model.kernels import (
     padded,
     use_kernels,
 )
-from small_models import random_tree
+from small_models import mostly_slow, random_tree
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="needs a C compiler")
 
 
-@pytest.fixture(scope="session", params=[(), ("-DLANES=4",), ("-DLANES=16",)], ids=["native", "4 lanes", "16 lanes"])
+@pytest.fixture(
+    scope="session",
+    params=mostly_slow([(), ("-DLANES=4",), ("-DLANES=16",)]),
+    ids=["native", "4 lanes", "16 lanes"],
+)
 def compiled(request: pytest.FixtureRequest) -> Kernels:
     """The kernels of this processor, and those with vectors of other sizes, which the compiler divides or joins."""
     with pytest.MonkeyPatch.context() as patch:
@@ -261,7 +265,8 @@ def test_blocks_of_keys(rng: np.random.Generator) -> None:
 
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder, and nothing loaded before or after."""
+    """An empty cache folder, and nothing loaded before or after. Compiling takes seconds with -O3."""
+    monkeypatch.setattr(module, "_FLAGS", ("-O0", *module._FLAGS[1:]))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "_load", module._load.__wrapped__)
     monkeypatch.setattr(module, "_choice", "auto")

@@ -18,7 +18,7 @@ from brorl.model.lean import LeanPass, has_lean_layout
 from brorl.model.logprobs import DEFAULT_PASS, ModelPass, tree_logprobs
 from brorl.model.product import fastest_product, linear, product
 from brorl.model.tree_attention import HookedPass, PromptContext, tree_attention
-from small_models import ARCHITECTURES, random_tree, small_model
+from small_models import ARCHITECTURES, mostly_slow, random_tree, small_model
 
 HIDDEN, INNER, ROWS = 6, 5, 4
 
@@ -122,7 +122,7 @@ def test_a_pass_equals_the_modules_of_transformers(
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "hooked"])
+@pytest.mark.parametrize("architecture", mostly_slow([name for name in ARCHITECTURES if name != "hooked"]))
 def test_gradients_in_float32_equal_those_of_the_modules_in_float64(
     architecture: str, compiled: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

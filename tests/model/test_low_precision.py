@@ -12,12 +12,12 @@ from brorl.model.logprobs import tree_logprobs
 from brorl.model.settings import LoraSettings
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
-from small_models import ARCHITECTURES, small_model
+from small_models import ARCHITECTURES, mostly_slow, small_model
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", mostly_slow(ARCHITECTURES, "llama", "hooked"))
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=4)])
 def test_a_bfloat16_sampler_agrees_with_the_float32_learner(
     architecture: str, lora: LoraSettings | None, tmp_path: Path, rng: np.random.Generator

@@ -89,6 +89,7 @@ def test_a_separate_engine_has_its_weights_a_file_of_them_and_its_whole_cache(
     assert apart == {name: size for name, size in got.items() if name not in ("sampling copy", "sampling cache")}
 
 
+@pytest.mark.slow
 def test_planning_a_model_far_too_large_takes_no_memory() -> None:
     config = small_model().config
     config.hidden_size, config.intermediate_size, config.num_hidden_layers = 8192, 28672, 80
@@ -166,6 +167,7 @@ def large_config() -> Qwen3Config:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_512_responses_of_16k_tokens_fit_on_one_device_and_errors_name_the_settings() -> None:
     available = 139 << 30
     workload = Workload(1024, 16_384, num_rows=32 * 512, num_prompts=8)

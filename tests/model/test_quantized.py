@@ -112,6 +112,7 @@ def test_the_predicted_memory_is_less_by_the_quantized_weights() -> None:
     assert lines["none"] - lines["nf4"] == pytest.approx(numbers * (2 - 4.127 / 8), abs=1)
 
 
+@pytest.mark.slow
 def test_a_run_trains_the_adapters_alone_and_resumes_bitwise(tmp_path: Path) -> None:
     options = ("--lora.rank=4", "--lora.quantization=nf4", "--checkpoint_every=1", "--keep_checkpoints=0")
     outputs = {}

@@ -12,6 +12,7 @@ from brorl.algorithms.settings import AdvantageSettings
 from brorl.planning.estimators import EstimatorGuide, K
 from brorl.planning.recommendation import RolloutPlan
 from brorl.theory.pass_rates import PassRates
+from small_models import mostly_slow
 
 NUMBERS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
@@ -94,7 +95,9 @@ def test_k_is_the_default_of_the_setting() -> None:
     assert AdvantageSettings().k == K
 
 
-@pytest.mark.parametrize("own", ["reinforce_pp_baseline", "grpo", "rloo", "maxrl", "pass_at_k", "phases"])
+@pytest.mark.parametrize(
+    "own", mostly_slow(["rloo", "phases", "reinforce_pp_baseline", "grpo", "maxrl", "pass_at_k"], "rloo", "phases")
+)
 def test_a_recipes_own_estimator_of_pass_at_1_is_recommended_and_kept(own: str) -> None:
     choices = EstimatorGuide.of(plan_for(PassRates(0.5, 3.0)), own).choices
     kept = own in ("reinforce_pp_baseline", "grpo", "rloo")

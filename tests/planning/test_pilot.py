@@ -264,6 +264,7 @@ def test_memory_is_the_larger_of_sampling_and_training(measured: tuple) -> None:
     assert training.predict(rows, 64, 4, 1e12) == 1e9 + 2 * memory.nodes_per_pass
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_pilot(measured: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing_module, "_REPEATS", 1)
     again = make_parts(small_model(vocab_size=5, seed=3, dtype=torch.float32))
@@ -306,6 +307,7 @@ def test_timed_steps_are_no_larger_than_the_pilot() -> None:
     assert timing_sizes(64, 64, 16, 2048, True) == [(16, 4), (16, 16), (256, 16), (512, 8)]
 
 
+@pytest.mark.slow
 def test_rounds_are_those_of_the_collector(rng: np.random.Generator) -> None:
     """The real Collector on an engine whose groups are mixed by the toss of a coin."""
     fraction, per_step, steps = 0.35, 6, 300

@@ -193,6 +193,7 @@ def test_a_pilot_that_can_tell_little_does_not_argue_for_the_largest_n(rng: np.r
     assert tempting == 2
 
 
+@pytest.mark.slow
 def test_noise_within_prompts_wants_rollouts_and_between_them_prompts(rng: np.random.Generator) -> None:
     # Rollouts are almost free, and all noise is theirs: the largest N.
     deep = make_plan(pilot(rng, between=0.0, within=900.0, growth=0.05), cost(), SETTINGS, None, rng)

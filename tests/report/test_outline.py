@@ -116,6 +116,7 @@ def test_the_page_has_every_branch_and_no_markup_of_the_model(rng: np.random.Gen
     assert "rgb(76,161,108)" in page  # all correct
 
 
+@pytest.mark.slow
 def test_a_path_may_have_thousands_of_forks() -> None:
     """At each of them one rollout leaves; more than Python can recurse."""
     forks = 5_000

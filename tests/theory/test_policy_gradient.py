@@ -14,9 +14,9 @@ from policy_gradient import (
     mass_change_of_draw,
     shrinkage_of_unsampled,
 )
-from each_row import each_row
 
 from brorl.theory.mass_balance import GradientStep, Outcomes
+from each_row import each_row
 
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 

@@ -114,6 +114,7 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
     assert passed_over.keys() <= were_late
 
 
+@pytest.mark.slow
 @given(learning=learning_times, mixed=st.booleans(), seed=st.integers(0, 1000))
 @settings(max_examples=20)
 def test_without_staleness_the_groups_are_those_of_the_collector(learning: list[float], mixed: bool, seed: int) -> None:

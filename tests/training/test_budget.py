@@ -34,7 +34,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("unit", ["samples", "unique_tokens"])
+@pytest.mark.parametrize("unit", ["samples", pytest.param("unique_tokens", marks=pytest.mark.slow)])
 def test_a_run_ends_with_its_budget_and_is_evaluated_at_its_marks(unit: str, probe: Path, tmp_path: Path) -> None:
     spent = spent_by(records_of(probe), unit)
     limit, mark = spent[2] + 1, spent[1] - 1  # reached by the third step, and by the first
@@ -109,6 +109,7 @@ def test_evaluations_tell_how_each_prompt_fared(tmp_path: Path) -> None:
     assert {p["source"] for p in held_out} == {"countdown"}
 
 
+@pytest.mark.slow
 def test_a_paused_run_continues_as_if_it_had_not_paused(probe: Path, tmp_path: Path) -> None:
     spent = spent_by(records_of(probe), "samples")
     options = (f"--budget.limit={spent[3]}", "--optimizer.schedule=cosine")  # the rate depends on the whole budget
@@ -166,6 +167,7 @@ def test_marks_are_passed_once() -> None:
     assert [budget.is_spent(cost) for cost in at] == [False] * 5 + [True] * 2
 
 
+@pytest.mark.slow
 def test_seconds_are_those_of_the_chosen_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU clock is replaced by one that ticks once per look: all seconds are then whole numbers."""
     ticks = count()

@@ -216,6 +216,7 @@ def test_a_best_at_the_end_of_a_run_counts_after_it_is_resumed() -> None:
     assert watch.stall() == "2 evaluations in a row without a pass@1 above 0.800 (evaluation.patience = 2)"
 
 
+@pytest.mark.slow
 def test_a_run_that_no_longer_rises_ends_with_its_best_and_can_be_resumed(tmp_path: Path) -> None:
     """With a learning rate of 1e-12 no evaluation after the first is better."""
     run = tmp_path / "run"

@@ -235,6 +235,7 @@ def test_truncated_sampling_hides_the_probabilities(rng: np.random.Generator, tr
     assert set(measure.record(groups, groups, [])) == {"coverage"}
 
 
+@pytest.mark.slow
 def test_training_is_the_same_bit_by_bit_whether_it_is_certified_or_not(tmp_path: Path) -> None:
     runs = []
     for every in (0, 1):

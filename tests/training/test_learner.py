@@ -21,7 +21,7 @@ from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 from learner_support import learn
-from small_models import flattened_logprobs, random_tree, rollouts, small_model
+from small_models import flattened_logprobs, mostly_slow, random_tree, rollouts, small_model
 
 SETTINGS = LearnerSettings(
     learning_rate=1e-3,
@@ -91,7 +91,7 @@ def assert_same_weights(
         assert (a - b).abs().max() <= tolerance * change, (name, (a - b).abs().max(), change)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("architecture", mostly_slow(["llama", "qwen2", "qwen3", "mistral"]))
 @pytest.mark.parametrize("max_grad_norm", [1e9, 0.01])
 def test_one_update_equals_adamw_on_the_flattened_batch(
     architecture: str, max_grad_norm: float, rng: np.random.Generator
@@ -295,6 +295,7 @@ def test_max_responses_per_outcome_with_a_group_whose_advantages_are_all_zero(rn
     assert_same_weights(subset.model, full.model, model, 1e-9)
 
 
+@pytest.mark.slow
 def test_autocast_gives_nearly_the_same_update_and_keeps_the_weights_dtype(rng: np.random.Generator) -> None:
     """The rounding of bfloat16 is 4% of the gradient in the median, and more where the terms of a batch cancel."""
     model = small_model(seed=1, dtype=torch.float32)

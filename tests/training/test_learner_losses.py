@@ -30,6 +30,7 @@ from small_models import (
     assert_same_gradients,
     flattened_logprobs,
     gradients,
+    mostly_slow,
     random_tree,
     rollouts,
     small_model,
@@ -518,7 +519,7 @@ def row_entropies(model: PreTrainedModel, tree: RolloutTree, temperature: float)
 
 
 @pytest.mark.parametrize("kind", ["ppo", "cispo", "gspo"])
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+@pytest.mark.parametrize("aggregation", mostly_slow(["token_mean", "sequence_mean", "constant"]))
 def test_the_entropy_bonus(kind: str, aggregation: str, rng: np.random.Generator) -> None:
     """The mean over the rows' tokens of the entropy of the whole vocabulary, with the weights of the aggregation."""
     model = small_model(seed=int(rng.integers(1 << 30)))

@@ -278,6 +278,7 @@ def test_console_and_log_tell_every_step(run: Run) -> None:
     assert "\x1b" not in log
 
 
+@pytest.mark.slow
 def test_checkpoints_of_new_best_evaluations_do_not_replace_regular_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,7 +110,7 @@ def test_saved_adapters_are_merged_or_continued(
     check(processes, 2, Loading(tmp_path / "adapter", torch.bfloat16, lora))
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_no_rank_but_the_first_has_more_than_its_shards_and_one_weight(
     size: int, processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
 ) -> None:

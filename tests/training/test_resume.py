@@ -469,6 +469,7 @@ def test_resume_without_the_checkpoints_is_refused_and_keeps_the_metrics(
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_setting_that_was_edited_in_the_run_is_refused(child: ChildRuns, run: Path, reference: Reference) -> None:
     shutil.copytree(reference.path, run)
     config = run / "config.yaml"
@@ -485,6 +486,7 @@ def test_a_setting_that_was_edited_in_the_run_is_refused(child: ChildRuns, run: 
     assert_same_run(run, reference.path)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_names_the_one_before_it(
     child: ChildRuns, run: Path, reference: Reference, with_all_checkpoints: Path
 ) -> None:
@@ -556,6 +558,7 @@ def test_of_two_runs_with_one_directory_one_is_refused_and_the_other_runs_on(chi
     assert [record["step"] for record in metrics_without_times(run)] == list(range(STEPS + 1))
 
 
+@pytest.mark.slow
 def test_a_killed_run_with_a_budget_ends_where_the_uninterrupted_one_does(child: ChildRuns, tmp_path: Path) -> None:
     budget = (
         "--budget.unit=samples",

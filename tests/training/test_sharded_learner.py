@@ -217,6 +217,7 @@ def test_weights_in_float32_after_passes_in_bfloat16(
         assert "norm" in name or not torch.equal(parameter.detach(), rounded), name
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_in_bfloat16_and_keeps_the_weights_in_float32(
     processes: RankProcesses, rng: np.random.Generator
 ) -> None:
@@ -366,6 +367,7 @@ def test_adapters_are_saved_in_the_format_of_peft_and_continue_in_one_process(
         np.testing.assert_allclose(continued.weights[name], weight, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_optimizer_of_a_sharded_run_is_taken_and_one_of_another_model_is_an_error(
     processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
 ) -> None:
@@ -405,6 +407,7 @@ def test_the_optimizer_of_another_model_in_one_process_is_an_error_on_every_rank
         assert re.search(r"trainable tensor 0 has shape \(17, 48\), its moments \(17, 32\)", error)
 
 
+@pytest.mark.slow
 def test_adapters_in_float32_on_a_base_in_bfloat16(processes: RankProcesses, rng: np.random.Generator) -> None:
     case = replace(case_of(rng, SETTINGS, "even"), lora=2, dtype=torch.bfloat16)
     expected = sharded_cases.alone(sharded_cases.train, case)

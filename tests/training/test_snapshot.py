@@ -89,6 +89,7 @@ def test_an_average_of_other_shapes_is_refused() -> None:
         AveragedWeights(small_model(seed=1, num_hidden_layers=1)).load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_a_run_evaluates_its_averaged_weights_and_saves_them(tmp_path: Path) -> None:
     """A run that starts from them has the same evaluation at its start."""
     settings = (*SMALL, "--evaluation.num_prompts=16", "--evaluation.num_samples=32", "--optimizer.ema_decay=0.9")

@@ -25,7 +25,7 @@ from brorl.tree import RolloutTree
 from brorl.verification.grade import Grader, num_unverified, verified
 from brorl.verification.verifier import Verdict, unverified_verdict
 from learner_support import learn
-from small_models import flattened_logprobs, random_tree, rollouts, small_model
+from small_models import flattened_logprobs, mostly_slow, random_tree, rollouts, small_model
 from tree_invariants import check_tree
 
 REASON = "unverified: a worker was lost"
@@ -167,7 +167,7 @@ ESTIMATORS = [
 
 
 @pytest.mark.parametrize("config", ESTIMATORS, ids=lambda c: c.estimator)
-@pytest.mark.parametrize("subset", [None, 2])
+@pytest.mark.parametrize("subset", mostly_slow([None, 2], 2))
 def test_a_step_is_that_of_the_batch_without_the_lost_rollouts(
     config: AdvantageSettings, subset: int | None, rng: np.random.Generator
 ) -> None:

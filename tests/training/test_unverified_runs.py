@@ -22,6 +22,7 @@ def records_of(run: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_whose_workers_are_killed_once_is_that_of_an_undisturbed_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,11 +23,11 @@ from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.native.row_cache import RowCache
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
-from small_models import ARCHITECTURES, plain_logprobs, rollouts, small_model
+from small_models import ARCHITECTURES, mostly_slow, plain_logprobs, rollouts, small_model
 from tree_invariants import check_tree
 
 EOS = 0
-every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
+every_architecture = pytest.mark.parametrize("architecture", mostly_slow(ARCHITECTURES, "llama", "hooked"))
 
 
 def ragged_prompts(rng: np.random.Generator, count: int, vocab_size: int = 17) -> list[list[int]]:

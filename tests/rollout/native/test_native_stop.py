@@ -16,7 +16,7 @@ from brorl.model.stop_strings import StopStrings
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
-from small_models import small_model
+from small_models import mostly_slow, small_model
 from small_tokenizers import TOKENIZERS
 
 STOPS = {
@@ -54,7 +54,7 @@ def assert_same(trees: Sequence[RolloutTree], expected: Sequence[RolloutTree]) -
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@pytest.mark.parametrize("minimum", [0, 3])
+@pytest.mark.parametrize("minimum", mostly_slow([0, 3], 3))
 def test_responses_are_those_without_stop_strings_cut_at_the_first(
     name: str, minimum: int, rng: np.random.Generator
 ) -> None:

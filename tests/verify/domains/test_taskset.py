@@ -116,6 +116,7 @@ def rows_of(name: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in Path(f"{name}.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @needs_verifiers
 def test_a_taskset_is_written_and_trained_on() -> None:
     Path("sums_a.py").write_text(SUMS)
