@@ -7,10 +7,13 @@ again; a part that failed runs again after all others. This module imports nothi
 
 from __future__ import annotations
 
+import fcntl
 import json
+import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,6 +109,7 @@ class Part:
     name: str  # unique
     run: Callable[[], Findings]
     least_s: float = 0.0  # seconds that must be left of the call for it to start
+    most_s: float = 0.0  # seconds after which it fails; 0 for no limit
 
 
 class DeviceLostError(RuntimeError):
@@ -117,7 +121,7 @@ class OtherOptionsError(ValueError):
 
 
 class Record:
-    """The results in a folder.
+    """The results in a folder, of one process or of several that measure different parts at the same time.
 
     Args:
         folder: The folder; it is made if needed.
@@ -132,14 +136,19 @@ class Record:
         self._file = folder / RESULT
         self.options = json.loads(json.dumps(options))
         self.parts: dict[str, dict[str, Any]] = {}
-        if self._file.exists():
-            record = json.loads(self._file.read_text(encoding="utf-8"))
-            if record["options"] != self.options:
-                raise OtherOptionsError(
-                    f"{self._file} was measured with {record['options']}, and this call has {self.options}; give "
-                    "another folder"
-                )
-            self.parts = record["parts"]
+        self.read()
+
+    def read(self) -> None:
+        """Read the results that are in the folder, of other processes too."""
+        if not self._file.exists():
+            return
+        record = json.loads(self._file.read_text(encoding="utf-8"))
+        if record["options"] != self.options:
+            raise OtherOptionsError(
+                f"{self._file} was measured with {record['options']}, and this call has {self.options}; give another "
+                "folder"
+            )
+        self.parts = record["parts"]
 
     def finished(self, name: str) -> bool:
         """Return whether a part needs no further run."""
@@ -147,10 +156,13 @@ class Record:
 
     def write(self, name: str, entry: dict[str, Any]) -> None:
         """Add the entry of a part, and replace the file."""
-        self.parts[name] = entry
-        temporary = self._file.with_suffix(".new")
-        temporary.write_text(json.dumps({"options": self.options, "parts": self.parts}, indent=1), encoding="utf-8")
-        temporary.replace(self._file)
+        with self._file.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.read()
+            self.parts[name] = entry
+            temporary = self._file.with_suffix(".new")
+            temporary.write_text(json.dumps({"options": self.options, "parts": self.parts}, indent=1), encoding="utf-8")
+            temporary.replace(self._file)
 
     def failed_checks(self) -> list[str]:
         """Return a line for each number that is not within its bound."""
@@ -200,7 +212,8 @@ def run_parts(
 def _entry(part: Part) -> dict[str, Any]:
     start = time.monotonic()
     try:
-        findings = part.run()
+        with _time_limit(part.most_s):
+            findings = part.run()
     except Exception:  # the other parts must still run
         return {"state": "failed", "seconds": time.monotonic() - start, "traceback": traceback.format_exc()}
     return {
@@ -210,6 +223,23 @@ def _entry(part: Part) -> dict[str, Any]:
         "facts": findings.facts,
         "reason": findings.skipped,
     }
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block after so many seconds; 0 sets no limit."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"the part took more than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, late) if seconds else None
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if seconds:
+            signal.signal(signal.SIGALRM, before)
 
 
 def _line(entry: dict[str, Any]) -> str:
