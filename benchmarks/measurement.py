@@ -49,7 +49,7 @@ class Workload:
 
     setting: str  # `full`, `low`, `big-full`, `big-low`, `shipped` or `trained`
     folder: str  # holds `model/` (Hugging Face format with tokenizer) and this, as `workload.json`
-    domain: str  # the reward: `parity` (of the sum of the response's token ids) or `countdown`
+    domain: str  # the reward: `parity` (of the sum of the response's token ids), `countdown` or `math`
     prompts: list[dict[str, Any]]  # `id`, `text`, `token_ids`, `reference` of every prompt, in the order of use
     max_new_tokens: int  # length limit of a response
     eos_token_id: int  # the end-of-sequence token
@@ -120,6 +120,7 @@ class Job:
     prompts_per_step: int  # prompts per turn, P
     num_turns: int  # most runs, warm-up included
     micro_batch: int  # TRL's per-device batch size
+    device: str = "cpu"  # in PyTorch; on `cuda` a training computes in bfloat16
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The peers `trl` and `trl-checkpointing`: a real GRPOTrainer.train().
 
-The options favor speed: no reference model (beta 0), no vLLM, fp32, and one optimizer step per generation, which saves
-TRL the second forward pass for old log-probs. `trl-checkpointing` has gradient checkpointing, TRL's default, which is
-slower and needs less memory; `trl` has none.
+The options favor speed: no reference model (beta 0), no vLLM, and one optimizer step per generation, which saves TRL
+the second forward pass for old log-probs. On a GPU it computes in bfloat16, on a CPU in float32. `trl-checkpointing`
+has gradient checkpointing, TRL's default, which is slower and needs less memory; `trl` has none.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ class StepTimer(TrainerCallback):
         """Called before the step's prompts are sampled."""
         self.lengths, self.rewards, self.generation_s = [], [], 0.0
         self._turns.wait()
+        _synchronize()
         self._start, self._cpu_start = time.perf_counter(), time.process_time()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Called after the optimizer's step."""
+        _synchronize()
         seconds = time.perf_counter() - self._start
         cpu_seconds = time.process_time() - self._cpu_start
         mean_reward = sum(self.rewards) / max(1, len(self.rewards))
@@ -53,6 +55,11 @@ class StepTimer(TrainerCallback):
                 facts={"mean_reward": mean_reward},
             )
         )
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def measure(job: Job, workload: Workload, turns: Turns) -> None:
@@ -89,8 +96,8 @@ def _config(job: Job, workload: Workload) -> GRPOConfig:
     micro_batch = min(job.micro_batch, num_rollouts)
     return GRPOConfig(
         output_dir=str(Path(workload.folder) / f"trl-{job.peer}-{job.num_rollouts}"),
-        use_cpu=True,
-        bf16=False,
+        use_cpu=job.device == "cpu",
+        bf16=job.device != "cpu",
         fp16=False,
         num_generations=job.num_rollouts,
         per_device_train_batch_size=micro_batch,
@@ -132,6 +139,8 @@ def _time_generation(trainer: GRPOTrainer, timer: StepTimer) -> None:
 def _reward(workload: Workload, timer: StepTimer) -> Callable[..., list[float]]:
     if workload.domain == "parity":
         return _parity(timer)
+    if workload.domain == "math":
+        return _boxed(timer)
     return _countdown(workload.eos_token_id, timer)
 
 
@@ -144,6 +153,19 @@ def _parity(timer: StepTimer) -> Callable[..., list[float]]:
         return timer.rewards
 
     return parity
+
+
+def _boxed(timer: StepTimer) -> Callable[..., list[float]]:
+    """Return a reward that is 1 if the response has the reference in a box."""
+
+    def boxed(completions: list[str], completion_ids: list[list[int]], reference: list[str], **_: Any) -> list[float]:
+        timer.lengths = [len(ids) for ids in completion_ids]
+        timer.rewards = [
+            float(f"\\boxed{{{answer}}}" in text) for answer, text in zip(reference, completions, strict=True)
+        ]
+        return timer.rewards
+
+    return boxed
 
 
 def _countdown(eos_token_id: int, timer: StepTimer) -> Callable[..., list[float]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +31,15 @@ class Device:
     def describe(self) -> str:
         """Return the name of the hardware."""
         return "cpu" if self.is_cpu else torch.cuda.get_device_name()
+
+    def driver(self) -> str:
+        """Return the version of NVIDIA's driver; empty for a CPU."""
+        if self.is_cpu:
+            return ""
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        with suppress(FileNotFoundError):
+            return subprocess.run(query, capture_output=True, text=True, check=False).stdout.partition("\n")[0]
+        return ""
 
     def synchronize(self) -> None:
         """Wait for all work on the device."""

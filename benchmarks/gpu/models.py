@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from types import MethodType
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from build_workload import CALIBRATION_TOKENS, LOW_ENTROPY_NATS, scale_to_entropy, workload_of
+from build_workload import workload_of
 from gpu.device import Device
 from measurement import Workload
 from torch import Tensor
@@ -21,8 +20,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from brorl.model import logits, logprobs, tiled_attention, tree_batch
 from brorl.model.forward import FlatForward, Forward, TreeForward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
-from brorl.rollout.native.engine import NativeEngine
-from brorl.sampling import SamplingParams
 
 _SCORES_PER_TILE = 400  # some queries of a short response
 _ROWS_PER_BLOCK = 5
@@ -42,10 +39,14 @@ STATE_SPACE = {
     },
 }  # fmt: skip
 _QWEN3 = {"head_dim": 128, "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 151_936}
-SIZES = {
+SIZES = {  # of Qwen3-type models; 135M is that of SmolLM2, whose type is llama
     "tiny": {
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 256,
+    },
+    "135M": {
+        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "head_dim": 64,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49_152,
     },
     "300M": _QWEN3 | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 10},
     "1.5B": _QWEN3 | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24},
@@ -88,9 +89,10 @@ def _exact_rms_norm(self: Any, x: Tensor) -> Tensor:
 
 
 def speed_config(size: str, max_tokens: int) -> PreTrainedConfig:
-    """Return the config of a Qwen3-type model with tied embeddings."""
+    """Return the config of a random model with tied embeddings."""
+    kind = "llama" if size == "135M" else "qwen3"
     return AutoConfig.for_model(
-        "qwen3", **SIZES[size], **_NO_IDS, tie_word_embeddings=True, max_position_embeddings=max_tokens
+        kind, **SIZES[size], **_NO_IDS, tie_word_embeddings=True, max_position_embeddings=max_tokens
     )
 
 
@@ -104,18 +106,26 @@ def speed_model(config: PreTrainedConfig, device: Device, scale: float, seed: in
     return model
 
 
-@cache
-def low_entropy_scale(size: str, device: Device, prompt: tuple[int, ...], seed: int) -> float:
-    """Return the factor of the logits with which the first tokens after a prompt have 0.14 nats of entropy."""
-    config = speed_config(size, len(prompt) + CALIBRATION_TOKENS)
-    model = speed_model(config, device, 1.0, seed).to(torch.bfloat16)  # type: ignore[arg-type]
-    engine = NativeEngine(model, NO_END_TOKEN)
+@dataclass(frozen=True)
+class TimedModel:
+    """A model whose speed is measured."""
 
-    def measure() -> float:
-        [tree] = engine.sample([prompt], 32, SamplingParams(max_new_tokens=CALIBRATION_TOKENS), seed)
-        return -float((tree.count * tree.logprob).sum()) / tree.num_sampled_tokens
+    name: str  # a size of `SIZES`, or the name of a pretrained model
+    folder: str = ""  # of the pretrained model; empty for random weights
 
-    return scale_to_entropy(model.get_decoder().norm.weight.data, measure, LOW_ENTROPY_NATS)
+    def config(self, max_tokens: int) -> PreTrainedConfig:
+        """Return its config, with positions for so many tokens if its weights are random."""
+        config: PreTrainedConfig = (
+            AutoConfig.from_pretrained(self.folder) if self.folder else speed_config(self.name, max_tokens)
+        )
+        return config
+
+    def load(self, device: Device, max_tokens: int, seed: int) -> PreTrainedModel:
+        """Return it in float32 on the device."""
+        if not self.folder:
+            return speed_model(self.config(max_tokens), device, 1.0, seed)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32)
+        return model.eval().to(device.name)  # type: ignore[arg-type]
 
 
 def _scale_for(logits_TV: Tensor, target_nats: float) -> float:

@@ -1,15 +1,36 @@
 #!/usr/bin/env bash
-# Checks and measures brorl on one CUDA device: bash benchmarks/gpu/run.sh [folder for the results] [options of measure.py]
-# Stops before 10 minutes are over (LIMIT seconds); another call with the same folder continues.
+# Measures brorl on one CUDA device, or checks that it is exact there:
+#     bash benchmarks/gpu/run.sh FOLDER --model MODEL          # speed and memory (MODEL: the folder of SmolLM2-135M-Instruct)
+#     bash benchmarks/gpu/run.sh FOLDER exactness              # exactness, in three processes side by side
+# Further options are those of measure.py. Stops before 9 minutes are over (LIMIT seconds); another call with the same folder and options continues.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-out=${1:-benchmarks/gpu} limit=${LIMIT:-550}
+out=${1:-runs/gpu} limit=${LIMIT:-530}
 shift $(($# > 0))
+groups=('^(?!exactness)')
+if [ "${1:-}" = exactness ]; then
+  shift
+  groups=('exactness: (llama|qwen2),' 'exactness: (qwen3|mistral|long)' 'exactness: mamba')
+fi
 mkdir -p "$out"
 export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
-for _ in 1 2 3; do # a part that loses the device (4) or ends the process (a signal) needs a new process
-  python3 benchmarks/gpu/measure.py "$out" --seconds $((limit - SECONDS)) "$@" 2>&1 | tee -a "$out/result.log"
-  code=${PIPESTATUS[0]}
-  [ "$code" -eq 4 ] || [ "$code" -ge 128 ] || break
+measure() {
+  local code=3 left
+  for _ in 1 2 3; do # a part that loses the device (4) or ends the process (a signal) needs a new process
+    left=$((limit - SECONDS))
+    [ "$left" -gt 0 ] || break
+    timeout -k 10 $((left + 5)) python3 benchmarks/gpu/measure.py "$out" --seconds "$left" --parts "$@"
+    code=$?
+    [ "$code" -eq 4 ] || [ "$code" -gt 128 ] || break
+  done
+  return "$code"
+}
+code=0 processes=()
+for parts in "${groups[@]}"; do
+  measure "$parts" "$@" > >(tee -a "$out/result.log") 2>&1 &
+  processes+=($!)
+done
+for process in "${processes[@]}"; do
+  wait "$process" || code=$?
 done
 exit "$code"

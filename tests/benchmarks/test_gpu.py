@@ -1,26 +1,49 @@
-"""The script for a GPU, on a CPU with tiny sizes: every kind of part runs, and the next call continues."""
-
+import argparse
+import inspect
 import json
 import math
 import re
 import subprocess
 import sys
+import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from statistics import median
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 import torch
 from gpu import exactness, measure
+from gpu.decoding import NATIVE, Decoding, Rows
 from gpu.device import Device
 from gpu.exactness import Trial, computed_plainly, engine_part, learner_part, plain_logprobs
-from gpu.models import VARIANTS, LearnerVariant, copy_of, small_model, speed_config, speed_model
-from gpu.speed import Setting, Speed, flat_keys_read, tree_keys_read
+from gpu.launches import profiled
+from gpu.learning import Responses
+from gpu.models import (
+    FLAT,
+    NO_END_TOKEN,
+    VARIANTS,
+    LearnerVariant,
+    TimedModel,
+    copy_of,
+    small_model,
+    speed_config,
+    speed_model,
+)
+from gpu.page import page
+from gpu.real_step import RealStep, sums
+from gpu.roofline import bytes_read, flops
 from harness import Check, DeviceLostError, Findings, Limits, OtherOptionsError, Part, Record, run_parts
+from measurement import Work, Workload
+from torch.utils.flop_counter import FlopCounterMode
 
+from brorl.config.reading import make_config
 from brorl.model.forward import TreeForward
+from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.vllm_process import VllmSettings
+from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from small_models import flattened_logprobs, random_tree, rollouts
 
@@ -29,7 +52,9 @@ SCRIPT = ROOT / "benchmarks" / "gpu" / "measure.py"
 CPU = Device("cpu")
 # Dependencies that a machine with PyTorch, transformers and pydantic may lack.
 NOT_NEEDED = ("ruamel", "ruamel.yaml", "plotly", "math_verify", "ray", "vllm")
-SUBSET = "ceilings|long responses|mamba, device|llama, learner float32|mamba2, engine bfloat16|speed: tiny low"
+EXACT = "llama, learner float32|long responses|mamba, device|mamba2, engine bfloat16"
+SUBSET = rf"^(?!exactness)|exactness: ({EXACT})"
+TINY = TimedModel("tiny")
 
 
 def call(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -46,39 +71,272 @@ def call(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def test_the_script_measures_every_kind_of_part_and_continues(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ("--seed", str(rng.integers(1 << 30)), "--parts", SUBSET)
+    seed = int(rng.integers(1 << 30))
+    options = ("--seed", str(seed), "--parts", SUBSET, "--part-s", "0.1", "--step-s", "2")
     done = call(tmp_path, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     written = (tmp_path / "result.json").read_text()
     parts = json.loads(written)["parts"]
-    learners = {variant.name for variant in VARIANTS if variant.timed}
-    skipped = {"vLLM"} | {f"learner {variant.name}" for variant in VARIANTS if variant.only_cuda}
-    expected = {
-        "ceilings",
-        "exactness: long responses",
-        "exactness: mamba, device",
-        "exactness: llama, learner float32",
-    }
-    expected |= {"exactness: mamba2, engine bfloat16"}
-    expected |= {f"speed: tiny low 16, {name}" for name in ("native", "generate", "vLLM")}
-    assert set(parts) == expected | {f"speed: tiny low 16, learner {name}" for name in learners}
-    assert {name for name, part in parts.items() if part["state"] != "done"} == {
-        f"speed: tiny low 16, {name}" for name in skipped
-    }
+    learners = [variant for variant in VARIANTS if variant.timed or variant.forward is FLAT]
+    rows = ["tiny 4 x 1, 26 tokens", "tiny 3 x 2, 26 tokens"]
+    decoded = {f"decoding: {of} by {way}" for of in rows for way in (*NATIVE, "generate", "vLLM")}
+    learned = {f"learning: tiny 4 responses of 8 by {variant.name}" for variant in learners}
+    steps = {f"step: 8 x 2, 12 tokens by {peer}" for peer in ("brorl", "TRL")}
+    exact = {f"exactness: {name}" for name in EXACT.split("|")}
+    assert set(parts) == {"ceilings"} | exact | decoded | learned | steps
     for name, part in parts.items():
+        may_skip = name.endswith(("TRL", "vLLM")) or any(v.only_cuda and name.endswith(v.name) for v in learners)
+        assert part["state"] == "done" or may_skip, name
         assert bool(part["checks"]) == name.startswith("exactness")
-    for facts in (parts[f"speed: tiny low 16, {name}"]["facts"] for name in ("native", "learner tree")):
-        assert facts["predicted_bytes"] > 0
-        assert facts["matmul_fraction"] > 0
-    tables = (tmp_path / "tables.md").read_text()
-    assert tables.count("speed: tiny low 16") == 3 + len(learners) - len(skipped)
+    for name in decoded:
+        if "generate" in name or "vLLM" in name:
+            continue
+        check_decoding(parts[name]["facts"], parts["ceilings"]["facts"])
+    for variant in learners:
+        if variant.runs(CPU, "bfloat16"):
+            name = f"learning: tiny 4 responses of 8 by {variant.name}"
+            check_learning(parts[name]["facts"], parts["ceilings"]["facts"])
+    check_step(parts["step: 8 x 2, 12 tokens by brorl"]["facts"])
+    text = (tmp_path / "gpu.md").read_text()
+    for name, part in parts.items():
+        kind, _, rest = name.partition(": ")
+        if kind != "exactness" and part["state"] == "done" and rest:
+            assert "| " + " | ".join(rest.split(" by ")) + " |" in text, name
+        assert part["state"] != "skipped" or f"- {name}: {part['reason']}" in text
+        assert all(f"- {name}: {line.strip()}" in text for line in part.get("facts", {}).get("said", ()))
+    assert any(
+        "N = 8 rollouts x 2 prompts" in line for line in parts["step: 8 x 2, 12 tokens by brorl"]["facts"]["said"]
+    )
 
     command = ["measure.py", str(tmp_path), "--device", "cpu", "--small", *options]
+    commit = json.loads(written)["options"]["commit"]
+    monkeypatch.setattr(measure, "_commit", lambda: commit)  # a commit during the test is another version
     monkeypatch.setattr(sys, "argv", command)
     assert measure.main() == 0
     assert (tmp_path / "result.json").read_text() == written
     monkeypatch.setattr(sys, "argv", [*command, "--nodes", "63"])
     assert measure.main() == 1
+
+
+def check_decoding(facts: dict[str, Any], ceilings: dict[str, float]) -> None:
+    """Compare with another call of the engine, and with counts of its prefixes, rows and weights."""
+    rows = Rows(**(facts["setting"] | {"model": TimedModel(**facts["setting"]["model"])}))
+    seconds, shape = median(facts["seconds"]), (rows.num_prompts, rows.prompt_tokens)
+    assert facts["ms_per_position"] == pytest.approx(1e3 * seconds / rows.max_new_tokens)
+    num_tokens = rows.num_prompts * rows.num_rollouts * rows.max_new_tokens
+    assert facts["tokens_per_s"] == pytest.approx(num_tokens / seconds)
+    model = rows.model.load(CPU, rows.prompt_tokens + rows.max_new_tokens, rows.seed).to(torch.bfloat16)
+    prompts = np.random.default_rng(rows.seed).integers(1, model.config.vocab_size - 1, shape).tolist()
+    sampling = SamplingParams(max_new_tokens=rows.max_new_tokens)
+    trees = NativeEngine(model, NO_END_TOKEN).sample(prompts, rows.num_rollouts, sampling, rows.seed)
+    distinct = [len(prefixes(tree, rows.max_new_tokens)) for tree in trees]
+    assert facts["unique_fraction"] == pytest.approx(sum(distinct) / num_tokens)
+    fed = [prefix for tree in trees for prefix in prefixes(tree, rows.max_new_tokens - 1)]
+    config, positions = model.config, rows.max_new_tokens - 1
+    keys = sum(map(len, fed)) + rows.num_prompts * rows.prompt_tokens * positions
+    numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    weights = sum(p.numel() for p in model.parameters())
+    read = 2 * (rows.max_new_tokens * weights + keys * numbers)
+    assert facts["bandwidth_fraction"] == pytest.approx(read / seconds / ceilings["copy_bytes_per_s"])
+    assert facts["kernels_per_position"] > 10 * config.num_hidden_layers  # projections, norms, attention
+    assert facts["predicted_bytes"] > 2 * weights
+
+
+def prefixes(tree: RolloutTree, length: int) -> set[tuple[int, ...]]:
+    """Return the distinct prefixes of the responses, up to a length."""
+    return {tuple(r[:end]) for r, _ in tree.responses() for end in range(1, min(length, len(r)) + 1)}
+
+
+def check_learning(facts: dict[str, Any], ceilings: dict[str, float]) -> None:
+    """Compare with counts of the responses' prefixes, and with torch's counter of operations."""
+    responses = Responses(**(facts["setting"] | {"model": TINY}))
+    seconds, model = median(facts["seconds"]), TINY.load(CPU, 64, 0)
+    tree = responses.tree(model.config.vocab_size)
+    nodes = len(prefixes(tree, responses.tokens))
+    assert facts["nodes"] == nodes
+    assert facts["nodes_per_s"] == pytest.approx(nodes / seconds)
+    assert facts["unique_fraction"] == pytest.approx(nodes / responses.num_responses / responses.tokens)
+    fed = responses.num_responses * (responses.prompt_tokens + responses.tokens - 1)
+    assert facts["flat_tokens"] == fed
+    counted = sum(counted_flops(model, row, responses.prompt_tokens) for row in fed_rows(tree))
+    rate = 3 * counted / seconds / ceilings["matmul_flops_per_s"]
+    assert facts["matmul_fraction"] == pytest.approx(rate)
+    assert facts["predicted_bytes"] > 16 * sum(p.numel() for p in model.parameters())  # weights, gradients, moments
+
+
+def fed_rows(tree: RolloutTree) -> list[tuple[int, bool]]:
+    """Return the position of each token that goes through the model, and whether it predicts a node."""
+    inner = prefixes(tree, int(tree.length.max()) - 1)
+    prompt = [(place, place == len(tree.prompt_ids) - 1) for place in range(len(tree.prompt_ids))]
+    return prompt + [(len(tree.prompt_ids) + len(prefix) - 1, True) for prefix in inner]
+
+
+def counted_flops(model, fed: tuple[int, bool], _: int) -> int:
+    """Count the operations of one token that attends to all before it and itself."""
+    place, predicts = fed
+    cache = model(torch.ones(1, place, dtype=torch.long)).past_key_values if place else None
+    model.set_attn_implementation("eager")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.ones(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
+    head = 2 * model.get_output_embeddings().weight.numel()
+    return counter.get_total_flops() - (0 if predicts else head)
+
+
+def check_step(facts: dict[str, Any]) -> None:
+    counted = facts["seconds"][1:] or facts["seconds"]
+    assert facts["step_s"] == median(counted)
+    assert {"generation", "verification", "training"} <= set(facts["parts"])
+    assert 0 < sum(facts["parts"].values()) < 3 * max(counted)
+    assert facts["rounds"] >= 1
+    assert 0 < facts["unique_fraction"] < 1  # the shipped model's responses share prefixes
+    assert facts["peak_bytes"] > 0 < facts["predicted_bytes"]
+
+
+def test_the_roofline_counts_operations_and_bytes(rng: np.random.Generator) -> None:
+    for size in ("tiny", "135M"):
+        model = speed_model(speed_config(size, 16), Device("meta"), 1.0, 0)
+        model.set_attn_implementation("eager")
+        length = int(rng.integers(2, 9))
+        with FlopCounterMode(display=False) as counter:
+            model(torch.ones(1, length, dtype=torch.long, device="meta")).logits.sum().backward()
+        work = Work(length, length * length, length, positions=3, cached=7)  # eager attention has the masked half too
+        assert flops(model, work, 3) == counter.get_total_flops()
+    model = TINY.load(CPU, 8, 0).to(torch.bfloat16)
+    weights, config = sum(p.numel() for p in model.parameters()), model.config
+    numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    assert bytes_read(model, work) == 2 * (3 * weights + 7 * numbers)
+
+
+def test_kernels_are_counted(rng: np.random.Generator) -> None:
+    first, second = torch.randn(2, 8, 8)
+    products, sums_ = int(rng.integers(3, 9)), int(rng.integers(3, 9))
+    out = torch.empty(8, 8)
+
+    def call() -> None:
+        for _ in range(products):
+            torch.mm(first, second, out=out)
+        for _ in range(sums_):
+            out.add_(first)
+
+    found = profiled(call, CPU)
+    assert found.count == Counter({"aten::mm": products, "aten::add_": sums_})
+    assert found.launches == found.kernels == products + sums_
+    assert {name for name, _, _ in found.top()} == set(found.count)
+
+
+def test_the_answers_of_the_sums_are_right(rng: np.random.Generator) -> None:
+    rows = sums(200, int(rng.integers(1 << 30)))
+    for row in rows:
+        words = row["question"].partition(": ")[2].removesuffix(" =").split()
+        total = int(words[0])
+        for sign, number in zip(words[1::2], words[2::2], strict=True):
+            total += int(number) * {"+": 1, "-": -1}[sign]
+        assert str(total) == row["answer"]
+    assert {row["question"].count("+") + row["question"].count("-") for row in rows} == {1, 2}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_recipe_of_the_real_step_is_one_of_train(device: str, tmp_path: Path) -> None:
+    step = RealStep("model", 128, 16, 64, 24, 256, 6, 90.0, device, 3)
+    fields = dict.fromkeys(inspect.signature(Workload).parameters, 0) | {"folder": str(tmp_path), "domain": "math"}
+    config = make_config({}, step.recipe(Workload(**fields)), "defaults")
+    assert (config.rollouts_per_prompt, config.prompts_per_step, config.steps) == (128, 16, 6)
+    assert config.optimizer.mini_batches == 1
+    assert config.dtype == {"cpu": "float32", "cuda": "bfloat16"}[device]
+
+
+def test_without_trl_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trl", None)
+    step = RealStep("model", 128, 16, 64, 24, 256, 6, 90.0, "cpu", 3)
+    found = step.measure("trl")
+    assert found.skipped is not None
+    assert found.skipped.startswith("TRL cannot be imported")
+    assert "\n" not in found.skipped
+
+
+def full_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Part]:
+    """Return the parts of the full sizes, with a pretrained model."""
+    config = speed_config("tiny", 64)
+    config.save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(
+        sys, "argv", ["measure.py", str(tmp_path), "--device", "cpu", "--model", str(tmp_path / "model")]
+    )
+    arguments: argparse.Namespace = measure._arguments()
+    return list(measure._parts(arguments, CPU))
+
+
+def test_the_page_finds_every_aim_among_the_parts(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = Record(tmp_path / "result", {"hardware": "a card"})
+    names = [part.name for part in full_parts(tmp_path, monkeypatch)]
+    shares = dict(zip(names, rng.uniform(0.01, 0.99, len(names)).tolist(), strict=True))
+    for name in names:
+        n, p = (int(found) for found in (re.findall(r"(\d+) x (\d+)", name) or [(1, 1)])[0])
+        setting = {"num_rollouts": n, "num_prompts": p}
+        facts: dict[str, Any] = {
+            "setting": setting, "seconds": [1.0], "first_s": 1.0, "unique_fraction": 0.5, "tokens_per_s": 1.0,
+            "matmul_fraction": shares[name], "peak_bytes": 1, "predicted_bytes": 1,
+        }  # fmt: skip
+        if name.startswith("step"):
+            facts |= {"step_s": 8.0 if "TRL" in name else 2.0, "parts": {}, "rounds": 1.5, "mean_reward": 0.0}
+        if name.startswith("decoding"):
+            facts |= {"ms_per_position": 10 * shares[name], "bandwidth_fraction": shares[name]}
+        if name.startswith("learning"):
+            facts |= {"step_s": 1.0, "nodes": 1, "nodes_per_s": 1.0}
+        if name.startswith(("step", "decoding", "learning")):
+            record.write(name, {"state": "done", "seconds": 1.0, "checks": [], "facts": facts})
+    section = page(record).partition("## Aims")[2].partition("##")[0]
+    aims = [line.strip("| ").split(" | ")[-1] for line in section.splitlines() if line.startswith("|")][2:]
+
+    def best(kind: str, model: str, most: bool) -> list[float]:
+        ways = {}
+        for name, share in shares.items():
+            work, _, way = name.rpartition(" by ")
+            if work.startswith(f"{kind}: {model}") and way not in ("generate", "vLLM"):
+                ways.setdefault(work, []).append(share)
+        return [(max if most else min)(found) for found in ways.values()]
+
+    rows = best("decoding", "SmolLM2", False)[:4]  # 16, 128, 512 of one prompt, 128 x 16
+    bandwidth = best("decoding", "300M", True)
+    matmul = [best("learning", size, True)[0] for size in ("300M", "1.5B")]
+    assert aims == [
+        "4.00", f"{10 * min(rows):.3g} to {10 * max(rows):.3g}", f"{bandwidth[0]:.1%}",
+        f"{matmul[0]:.1%} / {matmul[1]:.1%}", "1.5",
+    ]  # fmt: skip
+
+
+def test_the_page_leaves_empty_what_was_not_measured(tmp_path: Path) -> None:
+    section = page(Record(tmp_path, {"hardware": "a card"})).partition("## Aims")[2]
+    assert [line.endswith(" |  |") for line in section.splitlines() if line.startswith("|")][2:] == [True] * 5
+
+
+def test_the_page_sums_up_exactness(tmp_path: Path) -> None:
+    record = Record(tmp_path, {})
+    for name, values in {"llama": (1e-12, 3e-13), "qwen3": (2e-11, 1e-12)}.items():
+        checks = [Check("tree: log-prob", values[0], 1e-9), Check("tree: gradient", values[1], 1e-9)]
+        run_parts([Part(f"exactness: {name}, learner float64", lambda c=checks: Findings(c))], record, 50.0)
+    assert "| float64 | 2 | 4 of 4 | 2.0e-11 | 1.0e-12 |" in page(record)
+
+
+def test_a_part_ends_in_time_and_the_others_run(tmp_path: Path) -> None:
+    def sleeps() -> Findings:
+        time.sleep(30)
+        return Findings()
+
+    record = Record(tmp_path, {})
+    run_parts([Part("long", sleeps, most_s=0.05), Part("next", Findings)], record, 50.0)
+    assert record.failed_parts() == ["long"]
+    assert "TimeoutError: the part took more than 0.05 s" in record.parts["long"]["traceback"]
+    assert record.finished("next")
+
+
+def test_processes_share_a_record(tmp_path: Path) -> None:
+    one, other = Record(tmp_path, {}), Record(tmp_path, {})
+    run_parts([Part("a", Findings)], one, 50.0)
+    run_parts([Part("b", Findings)], other, 50.0)
+    run_parts([Part("c", Findings)], one, 50.0)
+    assert set(Record(tmp_path, {}).parts) == {"a", "b", "c"}
 
 
 def test_a_failing_part_is_recorded_and_the_others_run(tmp_path: Path) -> None:
@@ -203,32 +461,15 @@ class Wrong(TreeForward):
         return chunks
 
 
-def test_keys_read_are_those_of_every_step(rng: np.random.Generator) -> None:
-    tree: RolloutTree = random_tree(rng)
-    responses = [tokens for tokens, _ in tree.responses()]
-    num_prompt, longest = len(tree.prompt_ids), max(map(len, responses))
-    fed = {tokens[:end] for tokens in responses for end in range(1, len(tokens))}
-    assert tree_keys_read(tree) == sum(len(prefix) for prefix in fed) + longest * num_prompt
-    flat = sum(num_prompt + end for tokens in responses for end in range(1, len(tokens)))
-    assert flat_keys_read(num_prompt, [len(tokens) for tokens in responses]) == flat
-
-
 def test_small_sizes_have_every_part_of_the_full_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that only the full sizes have would never have run."""
 
-    def kinds(*options: str) -> set[str]:
-        found: set[str] = set()
+    def kinds(parts: list[Part]) -> set[str]:
+        return {re.sub(r": (?!.*exactness).* by ", " by ", part.name) for part in parts}
 
-        def record(parts, *_):
-            found.update(re.sub(r"(tiny|300M|1.5B) (low|full) \d+", r"\2", part.name) for part in parts)
-            return []
-
-        monkeypatch.setattr(measure, "run_parts", record)
-        monkeypatch.setattr(sys, "argv", ["measure.py", str(tmp_path / str(len(options))), "--device", "cpu", *options])
-        assert measure.main() == 0
-        return found
-
-    assert kinds("--small") == kinds()
+    full = kinds(full_parts(tmp_path, monkeypatch))
+    monkeypatch.setattr(sys, "argv", ["measure.py", str(tmp_path), "--device", "cpu", "--small"])
+    assert kinds(list(measure._parts(measure._arguments(), CPU))) == full
 
 
 def test_the_exit_code_is_that_of_the_worst_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,6 +487,14 @@ def test_the_exit_code_is_that_of_the_worst_part(tmp_path: Path, monkeypatch: py
     assert code("failed", fails) == 1
     assert code("failed", lambda *_: Findings()) == 0  # the next call measures the part again
     assert code("late", lambda *_: Findings(), "--seconds", "0") == 3
+    under_way = {"state": "failed", "seconds": 0.0, "traceback": "the process ended in this part"}
+
+    def beside_another(*_: object) -> Findings:
+        result = json.loads((tmp_path / "shared" / "result.json").read_text())
+        Record(tmp_path / "shared", result["options"]).write("exactness: mamba, device", under_way)
+        return Findings()
+
+    assert code("shared", beside_another) == 0
     monkeypatch.setattr(Device, "is_lost", lambda _: True)
     assert code("lost", fails) == 4
 
@@ -261,12 +510,12 @@ def test_vllm_gets_a_cache_that_fits_beside_its_weights(
         asked.append(settings.cache_bytes)
         raise InterruptedError
 
-    monkeypatch.setattr("gpu.speed.find_spec", lambda _: True)
+    monkeypatch.setattr("gpu.decoding.find_spec", lambda _: True)
     monkeypatch.setattr("brorl.rollout.vllm.VllmEngine", engine)
     monkeypatch.setattr(Device, "free_bytes", lambda _: free)
-    setting = Setting("tiny", False, 16, 4, 8, 1 << 30, 64, 0)
+    rows = Rows(TINY, 4, 1, 8, 16, 1 << 30, 0)
     with pytest.raises(InterruptedError):
-        Speed(setting, CPU, Limits(1, 0, 1.0), lambda: pytest.fail("no ceilings are needed")).vllm()
+        Decoding(rows, CPU, Limits(1, 0, 1.0), lambda: pytest.fail("no ceilings are needed")).vllm()
     assert 0 < asked[0] == (limit or asked[0]) <= min(1 << 30, free or 1 << 30)
     if limit is None:
         assert free is not None
