@@ -40,12 +40,12 @@ from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.pool import SampleTask
 from brorl.runs.run_directory import RunDirectory
 from brorl.seeds import derived_seed
-from brorl.training.async_source import AsyncSource
 from brorl.training.backlog import Stragglers
 from brorl.tree import RolloutTree
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
+from foreground_source import ForegroundSource
 from virtual_pool import VirtualPool
 
 
@@ -120,10 +120,10 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
     engine = NativeEngine(copy.deepcopy(learner.model), base.engine.stop_token_ids)
     prefix = min(len(prompt.token_ids) for prompt in base.stream.prompts)
     pool = VirtualPool(engine, args.workers, durations(args, seed, prefix))
-    source = AsyncSource(
+    source = ForegroundSource(
         pool=pool, stream=base.stream, grader=base.grader, sampling=base.sampling, rollouts_per_prompt=args.rollouts,
         prompts_per_step=args.prompts, dynamic_sampling=True, max_tries=1000, seed=seed,
-        max_staleness=arm.max_staleness, stragglers=arm.stragglers, segment_tokens=arm.segment_tokens, background=False,
+        max_staleness=arm.max_staleness, stragglers=arm.stragglers, segment_tokens=arm.segment_tokens,
     )  # fmt: skip
     evaluator = NativeEngine(learner.model, base.engine.stop_token_ids)  # outside of the pool: it takes no time
     staleness: list[int] = []

@@ -19,6 +19,7 @@ from brorl.training.async_source import AsyncSource
 from brorl.tree import RolloutTree
 from brorl.verification.grade import Grader
 from brorl.verification.verifier import Verdict
+from foreground_source import ForegroundSource
 from virtual_pool import VirtualPool
 
 RIGHT, WRONG, MORE, END = 7, 8, 6, 9
@@ -107,7 +108,13 @@ def virtual_source(
 
 
 def source_over(
-    pool: SamplingPool, *, per_step: int = 3, staleness: int = 1, num_prompts: int = 11, **changes: Any
+    pool: SamplingPool,
+    *,
+    kind: type[AsyncSource] = ForegroundSource,
+    per_step: int = 3,
+    staleness: int = 1,
+    num_prompts: int = 11,
+    **changes: Any,
 ) -> AsyncSource:
     settings: dict[str, Any] = {
         "stream": PromptStream(prompts_of(num_prompts), seed=0),
@@ -120,6 +127,5 @@ def source_over(
         "seed": 0,
         "max_staleness": staleness,
         "stragglers": "train",
-        "background": False,
     }
-    return AsyncSource(pool=pool, **(settings | changes))
+    return kind(pool=pool, **(settings | changes))

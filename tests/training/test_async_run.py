@@ -34,6 +34,7 @@ from brorl.training.run import TrainingRun
 from brorl.training.tree_learner import TreeLearner
 from brorl.verification.grade import Grader
 from brorl.verification.verifier import Verdict
+from foreground_source import ForegroundSource
 from local_pool import LocalPool
 from run_support import assert_same_run
 from small_models import small_model
@@ -73,7 +74,7 @@ def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) 
         dynamic_sampling=False,
         segment_tokens=segment,
         stragglers="wait",
-        background=True,
+        kind=AsyncSource,
     )
     fractions, mismatch, staleness = [], [], []
     try:
@@ -160,7 +161,7 @@ def test_an_exception_in_the_background_reaches_the_loop() -> None:
             raise RuntimeError("no such kernel")
 
     pool = LocalPool([Broken()])  # type: ignore[list-item]
-    source = source_over(pool, background=True)
+    source = source_over(pool, kind=AsyncSource)
     try:
         source.publish([], 0)
         with pytest.raises(RuntimeError, match="no such kernel"):
@@ -201,10 +202,10 @@ def async_run(path: Path, segment: int | None, die_at: int = 0) -> tuple[Trainin
     model = learner.model  # type: ignore[attr-defined]
     engine = collector.engine  # type: ignore[attr-defined]
     pool = VirtualPool(NativeEngine(copy.deepcopy(model), engine.stop_token_ids), 2, by_tokens)
-    source = AsyncSource(
+    source = ForegroundSource(
         pool=pool, stream=collector.stream, grader=collector.grader, sampling=collector.sampling,
         rollouts_per_prompt=16, prompts_per_step=3, dynamic_sampling=True, max_tries=200, seed=config.seed,
-        max_staleness=2, stragglers="train", segment_tokens=segment, prompts_per_task=2, background=False,
+        max_staleness=2, stragglers="train", segment_tokens=segment, prompts_per_task=2,
     )  # fmt: skip
     learn = learner.learn
 

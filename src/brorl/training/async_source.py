@@ -1,16 +1,15 @@
 """Asynchronous sampling: a source whose pool samples the next groups while the learner learns.
 
 A step gets its groups as soon as enough are done. Their staleness and the memory of the source are bounded; see
-`Backlog`. In the background, a thread takes results from the pool, verifies them and submits tasks. Then the order of
-completions decides the groups of a step, and a repeated run differs. In the foreground, the same work is done within
-the calls of the training loop. Over a pool with a virtual clock, such a run is reproducible bit for bit.
+`Backlog`. A thread takes results from the pool, verifies them and submits tasks: the order of completions decides the
+groups of a step, and a repeated run differs.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -33,8 +32,8 @@ _OBSERVE_S = 0.1  # a caller that waits reports this often
 class AsyncSource(GroupSource):
     """A source that samples ahead of the learner.
 
-    It gives up after `max_tries` times P prompts in a row without a mixed group. In the background, verifiers are
-    called from a thread, so they must allow calls from several threads.
+    It gives up after `max_tries` times P prompts in a row without a mixed group. Verifiers are called from a thread, so
+    they must allow calls from several threads.
     """
 
     # samples tasks. Only this source may use it, under its lock. The caller closes it, after this source.
@@ -45,7 +44,6 @@ class AsyncSource(GroupSource):
     stragglers: Stragglers  # what happens to prompts that take longer; see `Backlog`
     segment_tokens: int | None = None  # tokens of a segment; None samples rollouts in one piece
     prompts_per_task: int = 1  # prompts of a task of the `sampler`; a task of training has one prompt
-    background: bool = True  # whether a thread works while the learner learns
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,8 +95,6 @@ class AsyncSource(GroupSource):
         """
         with self._changed:
             self._check()
-            while not self.background and self._work_once(0.0):
-                pass  # until nothing else is done by now
             self.pool.publish(weights, version)
             flights = [*self._flights.values(), *self._in_verification]
             length_of = {flight.start.serial: flight.length for flight in flights}
@@ -118,7 +114,7 @@ class AsyncSource(GroupSource):
         with self._changed:
             self._before = self._state()
             self._fill()
-            with self.clock("generation") if self.background else nullcontext():
+            with self.clock("generation"):
                 while (taken := self._backlog.take(step)) is None:
                     if self._retries.is_over:
                         self._backlog.report()
@@ -135,15 +131,10 @@ class AsyncSource(GroupSource):
     def state(self) -> SourceState:
         """Return the state for a checkpoint: the groups that a step has reported and none has trained.
 
-        All other prompts that have begun are sampled again after a resume. In the foreground, this run samples them
-        again too: it continues exactly as a resumed one does.
+        All other prompts that have begun are sampled again after a resume.
         """
         with self._changed:
-            state = self._state()
-            if not self.background:
-                self.load_state(state)
-                self._fill()
-            return state
+            return self._state()
 
     def load_state(self, state: SourceState) -> None:
         """Restore a state; sampling begins when weights are published. See `GroupSource`."""
@@ -183,7 +174,7 @@ class AsyncSource(GroupSource):
             raise RuntimeError("the source is closed; create a new one")
 
     def _start_thread(self) -> None:
-        if self.background and self._thread is None:
+        if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="asynchronous source", daemon=True)
             self._thread.start()
 
@@ -251,16 +242,6 @@ class AsyncSource(GroupSource):
             self._fill()
         self._changed.notify_all()
 
-    def _work_once(self, timeout_s: float | None) -> bool:
-        """Do all work of the next results in the foreground; return whether there were any."""
-        with self.clock("generation"):
-            any_done, ended = self._receive(timeout_s)
-        if ended:
-            with self.clock("verification"):
-                graded = self._verify(ended)
-            self._add(ended, graded)
-        return any_done
-
     def _work(self) -> None:
         """Do the work of all results, in the thread."""
         try:
@@ -292,11 +273,11 @@ class AsyncSource(GroupSource):
         ready = min(self._backlog.num_ready * self.rollouts_per_prompt, wanted)
         longest = max((int(tree.length.max()) for tree in trees), default=0)
         self.observe(Decoding(ready, wanted, sum(tree.num_unique_tokens for tree in trees), longest))
-        if self.background:
-            self._start_thread()
-            self._changed.wait(_OBSERVE_S)
-        else:
-            self._work_once(None)
+        self._await_work()
+
+    def _await_work(self) -> None:
+        self._start_thread()
+        self._changed.wait(_OBSERVE_S)
 
     @contextmanager
     def _asking(self, tasks: Sequence[SampleTask]) -> Iterator[list[int]]:
