@@ -1,8 +1,8 @@
 """The figure of the frontier of a sweep: the best arm at each budget.
 
 `frontier.png` has a column for pass@1, pass@k (coverage) and worst@k (sharpness): above, each arm's score at every
-budget and the best of them; below, the best N at each budget and how sure that is, with the sigmoid if the data support
-one. A cross is an arm that is not matched. The title is the answer.
+budget and the best of them; below, the best N at each budget and how sure that is. A cross is an arm that is not
+matched. The title is the answer.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from brorl.comparison.arms import Comparison, start_scores
-from brorl.comparison.axes import GREY, INK, PALE, arm_colors, draw_start, key_handles, label_ends, log_cost_axis, style
+from brorl.comparison.axes import INK, PALE, arm_colors, draw_start, key_handles, label_ends, log_cost_axis, style
 from brorl.comparison.frontier import Frontier, FrontierPoint
 from brorl.comparison.results import ComparisonResults
 from brorl.comparison.text import answer_of
-from brorl.cost import short_amount
 
 _BAND = "#b3b8c1"
 _LARGEST_BUBBLE = 330.0  # area in square points of a fraction of 1
@@ -99,7 +98,7 @@ def _draw_arm(axis: Axes, points: Sequence[FrontierPoint], color: str) -> None:
 
 
 def _draw_best(axis: Axes, frontier: Frontier, results: ComparisonResults, *, first: bool) -> None:
-    """Draw the fraction of resamples in which each arm is best at each budget, the best arm, and the sigmoid."""
+    """Draw the fraction of resamples in which each arm is best at each budget, and the best arm."""
     comparison = results.comparison
     colors = arm_colors(comparison)
     row_of, names = rows_of(comparison)
@@ -115,7 +114,6 @@ def _draw_best(axis: Axes, frontier: Frontier, results: ComparisonResults, *, fi
         color=_BAND, linewidth=5, alpha=0.6, zorder=2, solid_capstyle="round", solid_joinstyle="round", gid="best",
     )  # fmt: skip
     log_cost_axis(axis, comparison.unit, comparison.eval_points)
-    _draw_sigmoid(axis, frontier, results)
     axis.set_yticks(list(row_of.values()), [names[arm] for arm in row_of])
     axis.yaxis.set_minor_locator(NullLocator())
     low, high = min(row_of.values()), max(row_of.values())
@@ -123,25 +121,6 @@ def _draw_best(axis: Axes, frontier: Frontier, results: ComparisonResults, *, fi
     style(axis)
     if first:
         axis.set_ylabel("best N (log scale)" if comparison.ordered_by_rollouts else "best arm", fontsize=10, color=INK)
-
-
-def _draw_sigmoid(axis: Axes, frontier: Frontier, results: ComparisonResults) -> None:
-    """Draw the fitted rise of the best N, or write why there is none."""
-    comparison = results.comparison
-    if not comparison.ordered_by_rollouts:
-        return
-    if frontier.sigmoid is None:
-        axis.set_title(fill(f"no sigmoid: {frontier.why_no_sigmoid}", 52), fontsize=8.5, color=GREY, loc="left")
-        return
-    budget_X = np.geomspace(comparison.eval_points[0], comparison.eval_points[-1], 200)
-    axis.plot(
-        budget_X, [log2(frontier.sigmoid.num_rollouts_at(budget)) for budget in budget_X], color=INK, linewidth=1.6,
-        zorder=4, gid="sigmoid",
-    )  # fmt: skip
-    middle = frontier.sigmoid.midpoint
-    axis.axvspan(middle.low, middle.high, color=PALE, alpha=0.5, linewidth=0, zorder=0)
-    low, value, high = (short_amount(v, comparison.unit) for v in (middle.low, middle.value, middle.high))
-    axis.set_title(f"sigmoid: halfway up at {value} [{low}, {high}]", fontsize=9, color=INK, loc="left")
 
 
 def rows_of(comparison: Comparison) -> tuple[dict[str, float], dict[str, str]]:

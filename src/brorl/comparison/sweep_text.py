@@ -69,26 +69,6 @@ def _leading_range(led: LeadingRange, frontier: Frontier, unit: Unit, last: floa
     return f"{led.arm} {span} ({lead})"
 
 
-def sigmoids(results: ComparisonResults) -> list[str]:
-    """Describe the sigmoids, and give each reason for a missing one once for all measures."""
-    if not results.comparison.ordered_by_rollouts:
-        return []
-    lines, unit = [], results.comparison.unit
-    reasons: dict[str, list[str]] = {}
-    for frontier in results.frontiers:
-        if frontier.why_no_sigmoid is not None:
-            reasons.setdefault(frontier.why_no_sigmoid, []).append(frontier.measure.name)
-        if (fit := frontier.sigmoid) is not None:
-            middle, low, high = (
-                short_amount(v, unit) for v in (fit.midpoint.value, fit.midpoint.low, fit.midpoint.high)
-            )
-            lines.append(
-                f"The best N for {frontier.measure.name} rises with the budget from about {2**fit.low:,.0f} to about "
-                f"{2**fit.high:,.0f}, halfway (in log N) at {middle} [{low}, {high}]{_counted(unit)}."
-            )
-    return [*lines, *(f"No sigmoid of the best N for {listed(names)}: {why}." for why, names in reasons.items())]
-
-
 def against_first(results: ComparisonResults) -> list[str]:
     """Name the arms that score higher and lower than the first where all spent the same of the budget's unit."""
     unit, first = results.comparison.unit, results.names[0]

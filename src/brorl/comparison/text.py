@@ -30,7 +30,6 @@ from brorl.comparison.sweep_text import (
     left_out_words,
     saturation,
     seeds_of_sweep,
-    sigmoids,
     sweep_answer,
 )
 from brorl.cost import UNIT_WORDS, UNITS, Unit, amount
@@ -60,7 +59,7 @@ def text_of(results: ComparisonResults) -> ComparisonText:
     else:
         ranges = [leading_ranges(frontier, results) for frontier in results.frontiers]
         measured = [*ranges, *against_first(results), *_equal_score(results)]
-        first = [*sigmoids(results), *saturation(results), *match_words(results), *left_out_words(results)]
+        first = [*saturation(results), *match_words(results), *left_out_words(results)]
         certainty = [seeds_of_sweep(results)]
     remarks = (
         *first, *_phases(results), *(f"{run.words}." for run in results.matches if run.ended_early is not None),
