@@ -26,7 +26,7 @@ def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     calls = re.findall(r"^\| `(brorl\.[^`]*)` \|", text, re.MULTILINE)
     assert len(blocks) == 5
-    assert len(calls) == 8
+    assert len(calls) == 7
     shown = [  # files that the page only names; `tune` takes half an hour and has tests of its own
         call.replace(', "runs/other"', "").replace("responses.jsonl", "runs/first-evaluation")
         for call in calls
