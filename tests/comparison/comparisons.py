@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from brorl.assemble.comparison import labeled
 from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score
 from brorl.comparison.results import results_of
-from brorl.comparison.text import text_of
+from brorl.comparison.text import answer_of, caveats_of
 from brorl.cost import Cost, Unit
 
 
@@ -207,6 +207,6 @@ def _score(rng: np.random.Generator, cost: Cost, logit_P: np.ndarray, num_sample
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """All sentences of a comparison, the answer first."""
-    text = text_of(results_of(comparison))
-    return [*text.answer, *text.remarks]
+    """The answer, and everything that limits it."""
+    results = results_of(comparison)
+    return [answer_of(results), *caveats_of(results)]

@@ -19,6 +19,7 @@ from brorl.comparison.frontier_figure import make_frontier_figure, rows_of
 from brorl.comparison.report import comparison_record
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import best_table, frontier_table, tables_of
+from brorl.comparison.text import text_of
 from brorl.format import signed
 
 # without chance: N = 16 is best at two budgets, N = 64 at two, N = 256 at two
@@ -144,17 +145,6 @@ def test_words_of_a_sweep() -> None:
         "N=256 won: at 320 seconds of training each, N=256 scored the highest pass@1, 0.703 [0.693, 0.713], 0.250 "
         "higher than N=64, interval [+0.250, +0.250], 3 seeds."
     )
-    assert words[1] == (
-        "Best pass@1: N=16 from 10 s to 20 s (lead shown throughout), N=64 from 40 s to 80 s (lead shown throughout), "
-        "N=256 from 160 s on (lead shown throughout)."
-    )
-    assert [line.split(":")[0] for line in words[1:4]] == ["Best pass@1", "Best pass@16", "Best worst@16"]
-    assert any(
-        line.startswith("pass@1 between 160 s and 320 s, still rising: N=256 (+0.062")
-        and "no change shown: N=16, N=64." in line
-        for line in words
-    )
-    assert any(line.startswith("Compute-matched in seconds") for line in words)
     assert any(
         line.startswith("3 seeds an arm: intervals (95%) allow for other prompts and other seeds") for line in words
     )
@@ -163,7 +153,6 @@ def test_words_of_a_sweep() -> None:
 def test_words_when_nothing_is_shown() -> None:
     words = sentences(levels([[8, 9], [8, 9], [7, 7]], numbers=(16, 64, 256), num_seeds=1))
     assert words[0].startswith("At 20 seconds of training each, N=16 and N=64 scored the same pass@1, ")
-    assert words[1] == "Best pass@1: N=16 from 10 s on (tied with N=64); at no budget N=64 and N=256."
     assert any(line.startswith("1 seed an arm: with one") and "reverse" in line for line in words)
 
 
@@ -194,7 +183,6 @@ def test_a_tie_has_no_best_arm() -> None:
     rows = frontier_table(found.frontiers[0], found).rows
     assert [cell.count("*") for cell in rows[0]] == [0, 0, 0, 0]
     assert rows[1][2].endswith("*")
-    assert "N=16 at 10 s (tied with N=64), N=64 at 20 s (lead shown)" in sentences(comparison)[1]
 
 
 @pytest.mark.slow
@@ -207,14 +195,16 @@ def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
     ]
     comparison = replace(comparison, arms=tuple(arms))
     words = sentences(comparison)
-    assert words[1] == f"A is {names[0]}; B is {names[1]}; C is {names[2]}."
-    assert not any("learning_rate=" in line for line in (words[0], *words[2:]))
+    assert text_of(results_of(comparison)).answer == (
+        words[0], f"A is {names[0]}; B is {names[1]}; C is {names[2]}."
+    )  # fmt: skip
+    assert not any("learning_rate=" in line for line in words)
     assert any(line.startswith("The arms differ in kl.coefficient and optimizer.learning_rate: the") for line in words)
     texts = [text.get_text() for text in make_frontier_figure(results_of(comparison)).legends[0].get_texts()]
     assert [text for text in texts if "learning_rate" in text] == [
         f"{'ABC'[i]}: {name}" for i, name in enumerate(names)
     ]
-    first = tables_of(results_of(comparison))[0]
+    first = tables_of(results_of(comparison))[1]
     assert first.title == "Settings in which the arms differ"
     assert first.rows == tuple(
         (letter, f"recipe: {name}, optimizer.learning_rate: 1, kl.coefficient: {i}")
@@ -225,7 +215,7 @@ def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
         replace(arm, differs={"optimizer.learning_rate": value, "optimizer.mini_batches": "4"})
         for arm, value in zip(arms, values, strict=True)
     ]
-    told = tables_of(results_of(replace(comparison, arms=tuple(arms))))[0]  # the titles say no more than the settings
+    told = tables_of(results_of(replace(comparison, arms=tuple(arms))))[1]  # the titles say no more than the settings
     assert told.columns == ("setting", "A", "B", "C")
     assert told.rows == (("optimizer.learning_rate", *values), ("optimizer.mini_batches", "4", "4", "4"))
     record = comparison_record(results_of(comparison))
@@ -269,7 +259,7 @@ def test_odd_sweeps_are_told_and_drawn(rng: np.random.Generator, changes: dict[s
     assert ("nothing can be compared" in words[0]) == ("overshoot" in changes)
     titles = [str(table.title) for table in tables_of(results_of(comparison))]
     assert any(title.startswith("The best arm") for title in titles) == ("overshoot" not in changes)
-    assert json.loads(json.dumps(comparison_record(results_of(comparison)), allow_nan=False))["verdict"] == words
+    assert json.loads(json.dumps(comparison_record(results_of(comparison)), allow_nan=False))["caveats"] == words[1:]
     assert tables_of(results_of(comparison))
     figure = make_frontier_figure(results_of(comparison))
     if "eval_points" in changes:  # a logarithmic axis with a single evaluation point

@@ -9,7 +9,7 @@ from comparisons import arm_of, comparison_of, run_of, score_of
 
 from brorl.comparison.figure import make_figure
 from brorl.comparison.results import results_of
-from brorl.comparison.text import text_of
+from brorl.comparison.tables import cost_table
 from brorl.cost import Cost
 
 TITLE = "sharpen (phase 2 of 2, grpo)"
@@ -31,9 +31,9 @@ def test_begins_are_means_over_runs_and_drawn_on_the_line(rng: np.random.Generat
     comparison = comparison_of(arms, points, 8)
     assert arms[0].phase_begins("seconds") == {}
     assert arms[1].phase_begins("seconds") == {TITLE: pytest.approx(begins_S.mean())}
-    said = [line for line in text_of(results_of(comparison)).remarks if TITLE in line]
+    said = [note for note in cost_table(results_of(comparison)).notes if TITLE in note]
     assert len(said) == 1
-    shown = re.fullmatch(rf"In B, {re.escape(TITLE)} began after (\S+) seconds on average .*", said[0])
+    shown = re.fullmatch(rf"In B, {re.escape(TITLE)} began after (\S+) seconds on average\.", said[0])
     assert shown is not None
     assert float(shown[1]) == pytest.approx(begins_S.mean(), abs=0.051)
 

@@ -41,12 +41,12 @@ def test_the_page_is_one_file_with_the_answer_first_and_the_next_command_last(
     figure.write_bytes(b"\x89PNG picture")
     page = comparison_page(results, text, tables, [figure], NextCommand("to go on", f"brorl compare '{HOSTILE}'"))
 
-    order = [text.answer[0], *match_words(results), tables[0].title, "data:image/png;base64,", tables[1].title,
-             tables[-1].title, text.remarks[-1], f"brorl compare '{HOSTILE}'"]  # fmt: skip
+    order = [text.answer[0], match_words(results), tables[0].title, "data:image/png;base64,", tables[1].title,
+             tables[-1].title, text.caveats[-1], f"brorl compare '{HOSTILE}'"]  # fmt: skip
     body = page[page.index("<main>") :]
     places = [body.index(escape(part)) for part in order]
     assert places == sorted(places)
-    assert all(escape(line) in page for line in (*text.answer, *text.remarks))
+    assert all(escape(line) in page for line in (*text.answer, *text.caveats))
     assert all(escape(cell) in page for table in tables for row in table.rows for cell in row)
 
     (picture,) = re.findall(r"data:image/png;base64,([^\"]*)", page)

@@ -41,9 +41,9 @@ class FinishedComparison(Result):
 
     path: Path  # its folder
     results: ComparisonResults  # all numbers, with 95% intervals
-    answer: tuple[str, ...]  # sentences that answer the question, the answer first
-    remarks: tuple[str, ...]  # sentences on the basis and the limits of the answer
-    tables: tuple[Table, ...]  # the tables, in the order of reading
+    answer: tuple[str, ...]  # the answer; and what the letters stand for, if the arms have letters as names
+    caveats: tuple[str, ...]  # what limits the answer, at most three sentences or so
+    tables: tuple[Table, ...]  # the tables; the first one shows the answer
     # the written files: `comparison.json`, `comparison.md`, `comparison.png`, `frontier.png` for more than two arms,
     # and `comparison.html`
     files: tuple[Path, ...]
@@ -65,16 +65,13 @@ class FinishedComparison(Result):
         return None if self.results.pair is None else self.results.pair.differences[1]
 
     def parts(self) -> Iterator[str | Text | Table]:
-        """Yield the answer, the tables, the limits, the files and the next command; and the answer again."""
-        yield "\n".join(self.answer)
-        for table in self.tables:
-            yield from ("", table)
-        yield Text("\nBasis and limits", style="bold")
-        yield from (f"- {line}" for line in self.remarks)
+        """Yield the answer, the table that shows it, its caveats, the files and the next command."""
+        yield Text("\n".join(self.answer), style="bold")
+        yield from ("", self.tables[0], "")
+        yield from (f"- {line}" for line in self.caveats)
         names = ", ".join(file.name for file in self.files[:-1])
-        yield f"\nwritten to {self.path}: {names}; tables and figures: open {self.files[-1]} in a browser"
+        yield f"\nwritten to {self.path}: {names}; all tables and figures: open {self.files[-1]} in a browser"
         yield f"{self.next.why}: {self.next.command}"
-        yield Text(f"\n{self.answer[0]}", style="bold")
 
     def __repr__(self) -> str:
         return f"FinishedComparison({str(self.path)!r}: {self.answer[0]})"
@@ -280,7 +277,7 @@ def finished_comparison(folder: Path) -> FinishedComparison:
     figures = [file for file in files if file.suffix == ".png"]
     with storage_errors(folder):
         replace_file(page, comparison_page(results, text, tables, figures, following).encode())
-    return FinishedComparison(folder, results, text.answer, text.remarks, tuple(tables), (*files, page), following)
+    return FinishedComparison(folder, results, text.answer, text.caveats, tuple(tables), (*files, page), following)
 
 
 def slots_for(jobs: int | None, arms: Sequence[ArmPlan]) -> list[Slot]:

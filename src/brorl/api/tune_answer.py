@@ -129,7 +129,7 @@ def _write_page(result: TuningResult, plan: TunePlan, page: Path) -> None:
     from brorl.reporting.page.answer import Answer, answer_page
 
     final, figure, each = result.final, result.path / "race.png", amount(plan.run_seconds, "seconds")
-    tables, files, more = ((), (), ()) if final is None else (final.tables, final.files, final.remarks)
+    tables, files, more = ((), (), ()) if final is None else (final.tables, final.files, final.caveats)
     following = (
         NextCommand("to look at the runs of the race", f"brorl report {shlex.quote(str(result.path / 'race'))}/*/")
         if result.train_command is None

@@ -19,7 +19,7 @@ from brorl.comparison.matching import TOLERANCE
 from brorl.comparison.prompts import CoverageChange
 from brorl.comparison.results import ComparisonResults, Pair
 from brorl.comparison.tables import tables_of
-from brorl.comparison.text import text_of
+from brorl.comparison.text import caveats_of, text_of
 from brorl.cost import amount
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.storage import json_ready, replace_file, storage_errors
@@ -45,19 +45,21 @@ def write_report(results: ComparisonResults, folder: Path) -> list[Path]:
 def markdown(results: ComparisonResults) -> str:
     """Return the answer and the tables of a comparison as GitHub Markdown."""
     comparison = results.comparison
-    others = f"{', '.join(results.names[:-1])} and {results.names[-1]}"
-    title = f"# {others} from {comparison.checkpoint}, {amount(results.budget, comparison.unit)} each"
+    arms = f"{', '.join(results.names[:-1])} and {results.names[-1]}"
+    title = f"# {arms} from {comparison.checkpoint}, {amount(results.budget, comparison.unit)} each"
     text = text_of(results)
-    answer, remarks = ("\n".join(f"- {line}" for line in lines) for lines in (text.answer, text.remarks))
+    answer, caveats = "\n\n".join(text.answer), "\n".join(f"- {line}" for line in text.caveats)
     tables = [table.markdown() for table in tables_of(results)]
-    return "\n\n".join([title.replace("|", "\\|"), answer, *tables, "## Basis and limits", remarks]) + "\n"
+    first, *others = tables
+    return "\n\n".join([title.replace("|", "\\|"), answer, first, caveats, *others]) + "\n"
 
 
 def comparison_record(results: ComparisonResults) -> dict[str, Any]:
     """Return the content of `comparison.json`."""
     comparison, text = results.comparison, text_of(results)
     record = {
-        "verdict": [*text.answer, *text.remarks],
+        "verdict": [*text.answer, *text.caveats],
+        "caveats": caveats_of(results),
         "checkpoint": comparison.checkpoint,
         "machine": comparison.machine,
         "unit": comparison.unit,

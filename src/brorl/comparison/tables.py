@@ -24,12 +24,16 @@ _LONGEST_VALUE = 9  # characters of a setting in a column
 
 
 def tables_of(results: ComparisonResults) -> list[Table]:
-    """Return the tables of a comparison, in the order of reading."""
-    settings = settings_table(results).parts() if any(arm.differs for arm in results.comparison.arms) else []
-    tables = [*settings] if results.key else []
-    tables += [cost_table(results), use_table(results)]
+    """Return the tables of a comparison, the one that shows the answer first.
+
+    Of two arms that is pass@k at the budget with the difference, of more the costs and scores of the arms.
+    """
+    tables = [cost_table(results), use_table(results)]
     if results.pair is not None:
-        tables += [pass_table(results), paired_table(results)]
+        tables = [pass_table(results), *tables, paired_table(results)]
+    settings = settings_table(results).parts() if any(arm.differs for arm in results.comparison.arms) else []
+    if results.key:
+        tables[1:1] = settings
     if results.equal:
         tables += equal_table(results).parts()
     if results.equal_score is not None:
@@ -57,6 +61,11 @@ def cost_table(results: ComparisonResults) -> Table:
     notes = [
         f"Means over runs ({results.seeds_text} an arm); brackets: 95% intervals. Samples are counted before dynamic "
         f"sampling. Evaluations are not part of any cost. Machine: {comparison.machine}."
+    ]
+    notes += [
+        f"In {arm.name}, {title} began after {amount(begin, comparison.unit)} on average."
+        for arm in comparison.arms
+        for title, begin in arm.phase_begins(comparison.unit).items()
     ]
     if not all(at.matched for _, at in shown):
         notes.append(f"* a run spent over {TOLERANCE:.0%} more than the evaluation point: not compute-matched there")

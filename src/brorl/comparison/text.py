@@ -1,79 +1,81 @@
-"""The answer of a comparison in sentences.
+"""The answer of a comparison in one sentence, and what limits it in at most three; the numbers are in the tables.
 
 The answer begins with what is shown: an arm that won, or "No difference shown". Nothing is called matched or shown
-that is not. Of two arms, the second is measured against the first; of more, the best arm at each budget is named.
+that is not. Of two arms, the second is measured against the first; of more, the best arm at the budget is named.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from brorl.comparison.arms import Arm, Comparison
 from brorl.comparison.equal import EqualCost
-from brorl.comparison.matching import TOLERANCE, Spread
+from brorl.comparison.matching import TOLERANCE
 from brorl.comparison.paired import PairedDifference
-from brorl.comparison.results import (
-    ComparisonResults,
-    Pair,
-    difference_words,
-    higher_or_lower,
-    interval_words,
-    with_names,
-)
-from brorl.comparison.sweep_text import (
-    against_first,
-    grouped,
-    leading_ranges,
-    left_out_words,
-    saturation,
-    seeds_of_sweep,
-    sweep_answer,
-)
-from brorl.cost import UNIT_WORDS, UNITS, Unit, amount
-from brorl.format import listed, p_value, plain, short, short_time, signed
+from brorl.comparison.results import ComparisonResults, Pair, difference_words, higher_or_lower, interval_words
+from brorl.cost import UNIT_WORDS, Unit, amount, short_amount
+from brorl.format import interval, listed, p_value, short, short_time
 
 _ROLLOUTS = "rollouts_per_prompt"
 _EXPECTED = {_ROLLOUTS, "prompts_per_step"}  # settings that a comparison of N changes
 _SLOW = 0.7  # a run with fewer steps than this fraction of its siblings' in the same seconds was disturbed
 _FEWEST_SIBLINGS = 3  # runs of an arm whose median is meaningful
+_MOST_CAVEATS = 3
 
 
 @dataclass(frozen=True)
 class ComparisonText:
     """A comparison in sentences."""
 
-    answer: tuple[str, ...]  # the sentences that answer the question, the answer first
-    remarks: tuple[str, ...]  # the basis and the limits of the answer
+    answer: tuple[str, ...]  # the answer; and what the letters stand for, if the arms have letters as names
+    caveats: tuple[str, ...]  # what limits the answer, the gravest first, at most three
 
 
 def text_of(results: ComparisonResults) -> ComparisonText:
     """Return a comparison in sentences."""
-    pair, comparison = results.pair, results.comparison
-    if pair is not None:
-        measured = [*_coverage(results, pair), *_equal_score(results), *_changed_at_equal_budget(results, pair)]
-        first = [_gained_and_lost(results), *match_words(results), *_other_units(results), *_equal_cost(results)]
-        certainty = _certainty(pair, results.names[1])
-    else:
-        ranges = [leading_ranges(frontier, results) for frontier in results.frontiers]
-        measured = [*ranges, *against_first(results), *_equal_score(results)]
-        first = [*saturation(results), *match_words(results), *left_out_words(results)]
-        certainty = [seeds_of_sweep(results)]
-    remarks = (
-        *first, *_phases(results), *(f"{run.words}." for run in results.matches if run.ended_early is not None),
-        *unverified_words(comparison), *certainty, _seeds_needed(results), *_trends(results),
-        *_differing_settings(comparison.arms), *(f"{note[0].upper()}{note[1:]}." for note in comparison.notes),
-        _limits(comparison),
-    )  # fmt: skip
     key = [f"{'; '.join(f'{letter} is {name}' for letter, name in results.key.items())}."] if results.key else []
-    return ComparisonText((answer_of(results), *key, *measured), remarks)
+    return ComparisonText((answer_of(results), *key), caveats_of(results)[:_MOST_CAVEATS])
 
 
 def answer_of(results: ComparisonResults) -> str:
     """Return the answer in one sentence: of two arms whether the second won, of more which is best at the budget."""
-    return sweep_answer(results) if results.pair is None else _pair_answer(results, results.pair)
+    return _sweep_answer(results) if results.pair is None else _pair_answer(results, results.pair)
+
+
+def caveats_of(results: ComparisonResults) -> tuple[str, ...]:
+    """Return everything that limits the answer, the gravest first: faults of this comparison, then its certainty."""
+    comparison, pair = results.comparison, results.pair
+    matched = [] if not results.unmatched else [match_words(results)]
+    ended = [f"{run.words}." for run in results.matches if run.ended_early is not None]
+    certainty = _seeds_of_sweep(results) if pair is None else _certainty(pair, results.names[1])
+    caveats = [
+        *matched, " ".join(_slow_runs(results)), " ".join(ended),
+        *(_left_out_words(results) if pair is None else _changed_at_equal_budget(results, pair)),
+        *unverified_words(comparison), *_differing_settings(comparison.arms),
+        " ".join(f"{note[0].upper()}{note[1:]}." for note in comparison.notes),
+        certainty, _seeds_needed(results), _limits(comparison),
+    ]  # fmt: skip
+    return tuple(caveat for caveat in caveats if caveat)
+
+
+def match_words(results: ComparisonResults) -> str:
+    """Return the unit in which the arms are matched, or the arms that are not, with the fix."""
+    unit, budget = results.comparison.unit, results.budget
+    at_budget = [(name, points[-1]) for name, points in results.arms.items()]
+    unmatched = [(name, at.costs[unit].most) for name, at in at_budget if not at.matched]
+    if not unmatched:
+        return (
+            f"Compute-matched in {UNIT_WORDS[unit]}: no run spent over {TOLERANCE:.0%} more than "
+            f"{amount(budget, unit)}; evaluations are not counted."
+        )
+    return " ".join(
+        f"NOT compute-matched: {name} spent up to {amount(spent, unit)}, {spent / budget - 1:.0%} more than "
+        f"{amount(budget, unit)} (at most {TOLERANCE:.0%} is allowed), because its last step was long; raise the "
+        "budget, or lower its prompts_per_step."
+        for name, spent in unmatched
+    )
 
 
 def _pair_answer(results: ComparisonResults, pair: Pair) -> str:
@@ -92,26 +94,27 @@ def _pair_answer(results: ComparisonResults, pair: Pair) -> str:
     )
 
 
-def match_words(results: ComparisonResults) -> list[str]:
-    """Return the unit in which the arms are matched, or the arms that are not, with the fix."""
-    unit, budget = results.comparison.unit, results.budget
-    at_budget = [(name, points[-1]) for name, points in results.arms.items()]
-    unmatched = [(name, at.costs[unit].most) for name, at in at_budget if not at.matched]
-    if not unmatched:
-        return [
-            f"Compute-matched in {UNIT_WORDS[unit]}: no run spent over {TOLERANCE:.0%} more than "
-            f"{amount(budget, unit)}; evaluations are not counted.",
-            *_slow_runs(results),
-        ]
-    return [
-        *_slow_runs(results),
-        *(
-            f"NOT compute-matched: {name} spent up to {amount(spent, unit)}, {spent / budget - 1:.0%} more than "
-            f"{amount(budget, unit)} (at most {TOLERANCE:.0%} is allowed), because its last step was long; raise the "
-            "budget, or lower its prompts_per_step."
-            for name, spent in unmatched
-        ),
-    ]
+def _sweep_answer(results: ComparisonResults) -> str:
+    """Return which arm is best at the whole budget, and whether its lead is shown."""
+    frontier, budget = results.frontiers[0], amount(results.budget, results.comparison.unit)
+    at_budget = frontier.at(results.budget)
+    over = [name for name, point in at_budget.items() if point.why_left_out]
+    best = next((b for b in frontier.best if b.eval_point == results.budget), None)
+    if best is None:
+        kept = [name for name in at_budget if name not in over]
+        who = f"only {kept[0]} kept to it" if kept else "every arm overshot it"
+        return f"At {budget} of training nothing can be compared: {who}."
+    where = f"Of the arms that kept to {budget} ({listed(over)} did not)" if over else f"At {budget} of training each"
+    score = interval(at_budget[best.arm].score)
+    if best.is_tied:
+        return f"{where}, {best.arm} and {best.second} scored the same {frontier.measure.name}, {score}."
+    shown, resampled = "No winner shown", f", best in {best.best_fraction:.0%} of bootstrap resamples"
+    if best.lead_shown:
+        shown, resampled = f"{best.arm} won{' with this one seed' if results.seeds_text == '1 seed' else ''}", ""
+    return (
+        f"{shown}: {where[0].lower()}{where[1:]}, {best.arm} scored the highest {frontier.measure.name}, {score}, "
+        f"{higher_or_lower(best.lead)} than {best.second}{interval_words(best.lead)}, {results.seeds_text}{resampled}."
+    )
 
 
 def _slow_runs(results: ComparisonResults) -> list[str]:
@@ -133,26 +136,6 @@ def _slow_runs(results: ComparisonResults) -> list[str]:
     return lines
 
 
-def _other_units(results: ComparisonResults) -> list[str]:
-    """Compare the costs of the arms in the units that the budget does not count."""
-    a, b = results.names
-    equal, unequal = [], []
-    for unit in UNITS:
-        of_a, of_b = (results.arms[name][-1].costs[unit].mean for name in (a, b))
-        if unit == results.comparison.unit or not (of_a and of_b):  # an arm without a mixed group makes no step
-            continue
-        ratio = of_b / of_a
-        text = f"{UNIT_WORDS[unit]} ({_in_short(of_b, unit)} against {_in_short(of_a, unit)})"
-        if 1 - TOLERANCE <= ratio <= 1 + TOLERANCE:
-            equal.append(text)
-        else:
-            unequal.append(f"{plain(ratio)} times the {text}")
-    return [
-        *([f"Not equal in other units: {b} took {listed(unequal)} of {a}."] if unequal else []),
-        *([f"Equal within {TOLERANCE:.0%} also in {listed(equal)}."] if equal else []),
-    ]
-
-
 def _changed_at_equal_budget(results: ComparisonResults, pair: Pair) -> list[str]:
     """Return a sentence if the conclusion is another one where all runs had spent exactly the same of the budget."""
     unit = results.comparison.unit
@@ -167,83 +150,23 @@ def _changed_at_equal_budget(results: ComparisonResults, pair: Pair) -> list[str
     ]
 
 
-def _equal_cost(results: ComparisonResults) -> list[str]:
-    """Return which arm leads where all runs had spent the same of another unit."""
-    units = [equal for equal in results.equal if equal.unit != results.comparison.unit]
-    leads = [f"at {_at_equal_cost(results, e, e.difference)}" for e in units if e.difference]
-    start = "pass@1 at equal cost in other units, on straight lines between evaluations"
-    return [f"{start}: {'; '.join(leads)}."] if leads else []
-
-
 def _at_equal_cost(results: ComparisonResults, equal: EqualCost, difference: PairedDifference) -> str:
     words = difference_words(difference.conclusion, difference.difference, results.names, "pass@1")
     return f"{amount(equal.amount, equal.unit)} each, {words}"
 
 
-def _coverage(results: ComparisonResults, pair: Pair) -> list[str]:
-    """Compare the coverage: pass@k of the largest k."""
-    (a, b), k = results.names, results.ks[-1]
-    if k == 1:
+def _left_out_words(results: ComparisonResults) -> list[str]:
+    """Name the arms that are not compared at an evaluation point before the last."""
+    frontier, unit = results.frontiers[0], results.comparison.unit
+    last = max(point.eval_point for point in frontier.points)
+    left_out: dict[str, list[str]] = {}
+    for point in frontier.points:
+        if point.why_left_out and point.eval_point < last:
+            left_out.setdefault(point.arm, []).append(short_amount(point.eval_point, unit))
+    if not left_out:
         return []
-    difference = pair.differences[k]
-    at_a, at_b = (results.arms[name][-1].pass_at[k].value for name in (a, b))
-    return [
-        f"In coverage, {difference_words(difference.conclusion, difference.difference, (a, b), f'pass@{k}')}; {b} has "
-        f"{at_b:.3f}, {a} {at_a:.3f}, and the start {results.start[k].value:.3f}."
-    ]
-
-
-def _equal_score(results: ComparisonResults) -> list[str]:
-    """Compare the coverage of the arms where their pass@1 was the same: a slow arm has much because it is slow."""
-    equal, unit = results.equal_score, results.comparison.unit
-    if equal is None:
-        return []
-    first, *others = equal.arms
-    passed = [arm.arm for arm in equal.arms if arm.coverage is None]
-    if first.coverage is None or len(passed) == len(others):
-        return [
-            f"pass@{equal.k} at equal pass@1 is not compared: {listed(passed)} had passed {equal.level:.3f} before the "
-            "first evaluation; a larger --marks adds earlier evaluation points."
-        ]
-    reached = listed([f"{arm.arm} after {_in_short(arm.spent, unit)}" for arm in equal.arms if arm.spent is not None])
-    where = f"Where pass@1 first was {equal.level:.3f} ({reached}), pass@{equal.k} was {first.coverage.value:.3f} with"
-    differences = []
-    for arm in others:
-        if arm.coverage is None or arm.difference is None or arm.conclusion is None or arm.corrected is None:
-            continue
-        if len(others) == 1:
-            words = difference_words(arm.conclusion, arm.difference, (first.arm, arm.arm), f"pass@{equal.k}")
-            return [f"{where} {first.arm} and {arm.coverage.value:.3f} with {arm.arm}; {words}."]
-        text = f"{arm.arm} {arm.coverage.value:.3f} ({signed(arm.difference)})"
-        differences.append((text, arm.conclusion, arm.corrected))
-    return [f"{where} {first.arm}; {'; '.join(grouped(differences))}."]
-
-
-def _gained_and_lost(results: ComparisonResults) -> str:
-    """Return the numbers of prompts that each arm gained and lost since the start."""
-
-    def count(values: Spread) -> str:
-        return f"{values.mean:.1f}".removesuffix(".0")
-
-    changes = [
-        f"{c.arm} gained {count(c.gained)} and lost {count(c.lost)} (luck alone: {count(c.by_chance)} each way)"
-        for c in results.coverage
-    ]
-    comparison = results.comparison
-    return (
-        f"Prompts gained and lost since the start, of {len(comparison.prompts)} (solved: at least one of "
-        f"{comparison.num_samples} responses is correct): {'; '.join(changes)}."
-    )
-
-
-def _phases(results: ComparisonResults) -> list[str]:
-    """Return a sentence on each arm whose objective has phases."""
-    unit = results.comparison.unit
-    return [
-        f"In {arm.name}, {title} began after {amount(begin, unit)} on average (diamonds in the figure)."
-        for arm in results.comparison.arms
-        for title, begin in arm.phase_begins(unit).items()
-    ]
+    places = "; ".join(f"{arm} at {listed(points)}" for arm, points in left_out.items())
+    return [f"Not compared, because a run overshot by over {TOLERANCE:.0%}: {places}{_counted(unit)}."]
 
 
 def unverified_words(comparison: Comparison) -> list[str]:
@@ -257,7 +180,7 @@ def unverified_words(comparison: Comparison) -> list[str]:
     ]
 
 
-def _certainty(pair: Pair, b: str) -> list[str]:
+def _certainty(pair: Pair, b: str) -> str:
     """Return the number of seeds, the variation that the interval covers, and the test that disagrees, if any."""
     difference, ahead = pair.differences[1], pair.seeds_ahead
     covers = {
@@ -277,7 +200,15 @@ def _certainty(pair: Pair, b: str) -> list[str]:
             f"The t-test over prompts alone would show a difference (two-tailed p = {p_value(test.p_two_sided)}), but "
             "it does not allow for other seeds."
         )
-    return lines
+    return " ".join(lines)
+
+
+def _seeds_of_sweep(results: ComparisonResults) -> str:
+    """Return the number of seeds and the variation that the intervals cover."""
+    seeds = f"{results.seeds_text.capitalize()} an arm"
+    if min(len(arm.runs) for arm in results.comparison.arms) == 1:
+        return f"{seeds}: with one, intervals allow for other prompts only, and another seed may reverse every order."
+    return f"{seeds}: intervals (95%) allow for other prompts and other seeds."
 
 
 def _seeds_needed(results: ComparisonResults) -> str:
@@ -296,16 +227,6 @@ def _seeds_needed(results: ComparisonResults) -> str:
         f"{start}: {needed.prompts:,} prompts and {needed.seeds:,} seeds an arm{note}. These {number:,} prompts are "
         "too few: the prompts alone take most of that width, or more, with any number of seeds."
     )
-
-
-def _trends(results: ComparisonResults) -> list[str]:
-    """Count the tasks of each trend."""
-    if results.pair is None or not results.tasks:
-        return []
-    trends = results.pair.trends
-    kinds = Counter(trend.kind for trend in trends)
-    counts = [f"{with_names(kind, *results.names)} on {number}" for kind, number in kinds.most_common()]
-    return [f"By task, {len(trends)} in all: {'; '.join(counts)}."]
 
 
 def _differing_settings(arms: Sequence[Arm]) -> list[str]:
@@ -336,3 +257,7 @@ def _seeds(difference: PairedDifference) -> str:
 
 def _in_short(value: float, unit: Unit) -> str:
     return short_time(value) if unit == "seconds" else short(value)
+
+
+def _counted(unit: Unit) -> str:
+    return "" if unit == "seconds" else f" {UNIT_WORDS[unit]}"

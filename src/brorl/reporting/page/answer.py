@@ -31,7 +31,7 @@ class Answer:
     basis: str  # what was matched
     tables: Sequence[Table]  # in the order of reading; the first stands above the figures
     figures: Sequence[Path]  # PNG files
-    remarks: Sequence[str]  # limits
+    caveats: Sequence[str]  # what limits the answer
     following: NextCommand
 
 
@@ -45,10 +45,8 @@ def comparison_page(
     """Return the page of a comparison, with its tables in the order of reading and its figures (PNG files)."""
     matched = match_words(results)
     title = f"{listed(results.names)}, {amount(results.budget, results.comparison.unit)} each"
-    remarks = [line for line in text.remarks if line not in matched]
-    return answer_page(
-        Answer("brorl compare", title, text.answer, " ".join(matched), tables, figures, remarks, following)
-    )
+    caveats = [line for line in text.caveats if line != matched]
+    return answer_page(Answer("brorl compare", title, text.answer, matched, tables, figures, caveats, following))
 
 
 def answer_page(content: Answer) -> str:
@@ -72,7 +70,7 @@ def answer_page(content: Answer) -> str:
             for name, data in pictures
         ),
         "TABLES": "".join(shown[1:]),
-        "REMARKS": f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in content.remarks)}</ul>",
+        "CAVEATS": f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in content.caveats)}</ul>",
         "WHY": escape(content.following.why),
         "COMMAND": escape(content.following.command),
         "VERSION": escape(brorl.__version__),
