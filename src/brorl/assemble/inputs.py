@@ -45,6 +45,7 @@ from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.seeds import derived_seed
 from brorl.verification.domains.table import unreadable_references
 from brorl.verification.grade import Grader
+from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
 
 
@@ -63,6 +64,7 @@ class RunInputs(ModelInputs):
 
     prompts: Prompts  # training and held-out prompts
     grader: Grader  # verifies and rewards responses
+    workers: Workers  # processes of its verifiers
     memory: MemoryPlan  # the memory that the run will need
     notes: Sequence[str] = ()  # lines about dropped rows and unreadable reference answers of public datasets
 
@@ -88,7 +90,8 @@ def prepare(config: TrainConfig, model_path: str) -> RunInputs:
     model_config = read_config(find_model(model_path))
     sources = build_questions(config)
     questions = all_questions(sources)
-    verifiers = build_verifiers(config, {question.domain for question in questions}, build_workers(config))
+    workers = build_workers(config)
+    verifiers = build_verifiers(config, {question.domain for question in questions}, workers)
     check_domain_names(config, verifiers)
     check_left(config, sources, verifiers)
     tokenizer = load_tokenizer(model_path, config.sampling.stop)
@@ -110,7 +113,7 @@ def prepare(config: TrainConfig, model_path: str) -> RunInputs:
     elif INSTRUCTIONS_DOMAIN in verifiers:  # this machine can lack the package that some instructions need
         unreadable_references({INSTRUCTIONS_DOMAIN: verifiers[INSTRUCTIONS_DOMAIN]}, questions)
     grader = Grader(verifiers, build_decode(config, tokenizer), config.rewards, config.sampling.max_new_tokens)
-    return RunInputs(model_path, tokenizer, context, prompts, grader, memory, notes)
+    return RunInputs(model_path, tokenizer, context, prompts, grader, workers, memory, notes)
 
 
 def check_window(config: TrainConfig, model_config: PreTrainedConfig, context: int) -> None:

@@ -106,6 +106,8 @@ def build_run(
             engine = place_engine(cluster, config, inputs.context, observe)
             source = _collector(config, inputs, engine, learner, clock, observe)
         learner.num_parameters()  # waits for the ranks, which load the model while the workers start
+    if not config.cluster.verifier_workers:
+        inputs.workers.pool.start()
     outputs = Outputs(directory, inputs.tokenizer, config.keep_checkpoints, inputs.grader, report, observe)
     run = _run_of(config, inputs, source, learner, outputs, clock)
     return run, _restore(run, config, checkpoint)

@@ -29,7 +29,7 @@ _ONLY_JSON = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN)
 
 
 def build_workers(config: TrainConfig) -> Workers:
-    """Make the pools of processes that verify; the processes start with the first verification."""
+    """Make the pools of processes that verify; processes start with the first work, or before it by `start`."""
     settings = config.verification
     number = settings.workers or None
     pool = WorkerPool(number, settings.timeout_s, settings.memory_mib << 20)

@@ -37,6 +37,17 @@ def echo(value: object) -> object:
     return value
 
 
+def echo_each(values: list[object], nasty: object) -> list[object]:
+    """Return the values; a nasty one ends the process."""
+    if nasty in values:
+        os._exit(3)
+    return values
+
+
+def is_imported(module: str) -> bool:
+    return module in sys.modules
+
+
 def sleepy_echo(seconds: float, value: object) -> object:
     time.sleep(seconds)
     return value

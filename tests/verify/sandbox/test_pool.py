@@ -7,9 +7,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from math import ceil
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -46,6 +48,57 @@ def test_values_come_back_in_order_from_several_processes(pool: WorkerPool, rng:
     assert os.getpid() not in pids
     assert pids == {result.value for result in pool.run([call("slow_pid", 0.1)] * 4)}  # the same ones again
     assert pool.run([]) == []
+
+
+def test_items_share_calls_and_one_that_fails_costs_no_other(pool: WorkerPool, rng: np.random.Generator) -> None:
+    values = rng.permutation(100).tolist()
+    good = pool.map(f"{CALLS}:echo_each", values, -1)
+    assert [(reply.value, reply.failure) for reply in good] == [(value, None) for value in values]
+    assert all(0 <= reply.seconds < 60 for reply in good)
+    nasty = int(rng.integers(100))
+    for at_once in (1, 7, 32):
+        replies = pool.map(f"{CALLS}:echo_each", values, nasty, at_once=at_once)
+        expected = [(None, "verifier crashed") if value == nasty else (value, None) for value in values]
+        assert [(reply.value, reply.failure) for reply in replies] == expected
+    assert pool.map(f"{CALLS}:echo_each", [], nasty) == []
+
+
+def test_many_items_take_few_calls(rng: np.random.Generator) -> None:
+    class Counting(WorkerPool):
+        sizes: ClassVar[list[int]] = []
+
+        def run(self, calls: Sequence[VerifierCall]) -> list[Reply]:
+            self.sizes += [len(call.arguments[0]) for call in calls if call.arguments]  # type: ignore[arg-type]
+            return super().run(calls)
+
+    number = int(rng.integers(100, 300))
+    with Counting(2) as pool:
+        pool.map(f"{CALLS}:echo_each", list(range(number)), -1)
+    assert sum(Counting.sizes) == number
+    assert len(Counting.sizes) == ceil(number / 32)
+
+
+def children() -> set[int]:
+    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text("ascii").split()}
+
+
+def test_workers_start_before_there_is_work() -> None:
+    """They have imported what is expected when their first call arrives, and none starts where nothing is expected."""
+    module = "brorl.verification.domains.quantity"
+    before = children()
+    with WorkerPool(2) as pool:
+        pool.start()
+        assert children() == before
+        pool.expect(module)
+        pool.start()
+        early = children() - before
+        assert len(early) == 2
+        pool.start()
+        assert [reply.value for reply in pool.run([call("is_imported", module)] * 4)] == [True] * 4
+        assert children() - before == early
+    assert children() == before
+    with WorkerPool(1) as pool:
+        assert [reply.value for reply in pool.run([call("is_imported", module)])] == [False]
 
 
 @pytest.mark.parametrize(

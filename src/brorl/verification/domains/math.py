@@ -1,8 +1,8 @@
 """Verifier of mathematical answers, in killable workers.
 
 `math_extraction` extracts the answer. Equal strings, two integers, two choices, and a word with an integer are compared
-here. `formula` reads and compares anything else in a worker, once per distinct reference and answer. Answers of more
-than 2,000 characters are incorrect.
+here. `formula` reads and compares anything else in workers, once per distinct reference and answer, many in a call: a
+message costs more than a comparison. Answers of more than 2,000 characters are incorrect.
 """
 
 import re
@@ -14,7 +14,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.denial import denial_after
 from brorl.verification.domains.math_extraction import extract_answer, tidy
 from brorl.verification.domains.single_answer import SEVERAL_ANSWERS
-from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool
+from brorl.verification.sandbox.pool import LoadError, WorkerPool
 from brorl.verification.sandbox.requests import Reply
 from brorl.verification.verdict_cache import Pair, VerdictCache
 from brorl.verification.verifier import CORRECT, NO_ANSWER, TOO_LONG, WRONG, TrialResponses, Verdict, is_unverified
@@ -22,7 +22,8 @@ from brorl.verification.verifier import CORRECT, NO_ANSWER, TOO_LONG, WRONG, Tri
 MATH_DOMAIN = "math"
 MAX_ANSWER = 2_000
 """Characters of the longest answer that is compared."""
-COMPARE, _CHECK = (f"{Path(__file__).with_name('math_worker.py')}:{name}" for name in ("compare", "check"))
+_COMPARE, _CHECK = (f"{Path(__file__).with_name('math_worker.py')}:{name}" for name in ("compare", "check"))
+_COMPARING = "brorl.verification.domains.formula.agreement"  # what they import
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _WORD = re.compile(r"(?![iI]+$)[A-Za-z]{1,40}")  # a product of variables; `II` may be i times i
@@ -51,6 +52,7 @@ class MathVerifier:
     def __init__(self, pool: WorkerPool, cache_size: int = 200_000, limit_s: float | None = None) -> None:
         self._cache = VerdictCache(cache_size)
         self._pool = pool
+        pool.expect(_COMPARING)
         self._limit_s = pool.timeout_s / 2 if limit_s is None else limit_s
         if not self._limit_s > 0:
             raise ValueError(f"limit_s must be above 0, got {limit_s}")
@@ -67,10 +69,14 @@ class MathVerifier:
             return verify_by_form(prompt.reference, answer) or answer or ""
 
         def decide(pairs: Sequence[Pair]) -> list[tuple[Verdict, float]]:
-            calls = [VerifierCall(COMPARE, (tidy(reference), answer, self._limit_s)) for reference, answer in pairs]
-            return [worker_verdict(pair[1], reply) for pair, reply in zip(pairs, self._pool.run(calls), strict=True)]
+            replies = self.compare([(tidy(reference), answer, None) for reference, answer in pairs])
+            return [worker_verdict(answer, reply) for (_, answer), reply in zip(pairs, replies, strict=True)]
 
         return self._cache.verify_all(items, find, decide)
+
+    def compare(self, pairs: Sequence[tuple[str, str, float | None]]) -> list[Reply]:
+        """Compare references and answers with a tolerance in workers; see `math_worker.compare`."""
+        return self._pool.map(_COMPARE, pairs, self._limit_s)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find the references that cannot be read; each distinct one is read once.
@@ -82,7 +88,7 @@ class MathVerifier:
         unchecked = [r for r in doubtful if len(r) <= MAX_ANSWER]
         good: set[str] = set()
         for _ in range(2):  # a second time for those that failed on a busy machine
-            results = self._pool.run([VerifierCall(_CHECK, (tidy(r), self._limit_s)) for r in unchecked])
+            results = self._pool.map(_CHECK, [tidy(r) for r in unchecked], self._limit_s)
             good |= {reference for reference, result in zip(unchecked, results, strict=True) if result.value is True}
             if lost := [result.failure for result in results if is_unverified(result.failure or "")]:
                 raise LoadError(f"cannot check reference answers ({lost[0]}); free memory and processes, then rerun")

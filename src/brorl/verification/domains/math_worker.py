@@ -4,7 +4,8 @@ Only workers load this file: its alarm needs the main thread, and a value may ta
 """
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
 from typing import TypeVar
 
@@ -19,26 +20,25 @@ class _OverrunError(BaseException):
     """The time is up; not an Exception, which libraries catch in many places."""
 
 
-def compare(reference: str, answer: str, limit_s: float, tolerance: float | None = None) -> dict[str, object]:
-    """Compare an answer with its reference, which is LaTeX or plain text.
+def compare(pairs: Sequence[tuple[str, str, float | None]], limit_s: float) -> list[dict[str, object]]:
+    """Compare answers with their references, which are LaTeX or plain text.
 
     Args:
-        reference: The right answer.
-        answer: The answer that was found in a response.
-        limit_s: CPU time of this process for reading and comparing in seconds, above 0; C code may exceed it.
-        tolerance: Accepted difference of two numbers, relative to the reference, above 0.
+        pairs: A reference, the answer that was found in a response, and the accepted difference of two numbers,
+            relative to the reference and above 0; None for that of formulas.
+        limit_s: CPU time of this process for each of them in seconds, above 0; C code may exceed it.
 
     Returns:
-        `correct`, and a `reason`: `correct`, `wrong answer`, `no single answer`, `not parsed`, `reference not parsed`
-        or `timeout`.
+        For each pair `correct`, and a `reason`: `correct`, `wrong answer`, `no single answer`, `not parsed`, `reference
+        not parsed` or `timeout`.
     """
-    reason = _within(limit_s, lambda: agree(reference, answer, tolerance)) or "timeout"
-    return {"correct": reason == CORRECT, "reason": reason}
+    reasons = [_within(limit_s, partial(agree, *pair)) or "timeout" for pair in pairs]
+    return [{"correct": reason == CORRECT, "reason": reason} for reason in reasons]
 
 
-def check(reference: str, limit_s: float) -> bool:
-    """Whether a reference can be read, and has a value if it is no text."""
-    return bool(_within(limit_s, lambda: is_readable(reference)))
+def check(references: Sequence[str], limit_s: float) -> list[bool]:
+    """Whether each reference can be read within the CPU time, and has a value if it is no text."""
+    return [bool(_within(limit_s, partial(is_readable, reference))) for reference in references]
 
 
 def _within(limit_s: float, call: Callable[[], T]) -> T | None:

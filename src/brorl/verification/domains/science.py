@@ -18,7 +18,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.prompts.science import Choices, MeasuredAnswer, read_science_reference
 from brorl.verification.domains.chemistry import same_chemistry
 from brorl.verification.domains.choice import choose
-from brorl.verification.domains.math import COMPARE, MAX_ANSWER, MathVerifier, worker_verdict
+from brorl.verification.domains.math import MAX_ANSWER, MathVerifier, worker_verdict
 from brorl.verification.domains.math_extraction import extract_answer, tidy
 from brorl.verification.domains.measured import ROUNDING, agree, factor_of, same_kind, same_range
 from brorl.verification.domains.quantity import Quantity, read_quantity, sides_of_quantity
@@ -29,7 +29,7 @@ from brorl.verification.domains.wording import (
     same_words,
     with_whole_box,
 )
-from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
+from brorl.verification.sandbox.pool import WorkerPool
 from brorl.verification.verdict_cache import Pair, VerdictCache
 from brorl.verification.verifier import CORRECT, NO_ANSWER, TOO_LONG, WRONG, TrialResponses, Verdict
 
@@ -47,7 +47,6 @@ class ScienceVerifier:
     """
 
     def __init__(self, pool: WorkerPool) -> None:
-        self._pool = pool
         self._math = MathVerifier(pool)
         self._cache = VerdictCache(200_000)
 
@@ -76,10 +75,8 @@ class ScienceVerifier:
             return answer
 
         def decide(pairs: Sequence[Pair]) -> list[tuple[Verdict, float]]:
-            limit_s = self._pool.timeout_s / 2
-            found = [calls[pair] for pair in pairs]
-            run = self._pool.run([VerifierCall(COMPARE, (*call[:2], limit_s, call[2])) for call in found])
-            return [worker_verdict(answer, reply) for (_, answer), reply in zip(pairs, run, strict=True)]
+            replies = self._math.compare([calls[pair] for pair in pairs])
+            return [worker_verdict(answer, reply) for (_, answer), reply in zip(pairs, replies, strict=True)]
 
         return self._cache.verify_all(items, find, decide)
 

@@ -2,9 +2,9 @@
 
 Both run judges on fork servers, one per worker, with limits of time, memory and output. `WorkerPool` calls functions in
 ordinary processes of the same user: it contains accidents, not adversaries. `ProgramPool` runs untrusted programs in
-confined processes. Servers start when there is work, in the process that made the pool and in no fork of it, and end
-with the pool or with that process. Before that, the soft limit of open files is raised to the need of all pools in use.
-A pool has no threads of its own.
+confined processes. Servers start when there is work, or before it with `WorkerPool.start`, in the process that made the
+pool and in no fork of it, and end with the pool or with that process. Before that, the soft limit of open files is
+raised to the need of all pools in use. A pool has no threads of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, isfinite
@@ -27,11 +28,23 @@ from brorl.verification.sandbox.inside.confinement import TRUSTED
 from brorl.verification.sandbox.inside.functions import MAX_REPLY_BYTES, RAISED
 from brorl.verification.sandbox.judging import JudgeLoop
 from brorl.verification.sandbox.level import CHOICES, Level, choose_level
-from brorl.verification.sandbox.requests import CallFunction, Fault, Judge, Limits, LoadFunction, Reply, T, Undecided
+from brorl.verification.sandbox.requests import (
+    CallFunction,
+    Fault,
+    Judge,
+    Limits,
+    LoadFunction,
+    LostError,
+    Reply,
+    T,
+    Undecided,
+)
 from brorl.verification.sandbox.server import PreloadError, Server, ServerSettings
 from brorl.verification.verifier import CRASHED, OUT_OF_MEMORY, TIMEOUT, UNVERIFIED
 
 _MAX_LOADS = 3  # new workers that may end while they load a function
+_AT_ONCE = 32  # items in a call: enough that the message costs less than short items; a slow one holds up few
+_EARLY = 16  # workers that start before there is work; more start with it
 _STARTING_FILES = 16  # the other ends of pipes, while one process starts
 _SPARE_FILES = 256  # that the trainer opens later
 
@@ -90,6 +103,15 @@ class _Pool:
         self, judges: Sequence[Callable[[], Judge[T]]], settings: ServerSettings, timeout_s: float = inf
     ) -> list[T | Undecided]:
         """Run judges, one per worker at once."""
+        self._enter()
+        with self._lock:
+            try:
+                return JudgeLoop(judges, settings, self._idle, self.num_workers, timeout_s).run()
+            except PreloadError as error:
+                raise UserError(f"the sandbox cannot be started: {error}; install or repair the package") from None
+
+    def _enter(self) -> None:
+        """Check that this process can use the pool, and let it open the files of all workers."""
         if self._pid != os.getpid():
             name = type(self).__name__
             raise RuntimeError(f"a {name} cannot be used in a fork of the process that made it; create another one")
@@ -97,11 +119,6 @@ class _Pool:
             pools = [self, *(pool for pool in _IN_USE if pool._pid == self._pid)]
             _allow_open_files(sum(pool.num_workers for pool in pools), sum(pool._files_to_open() for pool in pools))
             _IN_USE.add(self)
-        with self._lock:
-            try:
-                return JudgeLoop(judges, settings, self._idle, self.num_workers, timeout_s).run()
-            except PreloadError as error:
-                raise UserError(f"the sandbox cannot be started: {error}; install or repair the package") from None
 
     def _files_to_open(self) -> int:
         """Return the number of descriptors that all workers need, without those that are open."""
@@ -150,6 +167,28 @@ class WorkerPool(_Pool):
         self.memory_bytes = memory_bytes
         self._start_timeout_s = start_timeout_s
         self._loaded: set[str] = set()
+        self._modules: set[str] = set()
+
+    def expect(self, module: str) -> None:
+        """Have workers that start later import a module of this package before they serve."""
+        self._modules.add(module)
+
+    def start(self) -> None:
+        """Start workers without waiting for them, if a module is expected or a function has been loaded.
+
+        Raises:
+            UserError: If this process cannot open enough files for all workers.
+        """
+        if not (self._modules or self._loaded):
+            return
+        self._enter()
+        with self._lock, suppress(LostError):  # a later `run` reports it
+            while len(self._idle) < min(self.num_workers, _EARLY):
+                self._idle.append(Server(self._settings()))
+
+    def _settings(self) -> ServerSettings:
+        packages = tuple(path or str(Path.cwd()) for path in sys.path)
+        return ServerSettings(TRUSTED, tuple(sorted(self._modules)), packages)
 
     def run(self, calls: Sequence[VerifierCall]) -> list[Reply]:
         """Make calls, one at once per worker, and return one reply per call, in order.
@@ -165,9 +204,9 @@ class WorkerPool(_Pool):
         """
         if not calls:
             return []
-        settings = ServerSettings(TRUSTED, packages=tuple(path or str(Path.cwd()) for path in sys.path))
         problems: dict[str, list[str]] = defaultdict(list)
-        results = self._run_judges([partial(self._judge, call, problems[call.function]) for call in calls], settings)
+        judges = [partial(self._judge, call, problems[call.function]) for call in calls]
+        results = self._run_judges(judges, self._settings())
         lost = next((result for result in results if isinstance(result, Undecided)), None)
         if lost and not self._loaded:
             raise LoadError(f"no worker for verification can start: {lost.reason}; free memory or processes")
@@ -175,6 +214,28 @@ class WorkerPool(_Pool):
             Reply(None, f"{UNVERIFIED}: {result.reason}", 0.0) if isinstance(result, Undecided) else result
             for result in results
         ]
+
+    def map(self, function: str, items: Sequence[object], *rest: object, at_once: int = _AT_ONCE) -> list[Reply]:
+        """Call a function on lists of items, and return one reply per item, in order.
+
+        Args:
+            function: Its first argument is a list of items; it returns a list of their values and bounds their time. If
+                it fails on several items, it is called on each of them alone.
+            items: JSON values.
+            rest: Further arguments, the same for all calls.
+            at_once: Items in a call, 1 or more.
+
+        Raises:
+            LoadError, TypeError, UserError: See `run`.
+        """
+        parts = [items[start : start + at_once] for start in range(0, len(items), at_once)]
+        replies: list[Reply] = []
+        for part, reply in zip(parts, self.run([VerifierCall(function, ([*p], *rest)) for p in parts]), strict=True):
+            if reply.failure is None:
+                replies += [Reply(value, None, reply.seconds / len(part)) for value in reply.value]
+            else:
+                replies += [reply] if len(part) == 1 else self.map(function, part, *rest, at_once=1)
+        return replies
 
     def _judge(self, call: VerifierCall, problems: list[str]) -> Judge[Reply]:
         """Load and call a function; `problems` are those of its loading in the current run."""

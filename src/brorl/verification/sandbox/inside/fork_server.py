@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import fcntl
 import gc
+import importlib
 import json
 import os
 import random
@@ -93,6 +94,8 @@ def _preload(settings: dict[str, Any]) -> None:
     else:
         sys.path.remove(sys.argv[1])
     if settings["level"] == TRUSTED:
+        for module in settings["preload"]:
+            importlib.import_module(module)
         return
     preload(settings["level"], settings["preload"])
 
