@@ -215,6 +215,11 @@ class RolloutTree:
         lengths, counts = self.length.tolist(), self.leaf_count.tolist()
         return [(tuple(r[:n]), c) for r, n, c in zip(rows, lengths, counts, strict=True)]
 
+    def response_nodes(self) -> IntArray:
+        """Return the nodes of the distinct responses, one response after the other, in the order of `leaf`."""
+        node_LT = self._response_nodes(int(self.length.max()))
+        return node_LT[node_LT >= 0]
+
     def _response_nodes(self, width: int) -> IntArray:
         """Return the nodes of each distinct response, padded with -1, shape [L, width]."""
         node_LT = np.full((self.leaf.size, width), -1, np.int64)

@@ -27,7 +27,7 @@ from brorl.model.kernels import kernels
 from brorl.model.product import fastest_product
 from brorl.prompts.prompt import Prompt, stored_reference
 from brorl.runs.run_record import read_metrics
-from brorl.runs.stored_rollouts import Folder
+from brorl.runs.stored_rollouts import Folder, responses_table
 from brorl.storage import parquet_bytes, replace_file, storage_errors
 from brorl.verification.verifier import Verdict
 
@@ -143,33 +143,10 @@ class RunDirectory:
             verdicts: For each group the verdict of each distinct response.
             texts: For each group the text of each distinct response.
         """
-        import pyarrow as pa
-
-        rows: list[Record] = []
-        for group, group_verdicts, group_texts in zip(groups, verdicts, texts, strict=True):
-            tree, reference = group.tree, stored_reference(group.prompt.reference)
-            for i, (leaf, (token_ids, count)) in enumerate(zip(tree.leaf, tree.responses(), strict=True)):
-                verdict, reward = group_verdicts[i], float(group.reward_L[i])
-                rows.append({
-                    "step": step, "prompt_id": group.prompt.id, "domain": group.prompt.domain, "prompt":
-                    group.prompt.text, "question": group.prompt.question, "reference": reference,
-                    "response": group_texts[i], "token_ids": token_ids, "logprobs":
-                    tree.logprob[tree.path(int(leaf))], "count": count, "num_rollouts": tree.num_rollouts,
-                    "finished": bool(tree.finished[i]), "correct": verdict.correct, "score": verdict.score,
-                    "extracted": verdict.extracted, "reason": verdict.reason,
-                    "reward": None if verdict.unverified else reward,
-                })  # fmt: skip
-        schema = pa.schema([
-            ("step", pa.int32()), ("prompt_id", pa.string()), ("domain", pa.string()), ("prompt", pa.string()),
-            ("question", pa.string()), ("reference", pa.string()),
-            ("response", pa.string()), ("token_ids", pa.list_(pa.int32())), ("logprobs", pa.list_(pa.float32())),
-            ("count", pa.int32()), ("num_rollouts", pa.int32()), ("finished", pa.bool_()), ("correct", pa.bool_()),
-            ("score", pa.float64()), ("extracted", pa.string()), ("reason", pa.string()), ("reward", pa.float64()),
-        ])  # fmt: skip
         target = self.path / folder / f"step-{step:06d}.parquet"
         with storage_errors(target):
             target.parent.mkdir(exist_ok=True)
-            replace_file(target, parquet_bytes(pa.Table.from_pylist(rows, schema=schema)))
+            replace_file(target, parquet_bytes(responses_table(step, groups, verdicts, texts)))
 
     def write_held_out(self, prompts: Sequence[Prompt]) -> None:
         """Write `held_out.json`: the prompts that evaluations are made on, in their order."""

@@ -7,19 +7,24 @@ rejected. Responses to held-out prompts (`evaluations/step-*.parquet`) have the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from brorl.algorithms.groups import Group
 from brorl.errors import UserError
+from brorl.prompts.prompt import stored_reference
 from brorl.tree import BoolArray, FloatArray, RolloutTree
 from brorl.verification.verifier import Verdict
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _COLUMNS = (
     "prompt_id", "domain", "prompt", "response", "token_ids", "logprobs", "count", "num_rollouts", "finished",
@@ -77,6 +82,53 @@ class StoredGroup:
     def mean_logprob_L(self) -> FloatArray:
         """Mean log-prob (nats) of the tokens of each distinct response, shape [L]; NaN where one is unknown."""
         return self.tree.prefix_logprob[self.tree.leaf] / self.tree.length
+
+
+def responses_table(
+    step: int, groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], texts: Sequence[Sequence[str]]
+) -> pa.Table:
+    """Return the table of a step's groups, one row per distinct response; see `RunDirectory.write_responses`."""
+    import pyarrow as pa
+
+    trees = [group.tree for group in groups]
+    sizes = [tree.num_responses for tree in trees]
+    nodes_G = [tree.response_nodes() for tree in trees]
+    verdict_R = [verdict for of_group in verdicts for verdict in of_group]
+    ends_R = np.cumsum([0, *(length for tree in trees for length in tree.length.tolist())])
+
+    def of_groups(values: Iterable[Any]) -> list[Any]:
+        return [value for value, size in zip(values, sizes, strict=True) for _ in range(size)]
+
+    def of_responses(arrays: Iterable[Any]) -> list[Any]:
+        return [value for array in arrays for value in array.tolist()]
+
+    def along_responses(name: str, kind: type[np.generic]) -> pa.Array:
+        parts = [getattr(tree, name)[nodes].astype(kind) for tree, nodes in zip(trees, nodes_G, strict=True)]
+        flat = np.concatenate([*parts, np.zeros(0, kind)])
+        return pa.ListArray.from_arrays(pa.array(ends_R, pa.int32()), pa.array(flat))
+
+    reward_R = of_responses(group.reward_L for group in groups)
+    columns = [
+        ("step", pa.int32(), [step] * len(verdict_R)),
+        ("prompt_id", pa.string(), of_groups(group.prompt.id for group in groups)),
+        ("domain", pa.string(), of_groups(group.prompt.domain for group in groups)),
+        ("prompt", pa.string(), of_groups(group.prompt.text for group in groups)),
+        ("question", pa.string(), of_groups(group.prompt.question for group in groups)),
+        ("reference", pa.string(), of_groups(stored_reference(group.prompt.reference) for group in groups)),
+        ("response", pa.string(), [text for of_group in texts for text in of_group]),
+        ("token_ids", None, along_responses("token", np.int32)),
+        ("logprobs", None, along_responses("logprob", np.float32)),
+        ("count", pa.int32(), of_responses(tree.leaf_count for tree in trees)),
+        ("num_rollouts", pa.int32(), of_groups(tree.num_rollouts for tree in trees)),
+        ("finished", pa.bool_(), of_responses(tree.finished for tree in trees)),
+        ("correct", pa.bool_(), [verdict.correct for verdict in verdict_R]),
+        ("score", pa.float64(), [verdict.score for verdict in verdict_R]),
+        ("extracted", pa.string(), [verdict.extracted for verdict in verdict_R]),
+        ("reason", pa.string(), [verdict.reason for verdict in verdict_R]),
+        ("reward", pa.float64(), [None if v.unverified else r for v, r in zip(verdict_R, reward_R, strict=True)]),
+    ]
+    arrays = [values if kind is None else pa.array(values, kind) for _, kind, values in columns]
+    return pa.table(arrays, names=[name for name, _, _ in columns])
 
 
 def stored_steps(run: Path, folder: Folder = "rollouts") -> list[int]:
