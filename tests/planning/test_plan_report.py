@@ -225,9 +225,17 @@ def test_memory_of_steps_that_do_not_fit_is_unknown() -> None:
             return num_rollouts * num_prompts
 
     measured = replace(full.measured, memory=Memory())  # type: ignore[arg-type]
-    known = PlanReport.of(full.plan, measured, SETTINGS, ("quickstart", "cpu"))
+    every = replace(SETTINGS, dynamic_sampling=False)
+    known = PlanReport.of(full.plan, measured, every, ("quickstart", "cpu"))
     assert known.memory_bytes == [256, 1024, 4096, 16384]
     assert known.budget_memory_bytes == [640, 1280, 2560, None]
+    refilled = PlanReport.of(
+        full.plan, measured, SETTINGS, ("quickstart", "cpu")
+    )  # a round has the groups to be dropped
+    for plan_row, some, all_kept in zip(full.plan.rows, refilled.memory_bytes, known.memory_bytes, strict=True):
+        assert some is not None
+        assert all_kept is not None
+        assert all_kept / plan_row.mixed.value < some <= 1.5 * all_kept / plan_row.mixed.value
     unknown = PlanReport.of(full.plan, full.measured, SETTINGS, ("quickstart", "cpu"))
     assert unknown.memory_bytes == unknown.budget_memory_bytes == [None] * 4
 

@@ -84,7 +84,9 @@ def state_after(step: int) -> TrainerState:
         old_logprob_M=chance.normal(size=waited.tree.num_unique_tokens),
         version=step,
     )
-    return TrainerState(step, learner, SourceState(stream, (group(step), waited)), schedule)
+    return TrainerState(
+        step, learner, SourceState(stream, (group(step), waited), seen=(step / 3, step / 0.7)), schedule
+    )
 
 
 def test_checkpoints_that_were_only_the_best_take_no_slot(
@@ -138,7 +140,7 @@ def test_state_comes_back_exactly(tmp_path: Path, model: LlamaForCausalLM, token
         restored = load_state(folder)
         assert torch.equal(torch.rand(5), expected_draws)
     assert (restored.step, restored.schedule) == (state.step, state.schedule)
-    assert restored.source.stream == state.source.stream
+    assert (restored.source.stream, restored.source.seen) == (state.source.stream, state.source.seen)
     assert_identical(restored.learner, state.learner)
     assert len(restored.source.carried) == 2
     for ours, theirs in zip(restored.source.carried, state.source.carried, strict=True):
@@ -153,6 +155,19 @@ def test_state_comes_back_exactly(tmp_path: Path, model: LlamaForCausalLM, token
     assert fresh is None
     assert waited is not None
     assert waited.tobytes() == state.source.carried[1].old_logprob_M.tobytes()
+
+
+def test_a_checkpoint_from_before_the_counts_of_rounds_has_seen_nothing(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    folder = save_checkpoint(tmp_path, state_after(3), model.save_pretrained, tokenizer)
+    file = folder / "trainer_state.pt"
+    plain = torch.load(file, weights_only=True)
+    assert plain.pop("seen") != (0.0, 0.0)
+    torch.save(plain, file)
+    source = read_state(folder).source
+    assert source.seen == (0.0, 0.0)
+    assert len(source.carried) == 2
 
 
 def test_keeps_the_newest(tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import pairwise
+from math import ceil, comb
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.runs.checkpoint import SourceState
 from brorl.sampling import SamplingParams
-from brorl.training.collect import Collector
+from brorl.training.collect import Collector, prompts_of_round
 from brorl.training.source import Batch, NoMixedGroupsError
 from brorl.tree import RolloutTree
 from brorl.verification.grade import Grader
@@ -90,7 +92,7 @@ def collect(one: Collector, step: int) -> tuple[list[Group], list[Group], Batch]
 
 
 def test_refills_until_the_step_is_full() -> None:
-    engine = ScriptedEngine([0, 3, 6, 0, 0, 6, 2, 1, 5, 4, 3, 3, 3])
+    engine = ScriptedEngine([0, 3, 6, 0, 0, 6, 2, 1, 5, 4, 3, 3, 3, *[0] * 8])
     groups, surplus, batch = collect(collector(engine), 1)
     assert [g.num_correct for g in groups + surplus] == [c for _, c in engine.trees if 0 < c < NUM_ROLLOUTS]
     assert len(groups) == 4
@@ -254,11 +256,90 @@ def test_message_names_the_cause(verdict: Verdict, finished: bool, cause: str) -
 
 def test_tries_count_rounds_in_a_row() -> None:
     """One mixed group starts the count afresh: there are more than `max_tries` rounds without one in all."""
-    script = ([0] * 8 + [3, 0, 0, 0]) * 4
+    script = [*[0] * 8, 3, *[0] * 3, *[0] * 32, *[0] * 15, 3, *[0] * 32, 3, 3, *[0] * 30]
     engine = ScriptedEngine(script)
     groups, _, batch = collect(collector(engine, max_tries=3), 1)
     assert len(groups) == 4
-    assert batch.rounds - 4 > 3
+    found = np.cumsum([0, *(number for number, _ in engine.calls)])
+    without = sum(not any(script[a:b]) for a, b in pairwise(found))
+    assert batch.rounds == len(engine.calls)
+    assert without > 3
+
+
+def enough(missing: int, fraction: float) -> int:
+    """The least number of tosses with at least so many successes in nine of ten cases, by exact sums."""
+    number = missing
+    while True:
+        below = sum(comb(number, k) * fraction**k * (1 - fraction) ** (number - k) for k in range(missing))
+        if below <= 0.1:
+            return number
+        number += 1
+
+
+def test_a_round_fills_its_step_in_nine_of_ten_cases(rng: np.random.Generator) -> None:
+    """Against exact binomial sums, where neither the surplus nor the round is at its bound."""
+    for _ in range(60):
+        per_step, sampled = int(rng.integers(24, 80)), int(rng.integers(20, 200))
+        missing, kept = int(rng.integers(per_step // 2, per_step + 1)), int(sampled * rng.uniform(0.4, 0.95))
+        fraction = (kept + 1) / (sampled + 1)
+        number = int(prompts_of_round(per_step, missing, kept, sampled))
+        assert abs(number - enough(missing, fraction)) <= 1 + 0.02 * number
+        assert number * fraction <= missing + per_step / 3 + 1
+
+
+def test_a_round_is_bounded(rng: np.random.Generator) -> None:
+    counts = np.arange(1, 2000)
+    assert prompts_of_round(2000, counts, 0, 0).tolist() == counts.tolist()  # nothing is known
+    sampled = rng.integers(1, 5000, counts.size)
+    assert prompts_of_round(2000, counts, sampled, sampled).tolist() == counts.tolist()  # all groups are kept
+    for per_step in (1, 3, 16):
+        assert prompts_of_round(per_step, per_step, 0, 500) == per_step  # the run may be about to give up
+        assert prompts_of_round(per_step, per_step, 1, 500) == 6 * per_step
+        for kept in range(21):  # few groups can be surplus, also where a step has few
+            number = int(prompts_of_round(per_step, 1, kept, 20))
+            assert 1 <= number <= max(per_step, ceil((1 + per_step / 3) * 21 / (kept + 1)))
+
+
+def test_once_the_fraction_is_known_a_step_takes_one_round(rng: np.random.Generator) -> None:
+    """And samples no more in the long run; only the first step knows nothing."""
+    per_step, steps, fraction = 12, 80, 0.55
+    script = np.where(rng.random(20_000) < fraction, 3, 0)
+    engine = ScriptedEngine(script.tolist())
+    one = collector(engine, per_step=per_step)
+    batches, waited = [], []
+    for step in range(1, steps + 1):
+        _, carried, batch = collect(one, step)
+        batches.append(batch)
+        waited.append(len(carried))
+    assert engine.calls[0][0] == per_step
+    assert 1.0 <= np.mean([batch.rounds for batch in batches[1:]]) < 1.3  # with as many as are missing it is 2.4
+    total = sum(len(batch.sampled_groups) for batch in batches)
+    assert sum(script[:total] == 3) == steps * per_step + waited[-1]  # what was found was trained on, or waits
+    assert np.mean(waited) < per_step / 2
+    assert max(waited) <= 2 * per_step
+
+
+def test_a_source_that_continues_samples_rounds_of_the_same_sizes(rng: np.random.Generator) -> None:
+    """The counts of earlier steps are in the state, and without them the rounds would be others."""
+    script = np.where(rng.random(4_000) < 0.3, 3, 0).tolist()
+    whole = ScriptedEngine(script)
+    one = collector(whole, per_step=8, max_tries=100)
+    states = []
+    for step in range(1, 7):
+        states.append((one.state(), len(whole.trees), len(whole.calls)))
+        one.next_batch(step)
+    state, trees, calls = states[3]
+    assert 0 < state.seen[0] < state.seen[1]
+    sizes = {}
+    for seen in (state.seen, (0.0, 0.0)):
+        engine = ScriptedEngine(script[trees:])
+        again = collector(engine, per_step=8, max_tries=100)
+        again.load_state(state._replace(seen=seen))
+        for step in range(4, 7):
+            again.next_batch(step)
+        sizes[seen] = engine.calls
+    assert sizes[state.seen] == whole.calls[calls:]
+    assert sizes[0.0, 0.0] != whole.calls[calls:]
 
 
 def test_without_dynamic_sampling_every_group_is_kept() -> None:

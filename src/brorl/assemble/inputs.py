@@ -43,6 +43,7 @@ from brorl.model.stop_strings import StopStrings
 from brorl.model.tree_attention import smallest_window
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.seeds import derived_seed
+from brorl.training.collect import MOST_STEPS
 from brorl.verification.domains.table import unreadable_references
 from brorl.verification.grade import Grader
 from brorl.verification.sandbox.pool import Workers
@@ -189,10 +190,11 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
         separate_engine=config.engine.kind == "vllm",
         engine_apart=config.engine.vllm.placement == "apart",
     )
+    steps_at_once = MOST_STEPS if config.dynamic_sampling.enabled else 1
     workload = Workload(
         prompt_tokens=prompts.longest,
         max_new_tokens=max(response_limits(config).values()),
-        num_rows=max(config.samples_per_step, len(prompts.held_out) * config.evaluation.num_samples),
+        num_rows=max(steps_at_once * config.samples_per_step, len(prompts.held_out) * config.evaluation.num_samples),
         num_prompts=-(-config.prompts_per_step // config.optimizer.mini_batches),
     )
     available = None if config.cluster.enabled else available_bytes(device)  # other machines hold the parts

@@ -14,6 +14,7 @@ from brorl.format import Estimate, interval, memory_size, plain
 from brorl.planning import Aim
 from brorl.planning.estimators import FINAL_ORDERS, RARE, Choice, EstimatorGuide, K
 from brorl.planning.recommendation import NEARLY_BEST, PlanRow, RolloutPlan, StepSettings
+from brorl.planning.step_cost import prompts_at_once
 from brorl.planning.step_timing import PlanMeasurements
 from brorl.storage import json_ready
 from brorl.table import Table
@@ -50,7 +51,8 @@ class PlanReport:
                 return None
             row, rows_D = plan.rows[index], measured.rows_JD[index]
             nodes_per_update = row.trained_nodes * num_prompts / settings.mini_batches
-            return measured.memory.predict(rows_D, row.num_rollouts, num_prompts, nodes_per_update)
+            at_once = prompts_at_once(row.mixed.value, num_prompts) if settings.dynamic_sampling else num_prompts
+            return measured.memory.predict(rows_D, row.num_rollouts, at_once, nodes_per_update)
 
         at_recipe = [memory(i, settings.prompts_per_step) for i in range(len(plan.rows))]
         at_budget = [memory(i, row.budget_prompts) for i, row in enumerate(plan.rows)]

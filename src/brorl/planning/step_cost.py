@@ -15,7 +15,7 @@ from scipy.optimize import nnls
 
 from brorl.planning.pilot import PilotParts
 from brorl.rollout.native.engine import NativeEngine
-from brorl.training.collect import prompts_of_round
+from brorl.training.collect import MEMORY, prompts_of_round
 from brorl.tree import FloatArray
 
 _FEATURES = {  # what the seconds of each phase are affine in; None is a constant
@@ -26,6 +26,7 @@ _FEATURES = {  # what the seconds of each phase are affine in; None is a constan
     "diagnostics": (None, "unique_tokens"),
 }
 _CHAINS, _STEPS, _WARM_UP, _MAX_ROUNDS = 64, 24, 4, 2000
+_KNOWN = 1e12  # groups after which a fraction is known
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,11 @@ class StepCost:
         return {**seconds, "total": sum(seconds.values())}
 
 
+def prompts_at_once(kept_fraction: float, num_prompts: int) -> int:
+    """Return the prompts of the first round of a step at a known fraction of kept groups."""
+    return int(prompts_of_round(num_prompts, num_prompts, _KNOWN * kept_fraction, _KNOWN))
+
+
 @lru_cache(maxsize=4096)
 def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
     """Return the mean number of engine calls per step, by a simulation of dynamic sampling with refill.
@@ -129,14 +135,15 @@ def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
         raise ValueError(f"the fraction of kept groups must be in (0, 1], got {kept_fraction}")
     generator = np.random.default_rng(0)
     carried_C = np.zeros(_CHAINS, np.int64)
+    mixed_C, sampled_C = np.zeros(_CHAINS), np.zeros(_CHAINS)
     rounds = 0
     for step in range(_WARM_UP + _STEPS):
-        kept_C, sampled_C, mixed_C = carried_C, np.zeros(_CHAINS, np.int64), np.zeros(_CHAINS, np.int64)
+        kept_C, sampled_C, mixed_C = carried_C, MEMORY * sampled_C, MEMORY * mixed_C
         for _ in range(_MAX_ROUNDS):
             missing_C = np.maximum(num_prompts - kept_C, 0)
             if not missing_C.any():
                 break
-            size_C = prompts_of_round(num_prompts, missing_C, mixed_C, sampled_C)
+            size_C = np.where(missing_C, prompts_of_round(num_prompts, missing_C, mixed_C, sampled_C), 0)
             new_C = generator.binomial(size_C, kept_fraction)
             kept_C, sampled_C, mixed_C = kept_C + new_C, sampled_C + size_C, mixed_C + new_C
             rounds += int(np.count_nonzero(missing_C)) if step >= _WARM_UP else 0

@@ -51,6 +51,7 @@ class SourceState(NamedTuple):
     carried: tuple[Group, ...] = ()  # groups that were sampled but not trained on
     attempts: int = 0  # how often the next step has found no mixed group
     ahead: dict[str, Any] | None = None  # state of an asynchronous source, plain values; None for others
+    seen: tuple[float, float] = (0.0, 0.0)  # kept and sampled groups of earlier steps, the older the less they count
 
 
 @dataclass(frozen=True)
@@ -275,7 +276,8 @@ def _state_from(plain: dict[str, Any], checkpoint: Path) -> TrainerState:
     if learner is not None and SHARDS in learner:  # the checkpoint may have been moved
         learner = learner | {SHARDS: str((checkpoint / learner[SHARDS]).absolute())}
     carried = tuple(map(_group_from, plain["carried"]))
-    source = SourceState(plain["stream"], carried, plain.get("attempts", 0), plain.get("ahead"))
+    seen = tuple(plain.get("seen", (0.0, 0.0)))
+    source = SourceState(plain["stream"], carried, plain.get("attempts", 0), plain.get("ahead"), seen)
     return TrainerState(plain["step"], learner, source, plain.get("schedule"), plain.get("held_out"))
 
 
@@ -319,6 +321,7 @@ def _to_plain(state: TrainerState) -> dict[str, Any]:
         "schedule": state.schedule,
         "held_out": state.held_out,
         "attempts": state.source.attempts,
+        "seen": state.source.seen,
         "step": state.step,
         "learner": state.learner,
         "stream": state.source.stream,

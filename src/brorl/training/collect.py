@@ -1,7 +1,8 @@
 """Dynamic sampling with refill: samples prompts until a step has its groups, and loses none.
 
-Surplus groups are carried to the next step; their log-probs stay those of the policy that sampled them. Every prompt
-gets the same number of rollouts.
+A round takes nearly as long for a few prompts as for many on a GPU, so each round samples as many as fill the step in
+nine of ten cases, at the fraction of kept groups in this and the last steps. Surplus groups are carried to the next
+step; their log-probs stay those of the policy that sampled them. Every prompt gets the same number of rollouts.
 """
 
 from __future__ import annotations
@@ -22,22 +23,37 @@ from brorl.seeds import derived_seed
 from brorl.training.source import Batch, GradedPrompt, GroupSource, RetryPolicy
 from brorl.tree import IntArray, RolloutTree
 
+MEMORY = 0.8  # weight of the groups of a step when the next one chooses its rounds, that of its own being 1
+MOST_STEPS = 6  # most prompts of a round, in steps: an estimate that is too low must not sample without end
+_SURE = 1.2816  # the standard normal distribution is below it in nine of ten cases
+_SURPLUS = 1 / 3  # of a step's groups: most surplus to expect, so that few groups wait for longer than one step
 _ROUND_BITS = 20  # an attempt has fewer rounds than two to the power of this
 
 
 def prompts_of_round(
     prompts_per_step: int, missing: ArrayLike, kept: ArrayLike, sampled: ArrayLike
 ) -> IntArray | np.int64:
-    """Return the prompts that should fill a step at the kept fraction so far, at most `prompts_per_step`.
+    """Return the number of prompts that should fill a step: as many as are missing where nothing was sampled yet.
+
+    It is the smallest n for which a normal variable with the mean nf and the variance nf(1 - f) is at least `missing`
+    in nine of ten cases, where f is the kept fraction. The surplus to expect is at most a third of a step. At most
+    `MOST_STEPS` steps are sampled at once, and one while no group was kept: then a run may be about to give up.
 
     Args:
         prompts_per_step: Groups that a step trains on.
         missing: Groups that the step still needs.
-        kept: Groups that earlier rounds of the step kept.
+        kept: Groups that the rounds of this step kept so far, and those before it, each step with `MEMORY` times the
+            weight of the next.
         sampled: Groups that they sampled.
     """
+    needed = np.asarray(missing, np.float64)
     fraction = np.add(kept, 1) / np.add(sampled, 1)
-    return np.minimum(prompts_per_step, np.ceil(np.divide(missing, fraction))).astype(np.int64)
+    spread = _SURE * np.sqrt(fraction * (1 - fraction))
+    likely = ((spread + np.sqrt(spread**2 + 4 * fraction * needed)) / (2 * fraction)) ** 2
+    number = np.minimum(likely, (needed + prompts_per_step * _SURPLUS) / fraction)
+    most = prompts_per_step * np.where(np.less(kept, 1) & np.greater(sampled, 0), 1, MOST_STEPS)
+    size: IntArray | np.int64 = np.minimum(most, np.ceil(number - 1e-9)).astype(np.int64)  # the roots are rounded
+    return size
 
 
 @dataclass(kw_only=True)
@@ -51,6 +67,7 @@ class Collector(GroupSource):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._carried: tuple[Group, ...] = ()
+        self._seen = (0.0, 0.0)  # kept and sampled groups of earlier steps, by their weight
         self._retries = RetryPolicy(self.max_tries, self.dynamic_sampling)
 
     @property
@@ -65,13 +82,13 @@ class Collector(GroupSource):
 
     def state(self) -> SourceState:
         """Return the state for a checkpoint."""
-        return SourceState(self.stream.state_dict(), self._carried, self._attempts)
+        return SourceState(self.stream.state_dict(), self._carried, self._attempts, seen=self._seen)
 
     def load_state(self, state: SourceState) -> None:
         """Restore a state; see `GroupSource`."""
         if state.stream is not None:
             self.stream.load_state_dict(state.stream)
-        self._carried, self._attempts = state.carried, state.attempts
+        self._carried, self._attempts, self._seen = state.carried, state.attempts, state.seen
 
     def next_batch(self, step: int) -> Batch:
         """Sample until a step has its groups. Carried groups are used first.
@@ -93,6 +110,8 @@ class Collector(GroupSource):
             if self._retries.is_over:
                 self._carried, self._attempts = tuple(kept), self._attempts + 1
                 raise self._retries.error(batch)
+        kept_before, sampled_before = self._seen
+        self._seen = (MEMORY * (kept_before + batch.num_mixed), MEMORY * (sampled_before + len(batch.sampled_groups)))
         batch.groups, surplus = kept[: self.prompts_per_step], kept[self.prompts_per_step :]
         with self.clock("training"):
             self._carried, self._attempts = tuple(self.keep_old_logprobs(surplus)), 0
@@ -100,10 +119,11 @@ class Collector(GroupSource):
         return batch
 
     def _round(self, step: int, batch: Batch, missing: int) -> list[GradedPrompt]:
-        """Sample as many prompts as should fill the step, given the fraction of mixed groups so far."""
+        """Sample as many prompts as should fill the step."""
         number = missing
         if self.dynamic_sampling:
-            number = int(prompts_of_round(self.prompts_per_step, missing, batch.num_mixed, len(batch.sampled_groups)))
+            kept, sampled = self._seen[0] + batch.num_mixed, self._seen[1] + len(batch.sampled_groups)
+            number = int(prompts_of_round(self.prompts_per_step, missing, kept, sampled))
         prompts = self.stream.take(number)
         trees = self._sample(prompts, step, batch)
         with self.clock("verification"):
