@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from peft import PeftModel
+from safetensors.torch import load_file
 
 from brorl.activity import Observe, unobserved
-from brorl.assemble import engine
+from brorl.assemble import cluster, engine
 from brorl.assemble.engine import build_vllm_settings
 from brorl.assemble.inputs import input_lines, prepare
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.model.load import load_model
+from brorl.model.forward import choose_forward
+from brorl.model.load import load_model, load_tokenizer
+from brorl.model.lora import saved_adapter
+from brorl.model.settings import LoraSettings
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.vllm_process import VllmSettings
 from run_support import SMALL, command
@@ -37,23 +44,12 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"dtype": "float64"}, r"has no float64; set dtype: float32 or bfloat16"),
         ({"engine.clock": "cpu", "engine.threads": 1}, r"set engine\.clock: wall"),
-        ({"engine.vllm.weight_transfer": "nccl"}, r"colocated shares one; set engine\.vllm\.placement: apart"),
-        (
-            {"engine.vllm.weight_transfer": "ipc", "engine.vllm.placement": "apart"},
-            r"set engine\.vllm\.placement: colocated, or engine\.vllm\.weight_transfer: nccl",
-        ),
-        (
-            {"engine.vllm.weight_transfer": "ipc", "engine.vllm.tensor_parallel": 2},
-            r"set engine\.vllm\.tensor_parallel: 1, or engine\.vllm\.weight_transfer: host",
-        ),
         (
             {"engine.vllm.weight_transfer": "ipc", "cluster.nodes": 2},
-            r"cluster\.nodes = 2 .*set engine\.vllm\.weight_transfer: host",
+            r"cluster\.nodes = 2 .*set engine\.vllm\.weight_transfer: auto",
         ),
-        (
-            {"engine.vllm.weight_transfer": "nccl", "engine.vllm.placement": "apart", "cluster.nodes": 1},
-            r"nccl connects .*set engine\.vllm\.weight_transfer: host",
-        ),
+        ({"lora.rank": 4, "lora.quantization": "nf4"}, r"nf4 .*set lora\.quantization: none, or engine\.kind: native"),
+        ({"lora.rank": 513}, r"at most rank 512, and lora\.rank = 513"),
         ({"engine.vllm.placement": "apart", "cluster.nodes": 1}, r"remove it, and set cluster\.placement: apart"),
     ],
 )
@@ -68,12 +64,7 @@ def test_settings_that_contradict_vllm_are_rejected_when_read(settings: dict[str
         ({"sampling.top_p": 0.9}, r"sampling\.top_p = 0\.9 .* set sampling\.top_p: 1\.0"),
         ({"sampling.top_k": 5}, r"sampling\.top_k = 5"),
         ({"sampling.temperature": 0.001}, r"no temperature between 0 and 0\.01"),
-        ({"lora.rank": 2}, r"lora\.rank = 2.*engine\.kind: native"),
-        ({"engine.vllm.weight_transfer": "ipc"}, r"on the CPU .*set engine\.vllm\.weight_transfer: host"),
-        (
-            {"engine.vllm.weight_transfer": "nccl", "engine.vllm.placement": "apart"},
-            r"on the CPU .*set engine\.vllm\.weight_transfer: host",
-        ),
+        ({"engine.vllm.weight_transfer": "ipc"}, r"on the CPU .*set engine\.vllm\.weight_transfer: auto"),
         ({"engine.vllm.placement": "apart"}, r"on the CPU .*set engine\.vllm\.placement: colocated"),
     ],
 )
@@ -84,6 +75,17 @@ def test_training_that_vllm_cannot_sample_is_rejected_before_the_data_is_read(
     monkeypatch.setattr("brorl.assemble.inputs.build_questions", lambda _: pytest.fail("the data was read"))
     with pytest.raises(UserError, match=message):
         prepare(config(**settings), "quickstart")
+
+
+@pytest.mark.parametrize("several", [{}, {"cluster.nodes": 1, "cluster.gpus_per_rollout_worker": 1, "device": "auto"}])
+@pytest.mark.usefixtures("installed")
+def test_adapters_in_float32_on_a_gpu_are_rejected(several: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    given = {"device": "cuda", "lora.rank": 4} | several
+    with pytest.raises(UserError, match=r"adapters in float32 on a GPU, .*set dtype: bfloat16"):
+        engine.check_engine(config(**given))
+    engine.check_engine(config(**given, dtype="bfloat16"))
+    engine.check_engine(config(**given | {"lora.rank": 0}))
 
 
 def test_a_learner_without_a_gpu_is_rejected_before_the_data_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +155,54 @@ def test_settings_reach_the_engine() -> None:
     assert (made.dtype, made.context, made.cache_bytes, made.device) == ("bfloat16", 123, 1 << 29, "cpu")
     assert (made.max_rows, made.responses_per_request, made.tensor_parallel) == (33, 7, 2)
     assert (made.separate, made.sleeps, made.threads) == (True, False, torch.get_num_threads())
-    assert (made.transfer, made.gpus, made.reads_file) == ("host", (), True)
+    assert (made.transfer, made.learner, made.gpus, made.lora) == ("auto", torch.device("cpu"), (), None)
+    with_adapters = config(**{"lora.rank": 5, "lora.alpha": 7, "lora.target_modules": ["q_proj"]})
+    assert build_vllm_settings(with_adapters, "quickstart", 9).lora == with_adapters.lora
+    assert build_vllm_settings(config(**{"cluster.nodes": 1}), "quickstart", 9).learner is None
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft uses deprecated parts of transformers
+@pytest.mark.parametrize(("rank", "worker"), [(0, False), (0, True), (4, False)])
+def test_an_adapter_is_given_to_the_engine_at_its_start(
+    rank: int, worker: bool, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation and a run that continues them: merged into all weights, or as they are."""
+    lora, given = LoraSettings(rank=4), dict[str, torch.Tensor]()
+    trained = load_model("quickstart", torch.device("cpu"), torch.float32, lora)
+    generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    trained.save_pretrained(tmp_path)
+
+    class Started:
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+            assert version == 0
+            given.update(weights)
+
+    monkeypatch.setattr(engine, "VllmEngine", Started)
+    settings = config(**{"lora.rank": rank})
+    model, tokenizer = engine.build_sampling_model(settings, str(tmp_path)), load_tokenizer("quickstart")
+    forward = choose_forward(model, "auto", 64)
+    if worker:
+        monkeypatch.setattr(cluster, "VllmEngine", Started)
+        cluster._make_engine(settings.model_copy(update={"model": str(tmp_path)}), 64, shares_gpu=False)
+    else:
+        engine.build_engine(settings, str(tmp_path), model, tokenizer, forward, 64)
+    if rank:
+        saved = load_file(tmp_path / "adapter_model.safetensors")
+        found = dict(saved_adapter(given.items()))
+    else:
+        base = load_model("quickstart", torch.device("cpu"), torch.float32)
+        saved = dict(PeftModel.from_pretrained(base, tmp_path).merge_and_unload().named_parameters())
+        found = given
+    assert set(found) == set(saved)
+    for name, tensor in found.items():
+        assert torch.equal(tensor, saved[name])
 
 
 class _Engine(NativeEngine):
@@ -162,7 +211,7 @@ class _Engine(NativeEngine):
     running = 0
 
     def __init__(
-        self, settings: VllmSettings, stop_token_ids: tuple[int, ...], observe: Observe = unobserved, **_: object
+        self, settings: VllmSettings, stop_token_ids: tuple[int, ...], observe: Observe = unobserved, *_: object
     ) -> None:
         model = load_model(settings.source, torch.device("cpu"), torch.float32)
         super().__init__(model, stop_token_ids, 1 << 30, observe=observe)
@@ -199,19 +248,17 @@ def test_the_process_of_the_engine_ends_with_the_work(
 
 
 @pytest.mark.parametrize("placement", ["colocated", "apart"])
-@pytest.mark.parametrize("transfer", ["auto", "host", "ipc", "nccl"])
+@pytest.mark.parametrize("transfer", ["auto", "host", "ipc"])
 def test_the_engine_has_the_gpus_of_its_placement(
     placement: str, transfer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if (placement, transfer) in (("colocated", "nccl"), ("apart", "ipc")):
-        return  # rejected when read
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     settings = {"device": "cuda:1", "engine.vllm.placement": placement, "engine.vllm.weight_transfer": transfer}
     made = build_vllm_settings(config(**settings), "quickstart", context=9)
     assert made.gpus == ((0,) if placement == "apart" else (1,))
     assert made.sleeps == (placement == "colocated")
-    assert made.transfer == ("host" if transfer == "auto" else transfer)
+    assert (made.transfer, made.learner) == (transfer, torch.device("cuda:1"))
     wide = build_vllm_settings(
         config(**{"device": "cuda:1", "engine.vllm.placement": placement, "engine.vllm.tensor_parallel": 3}),
         "quickstart", context=9,

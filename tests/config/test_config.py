@@ -213,7 +213,7 @@ def test_settings_that_may_change_on_resume() -> None:
     others |= {"engine.memory_gib": 1, "engine.nodes_per_pass": 64, "engine.gradient_checkpointing": True}
     others |= {"engine.attention": "tiled", "engine.vllm.max_rows": 64, "reference.offload": True}
     others |= {"engine.threads": 2, "tracking.to": "wandb", "tracking.project": "p", "tracking.run_name": "r"}
-    others |= {"engine.vllm.placement": "apart", "engine.vllm.weight_transfer": "nccl"}
+    others |= {"engine.vllm.placement": "apart", "engine.vllm.weight_transfer": "ipc"}
     others |= {"data.sources": {"path": "moved/a.jsonl"}, "verification.sandbox": "seccomp"}
     others |= {"verification.batch_timeout_s": 9.0, "budget.pause_at": 2.0}
     others |= {"cluster.nodes": 2, "cluster.address": "auto", "cluster.rollout_workers": 3, "cluster.learner_ranks": 2}

@@ -221,7 +221,9 @@ def trained_losses(model: PreTrainedModel, settings: LearnerSettings) -> list[fl
         fractions.append(float((wanted * tree.leaf_count).sum() / tree.num_rollouts))
         group = Group(Prompt("id", "text", (3, 4, 5), "", "domain"), tree, wanted > 0, wanted)
         learn(learner, [group], [wanted - fractions[-1]], seed=0)
-        engine.load_weights(learner.weights(), version=step + 1)
+        published = dict(learner.weights())
+        assert all("lora_" in name for name in published)  # the base is everywhere already
+        engine.load_weights(published.items(), version=step + 1)
     return fractions
 
 

@@ -85,6 +85,8 @@ def test_a_separate_engine_has_its_weights_a_file_of_them_and_its_whole_cache(
     assert got["sampling copy"] == 2 * bytes_of(p.to(DTYPES[dtype]) for p in model.parameters())
     assert got["sampling cache"] == limit
     assert "sampling" not in got
+    adapted = named(plan_memory(model.config, replace(settings, lora=LoraSettings(rank=2)), Workload(num_rows=1)))
+    assert 2 * adapted["sampling copy"] == got["sampling copy"]  # no file of all weights
     apart = named(plan_memory(model.config, replace(settings, engine_apart=True), Workload(num_rows=1)))
     assert apart == {name: size for name, size in got.items() if name not in ("sampling copy", "sampling cache")}
 

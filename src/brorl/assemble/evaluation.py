@@ -89,7 +89,7 @@ def prepare_evaluation(request: Request) -> EvaluationInputs:
     """
     config = request.config
     device = choose_device(config.device)
-    check_engine(config, config.model)
+    check_engine(config)
     model_config = read_config(find_model(config.model))
     sets = read_sets(request)
     questions = [question for data_set in sets for question in data_set.questions]

@@ -86,7 +86,7 @@ def prepare(config: TrainConfig, model_path: str) -> RunInputs:
             f"device = {config.device} needs GPUs, and cluster.gpus_per_learner_rank = 0 learns on CPUs; set "
             "cluster.gpus_per_learner_rank: 1, or device: auto"
         )
-    check_engine(config, model_path)
+    check_engine(config)
     check_training_sampling(config)
     model_config = read_config(find_model(model_path))
     sources = build_questions(config)

@@ -124,7 +124,7 @@ def _local_parts(
     """Make a source and a learner with one model, in this process."""
     model = build_model(config, inputs, observe)
     forward = build_forward(config, inputs, model, echo)
-    engine = build_engine(config, inputs.model_path, model, inputs.tokenizer, forward, inputs.context, observe)
+    engine = build_engine(config, inputs.model_path, model, inputs.tokenizer, forward, inputs.context, observe, echo)
     on_end(partial(end_engine, engine))
     stop_token_ids = end_tokens(model, inputs.tokenizer, config.sampling.stop)
     learner = TreeLearner(model, build_learner_settings(config, stop_token_ids, forward), echo, observe)

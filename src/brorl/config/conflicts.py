@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from brorl.algorithms.settings import AdvantageSettings
+from brorl.rollout.settings import VLLM_RANKS
 
 if TYPE_CHECKING:
     from brorl.config.settings import TrainConfig
@@ -92,16 +93,25 @@ def _of_engine(config: TrainConfig) -> Iterator[str]:
         yield "engine.kind = vllm has no float64; set dtype: float32 or bfloat16"
     if engine.clock == "cpu":
         yield "engine.clock = cpu does not count the process of engine.kind = vllm; set engine.clock: wall"
-    if has_cluster and engine.vllm.weight_transfer in ("ipc", "nccl"):
+    if has_cluster and engine.vllm.weight_transfer == "ipc":
         yield (
-            f"engine.vllm.weight_transfer = {engine.vllm.weight_transfer} connects an engine with a learner in the "
-            f"same process as the loop, and cluster.nodes = {config.cluster.nodes} places both elsewhere; set "
-            "engine.vllm.weight_transfer: host"
+            "engine.vllm.weight_transfer = ipc shares memory of the learner in the process of the loop, and "
+            f"cluster.nodes = {config.cluster.nodes} places it elsewhere; set engine.vllm.weight_transfer: auto"
         )
     if has_cluster and engine.vllm.placement == "apart":
         yield (
             f"engine.vllm.placement = apart is for a run of one process, and cluster.nodes = {config.cluster.nodes}; "
             "remove it, and set cluster.placement: apart"
+        )
+    if config.lora.quantization != "none":
+        yield (
+            f"engine.kind = vllm samples with whole weights, and lora.quantization = {config.lora.quantization} learns "
+            "with rounded ones; set lora.quantization: none, or engine.kind: native"
+        )
+    if config.lora.rank > VLLM_RANKS[-1]:
+        yield (
+            f"engine.kind = vllm has adapters of at most rank {VLLM_RANKS[-1]}, and lora.rank = {config.lora.rank}; "
+            "lower it, or set engine.kind: native"
         )
 
 

@@ -134,15 +134,15 @@ def distinct_names(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def engine_with_adapters(settings: dict[str, Any], remarks: list[str]) -> None:
-    """Sample with the learner's model where vLLM and adapters are wanted together, which brorl refuses."""
-    if settings.get("engine.kind") == "vllm" and settings.get("lora.rank"):
+def engine_with_rounded_weights(settings: dict[str, Any], remarks: list[str]) -> None:
+    """Sample with the learner's model where vLLM and weights of 4 bits are wanted together, which brorl refuses."""
+    if settings.get("engine.kind") == "vllm" and settings.get("lora.quantization") == "nf4":
         for name in [name for name in settings if name == "engine.kind" or name.startswith("engine.vllm.")]:
             del settings[name]
         settings["engine.kind"] = "native"
         remarks.append(
-            "vLLM samples with a copy of all weights and takes no adapters: the recipe has engine.kind: native; to "
-            "sample with vLLM, remove lora and set engine.kind: vllm"
+            "vLLM samples with whole weights, and the learner's have 4 bits: the recipe has engine.kind: native; to "
+            "sample with vLLM, remove lora.quantization and set engine.kind: vllm"
         )
 
 

@@ -16,7 +16,7 @@ from brorl.config.conversion import (
     adapters,
     all_tokens,
     distinct_names,
-    engine_with_adapters,
+    engine_with_rounded_weights,
     file_source,
     left_out,
     names,
@@ -142,7 +142,7 @@ def from_trl(given: Mapping[str, Any], num_prompts: int | None) -> Conversion:
         settings |= _vllm(every, remarks)
     if every.get("use_peft"):
         settings |= _lora(every, remarks)
-    engine_with_adapters(settings, remarks)
+    engine_with_rounded_weights(settings, remarks)
     _data(settings, every)
     _rewards(settings, every, remarks)
     missing = left_out(

@@ -14,7 +14,7 @@ from brorl.config.conversion import (
     adapters,
     all_tokens,
     distinct_names,
-    engine_with_adapters,
+    engine_with_rounded_weights,
     file_source,
     left_out,
     names,
@@ -167,7 +167,7 @@ def from_verl(given: Mapping[str, Any], num_prompts: int | None) -> Conversion:
     _advantages(settings, every, remarks)
     _loss(settings, every, given, remarks)
     settings |= _kl(every) | _engine(every, remarks)
-    engine_with_adapters(settings, remarks)
+    engine_with_rounded_weights(settings, remarks)
     _data(settings, every)
     _rewards(settings, every, remarks)
     if settings.get("checkpoint_every", 1) <= 0:

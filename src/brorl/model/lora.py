@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from brorl.errors import UserError, first_line
@@ -192,8 +192,12 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     return whole
 
 
+def saved_adapter(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Return the adapters among the weights of a model, by their names in peft's files."""
+    return ((_saved_name(name), tensor) for name, tensor in weights if f".{_ADAPTER}." in name)
+
+
 def _saved_name(name: str) -> str:
-    """Return the name of an adapter's parameter in peft's files."""
     return _PREFIX + name.replace(f".{_ADAPTER}.", ".")
 
 

@@ -61,8 +61,8 @@ class MemorySettings:
     forward: ForwardChoice = "auto"
     attention: AttentionChoice = "auto"  # how nodes attend on the tree path; `auto` can be FlexAttention on CUDA
     device: str = "cpu"  # type of the model's device, such as `cuda`
-    # whether the engine is vLLM, which has its own weights, a file of them in shared memory, and a cache that is
-    # allocated in advance
+    # whether the engine is vLLM, which has its own weights, a file in shared memory of those that are trained, and a
+    # cache that is allocated in advance
     separate_engine: bool = False
     engine_apart: bool = False  # whether vLLM has GPUs of its own; its memory is then not part of the plan
 
@@ -178,7 +178,8 @@ def _kept_lines(model: PreTrainedModel, activations: _Activations, settings: Mem
         frozen_bytes -= round(quantized * (activations.computed_bytes - _NF4_BYTES))
     has_vllm = settings.separate_engine and not settings.engine_apart
     if settings.separate_engine:
-        copy_bytes = 2 * num_weights * activations.computed_bytes if has_vllm else 0
+        copies = 1 if lora else 2  # the published adapters are small
+        copy_bytes = copies * num_weights * activations.computed_bytes if has_vllm else 0
     else:
         copy_bytes = 2 * num_weights if settings.autocasts else 0
     smaller = "dtype: bfloat16" if lora else "dtype: bfloat16 with lora.rank"

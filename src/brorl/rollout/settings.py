@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from brorl.section import Section
+
+VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of adapters for which vLLM reserves memory; an adapter may have a lower one."""
 
 
 class VllmEngineSettings(Section):
@@ -23,31 +26,11 @@ class VllmEngineSettings(Section):
         "colocated", description="GPUs of the engine in a run of one process: colocated, the learner's GPU, in turn | "
         "apart, other GPUs. A cluster has cluster.placement",
     )  # fmt: skip
-    weight_transfer: Literal["auto", "host", "ipc", "nccl"] = Field(
-        "auto", description="how new weights reach the engine: host, through memory of the host | ipc, within a GPU "
-        "that the learner shares (CUDA IPC) | nccl, from the learner's GPU to those of the engine | auto, host; ipc "
-        "and nccl have not run on a GPU yet",
+    weight_transfer: Literal["auto", "host", "ipc"] = Field(
+        "auto", description="how new weights reach an engine on this machine: host, through memory of the host | ipc, "
+        "CUDA IPC, from the learner's GPU, which has not run on a GPU yet | auto, ipc if a trial at the start passes, "
+        "otherwise host. Adapters are always a file",
     )  # fmt: skip
-
-    @model_validator(mode="after")
-    def _transfer_fits_placement(self) -> Self:
-        if self.weight_transfer == "nccl" and self.placement == "colocated":
-            raise ValueError(
-                "engine.vllm.weight_transfer = nccl connects different GPUs, and engine.vllm.placement = colocated "
-                "shares one; set engine.vllm.placement: apart, or engine.vllm.weight_transfer: ipc or host"
-            )
-        if self.weight_transfer == "ipc" and self.placement == "apart":
-            raise ValueError(
-                "engine.vllm.weight_transfer = ipc shares the memory of one GPU, and engine.vllm.placement = apart "
-                "uses different ones; set engine.vllm.placement: colocated, or engine.vllm.weight_transfer: nccl or "
-                "host"
-            )
-        if self.weight_transfer == "ipc" and self.tensor_parallel > 1:
-            raise ValueError(
-                "engine.vllm.weight_transfer = ipc reaches only the learner's GPU, and engine.vllm.tensor_parallel = "
-                f"{self.tensor_parallel}; set engine.vllm.tensor_parallel: 1, or engine.vllm.weight_transfer: host"
-            )
-        return self
 
 
 class EngineSettings(Section):

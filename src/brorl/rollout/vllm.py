@@ -21,36 +21,28 @@ prompt.
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from brorl.activity import Decoding, Observe, unobserved
+from brorl.activity import Decoding, Echo, Observe, unobserved
 from brorl.errors import UserError
-from brorl.model.device import to_host
 from brorl.model.stop_strings import StopStrings
 from brorl.rollout.engine import rollouts_of_prompts
 from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, VllmProcess, VllmSettings
-from brorl.rollout.vllm_transfer import Weights
+from brorl.rollout.vllm_transfer import Weights, publish
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
-from brorl.storage import TemporaryFolder
 from brorl.tree import RolloutTree
 
 _Result = TypeVar("_Result")
 _MAX_RESTARTS = 3
 _MAX_SEED = 2**62
 _LOWEST_TEMPERATURE = 0.01  # vLLM raises lower ones to it
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 class EngineLostError(UserError):
@@ -66,8 +58,9 @@ class VllmEngine:
         settings: Settings of the engine.
         stop_token_ids: Tokens that end a response.
         observe: Receives a `Decoding` after every call.
-        start: Starts the engine; a test passes another one.
         stop: Texts that end a response too. None if there are none.
+        echo: Receives a line if `auto` did not find a faster way for the weights.
+        start: Starts the engine; a test passes another one.
     """
 
     def __init__(
@@ -75,8 +68,9 @@ class VllmEngine:
         settings: VllmSettings,
         stop_token_ids: Sequence[int],
         observe: Observe = unobserved,
-        start: Callable[[VllmSettings], VllmProcess] = VllmProcess,
         stop: StopStrings | None = None,
+        echo: Echo = lambda _: None,
+        start: Callable[[VllmSettings], VllmProcess] = VllmProcess,
     ) -> None:
         self.stop_token_ids = tuple(stop_token_ids)
         self.version = 0
@@ -86,11 +80,15 @@ class VllmEngine:
         self._start = start
         self._published: Callable[[], object] | None = None  # removes the folder of the weights
         self._kept: Weights | None = None
-        self._process = self._started()
         self._asleep = self._outdated = False
+        self._process = self._started()
+        if settings.transfer == "auto":  # its replacements take the same way
+            self._settings = replace(self._settings, transfer=self._process.transfer)
+            if problem := self._process.ipc_problem:
+                echo(f"new weights go to vLLM through memory of the host: CUDA IPC does not work here ({problem})")
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace the weights, by their names in Hugging Face format, and clear the prefix cache.
+        """Replace the weights, by their names in Hugging Face format, or the adapters among them.
 
         An engine in a process of its own can be replaced, and its replacement gets these weights again. An engine that
         sleeps loads them when it samples next, and leaves its memory to the learner until then. They stay in a file, or
@@ -98,7 +96,7 @@ class VllmEngine:
         """
         sent: Weights = weights
         if self._settings.reads_file:
-            folder = publish(weights, getattr(torch, self._settings.dtype))
+            folder = publish(weights, getattr(torch, self._settings.dtype), self._settings.lora)
             self._remove_published()
             self._published = weakref.finalize(self, folder.remove)
             sent = self._kept = folder.path
@@ -224,17 +222,6 @@ class VllmEngine:
         self._process.close()
         self._process = self._started()
         self._asleep, self._outdated = False, True
-
-
-def publish(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> TemporaryFolder:
-    """Return a folder with `model.safetensors`, in shared memory where it has room, for other processes to read."""
-    tensors = {name: to_host(tensor, dtype) for name, tensor in weights}
-    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    shared = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
-    fits = shared and shutil.disk_usage(_SHARED_MEMORY).free > 2 * num_bytes
-    folder = TemporaryFolder.new(_SHARED_MEMORY if fits else Path(tempfile.gettempdir()), "brorl-weights-")
-    save_file(tensors, folder.path / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 def check_sampling(sampling: SamplingParams) -> None:

