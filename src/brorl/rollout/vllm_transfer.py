@@ -61,13 +61,14 @@ def publish(
 
 def shared_handles(weights: Iterable[tuple[str, Tensor]]) -> bytes:
     """Return handles by which another process maps tensors; they must not change or end before it has read them."""
-    handles = []
+    handles, gpus = [], dict[torch.device, str]()
     for name, tensor in weights:
         rebuild, arguments = reduce_tensor(tensor.detach())
-        gpu = str(torch.cuda.get_device_properties(tensor.device).uuid) if tensor.is_cuda else None
-        handles.append((name, gpu, rebuild, arguments))
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()  # the numbers are there
+        if tensor.is_cuda and tensor.device not in gpus:
+            gpus[tensor.device] = str(torch.cuda.get_device_properties(tensor.device).uuid)
+        handles.append((name, gpus.get(tensor.device), rebuild, arguments))
+    for gpu in gpus:
+        torch.cuda.synchronize(gpu)  # the numbers are there
     return bytes(ForkingPickler.dumps(handles))
 
 
