@@ -414,6 +414,7 @@ TORCH_LIBRARY_IMPL(aten, DEVICE, m) {
   m.impl("_local_scalar_dense", &item);
   // PyTorch would choose kernels of a GPU below these two.
   m.impl("convolution", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+  m.impl("_fused_rms_norm", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
   m.impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
 

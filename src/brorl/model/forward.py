@@ -63,6 +63,7 @@ class TreeForward:
     # for each layer the shape of its keys and values; empty for a model that was not checked
     kv_shapes: Sequence[KVShape] = ()
     model_pass: ModelPass = DEFAULT_PASS  # how chunks go through the model
+    lean: bool = False  # whether rows go through `LeanPass` instead of the model's modules
     response_costs = staticmethod(tree_costs)
 
     def default_max_nodes(self, model: PreTrainedModel) -> int:
@@ -160,7 +161,9 @@ def choose_forward(
 def _tree(model: PreTrainedModel, attention: AttentionChoice) -> TreeForward:
     shapes = check_hooks(model)
     lean = has_lean_layout(model) and is_exact(model, ModelPass(attention, lean=True))
-    return TreeForward(shapes, ModelPass(attention, whole_logits=not embeds_last(model), lean=lean))
+    on_cpu = model.device.type == "cpu"
+    model_pass = ModelPass(attention, whole_logits=not embeds_last(model), lean=lean and on_cpu)
+    return TreeForward(shapes, model_pass, lean)
 
 
 def _flat(model: PreTrainedModel, reason: str) -> FlatForward:

@@ -94,6 +94,12 @@ def add_gated_mlp(x_Th: Tensor, norm: Norm, gate: Linear, up: Linear, down: Line
     return add_product(x_Th, _gated(product(normed, *gate), product(normed, *up), overwrite=True), *down)
 
 
+def add_joined_mlp(x_Th: Tensor, norm: Norm, gate_and_up: Linear, down: Linear) -> Tensor:
+    """Do what `add_gated_mlp` does with one product for `gate` and `up`, without gradients and kernels in C."""
+    gate, up = product(rms_norm(x_Th, norm), *gate_and_up).chunk(2, 1)
+    return add_product(x_Th, torch.nn.functional.silu(gate, inplace=True).mul_(up), *down)
+
+
 def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
     """Return 1 / sqrt(mean(x^2) + epsilon) of each vector, in float32 at least; shape [..., 1]."""
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=at_least_float32(x.dtype))
@@ -103,6 +109,8 @@ def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
 def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     if kernels := kernels_of(x):
         return kernels.rms_norm(x, weight, epsilon)
+    if x.device.type == "cuda":
+        return torch.nn.functional.rms_norm(x, weight.shape, weight, epsilon)  # one kernel
     scaled: Tensor = (x * _inverse_rms(x, epsilon)).to(x.dtype)
     return scaled.mul_(weight)
 

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from brorl.model.fused_ops import Angles, Linear, Norm, add_gated_mlp, add_linear, query_key_value, rms_norm
+from brorl.model.fused_ops import (
+    Angles,
+    Linear,
+    Norm,
+    add_gated_mlp,
+    add_joined_mlp,
+    add_linear,
+    query_key_value,
+    rms_norm,
+)
 from brorl.model.logits import MAX_LOGITS, RowLogits
 from brorl.model.product import linear, product
 from brorl.model.tree_attention import AttentionContext, check_positions, smallest_window
@@ -23,13 +32,19 @@ _FIRST_POSITIONS = 256
 
 
 def has_lean_layout(model: PreTrainedModel) -> bool:
-    """Return whether the lean pass can compute a model: on a CPU, from plain modules."""
-    if type(model) not in _LAYOUTS or model.device.type != "cpu":
+    """Return whether the lean pass can compute a model: one of a few layouts, from plain modules."""
+    if type(model) not in _LAYOUTS:
         return False
     config = model.config
     if config.hidden_act not in ("silu", "swish") or config.attention_dropout or smallest_window(config) is not None:
         return False
     return all(_is_plain(module) for module in model.modules())
+
+
+def num_joined_weights(model: PreTrainedModel) -> int:
+    """Return how many weights a pass on a GPU copies to sample: those of the maps that it joins."""
+    joined = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    return sum(p.numel() for name, p in model.named_parameters() if name.split(".")[-2] in joined)
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -46,8 +61,8 @@ class _Layer(NamedTuple):
     key_norm: Norm | None
     output: Linear
     mlp_norm: Norm
-    gate: Linear
-    up: Linear
+    gate: Linear  # with `up` behind it if that is None
+    up: Linear | None
     down: Linear
 
 
@@ -56,14 +71,15 @@ class LeanPass:
 
     Args:
         model: A causal LM for which `has_lean_layout` is true.
-        sampling_dtype: Copy the matrices in this dtype, arranged for products of few rows; without gradients. All
-            other numbers keep the dtype of the model. None for the parameters themselves.
+        sampling_dtype: Copy matrices in this dtype, arranged for products of few rows; without gradients. All other
+            numbers keep the dtype of the model. None for the parameters themselves.
     """
 
     def __init__(self, model: PreTrainedModel, sampling_dtype: torch.dtype | None = None) -> None:
         decoder: Any = model.get_decoder()
         self._model = model
         self._dtype = sampling_dtype
+        self._copies: list[tuple[Tensor, Tensor]] = []  # parts of the copies, and the parameters that they hold
         self._head_dim: int = decoder.layers[0].self_attn.head_dim
         self._scale: float = decoder.layers[0].self_attn.scaling
         self._embedding: Tensor = decoder.embed_tokens.weight
@@ -72,11 +88,23 @@ class LeanPass:
         self._head = self._joined(model.get_output_embeddings())
         self._rotary = decoder.rotary_emb
         self._cos = self._sin = self._embedding.new_empty(0, self._head_dim)
+        self.refresh()
 
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
         return self._embedding.device
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copy the parameters again, to the same addresses."""
+        if self._copies:
+            torch._foreach_copy_([copy for copy, _ in self._copies], [part for _, part in self._copies])
+
+    def addresses(self, num_positions: int) -> list[int]:
+        """Return where the copies and the rotations of so many positions are; they stay there until more are needed."""
+        self._extend(num_positions, self._embedding[:1])
+        return [x.data_ptr() for x in (*(copy for copy, _ in self._copies), self._cos, self._sin)]
 
     def row_logits(
         self, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None
@@ -101,12 +129,18 @@ class LeanPass:
                 x, layer.input_norm, layer.query_key_value, layer.query_norm, layer.key_norm, angles, num_heads
             )
             x = add_linear(x, context.attend(index, *inputs).flatten(1), layer.output)
-            x = add_gated_mlp(x, layer.mlp_norm, layer.gate, layer.up, layer.down)
+            if layer.up is None:
+                x = add_joined_mlp(x, layer.mlp_norm, layer.gate, layer.down)
+            else:
+                x = add_gated_mlp(x, layer.mlp_norm, layer.gate, layer.up, layer.down)
         return rms_norm(x if rows is None else x[rows], self._norm)
 
     def _layer(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        joins_mlp = (
+            self._dtype is not None and self.device.type != "cpu"
+        )  # the kernels in C read both from dense memory
         return _Layer(
             _norm(layer.input_layernorm),
             self._joined(attention.q_proj, attention.k_proj, attention.v_proj),
@@ -114,20 +148,30 @@ class LeanPass:
             None if key_norm is None else _norm(key_norm),
             self._joined(attention.o_proj),
             _norm(layer.post_attention_layernorm),
-            self._joined(mlp.gate_proj),
-            self._joined(mlp.up_proj),
+            self._joined(mlp.gate_proj, mlp.up_proj) if joins_mlp else self._joined(mlp.gate_proj),
+            None if joins_mlp else self._joined(mlp.up_proj),
             self._joined(mlp.down_proj),
         )
 
     def _joined(self, *maps: Any) -> Linear:
         """Return affine maps of one input as one."""
-        weight = maps[0].weight if len(maps) == 1 else torch.cat([m.weight for m in maps])
-        bias = None if maps[0].bias is None else torch.cat([m.bias for m in maps])
+        weights, biases = [m.weight for m in maps], [m.bias for m in maps if m.bias is not None]
         if self._dtype is None:
-            return Linear(weight, bias)
-        # Columns first: a product of few rows reads such a weight twice as fast.
-        transposed = weight.T.to(self._dtype, memory_format=torch.contiguous_format, copy=True)
-        return Linear(transposed.T, bias)
+            return Linear(_one(weights), _one(biases) if biases else None)
+        return Linear(self._copied(weights), self._copied(biases) if biases else None)
+
+    def _copied(self, parts: list[Tensor]) -> Tensor:
+        """Return a copy of parameters, one behind the other; of a bias in the dtype of the model."""
+        on_cpu, is_matrix = self.device.type == "cpu", parts[0].dim() == 2
+        if len(parts) == 1 and (not is_matrix or (not on_cpu and parts[0].dtype is self._dtype)):
+            return parts[0]
+        shape = sum(part.shape[0] for part in parts), *parts[0].shape[1:]
+        dtype = self._dtype if is_matrix else parts[0].dtype
+        # On a CPU columns first: a product of few rows reads such a weight twice as fast.
+        copy = parts[0].new_empty(shape[::-1] if on_cpu else shape, dtype=dtype)
+        copy = copy.T if on_cpu and is_matrix else copy
+        self._copies += zip(copy.split([part.shape[0] for part in parts]), parts, strict=True)
+        return copy
 
     def _extend(self, num_positions: int, x: Tensor) -> None:
         """Compute the rotations of more positions."""
@@ -140,3 +184,7 @@ class LeanPass:
 
 def _norm(norm: Any) -> Norm:
     return Norm(norm.weight, norm.variance_epsilon)
+
+
+def _one(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
