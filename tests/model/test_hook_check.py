@@ -16,8 +16,9 @@ from brorl.model.logprobs import tree_logprobs
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.own_cache import CacheError
 from brorl.model.tree_attention import HooksError
+from brorl.rollout.native.arena import Arena
 from brorl.rollout.native.engine import NativeEngine
-from brorl.rollout.native.row_cache import RowCache
+from brorl.rollout.native.rows import RowMemory
 from brorl.sampling import SamplingParams
 from small_models import assert_same_gradients, flattened_logprobs, gradients, mostly_slow, rollouts
 
@@ -152,9 +153,10 @@ def test_memory_is_planned_with_the_shapes_that_decoding_has(model_type: str) ->
         settings = MemorySettings("float32", 1 << 40, nodes_per_pass=64)
         return plan_memory(model.config, settings, Workload(100, max_new_tokens, num_rows=rows)).sampling.num_bytes
 
-    cache = RowCache(model, kv_shapes(model), 1 << 40, rows, 2 * length)
-    cache.rearrange(np.arange(rows), 0, length, 0)
-    reserved = sum(x.numel() * x.element_size() for x in (*cache.key, *cache.value))
+    shapes = kv_shapes(model)
+    cache = Arena(model, shapes, RowMemory.of(model, shapes, 1 << 40, rows, length))
+    cache.start(0)
+    reserved = cache.num_bytes
     assert planned(2 * length) - planned(length) == reserved
 
 

@@ -26,7 +26,8 @@ from brorl.model.memory_plan import (
     plan_memory,
 )
 from brorl.model.settings import LoraSettings
-from brorl.rollout.native.row_cache import RowCache
+from brorl.rollout.native.arena import Arena
+from brorl.rollout.native.rows import RowMemory
 from brorl.tree import RolloutTree
 from small_models import small_model
 
@@ -110,7 +111,8 @@ def test_the_engine_is_never_planned_below_what_its_rows_take(dtype: str, rng: n
         rows, prompt, length = (int(rng.integers(1, high)) for high in (200, 40, 100))
         settings = replace(SETTINGS, dtype=dtype, engine_bytes=limit)
         plan = plan_memory(model.config, settings, Workload(prompt, length, num_rows=rows))
-        cache = RowCache(model, kv_shapes(model), limit, rows, length)
+        shapes = kv_shapes(model)
+        cache = Arena(model, shapes, RowMemory.of(model, shapes, limit, rows, length))
         try:
             needed = cache.bytes_for(np.full(length, rows), prompt)
         except UserError:

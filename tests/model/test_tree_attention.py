@@ -19,8 +19,9 @@ from brorl.model.tree_attention import (
     tree_attention,
 )
 from brorl.model.tree_batch import TreeBatch, TreeSlice, split_into_chunks
-from brorl.rollout.native.decoder import DecodeContext
-from brorl.rollout.native.row_cache import RowCache
+from brorl.rollout.native.arena import Arena
+from brorl.rollout.native.rows import RowMemory
+from brorl.rollout.native.slot_attention import Grid, SlotContext, SlotPrompts, cells_of
 from brorl.tree import RolloutTree
 from small_models import ARCHITECTURES, random_tree, small_model
 
@@ -83,16 +84,30 @@ def random_cache(rng: np.random.Generator, lengths: list[int], kv_heads: int, he
     return PromptCache([key], [value], bias if min(lengths) < longest else None, np.array(lengths))
 
 
+@pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("lengths", [[4], [3, 1, 6], [2, 2]])
-def test_decoding_rows_attend_to_their_prompts_and_to_themselves(lengths: list[int], rng: np.random.Generator) -> None:
+def test_decoding_slots_attend_to_their_prompts_and_to_themselves(
+    lengths: list[int], keeps: bool, rng: np.random.Generator
+) -> None:
     prompts, num_rows, stored, reserved = random_cache(rng, lengths, kv_heads=2, head_dim=3), 12, 4, 7
     prompt_R = rng.integers(0, len(lengths), num_rows)
-    rows = RowCache(small_model(), [KVShape(2, 3, 3)], 1 << 30, 20, reserved)
-    rows.rearrange(np.arange(num_rows), 0, reserved, 0)
+    model, shapes = small_model(), [KVShape(2, 3, 3)]
+    arena = Arena(model, shapes, RowMemory.of(model, shapes, 1 << 30, 20, reserved))
+    arena.start(0)
+    arena.place(np.arange(num_rows), np.arange(num_rows), 0, reserved)
+    expected_cache = PromptCache(list(prompts.key), list(prompts.value), prompts.bias, prompts.length)
+    slot_prompts = SlotPrompts(keeps=keeps)
+    slot_prompts.fill(prompts)
+    prompts = expected_cache
+    num_prompts = slot_prompts.shape[0]
+    rank, width = cells_of(prompt_R, num_prompts)
+    cell_R, slot_C = torch.from_numpy(prompt_R * width + rank), torch.zeros(num_prompts * width, dtype=torch.int64)
+    slot_C[cell_R] = torch.arange(num_rows)
+    grid = Grid((num_prompts, width), slot_C, cell_R) if num_prompts > 1 else Grid((1, num_rows), None, None)
     own_key, own_value = normal(rng, num_rows, stored + 1, 2, 3), normal(rng, num_rows, stored + 1, 2, 3)
     query = normal(rng, stored + 1, num_rows, 4, 3)
     for position in range(stored + 1):
-        context = DecodeContext(rows, position, prompts, prompt_R)
+        context = SlotContext(arena, slot_prompts, grid, torch.tensor([position]), num_rows, 0)
         got = context.attend(0, query[position], own_key[:, position], own_value[:, position])
     for row, p in enumerate(prompt_R):
         key, value = (x[0][p, :, : lengths[p]].transpose(0, 1) for x in (prompts.key, prompts.value))

@@ -53,15 +53,21 @@ def model_of(num_layers: int) -> PreTrainedModel:
     return small_model(num_hidden_layers=num_layers, vocab_size=97, dtype=torch.float32).cuda()
 
 
-def decoding(num_layers: int, num_prompts: int) -> dict[str, float]:
-    """Return the counts of a decoded position; no row moves and no prompt ends."""
+def decoding(
+    num_layers: int, num_prompts: int, temperature: float = 1.0, first: int = 9, last: int = 14
+) -> dict[str, float]:
+    """Return the counts of a decoded position; no row moves and no prompt ends.
+
+    Rows have one rollout each by then; with temperature 0 each prompt has one row with all rollouts. The positions are
+    within the tokens that are reserved together, and between two looks of the host, unless others are given.
+    """
     engine = NativeEngine(model_of(num_layers), eos_token_id=1 << 20)
 
     def sampled(tokens: int) -> Counter[str]:
-        sampling = SamplingParams(max_new_tokens=tokens)
+        sampling = SamplingParams(temperature, max_new_tokens=tokens)
         return counted(lambda: engine.sample(PROMPTS[:num_prompts], 4, sampling, seed=0))
 
-    return of_one(sampled(9), sampled(14), 5)  # all within the tokens that are reserved together
+    return of_one(sampled(first), sampled(last), last - first)
 
 
 def learning(num_layers: int, attention: AttentionChoice) -> dict[str, float]:
@@ -85,6 +91,8 @@ def main() -> None:
     """Print the counts for each number of layers."""
     torch.set_num_threads(1)
     found = {f"decoding {p}": [decoding(n, p) for n in LAYERS] for p in (1, 3)}
+    found |= {"decoding shared": [decoding(n, 3, 0.0) for n in LAYERS]}
+    found |= {"decoding long": [{"wait": 32 * decoding(1, 3, first=9, last=41)["wait"]}]}  # in 32 positions
     kinds: tuple[AttentionChoice, ...] = ("auto", "tiled")
     found |= {f"learning {kind}": [learning(n, kind) for n in LAYERS] for kind in kinds}
     print(json.dumps(found))

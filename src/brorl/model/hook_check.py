@@ -134,6 +134,11 @@ def _check_finite(model: PreTrainedModel, logits: Tensor) -> None:
         )
 
 
+def agrees(got: Tensor, expected: Tensor) -> bool:
+    """Return whether two ways to the same finite numbers differ by no more than their dtype explains."""
+    return _close(got, expected, _error_of(expected.dtype), expected)
+
+
 def _close(got: Tensor, expected: Tensor, tolerance: float, scale: Tensor) -> bool:
     """Return whether numbers differ by no more than a tolerance, relative to the largest entry of `scale`."""
     return torch.allclose(got, expected, rtol=tolerance, atol=tolerance * float(scale.abs().max()))
@@ -157,7 +162,11 @@ def _logprobs_and_gradients(model: PreTrainedModel, model_pass: ModelPass) -> li
 
 def _tolerance(model: PreTrainedModel) -> float:
     """Return the relative error that the dtype of a model explains."""
-    return 0.1 if model.dtype in (torch.bfloat16, torch.float16) else 1e-3
+    return _error_of(model.dtype)
+
+
+def _error_of(dtype: torch.dtype) -> float:
+    return 0.1 if dtype in (torch.bfloat16, torch.float16) else 1e-3
 
 
 def _trees(vocabulary: int, num_responses: int = 2) -> list[RolloutTree]:

@@ -3,42 +3,107 @@
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from brorl.errors import OutOfMemoryError
 from brorl.model.kernels import BLOCK, kernels
-from brorl.model.kv_shape import kv_shapes
-from brorl.rollout.native.row_cache import PagedRowCache, RowCache
+from brorl.model.kv_shape import KVShape, kv_shapes
+from brorl.rollout.native.arena import Arena, reserved_tokens
+from brorl.rollout.native.row_cache import PagedRowCache
+from brorl.rollout.native.rows import RowMemory
 from small_models import small_model
 
 
-def reserved(cache: RowCache) -> list[int]:
-    """Bytes of the keys and values of each layer."""
-    return [sum(x[layer].numel() * x[layer].element_size() for x in (cache.key, cache.value)) for layer in range(2)]
+def memory_of(limit: int, max_rows: int, max_tokens: int, **overrides: object) -> tuple[PreTrainedModel, RowMemory]:
+    """A model of two layers, and the memory of its rows."""
+    model = small_model(vocab_size=23, dtype=torch.float32, **overrides)
+    return model, RowMemory.of(model, kv_shapes(model), limit, max_rows, max_tokens)
 
 
-@pytest.mark.parametrize("memory", [1 << 30, 250_000])
-def test_bytes_are_foreseen(rng: np.random.Generator, memory: int) -> None:
-    """Rows multiply and die; the peak is the worst moment, one layer copied at a time."""
-    model = small_model(vocab_size=23, dtype=torch.float32)
-    rows_D = rng.integers(1, 40, 30)
-    prompt_tokens, max_rows = 50, 64
-    per_token = 2 * 2 * 2 * 8 * 4  # keys and values, layers, key-value heads, head dimension, bytes
-    cache = RowCache(model, kv_shapes(model), memory, max_rows, 32)
-    peak = 0
-    for depth, wanted in enumerate(rows_D.tolist(), 1):
-        num_rows = min(wanted, cache.rows_that_fit(depth, prompt_tokens * per_token))
-        before = reserved(cache)
-        cache.rearrange(np.arange(num_rows), depth - 1, depth, prompt_tokens * per_token)
-        after = reserved(cache)
-        twice = before[0] if after != before else 0
-        peak = max(peak, prompt_tokens * per_token + sum(after) + twice + num_rows * 3 * 23 * 4)
-    assert RowCache(model, kv_shapes(model), memory, max_rows, 32).bytes_for(rows_D, prompt_tokens) == peak
+def arena_of(limit: int, max_rows: int, max_tokens: int, **overrides: object) -> Arena:
+    model, memory = memory_of(limit, max_rows, max_tokens, **overrides)
+    return Arena(model, kv_shapes(model), memory)
+
+
+def test_tokens_are_reserved_in_few_steps() -> None:
+    steps = sorted({reserved_tokens(n) for n in range(1, 20_000)})
+    assert steps[:8] == [16, 32, 48, 64, 96, 128, 192, 256]
+    assert len(steps) < 22
+    assert all(n <= reserved_tokens(n) <= max(32, 1.5 * n) for n in range(1, 20_000))
+
+
+@pytest.mark.parametrize("limit", [1 << 30, 100_000])
+@pytest.mark.parametrize("max_tokens", [5, 64, 65, 200])
+def test_an_arena_holds_what_it_foresees(rng: np.random.Generator, limit: int, max_tokens: int) -> None:
+    """Rows multiply and die; keys, values, logits and the layer that is written anew stay within the prediction."""
+    arena = arena_of(limit, 64, max_tokens)
+    per_token, per_row = 2 * 2 * 2 * 8 * 4, 3 * 23 * 4
+    prompt_tokens = 50
+    arena.start(prompt_tokens * per_token)
+    rows_D, peak, num_rows = [], 0, 1
+    for depth in range(1, max_tokens + 1):
+        try:
+            fit = arena.rows_that_fit(depth)
+        except OutOfMemoryError:
+            assert max_tokens == 200  # whose rows do not fit into the smaller limit
+            break
+        before, source = num_rows, arena.num_tokens
+        num_rows = int(min(rng.integers(1, 65), fit))
+        rows_D.append(num_rows)
+        arena.place(np.sort(rng.integers(0, min(before, num_rows), num_rows)), np.arange(num_rows), depth - 1, depth)
+        assert arena.value[0].shape[0] >= num_rows
+        assert arena.key[1].shape[3] == arena.value[1].shape[2] >= depth
+        written = num_rows * (depth - 1) * per_token // 2 if arena.num_tokens > source else 0
+        peak = max(peak, prompt_tokens * per_token + arena.num_bytes + num_rows * per_row + written)
+        assert prompt_tokens * per_token + arena.num_bytes + num_rows * per_row <= limit
+    assert arena_of(limit, 64, max_tokens).bytes_for(np.array(rows_D), prompt_tokens) == peak
+
+
+def test_rows_find_their_tokens_in_an_arena(rng: np.random.Generator) -> None:
+    """Rows fork, move and die at random; every one finds what was written on its path, also where layers differ."""
+    model, shapes = small_model(), [KVShape(2, 3, 5), KVShape(1, 4, 4), KVShape(2, 3, 5)]
+    arena = Arena(model, shapes, RowMemory.of(model, shapes, 1 << 30, 40, 70))
+    for _ in range(2):  # the second time in memory that holds the numbers of the first
+        arena.start(0)
+        address = arena.addresses
+        paths: list[list[float]] = []
+        for position in range(70):
+            num_rows = int(rng.integers(1, 41))
+            source_R = np.sort(rng.integers(0, len(paths), num_rows)) if paths else np.arange(num_rows)
+            arena.place(source_R, np.arange(num_rows), position, position + 1)
+            numbers = rng.random(num_rows)
+            paths = [[*(paths[s] if paths else []), x] for s, x in zip(source_R.tolist(), numbers, strict=True)]
+            expected = torch.tensor(paths)
+            for layer in range(3):
+                arena.key[layer][:num_rows, ..., position] = torch.from_numpy(numbers)[:, None, None] + layer
+                arena.value[layer][:num_rows, :, position] = torch.from_numpy(numbers)[:, None, None] - layer
+                key, value = arena.key[layer][:num_rows], arena.value[layer][:num_rows]
+                assert torch.isfinite(key).all()
+                assert torch.equal(key[:, 0, -1, : position + 1], expected + layer)
+                assert torch.equal(value[:, -1, : position + 1, 0], expected - layer)
+        assert arena.addresses == address
+
+
+def test_a_smaller_need_keeps_the_memory_and_a_larger_one_takes_more() -> None:
+    arena = arena_of(1 << 30, 64, 48)
+    arena.start(0)
+    address, size = arena.addresses, arena.num_bytes
+    for rows, tokens in ((64, 48), (3, 48), (64, 16)):
+        arena.memory = memory_of(1 << 30, rows, tokens)[1]
+        arena.start(1000)
+        assert (arena.addresses, arena.num_bytes) == (address, size)
+    arena.memory = memory_of(1 << 30, 64, 96)[1]
+    arena.start(0)
+    assert arena.num_bytes == 2 * size
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    model = small_model()
     with pytest.raises(OutOfMemoryError, match=r"the prompts beside it need .*; raise engine\.memory_gib"):
-        RowCache(model, kv_shapes(model), 1000, 8, 16).bytes_for(np.array([1, 2]), 4)
+        arena_of(1000, 8, 16).bytes_for(np.array([1, 2]), 4)
+    arena = arena_of(1000, 8, 16)
+    arena.start(500)
+    with pytest.raises(OutOfMemoryError, match=r"one row of 2 tokens needs"):
+        arena.rows_that_fit(2)
 
 
 @pytest.fixture
@@ -57,7 +122,7 @@ def test_rows_find_their_tokens_in_shared_blocks(
     max_rows, length, other, per_token, per_row = 40, 3 * BLOCK + 5, 1000, 2 * 2 * 2 * 8 * 4, 3 * 23 * 4
     made = kernels()
     assert made is not None
-    cache = paged(made, model, kv_shapes(model), memory, max_rows, length)
+    cache = paged(made, kv_shapes(model), RowMemory.of(model, kv_shapes(model), memory, max_rows, length))
     paths: list[list[float]] = []
     rows_D, peak = [], 0
     for position in range(length):
@@ -83,7 +148,7 @@ def test_rows_find_their_tokens_in_shared_blocks(
                 expected = torch.tensor(path).float()[None, :, None] + layer
                 assert torch.equal(found, expected.expand_as(found))
     assert peak <= memory
-    foreseen = paged(made, model, kv_shapes(model), memory, max_rows, length)
+    foreseen = paged(made, kv_shapes(model), cache.memory)
     assert peak <= foreseen.bytes_for(np.array(rows_D), other // per_token + 1)
     assert (memory == 60_000) == (max(rows_D[BLOCK:]) < max_rows)
 
@@ -92,7 +157,7 @@ def test_a_block_is_stored_once_for_the_rows_that_grow_out_of_it(paged: type[Pag
     model = small_model(dtype=torch.float32)
     made = kernels()
     assert made is not None
-    cache = paged(made, model, kv_shapes(model), 1 << 30, 512, 2 * BLOCK)
+    cache = paged(made, kv_shapes(model), RowMemory.of(model, kv_shapes(model), 1 << 30, 512, 2 * BLOCK))
     for position in range(2 * BLOCK):
         num_rows = 1 if position < BLOCK else 500
         source_R = np.arange(num_rows) if position != BLOCK else np.zeros(num_rows, np.int64)

@@ -78,9 +78,9 @@ def test_uniforms_are_uniform_and_never_shared() -> None:
 def test_tokens_equal_numpy_searchsorted(rng: np.random.Generator, vocabulary: int, forbidden: float) -> None:
     rows, draws = 6, 400
     logits = random_logits(rng, rows, vocabulary, forbidden)
-    row, uniform = rng.integers(0, rows, draws), rng.random(draws)
+    row, uniform = np.sort(rng.integers(0, rows, draws)), rng.random(draws)
     before = logits.clone()
-    token, logprob = draw_tokens(logits, torch.from_numpy(row), torch.from_numpy(uniform), SamplingParams())
+    token, logprob = draw_tokens(logits, row, uniform, SamplingParams())
     for r, u, t, lp in zip(row, uniform, token.tolist(), logprob.tolist(), strict=True):
         probability = softmax(before[r].numpy())
         cumulative = np.cumsum(probability)
@@ -104,14 +104,14 @@ def test_no_uniform_selects_a_token_of_probability_zero(
     logits = logits.to(dtype)
     edges = np.array([0.0, 5e-324, 1e-300, 1e-17, 0.5, 1 - 1e-15, LAST])
     row, uniform = np.repeat(np.arange(rows), edges.size), np.tile(edges, rows)
-    token, logprob = draw_tokens(logits, torch.from_numpy(row), torch.from_numpy(uniform), SamplingParams())
+    token, logprob = draw_tokens(logits, row, uniform, SamplingParams())
     assert (logits[torch.from_numpy(row), token] > -INF).all()
     assert torch.isfinite(logprob).all()
     if dtype == torch.float64:  # here nothing underflows, so the two ends of [0, 1) are the first and the last token
         allowed = (logits > -INF).numpy()
         np.testing.assert_array_equal(token.numpy()[uniform == 0.0], allowed.argmax(1))
         likely = torch.zeros(1, vocabulary, dtype=dtype).masked_fill(logits[:1] == -INF, -INF)
-        final, _ = draw_tokens(likely, torch.tensor([0]), torch.tensor([LAST], dtype=dtype), SamplingParams())
+        final, _ = draw_tokens(likely, np.array([0]), np.array([LAST]), SamplingParams())
         assert final.item() == np.flatnonzero(allowed[0])[-1]
 
 
@@ -122,12 +122,16 @@ def test_draws_in_blocks_of_rows_are_the_same_tokens(
 ) -> None:
     rows, vocabulary = 37, 300
     logits = random_logits(rng, rows, vocabulary).to(dtype)
-    row = torch.from_numpy(rng.permutation(np.append(rng.integers(0, rows, 400), np.arange(rows))))
-    uniform = torch.from_numpy(rng.random(row.numel()))
+    row = np.sort(np.append(rng.integers(0, rows, 400), np.arange(rows)))
+    uniform = rng.random(row.size)
     sampling = SamplingParams(temperature=0.9, **truncation)
     expected = draw_tokens(logits, row, uniform, sampling)
-    for limit in (1, 5 * vocabulary, 36 * vocabulary):
+    for limit in (1, 5 * vocabulary, 36 * vocabulary, 1 << 24):
         monkeypatch.setattr(draw, "LOGITS_PER_DRAW", limit)
+        first = np.unique(row, return_index=True)[1]  # of each row a rollout, as the device draws it
+        alone, of_alone = draw.draw_for_rows(logits, torch.from_numpy(uniform[first]), sampling)
+        assert torch.equal(alone, expected[0][first])
+        torch.testing.assert_close(of_alone, expected[1][first], check_dtype=False)
         token, logprob = draw_tokens(logits, row, uniform, sampling)
         assert torch.equal(token, expected[0])  # each row's masses are computed alone
         torch.testing.assert_close(logprob, expected[1])  # logarithms of R rows can round by their place
@@ -155,7 +159,7 @@ def test_the_memory_of_a_draw_does_not_grow_with_the_rollouts(
     monkeypatch.setattr(draw, "kernels_of", lambda _: None)
     rows, vocabulary, rollouts = 3, 700, 2000
     logits = random_logits(rng, rows, vocabulary).to(dtype)
-    row, uniform = torch.from_numpy(rng.integers(0, rows, rollouts)), torch.from_numpy(rng.random(rollouts))
+    row, uniform = np.sort(rng.integers(0, rows, rollouts)), rng.random(rollouts)
     sampling = SamplingParams(temperature=0.9, **truncation)
     monkeypatch.setattr(draw, "MASSES_PER_DRAW", 1 << 40, raising=False)
     token, logprob = draw_tokens(logits, row, uniform, sampling)
@@ -170,7 +174,7 @@ def test_the_memory_of_a_draw_does_not_grow_with_the_rollouts(
 
 def test_temperature_divides_the_logits_and_zero_is_greedy(rng: np.random.Generator) -> None:
     logits = random_logits(rng, 8, 17)
-    row, uniform = torch.arange(8).repeat(20), torch.from_numpy(rng.random(160))
+    row, uniform = np.repeat(np.arange(8), 20), rng.random(160)
     warm = draw_tokens(logits, row, uniform, SamplingParams(temperature=0.7))
     by_hand = draw_tokens(logits / 0.7, row, uniform, SamplingParams())
     assert torch.equal(warm[0], by_hand[0])
@@ -184,15 +188,15 @@ def test_temperature_divides_the_logits_and_zero_is_greedy(rng: np.random.Genera
 
 def test_truncation_changes_the_draw_but_not_the_log_prob(rng: np.random.Generator) -> None:
     logits = random_logits(rng, 5, 30)
-    row, uniform = torch.arange(5).repeat(200), torch.from_numpy(rng.random(1000))
+    row, uniform = np.repeat(np.arange(5), 200), rng.random(1000)
     sampling = SamplingParams(temperature=1.3, top_p=0.8, top_k=9)
     token, logprob = draw_tokens(logits, row, uniform, sampling)
     for r in range(5):
         scaled = logits[r].numpy() / 1.3
         kept = plain_truncation(scaled, 0.8, 9)
         cumulative = np.cumsum(np.where(kept, softmax(scaled), 0.0))
-        mine = (row == r).numpy()
-        expected = np.searchsorted(cumulative, uniform.numpy()[mine] * cumulative[-1], side="right")
+        mine = row == r
+        expected = np.searchsorted(cumulative, uniform[mine] * cumulative[-1], side="right")
         np.testing.assert_array_equal(token.numpy()[mine], expected)
         np.testing.assert_allclose(logprob.numpy()[mine], np.log(softmax(scaled)[expected]), rtol=1e-11, atol=1e-12)
 
@@ -267,8 +271,7 @@ def test_a_row_without_a_distribution_has_no_log_prob(
     """And the other rows draw what they draw beside a good one."""
     vocabulary = int(rng.integers(6, 300))
     logits_RV = torch.from_numpy(rng.normal(size=(3, vocabulary))).to(dtype)
-    row_K = torch.arange(3).repeat_interleave(4)
-    uniform_K = torch.from_numpy(rng.random(12))
+    row_K, uniform_K = np.repeat(np.arange(3), 4), rng.random(12)
     expected_token_K, expected_logprob_K = draw_tokens(logits_RV, row_K, uniform_K, sampling)
     damaged_RV = logits_RV.clone()
     if bad == "-inf":

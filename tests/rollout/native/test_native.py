@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import brorl.rollout.native.engine as native
 from brorl.activity import Activity, Decoding
 from brorl.errors import DivergedError
-from brorl.model.kv_shape import kv_shapes
 from brorl.model.lean import LeanPass
 from brorl.model.logits import NextToken, RowLogits
 from brorl.model.logprobs import tree_logprobs
 from brorl.model.tree_attention import HookedPass, HooksError
-from brorl.rollout.native import decoder, row_cache
+from brorl.rollout.native import decoder, slots
+from brorl.rollout.native.arena import Arena
+from brorl.rollout.native.decoder import PagedContext
 from brorl.rollout.native.engine import NativeEngine
-from brorl.rollout.native.row_cache import RowCache
+from brorl.rollout.native.row_cache import PagedRowCache
+from brorl.rollout.native.slot_attention import SlotContext
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from small_models import ARCHITECTURES, mostly_slow, plain_logprobs, rollouts, small_model
@@ -50,15 +51,19 @@ class Spy:
         self.prefills = 0
         self.rows: list[int] = []
         self.held_bytes: list[int] = []
-        self._caches: list[RowCache] = []
-        monkeypatch.setattr(decoder, "prefill", self._prefill(decoder.prefill))
+        self._caches: list[Arena | PagedRowCache] = []
+        for module in (decoder, slots):
+            monkeypatch.setattr(module, "prefill", self._prefill(module.prefill))
         for kind in (HookedPass, LeanPass):
             monkeypatch.setattr(kind, "row_logits", self._forward(kind.row_logits))
-        monkeypatch.setattr(native, "row_cache", self._row_cache)
+        monkeypatch.setattr(NativeEngine, "_cache", self._cache(NativeEngine._cache))
 
-    def _row_cache(self, *args: object) -> RowCache:
-        self._caches.append(row_cache.row_cache(*args))
-        return self._caches[-1]
+    def _cache(self, original: Callable) -> Callable:
+        def cache(*args: object) -> Arena | PagedRowCache:
+            self._caches.append(original(*args))
+            return self._caches[-1]
+
+        return cache
 
     def _prefill(self, original: Callable) -> Callable:
         def prefill(*args: object) -> object:
@@ -69,7 +74,7 @@ class Spy:
 
     def _forward(self, original: Callable) -> Callable:
         def row_logits(packed: object, token_T: Tensor, position_T: Tensor, context: object, rows: object) -> RowLogits:
-            if not isinstance(context, decoder.DecodeContext):
+            if not isinstance(context, PagedContext | SlotContext):
                 return original(packed, token_T, position_T, context, rows)
             self.rows.append(token_T.numel())
             self.held_bytes.append(sum(cache.num_bytes for cache in self._caches))
@@ -174,22 +179,6 @@ def test_memory_that_was_never_written_has_no_influence(
     monkeypatch.setattr(torch, "empty", poisoned)
     engine = NativeEngine(model, EOS, memory_bytes=room_for(model, rows, 20, prompts))
     assert_same_trees(engine.sample(prompts, 12, sampling, seed=9), expected)
-
-
-def test_row_cache_budget_covers_what_it_holds(rng: np.random.Generator) -> None:
-    """Beside what the prompts take, the keys and values that are allocated stay within the limit."""
-    model = small_model("mistral", dtype=torch.float32)
-    for max_tokens in (5, 64, 65, 200, 1000):
-        memory = int(rng.integers(1 << 21, 1 << 23))
-        prompt_bytes = memory // 5
-        cache = RowCache(model, kv_shapes(model), memory, 100, max_tokens)
-        rows = 1
-        for tokens in range(1, max_tokens + 1):
-            rows = min(3 * rows, cache.rows_that_fit(tokens, prompt_bytes), 100)
-            cache.rearrange(np.arange(rows) % max(1, rows // 3), 0, tokens, prompt_bytes)
-            assert cache.num_bytes + prompt_bytes <= memory
-            assert cache.key[0].shape[0] >= rows
-            assert cache.key[0].shape[3] == cache.value[0].shape[2] >= tokens
 
 
 def test_long_responses_grow_the_cache_without_changing_results(rng: np.random.Generator) -> None:

@@ -1,16 +1,16 @@
-"""Feeding tokens of rows to a model: with tree attention, or with the model's own cache.
+"""Feeding tokens of rows to a model on a CPU: with the compiled kernels, or with the model's own cache anywhere.
 
-A decoder keeps the keys, values or states of the rows, and computes how many fit into its memory. Both decoders feed
-each distinct prefix once.
+A decoder keeps the keys, values or states of the rows, and computes how many fit into its memory. Each feeds a distinct
+prefix once. `slots.SlotDecoder` is the third one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import replace
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,152 +18,140 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.errors import OutOfMemoryError
-from brorl.model.device import at_least_float32, to_device
+from brorl.model.device import to_device
 from brorl.model.own_cache import OwnCache
-from brorl.model.tree_attention import PREFILL_TOKENS, Grouping, PackedPass, PromptCache, prefill, tree_attention
-from brorl.rollout.native.row_cache import PagedRowCache, RowCache
+from brorl.model.tree_attention import PREFILL_TOKENS, PackedPass, PromptCache, prefill, tree_attention
+from brorl.rollout.native.row_cache import PagedRowCache
+from brorl.rollout.native.rows import Rows
 from brorl.tree import IntArray
 
 
-class DecodeContext:
-    """One new token per row: it attends to its prompt and to its own row."""
+class Decoder(Protocol):
+    """What the growth of trees asks of a decoder, wave by wave; a wave has some prompts, and rows of one length."""
 
-    def __init__(self, rows: RowCache, position: int, prompts: PromptCache, prompt_R: IntArray) -> None:
+    def attention(self) -> AbstractContextManager[None]:
+        """Return the context in which all other methods are called."""
+        ...
+
+    def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
+        """Split prompts into runs that can be prefilled and decoded together; each is an ascending array of indices."""
+        ...
+
+    def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
+        """Begin a wave: compute its prompts, and return the logits after each, shape [P, V]."""
+        ...
+
+    def rows_that_fit(self, num_tokens: int) -> int:
+        """Return how many rows of so many tokens fit beside the prompts.
+
+        Raises:
+            OutOfMemoryError: If not even one fits.
+        """
+        ...
+
+    def keep_prompts(self, prompts: IntArray) -> None:
+        """Drop the prompts of the wave that have no rows any more."""
+        ...
+
+    def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
+        """Let each row go on from the slot where the tokens before its last one were fed.
+
+        Args:
+            rows: The rows.
+            prompt_R: The place of each row's prompt in the wave, shape [R].
+
+        Returns:
+            The rows in the order of their new slots.
+        """
+        ...
+
+    def feed(self, rows: Rows) -> Tensor:
+        """Feed the last token of each row that was placed; return the logits, shape [R, V]."""
+        ...
+
+
+def prompt_runs(prompts: Sequence[tuple[int, ...]], most_tokens: int) -> list[IntArray]:
+    """Split prompts into runs with so many tokens at most, padding included; see `Decoder.split`."""
+    starts, longest = [0], 0
+    for index, prompt in enumerate(prompts):
+        longest = max(longest, len(prompt))
+        if (index + 1 - starts[-1]) * longest > most_tokens and index > starts[-1]:
+            starts.append(index)
+            longest = len(prompt)
+    return [np.arange(a, b) for a, b in pairwise([*starts, len(prompts)])]
+
+
+class PagedContext:
+    """One new token per row: it attends to its prompt and to its own row, in the compiled kernels."""
+
+    def __init__(self, rows: PagedRowCache, position: int, prompts: PromptCache, prompt_R: IntArray) -> None:
         self._rows = rows
         self._position = position
         self._prompts = prompts
-        self._prompt_R = prompt_R
+        self._prompt_R, self._length_P = torch.from_numpy(prompt_R), torch.from_numpy(prompts.length)
         self.longest = int(prompts.value[0].shape[2]) + position + 1
-
-    @cached_property
-    def _grouping(self) -> Grouping:
-        return Grouping(self._prompt_R, self._prompts.length.size, self._prompts.device)
 
     def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
         """Store the new keys and values, then attend to the prompt and to the row with one softmax."""
-        if isinstance(self._rows, PagedRowCache):
-            prompts = self._prompts
-            prompt_R, length_P = torch.from_numpy(self._prompt_R), torch.from_numpy(prompts.length)
-            return self._rows.kernels.attend_rows(
-                query_THD, key_TKD, value_TKD, prompts.key[layer], prompts.value[layer], prompt_R, length_P,
-                self._rows.pages(layer), self._rows.slot_BR, self._position,
-            )  # fmt: skip
-        num_rows, prompt_key = query_THD.shape[0], self._prompts.key[layer]
-        num_kv_heads, num_prompt = prompt_key.shape[1:3]
-        key, value = self._rows.key[layer], self._rows.value[layer]
-        key[:num_rows, ..., self._position] = key_TKD
-        value[:num_rows, :, self._position] = value_TKD
-        query = query_THD.unflatten(1, (num_kv_heads, -1))  # [R, K, G, D]
-        # All reserved tokens, not only those in use: memory is read in one stream, which is twice as fast as with gaps.
-        of_row = query @ key[:num_rows]  # [R, K, G, T]
-        of_prompt = self._grouping.spread(query.transpose(0, 1)) @ prompt_key.permute(1, 0, 3, 2)
-        if self._prompts.bias is not None:
-            of_prompt += self._prompts.bias
-        score = of_row.new_empty(*of_row.shape[:3], num_prompt + of_row.shape[3], dtype=at_least_float32(of_row.dtype))
-        score[..., :num_prompt] = self._grouping.gather(of_prompt).transpose(0, 1)
-        score[..., num_prompt:] = of_row
-        score[..., num_prompt + self._position + 1 :].fill_(float("-inf"))
-        weight = score.softmax(3).to(value.dtype)
-        output: Tensor = weight[..., num_prompt:] @ value[:num_rows]
-        of_prompt = self._grouping.spread(weight[..., :num_prompt].transpose(0, 1))
-        of_prompt = self._grouping.gather(of_prompt @ self._prompts.value[layer].transpose(0, 1))
-        return output.add_(of_prompt.transpose(0, 1)).flatten(1, 2)
+        return self._rows.kernels.attend_rows(
+            query_THD, key_TKD, value_TKD, self._prompts.key[layer], self._prompts.value[layer], self._prompt_R,
+            self._length_P, self._rows.pages(layer), self._rows.slot_BR, self._position,
+        )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Live prefixes, all of one length, and their rollouts."""
+class PagedDecoder:
+    """Tree attention in the compiled kernels: a row attends to the keys of its prompt and to its own."""
 
-    depth: int  # number of tokens after the prompt; with 0 each prompt is one row
-    prompt_R: IntArray  # prompt of each row, shape [R]
-    node_R: IntArray  # forest node of each row's last token, shape [R]; -1 at depth 0
-    token_R: IntArray  # each row's last token, shape [R]; -1 at depth 0
-    row_K: IntArray  # row of each rollout, ascending, shape [K]
-    rollout_K: IntArray  # index of each rollout within its prompt, shape [K]
-
-    def take(self, rows: IntArray) -> Rows:
-        """Return some rows, renumbered in the given order, with their rollouts."""
-        if np.array_equal(rows, np.arange(self.node_R.size)):
-            return self
-        renumber = np.full(self.node_R.size, -1)
-        renumber[rows] = np.arange(rows.size)
-        row_K = renumber[self.row_K]
-        order = np.flatnonzero(row_K >= 0)
-        order = order[np.argsort(row_K[order], kind="stable")]
-        return Rows(
-            self.depth,
-            self.prompt_R[rows],
-            self.node_R[rows],
-            self.token_R[rows],
-            row_K[order],
-            self.rollout_K[order],
-        )
-
-
-class TreeDecoder:
-    """Tree attention: a row attends to the keys of its prompt and to its own."""
-
-    def __init__(self, model: PreTrainedModel, packed: PackedPass, cache: RowCache) -> None:
+    def __init__(self, model: PreTrainedModel, packed: PackedPass, cache: PagedRowCache) -> None:
         self._model = model
         self._packed = packed
         self._cache = cache
         self._prompts: PromptCache
+        self._prompt_R: IntArray
 
     def attention(self) -> AbstractContextManager[None]:
-        """Return the context in which all other methods are called: the model's attention is hooked."""
+        """Let contexts compute the attention of the model; see `Decoder.attention`."""
         return tree_attention(self._model)
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
-        """Split prompts into runs that can be prefilled and decoded together; each is an ascending array of indices."""
-        limit = min(PREFILL_TOKENS, self._cache.prompt_tokens_that_fit())
-        starts, longest = [0], 0
-        for index, prompt in enumerate(prompts):
-            longest = max(longest, len(prompt))
-            if (index + 1 - starts[-1]) * longest > limit and index > starts[-1]:
-                starts.append(index)
-                longest = len(prompt)
-        return [np.arange(a, b) for a, b in pairwise([*starts, len(prompts)])]
+        """Split prompts by what fits beside the rows; see `Decoder.split`."""
+        return prompt_runs(prompts, min(PREFILL_TOKENS, self._cache.memory.prompt_tokens))
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
-        """Begin a wave: compute its prompts, and return the logits after each, shape [P, V]."""
+        """Compute the prompts of a wave; see `Decoder.start`."""
         prompt_cache, logits_PV = prefill(self._packed, list(prompts))
-        self._prompts = prompt_cache.for_kernels() if isinstance(self._cache, PagedRowCache) else prompt_cache
+        self._prompts = prompt_cache.for_kernels()
         return logits_PV
 
     def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows of so many tokens fit beside the prompts; see `RowCache.rows_that_fit`."""
+        """Return how many rows fit; see `Decoder.rows_that_fit`."""
         return self._cache.rows_that_fit(num_tokens, self._prompts.num_bytes)
 
-    def rearrange(self, rows: Rows, source_R: IntArray) -> Rows:
-        """Let each row continue the row that was fed at its source; return the rows in the order of the next feed.
+    def keep_prompts(self, prompts: IntArray) -> None:
+        """Drop the others; see `Decoder.keep_prompts`."""
+        self._prompts = self._prompts.select(prompts)
 
-        The first child of a row keeps the slot of its parent, and the others are copied into free ones.
-        """
-        num_rows, stored_tokens = rows.node_R.size, rows.depth - 1
-        slot_R = np.arange(num_rows)
+    def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
+        """Move the rows of the last block; the first child of a row keeps its slot; see `Decoder.place`."""
+        source_R, stored_tokens = rows.slot_R, rows.depth - 1
+        slot_R = np.arange(rows.size)
         if stored_tokens:
-            stays_R = np.append(True, source_R[1:] != source_R[:-1]) & (source_R < num_rows)
-            free = np.ones(num_rows, np.bool_)
+            stays_R = np.append(True, source_R[1:] != source_R[:-1]) & (source_R < rows.size)
+            free = np.ones(rows.size, np.bool_)
             free[source_R[stays_R]] = False
             slot_R = source_R.copy()
             slot_R[~stays_R] = np.flatnonzero(free)
         order = np.argsort(slot_R)
         self._cache.rearrange(source_R[order], stored_tokens, rows.depth, self._prompts.num_bytes)
-        return rows.take(order)
+        self._prompt_R = prompt_R[order]
+        return replace(rows.take(order), slot_R=np.arange(rows.size))
 
-    def restart(self, prompt_R: IntArray, num_tokens: int) -> None:
-        """Begin with rows of an earlier wave, which are fed again: the prompt of each among the wave's, shape [R]."""
-        self._cache.rearrange(np.arange(prompt_R.size), 0, num_tokens, self._prompts.num_bytes)
-
-    def keep_prompts(self, prompts: IntArray) -> None:
-        """Drop the prompts of the wave that have no rows any more."""
-        self._prompts = self._prompts.select(prompts)
-
-    def feed(self, token_R: IntArray, position: int, prompt_R: IntArray) -> Tensor:
-        """Feed one token per row, at a position after its prompt; return logits, shape [R, V]."""
-        context = DecodeContext(self._cache, position, self._prompts, prompt_R)
-        position_R = to_device(self._prompts.length[prompt_R] + position, self._packed.device)
-        return self._packed.row_logits(to_device(token_R, self._packed.device), position_R, context, None).whole()
+    def feed(self, rows: Rows) -> Tensor:
+        """Feed one token per row; see `Decoder.feed`."""
+        position = rows.depth - 1
+        context = PagedContext(self._cache, position, self._prompts, self._prompt_R)
+        position_R = torch.from_numpy(self._prompts.length[self._prompt_R] + position)
+        return self._packed.row_logits(torch.from_numpy(rows.token_R), position_R, context, None).whole()
 
 
 class ModelCacheDecoder:
@@ -182,7 +170,7 @@ class ModelCacheDecoder:
         return nullcontext()
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
-        """Split prompts into runs of one length, because a state cannot skip padding; see `TreeDecoder.split`."""
+        """Split prompts into runs of one length, because a state cannot skip padding; see `Decoder.split`."""
         length_P = np.array([len(prompt) for prompt in prompts])
         runs: list[IntArray] = []
         for length in np.unique(length_P).tolist():
@@ -192,13 +180,13 @@ class ModelCacheDecoder:
         return runs
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
-        """Compute the prompts of a wave, all of one length; see `TreeDecoder.start`."""
+        """Compute the prompts of a wave, all of one length; see `Decoder.start`."""
         self._cache = OwnCache(self._model, self._tensor(np.array(prompts)))
         self._num_rows, self._num_tokens = len(prompts), len(prompts[0])
         return self._cache.logits_RV
 
     def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows fit after one more token; see `TreeDecoder.rows_that_fit`."""
+        """Return how many rows fit after one more token; see `Decoder.rows_that_fit`."""
         row_bytes = self._cache.num_bytes * (self._num_tokens + 1) // (self._num_rows * self._num_tokens)
         needed = row_bytes + self._logit_bytes
         if needed > self._memory_bytes:
@@ -208,28 +196,20 @@ class ModelCacheDecoder:
             )
         return self._memory_bytes // needed
 
-    def rearrange(self, rows: Rows, source_R: IntArray) -> Rows:
-        """Choose and repeat the rows of the cache; see `TreeDecoder.rearrange`."""
-        if not np.array_equal(source_R, np.arange(self._num_rows)):
-            self._cache.take(self._tensor(source_R))
-            self._num_rows = source_R.size
-        return rows
-
-    def restart(self, prompt_R: IntArray, num_tokens: int) -> None:  # noqa: ARG002
-        """Repeat the prompts for rows that are fed again; see `TreeDecoder.restart`."""
-        self._cache.take(self._tensor(prompt_R))
-        self._num_rows = prompt_R.size
-
     def keep_prompts(self, prompts: IntArray) -> None:
         """Do nothing: the prompts are in the rows."""
 
-    def feed(self, token_R: IntArray, position: int, prompt_R: IntArray) -> Tensor:  # noqa: ARG002
-        """Feed one token per row; see `TreeDecoder.feed`."""
+    def place(self, rows: Rows, prompt_R: IntArray) -> Rows:  # noqa: ARG002
+        """Choose and repeat the rows of the cache; see `Decoder.place`."""
+        if not np.array_equal(rows.slot_R, np.arange(self._num_rows)):
+            self._cache.take(self._tensor(rows.slot_R))
+            self._num_rows = rows.size
+        return replace(rows, slot_R=np.arange(rows.size))
+
+    def feed(self, rows: Rows) -> Tensor:
+        """Feed one token per row; see `Decoder.feed`."""
         self._num_tokens += 1
-        return self._cache.feed(self._tensor(token_R))
+        return self._cache.feed(self._tensor(rows.token_R))
 
     def _tensor(self, array: IntArray) -> Tensor:
         return to_device(array, self._model.device)
-
-
-Decoder = TreeDecoder | ModelCacheDecoder

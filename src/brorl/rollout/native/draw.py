@@ -8,19 +8,40 @@ batch was split, and the rollouts of a node draw the same tokens as in a row eac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from brorl.model.device import at_least_float32
+from brorl.model.device import at_least_float32, to_device
 from brorl.model.kernels import kernels_of
 from brorl.model.logits import LOGITS_PER_DRAW, MASSES_PER_DRAW, softmax_lse, tokens_per_mass
 from brorl.sampling import SamplingParams
 from brorl.tree import FloatArray, IntArray
 
-_POSITIONS_PER_BLOCK = 16
+POSITIONS_PER_BLOCK = 16  # of the uniform numbers that are computed together
+
+
+@dataclass(frozen=True)
+class DrawRule:
+    """From logits to tokens."""
+
+    sampling: SamplingParams
+    stop_token_ids: tuple[int, ...]  # all tokens that end a response
+
+    def forbidden(self, depth: int) -> tuple[int, ...]:
+        """Return the tokens that cannot follow so many tokens of a response."""
+        return self.stop_token_ids if depth < self.sampling.min_new_tokens else ()
+
+
+def without(logits_RV: Tensor, forbidden: tuple[int, ...]) -> Tensor:
+    """Return logits with -inf for some tokens."""
+    if forbidden:
+        logits_RV = logits_RV.clone()
+        for token in forbidden:
+            logits_RV[:, token].fill_(float("-inf"))
+    return logits_RV
 
 
 class Uniforms:
@@ -36,24 +57,33 @@ class Uniforms:
         self._seed = seed % 2**64
         self._first = first
         self._rollouts_P = rollouts_P
-        self._table = np.empty((len(rollouts_P), _POSITIONS_PER_BLOCK, max(rollouts_P)))
+        self._table = np.empty((len(rollouts_P), POSITIONS_PER_BLOCK, max(rollouts_P)))
         self._filled_P = np.zeros(len(rollouts_P), np.bool_)
         self._block = 0
 
     def at(self, position: int, prompt_K: IntArray, rollout_K: IntArray) -> FloatArray:
         """Return the numbers of K rollouts (prompt index, index within the prompt) at a position, shape [K]."""
-        block, row = divmod(position, _POSITIONS_PER_BLOCK)
+        uniform_K: FloatArray = self._of_block(position, prompt_K)[prompt_K, position % POSITIONS_PER_BLOCK, rollout_K]
+        return uniform_K
+
+    def block(self, position: int, prompt_K: IntArray, rollout_K: IntArray) -> FloatArray:
+        """Return the numbers of K rollouts at all 16 positions of a position's block, shape [K, 16]."""
+        uniform_KB: FloatArray = self._of_block(position, prompt_K)[prompt_K, :, rollout_K]
+        return uniform_KB
+
+    def _of_block(self, position: int, prompt_K: IntArray) -> FloatArray:
+        """Return the table of a position's block, filled for some prompts, shape [P, 16, N]."""
+        block = position // POSITIONS_PER_BLOCK
         if block != self._block:
             self._block = block
             self._filled_P[:] = False
         filled_K = self._filled_P[prompt_K]
         for prompt in [] if filled_K.all() else np.unique(prompt_K[~filled_K]).tolist():
             key = self._seed << 64 | (self._first + prompt) << 32 | block
-            size = (_POSITIONS_PER_BLOCK, self._rollouts_P[prompt])
+            size = (POSITIONS_PER_BLOCK, self._rollouts_P[prompt])
             self._table[prompt, :, : size[1]] = np.random.Generator(np.random.Philox(key=key)).random(size)
             self._filled_P[prompt] = True
-        uniform_K: FloatArray = self._table[prompt_K, row, rollout_K]
-        return uniform_K
+        return self._table
 
 
 def truncate(logits_RV: Tensor, top_p: float, top_k: int) -> Tensor:
@@ -75,12 +105,14 @@ def truncate(logits_RV: Tensor, top_p: float, top_k: int) -> Tensor:
     return logits_RV
 
 
-def draw_tokens(logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Draw one token for each of K rollouts on R rows.
+def draw_tokens(
+    logits_RV: Tensor, row_K: IntArray, uniform_K: FloatArray, sampling: SamplingParams
+) -> tuple[Tensor, Tensor]:
+    """Draw one token for each of K rollouts on R rows, without a wait for the device.
 
     Args:
         logits_RV: The model's logits of the rows, shape [R, V].
-        row_K: Row of each rollout, shape [K].
+        row_K: Row of each rollout, ascending, shape [K].
         uniform_K: A float64 number in [0, 1) for each rollout, shape [K].
         sampling: Temperature, top-p and top-k.
 
@@ -91,22 +123,35 @@ def draw_tokens(logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: S
     """
     kernels = kernels_of(logits_RV)
     if kernels and sampling.temperature and sampling.top_p == 1 and not sampling.top_k:
-        return kernels.draw_tokens(logits_RV, sampling.temperature, row_K, uniform_K)
-    num_rows, vocabulary = logits_RV.shape
-    size = max(1, LOGITS_PER_DRAW // vocabulary)
-    if num_rows <= size:
-        return _draw_tokens(logits_RV, row_K, uniform_K, sampling)
-    order_K = torch.argsort(row_K, stable=True)
-    row_K, uniform_K = row_K[order_K], uniform_K[order_K]
-    starts = range(0, num_rows, size)
-    edges = torch.searchsorted(row_K, torch.tensor([*starts, num_rows], device=row_K.device)).tolist()
+        return kernels.draw_tokens(
+            logits_RV, sampling.temperature, torch.from_numpy(row_K), torch.from_numpy(uniform_K)
+        )
+    size = max(1, LOGITS_PER_DRAW // logits_RV.shape[1])
+    starts = range(0, logits_RV.shape[0], size)
+    edges = np.searchsorted(row_K, [*starts, logits_RV.shape[0]]).tolist()
+    row, uniform = (to_device(x_K, logits_RV.device) for x_K in (row_K, uniform_K))
     blocks = [
-        _draw_tokens(logits_RV[start : start + size], row_K[a:b] - start, uniform_K[a:b], sampling)
-        for start, (a, b) in zip(starts, pairwise(edges), strict=True)
+        _draw_tokens(logits_RV[start : start + size], row[a:b] - start, uniform[a:b], sampling)
+        for start, a, b in zip(starts, edges[:-1], edges[1:], strict=True)
     ]
-    back_K = torch.argsort(order_K)
-    token_K, logprob_K = (torch.cat(parts)[back_K] for parts in zip(*blocks, strict=True))
-    return token_K, logprob_K
+    return _joined(blocks)
+
+
+def draw_for_rows(logits_RV: Tensor, uniform_R: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Draw one token for each row, as `draw_tokens` does; every number is on the device, shapes [R]."""
+    size = max(1, LOGITS_PER_DRAW // logits_RV.shape[1])
+    blocks = [
+        _draw_tokens(logits, torch.arange(logits.shape[0], device=logits.device), uniform, sampling)
+        for logits, uniform in zip(logits_RV.split(size), uniform_R.split(size), strict=True)
+    ]
+    return _joined(blocks)
+
+
+def _joined(blocks: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    if len(blocks) == 1:
+        return blocks[0]
+    tokens, logprobs = (torch.cat(parts) for parts in zip(*blocks, strict=True))
+    return tokens, logprobs
 
 
 def _draw_tokens(

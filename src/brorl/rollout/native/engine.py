@@ -7,29 +7,35 @@ not fit wait, and are decoded afterwards from their prefix, with the same unifor
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from brorl.activity import Decoding, Observe, unobserved
-from brorl.errors import DivergedError
-from brorl.model.device import to_device
+from brorl.activity import Echo, Observe, unobserved
+from brorl.errors import UserError
 from brorl.model.forward import FlatForward, TreeForward, choose_forward
+from brorl.model.kernels import kernels_of
 from brorl.model.lean import LeanPass
 from brorl.model.stop_strings import StopStrings
 from brorl.model.tree_attention import HookedPass
 from brorl.rollout.engine import rollouts_of_prompts
-from brorl.rollout.native.decoder import Decoder, ModelCacheDecoder, Rows, TreeDecoder
-from brorl.rollout.native.draw import Uniforms, draw_tokens
-from brorl.rollout.native.forest import Forest
-from brorl.rollout.native.row_cache import RowCache, row_cache
-from brorl.rollout.native.text_ends import TextEnds
+from brorl.rollout.native.arena import Arena
+from brorl.rollout.native.decoder import Decoder, ModelCacheDecoder, PagedDecoder
+from brorl.rollout.native.draw import DrawRule, Uniforms
+from brorl.rollout.native.graphs import GraphChoice, graphs_on
+from brorl.rollout.native.growth import Growth
+from brorl.rollout.native.row_cache import PagedRowCache
+from brorl.rollout.native.rows import RowMemory
+from brorl.rollout.native.slots import SlotDecoder
 from brorl.sampling import SamplingParams
-from brorl.tree import FloatArray, IntArray, RolloutTree
+from brorl.tree import IntArray, RolloutTree
+
+
+def draws_on(device: torch.device) -> bool:
+    """Return whether a device draws the tokens of rows with one rollout: where it would wait for the host."""
+    return device.type == "cuda"
 
 
 class NativeEngine:
@@ -49,8 +55,12 @@ class NativeEngine:
         forward: How rows go through the model; None for tree attention.
         dtype: Sample with matrices that are rounded to this dtype, by a lean pass; None for that of the model.
         stop: Texts that end a response too. None if there are none.
+        graphs: Whether steps of decoding are CUDA graphs: `auto`, where they can be; `on`, with an error where they
+            cannot.
+        echo: Receives a line if `auto` finds that they cannot.
 
     Raises:
+        UserError: If graphs are required, and the model does not decode with tree attention on a CUDA device.
         HooksError: If the model's attention cannot be hooked, and `forward` is not given.
     """
 
@@ -64,6 +74,8 @@ class NativeEngine:
         forward: TreeForward | FlatForward | None = None,
         dtype: torch.dtype | None = None,
         stop: StopStrings | None = None,
+        graphs: GraphChoice = "auto",
+        echo: Echo = lambda _: None,
     ) -> None:
         self._forward = forward or choose_forward(model, "tree")
         self.model = model
@@ -74,6 +86,15 @@ class NativeEngine:
         self._observe = observe
         self._dtype = dtype or model.dtype
         self._stop = stop
+        on_cuda = model.device.type == "cuda" and isinstance(self._forward, TreeForward)
+        if graphs == "on" and not on_cuda:
+            raise UserError(
+                "engine.cuda_graphs = on needs tree attention on a CUDA device, and the model is on "
+                f"{model.device.type}, with the {'tree' if isinstance(self._forward, TreeForward) else 'flat'} path; "
+                "set engine.cuda_graphs: auto"
+            )
+        self._graphs = graphs_on(model.device, graphs, echo) if isinstance(self._forward, TreeForward) else None
+        self._kept: SlotDecoder | None = None  # what graphs read and write stays from call to call
 
     def row_costs(self, max_rows: int, max_tokens: int) -> Callable[[IntArray, int], int] | None:
         """Return a model of the memory of so many rows and new tokens per row; None on the flat path.
@@ -83,17 +104,34 @@ class NativeEngine:
         """
         if isinstance(self._forward, FlatForward):
             return None
-        return self._cache(self._forward, max_rows, max_tokens).bytes_for
+        memory = self._row_memory(self._forward, max_rows, max_tokens)
+        return self._cache(self._forward, memory).bytes_for
 
-    def _cache(self, forward: TreeForward, max_rows: int, max_tokens: int) -> RowCache:
-        return row_cache(self.model, forward.kv_shapes, self._memory_bytes, max_rows, max_tokens)
+    def _row_memory(self, forward: TreeForward, max_rows: int, max_tokens: int) -> RowMemory:
+        return RowMemory.of(self.model, forward.kv_shapes, self._memory_bytes, max_rows, max_tokens)
 
-    def _decoder(self, max_rows: int, max_tokens: int) -> Decoder:
+    def _cache(self, forward: TreeForward, memory: RowMemory) -> Arena | PagedRowCache:
+        """Return an empty cache: for the compiled kernels where they can decode the model."""
+        shapes = forward.kv_shapes
+        kernels = kernels_of(torch.empty(0, dtype=self.model.dtype, device=self.model.device))
+        if kernels is not None and all(shape.key_dim == shape.value_dim for shape in shapes):
+            return PagedRowCache(kernels, shapes, memory)
+        return Arena(self.model, shapes, memory)
+
+    def _decoder(self, max_rows: int, max_tokens: int, rule: DrawRule) -> Decoder:
         if isinstance(self._forward, FlatForward):
             return ModelCacheDecoder(self.model, self._memory_bytes)
+        memory = self._row_memory(self._forward, max_rows, max_tokens)
+        if self._kept is not None and self._kept.goes_on(memory, rule):
+            return self._kept
         # A copy of the weights in every call: they may have changed since the last one.
-        packed = LeanPass(self.model, self._dtype) if self._forward.model_pass.lean else HookedPass(self.model)
-        return TreeDecoder(self.model, packed, self._cache(self._forward, max_rows, max_tokens))
+        packed = LeanPass(self.model, self._dtype) if self._forward.lean else HookedPass(self.model)
+        cache = self._cache(self._forward, memory)
+        if isinstance(cache, PagedRowCache):
+            return PagedDecoder(self.model, packed, cache)
+        decoder = SlotDecoder(self.model, packed, cache, rule, self._graphs, draws=draws_on(self.model.device))
+        self._kept = None if self._graphs is None else decoder
+        return decoder
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -128,139 +166,20 @@ class NativeEngine:
             raise ValueError("every prompt needs at least one token and num_rollouts must be >= 1")
         if not prompts:
             return []
-        uniforms = Uniforms(seed, rollouts_P, first)
-        growth = _Growth(self, prompts, rollouts_P, sampling, uniforms)
-        waves = deque(growth.first_waves())
+        rule = DrawRule(sampling, (*self.stop_token_ids, *sampling.stop_token_ids))
         was_training = self.model.training
         if was_training:
             self.model.eval()
         try:
-            with growth.decoder.attention():
-                while waves:
-                    waves.extendleft(reversed(growth.decode(waves.popleft())))
+            decoder = self._decoder(sum(rollouts_P), sampling.max_new_tokens, rule)
+            growth = Growth(
+                prompts, rollouts_P, decoder, rule, Uniforms(seed, rollouts_P, first),
+                stop=self._stop, shares_prefixes=self._share_prefixes, observe=self._observe,
+            )  # fmt: skip
+            return growth.grow()
+        except BaseException:
+            self._kept = None  # it may hold numbers that are not finite
+            raise
         finally:
             if was_training:
                 self.model.train()
-        return growth.trees()
-
-
-class _Growth:
-    """One call of `sample`: the forest, the row cache and the draws, which all waves share."""
-
-    def __init__(
-        self,
-        engine: NativeEngine,
-        prompts: Sequence[Sequence[int]],
-        rollouts_P: Sequence[int],
-        sampling: SamplingParams,
-        uniforms: Uniforms,
-    ) -> None:
-        self._device = engine.model.device
-        self._shares_prefixes = engine._share_prefixes
-        self._observe = engine._observe
-        self._rollouts_P = np.array(rollouts_P)
-        self._num_rollouts, self._num_finished = sum(rollouts_P), 0
-        self._prompts = [tuple(p) for p in prompts]
-        self._sampling = sampling
-        self._stop_ids = np.array([*engine.stop_token_ids, *sampling.stop_token_ids], np.int64)
-        self._uniforms = uniforms
-        self._forest = Forest(prompts)
-        self._text_ends = TextEnds(engine._stop, self._forest) if engine._stop else None
-        self.decoder = engine._decoder(self._num_rollouts, sampling.max_new_tokens)
-
-    def first_waves(self) -> list[Rows]:
-        """Return the rows of each run of prompts that are prefilled, and then decoded, together."""
-        return [
-            Rows(
-                depth=0,
-                prompt_R=run,
-                node_R=np.full(run.size, -1),
-                token_R=np.full(run.size, -1),
-                row_K=np.repeat(np.arange(run.size), self._rollouts_P[run]),
-                rollout_K=np.concatenate([np.arange(n) for n in self._rollouts_P[run]]),
-            )
-            for run in self.decoder.split(self._prompts)
-        ]
-
-    def trees(self) -> list[RolloutTree]:
-        trees = self._forest.trees()
-        return trees if self._shares_prefixes else [RolloutTree.merge([tree]) for tree in trees]
-
-    def decode(self, rows: Rows) -> list[Rows]:
-        """Decode rows to their ends; return the rows that must wait for memory."""
-        waiting: list[Rows] = []
-        live, prompt_R = np.unique(rows.prompt_R, return_inverse=True)
-        logits_RV = self.decoder.start([self._prompts[p] for p in live])
-        if rows.depth:
-            logits_RV = self._replay(rows, prompt_R)
-        while True:
-            num_live = rows.row_K.size
-            rows, source_R = self._draw(rows, logits_RV)
-            self._num_finished += num_live - rows.row_K.size
-            self._observe(Decoding(self._num_finished, self._num_rollouts, self._forest.num_nodes, rows.depth))
-            if not rows.node_R.size:
-                return waiting
-            capacity = self.decoder.rows_that_fit(rows.depth)
-            if rows.node_R.size > capacity:
-                kept, rest = np.split(np.argsort(rows.prompt_R, kind="stable"), [capacity])
-                waiting += [rows.take(part) for part in np.split(rest, range(capacity, rest.size, capacity))]
-                kept.sort()
-                rows, source_R = rows.take(kept), source_R[kept]
-            rows = self.decoder.rearrange(rows, source_R)
-            local = np.searchsorted(live, rows.prompt_R)
-            still = np.unique(local)
-            if 2 * still.size <= live.size:  # drop the prompts that are done
-                self.decoder.keep_prompts(still)
-                live = live[still]
-                local = np.searchsorted(live, rows.prompt_R)
-            logits_RV = self.decoder.feed(rows.token_R, rows.depth - 1, local)
-
-    def _draw(self, rows: Rows, logits_RV: Tensor) -> tuple[Rows, IntArray]:
-        """Draw one token for every rollout; return the rows that are still live, and the parent row of each."""
-        if rows.depth < self._sampling.min_new_tokens:
-            logits_RV = logits_RV.index_fill(1, self._tensor(self._stop_ids), float("-inf"))
-        uniform_K = self._uniforms.at(rows.depth, rows.prompt_R[rows.row_K], rows.rollout_K)
-        if logits_RV.device.type == "mps":
-            logits_RV = logits_RV.cpu()  # the draw is exact in float64, which Apple GPUs do not have
-        row_K, number_K = (to_device(x_K, logits_RV.device) for x_K in [rows.row_K, uniform_K])
-        drawn = draw_tokens(logits_RV, row_K, number_K, self._sampling)
-        # One copy, for which the host waits once. Token ids are exact in float64.
-        token_K, logprob_K = torch.stack([x_K.double() for x_K in drawn]).cpu().numpy()
-        if not np.isfinite(logprob_K).all():
-            raise DivergedError(
-                f"the logits of token {rows.depth + 1:,} of a response are not finite numbers: the training has "
-                "diverged; lower optimizer.learning_rate and resume from an earlier checkpoint"
-            )
-        token_K = token_K.astype(np.int64)
-
-        key_K = rows.row_K * logits_RV.shape[1] + token_K if self._shares_prefixes else np.arange(token_K.size)
-        order = np.argsort(key_K, kind="stable")
-        first = np.append(True, key_K[order][1:] != key_K[order][:-1])
-        one_of_C = order[first]  # a rollout of each child
-        child_K = np.cumsum(first) - 1
-        count_C = np.bincount(child_K)
-        source_C, token_C = rows.row_K[one_of_C], token_K[one_of_C]
-        node_C = self._forest.add(
-            rows.depth, rows.prompt_R[source_C], rows.node_R[source_C], token_C, count_C, logprob_K[one_of_C]
-        )
-        stopped_C = (token_C[:, None] == self._stop_ids).any(1)
-        if self._text_ends is not None:
-            completes_C = self._text_ends.found(rows.node_R[source_C], token_C, node_C)
-            stopped_C |= completes_C & (rows.depth >= self._sampling.min_new_tokens)
-        done_C = stopped_C | (rows.depth + 1 == self._sampling.max_new_tokens)
-        self._forest.finish(node_C[done_C], count_C[done_C], stopped_C[done_C])
-
-        children = Rows(rows.depth + 1, rows.prompt_R[source_C], node_C, token_C, child_K, rows.rollout_K[order])
-        live = np.flatnonzero(~done_C)
-        return children.take(live), source_C[live]
-
-    def _replay(self, rows: Rows, prompt_R: IntArray) -> Tensor:
-        """Feed again the tokens of rows that waited; return the logits after their last token."""
-        self.decoder.restart(prompt_R, rows.depth)
-        path_RT = self._forest.paths(rows.node_R, rows.depth - 1)
-        for position in range(rows.depth):
-            logits_RV = self.decoder.feed(path_RT[:, position], position, prompt_R)
-        return logits_RV
-
-    def _tensor(self, array: IntArray | FloatArray) -> Tensor:
-        return to_device(array, self._device)

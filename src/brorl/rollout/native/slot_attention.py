@@ -1,0 +1,175 @@
+"""Attention of slots in two levels: to the keys of their prompt, once for all slots of it, and to their own.
+
+Notation: P prompts, R slots, W slots of a prompt at most, K key-value heads, G query heads of each, D head dimension, S
+prompt length, T tokens that a slot reserves.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from brorl.model.device import to_device
+from brorl.model.tree_attention import PromptCache
+from brorl.rollout.native.arena import Arena, reserved_tokens
+from brorl.tree import IntArray
+
+
+def power_of_two(number: int) -> int:
+    """Return the least power of two that is no less than a positive number."""
+    return 1 << (number - 1).bit_length()
+
+
+class SlotPrompts:
+    """Keys and values of P prompts, heads first, padded on the right.
+
+    Args:
+        keeps: Keep the memory from wave to wave, and round P and S up to few values.
+    """
+
+    def __init__(self, *, keeps: bool) -> None:
+        self._keeps = keeps
+        self._stores: list[Tensor] = []  # keys and values of each layer in turn
+        self._bias = torch.empty(0)
+        self.key: list[Tensor] = []  # per layer, shape [K, P, D, S]
+        self.value: list[Tensor] = []  # per layer, shape [K, P, S, D]
+        self.bias: Tensor | None = None  # -inf for padding, else 0, shape [P, 1, S]; None if nothing is padded
+        self.length = np.empty(0, np.int64)  # tokens of each prompt
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the keys and values."""
+        return sum(x.numel() * x.element_size() for x in self._stores)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of prompts and tokens, P and S, with padding."""
+        return self.value[0].shape[1], self.value[0].shape[2]
+
+    @property
+    def addresses(self) -> list[int]:
+        """Where the keys, the values and the bias are."""
+        return [x.data_ptr() for x in (*self._stores, self._bias)]
+
+    def fill(self, cache: PromptCache) -> None:
+        """Take the prompts of a wave; the lists of the cache are emptied."""
+        tokens = reserved_tokens(cache.value[0].shape[2]) if self._keeps else cache.value[0].shape[2]
+        layers = [(cache.key.pop(0), cache.value.pop(0)) for _ in range(len(cache.key))]
+        self.length = cache.length
+        pairs = ((key.permute(1, 0, 3, 2), value.transpose(0, 1)) for key, value in layers)
+        self._put([x for pair in pairs for x in pair], tokens)
+
+    def keep(self, prompts: IntArray) -> None:
+        """Keep some prompts, in the given order."""
+        chosen = to_device(prompts, self.value[0].device)
+        self.length = self.length[prompts]
+        pairs = zip(self.key, self.value, strict=True)
+        self._put([x for pair in pairs for x in pair], self.shape[1], chosen)
+
+    def _put(self, parts: list[Tensor], tokens: int, chosen: Tensor | None = None) -> None:
+        """Write keys [K, P, D, S] and values [K, P, S, D] of all layers; with padding to so many tokens."""
+        num_prompts = power_of_two(self.length.size) if self._keeps else self.length.size
+        stores, views = self._stores, []
+        self._stores = []
+        for index, part in enumerate(parts):
+            part = part if chosen is None else part[:, chosen]
+            is_key = index % 2 == 0
+            sizes = [part.shape[0], num_prompts, *part.shape[2:]]
+            sizes[3 if is_key else 2] = tokens
+            store = stores[index] if stores and self._keeps else part.new_empty(0)
+            if store.numel() < np.prod(sizes):
+                store = part.new_zeros(int(np.prod(sizes)))  # zeros: padding gets a weight of 0, so it must be finite
+            view = store[: int(np.prod(sizes))].view(sizes)
+            view[:, : part.shape[1], : part.shape[2], : part.shape[3]] = part
+            self._stores.append(store)
+            views.append(view)
+        self.key, self.value = views[::2], views[1::2]
+        self._set_bias(num_prompts, tokens)
+
+    def _set_bias(self, num_prompts: int, tokens: int) -> None:
+        padded_PS = np.arange(tokens) >= np.append(self.length, [tokens] * (num_prompts - self.length.size))[:, None]
+        self.bias = None
+        if self._keeps or padded_PS.any():
+            like = self.value[0]
+            bias = to_device(np.where(padded_PS, -np.inf, 0.0).astype(np.float32), like.device).to(like.dtype)
+            if self._bias.device != like.device or self._bias.numel() < bias.numel():
+                self._bias = like.new_empty(bias.numel())
+            self.bias = self._bias[: bias.numel()].view(num_prompts, 1, tokens)
+            self.bias.copy_(bias[:, None])
+
+
+class Grid(NamedTuple):
+    """Lays R slots on a padded grid of prompts and slots, and back; one product then serves all prompts."""
+
+    shape: tuple[int, int]  # prompts and width, P and W
+    slot_C: Tensor | None  # the slot of each of P * W cells; None if the grid is the slots
+    cell_R: Tensor | None  # the cell of each slot
+
+    def spread(self, x_RKGD: Tensor) -> Tensor:
+        """[R, K, G, D] -> [K, P, W * G, D]."""
+        x_KRGD = x_RKGD.transpose(0, 1)
+        if self.slot_C is not None:
+            x_KRGD = x_KRGD.index_select(1, self.slot_C)
+        return x_KRGD.reshape(x_KRGD.shape[0], self.shape[0], -1, x_KRGD.shape[3])
+
+    def gather(self, x_KPCD: Tensor, num_groups: int) -> Tensor:
+        """[K, P, W * G, D] -> [R, K, G, D]."""
+        x_KCGD: Tensor = x_KPCD.unflatten(2, (self.shape[1], num_groups)).flatten(1, 2)
+        if self.cell_R is not None:
+            x_KCGD = x_KCGD.index_select(1, self.cell_R)
+        return x_KCGD.transpose(0, 1)
+
+
+def cells_of(prompt_U: IntArray, num_prompts: int) -> tuple[IntArray, int]:
+    """Return the rank of each of U slots among those of its prompt, shape [U], and the most slots of a prompt."""
+    count_P = np.bincount(prompt_U, minlength=num_prompts)
+    order = np.argsort(prompt_U, kind="stable")
+    rank_U = np.empty_like(order)
+    rank_U[order] = np.arange(order.size) - (count_P.cumsum() - count_P)[prompt_U[order]]
+    return rank_U, int(count_P.max())
+
+
+class SlotContext:
+    """One new token per slot: it attends to its prompt and to its own slot, with one softmax.
+
+    Args:
+        arena: Keys and values of the slots.
+        prompts: Keys and values of the prompts.
+        grid: Where the slots are among the prompts.
+        position: Index of the new tokens in their slots, shape [1].
+        num_slots: Slots that are computed: the first ones.
+        longest: Tokens of the longest context.
+    """
+
+    def __init__(
+        self, arena: Arena, prompts: SlotPrompts, grid: Grid, position: Tensor, num_slots: int, longest: int
+    ) -> None:
+        self.longest = longest
+        self._arena, self._prompts, self._grid = arena, prompts, grid
+        self._position, self._num_slots = position, num_slots
+        token_T = torch.arange(arena.num_tokens, device=position.device)
+        bias_T = arena.value[0].new_zeros(arena.num_tokens)
+        self._bias_T = bias_T.masked_fill_(token_T > position, float("-inf"))
+
+    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
+        """Store the new keys and values, then attend; see `AttentionContext`."""
+        key, value = (x[layer][: self._num_slots] for x in (self._arena.key, self._arena.value))
+        key.index_copy_(3, self._position, key_TKD[..., None])
+        value.index_copy_(2, self._position, value_TKD[:, :, None])
+        query = query_THD.unflatten(1, (key.shape[1], -1))  # [R, K, G, D]
+        num_groups = query.shape[2]
+        # All reserved tokens, not only those in use: memory is read in one stream, and no shape changes.
+        of_row = torch.baddbmm(self._bias_T, query.flatten(0, 1), key.flatten(0, 1)).unflatten(0, key.shape[:2])
+        of_prompt = self._grid.spread(query) @ self._prompts.key[layer]  # [K, P, W * G, S]
+        if self._prompts.bias is not None:
+            of_prompt += self._prompts.bias
+        weight = torch.cat([self._grid.gather(of_prompt, num_groups), of_row], 3).softmax(3)
+        for_prompt, for_row = weight.split([of_prompt.shape[3], of_row.shape[3]], 3)
+        output: Tensor = for_row @ value
+        of_prompt = self._grid.spread(for_prompt) @ self._prompts.value[layer]
+        output += self._grid.gather(of_prompt, num_groups)
+        merged: Tensor = output.flatten(1, 2)
+        return merged

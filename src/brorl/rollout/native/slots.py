@@ -1,0 +1,290 @@
+"""Feeding tokens of rows to a model on any device: rows are slots, and a step reads and writes tensors at fixed places.
+
+A row with one rollout never forks. On CUDA the device draws its tokens, and the host looks at them every 16 positions;
+only rows with more rollouts need the host at each position. The step can then be a CUDA graph. Elsewhere the host draws
+for all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from brorl.model.device import to_device
+from brorl.model.lean import LeanPass
+from brorl.model.tree_attention import (
+    PREFILL_TOKENS,
+    PackedPass,
+    position_limit,
+    prefill,
+    smallest_window,
+    tree_attention,
+)
+from brorl.rollout.native.arena import BLOCK, Arena
+from brorl.rollout.native.decoder import prompt_runs
+from brorl.rollout.native.draw import DrawRule, draw_for_rows, without
+from brorl.rollout.native.graphs import StepGraphs
+from brorl.rollout.native.rows import RowMemory, Rows
+from brorl.rollout.native.slot_attention import Grid, SlotContext, SlotPrompts, cells_of, power_of_two
+from brorl.tree import FloatArray, IntArray
+
+_FEWEST_SLOTS = 8  # of a graph
+_NONE = np.empty(0, np.int64)
+
+
+class _State:
+    """What the device knows about the slots; each tensor stays where it is until more slots are needed.
+
+    Args:
+        slots: Number of slots, S.
+        cells: Cells of the largest grid of prompts and slots.
+        device: The device of the model.
+        draws: Whether the device draws; else it needs no float64.
+    """
+
+    def __init__(self, slots: int, cells: int, device: torch.device, *, draws: bool) -> None:
+        new = torch.zeros
+        self.size = slots, cells
+        drawn = slots if draws else 0
+        number = torch.float64 if draws else torch.float32
+        self.start_S = new(slots, dtype=torch.int64, device=device)  # tokens of the slot's prompt
+        self.token_SB = new(
+            slots, BLOCK, dtype=torch.int64, device=device
+        )  # of the last 16 positions, by position % 16
+        self.logprob_SB = new(drawn, BLOCK, dtype=number, device=device)
+        self.uniform_SB = new(drawn, BLOCK, dtype=number, device=device)  # of the 16 positions of a block
+        self.cell_S = new(slots, dtype=torch.int64, device=device)
+        self.slot_C = new(cells, dtype=torch.int64, device=device)
+        self.position = new(1, dtype=torch.int64, device=device)  # of the tokens that are fed
+
+    @property
+    def addresses(self) -> list[int]:
+        """Where the tensors are."""
+        return [x.data_ptr() for x in vars(self).values() if isinstance(x, Tensor)]
+
+
+class SlotDecoder:
+    """Tree attention: a slot attends to the keys of its prompt and to its own.
+
+    Args:
+        model: The model.
+        packed: Its forward pass.
+        arena: Keys and values of the slots.
+        rule: From logits to tokens.
+        graphs: Records the steps; None if they all run eagerly. The prompts and the logits then have tensors of their
+            own, and sizes are rounded up to few values.
+        draws: Whether the device draws for rows with one rollout.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        packed: PackedPass,
+        arena: Arena,
+        rule: DrawRule,
+        graphs: StepGraphs | None,
+        *,
+        draws: bool,
+    ) -> None:
+        self.arena, self.rule, self.draws = arena, rule, draws
+        self.packed = packed
+        self._model, self._graphs = model, graphs
+        self._parameters = [id(p) for p in model.parameters()]
+        self._state = _State(0, 0, packed.device, draws=draws)
+        self._prompts = SlotPrompts(keeps=graphs is not None)
+        self._logits = torch.empty(0, 0, device=packed.device)
+        self._alone = self._used = _NONE  # slots of rows for which the device draws, and of all rows
+        self._prompt_S = _NONE  # place of the prompt of each slot
+        self._grid: Grid | None = None  # of the slots in use; None if they changed
+        # What is to be written to the device, at which of its rows: the target, the rows or None for all, the numbers.
+        self._uploads: list[tuple[Tensor, IntArray | None, IntArray | FloatArray]] = []
+
+    def goes_on(self, memory: RowMemory, rule: DrawRule) -> bool:
+        """Prepare another call with the weights of now; return False if the model has other parameters now."""
+        parameters = [id(p) for p in self._model.parameters()]
+        if parameters != self._parameters:
+            return False
+        self.arena.memory, self.rule = memory, rule
+        if isinstance(self.packed, LeanPass):
+            self.packed.refresh()
+        return True
+
+    def attention(self) -> AbstractContextManager[None]:
+        """Let contexts compute the attention of the model; see `Decoder.attention`."""
+        return tree_attention(self._model)
+
+    def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
+        """Split prompts by what fits beside the rows; see `Decoder.split`."""
+        most = self.arena.memory.prompt_tokens
+        if self._graphs is not None:
+            most //= 3  # their number is rounded up to twice as many at most, their tokens to 1.5 times as many
+        return prompt_runs(prompts, min(PREFILL_TOKENS, most))
+
+    def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
+        """Compute the prompts of a wave; see `Decoder.start`."""
+        cache, logits_PV = prefill(self.packed, list(prompts))
+        self._prompts.fill(cache)
+        self.arena.start(self._prompts.num_bytes)
+        slots = self.arena.max_slots
+        cells = slots * self._prompts.shape[0]
+        if slots > self._state.size[0] or cells > self._state.size[1]:
+            slots_before, cells_before = self._state.size
+            sizes = max(slots, slots_before), max(cells, cells_before)
+            self._state = _State(*sizes, self.packed.device, draws=self.draws)
+        self._alone, self._prompt_S = _NONE, np.zeros(slots, np.int64)
+        if self._graphs is not None:
+            if self._logits.shape[0] < slots:
+                self._logits = logits_PV.new_empty(slots, logits_PV.shape[1])
+            self._bind(self._graphs)
+        return logits_PV
+
+    def rows_that_fit(self, num_tokens: int) -> int:
+        """Return how many rows fit; see `Decoder.rows_that_fit`."""
+        return self.arena.rows_that_fit(num_tokens)
+
+    def keep_prompts(self, prompts: IntArray) -> None:
+        """Drop the others; see `Decoder.keep_prompts`."""
+        self._prompts.keep(prompts)
+
+    def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
+        """Copy the rows that move; the first child of a row keeps its slot; see `Decoder.place`.
+
+        With no row for which the device draws, the slots are the first ones.
+        """
+        if not rows.size:
+            return rows
+        source_R = rows.slot_R
+        slot_R = self._new_slots(source_R, rows.depth)
+        order = np.argsort(slot_R)
+        source_R, slot_R, prompt_R = source_R[order], slot_R[order], prompt_R[order]
+        self.arena.place(source_R, slot_R, rows.depth - 1, rows.depth)
+        rows = replace(rows.take(order), slot_R=slot_R)
+        self._used, self._grid = np.concatenate([self._alone, slot_R]), None
+        self._prompt_S[slot_R] = prompt_R
+        self._uploads += [
+            (self._state.token_SB[:, (rows.depth - 1) % BLOCK], slot_R, rows.token_R),
+            (self._state.start_S, slot_R, self._prompts.length[prompt_R]),
+        ]
+        return rows
+
+    def release(self, slot_R: IntArray, uniform_RB: FloatArray) -> None:
+        """Let the device draw for rows with one rollout, until `drawn`; with the numbers of the block, [R, 16]."""
+        self._alone = np.concatenate([self._alone, slot_R])
+        self._uploads.append((self._state.uniform_SB, slot_R, uniform_RB))
+
+    def drawn(self) -> tuple[IntArray, FloatArray]:
+        """Return the tokens of the slots at the last 16 positions and their log-probs, shape [S, 16]; the host waits.
+
+        The host draws for all rows afterwards.
+        """
+        state, top = self._state, int(self._used.max()) + 1
+        token_SB, logprob_SB = torch.stack([state.token_SB[:top].double(), state.logprob_SB[:top]]).cpu().numpy()
+        self._alone = _NONE
+        return token_SB.astype(np.int64), logprob_SB
+
+    def feed(self, rows: Rows) -> Tensor:
+        """Feed one token per slot; return the logits of the rows for which the host draws; see `Decoder.feed`."""
+        position, state = rows.depth - 1, self._state
+        num_slots = int(self._used.max()) + 1
+        if self._graphs is not None:
+            fit = self.arena.rows_that_fit(rows.depth)
+            num_slots = min(max(power_of_two(num_slots), _FEWEST_SLOTS), fit)
+        grid = self._laid_out(num_slots)
+        self._upload()
+        state.position.fill_(position)
+        draws = self.draws and (self._alone.size > 0 or self._graphs is not None)
+        forbidden = self.rule.forbidden(rows.depth)
+        longest = int(self._prompts.length.max()) + position + 1
+        step = partial(self._step, num_slots, grid, longest, forbidden if draws else None)
+        if self._graphs is None:
+            step()
+        else:
+            shapes = num_slots, self.arena.num_tokens, self._prompts.shape, grid.shape
+            sampling = self.rule.sampling
+            key = shapes, sampling.temperature, sampling.top_p, sampling.top_k, forbidden
+            self._graphs.run(key, step, self._logits[:num_slots])
+        if rows.size in (0, num_slots):
+            return self._logits[: rows.size]
+        return self._logits[to_device(rows.slot_R, state.position.device)]
+
+    def _step(self, num_slots: int, grid: Grid, longest: int, forbidden: tuple[int, ...] | None) -> None:
+        """Feed the token of each slot at the position, and draw the next one unless `forbidden` is None."""
+        state, position = self._state, self._state.position
+        token_R = state.token_SB[:num_slots].index_select(1, position % BLOCK)[:, 0]
+        context = SlotContext(self.arena, self._prompts, grid, position, num_slots, longest)
+        logits = self.packed.row_logits(token_R, state.start_S[:num_slots] + position, context, None).whole()
+        if self._graphs is None:
+            self._logits = logits
+        else:
+            self._logits[:num_slots].copy_(logits)
+        if forbidden is None:
+            return
+        after = (position + 1) % BLOCK
+        uniform_R = state.uniform_SB[:num_slots].index_select(1, after)[:, 0]
+        token_R, logprob_R = draw_for_rows(without(logits, forbidden), uniform_R, self.rule.sampling)
+        state.token_SB[:num_slots].index_copy_(1, after, token_R[:, None])
+        state.logprob_SB[:num_slots].index_copy_(1, after, logprob_R[:, None].double())
+
+    def _new_slots(self, source_R: IntArray, depth: int) -> IntArray:
+        """Return the slot of each row at a depth: its source where it can stay, else a free one."""
+        if depth == 1 or self.arena.grows(depth):
+            return np.arange(source_R.size)
+        limit = self.arena.rows_that_fit(depth) if self._alone.size else source_R.size
+        free, stays_R = np.ones(limit, np.bool_), np.zeros(source_R.size, np.bool_)
+        free[self._alone] = False
+        stays_R[np.unique(source_R, return_index=True)[1]] = True
+        stays_R &= source_R < limit
+        free[source_R[stays_R]] = False
+        slot_R = source_R.copy()
+        slot_R[~stays_R] = np.flatnonzero(free)[: np.count_nonzero(~stays_R)]
+        return slot_R
+
+    def _laid_out(self, num_slots: int) -> Grid:
+        """Return the grid of the slots in use."""
+        num_prompts, state = self._prompts.shape[0], self._state
+        if num_prompts == 1:
+            return Grid((1, num_slots), None, None)
+        if self._grid is None:
+            prompt_U = self._prompt_S[self._used]
+            rank_U, width = cells_of(prompt_U, num_prompts)
+            width = width if self._graphs is None else min(power_of_two(width), num_slots)
+            cell_U = prompt_U * width + rank_U
+            # Slots without a row, and cells without a slot, have the first one.
+            cell_R, slot_C = np.zeros(num_slots, np.int64), np.zeros(num_prompts * width, np.int64)
+            cell_R[self._used], slot_C[cell_U] = cell_U, self._used
+            targets = state.slot_C[: slot_C.size], state.cell_S[:num_slots]
+            self._grid = Grid((num_prompts, width), *targets)
+            self._uploads += [(targets[0], None, slot_C), (targets[1], None, cell_R)]
+        return self._grid
+
+    def _upload(self) -> None:
+        """Write what changed to the device: one copy from the host for all of it."""
+        if not self._uploads:
+            return
+        arrays = [x.ravel().view(np.int64) for _, *both in self._uploads for x in both if x is not None]
+        parts = iter(to_device(np.concatenate(arrays), self._state.position.device).split([x.size for x in arrays]))
+        for target, index, values in self._uploads:
+            if index is None:
+                target.copy_(next(parts))
+            else:
+                target.index_copy_(0, next(parts), next(parts).view(target.dtype).view(values.shape))
+        self._uploads.clear()
+
+    def _bind(self, graphs: StepGraphs) -> None:
+        """Tell the graphs where everything is, and refuse them what is not the same at every position."""
+        longest = int(self._prompts.length.max()) + self.arena.memory.max_tokens
+        limit, window = position_limit(self._model), smallest_window(self._model.config)
+        if (limit is not None and longest > limit[1]) or (window is not None and longest > window):
+            graphs.refuse(f"{type(self._model).__name__} checks the length of each context of up to {longest:,} tokens")
+        weights = [x.data_ptr() for x in (*self._model.parameters(), *self._model.buffers())]
+        if isinstance(self.packed, LeanPass):
+            weights += self.packed.addresses(longest)
+        others = (self._logits.data_ptr(), *self.arena.addresses, *self._state.addresses, *self._prompts.addresses)
+        graphs.bind([*weights, *others])

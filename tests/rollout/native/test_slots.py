@@ -1,0 +1,111 @@
+"""Rows that the device draws alone, and recorded steps: the tests of the engine, and the engine that does neither."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from test_native import (  # collected here again, for both ways
+    EOS,
+    assert_same_trees,
+    ragged_prompts,
+    room_for,
+    test_greedy_equals_generate,
+    test_log_probs_equal_a_plain_forward_pass,
+    test_no_response_ends_before_the_minimum_and_log_probs_are_those_of_the_other_tokens,
+    test_responses_end_at_stop_tokens_or_at_the_limit,
+)
+from test_native_distribution import test_independent_rollouts_each_invert_their_own_uniform_numbers
+from test_native_stop import test_responses_are_those_without_stop_strings_cut_at_the_first
+from torch import Tensor
+
+import brorl.rollout.native.engine as native
+import brorl.rollout.native.growth as native_growth
+from brorl.errors import DivergedError
+from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native.graphs import StepGraphs
+from brorl.sampling import SamplingParams
+from recorded_steps import RecordedSteps
+from small_models import mostly_slow, small_model
+
+__all__ = [
+    "test_greedy_equals_generate",
+    "test_independent_rollouts_each_invert_their_own_uniform_numbers",
+    "test_log_probs_equal_a_plain_forward_pass",
+    "test_no_response_ends_before_the_minimum_and_log_probs_are_those_of_the_other_tokens",
+    "test_responses_are_those_without_stop_strings_cut_at_the_first",
+    "test_responses_end_at_stop_tokens_or_at_the_limit",
+]
+
+
+@pytest.fixture(autouse=True, params=mostly_slow(["eager", "recorded"]))
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Engines draw for single rows as on CUDA; steps are recorded or not."""
+    monkeypatch.setattr(native, "draws_on", lambda _: True)
+    if request.param == "recorded":
+        monkeypatch.setattr(native, "graphs_on", lambda *_: StepGraphs("on", print, RecordedSteps()))
+    return request.param
+
+
+def lockstep(monkeypatch: pytest.MonkeyPatch, sample: Callable[[], list]) -> list:
+    """Sample with an engine whose host draws every token."""
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "draws_on", lambda _: False)
+        patch.setattr(native, "graphs_on", lambda *_: None)
+        return sample()
+
+
+@pytest.mark.parametrize("share_prefixes", [True, False])
+@pytest.mark.parametrize("scale", [0.15, 0.4])  # of the weights: rows fork at once, or late and seldom
+def test_trees_are_those_whose_tokens_the_host_drew(
+    share_prefixes: bool, scale: float, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of several lengths and numbers of rollouts, with ample memory and with so little that rows wait."""
+    model = small_model(seed=int(rng.integers(1 << 30)), scale=scale)
+    prompts, seed = ragged_prompts(rng, 4), int(rng.integers(1 << 60))
+    rollouts = rng.integers(1, 16, 4).tolist()
+    sampling = SamplingParams(temperature=0.8, top_p=0.95, max_new_tokens=int(rng.integers(33, 40)))
+
+    def sample(memory: int = 1 << 30) -> list:
+        engine = NativeEngine(model, EOS, memory, share_prefixes=share_prefixes)
+        return engine.sample(prompts, rollouts, sampling, seed)
+
+    expected = lockstep(monkeypatch, sample)
+    assert_same_trees(sample(), expected)
+    assert_same_trees(sample(room_for(model, 9, sampling.max_new_tokens, prompts)), expected)
+    assert max(int(tree.length.max()) for tree in expected) > 32  # two looks of the host at least
+
+
+def test_the_host_sees_rows_with_one_rollout_every_16_positions(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model(seed=int(rng.integers(1 << 30)), scale=0.1)
+    looks, draws = [], []
+    drawn, draw_tokens = native.SlotDecoder.drawn, native_growth.draw_tokens
+    monkeypatch.setattr(native.SlotDecoder, "drawn", lambda decoder: (looks.append(0), drawn(decoder))[1])
+    monkeypatch.setattr(native_growth, "draw_tokens", lambda *args: (draws.append(0), draw_tokens(*args))[1])
+    (tree,) = NativeEngine(model, 99).sample([[3, 4]], 6, SamplingParams(max_new_tokens=40), seed=1)
+    assert len(looks) == 3  # after 16, 32 and 40 tokens
+    shared = tree.depth[tree.count > 1].max(initial=-1) + 1  # tokens after which no two rollouts agree
+    assert len(draws) == shared + 1
+
+
+def test_numbers_that_are_not_finite_are_found_at_the_next_look(rng: np.random.Generator) -> None:
+    """A weight breaks between two calls; with the old one the engine samples again what it did before."""
+    model = small_model(seed=int(rng.integers(1 << 30)), scale=0.1)
+    engine, sampling = NativeEngine(model, 99), SamplingParams(max_new_tokens=40)
+    expected = engine.sample([[5, 6], [7, 8, 9]], 1, sampling, seed=0)
+    position = 20  # which only rows with one rollout reach
+    rotary, forward = model.model.rotary_emb, model.model.rotary_emb.forward
+
+    def broken(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = forward(x, position_ids)
+        return torch.where((position_ids >= position)[..., None], torch.nan, cos), sin
+
+    rotary.forward = broken
+    with pytest.raises(DivergedError, match=r"the logits of token (1[789]|2\d) of a response .* earlier checkpoint"):
+        NativeEngine(model, 99, forward=engine._forward).sample([[5, 6], [7, 8, 9]], 1, sampling, seed=0)
+    rotary.forward = forward
+    assert_same_trees(engine.sample([[5, 6], [7, 8, 9]], 1, sampling, seed=0), expected)

@@ -1,0 +1,77 @@
+"""Decoding on a simulated CUDA device: the trees of a CPU, the weights that are joined, and graphs that it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from simulated_device import run
+
+pytestmark = [pytest.mark.slow, pytest.mark.linux]
+
+TREES = """
+import json
+import numpy as np
+from brorl.rollout.native.engine import NativeEngine
+from brorl.sampling import SamplingParams
+from small_models import small_model
+
+lines, same, agrees = [], [], []
+for architecture in ("llama", "qwen3", "hooked"):
+    rng = np.random.default_rng(7)
+    model = small_model(architecture, seed=3, scale=0.3)
+    prompts = [rng.integers(1, 17, n).tolist() for n in (5, 2, 9)]
+    sampling = SamplingParams(temperature=0.7, top_p=0.95, max_new_tokens=40, min_new_tokens=2)
+    def sample(memory=1 << 30, **options):
+        return NativeEngine(model, 0, memory, echo=lines.append, **options).sample(prompts, [30, 1, 12], sampling, 5)
+    expected = sample()
+    model.cuda()
+    for trees in (sample(), sample(60_000), sample(share_prefixes=False, graphs="off")):
+        same += [a.responses() == b.responses() for a, b in zip(trees, expected, strict=True)]
+        agrees += [bool(np.allclose(a.logprob, b.logprob, rtol=1e-11)) for a, b in zip(trees, expected, strict=True)]
+try:
+    sample(graphs="on")
+    error = ""
+except Exception as raised:
+    error = f"{type(raised).__name__}: {raised}"
+print(json.dumps([same, agrees, lines, error]))
+"""
+
+JOINED = """
+import torch
+from brorl.model.hook_check import is_exact
+from brorl.model.lean import LeanPass, has_lean_layout, num_joined_weights
+from brorl.model.logprobs import ModelPass
+from brorl.model.tree_attention import HookedPass, prefill, tree_attention
+from small_models import small_model
+
+for architecture in ("llama", "qwen2", "qwen3", "mistral"):
+    model = small_model(architecture, seed=5).cuda()
+    assert has_lean_layout(model) and is_exact(model, ModelPass(lean=True))
+    packed = LeanPass(model, model.dtype)
+    assert sum(copy.numel() for copy, _ in packed._copies) == num_joined_weights(model)
+    addresses = packed.addresses(50)
+    for _ in range(2):
+        packed.refresh()
+        with torch.no_grad(), tree_attention(model):
+            got, expected = (prefill(way, [[1, 2, 3], [4, 5]])[1] for way in (packed, HookedPass(model)))
+        torch.testing.assert_close(got.cpu(), expected.cpu(), rtol=1e-11, atol=1e-12)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+    assert packed.addresses(50) == addresses
+"""
+
+
+def test_trees_are_those_of_a_cpu(device: Path) -> None:
+    same, agrees, lines, error = json.loads(run(device, TREES).splitlines()[-1])
+    assert len(same) == len(agrees) == 27
+    assert all(same)
+    assert all(agrees)
+    said = "decoding starts its kernels one by one, without CUDA graphs: "
+    assert len(lines) == 6  # one for each engine that tried
+    assert all(line.startswith(said) for line in lines)
+    assert error.startswith("UserError: engine.cuda_graphs = on, and a step of decoding cannot be a CUDA graph: ")
+
+
+def test_joined_weights_are_counted_and_follow_the_model(device: Path) -> None:
+    run(device, JOINED)

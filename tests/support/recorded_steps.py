@@ -1,0 +1,61 @@
+"""CUDA graphs without CUDA: the operators of a step, recorded with their tensors, and called again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+_FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "pin_memory")
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple, dict, Any]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = function.overloadpacket.__name__
+        assert name not in _FORBIDDEN, f"{name} lets the host wait, which a graph refuses"
+        made = function(*args, **(kwargs or {}))
+        self.calls.append((function, args, kwargs or {}, made))
+        return made
+
+
+class RecordedSteps:
+    """Records steps: a replay calls the same operators with the same numbers of Python, on the tensors at their places.
+
+    Like a graph it knows nothing of what Python would do in another call of the step.
+
+    Args:
+        spoil: Called after each replay, for instance to change what it wrote.
+    """
+
+    def __init__(self, spoil: Callable[[], object] = lambda: None) -> None:
+        self.captures = self.replays = 0
+        self._spoil = spoil
+
+    def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
+        """Record a step; return its replay."""
+        self.captures += 1
+        with _Recorder() as recorder:
+            step()
+
+        def replay() -> None:
+            self.replays += 1
+            made_now: dict[int, Tensor] = {}
+
+            def now(x: Tensor) -> Tensor:
+                return made_now.get(id(x), x)
+
+            for function, args, kwargs, made in recorder.calls:
+                given, named = tree_map_only(Tensor, now, (args, kwargs))
+                outputs = function(*given, **named)
+                before, after = ([made], [outputs]) if isinstance(made, Tensor) else (made, outputs)
+                made_now |= {id(x): y for x, y in zip(before or (), after or (), strict=True) if isinstance(x, Tensor)}
+            self._spoil()
+
+        return replay
