@@ -120,6 +120,20 @@ def test_the_engine_is_never_planned_below_what_its_rows_take(dtype: str, rng: n
         assert plan.sampling.num_bytes >= 0.7 * min(needed, limit)  # growing copies a layer, and rounds lengths up
 
 
+def test_a_cache_that_is_kept_counts_beside_learning() -> None:
+    model, workload = small_model(dtype=torch.bfloat16), Workload(20, 100, num_rows=500)
+    on_cuda = replace(SETTINGS, device="cuda", nodes_per_pass=4096)
+    freed, kept = (plan_memory(model.config, replace(on_cuda, keeps_cache=kept), workload) for kept in (False, True))
+    cache = named(kept)["sampling cache"]
+    assert cache + kept.sampling.num_bytes == freed.sampling.num_bytes
+    assert kept.total_bytes == freed.kept_bytes + cache + max(kept.sampling.num_bytes, kept.learning.num_bytes)
+    assert "sampling cache" not in named(freed)
+    joined = 2 * (4 + 2 + 2) * 8 * 32 + 2 * 2 * 48 * 32  # queries, keys and values, gates and what is gated
+    on_cpu = plan_memory(model.config, SETTINGS, workload)
+    assert named(freed)["sampling copy"] == joined * 4
+    assert "sampling copy" not in named(on_cpu)
+
+
 def kept_for_backward(model: PreTrainedModel, tree: RolloutTree, nodes: int) -> int:
     """Most bytes that autograd keeps for the backward pass of a part, without the weights."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}

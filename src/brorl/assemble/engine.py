@@ -104,7 +104,7 @@ def build_engine(
     """Make the engine.
 
     Raises:
-        UserError: If `engine.dtype` does not fit the model.
+        UserError: If `engine.dtype` or `engine.cuda_graphs` does not fit the model and its device.
 
     Args:
         config: The settings.
@@ -146,6 +146,8 @@ def build_engine(
                 forward=forward,
                 dtype=torch.bfloat16 if rounded else None,
                 stop=stop,
+                graphs=config.engine.cuda_graphs,
+                echo=echo,
             )
         case _:
             assert_never(config.engine.kind)

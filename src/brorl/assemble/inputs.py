@@ -189,6 +189,7 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
         device=device.type,
         separate_engine=config.engine.kind == "vllm",
         engine_apart=config.engine.vllm.placement == "apart",
+        keeps_cache=config.engine.kind == "native" and device.type == "cuda" and config.engine.cuda_graphs != "off",
     )
     steps_at_once = MOST_STEPS if config.dynamic_sampling.enabled else 1
     workload = Workload(

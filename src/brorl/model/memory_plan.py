@@ -22,6 +22,7 @@ from brorl.errors import UserError
 from brorl.model.forward import ForwardChoice
 from brorl.model.kernels import kernels
 from brorl.model.kv_shape import KVShape, shapes_or_guess
+from brorl.model.lean import has_lean_layout, num_joined_weights
 from brorl.model.logits import (
     LOGITS_PER_BLOCK,
     LOGITS_PER_DRAW,
@@ -65,6 +66,7 @@ class MemorySettings:
     # cache that is allocated in advance
     separate_engine: bool = False
     engine_apart: bool = False  # whether vLLM has GPUs of its own; its memory is then not part of the plan
+    keeps_cache: bool = False  # whether the native engine keeps its memory while the learner works, for CUDA graphs
 
     @property
     def autocasts(self) -> bool:
@@ -148,7 +150,11 @@ def plan_memory(
     activations = _Activations.of(model, settings)
     num_weights = activations.shape.parameters
     kept = _kept_lines(model, activations, settings)
-    sampling = 0 if settings.separate_engine else activations.sampling_bytes(settings.engine_bytes, workload)
+    cache, sampling = (0, 0) if settings.separate_engine else activations.sampling_bytes(settings, workload)
+    if settings.keeps_cache and not activations.flat:
+        kept = (*kept, MemoryLine("sampling cache", cache, "engine.memory_gib"))
+    else:
+        sampling += cache
     nodes = settings.nodes_per_pass or default_max_nodes(
         model, whole_logits=activations.whole_logits, device=settings.device
     )
@@ -182,6 +188,8 @@ def _kept_lines(model: PreTrainedModel, activations: _Activations, settings: Mem
         copy_bytes = copies * num_weights * activations.computed_bytes if has_vllm else 0
     else:
         copy_bytes = 2 * num_weights if settings.autocasts else 0
+        if settings.device == "cuda" and not lora and not activations.flat and has_lean_layout(model):
+            copy_bytes += num_joined_weights(model) * activations.computed_bytes
     smaller = "dtype: bfloat16" if lora else "dtype: bfloat16 with lora.rank"
     copy_smaller = "engine.kind: native" if settings.separate_engine else "lora.rank, whose runs have none"
     return (
@@ -282,8 +290,9 @@ class _Activations(NamedTuple):
         kv, flat = shapes_or_guess(model, settings.forward)
         return cls(shape, kv, flat, not embeds_last(model), *_BYTES[settings.dtype])
 
-    def sampling_bytes(self, limit: int, workload: Workload) -> int:
+    def sampling_bytes(self, settings: MemorySettings, workload: Workload) -> tuple[int, int]:
         """Return the bytes of the engine's rows within its limit, and of the activations of its forward passes."""
+        limit = settings.engine_bytes
         token_bytes = sum(kv.size for kv in self.kv) * self.computed_bytes
         row_tokens = workload.max_new_tokens + (workload.prompt_tokens if self.flat else 0)
         row_bytes = row_tokens * token_bytes + 3 * self.shape.vocabulary * max(4, self.computed_bytes)
@@ -302,7 +311,7 @@ class _Activations(NamedTuple):
             drawn += MASSES_PER_DRAW * _BYTES_PER_MASS
         else:
             drawn += min(workload.num_rows * masses, MASSES_PER_DRAW) * _BYTES_PER_MASS
-        return cache + max(scores, drawn, prefill * self._token_bytes() // 2)
+        return cache, max(scores, drawn, prefill * self._token_bytes() // 2)
 
     def learning_bytes(self, settings: MemorySettings, workload: Workload, nodes: int) -> int:
         """Return the bytes of the activations and logits of the largest chunk, with the tokens of its prompts."""

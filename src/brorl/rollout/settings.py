@@ -57,6 +57,11 @@ class EngineSettings(Section):
         "auto", description="kernels in C for float32 on a CPU, compiled once per processor in a few seconds: auto, "
         "where a C compiler is present | on, with an error without one | off, PyTorch's",
     )  # fmt: skip
+    cuda_graphs: Literal["auto", "on", "off"] = Field(
+        "auto", description="CUDA graphs of the native engine's steps, on the tree path: auto, where they can be made "
+        "and give the same logits | on, with an error where not | off, each kernel is started by the host "
+        "(docs/how-to/gpu.md)",
+    )  # fmt: skip
     memory_gib: float = Field(
         4.0, gt=0, description="memory for the KV cache and logits while sampling, in GiB; more rows wait for space. "
         "vllm allocates a KV cache of this size at the start",
