@@ -17,9 +17,10 @@ from measurement import Workload
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from brorl.model import logits, logprobs, tiled_attention, tree_batch
+from brorl.model import logits, node_outputs, tiled_attention
 from brorl.model.forward import FlatForward, Forward, TreeForward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
+from brorl.model.logprobs import ModelPass
 
 _SCORES_PER_TILE = 400  # some queries of a short response
 _ROWS_PER_BLOCK = 5
@@ -154,7 +155,7 @@ class LearnerVariant:
     name: str  # its name in the results
     forward: Forward = field(default_factory=TreeForward)  # how trees go through the model
     checkpointing: bool = False  # whether activations are computed again
-    small_tiles: bool = False  # attend in tiles although the responses are short
+    small_tiles: bool = False  # attend in many tiles although the responses are short
     small_blocks: bool = False  # compute logits in blocks although they are few
     timed: bool = False  # whether its step is timed. Long responses need tiles and blocks anyway
     only_cuda: bool = False  # whether it needs a CUDA device, and has no float64
@@ -170,24 +171,24 @@ class LearnerVariant:
             enable_gradient_checkpointing(model)
         with ExitStack() as stack:
             if self.small_tiles:
-                stack.enter_context(patch.object(tree_batch, "MAX_CHAIN_SCORES", 0))
                 stack.enter_context(patch.object(tiled_attention, "SCORES_PER_TILE", _SCORES_PER_TILE))
             if self.small_blocks:
                 block = _ROWS_PER_BLOCK * model.config.get_text_config().vocab_size
                 stack.enter_context(patch.object(logits, "MAX_LOGITS", 0))
-                stack.enter_context(patch.object(logprobs, "LOGITS_PER_BLOCK", block))
+                stack.enter_context(patch.object(node_outputs, "LOGITS_PER_BLOCK", block))
             yield
 
 
 FLAT = FlatForward("the benchmark measures it")
 VARIANTS = (
     LearnerVariant("tree", timed=True),
-    LearnerVariant("tree, tiled attention", small_tiles=True),
+    LearnerVariant("tree, small tiles", small_tiles=True),
     LearnerVariant("tree, blocked logits", small_blocks=True),
     LearnerVariant("tree, checkpointing", checkpointing=True, timed=True),
     LearnerVariant("tree, all three", checkpointing=True, small_tiles=True, small_blocks=True),
     LearnerVariant("flat", FLAT),
+    LearnerVariant("packed", TreeForward(model_pass=ModelPass(packed=True)), timed=True, only_cuda=True),
     LearnerVariant(
-        "tree, FlexAttention", TreeForward(model_pass=logprobs.ModelPass("flex")), timed=True, only_cuda=True
+        "packed, compiled", TreeForward(model_pass=ModelPass(packed=True, compiled=True)), timed=True, only_cuda=True
     ),
 )

@@ -18,12 +18,12 @@ from brorl.api.data import describe_data
 from brorl.assemble.data import build_questions, check_split
 from brorl.assemble.engine import build_engine
 from brorl.assemble.inputs import input_lines, prepare
-from brorl.assemble.learner import build_forward, build_learner_settings, build_model
+from brorl.assemble.learner import build_forward, build_learner_forward, build_learner_settings, build_model
 from brorl.assemble.run import build_run
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.model.forward import FlatForward, TreeForward
+from brorl.model.forward import FlatForward, Forward, TreeForward
 from brorl.model.logits import NextToken
 from brorl.model.logprobs import tree_logprobs
 from brorl.prompts.prompt import Prompt
@@ -152,17 +152,36 @@ def test_a_rounded_copy_samples_and_the_learner_corrects_for_it(tiny: Path) -> N
             engine(settings, other)
 
 
-def test_the_attention_is_that_of_the_settings_and_flex_needs_a_gpu_before_the_data_is_read(tiny: Path) -> None:
-    flex = {"engine.attention": "flex", "device": "cpu"}
-    with pytest.raises(UserError, match=r"engine\.attention: flex needs a CUDA device, .*set engine\.attention: auto"):
-        prepare(config(tiny, **flex, **{"data.sources": {"path": "missing.jsonl"}}), str(tiny))
-    ready = prepare(config(tiny), str(tiny))
-    model = build_model(config(tiny), ready)
-    with pytest.raises(UserError, match=r"engine\.attention: flex needs a CUDA device"):
-        build_forward(config(tiny, **flex, **{"cluster.nodes": 1}), ready, model)
-    forward = build_forward(config(tiny, **{"engine.attention": "tiled"}), ready, model)
+def test_the_attention_is_that_of_the_settings(tiny: Path) -> None:
+    settings = config(tiny, **{"engine.attention": "tiled"})
+    ready = prepare(settings, str(tiny))
+    model = build_model(settings, ready)
+    forward = build_forward(settings, ready, model)
     assert isinstance(forward, TreeForward)
     assert forward.model_pass.attention == "tiled"
+
+
+def test_the_learner_has_packed_passes_on_cuda_where_they_can_be(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = prepare(config(tiny), str(tiny))
+    model, flat, packed = build_model(config(tiny), ready), FlatForward("a window"), TreeForward()
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        "brorl.assemble.learner.with_packed_passes", lambda *_, **named: (calls.append(named), packed)[1]
+    )
+
+    def chosen(**settings: str) -> Forward:
+        named = {name.replace("__", "."): value for name, value in settings.items()}
+        return build_learner_forward(config(tiny, **named), model, flat, lambda _: None)
+
+    assert chosen() is flat  # on a CPU
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    assert chosen(dtype="bfloat16", importance__correction="truncate") is packed  # the engine keeps the flat path
+    (call,) = calls
+    assert call["autocast"] is True
+    assert call["failed_anywhere"](True) is True
+    assert chosen(dtype="float64") is flat
+    assert chosen(engine__attention="tiled") is flat
+    assert chosen(engine__forward="flat") is flat
 
 
 def test_a_format_reward_is_paid_for_the_format_alone(tiny: Path) -> None:

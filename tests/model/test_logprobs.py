@@ -176,13 +176,13 @@ def test_chunks_are_no_larger_than_asked(max_nodes: int, rng: np.random.Generato
 
 
 def test_default_chunk_shrinks_with_the_vocabulary_where_logits_are_whole() -> None:
-    """Whole logits of a chunk stay near 2^27 numbers; between 128 and 1024 nodes, on CUDA 8192."""
+    """Whole logits of a chunk stay near 2^27 numbers; between 128 and 1024 nodes, on CUDA 16384."""
     model, sizes = small_model(), {}
     for v in (17, 150_000, 4_000_000):
         model.config.vocab_size = v
         sizes[v] = default_max_nodes(model, whole_logits=True)
         assert default_max_nodes(model) == 1024
-        assert default_max_nodes(model, device="cuda") == 8192
+        assert default_max_nodes(model, device="cuda") == 16384
     assert sizes[17] == 1024
     assert 0.9 < sizes[150_000] * 150_000 / 2**27 <= 1
     assert sizes[4_000_000] == 128

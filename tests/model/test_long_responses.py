@@ -20,16 +20,17 @@ from transformers import (
 )
 
 from brorl.errors import UserError
-from brorl.model import kernels, logits, logprobs, tiled_attention, tree_batch
+from brorl.model import kernels, logits, node_outputs, tiled_attention
 from brorl.model.flat_logprobs import flat_chunk_logprobs
 from brorl.model.forward import choose_forward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.logits import NextToken, embeds_last
-from brorl.model.logprobs import ChunkLogprobs, by_tree, chunk_logprobs, tree_logprobs
+from brorl.model.logprobs import by_tree, chunk_logprobs, tree_logprobs
 from brorl.model.lora import add_adapter
+from brorl.model.node_outputs import ChunkLogprobs
 from brorl.model.settings import LoraSettings
 from brorl.model.tree_attention import PromptCache
-from brorl.model.tree_batch import TreeBatch, TreeSlice
+from brorl.model.tree_batch import ChunkInputs, TreeBatch, TreeSlice
 from brorl.tree import RolloutTree
 from small_models import (
     ARCHITECTURES,
@@ -48,8 +49,7 @@ HEADS = 4
 def small_blocks(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """Compute a few rows of logits, and tiles of a few queries."""
     monkeypatch.setattr(logits, "MAX_LOGITS", 0)
-    monkeypatch.setattr(logprobs, "LOGITS_PER_BLOCK", int(rng.integers(1, 6)) * VOCABULARY)
-    monkeypatch.setattr(tree_batch, "MAX_CHAIN_SCORES", 0)
+    monkeypatch.setattr(node_outputs, "LOGITS_PER_BLOCK", int(rng.integers(1, 6)) * VOCABULARY)
     monkeypatch.setattr(tiled_attention, "SCORES_PER_TILE", int(rng.integers(1, 8)) * 30 * HEADS)
 
 
@@ -134,7 +134,7 @@ def whole_and_blocks(
     found = []
     for limit in (1 << 27, 0):
         monkeypatch.setattr(logits, "MAX_LOGITS", limit)
-        monkeypatch.setattr(logprobs, "LOGITS_PER_BLOCK", 3 * VOCABULARY)
+        monkeypatch.setattr(node_outputs, "LOGITS_PER_BLOCK", 3 * VOCABULARY)
         chunks = chunk_logprobs(model, trees, next_token=next_token, max_nodes=20, entropy=True)
         found.append(weighted(model, chunks, weight_KO))
     return found
@@ -277,10 +277,12 @@ def test_other_models_compute_their_logits_last(architecture: str) -> None:
     assert embeds_last(on_meta)
 
 
-def random_batch(rng: np.random.Generator, dtype: torch.dtype) -> tuple[TreeBatch, list[Tensor]]:
-    """Return a chunk of nodes of three trees, and random queries, keys (of 3 numbers) and values (of 5) for it."""
+def random_batch(
+    rng: np.random.Generator, dtype: torch.dtype
+) -> tuple[list[RolloutTree], list[TreeSlice], TreeBatch, list[Tensor]]:
+    """Return three trees, a chunk of their nodes, and random queries, keys (of 3 numbers) and values (of 5) for it."""
     trees = [random_tree(rng, prompt_length=n, num_rollouts=10, branching=4, max_length=12) for n in (3, 1, 6)]
-    lengths, kv_heads = np.array([3, 1, 6]), 2
+    kv_heads = 2
 
     def normal(*shape: int) -> Tensor:
         return torch.from_numpy(rng.normal(size=shape)).to(dtype).requires_grad_()
@@ -288,36 +290,55 @@ def random_batch(rng: np.random.Generator, dtype: torch.dtype) -> tuple[TreeBatc
     prompts = [normal(3, kv_heads, 6, 3), normal(3, kv_heads, 6, 5)]
     offsets = np.cumsum([0] + [t.num_unique_tokens for t in trees])[:-1]
     slices = [TreeSlice(0, 2, trees[0].num_responses), TreeSlice(1, 0, trees[1].num_responses), TreeSlice(2, 0, 3)]
-    batch = TreeBatch(trees, offsets, slices, PromptCache([prompts[0]], [prompts[1]], None, lengths))
-    nodes = batch.token_F.numel()
-    return batch, [normal(nodes, HEADS, 3), normal(nodes, kv_heads, 3), normal(nodes, kv_heads, 5), *prompts]
+    batch = TreeBatch(trees, offsets, slices, torch.device("cpu"))
+    nodes = batch.token_T.numel()
+    return (
+        trees,
+        slices,
+        batch,
+        [normal(nodes, HEADS, 3), normal(nodes, kv_heads, 3), normal(nodes, kv_heads, 5), *prompts],
+    )
+
+
+def attended_by_paths(trees: list[RolloutTree], slices: list[TreeSlice], inputs: list[Tensor]) -> Tensor:
+    """Return the attention of the input nodes, one by one: to the prompt, and to the path by parents."""
+    query, key, value, prompt_key, prompt_value = inputs
+    outputs: list[Tensor] = []
+    for responses in slices:
+        tree, before = trees[responses.tree], len(outputs)
+        fed = ChunkInputs.of(tree, responses).node_F.tolist()
+        place = {node: before + i for i, node in enumerate(fed)}
+        own = [x[responses.tree, :, : len(tree.prompt_ids)].transpose(0, 1) for x in (prompt_key, prompt_value)]
+        for node in fed:
+            path = [place[int(n)] for n in tree.path(node)]
+            keys, values = torch.cat([own[0], key[path]]), torch.cat([own[1], value[path]])
+            by_head = query[place[node]].unflatten(0, (keys.shape[1], -1))
+            weight = torch.einsum("kgd,tkd->kgt", by_head, keys).softmax(-1)
+            outputs.append(torch.einsum("kgt,tkd->kgd", weight, values).flatten(0, 1))
+    return torch.stack(outputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_tiles_attend_as_chains_do(
+def test_tiles_attend_to_prompts_and_paths(
     dtype: torch.dtype, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Outputs and the gradients of queries, keys, values and prompts, for tiles of 1 query up to all of them."""
-    batch, inputs = random_batch(rng, dtype)
+    trees, slices, batch, inputs = random_batch(rng, dtype)
     query, key, value, prompt_key, prompt_value = inputs
     lengths = np.array([3, 1, 6])
-    unseen = torch.from_numpy(np.arange(6) >= lengths[:, None, None])
-    bias = torch.zeros(3, 1, 6, dtype=dtype).masked_fill(unseen, float("-inf"))
-    grad = torch.from_numpy(rng.normal(size=(query.shape[0], HEADS, 5))).to(dtype)
-
-    def attended() -> list[Tensor]:
-        context = batch.context(PromptCache([prompt_key], [prompt_value], bias, lengths))
-        output = context.attend(0, query, key, value)
-        return [output.detach(), *torch.autograd.grad(output, inputs, grad)]
-
-    expected = attended()
-    monkeypatch.setattr(tree_batch, "MAX_CHAIN_SCORES", 0)
+    grad = torch.from_numpy(rng.normal(size=(query.shape[0], HEADS, 5)))
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    output = attended_by_paths(trees, slices, exact)
+    expected = [output.detach(), *torch.autograd.grad(output, exact, grad)]
     tolerance = 1e-12 if dtype == torch.float64 else 0.1
     for scores in (1, 200, 2000, 1 << 20):
         monkeypatch.setattr(tiled_attention, "SCORES_PER_TILE", scores)
-        for got, reference in zip(attended(), expected, strict=True):
-            assert got.dtype == reference.dtype
-            torch.testing.assert_close(got, reference, rtol=tolerance, atol=tolerance)
+        context = batch.context(PromptCache([prompt_key], [prompt_value], None, lengths))
+        output = context.attend(0, query, key, value)
+        found = [output.detach(), *torch.autograd.grad(output, inputs, grad.to(dtype))]
+        for got, reference in zip(found, expected, strict=True):
+            assert got.dtype == dtype
+            torch.testing.assert_close(got.double(), reference, rtol=tolerance, atol=tolerance)
 
 
 class Largest(TorchDispatchMode):
@@ -354,14 +375,12 @@ def test_no_tensor_grows_with_the_rows_times_the_vocabulary_or_the_length_square
 
     bound = max(limit, length * 48, vocabulary * 32)  # or a token's activations, or the embedding's weight
     monkeypatch.setattr(kernels, "_choice", "off")
-    assert largest() >= (length - 1) ** 2 * HEADS  # the mode sees the scores, and those of the backward pass
+    assert largest() >= length * vocabulary  # the mode sees the logits
     monkeypatch.setattr(logits, "MAX_LOGITS", limit)
-    monkeypatch.setattr(logprobs, "LOGITS_PER_BLOCK", limit)
-    monkeypatch.setattr(tree_batch, "MAX_CHAIN_SCORES", limit)
+    monkeypatch.setattr(node_outputs, "LOGITS_PER_BLOCK", limit)
     monkeypatch.setattr(tiled_attention, "SCORES_PER_TILE", limit)
     model.zero_grad()
     assert largest() <= bound
-    monkeypatch.setattr(tree_batch, "MAX_CHAIN_SCORES", 1 << 26)
     monkeypatch.setattr(kernels, "_choice", "auto")
     if kernels.kernels() is not None:  # they need no tiles
         model.zero_grad()

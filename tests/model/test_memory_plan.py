@@ -220,8 +220,8 @@ def test_the_default_of_cuda_is_halved_until_it_fits() -> None:
         settings = replace(SETTINGS, engine_bytes=1 << 20, nodes_per_pass=nodes, device=device)
         return plan_memory(config, settings, workload, available)
 
-    sizes = {nodes: planned(None, nodes) for nodes in (1024, 2048, 4096, 8192)}
-    assert planned(None).learning == sizes[8192].learning
+    sizes = {nodes: planned(None, nodes) for nodes in (1024, 2048, 4096, 8192, 16384)}
+    assert planned(None).learning == sizes[16384].learning
     for nodes, plan in sizes.items():
         assert planned(plan.total_bytes).learning == plan.learning
         assert planned(plan.total_bytes - 1).learning == sizes[max(1024, nodes // 2)].learning

@@ -124,12 +124,12 @@ def test_fed_nodes_attend_to_their_prompt_and_their_path(max_nodes: int, rng: np
     cache = random_cache(rng, [3, 1, 5], kv_heads=2, head_dim=3)
     offsets = np.cumsum([0] + [t.num_unique_tokens for t in trees])[:-1]
     for pieces in split_into_chunks(trees, max_nodes):
-        batch = TreeBatch(trees, offsets, pieces, cache)
+        batch = TreeBatch(trees, offsets, pieces, cache.device)
         if not batch.target_index.numel():
             continue
         fed = [(piece.tree, node) for piece in pieces for node in nodes_to_feed(trees[piece.tree], piece)]
-        assert batch.token_F.tolist() == [int(trees[p].token[node]) for p, node in fed]
-        assert batch.position_F.tolist() == [len(trees[p].prompt_ids) + int(trees[p].depth[node]) for p, node in fed]
+        assert batch.token_T.tolist() == [int(trees[p].token[node]) for p, node in fed]
+        assert batch.position_T.tolist() == [len(trees[p].prompt_ids) + int(trees[p].depth[node]) for p, node in fed]
         query, key, value = normal(rng, len(fed), 4, 3), normal(rng, len(fed), 2, 3), normal(rng, len(fed), 2, 3)
         got = batch.context(cache).attend(0, query, key, value)
         place = {pair: i for i, pair in enumerate(fed)}

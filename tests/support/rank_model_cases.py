@@ -19,9 +19,10 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from brorl.errors import UserError
-from brorl.model.flex_attention import FlexAttention
-from brorl.model.hook_check import check_flex
+from brorl.model.flex_attention import ForestAttention
+from brorl.model.hook_check import check_packed
 from brorl.model.load import load_model
+from brorl.model.logprobs import ModelPass
 from brorl.model.settings import LoraSettings
 from brorl.model.sharding import full_tensor, shard
 from brorl.training.ranks import Ranks, load_on_first_rank
@@ -166,17 +167,18 @@ def failure(ranks: Ranks, loading: Loading | None) -> str:
     return "no error"
 
 
-def checked_flex(ranks: Ranks, loading: Loading, factor: int) -> str:
-    """Check FlexAttention, times a factor, on a sharded model; return the error."""
+def checked_packed(ranks: Ranks, loading: Loading, factor: float, compiled: bool) -> str:
+    """Check packed passes, with an attention times a factor, on a sharded model; return the error."""
     model, weights, _ = load_on_first_rank(ranks, lambda: (loading.load(), None))
     shard(model, weights, CPU)
-    attend = FlexAttention.attend
+    attend, compile_function = ForestAttention.attend, torch.compile
     with (
         patch("torch.nn.attention.flex_attention._validate_device"),  # it refuses gradients on a CPU
-        patch.object(FlexAttention, "attend", lambda *args: factor * attend(*args)),
+        patch.object(ForestAttention, "attend", lambda *args: factor * attend(*args)),
+        patch("torch.compile", lambda function, **options: compile_function(function, backend="aot_eager", **options)),
     ):
         try:
-            check_flex(model)
+            check_packed(model, ModelPass(packed=True, compiled=compiled))
         except UserError as error:
             return str(error)
     return "gradients" if any(p.grad is not None for p in model.parameters()) else ""

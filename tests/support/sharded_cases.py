@@ -18,7 +18,7 @@ from brorl.assemble.learner import build_rank
 from brorl.config.reading import make_config
 from brorl.errors import UserError
 from brorl.model import logits as logits_module
-from brorl.model import logprobs as logprobs_module
+from brorl.model import node_outputs
 from brorl.model.forward import FlatForward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.logits import LOGITS_PER_BLOCK, MAX_LOGITS
@@ -71,7 +71,7 @@ def model_of(case: Case) -> PreTrainedModel:
 
 def learner_of(case: Case, ranks: Ranks, load: Callable[[Case], PreTrainedModel] = model_of) -> TreeLearner:
     logits_module.MAX_LOGITS = 0 if case.logits_per_block else MAX_LOGITS
-    logprobs_module.LOGITS_PER_BLOCK = case.logits_per_block or LOGITS_PER_BLOCK
+    node_outputs.LOGITS_PER_BLOCK = case.logits_per_block or LOGITS_PER_BLOCK
     if ranks.size == 1:
         return TreeLearner(load(case), case.settings)
     lora = LoraSettings(rank=case.lora) if case.lora else None

@@ -147,13 +147,14 @@ def test_all_ranks_end_with_the_error_of_the_first_one(
 
 
 @pytest.mark.slow
-def test_flex_attention_is_checked_on_shards(
-    processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
+@pytest.mark.parametrize("compiled", [False, True])
+def test_packed_passes_are_checked_on_shards(
+    compiled: bool, processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     loading = Loading(save(tmp_path, "llama", rng))
-    assert processes.run(2, rank_model_cases.checked_flex, loading, 1) == ["", ""]
-    for error in processes.run(2, rank_model_cases.checked_flex, loading, 2):
-        assert error.startswith("the log-probs of FSDPLlamaForCausalLM change with FlexAttention")
+    assert processes.run(2, rank_model_cases.checked_packed, loading, 1.0, compiled) == ["", ""]
+    for error in processes.run(2, rank_model_cases.checked_packed, loading, 2.0, compiled):
+        assert error.startswith("the log-probs of FSDPLlamaForCausalLM change")
 
 
 def test_one_process_calls_the_function_of_the_first_rank() -> None:

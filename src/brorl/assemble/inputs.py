@@ -35,7 +35,6 @@ from brorl.config.settings import TrainConfig
 from brorl.distributed.settings import ClusterSettings
 from brorl.errors import UserError
 from brorl.format import counted
-from brorl.model.flex_attention import check_flex_device
 from brorl.model.load import choose_device, load_tokenizer
 from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, available_bytes, check, plan_memory
 from brorl.model.source import find_model, read_config
@@ -79,8 +78,6 @@ def prepare(config: TrainConfig, model_path: str) -> RunInputs:
     torch.manual_seed(derived_seed(config.seed, 0))  # torch uses the low 32 bits alone on a CPU
     if choose_device(config.device).type != "cpu" and config.engine.clock == "cpu":
         raise UserError("engine.clock = cpu cannot measure the time of a GPU; set device: cpu, or engine.clock: wall")
-    if config.engine.attention == "flex" and not config.cluster.enabled:  # the learner's ranks check their own device
-        check_flex_device(choose_device(config.device), config.dtype)
     if config.cluster.enabled and config.device.startswith("cuda") and not config.cluster.gpus_per_learner_rank:
         raise UserError(
             f"device = {config.device} needs GPUs, and cluster.gpus_per_learner_rank = 0 learns on CPUs; set "

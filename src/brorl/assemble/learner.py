@@ -10,15 +10,12 @@ from transformers import PreTrainedModel
 from brorl.activity import Echo, Observe, Phase, unobserved
 from brorl.assemble.inputs import ModelInputs
 from brorl.config.settings import TrainConfig
-from brorl.errors import UserError
-from brorl.model.flex_attention import check_flex_device
-from brorl.model.forward import FlatForward, Forward, TreeForward, choose_forward
-from brorl.model.hook_check import check_flex
+from brorl.model.forward import FlatForward, Forward, TreeForward, choose_forward, with_packed_passes
 from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model
 from brorl.model.logits import NextToken
 from brorl.model.sharding import shard
 from brorl.training.learner import LearnerSettings
-from brorl.training.ranks import Ranks, load_on_first_rank
+from brorl.training.ranks import ALONE, Ranks, load_on_first_rank
 from brorl.training.tree_learner import TreeLearner
 
 
@@ -49,29 +46,36 @@ def build_forward(
     model: PreTrainedModel,
     echo: Echo = lambda _: None,
 ) -> TreeForward | FlatForward:
-    """Choose how trees go through the model.
-
-    Raises:
-        UserError: If `engine.attention` cannot run with this model or on the device of the settings.
-    """
-    attention = config.engine.attention
-    if attention == "flex":
-        check_flex_device(choose_device(config.device), config.dtype)
-    forward = choose_forward(model, config.engine.forward, inputs.context, attention)
+    """Choose how trees go through the model."""
+    forward = choose_forward(model, config.engine.forward, inputs.context, config.engine.attention)
     if isinstance(forward, FlatForward):
         echo(f"the flat path runs, because {forward.reason}: each distinct response goes through the model separately")
+    return forward
+
+
+def build_learner_forward(
+    config: TrainConfig, model: PreTrainedModel, forward: Forward, echo: Echo, ranks: Ranks = ALONE
+) -> Forward:
+    """Choose how trees go through the model in the learner, which has a faster way on CUDA.
+
+    Args:
+        config: The settings of the run.
+        model: The model on the learner's device.
+        forward: How they go through it where rollouts are sampled.
+        echo: Receives a line about the choice.
+        ranks: The processes that share the model.
+    """
+    engine = config.engine
+    # FlexAttention keeps log-sum-exps in float32
+    if engine.attention == "tiled" or engine.forward == "flat" or config.dtype == "float64":
         return forward
-    if attention == "tiled" or config.dtype == "float64" or model.device.type != "cuda":  # one is sharded from the CPU
+    if model.device.type != "cuda":
         return forward
-    try:
-        check_flex(model, autocast=config.autocasts)
-    except UserError as error:
-        if attention == "flex":
-            raise
-        reason = str(error).rpartition("; set ")[0]
-        echo(f"attention in chains and tiles, without FlexAttention: {reason}")
-        return forward
-    return replace(forward, model_pass=replace(forward.model_pass, attention="flex"))
+
+    def failed_anywhere(failed: bool) -> bool:
+        return bool(ranks.maximum(int(failed)))
+
+    return with_packed_passes(model, forward, echo, autocast=config.autocasts, failed_anywhere=failed_anywhere)
 
 
 def build_learner_settings(config: TrainConfig, stop_token_ids: tuple[int, ...], forward: Forward) -> LearnerSettings:
@@ -121,6 +125,7 @@ def build_rank(
 
     if ranks.size == 1:
         model, (forward, stop_token_ids) = load()
+        forward = build_learner_forward(config, model, forward, echo)
         return TreeLearner(model, build_learner_settings(config, stop_token_ids, forward), echo, observe)
     model, weights, (forward, stop_token_ids) = load_on_first_rank(
         ranks, lambda: load(torch.device("cpu")), config.adapters, config.engine.gradient_checkpointing
@@ -129,6 +134,5 @@ def build_rank(
         forward = replace(forward, model_pass=replace(forward.model_pass, lean=False))
     settings = build_learner_settings(config, stop_token_ids, forward)
     shard(model, weights, choose_device(config.device), settings.autocast)
-    if config.engine.attention == "flex" and isinstance(forward, TreeForward):
-        check_flex(model, settings.autocast)
+    settings = replace(settings, forward=build_learner_forward(config, model, forward, echo, ranks))
     return TreeLearner(model, settings, echo, observe, ranks)

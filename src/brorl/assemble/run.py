@@ -17,7 +17,7 @@ from brorl.activity import Echo, Observe, Phase, Stopwatch, unobserved
 from brorl.assemble.cluster import place_async_source, place_engine, place_learner, place_verifiers
 from brorl.assemble.engine import OnEnd, build_engine, end_engine
 from brorl.assemble.inputs import RunInputs, input_lines, prepare
-from brorl.assemble.learner import build_forward, build_learner_settings, build_model
+from brorl.assemble.learner import build_forward, build_learner_forward, build_learner_settings, build_model
 from brorl.assemble.resuming import check_resumable, go_back
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
@@ -127,6 +127,7 @@ def _local_parts(
     engine = build_engine(config, inputs.model_path, model, inputs.tokenizer, forward, inputs.context, observe, echo)
     on_end(partial(end_engine, engine))
     stop_token_ids = end_tokens(model, inputs.tokenizer, config.sampling.stop)
+    forward = build_learner_forward(config, model, forward, echo)
     learner = TreeLearner(model, build_learner_settings(config, stop_token_ids, forward), echo, observe)
     return _collector(config, inputs, engine, learner, clock, observe), learner
 
@@ -243,6 +244,7 @@ def build_pilot_parts(
     forward = build_forward(config, inputs, model)
     engine = build_engine(config, inputs.model_path, model, inputs.tokenizer, forward, inputs.context, observe)
     on_end(partial(end_engine, engine))
+    forward = build_learner_forward(config, model, forward, lambda _: None)
     return PilotParts(
         engine=engine,
         model=model,

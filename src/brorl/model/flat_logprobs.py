@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 
 from brorl.model.device import to_device
 from brorl.model.logits import PLAIN, NextToken, row_logits
-from brorl.model.logprobs import ChunkLogprobs, NodeOutputs, default_max_nodes, node_offsets
+from brorl.model.logprobs import default_max_nodes, node_offsets
+from brorl.model.node_outputs import ChunkLogprobs, NodeOutputs
 from brorl.tree import IntArray, RolloutTree
 
 

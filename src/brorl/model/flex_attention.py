@@ -1,178 +1,177 @@
-"""Attention of chunks by PyTorch's FlexAttention: one kernel per layer, with the tree as its block mask.
+"""Attention of a packed pass by PyTorch's FlexAttention: one kernel per layer, with the forest as its block mask.
+
+Tokens of a pass are in preorder, prompts included, so token q sees token k if k <= q < end[k], with the end of the
+subtree of k. In a sliding window it also needs position[q] - position[k] < window. Blocks of 128 queries and 128 keys
+are skipped, masked or taken whole; no matrix of queries times keys is made. A pass is padded to whole blocks, because
+other lengths have given NaN gradients in PyTorch, and to two blocks, because `torch.compile` compiles sizes of 1
+separately. A padding token sees itself.
 
 On CUDA the kernel is compiled, and no scores are stored. Elsewhere PyTorch's uncompiled version runs, which stores all
 scores and has no backward pass: it serves the tests.
 
-The keys are the tokens of the prompts, packed, and then the nodes. Nodes are in preorder, so consecutive queries see a
-key: two numbers per key are the whole mask, and blocks of 128 queries and 128 keys are skipped, masked or taken whole
-without a mask of queries times keys. Queries and keys are padded to whole blocks, because other lengths have given NaN
-gradients in PyTorch. Padding queries see the padding keys only. There are at least two blocks of queries, and more
-blocks of keys, because `torch.compile` compiles sizes of 1 and equal sizes separately; other sizes share a kernel.
-
-Dimensions: F nodes, S tokens of prompts, T keys with padding, B blocks of queries, C blocks of keys.
+Dimensions: T tokens with padding, B blocks of 128 tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from transformers import AttentionInterface, PreTrainedModel
 
-from brorl.errors import UserError
+from brorl.model.compiled import compiled
 from brorl.model.device import to_device
-from brorl.model.tree_attention import PromptCache
+from brorl.model.tree_attention import HooksError, attention, cast_by_autocast, check_arguments
 from brorl.tree import BoolArray, IntArray, subtree_ends
 
-if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask
-
-_BLOCK = 128
-_MIN_BLOCKS = 2
-_MAX_KERNELS = 64  # of a process; the default of `torch.compile` is 8, and one more kernel would be an error
+BLOCK = 128
+MIN_TOKENS = 2 * BLOCK
+_NAME = "brorl_forest"
 
 
-def check_flex_device(device: torch.device, dtype: str) -> None:
-    """Reject a device or a dtype without a kernel.
-
-    Raises:
-        UserError: With the setting to change.
-    """
-    if device.type != "cuda":
-        raise UserError(
-            f"engine.attention: flex needs a CUDA device, and the device is {device.type}, where FlexAttention has no "
-            "backward pass; set engine.attention: auto"
-        )
-    if dtype == "float64":
-        raise UserError(
-            "engine.attention: flex stores log-sum-exps in float32, and dtype is float64; set engine.attention: auto, "
-            "or dtype: float32"
-        )
+def padded_tokens(num_tokens: int) -> int:
+    """Return the length of a pass that holds some tokens."""
+    return max(MIN_TOKENS, -(-num_tokens // BLOCK) * BLOCK)
 
 
-class KeySpans(NamedTuple):
-    """The queries that see each key: those from `first` up to, not including, `stop`."""
+class Blocks(NamedTuple):
+    """Lists of blocks for the kernel: keys that are masked, keys that are whole, and the same two of queries."""
 
-    first: IntArray  # shape [T]
-    stop: IntArray  # shape [T]
-    num_queries: int  # queries with padding, a multiple of 128
+    number: Tensor  # listed blocks of each row, int32, shape [4, B]
+    order: Tensor  # all blocks of a row, listed ones first, int32, shape [4, B, B]
 
     @classmethod
-    def of(cls, length_P: IntArray, prompt_F: IntArray, depth_F: IntArray) -> KeySpans:
-        """Find the spans of the tokens of the prompts, of the nodes and of the padding; see `FlexAttention`."""
-        num_nodes = depth_F.size
-        edge = np.searchsorted(prompt_F, np.arange(length_P.size + 1))  # the first node of each prompt
-        num_queries = _padded(num_nodes)
-        first = np.concatenate([np.repeat(edge[:-1], length_P), np.arange(num_nodes)])
-        stop = np.concatenate([np.repeat(edge[1:], length_P), subtree_ends(depth_F)])
-        padding = (0, max(_padded(first.size + 1), num_queries + _BLOCK) - first.size)
-        return cls(
-            np.pad(first, padding, constant_values=num_nodes),
-            np.pad(stop, padding, constant_values=num_queries),
-            num_queries,
-        )
-
-    def blocks(self) -> tuple[BoolArray, BoolArray]:
-        """Return which blocks have pairs that see each other, and in which all pairs do, each of shape [B, C]."""
-        first_block, stop_block = self.first // _BLOCK, self.stop // _BLOCK
-        first_whole, stop_touched = -(-self.first // _BLOCK), -(-self.stop // _BLOCK)
-        stop_touched = np.where(self.first < self.stop, stop_touched, first_block)
-        touched_BC = self._count(first_block, stop_touched)
-        whole_BC = self._count(first_whole, np.maximum(first_whole, stop_block))
-        return touched_BC > 0, whole_BC == _BLOCK
-
-    def _count(self, first_T: IntArray, stop_T: IntArray) -> IntArray:
-        """Count the keys of each block of keys whose range of blocks of queries has each block, shape [B, C]."""
-        num_blocks = self.num_queries // _BLOCK
-        change = np.zeros((num_blocks + 1, self.first.size // _BLOCK), np.int64)
-        of_key = np.arange(self.first.size) // _BLOCK
-        np.add.at(change, (first_T, of_key), 1)
-        np.add.at(change, (stop_T, of_key), -1)
-        counts: IntArray = change.cumsum(0)[:-1]
-        return counts
-
-    def mask(self, device: torch.device) -> BlockMask:
-        """Return the mask for FlexAttention."""
-        from torch.nn.attention.flex_attention import BlockMask
-
-        first, stop = (to_device(x.astype(np.int32), device) for x in (self.first, self.stop))
-
-        def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return (first[key] <= query) & (query < stop[key])
-
-        touched_BC, whole_BC = self.blocks()
-        masked, whole = _ordered(touched_BC & ~whole_BC, device), _ordered(whole_BC, device)
-        return BlockMask.from_kv_blocks(*masked, *whole, BLOCK_SIZE=_BLOCK, mask_mod=sees)
+    def of(cls, touched_BB: BoolArray, whole_BB: BoolArray, device: torch.device) -> Blocks:
+        """Return the lists, given the blocks that have pairs, and those in which all pairs see each other."""
+        masked_BB = touched_BB & ~whole_BB
+        listed = np.stack([masked_BB, whole_BB, masked_BB.T, whole_BB.T])
+        arrays = listed.sum(2), np.argsort(~listed, axis=2, kind="stable")
+        return cls(*(to_device(array.astype(np.int32), device) for array in arrays))
 
 
-def _padded(length: int) -> int:
-    """Return the length of whole blocks that hold some queries or keys."""
-    return max(_MIN_BLOCKS, -(-length // _BLOCK)) * _BLOCK
+def block_pairs(end_T: IntArray, position_T: IntArray, window: int | None) -> tuple[BoolArray, BoolArray]:
+    """Return which blocks of queries see some key of a block, and all of its keys, each of shape [B, B].
+
+    In a window the first is an upper bound and the second a lower one, from the positions at the ends of the blocks.
+    """
+    key_T, end_block = np.arange(end_T.size), end_T // BLOCK
+    touched_BB = _count(key_T // BLOCK, -(-end_T // BLOCK)) > 0
+    first_whole = -(-key_T // BLOCK)
+    whole_BB = _count(first_whole, np.maximum(first_whole, end_block)) == BLOCK
+    if window is not None:
+        of_block = position_T.reshape(-1, BLOCK)
+        low_B, high_B = of_block.min(1), of_block.max(1)
+        touched_BB &= low_B[:, None] - high_B < window
+        whole_BB &= high_B[:, None] - low_B < window
+    return touched_BB, whole_BB
 
 
-def _ordered(listed_BC: BoolArray, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the number of listed blocks, shape [1, 1, B], and all blocks, listed ones first, shape [1, 1, B, C]."""
-    count_B, order_BC = listed_BC.sum(1), np.argsort(~listed_BC, axis=1, kind="stable")
-    count, order = (to_device(x.astype(np.int32), device)[None, None] for x in (count_B, order_BC))
-    return count, order
+def _count(first_T: IntArray, stop_T: IntArray) -> IntArray:
+    """Count the keys of each block of keys whose range of blocks of queries has each block, shape [B, B]."""
+    num_blocks = first_T.size // BLOCK
+    change = np.zeros((num_blocks + 1, num_blocks), np.int64)
+    of_key = np.arange(first_T.size) // BLOCK
+    np.add.at(change, (first_T, of_key), 1)
+    np.add.at(change, (stop_T, of_key), -1)
+    counts: IntArray = change.cumsum(0)[:-1]
+    return counts
 
 
-class FlexAttention:
-    """The attention of the input nodes of a chunk.
+class ForestAttention:
+    """The attention of the tokens of a packed pass. Its tensors are inputs of a compiled layer, its layers are alike.
 
     Args:
-        prompts: Keys and values of the prompts.
-        prompt_F: Prompt of each node, ascending, shape [F].
-        depth_F: Depth of each node, 0 for the first token after the prompt, shape [F].
+        position_T: Position of each token in its own sequence; trees follow one another in preorder, then padding,
+            which has position 0. The length is one of `padded_tokens`.
+        window: Tokens of the model's sliding window; None without one.
+        device: The device of the model.
+
+    Attributes:
+        longest: Tokens of the longest sequence.
     """
 
-    def __init__(self, prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray) -> None:
-        spans = KeySpans.of(prompts.length, prompt_F, depth_F)
-        real = np.nonzero(np.arange(prompts.length.max()) < prompts.length[:, None])
-        self._prompt_S, self._place_S = (to_device(index_S, prompts.device) for index_S in real)
-        self._num_nodes, self._num_queries, self._num_keys = depth_F.size, spans.num_queries, spans.first.size
-        self._mask = spans.mask(prompts.device)
+    def __init__(self, position_T: IntArray, window: int | None, device: torch.device) -> None:
+        self.longest = int(position_T.max()) + 1
+        end_T = subtree_ends(position_T)
+        windows = {None, window}
+        self._blocks = {one: Blocks.of(*block_pairs(end_T, position_T, one), device) for one in windows}
+        self._end, self._position = (to_device(x.astype(np.int32), device) for x in (end_T, position_T))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, prompt_key: Tensor, prompt_value: Tensor) -> Tensor:
-        """Return the attention, given queries, keys and values, and the prompts' keys and values."""
-        output: Tensor = _kernel(query.device.type)(
-            _joined(self._num_queries, query),
-            _joined(self._num_keys, self._packed(prompt_key), key),
-            _joined(self._num_keys, self._packed(prompt_value), value),
-            block_mask=self._mask,
-            scale=1.0,
-            enable_gqa=True,
-        )
-        return output[0, :, : self._num_nodes].transpose(0, 1)
+    def mask(self, num_tokens: int, window: int | None) -> BlockMask:
+        """Return the mask of the layers with or without the window; `num_tokens` is the length of the pass."""
+        end, position = self._end, self._position
 
-    def _packed(self, x_PKSD: Tensor) -> Tensor:
-        """[P, K, S, D] with padding -> [S, K, D] of the tokens of all prompts."""
-        return x_PKSD[self._prompt_S, :, self._place_S]
+        def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            seen = (key <= query) & (query < end[key])
+            return seen if window is None else seen & (position[query] - position[key] < window)
+
+        blocks = self._blocks.get(window)
+        if blocks is None:
+            raise HooksError("a layer has another sliding window than the config of its model")
+        counts, indices = ([x[None, None] for x in lists.unbind()] for lists in blocks)
+        return BlockMask(
+            seq_lengths=(num_tokens, num_tokens),
+            kv_num_blocks=counts[0], kv_indices=indices[0], full_kv_num_blocks=counts[1], full_kv_indices=indices[1],
+            q_num_blocks=counts[2], q_indices=indices[2], full_q_num_blocks=counts[3], full_q_indices=indices[3],
+            BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=sees,
+        )  # fmt: skip
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """Return the attention, shape [1, T, H, D], from queries [1, H, T, D], keys and values [1, K, T, D]."""
+        num_tokens, device = query.shape[2], query.device.type
+        torch._check(num_tokens % BLOCK == 0)  # the compiled kernel then needs no bounds
+        query, key, value = cast_by_autocast(query, key, value)
+
+        def capped(score: Tensor, *_: Tensor) -> Tensor:
+            assert softcap is not None
+            return softcap * torch.tanh(score / softcap)
+
+        in_graph = torch.compiler.is_compiling() or device != "cuda"
+        kernel: Any = flex_attention if in_graph else compiled(flex_attention)
+        with torch.autocast(device, enabled=False):
+            output: Tensor = kernel(
+                query,
+                key,
+                value,
+                score_mod=None if softcap is None else capped,
+                block_mask=self.mask(num_tokens, window),
+                scale=scale,
+                enable_gqa=True,
+            )
+        return output.transpose(1, 2)
 
 
-def _joined(length: int, *parts: Tensor) -> Tensor:
-    """Join parts of shape [T, H, D] and zeros to a view of shape [1, H, length, D]."""
-    padding = parts[0].new_zeros(length - sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-    return torch.cat([*parts, padding]).transpose(0, 1)[None]
+def _forest_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    brorl_context: ForestAttention | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Replace a layer's attention; query is [1, H, T, D], key and value are [1, K, T, D]."""
+    check_arguments(module, brorl_context is not None, attention_mask, dropout, others)
+    assert brorl_context is not None
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    output = brorl_context.attend(query, key, value, scale, sliding_window, softcap)
+    return output.to(query.dtype).contiguous(), None  # some models take views of it
 
 
-@cache
-def _kernel(device_type: str) -> Callable[..., Any]:
-    """Return FlexAttention, compiled on CUDA as one graph of dynamic sizes.
+AttentionInterface.register(_NAME, _forest_attention)  # no mask has this name: transformers builds none
 
-    Where `torch.compile` would fall back to the uncompiled version, which stores all scores, it raises an error.
-    """
-    from torch.nn.attention.flex_attention import flex_attention
 
-    if device_type != "cuda":
-        return flex_attention
-    compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=True, fullgraph=True)
-
-    def kernel(*inputs: Tensor, **options: Any) -> Any:
-        with torch._dynamo.config.patch(cache_size_limit=_MAX_KERNELS):  # newer versions: an alias of recompile_limit
-            return compiled(*inputs, **options)
-
-    return kernel
+def forest_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Compute the attention of `model` by `ForestAttention` inside the block, and restore its own attention."""
+    return attention(model, _NAME)

@@ -7,27 +7,25 @@ Both give the same log-probs and the same gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Literal, assert_never
 
 import numpy as np
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 from transformers import PreTrainedModel
 
+from brorl.activity import Echo
 from brorl.errors import UserError
 from brorl.model.flat_logprobs import flat_chunk_logprobs
-from brorl.model.hook_check import check_hooks, check_own_cache, is_exact
+from brorl.model.hook_check import check_hooks, check_own_cache, check_packed, is_exact
 from brorl.model.kv_shape import KVShape
 from brorl.model.lean import has_lean_layout
 from brorl.model.logits import embeds_last
-from brorl.model.logprobs import (
-    DEFAULT_PASS,
-    ChunkLogprobs,
-    ModelPass,
-    chunk_logprobs,
-    default_max_nodes,
-)
+from brorl.model.logprobs import DEFAULT_PASS, ModelPass, chunk_logprobs, default_max_nodes
+from brorl.model.node_outputs import ChunkLogprobs
 from brorl.model.tree_attention import HooksError, position_limit, smallest_window
 from brorl.model.tree_batch import AttentionChoice
 from brorl.tree import FloatArray, RolloutTree
@@ -156,6 +154,50 @@ def choose_forward(
                 return _flat(model, str(error).partition(";")[0])
         case _:
             assert_never(choice)
+
+
+def with_packed_passes(
+    model: PreTrainedModel,
+    forward: Forward,
+    echo: Echo,
+    *,
+    autocast: bool = False,
+    failed_anywhere: Callable[[bool], bool] = bool,
+) -> Forward:
+    """Return packed passes of the learner if they compile and agree with the model's own; else what is given.
+
+    Args:
+        model: A causal LM on a device with FlexAttention.
+        forward: How trees go through the model otherwise.
+        echo: Receives a line about the choice.
+        autocast: Whether the learner computes in bfloat16.
+        failed_anywhere: Whether a check failed on any rank; collective if the model is sharded.
+    """
+    start = perf_counter()
+    reasons = []
+    for compiled in (True, False):
+        model_pass = ModelPass(packed=True, compiled=compiled, whole_logits=not embeds_last(model))
+        reason = None
+        try:
+            check_packed(model, model_pass, autocast)
+        except HooksError as error:
+            reason = str(error)
+        if failed_anywhere(reason is not None):
+            reasons.append(reason or "a check fails on another rank")
+            continue
+        if compiled:
+            folder = cache_dir()
+            echo(
+                f"the decoder layers are compiled, in {perf_counter() - start:.0f} s; later runs find the kernels in "
+                f"{folder}"
+            )
+        else:
+            echo(f"FlexAttention without compiled layers: {reasons[0]}")
+        shapes = forward.kv_shapes if isinstance(forward, TreeForward) else ()
+        return TreeForward(shapes, model_pass)
+    plain = "attention in tiles" if isinstance(forward, TreeForward) else "the flat path"
+    echo(f"{plain}, without FlexAttention: {reasons[-1]}")
+    return forward
 
 
 def _tree(model: PreTrainedModel, attention: AttentionChoice) -> TreeForward:

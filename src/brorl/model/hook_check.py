@@ -1,32 +1,37 @@
-"""Checks once, before any sampling, that a path reproduces a model: tree attention, FlexAttention, or its own cache.
+"""Checks once, before any sampling, that a path reproduces a model: tree attention, packed passes, or its own cache.
 
 Two small trees with prompts of different lengths and branching responses go through the model. The log-probs of their
-nodes are compared with a plain forward pass over the flattened rows; a difference is an error. `check_flex` compares
-FlexAttention with the other attention of the trees, forward and backward. `check_own_cache` decodes with the model's
-own cache.
+nodes are compared with a plain forward pass over the flattened rows; a difference is an error. `check_packed` compares
+packed passes with the model's own forward pass, forward and backward. `check_own_cache` decodes with the model's own
+cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.errors import UserError
+from brorl.model.flat_logprobs import flat_chunk_logprobs
 from brorl.model.kv_shape import KVShape, kv_shapes
-from brorl.model.logprobs import DEFAULT_PASS, ModelPass, tree_logprobs
+from brorl.model.logprobs import DEFAULT_PASS, ModelPass, by_tree, chunk_logprobs, tree_logprobs
+from brorl.model.node_outputs import ChunkLogprobs
 from brorl.model.own_cache import CacheError, OwnCache
 from brorl.model.sharding import local_tensor
-from brorl.model.tree_attention import HooksError
+from brorl.model.tree_attention import HooksError, smallest_window
 from brorl.tree import RolloutTree
 
 _ROW_TOKENS = 10
 _PROMPT_TOKENS = (4, 6)  # a prompt and the longest path have 12 tokens, which fit into very small sliding windows
 _SHARED_TOKENS = 2  # of the responses to a prompt
-_FLEX_RESPONSES = 96  # to a prompt: several blocks of FlexAttention, of which some are skipped
+_BLOCK_RESPONSES = 96  # to a prompt: several blocks of FlexAttention
+_LONGEST_WINDOW = 8192  # that is checked; the plain pass has rows of this length
 
 
 def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
@@ -77,37 +82,39 @@ def check_own_cache(model: PreTrainedModel) -> None:
         raise CacheError.of(model, "its logits change when it decodes with its cache")
 
 
-def check_flex(model: PreTrainedModel, autocast: bool = False) -> None:
-    """Check that FlexAttention gives a model the log-probs and the gradient of the other attention of trees.
+def check_packed(model: PreTrainedModel, model_pass: ModelPass, autocast: bool = False) -> None:
+    """Check that packed passes give a model the log-probs and the gradient of its own forward pass.
 
-    On CUDA the first call compiles the kernels.
+    On CUDA the first call compiles the kernels, those without a gradient too.
 
     Args:
-        model: A causal LM that `check_hooks` accepts, on the device of the learner.
+        model: A causal LM on the device of the learner; sharded, every rank calls this.
+        model_pass: Packed passes.
         autocast: Whether the learner computes in bfloat16.
 
     Raises:
-        UserError: If it does not.
+        HooksError: If it does not.
     """
+    trees = _branching_trees(model)
+    flat = partial(flat_chunk_logprobs, whole_logits=model_pass.whole_logits)
     was_training = model.training
-    model.eval()
     try:
         with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast):
-            flex, expected = (_logprobs_and_gradients(model, ModelPass(kind)) for kind in ("flex", "auto"))
+            expected = _logprobs_and_gradients(model, flat, trees)
+            packed = partial(chunk_logprobs, model_pass=model_pass)
+            got = _logprobs_and_gradients(model, packed, trees)
+            with torch.no_grad():
+                again = _log_probs(model.eval(), packed, trees)
     except Exception as error:  # a compiler can raise anything, on many lines
-        reason = " ".join([type(error).__name__ + ":", *str(error).splitlines()[:2]])
-        raise UserError(
-            f"FlexAttention fails with {type(model).__name__} on this device: {reason}; set engine.attention: auto"
-        ) from error
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise HooksError(" ".join([f"{type(error).__name__}:", *lines[:2]])) from error
     finally:
         model.train(was_training)
     tolerance = 0.1 if autocast else _tolerance(model)
-    for name, got, other in zip(("log-probs", "gradients", "gradients"), flex, expected, strict=True):
-        if not _close(got, other, tolerance, other):
-            raise UserError(
-                f"the {name} of {type(model).__name__} change with FlexAttention on this device; set "
-                "engine.attention: auto"
-            )
+    names = ("log-probs", "gradients", "gradients", "log-probs")
+    for name, one, other in zip(names, (*got, again), (*expected, expected[0]), strict=True):
+        if not _close(one, other, tolerance, other):
+            raise HooksError(f"the {name} of {type(model).__name__} change")
 
 
 @contextmanager
@@ -144,20 +151,32 @@ def _close(got: Tensor, expected: Tensor, tolerance: float, scale: Tensor) -> bo
     return torch.allclose(got, expected, rtol=tolerance, atol=tolerance * float(scale.abs().max()))
 
 
-def _logprobs_and_gradients(model: PreTrainedModel, model_pass: ModelPass) -> list[Tensor]:
-    """Return the log-probs of two trees, and the gradients of their sum for this rank's part of two trained weights.
+def _log_probs(
+    model: PreTrainedModel, chunks: Callable[..., Iterator[ChunkLogprobs]], trees: Sequence[RolloutTree]
+) -> Tensor:
+    """Return the log-probs of all nodes; where gradients are enabled, add up the gradient of their sum."""
+    found = []
+    for chunk in chunks(model, trees):
+        if chunk.logprob.requires_grad:
+            chunk.logprob.sum().backward()  # fills `grad` of shards, too, which torch.autograd.grad does not
+        found.append(replace(chunk, logprob=chunk.logprob.detach()))
+    return torch.cat(by_tree(found, trees))
+
+
+def _logprobs_and_gradients(
+    model: PreTrainedModel, chunks: Callable[..., Iterator[ChunkLogprobs]], trees: Sequence[RolloutTree]
+) -> list[Tensor]:
+    """Return the log-probs of trees, and the gradients of their sum for this rank's part of two trained weights.
 
     The first matrix of a new adapter has no gradient, because the second one is 0.
     """
-    trees = _trees(model.config.get_text_config().vocab_size, _FLEX_RESPONSES)
     trained = [p for p in model.parameters() if p.requires_grad]
     with torch.enable_grad():
-        logprob_M = torch.cat(tree_logprobs(model, trees, model_pass=model_pass))
-        logprob_M.sum().backward()  # fills `grad` of shards, too, which torch.autograd.grad does not
-    gradients = [local_tensor(torch.zeros_like(p) if p.grad is None else p.grad) for p in trained[:2]]
+        logprob_M = _log_probs(model.train(), chunks, trees)
+    gradients = [local_tensor(torch.zeros_like(p) if p.grad is None else p.grad).clone() for p in trained[:2]]
     for parameter in trained:
         parameter.grad = None
-    return [logprob_M.detach(), *gradients]
+    return [logprob_M, *gradients]
 
 
 def _tolerance(model: PreTrainedModel) -> float:
@@ -177,6 +196,17 @@ def _trees(vocabulary: int, num_responses: int = 2) -> list[RolloutTree]:
         prompt, shared, rest = row[:length], row[length:][:_SHARED_TOKENS], row[length:][_SHARED_TOKENS:]
         others = [[(token + i) % vocabulary for token in rest] for i in range(num_responses)]
         trees.append(RolloutTree.from_responses(prompt, [shared + other for other in others]))
+    return trees
+
+
+def _branching_trees(model: PreTrainedModel) -> list[RolloutTree]:
+    """Return trees of several blocks of FlexAttention, of which some are skipped, and one beyond a sliding window."""
+    vocabulary = model.config.get_text_config().vocab_size
+    trees = _trees(vocabulary, _BLOCK_RESPONSES)
+    window = smallest_window(model.config)
+    if window is not None and window <= _LONGEST_WINDOW:
+        rows = [[(7 * i + first) % vocabulary for i in range(window + _BLOCK_RESPONSES)] for first in (0, 1)]
+        trees.append(RolloutTree.from_responses([1, 2], rows))
     return trees
 
 

@@ -22,6 +22,8 @@ from brorl.model.device import at_least_float32
 
 MAX_LOGITS = 1 << 27  # more are computed in blocks
 LOGITS_PER_BLOCK = 1 << 26
+# compiled, nothing is kept but the logits and their gradient, and larger blocks sum up the gradient of weights seldom
+COMPILED_LOGITS_PER_BLOCK = 1 << 29
 LOGITS_PER_DRAW = 1 << 24  # a draw has several temporaries of its logits' size, one of them in float64
 MASSES_PER_DRAW = 1 << 21  # and of the masses among which its rollouts search: of all blocks, and in one block
 
@@ -46,7 +48,12 @@ class RowLogits:
 
 
 def row_logits(
-    model: PreTrainedModel, forward: Callable[[], Tensor], num_rows: int, *, whole_logits: bool = False
+    model: PreTrainedModel,
+    forward: Callable[[], Tensor],
+    num_rows: int,
+    *,
+    whole_logits: bool = False,
+    max_logits: int | None = None,
 ) -> RowLogits:
     """Run a model; stop before its output embedding if the logits are many.
 
@@ -55,6 +62,7 @@ def row_logits(
         forward: Calls the model and returns the `logits` of its output, with nothing else done to them.
         num_rows: Number of rows whose logits the call returns.
         whole_logits: Whether the model needs whole logits; see `embeds_last`.
+        max_logits: The most logits that are computed at once; None for `MAX_LOGITS`.
 
     Returns:
         The logits or the inputs of the output embedding, in the shape that the call returns.
@@ -63,7 +71,7 @@ def row_logits(
         UserError: If the model changes its logits after its output embedding, and `whole_logits` is not set.
     """
     vocabulary: int = model.config.get_text_config().vocab_size
-    if whole_logits or num_rows * vocabulary <= MAX_LOGITS:
+    if whole_logits or num_rows * vocabulary <= (max_logits or MAX_LOGITS):
         return RowLogits(forward())
     embedding = model.get_output_embeddings()
     assert embedding is not None  # `embeds_last` found it
@@ -112,7 +120,7 @@ def computed_whole(model: PreTrainedModel) -> Iterator[None]:
     if embedding is None or not isinstance(skipped, _Skipped):
         yield
         return
-    with _replaced(embedding, skipped.previous):
+    with replaced_forward(embedding, skipped.previous):
         yield
 
 
@@ -145,12 +153,12 @@ class _Skipped:
 def _skipped(embedding: nn.Module) -> Iterator[_Skipped]:
     """Let an output embedding return its input inside the block."""
     skipped = _Skipped(embedding)
-    with _replaced(embedding, skipped.forward):
+    with replaced_forward(embedding, skipped.forward):
         yield skipped
 
 
 @contextmanager
-def _replaced(module: nn.Module, forward: Callable[..., Any] | None) -> Iterator[None]:
+def replaced_forward(module: nn.Module, forward: Callable[..., Any] | None) -> Iterator[None]:
     """Set the `forward` of a module's instance inside the block; None for that of its class."""
     previous = module.__dict__.get("forward")
     _set_forward(module, forward)
@@ -189,8 +197,11 @@ class NextToken:
             logits_RV = logits_RV / self.temperature
         if not self.min_new_tokens:
             return logits_RV
-        forbidden_RV = torch.zeros_like(logits_RV, dtype=torch.bool)
-        forbidden_RV[:, list(self.stop_token_ids)] = (length_R < self.min_new_tokens)[:, None]
+        token_V = torch.arange(logits_RV.shape[1], device=logits_RV.device)
+        is_stop_V = torch.zeros_like(token_V, dtype=torch.bool)
+        for stop in self.stop_token_ids:
+            is_stop_V = is_stop_V | (token_V == stop)
+        forbidden_RV = is_stop_V & (length_R < self.min_new_tokens)[:, None]
         return logits_RV.masked_fill(forbidden_RV, float("-inf"))
 
 

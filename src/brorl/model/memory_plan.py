@@ -24,6 +24,7 @@ from brorl.model.kernels import kernels
 from brorl.model.kv_shape import KVShape, shapes_or_guess
 from brorl.model.lean import has_lean_layout, num_joined_weights
 from brorl.model.logits import (
+    COMPILED_LOGITS_PER_BLOCK,
     LOGITS_PER_BLOCK,
     LOGITS_PER_DRAW,
     MASSES_PER_DRAW,
@@ -37,7 +38,7 @@ from brorl.model.model_shape import ModelShape
 from brorl.model.settings import LoraSettings
 from brorl.model.tiled_attention import SCORES_PER_TILE
 from brorl.model.tree_attention import PREFILL_TOKENS
-from brorl.model.tree_batch import MAX_CHAIN_SCORES, AttentionChoice
+from brorl.model.tree_batch import AttentionChoice
 
 _BYTES_PER_DRAWN_LOGIT = 24  # scaled, padded, softmax, and a copy in float64
 _BYTES_PER_MASS = 16  # gathered, in float64, and their sums
@@ -60,7 +61,7 @@ class MemorySettings:
     gradient_checkpointing: bool = False  # whether activations are computed again
     # how rollouts go through the model; `auto` is the flat path if the attention cannot be hooked
     forward: ForwardChoice = "auto"
-    attention: AttentionChoice = "auto"  # how nodes attend on the tree path; `auto` can be FlexAttention on CUDA
+    attention: AttentionChoice = "auto"  # how nodes attend on the tree path; `auto` is FlexAttention on CUDA
     device: str = "cpu"  # type of the model's device, such as `cuda`
     # whether the engine is vLLM, which has its own weights, a file in shared memory of those that are trained, and a
     # cache that is allocated in advance
@@ -322,20 +323,25 @@ class _Activations(NamedTuple):
         if workload.num_prompts is not None:
             prompts = min(prompts, workload.num_prompts * workload.prompt_tokens)
         nodes = max(nodes, context if self.flat else longest)  # a response is never split
-        scores, tile, other = nodes * self.shape.heads * context, 0, 0
-        attention = "auto" if self.flat else settings.attention
-        if attention == "auto" and self._has_kernels(settings):
-            pass  # they keep no scores
-        elif attention == "tiled" or (attention == "auto" and scores > MAX_CHAIN_SCORES and not self.flat):
-            tile = _SCORES_IN_TILE * SCORES_PER_TILE * self.trained_bytes
-        elif attention == "auto":  # float32, and bfloat16 for the product
-            other += scores * (6 if self.computed_bytes == 2 else self.trained_bytes)
-        if attention == "flex" or (attention == "auto" and settings.device == "cuda" and not self.flat):
-            other += prompts * max(kv.size for kv in self.kv) * self.computed_bytes
+        scores = 0 if self._keeps_no_scores(settings) else nodes * self.shape.heads * (context + nodes)
+        tile = _SCORES_IN_TILE * min(scores, SCORES_PER_TILE) * self.trained_bytes
         tokens = nodes + prompts
-        layer = tokens * self._token_bytes() + other
+        layer = tokens * self._token_bytes()
+        if self.flat:  # float32, and bfloat16 for the product
+            layer += nodes * self.shape.heads * context * (6 if self.computed_bytes == 2 else self.trained_bytes)
         activations = self.shape.pass_bytes(tokens, layer, settings.gradient_checkpointing, self.trained_bytes)
         return max(self._logit_bytes(nodes, settings), tile) + activations
+
+    def _is_packed(self, settings: MemorySettings) -> bool:
+        """Return whether passes are packed for FlexAttention and compiled."""
+        return (
+            settings.device == "cuda" and settings.attention == "auto" and settings.dtype != "float64" and not self.flat
+        )
+
+    def _keeps_no_scores(self, settings: MemorySettings) -> bool:
+        """Return whether no tile of scores is in memory."""
+        kernels = settings.attention == "auto" and self._has_kernels(settings)
+        return kernels or self._is_packed(settings) or self.flat
 
     def _has_kernels(self, settings: MemorySettings) -> bool:
         """Return whether the compiled kernels attend, if this process is the learner."""
@@ -350,10 +356,14 @@ class _Activations(NamedTuple):
     def _logit_bytes(self, rows: int, settings: MemorySettings) -> int:
         """Return the bytes of the logits of a chunk, and of the gradient that blocks of them sum up."""
         vocabulary = self.shape.vocabulary
+        summed = 0 if settings.lora else 2 * vocabulary * self.shape.hidden * self.trained_bytes
+        if self._is_packed(settings) and not self.whole_logits:  # the logits and their gradient
+            block = COMPILED_LOGITS_PER_BLOCK
+            both = 2 * min(rows * vocabulary, block) * self.computed_bytes
+            return both + (summed if rows * vocabulary > block else 0)
         if self.whole_logits or rows * vocabulary <= MAX_LOGITS:
             return 3 * rows * vocabulary * self.trained_bytes
-        summed = 0 if settings.lora else 2 * vocabulary * self.shape.hidden
-        return (3 * LOGITS_PER_BLOCK + summed) * self.trained_bytes
+        return 3 * LOGITS_PER_BLOCK * self.trained_bytes + summed
 
 
 def _size(num_bytes: int) -> str:

@@ -46,16 +46,20 @@ class HooksError(UserError):
         )
 
 
-class AttentionContext(Protocol):
-    """The attention of packed tokens; one call per layer, in the order of the layers."""
-
-    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
-        """Return a layer's attention, shape [T, H, D], from scaled queries [T, H, D], keys and values [T, K, D]."""
-        ...
+class PassContext(Protocol):
+    """What a forward pass over packed tokens gives to its attention."""
 
     @property
     def longest(self) -> int:
         """Length in tokens of the longest context that a token attends to."""
+        ...
+
+
+class AttentionContext(PassContext, Protocol):
+    """The attention of packed tokens; one call per layer, in the order of the layers."""
+
+    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
+        """Return a layer's attention, shape [T, H, D], from scaled queries [T, H, D], keys and values [T, K, D]."""
         ...
 
 
@@ -73,12 +77,8 @@ def _tree_attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Replace a layer's attention; query is [1, H, T, D], key and value are [1, K, T, D]."""
-    if brorl_context is None:
-        raise HooksError(f"{type(module).__name__} does not pass the arguments of its forward pass to its attention")
-    unknown = {n: v for n, v in others.items() if n not in _NEUTRAL_ARGUMENTS and v is not None and v is not False}
-    if unknown or dropout or attention_mask is not None:
-        what = ", ".join([*unknown, *(["dropout"] if dropout else [])]) or "an attention mask"
-        raise HooksError(f"{type(module).__name__} needs {what}, which tree attention does not compute")
+    check_arguments(module, brorl_context is not None, attention_mask, dropout, others)
+    assert brorl_context is not None
     if sliding_window is not None and brorl_context.longest > sliding_window:
         raise HooksError(
             f"{type(module).__name__} has a sliding window of {sliding_window} tokens, and this context has "
@@ -94,6 +94,22 @@ def _tree_attention(
 
 
 AttentionInterface.register(_NAME, _tree_attention)  # no mask has this name: transformers builds none
+
+
+def check_arguments(
+    module: nn.Module, has_context: bool, attention_mask: Tensor | None, dropout: float, others: dict[str, Any]
+) -> None:
+    """Check that a layer asks for nothing but the attention of a context.
+
+    Raises:
+        HooksError: If it does.
+    """
+    if not has_context:
+        raise HooksError(f"{type(module).__name__} does not pass the arguments of its forward pass to its attention")
+    unknown = {n: v for n, v in others.items() if n not in _NEUTRAL_ARGUMENTS and v is not None and v is not False}
+    if unknown or dropout or attention_mask is not None:
+        what = ", ".join([*unknown, *(["dropout"] if dropout else [])]) or "an attention mask"
+        raise HooksError(f"{type(module).__name__} needs {what}, which tree attention does not compute")
 
 
 def cast_by_autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -148,20 +164,19 @@ class HookedPass:
     Args:
         model: A causal LM.
         whole_logits: Whether logits are always computed here; see `brorl.model.logits`.
+        max_logits: The most logits that are computed here otherwise; None for the default.
     """
 
-    def __init__(self, model: PreTrainedModel, *, whole_logits: bool = True) -> None:
+    def __init__(self, model: PreTrainedModel, *, whole_logits: bool = True, max_logits: int | None = None) -> None:
         self._model = model
-        self._whole_logits = whole_logits
+        self._whole_logits, self._max_logits = whole_logits, max_logits
 
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
         return self._model.device
 
-    def row_logits(
-        self, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None
-    ) -> RowLogits:
+    def row_logits(self, token_T: Tensor, position_T: Tensor, context: PassContext, rows: Tensor | None) -> RowLogits:
         """Run the model; see `PackedPass.row_logits`."""
         check_positions(self._model, context)
 
@@ -176,11 +191,13 @@ class HookedPass:
             return logits
 
         num_rows = token_T.numel() if rows is None else rows.numel()
-        logits = row_logits(self._model, forward, num_rows, whole_logits=self._whole_logits)
+        logits = row_logits(
+            self._model, forward, num_rows, whole_logits=self._whole_logits, max_logits=self._max_logits
+        )
         return replace(logits, row=logits.row[0])
 
 
-def check_positions(model: PreTrainedModel, context: AttentionContext) -> None:
+def check_positions(model: PreTrainedModel, context: PassContext) -> None:
     """Check that the rotations of a model do not depend on the longest context of a batch.
 
     Raises:

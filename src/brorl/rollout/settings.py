@@ -44,10 +44,10 @@ class EngineSettings(Section):
         "auto", description="how rollouts go through the model: tree, each distinct token once | flat, each distinct "
         "response once, with any causal LM | auto, the tree wherever it is exact"
     )  # fmt: skip
-    attention: Literal["auto", "tiled", "flex"] = Field(
-        "auto", description="attention of the learner on the tree path: auto, flex on CUDA if a check at the start "
-        "passes, otherwise dense, and tiled for large attention matrices | tiled, always in tiles | flex, "
-        "PyTorch's FlexAttention, which needs CUDA and has not been measured on a GPU (docs/how-to/memory.md)",
+    attention: Literal["auto", "tiled"] = Field(
+        "auto", description="attention of the learner on the tree path: auto, on CUDA compiled layers with "
+        "FlexAttention if a check at the start passes, on a CPU the kernels of engine.compile, otherwise in tiles | "
+        "tiled, always in tiles (docs/how-to/memory.md)",
     )  # fmt: skip
     dtype: Literal["auto", "bfloat16"] = Field(
         "auto", description="weights that the native engine samples with: auto, those of dtype | bfloat16, a rounded "
@@ -69,7 +69,7 @@ class EngineSettings(Section):
     nodes_per_pass: int | None = Field(
         None,
         ge=16,
-        description="tree nodes per forward pass of the learner; null: 1,024, on CUDA 8,192, fewer for some "
+        description="tree nodes per forward pass of the learner; null: 1,024, on CUDA 16,384, fewer for some "
         "models with a large vocabulary; halved when memory runs out",
     )
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass to save memory")

@@ -17,7 +17,7 @@ from brorl.algorithms.kl import kl_estimates
 from brorl.algorithms.policy_loss import PolicyLoss, SequenceLoss, cispo_loss, clipped_policy_loss, gspo_loss
 from brorl.algorithms.settings import KLPenalty, PolicyLossSettings
 from brorl.model.device import in_float64
-from brorl.model.logprobs import ChunkLogprobs
+from brorl.model.node_outputs import ChunkLogprobs
 from brorl.training.mini_batch import MiniBatch
 from brorl.tree import FloatArray
 

@@ -26,6 +26,7 @@ from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.algorithms.kl import penalized_group
 from brorl.errors import DivergedError
+from brorl.model.forward import FlatForward
 from brorl.model.passes import ChunkSize, Passes
 from brorl.model.sharding import SyncedForward, full_tensor, save_whole
 from brorl.runs.checkpoint import EMA
@@ -36,6 +37,7 @@ from brorl.training.mini_batch import MiniBatch, StepPreparation, to_tensor
 from brorl.training.ranks import ALONE, Ranks
 from brorl.training.reference import ReferencePolicy
 from brorl.training.snapshot import AveragedWeights, Snapshot
+from brorl.training.tree_or_flat import measured_forward, rows_forward
 from brorl.training.tree_scores import TreeScores
 from brorl.tree import FloatArray, RolloutTree
 
@@ -65,6 +67,7 @@ class TreeLearner:
         self._observe = observe
         self._echo = echo
         self._cost_line_shown = False
+        self._rows: bool | None = None  # whether the learner takes rows; None before a choice
         self._settings = settings
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._parameters = list(self._trained.values())
@@ -99,8 +102,7 @@ class TreeLearner:
         self.model.train()
         if not self._cost_line_shown:
             self._cost_line_shown = True
-            if line := settings.forward.cost_line([group.tree for group in groups]):
-                self._echo(line)
+            self._begin([group.tree for group in groups])
 
         scores = None
         if settings.kl and settings.kl.placement == "reward":
@@ -132,6 +134,19 @@ class TreeLearner:
             nodes_per_pass=self._nodes.value,
             out_of_memory_retries=retries,
         )
+
+    def _begin(self, trees: Sequence[RolloutTree]) -> None:
+        """Say what the flat path costs, and choose between trees and rows on CUDA, once in a run."""
+        if line := self._scores.forward.cost_line(trees):
+            self._echo(line)
+        if self.model.device.type == "cuda" and self._ranks.size == 1 and self._rows is None:
+            with self._scores.autocast():
+                self._scores.forward, line = self._nodes.run(
+                    lambda: measured_forward(self.model, self._scores.forward, trees, self._nodes.value)
+                )
+            self._rows = isinstance(self._scores.forward, FlatForward)
+            if line:
+                self._echo(line)
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
         """Return groups that are carried to a later step, with the old log-probs that the later step needs.
@@ -209,6 +224,7 @@ class TreeLearner:
             "updates": self._updates,
             "max_nodes": self._nodes.value,
             "max_nodes_at_start": self._nodes.initial,
+            "rows": self._rows,
         }
         if self._ranks.size > 1:
             return state | sharded_header(self._optimizer, self._trained, self._snapshots)
@@ -231,6 +247,9 @@ class TreeLearner:
             one.load_state_dict(state[one.name])
         self._optimizer.load_state_dict(state["optimizer"])
         self._updates = state["updates"]
+        self._rows = state.get("rows")
+        if self._rows:
+            self._scores.forward = rows_forward(self._scores.forward)
         # Earlier versions kept neither. Another size at the start means that engine.nodes_per_pass was changed.
         if state.get("max_nodes_at_start", self._nodes.initial) == self._nodes.initial:
             self._nodes.restrict(state.get("max_nodes", self._nodes.value))
@@ -279,7 +298,7 @@ class TreeLearner:
             sums = sums + of_responses
         nodes, next_token, entropy = self._nodes.value, settings.next_token, settings.loss.entropy_coefficient > 0
         with self._scores.autocast():
-            for chunk in settings.forward.chunk_logprobs(
+            for chunk in self._scores.forward.chunk_logprobs(
                 self.model,
                 batch.trees,
                 next_token=next_token,

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from brorl.model.device import in_float64
-from brorl.model.logprobs import by_tree, prompt_groups
+from brorl.model.logprobs import by_tree
 from brorl.model.passes import ChunkSize, Passes
 from brorl.model.tree_batch import TreeSlice
 from brorl.training.learner import LearnerSettings
@@ -35,6 +35,9 @@ class TreeScores:
         nodes: Size of the chunks.
         passes: The passes of this process.
         ranks: The processes that share the model.
+
+    Attributes:
+        forward: How trees go through the model.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class TreeScores:
     ) -> None:
         self._model, self._settings = model, settings
         self._nodes, self._passes, self._ranks = nodes, passes, ranks
+        self.forward = settings.forward
 
     def gathered(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
         """Return the log-prob (nats) of every node of each tree, shape [M], on every rank."""
@@ -60,14 +64,10 @@ class TreeScores:
         """Return the log-probs of the nodes of this rank's trees; every rank calls it."""
 
         def work() -> list[FloatArray]:
-            found: list[FloatArray] = []
-            forward, next_token = self._settings.forward, self._settings.next_token
-            nodes = self._nodes.value
+            next_token, nodes = self._settings.next_token, self._nodes.value
             with self.autocast():
-                for start, stop in prompt_groups(trees, nodes):  # prompts take memory too
-                    some = trees[start:stop]
-                    chunks = forward.chunk_logprobs(self._model, some, next_token=next_token, max_nodes=nodes)
-                    found += [in_float64(lp).cpu().numpy() for lp in by_tree(list(chunks), some)]
+                chunks = self.forward.chunk_logprobs(self._model, trees, next_token=next_token, max_nodes=nodes)
+                found = [in_float64(lp).cpu().numpy() for lp in by_tree(list(chunks), trees)]
             self._passes.finish()
             return found
 
@@ -94,7 +94,7 @@ class TreeScores:
             return [TreeSlice(number, 0, tree.num_responses) for number, tree in enumerate(trees)]
         # A layer has about 12 hidden^2 weights, and attends to a token with 2 hidden multiplications.
         per_position = 1 / (6 * self._model.config.get_text_config().hidden_size)
-        costs = [self._settings.forward.response_costs(tree, per_position) for tree in trees]
+        costs = [self.forward.response_costs(tree, per_position) for tree in trees]
         return deal(costs, self._ranks.size)[self._ranks.rank]
 
     def autocast(self) -> AbstractContextManager[Any]:

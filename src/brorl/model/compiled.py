@@ -1,0 +1,32 @@
+"""Functions of tensors as compiled graphs, on devices where PyTorch generates kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import torch.fx.experimental._config as symbolic_shapes
+
+_MAX_GRAPHS = 64  # of a function; the default of `torch.compile` is 8, and one more would be an error
+
+
+@cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function as one graph for tensors of all sizes; its numbers that are not integers are constants.
+
+    Where `torch.compile` would run a part of the function as it is, it raises an error.
+    """
+    graph: Callable[..., Any] = torch.compile(function, dynamic=True, fullgraph=True)
+
+    def call(*inputs: Any, **named: Any) -> Any:
+        with (
+            # newer versions call the first one recompile_limit
+            torch._dynamo.config.patch(cache_size_limit=_MAX_GRAPHS, specialize_float=True),
+            # sizes that are equal by chance may differ in the next call
+            symbolic_shapes.patch(use_duck_shape=False),  # type: ignore[attr-defined]
+        ):
+            return graph(*inputs, **named)
+
+    return call

@@ -1,0 +1,520 @@
+"""Packed passes: their mask against plain loops, their log-probs and gradients against the model's own forward pass.
+
+PyTorch has no backward pass of FlexAttention on a CPU. Its uncompiled version has one, behind a check that these tests
+remove.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
+
+from brorl.model import compiled, compiled_layers
+from brorl.model.flat_logprobs import flat_chunk_logprobs
+from brorl.model.flex_attention import BLOCK, Blocks, ForestAttention
+from brorl.model.forward import FlatForward, TreeForward, with_packed_passes
+from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
+from brorl.model.hook_check import check_packed
+from brorl.model.logits import NextToken
+from brorl.model.logprobs import ModelPass, chunk_logprobs, tree_logprobs
+from brorl.model.lora import add_adapter
+from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
+from brorl.model.settings import LoraSettings
+from brorl.model.tree_attention import HooksError
+from brorl.model.tree_batch import TreeBatch, TreeSlice, split_into_chunks
+from brorl.tree import IntArray, RolloutTree
+from small_models import (
+    assert_same_gradients,
+    flattened_logprobs,
+    gradients,
+    mostly_slow,
+    random_tree,
+    rollouts,
+    small_model,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # PyTorch hides it
+]
+PACKED = ModelPass(packed=True)
+WINDOW = 24
+
+
+@pytest.fixture
+def backward_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+
+
+def long_response(rng: np.random.Generator, prompt: int, length: int) -> RolloutTree:
+    return RolloutTree.from_responses(
+        rng.integers(1, 17, prompt).tolist(), [rng.integers(1, 17, length).tolist()], finished=[False]
+    )
+
+
+def some_trees(rng: np.random.Generator) -> list[RolloutTree]:
+    """Bushy trees, first tokens only, a single input node, and chains of several blocks; ragged prompts."""
+    return [
+        random_tree(rng, num_rollouts=60, max_length=9),
+        RolloutTree.from_responses([3], [(0,), (4,), (9,)], finished=[True, False, False]),
+        RolloutTree.from_responses([5, 6], [(4, 0)]),
+        long_response(rng, int(rng.integers(1, 40)), int(rng.integers(200, 300))),
+        random_tree(rng, num_rollouts=30, branching=2, max_length=20, prompt_length=int(rng.integers(100, 200))),
+    ]
+
+
+def gemma(kind: int, **overrides: Any) -> PreTrainedModel:
+    """Return a random Gemma 3 or 2 with sliding and full layers, soft-capped in Gemma 2, exact in float64."""
+    config_class, model_class = ((Gemma3TextConfig, Gemma3ForCausalLM), (Gemma2Config, Gemma2ForCausalLM))[kind == 2]
+    config = config_class(**{
+        "vocab_size": 17, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "head_dim": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": WINDOW, "bos_token_id": None,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "eos_token_id": None,
+        "pad_token_id": None, "max_position_embeddings": 512, **({"attn_logit_softcapping": 2.0} if kind == 2 else {}),
+        **overrides,
+    })  # fmt: skip
+    model = model_class(config).double().eval()
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):  # those of transformers round to float32
+            module.forward = _gemma_norm.__get__(module)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.25 * torch.randn_like(parameter))
+    return model
+
+
+def _gemma_norm(self: Any, x: Tensor) -> Tensor:
+    return (1.0 + self.weight) * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+
+
+def whole(trees: list[RolloutTree]) -> list[TreeSlice]:
+    return [TreeSlice(number, 0, tree.num_responses) for number, tree in enumerate(trees)]
+
+
+def batch_of(trees: list[RolloutTree]) -> TreeBatch:
+    return TreeBatch(trees, np.zeros(len(trees), np.int64), whole(trees), torch.device("cpu"), with_prompts=True)
+
+
+def dense_definition(trees: list[RolloutTree], window: int | None) -> tuple[IntArray, np.ndarray]:
+    """Return the input tokens of whole trees, and whether each sees each other one: its prompt and its path, in order.
+
+    A window counts the tokens of the sequence from the one that is seen to the one that sees.
+    """
+    tokens: list[int] = []
+    paths: list[list[int]] = []  # of each token, from the prompt's first token on
+    for tree in trees:
+        of_node: dict[int, list[int]] = {}
+        path: list[int] = []
+        for token in tree.prompt_ids:
+            path = [*path, len(tokens)]
+            tokens.append(token)
+            paths.append(path)
+        for node in range(tree.num_unique_tokens):
+            if node in tree.parent:
+                above = of_node[int(tree.parent[node])] if tree.parent[node] >= 0 else path
+                of_node[node] = [*above, len(tokens)]
+                tokens.append(int(tree.token[node]))
+                paths.append(of_node[node])
+    sees = np.zeros((len(tokens), len(tokens)), bool)
+    for query, path in enumerate(paths):
+        sees[query, path if window is None else path[-window:]] = True
+    return np.array(tokens), sees
+
+
+def expanded(count_B: Tensor, order_BB: Tensor) -> np.ndarray:
+    """Return lists of blocks as a matrix."""
+    listed = np.zeros(order_BB.shape, bool)
+    for row, (number, blocks) in enumerate(zip(count_B.tolist(), order_BB.tolist(), strict=True)):
+        assert sorted(blocks) == list(range(len(blocks)))
+        listed[row, blocks[:number]] = True
+    return listed
+
+
+def by_element(mask: BlockMask, exact: bool) -> np.ndarray:
+    """Return the mask as the kernel reads it: whole blocks are not masked, unlisted ones are skipped."""
+    lists = [(mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices)]
+    lists += [(mask.q_num_blocks, mask.q_indices), (mask.full_q_num_blocks, mask.full_q_indices)]
+    masked, full, masked_T, full_T = (expanded(count[0, 0], order[0, 0]) for count, order in lists)
+    np.testing.assert_array_equal(masked_T, masked.T)
+    np.testing.assert_array_equal(full_T, full.T)
+    num_queries, num_keys = mask.seq_lengths
+    zero, query, key = torch.tensor(0), torch.arange(num_queries)[:, None], torch.arange(num_keys)
+    sees = mask.mask_mod(zero, zero, query, key).numpy()
+    of_blocks = sees.reshape(num_queries // BLOCK, BLOCK, num_keys // BLOCK, BLOCK)
+    assert not (masked & full).any()
+    assert (masked | full)[of_blocks.any((1, 3))].all()
+    assert of_blocks.all((1, 3))[full].all()
+    if exact:
+        np.testing.assert_array_equal(full, of_blocks.all((1, 3)))
+        np.testing.assert_array_equal(masked | full, of_blocks.any((1, 3)))
+    return sees
+
+
+@pytest.mark.parametrize("window", [None, 1, 30, 150])
+@pytest.mark.parametrize("scale", [1, 5])
+def test_the_block_mask_is_the_dense_definition(scale: int, window: int | None, rng: np.random.Generator) -> None:
+    trees = [tree for _ in range(scale) for tree in some_trees(rng)]
+    rng.shuffle(trees)
+    tokens, expected = dense_definition(trees, window)
+    batch = batch_of(trees)
+    length = batch.token_T.numel()
+    np.testing.assert_array_equal(batch.token_T[: tokens.size].numpy(), tokens)
+    got = by_element(batch.forest(window).mask(length, window), exact=window is None)
+    np.testing.assert_array_equal(got[: tokens.size, : tokens.size], expected)
+    assert got.any(1).all()  # also padding sees something
+    assert not got[tokens.size :, : tokens.size].any()
+    assert not got[: tokens.size, tokens.size :].any()
+    assert length % BLOCK == 0
+    assert length >= max(2 * BLOCK, tokens.size)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        *([pair] for pair in ((1, 2), (128, 129), (127, 129), (128, 257), (256, 385), (255, 258))),
+        [(127, 140), (1, 5)],
+        [(5, 9), (300, 1), (3, 4)],  # a prompt of several blocks that no node sees
+    ],
+)
+def test_lengths_at_the_edges_of_blocks(sizes: list[tuple[int, int]], rng: np.random.Generator) -> None:
+    """Sizes are pairs of the lengths of a prompt and its response."""
+    trees = [long_response(rng, *pair) for pair in sizes]
+    tokens, expected = dense_definition(trees, None)
+    batch = batch_of(trees)
+    got = by_element(batch.forest(None).mask(batch.token_T.numel(), None), exact=True)
+    np.testing.assert_array_equal(got[: tokens.size, : tokens.size], expected)
+
+
+def test_a_window_skips_blocks_far_away(rng: np.random.Generator) -> None:
+    """A chain of n blocks with a window of one block touches 2 n - 1 blocks, of n (n + 1) / 2 without it."""
+    batch = batch_of([long_response(rng, 1, 10 * BLOCK)])
+    forest = batch.forest(BLOCK)
+    for window, expected in ((None, 55), (BLOCK, 19)):
+        mask = forest.mask(batch.token_T.numel(), window)
+        assert int(mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum()) == expected
+
+
+def test_chunks_hold_the_nodes_and_prompts_that_fit(rng: np.random.Generator) -> None:
+    trees = [random_tree(rng, num_rollouts=40, max_length=9) for _ in range(9)]
+    most = 60
+    owned = np.zeros(sum(tree.num_responses for tree in trees), int)
+    first = np.cumsum([0, *(tree.num_responses for tree in trees)])
+    for slices in split_into_chunks(trees, most):
+        nodes = prompts = 0
+        for one in slices:
+            owned[first[one.tree] + one.start : first[one.tree] + one.stop] += 1
+            some, _ = trees[one.tree].select(np.arange(one.start, one.stop))
+            nodes, prompts = nodes + some.num_unique_tokens, prompts + len(some.prompt_ids)
+        assert nodes <= most
+        assert prompts <= most
+    assert (owned == 1).all()
+    assert [len(chunk) for chunk in split_into_chunks(trees, 1)] == [1] * owned.size
+
+
+def learned(
+    model: PreTrainedModel, trees: list[RolloutTree], weight_K: Tensor, chunks: Callable[..., Iterator[Any]]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return all log-probs, and the gradient of their weighted sum, chunk by chunk."""
+    model.zero_grad()
+    found = torch.full_like(weight_K, torch.nan)
+    for chunk in chunks(model, trees, next_token=NextToken(0.8)):
+        found[chunk.index] = chunk.logprob.detach().to(found.dtype)
+        (chunk.logprob * weight_K[chunk.index]).sum().backward()
+    assert torch.isfinite(found).all()
+    return found, gradients(model)
+
+
+def packed_by(model_pass: ModelPass, max_nodes: int | None = None) -> Callable[..., Iterator[Any]]:
+    return lambda *args, **named: chunk_logprobs(*args, model_pass=model_pass, max_nodes=max_nodes, **named)
+
+
+def flattened(model: PreTrainedModel, trees: list[RolloutTree], weight_K: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the same from rows of prompt and response, one per rollout, through the model's own attention."""
+    model.zero_grad()
+    found, total, offset = torch.empty_like(weight_K), torch.zeros((), dtype=torch.float64), 0
+    for tree, rows in zip(trees, flattened_logprobs(model, trees, 0.8), strict=True):
+        for (_, path), row in zip(rollouts(tree), rows, strict=True):
+            found[offset + path] = row.detach()
+            total = total + (row * weight_K[offset + path] / torch.from_numpy(tree.count[path])).sum()
+        offset += tree.num_unique_tokens
+    total.backward()
+    return found, gradients(model)
+
+
+def weights_of(rng: np.random.Generator, trees: list[RolloutTree]) -> Tensor:
+    return torch.from_numpy(rng.normal(size=sum(t.num_unique_tokens for t in trees)))
+
+
+def few_trees(rng: np.random.Generator) -> list[RolloutTree]:
+    """Trees of more than one block and longer than the window of `gemma`."""
+    return [
+        random_tree(rng, num_rollouts=20, max_length=9),
+        random_tree(rng, num_rollouts=12, branching=2, max_length=30, prompt_length=WINDOW + 5),
+        long_response(rng, 3, 2 * WINDOW + 7),
+    ]
+
+
+@pytest.mark.usefixtures("backward_on_cpu")
+@pytest.mark.parametrize("case", mostly_slow(["gemma 3", "llama", "qwen3", "gemma 2", "checkpointing", "adapters"]))
+def test_log_probs_and_gradients_equal_the_flattened_batch(case: str, rng: np.random.Generator) -> None:
+    """In float64, with sliding windows, soft-capping, adapters and checkpointing; in one pass and in many."""
+    torch.manual_seed(int(rng.integers(1 << 30)))
+    if case.startswith("gemma"):
+        model = gemma(int(case[-1]))
+    else:
+        name = case if case in ("llama", "qwen3") else "llama"
+        model = small_model(name, seed=int(rng.integers(1 << 30)), max_position_embeddings=512)
+    trees = few_trees(rng)
+    weight_K = weights_of(rng, trees)
+    if case == "adapters":
+        add_adapter(model, LoraSettings(rank=4))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.normal_(std=0.2)
+    expected, expected_gradients = flattened(model, trees, weight_K)
+    if case == "checkpointing":
+        enable_gradient_checkpointing(model.train())
+    way = replace(PACKED, whole_logits=case == "gemma 2")
+    for max_nodes in (None, 40):
+        got, got_gradients = learned(model, trees, weight_K, packed_by(way, max_nodes))
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
+        assert_same_gradients(got_gradients, expected_gradients, 1e-10)
+    if case == "checkpointing":
+        model.zero_grad()
+        both = torch.cat(tree_logprobs(model, trees, next_token=NextToken(0.8), model_pass=PACKED))
+        (both * weight_K).sum().backward()
+        assert_same_gradients(gradients(model), expected_gradients, 1e-10)
+
+
+def test_it_computes_in_the_dtype_of_autocast(rng: np.random.Generator) -> None:
+    model = small_model(seed=int(rng.integers(1 << 30)), dtype=torch.float32)
+    trees = [random_tree(rng), random_tree(rng)]
+    with torch.no_grad():
+        exact = torch.cat(tree_logprobs(model, trees))
+        with torch.autocast("cpu", torch.bfloat16):
+            tiles, packed = (torch.cat(tree_logprobs(model, trees, model_pass=p)) for p in (ModelPass(), PACKED))
+    assert 1e-3 < float((packed - exact).abs().max()) < 10 * float((tiles - exact).abs().max())
+
+
+Compile = Callable[[str], CompileCounterWithBackend]
+
+
+@pytest.fixture
+def compile_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compile]:
+    """Compile as on CUDA with another backend, and count the compilations. A graph break is an error there."""
+    original = torch.compile
+
+    def compile_with(backend: str) -> CompileCounterWithBackend:
+        counter = CompileCounterWithBackend(backend)
+        monkeypatch.setattr(
+            torch, "compile", lambda function, **options: original(function, backend=counter, **options)
+        )
+        return counter
+
+    torch.compiler.reset()
+    compiled.compiled.cache_clear()
+    yield compile_with
+    compiled.compiled.cache_clear()
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("backward_on_cpu")
+@pytest.mark.parametrize("case", ["llama", "qwen3", "gemma 3", "gemma 2", "checkpointing", "adapters", "bfloat16"])
+def test_layers_are_compiled_once_for_all_passes(case: str, rng: np.random.Generator, compile_on_cpu: Compile) -> None:
+    """Compiled up to the code that PyTorch generates: passes of other trees, in other numbers, compile nothing more."""
+    counter = compile_on_cpu("aot_eager")
+    torch.manual_seed(int(rng.integers(1 << 30)))
+    if case.startswith("gemma"):
+        model = gemma(int(case[-1])).float()
+    else:
+        name = case if case in ("llama", "qwen3") else "llama"
+        options = {"num_hidden_layers": 4, "max_position_embeddings": 512, "dtype": torch.float32}
+        model = small_model(name, seed=int(rng.integers(1 << 30)), **options)
+    if case == "adapters":
+        add_adapter(model, LoraSettings(rank=4))
+    if case == "checkpointing":
+        enable_gradient_checkpointing(model)
+    model.train()
+    way = replace(PACKED, compiled=True, whole_logits=case == "gemma 2")
+    autocast, bound = case == "bfloat16", 0.1 if case == "bfloat16" else 1e-4
+    kinds = 2 if case.startswith("gemma") else 2 if case == "adapters" else 1  # the first input needs no gradient
+    compilations = []
+    for max_nodes in (None, 300, 60):
+        trees = few_trees(rng)
+        weight_K = weights_of(rng, trees).float()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            got, got_gradients = learned(model, trees, weight_K, packed_by(way, max_nodes))
+            compilations.append(counter.frame_count)
+            plain, plain_gradients = learned(
+                model, trees, weight_K, lambda *args, **named: flat_chunk_logprobs(*args, whole_logits=True, **named)
+            )
+        torch.testing.assert_close(got, plain, rtol=bound, atol=bound)
+        largest = max(float(g.abs().max()) for g in plain_gradients.values())
+        for name, gradient in plain_gradients.items():
+            torch.testing.assert_close(got_gradients[name], gradient, rtol=bound, atol=bound * largest)
+    outputs = 2  # a reduction of the logits, and its gradient
+    assert compilations == [kinds + outputs] * 3
+
+
+@pytest.mark.slow
+def test_inductor_compiles_the_layers_once(rng: np.random.Generator, compile_on_cpu: Compile) -> None:
+    """PyTorch's code for the CPU has no gradient of FlexAttention, so only the forward pass is computed."""
+    counter = compile_on_cpu("inductor")
+    torch.manual_seed(int(rng.integers(1 << 30)))
+    model = gemma(3, head_dim=16).float()
+    compilations = []
+    for _ in range(2):
+        trees = few_trees(rng)
+        with torch.no_grad():
+            got = torch.cat(tree_logprobs(model, trees, model_pass=replace(PACKED, compiled=True)))
+            compilations.append(counter.frame_count)
+            model.double()
+            expected = torch.cat(tree_logprobs(model, trees, model_pass=PACKED))
+            model.float()
+        torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
+    assert compilations == [3, 3]  # full and sliding layers, and the reduction of the logits
+
+
+def changed(factor: float, of_gradient: float = 1.0) -> Callable[..., Tensor]:
+    """Return an attention whose output, or its gradient, is wrong by a factor."""
+    attend = ForestAttention.attend
+
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: Tensor) -> Tensor:
+            return factor * x
+
+        @staticmethod
+        def backward(_ctx: Any, grad: Tensor) -> Tensor:
+            return of_gradient * grad
+
+    return lambda *args: Wrong.apply(attend(*args))
+
+
+@pytest.mark.usefixtures("backward_on_cpu")
+@pytest.mark.parametrize("name", mostly_slow(["log-probs", "gradients"]))
+def test_a_pass_that_differs_is_not_taken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model(dtype=torch.float32).train()
+    check_packed(model, PACKED)
+    check_packed(model, PACKED, autocast=True)
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    factors = {"log-probs": (1.5, 1.5), "gradients": (1.0, 2.0)}
+    monkeypatch.setattr(ForestAttention, "attend", changed(*factors[name]))
+    with pytest.raises(HooksError, match=f"the {name} of LlamaForCausalLM change"):
+        check_packed(model, PACKED)
+    assert model.training
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("backward_on_cpu")
+def test_a_wrong_gradient_of_new_adapters_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first weight of an adapter has no gradient at first, since the second one is 0."""
+    model = small_model(dtype=torch.float32)
+    add_adapter(model, LoraSettings(rank=2))
+    check_packed(model, PACKED)
+    monkeypatch.setattr(ForestAttention, "attend", changed(1.0, 2.0))
+    with pytest.raises(HooksError, match="the gradients of LlamaForCausalLM change"):
+        check_packed(model, PACKED)
+
+
+@pytest.mark.usefixtures("backward_on_cpu")
+def test_a_wrong_window_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = gemma(3).float()
+    check_packed(model, PACKED)
+    mask = ForestAttention.mask
+    monkeypatch.setattr(ForestAttention, "mask", lambda self, length, _window: mask(self, length, None))
+    with pytest.raises(HooksError, match="the log-probs of Gemma3ForCausalLM change"):
+        check_packed(model, PACKED)
+
+
+@pytest.mark.usefixtures("backward_on_cpu")
+def test_the_fastest_way_that_works_is_taken_and_one_line_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled layers, else layers as they are, else what is given; a rank that fails decides for all."""
+    model, given = small_model(dtype=torch.float32), TreeForward()
+    lines: list[str] = []
+    faults: set[bool] = set()
+
+    def check(_model: PreTrainedModel, way: ModelPass, _autocast: bool) -> None:
+        assert way.packed
+        if way.compiled in faults:
+            raise HooksError(f"a fault with compiled = {way.compiled}")
+
+    monkeypatch.setattr("brorl.model.forward.check_packed", check)
+
+    def chosen(forward: TreeForward | FlatForward = given) -> tuple[Any, str]:
+        lines.clear()
+        found = with_packed_passes(model, forward, lines.append)
+        (line,) = lines
+        return found, line
+
+    found, line = chosen()
+    assert found.model_pass == ModelPass(packed=True, compiled=True)
+    assert "the decoder layers are compiled, in 0 s; later runs find the kernels in /" in line
+    faults.add(True)
+    found, line = chosen(FlatForward("a window"))
+    assert found.model_pass == ModelPass(packed=True)
+    assert line == "FlexAttention without compiled layers: a fault with compiled = True"
+    faults.add(False)
+    assert chosen() == (given, "attention in tiles, without FlexAttention: a fault with compiled = False")
+    faults.clear()
+    lines.clear()
+    assert with_packed_passes(model, given, lines.append, failed_anywhere=lambda _: True) is given
+    assert lines == ["attention in tiles, without FlexAttention: a check fails on another rank"]
+
+
+@pytest.mark.usefixtures("backward_on_cpu")
+def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no valid configuration\nmore")
+
+    monkeypatch.setattr(compiled_layers, "compiled", lambda _function: failing)
+    with pytest.raises(HooksError, match=r"RuntimeError: no valid configuration more"):
+        check_packed(small_model(dtype=torch.float32), replace(PACKED, compiled=True))
+
+
+@pytest.mark.usefixtures("backward_on_cpu")
+@pytest.mark.parametrize("num_rollouts", mostly_slow([4, 16]))
+def test_the_memory_plan_is_near_what_autograd_keeps(num_rollouts: int, rng: np.random.Generator) -> None:
+    """Autograd keeps the scores of the uncompiled attention too; they are left out."""
+    model = small_model(num_hidden_layers=6, hidden_size=64, intermediate_size=192, dtype=torch.float32)
+    responses = rng.integers(0, 17, (num_rollouts, 64)).tolist()
+    tree = RolloutTree.from_responses(rng.integers(0, 17, 64).tolist(), responses, finished=[False] * num_rollouts)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+    length = batch_of([tree]).token_T.numel()
+
+    def keep(tensor: Tensor) -> Tensor:
+        is_score = tensor.dim() >= 2 and tensor.shape[-2:] == (length, length)
+        if tensor.untyped_storage().data_ptr() not in weights and not is_score:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        for chunk in chunk_logprobs(model, [tree], max_nodes=4096, model_pass=PACKED):
+            most = sum(kept.values())
+            del chunk
+    settings = MemorySettings("float32", 1 << 30, nodes_per_pass=4096, device="cuda")
+    workload = Workload(64, 64, num_rows=num_rollouts, num_prompts=1)
+    planned = plan_memory(model.config, settings, workload).learning.num_bytes
+    assert 1 < planned / most < 3  # temporary tensors come on top
+    tiled = plan_memory(model.config, replace(settings, attention="tiled"), workload).learning.num_bytes
+    assert planned < tiled
+
+
+def test_blocks_list_masked_and_whole_ones_of_keys_and_of_queries(rng: np.random.Generator) -> None:
+    whole_BB = rng.random((5, 5)) < 0.3
+    touched_BB = whole_BB | (rng.random((5, 5)) < 0.3)
+    blocks = Blocks.of(touched_BB, whole_BB, torch.device("cpu"))
+    masked_BB = touched_BB & ~whole_BB
+    for number, expected in enumerate((masked_BB, whole_BB, masked_BB.T, whole_BB.T)):
+        np.testing.assert_array_equal(expanded(blocks.number[number], blocks.order[number]), expected)

@@ -1,0 +1,95 @@
+"""The choice between trees and rows: measured with a clock that is given, kept in the learner's state."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from brorl.model.forward import FlatForward, TreeForward, num_flat_tokens, num_tree_tokens
+from brorl.training import tree_learner
+from brorl.training.learner import LearnerSettings
+from brorl.training.tree_learner import TreeLearner
+from brorl.training.tree_or_flat import LITTLE_SHARED, measured_forward
+from brorl.tree import RolloutTree
+from small_models import random_tree, small_model
+
+TREE = TreeForward()
+
+
+def little_shared(rng: np.random.Generator) -> list[RolloutTree]:
+    return [RolloutTree.from_responses([3], rng.integers(0, 17, (4, 20)).tolist()) for _ in range(3)]
+
+
+def clock(taken: list[float]) -> Callable[[], float]:
+    """Return a clock by which pieces of work take these seconds, one after the other."""
+    times = itertools.accumulate(itertools.chain.from_iterable((0.0, one) for one in taken))
+    return lambda: next(times)
+
+
+def test_the_second_pass_of_each_way_decides_and_one_line_has_both(rng: np.random.Generator) -> None:
+    model, trees = small_model(), little_shared(rng)
+    assert num_tree_tokens(trees) > LITTLE_SHARED * num_flat_tokens(trees)
+    chosen, line = measured_forward(model, TREE, trees, 1024, clock([9.0, 0.5, 9.0, 0.2]))
+    assert isinstance(chosen, FlatForward)
+    assert all(p.grad is None for p in model.parameters())
+    distinct, tokens = num_tree_tokens(trees), num_flat_tokens(trees)
+    assert line == (
+        f"responses share little: {distinct} distinct tokens took 500 ms as trees, {500 / distinct:.4f} ms each, and "
+        f"{tokens} tokens 200 ms as rows, {200 / tokens:.4f} ms each; the learner takes rows"
+    )
+    chosen, line = measured_forward(model, TREE, trees, 1024, clock([0.0, 0.2, 0.0, 0.5]))
+    assert chosen is TREE
+    assert line is not None
+    assert line.endswith("the learner takes trees")
+
+
+def test_nothing_is_measured_where_trees_share(rng: np.random.Generator) -> None:
+    def never() -> float:
+        raise AssertionError
+
+    trees = [random_tree(rng, num_rollouts=30, prompt_length=20)]
+    assert num_tree_tokens(trees) < LITTLE_SHARED * num_flat_tokens(trees)
+    assert measured_forward(small_model(), TREE, trees, 1024, never) == (TREE, None)
+    flat = FlatForward("a test")
+    assert measured_forward(small_model(), flat, little_shared(rng), 1024, never) == (flat, None)
+
+
+def test_a_part_of_the_trees_is_measured_if_they_do_not_fit(rng: np.random.Generator) -> None:
+    trees = little_shared(rng)
+    _, line = measured_forward(small_model(), TREE, trees, 40, clock([0.0, 1.0, 0.0, 2.0]))
+    assert line is not None
+    assert int(line.split(": ")[1].split()[0]) < num_tree_tokens(trees)
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_a_resumed_learner_makes_the_same_choice_without_a_measurement(
+    rows: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, trees = small_model(dtype=torch.float32), little_shared(rng)
+    flat = FlatForward("measured")
+    calls: list[Any] = []
+
+    def measured(*args: Any) -> tuple[Any, str]:
+        calls.append(args)
+        return (flat if rows else TREE), "a line"
+
+    monkeypatch.setattr(tree_learner, "measured_forward", measured)
+    lines: list[str] = []
+    learner = TreeLearner(model, LearnerSettings(1e-3), lines.append)
+    learner._begin(trees)
+    assert calls == []  # on a CPU
+    assert learner.state_dict()["rows"] is None
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    learner._begin(trees)
+    assert len(calls) == 1
+    assert lines == ["a line"]
+    state = learner.state_dict()
+    assert state["rows"] is rows
+    resumed = TreeLearner(model, LearnerSettings(1e-3), lines.append)
+    resumed.load_state_dict(state)
+    resumed._begin(trees)
+    assert len(calls) == 1
+    assert isinstance(resumed._scores.forward, FlatForward if rows else TreeForward)
