@@ -223,8 +223,9 @@ def test_the_default_of_cuda_is_halved_until_it_fits() -> None:
     sizes = {nodes: planned(None, nodes) for nodes in (1024, 2048, 4096, 8192, 16384)}
     assert planned(None).learning == sizes[16384].learning
     for nodes, plan in sizes.items():
-        assert planned(plan.total_bytes).learning == plan.learning
-        assert planned(plan.total_bytes - 1).learning == sizes[max(1024, nodes // 2)].learning
+        room = plan.kept_bytes + plan.learning.num_bytes
+        assert planned(room).learning == plan.learning
+        assert planned(room - 1).learning == sizes[max(1024, nodes // 2)].learning
         assert planned(0, nodes).learning == plan.learning  # a size that is set stays
     assert planned(None, device="cpu").learning == planned(0, device="cpu").learning == planned(0, 1024, "cpu").learning
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import simulated_device
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.algorithms.groups import Group
+from brorl.model import flex_attention
 from brorl.model.forward import TreeForward
 from brorl.model.logprobs import ModelPass
-from brorl.model.tree_batch import AttentionChoice
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
@@ -70,29 +72,51 @@ def decoding(
     return of_one(sampled(first), sampled(last), last - first)
 
 
-def learning(num_layers: int, attention: AttentionChoice) -> dict[str, float]:
+def learning(num_layers: int, model_pass: ModelPass) -> dict[str, float]:
     """Return the counts of a chunk that goes forward and backward."""
     first = np.arange(8)[:, None]
     responses, logprobs = (first + np.arange(TOKENS)).tolist(), np.full((8, TOKENS), -4.0).tolist()
-    tree = RolloutTree.from_responses(PROMPTS[0], responses, logprobs)
+    prompt = list(range(1, 1 + TOKENS))  # long enough that nobody measures rows
+    tree = RolloutTree.from_responses(prompt, responses, logprobs)
     correct_L = np.arange(8) % 2 == 0
     group = Group(Prompt("p", "p", tree.prompt_ids, "", "d"), tree, correct_L, correct_L.astype(float))
 
     def learned(num_chunks: int) -> Counter[str]:
         nodes = TOKENS * 8 // num_chunks
-        forward = TreeForward(model_pass=ModelPass(attention))
+        forward = TreeForward(model_pass=model_pass)
         learner = TreeLearner(model_of(num_layers), LearnerSettings(1e-3, max_nodes=nodes, forward=forward))
         return counted(lambda: learner.learn([group], lambda _: [correct_L - 0.5], seed=0))
 
     return of_one(learned(2), learned(8), 6)
 
 
+class _FlexAttention(torch.autograd.Function):
+    """Starts as many kernels as FlexAttention on a GPU, and computes nothing: it cannot be compiled here."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        return query.clone()
+
+    @staticmethod
+    def backward(ctx: Any, _grad: Tensor) -> tuple[Tensor, ...]:
+        query, key, value = ctx.saved_tensors
+        return (query * query).clone(), key.clone(), value.clone()  # a sum over the values, and the three gradients
+
+
+def counted_attention(query: Tensor, key: Tensor, value: Tensor, **_: object) -> Tensor:
+    """Replace FlexAttention."""
+    output: Tensor = _FlexAttention.apply(query, key, value)
+    return output
+
+
 def main() -> None:
     """Print the counts for each number of layers."""
     torch.set_num_threads(1)
+    flex_attention.compiled = lambda _function: counted_attention
     found = {f"decoding {p}": [decoding(n, p) for n in LAYERS] for p in (1, 3)}
     found |= {"decoding shared": [decoding(n, 3, 0.0) for n in LAYERS]}
     found |= {"decoding long": [{"wait": 32 * decoding(1, 3, first=9, last=41)["wait"]}]}  # in 32 positions
-    kinds: tuple[AttentionChoice, ...] = ("auto", "tiled")
-    found |= {f"learning {kind}": [learning(n, kind) for n in LAYERS] for kind in kinds}
+    ways = {"packed": ModelPass(packed=True), "tiled": ModelPass("tiled")}
+    found |= {f"learning {name}": [learning(n, way) for n in LAYERS] for name, way in ways.items()}
     print(json.dumps(found))
