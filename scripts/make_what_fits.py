@@ -43,7 +43,7 @@ CARDS_GB = (24, 80)
 """Memory of the GPUs: an L4 or an RTX 4090, and an A100 or an H100."""
 USABLE = 0.9
 """Fraction of a GPU's memory: the CUDA context, its libraries and fragments take the rest."""
-_NODES = (8192, 4096, 2048)  # a response is never split
+_NODES = (16384, 8192, 4096, 2048)  # a response is never split
 _RANKS = (2, 4, 8)
 _SHARDED_BYTES = 4 + 4 + 8 + 4  # per weight: itself, its gradient, AdamW's moments, and the reference
 _LOGIT_NODES = 1024  # nodes whose logits exist at once in a sharded learner
@@ -154,7 +154,7 @@ INTRODUCTION = f"""\
     The figures of this page are predictions and have not been measured. On one H200, a run of SmolLM2-135M peaked at
     14.9 GB where 16.7 GB were predicted. `brorl check mine.yaml` predicts the memory of your own run on your GPU.
 
-The table has the first way in which a run fits. These are tried in order: `engine.nodes_per_pass` from 8,192 down to
+The table has the first way in which a run fits. These are tried in order: `engine.nodes_per_pass` from 16,384 down to
 2,048, the same with `engine.gradient_checkpointing`, and both with a base in 4 bits. All runs have `dtype: bfloat16`,
 the native engine on the same GPU, AdamW, and no KL penalty. They sample N = {ROLLOUTS} rollouts of {PROMPTS} prompts of
 up to {PROMPT} tokens, with responses of up to {RESPONSE:,} tokens, and make {MINI_BATCHES} mini-batches. {USABLE:.0%}

@@ -76,8 +76,7 @@ def learning(num_layers: int, model_pass: ModelPass) -> dict[str, float]:
     """Return the counts of a chunk that goes forward and backward."""
     first = np.arange(8)[:, None]
     responses, logprobs = (first + np.arange(TOKENS)).tolist(), np.full((8, TOKENS), -4.0).tolist()
-    prompt = list(range(1, 1 + TOKENS))  # long enough that nobody measures rows
-    tree = RolloutTree.from_responses(prompt, responses, logprobs)
+    tree = RolloutTree.from_responses(PROMPTS[0], responses, logprobs)
     correct_L = np.arange(8) % 2 == 0
     group = Group(Prompt("p", "p", tree.prompt_ids, "", "d"), tree, correct_L, correct_L.astype(float))
 

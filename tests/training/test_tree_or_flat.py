@@ -78,7 +78,7 @@ def test_a_resumed_learner_makes_the_same_choice_without_a_measurement(
 
     monkeypatch.setattr(tree_learner, "measured_forward", measured)
     lines: list[str] = []
-    learner = TreeLearner(model, LearnerSettings(1e-3), lines.append)
+    learner = TreeLearner(model, LearnerSettings(1e-3, measures_rows=True), lines.append)
     learner._begin(trees)
     assert calls == []  # on a CPU
     assert learner.state_dict()["rows"] is None
@@ -88,7 +88,7 @@ def test_a_resumed_learner_makes_the_same_choice_without_a_measurement(
     assert lines == ["a line"]
     state = learner.state_dict()
     assert state["rows"] is rows
-    resumed = TreeLearner(model, LearnerSettings(1e-3), lines.append)
+    resumed = TreeLearner(model, LearnerSettings(1e-3, measures_rows=True), lines.append)
     resumed.load_state_dict(state)
     resumed._begin(trees)
     assert len(calls) == 1

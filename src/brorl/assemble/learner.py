@@ -100,6 +100,7 @@ def build_learner_settings(config: TrainConfig, stop_token_ids: tuple[int, ...],
         max_new_tokens=sampling.max_new_tokens,
         offload_reference=config.reference.offload,
         forward=forward,
+        measures_rows=config.engine.forward == "auto" and config.engine.attention == "auto",
     )
 
 

@@ -45,6 +45,8 @@ class LearnerSettings:
     max_new_tokens: int | None = None  # length limit of a response, which the constant aggregation of the loss needs
     offload_reference: bool = False  # keep the reference in the memory of the CPU between its uses
     forward: Forward = field(default_factory=TreeForward)  # how trees go through the model
+    # on CUDA, whether the first step measures if rows are faster than trees, where trees share little
+    measures_rows: bool = False
 
     def __post_init__(self) -> None:
         if self.importance.correction != "none" and not self.recompute_old_logprobs:

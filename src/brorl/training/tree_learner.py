@@ -139,7 +139,8 @@ class TreeLearner:
         """Say what the flat path costs, and choose between trees and rows on CUDA, once in a run."""
         if line := self._scores.forward.cost_line(trees):
             self._echo(line)
-        if self.model.device.type == "cuda" and self._ranks.size == 1 and self._rows is None:
+        on_one_gpu = self.model.device.type == "cuda" and self._ranks.size == 1
+        if self._settings.measures_rows and on_one_gpu and self._rows is None:
             with self._scores.autocast():
                 self._scores.forward, line = self._nodes.run(
                     lambda: measured_forward(self.model, self._scores.forward, trees, self._nodes.value)
