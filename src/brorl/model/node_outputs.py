@@ -120,7 +120,7 @@ def _reduce(
     """Return the log-probs of nodes, and the log-sum-exps and entropies (0 if not requested) of rows."""
     scaled_RV = next_token.logits(logits_RV, length_R)
     high_R = scaled_RV.amax(1)
-    mass_RV = (scaled_RV - high_R[:, None]).exp()
+    mass_RV = (scaled_RV - high_R[:, None]).exp_()
     total_R = mass_RV.sum(1)
     lse_R = high_R + total_R.log()
     entropy_R = torch.zeros_like(lse_R)
@@ -142,9 +142,8 @@ def _gradient(
 ) -> Tensor:
     """Return the gradient of the logits but for that of the nodes' own tokens, in the dtype of the logits."""
     logprob_RV = next_token.logits(logits_RV, length_R) - lse_R[:, None]
-    mass_RV = logprob_RV.exp()
     factor_RV = -sum_R[:, None]
     if entropy:
-        finite_RV = torch.where(mass_RV > 0, logprob_RV, 0.0)
+        finite_RV = torch.where(torch.isfinite(logprob_RV), logprob_RV, 0.0)  # 0 times -inf is not 0
         factor_RV = factor_RV - grad_entropy_R[:, None] * (finite_RV + entropy_R[:, None])
-    return (mass_RV * (factor_RV / next_token.temperature)).to(logits_RV.dtype)
+    return logprob_RV.exp_().mul_(factor_RV / next_token.temperature).to(logits_RV.dtype)
