@@ -8,7 +8,7 @@ Both give the same log-probs and the same gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Literal, assert_never
@@ -193,8 +193,7 @@ def with_packed_passes(
             )
         else:
             echo(f"FlexAttention without compiled layers: {reasons[0]}")
-        shapes = forward.kv_shapes if isinstance(forward, TreeForward) else ()
-        return TreeForward(shapes, model_pass)
+        return replace(forward if isinstance(forward, TreeForward) else TreeForward(), model_pass=model_pass)
     plain = "attention in tiles" if isinstance(forward, TreeForward) else "the flat path"
     echo(f"{plain}, without FlexAttention: {reasons[-1]}")
     return forward
