@@ -167,8 +167,8 @@ COLUMNS = (
 END = """\
 
 - **Kept**: weights, gradients, AdamW's two moments, and the copy in bfloat16 that samples. Training all weights takes
-  16 bytes per weight, and 2 for the copy. With adapters the base takes 2 bytes per weight, or about half a byte in 4
-  bits.
+  16 bytes per weight, 2 for the copy, and 2 for the weights of the maps that the engine joins. With adapters the
+  base takes 2 bytes per weight, or about half a byte in 4 bits.
 - **Learning** and **sampling** take turns. The peak is the kept memory and the larger of the two.
 - **Rows**: responses of full length that are decoded together. Others wait, so a run with few rows fits and is slow.
   Shorter responses, and rollouts that share prefixes, take less.

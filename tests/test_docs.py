@@ -161,8 +161,9 @@ def test_the_page_of_what_fits_is_up_to_date() -> None:
 
 
 def test_what_fits_adds_up_and_fits() -> None:
-    """The sums of the page's figures, and 18 bytes for each of a published number of weights."""
+    """The sums of the page's figures; 18 bytes for each of a published number of weights, and 2 in a joined map."""
     published = {"0.5B": 494_032_768, "1.5B": 1_543_714_304, "7B": 7_615_616_512}
+    joined = {"0.5B": 24 * 896 * (896 + 2 * 128 + 2 * 4864), "1.5B": 28 * 1536 * (1536 + 2 * 256 + 2 * 8960)}
     pattern = r"^\| (.*?B) \| (.*?) \| (\d+) GB \|.*?\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d,]+) \|$"
     rows = re.findall(pattern, (DOCS / "how-to" / "what_fits.md").read_text("utf-8"), re.MULTILINE)
     assert {(name, trains) for name, trains, *_ in rows} > {(name, "adapters") for name in published}
@@ -171,7 +172,7 @@ def test_what_fits_adds_up_and_fits() -> None:
         assert peak == pytest.approx(kept + max(learning, sampling), abs=0.11)
         assert peak <= 0.9 * float(size)
         if trains == "all weights":
-            assert kept == pytest.approx(18e-9 * published[name], abs=0.06)
+            assert kept == pytest.approx(18e-9 * published[name] + 2e-9 * joined[name], abs=0.06)
 
 
 def test_the_settings_reference_names_every_setting() -> None:
