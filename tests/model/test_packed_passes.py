@@ -6,6 +6,7 @@ remove.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -279,7 +280,11 @@ def test_log_probs_and_gradients_equal_the_flattened_batch(case: str, rng: np.ra
             for parameter in model.parameters():
                 if parameter.requires_grad:
                     parameter.normal_(std=0.2)
-    expected, expected_gradients = flattened(model, trees, weight_K)
+    if case == "gemma 2":  # its own attention without padding: a row of padding alone gives NaN
+        own = partial(flat_chunk_logprobs, whole_logits=True)
+        expected, expected_gradients = learned(model, trees, weight_K, own)
+    else:
+        expected, expected_gradients = flattened(model, trees, weight_K)
     if case == "checkpointing":
         enable_gradient_checkpointing(model.train())
     way = replace(PACKED, whole_logits=case == "gemma 2")
@@ -517,4 +522,4 @@ def test_blocks_list_masked_and_whole_ones_of_keys_and_of_queries(rng: np.random
     blocks = Blocks.of(touched_BB, whole_BB, torch.device("cpu"))
     masked_BB = touched_BB & ~whole_BB
     for number, expected in enumerate((masked_BB, whole_BB, masked_BB.T, whole_BB.T)):
-        np.testing.assert_array_equal(expanded(blocks.number[number], blocks.order[number]), expected)
+        np.testing.assert_array_equal(expanded(blocks.number[number][0, 0], blocks.order[number][0, 0]), expected)

@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.fx.experimental._config as symbolic_shapes
 
 _MAX_GRAPHS = 64  # of a function; the default of `torch.compile` is 8, and one more would be an error
 
@@ -21,12 +20,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     graph: Callable[..., Any] = torch.compile(function, dynamic=True, fullgraph=True)
 
     def call(*inputs: Any, **named: Any) -> Any:
-        with (
-            # newer versions call the first one recompile_limit
-            torch._dynamo.config.patch(cache_size_limit=_MAX_GRAPHS, specialize_float=True),
-            # sizes that are equal by chance may differ in the next call
-            symbolic_shapes.patch(use_duck_shape=False),  # type: ignore[attr-defined]
-        ):
+        # newer versions call the first one recompile_limit
+        with torch._dynamo.config.patch(cache_size_limit=_MAX_GRAPHS, specialize_float=True):
             return graph(*inputs, **named)
 
     return call

@@ -41,16 +41,20 @@ def padded_tokens(num_tokens: int) -> int:
 class Blocks(NamedTuple):
     """Lists of blocks for the kernel: keys that are masked, keys that are whole, and the same two of queries."""
 
-    number: Tensor  # listed blocks of each row, int32, shape [4, B]
-    order: Tensor  # all blocks of a row, listed ones first, int32, shape [4, B, B]
+    number: list[Tensor]  # for each list the listed blocks of each row, int32, shape [1, 1, B]
+    order: list[Tensor]  # for each list all blocks of a row, listed ones first, int32, shape [1, 1, B, B]
 
     @classmethod
     def of(cls, touched_BB: BoolArray, whole_BB: BoolArray, device: torch.device) -> Blocks:
         """Return the lists, given the blocks that have pairs, and those in which all pairs see each other."""
         masked_BB = touched_BB & ~whole_BB
-        listed = np.stack([masked_BB, whole_BB, masked_BB.T, whole_BB.T])
-        arrays = listed.sum(2), np.argsort(~listed, axis=2, kind="stable")
-        return cls(*(to_device(array.astype(np.int32), device) for array in arrays))
+        lists = (masked_BB, whole_BB, masked_BB.T, whole_BB.T)
+        orders = [np.argsort(~listed, axis=1, kind="stable") for listed in lists]
+
+        def moved(array: IntArray) -> Tensor:
+            return to_device(array.astype(np.int32), device)[None, None]
+
+        return cls([moved(listed.sum(1)) for listed in lists], [moved(order) for order in orders])
 
 
 def block_pairs(end_T: IntArray, position_T: IntArray, window: int | None) -> tuple[BoolArray, BoolArray]:
@@ -112,7 +116,7 @@ class ForestAttention:
         blocks = self._blocks.get(window)
         if blocks is None:
             raise HooksError("a layer has another sliding window than the config of its model")
-        counts, indices = ([x[None, None] for x in lists.unbind()] for lists in blocks)
+        counts, indices = blocks
         return BlockMask(
             seq_lengths=(num_tokens, num_tokens),
             kv_num_blocks=counts[0], kv_indices=indices[0], full_kv_num_blocks=counts[1], full_kv_indices=indices[1],
