@@ -320,7 +320,7 @@ def compile_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compile]:
     def compile_with(backend: str) -> CompileCounterWithBackend:
         counter = CompileCounterWithBackend(backend)
         monkeypatch.setattr(
-            torch, "compile", lambda function, **options: original(function, backend=counter, **options)
+            torch, "compile", lambda function, **options: original(function, **{"backend": counter, **options})
         )
         return counter
 
