@@ -39,7 +39,7 @@ def test_factors_equal_a_loop_over_rollouts(mode: str, rng: np.random.Generator)
                 "none": 1.0,
                 "truncate": min(ratio, high),
                 "mask": ratio if low <= ratio <= high else 0.0,
-                "sequence_mask": min(ratio, high) if low <= geometric <= high else 0.0,
+                "sequence_mask": ratio if low <= geometric <= high else 0.0,
             }[mode]
             assert factors.node_M[node] * factors.response_L[leaf] == pytest.approx(expected, rel=1e-12)
             masked += expected == 0

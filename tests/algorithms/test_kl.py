@@ -48,6 +48,17 @@ def test_the_mean_of_k2_is_the_divergence_only_to_second_order(rng: np.random.Ge
     assert errors[0] > 0
 
 
+def test_a_clamp_of_the_square_root_of_20_is_k2_bounded_at_10(rng: np.random.Generator) -> None:
+    """The rule of public code, which bounds the log-ratio at 20 and the estimate at 10: values and gradients."""
+    log_ratio = torch.from_numpy(rng.normal(size=500) * 8).requires_grad_()
+    own = kl_estimates(log_ratio, torch.zeros(500), "k2", math.sqrt(20))
+    public = (log_ratio.clamp(-20, 20) ** 2 / 2).clamp(-10, 10)
+    assert 0 < int((public == 10).sum()) < 500
+    assert own.tolist() == pytest.approx(public.tolist(), rel=1e-12)
+    gradients = [torch.autograd.grad(values.sum(), log_ratio)[0].tolist() for values in (own, public)]
+    assert gradients[0] == gradients[1]
+
+
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_the_mean_gradient_of_each_as_a_loss_on_policy(estimator: str, rng: np.random.Generator) -> None:
     """k2 has the gradient of KL(pi || ref), k3 that of KL(ref || pi), k1 none."""

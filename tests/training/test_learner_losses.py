@@ -66,7 +66,7 @@ def row_factors(ratio_T: np.ndarray, importance: ImportanceCorrection) -> np.nda
         case "mask":
             return np.array([w if low <= w <= high else 0.0 for w in ratio_T])
         case "sequence_mask":
-            return np.array([min(w, high) if inside else 0.0 for w in ratio_T])
+            return ratio_T if inside else np.zeros_like(ratio_T)
 
 
 def add_row(

@@ -278,21 +278,20 @@ class ImportanceCorrection(Section):
 
     The ratio of a token is w = exp(old - sampler). "truncate" weights it with min(w, high). "mask" weights it with w if
     low <= w <= high, else with 0. "sequence_mask" drops a response whose geometric mean of w is outside [low, high],
-    and weights the tokens of the others with min(w, high).
+    and weights the tokens of the others with w.
 
-    Source: truncated importance sampling (TIS) as in BroRL (arXiv 2510.01180), section 4; the mask is IcePop, with
-        [0.5, 5] in the public recipes of ProRL v2; "sequence_mask" follows OpenRLHF's `seq-mask-tis`. Two deviations
-        from OpenRLHF: its `tis` also raises weights below `low` to `low`, and its `seq-mask-tis` does not bound the
-        weights of the tokens that it keeps. Here "truncate" has no lower bound, as TIS is defined, and
-        "sequence_mask" bounds each token by `high`: no single token can dominate a step.
+    Source: truncated importance sampling (TIS) as in BroRL (arXiv 2510.01180), section 3.1; the mask is IcePop, with
+        [0.5, 5] in the public configurations of ProRL v2; "sequence_mask" is their `seq-mask-tis`, with [.999, 1.002]
+        in that of ProRL v2.1. One deviation: OpenRLHF's `tis` also raises weights below `low` to `low`. "truncate" has
+        no lower bound, as TIS is defined.
     """
 
     correction: ImportanceMode = Field(
         "none", description="weight tokens by learner over engine probability: no | cut at `high` | 0 outside `low` to "
         "`high` | 0 for whole responses whose geometric mean is outside",
     )  # fmt: skip
-    low: float = Field(0.5, ge=0, lt=1, description="smallest weight that a mask keeps")
-    high: float = Field(5.0, ge=1, description="largest weight")
+    low: float = Field(0.5, ge=0, lt=1, description="smallest weight or geometric mean that a mask keeps")
+    high: float = Field(5.0, ge=1, description="largest weight, or largest geometric mean of a response")
 
 
 class KLPenalty(Section):
@@ -301,8 +300,9 @@ class KLPenalty(Section):
     "loss" adds coefficient * sum_k (weighted count_k) kl_k / denominator to the loss, with the policy of the moment.
     "reward" takes coefficient * sum of the estimates of a response's tokens, at the time of sampling, off its reward.
 
-    Source: Schulman, "Approximating KL divergence" (2020); ProRL v2 (k2 in the loss, coefficient 1e-4). Public code
-        clamps the estimates of k2 and k3 to +-10; the log-ratio is clamped here, before exp can overflow.
+    Source: Schulman, "Approximating KL divergence" (2020); ProRL v2 (k2 in the loss, its log-ratio clamped to +-10; the
+        coefficient 1e-4 is of its public configurations). Their code clamps the estimate at 10 instead: for k2 that is
+        a clamp of sqrt(20) = 4.4721.
     """
 
     coefficient: float = Field(
