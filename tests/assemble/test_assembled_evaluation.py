@@ -160,7 +160,9 @@ def test_public_data_gets_the_template_of_its_domain_unless_the_run_has_one(
         assert filled == {domain: TEMPLATES[domain].replace("{prompt}", "x") for domain in ("science", "math", "code")}
 
 
-def test_the_gym_benchmark_is_a_fixed_source_beyond_the_usual_training_indices() -> None:
-    source = parse_data("gym")
+@pytest.mark.parametrize(("name", "number"), [("gym", 530), ("gym_ood", 300)])
+def test_the_gym_benchmarks_are_fixed_sources_beyond_the_usual_training_indices(name: str, number: int) -> None:
+    source = parse_data(name)
     assert isinstance(source, GymSource)
-    assert (source.gym, source.label, source.first_index, source.seed) == (("all",), "gym", 9_000, 0)
+    assert (source.label, source.num_questions, source.first_index, source.seed) == (name, number, 4_000, 0)
+    assert source.gym == (("all",) if name == "gym" else ("acre", "boxnet", "game_of_life_halting"))

@@ -115,7 +115,8 @@ def test_every_layout_gives_question_and_answer(case: str, suffix: str, tmp_path
 
 def test_where_a_benchmark_is_read_from() -> None:
     mathematical = {"aime24", "aime25", "amc", "math", "minerva", "olympiadbench", "gsm8k"}
-    others = {"humaneval_plus", "mbpp_plus", "livecodebench", "gpqa_diamond", "mmlu_pro", "ifeval"}
+    code = {"humaneval_plus", "mbpp_plus", "livecodebench", "apps", "codecontests", "codeforces", "taco"}
+    others = {*code, "gpqa_diamond", "mmlu_pro", "ifeval"}
     assert set(BENCHMARKS) == mathematical | others
     for name, benchmark in BENCHMARKS.items():
         assert (benchmark.layout is None) == (name in mathematical)

@@ -18,15 +18,20 @@ from brorl.paths import is_file
 from brorl.prompts.benchmarks import BENCHMARKS, BenchmarkSource, read_benchmark
 from brorl.prompts.files import SourceReading
 from brorl.prompts.guess import guess_meaning
+from brorl.prompts.gym_sets import OUT_OF_DISTRIBUTION
 from brorl.prompts.question import Question, split_held_out
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource, PromptFormat
 
 _NO_LIMIT = 2**31
-GYM_BENCHMARK = "gym"
-# Five questions of each of its datasets, at indices that training does not reach.
-_GYM = GymSource(gym=("all",), name=GYM_BENCHMARK, num_questions=530, first_index=9_000)
-NAMES = (*BENCHMARKS, GYM_BENCHMARK)
+GYM_BENCHMARKS = {
+    source.label: source
+    for source in (  # at indices that training does not reach; the shortest dataset has 5,000 entries
+        GymSource(gym=("all",), name="gym", num_questions=530, first_index=4_000),  # about five of each
+        GymSource(gym=OUT_OF_DISTRIBUTION, name="gym_ood", num_questions=300, first_index=4_000),
+    )
+}
+NAMES = (*BENCHMARKS, *GYM_BENCHMARKS)
 """Names of all benchmarks."""
 DataSource: TypeAlias = BenchmarkSource | FileSource | GymSource | CountdownSource
 
@@ -90,8 +95,8 @@ def parse_data(text: str) -> DataSource:
     name, equals, path = text.partition("=")
     if text in BENCHMARKS:
         return BenchmarkSource(text)
-    if text == GYM_BENCHMARK:
-        return _GYM
+    if text in GYM_BENCHMARKS:
+        return GYM_BENCHMARKS[text]
     if equals and re.fullmatch(r"\w+", name):
         if name not in BENCHMARKS or not path:
             raise UserError(f"--data {text}: NAME in NAME=PATH must be one of {', '.join(BENCHMARKS)}")

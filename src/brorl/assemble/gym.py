@@ -14,6 +14,7 @@ from typing import Any
 
 from brorl.errors import UserError
 from brorl.prompts.files import SourceReading
+from brorl.prompts.gym_sets import is_single
 from brorl.prompts.gym_task import GYM_DOMAIN, require_reasoning_gym
 from brorl.prompts.question import Question
 from brorl.prompts.settings import GymSource
@@ -67,8 +68,7 @@ def read_gym(source: GymSource, workers: int | None, location: str = "data.sourc
 
 def _config_text(source: GymSource) -> str:
     """Return the settings by dataset as JSON text."""
-    single = len(source.gym) == 1 and source.gym[0] != "all"
-    configs = {source.gym[0]: source.config} if single else source.config
+    configs = {source.gym[0]: source.config} if is_single(source.gym) else source.config
     for name, config in configs.items():
         if not isinstance(config, dict):
             raise ValueError(

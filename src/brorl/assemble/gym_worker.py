@@ -23,10 +23,10 @@ import numpy as np
 from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import DATASETS
 
+from brorl.prompts.gym_sets import ALL, SETS
 from brorl.prompts.gym_task import GymTask
 from brorl.verification.domains.gym_scoring import score_task
 
-ALL = "all"
 _COMPOSED = "composite"
 _OWN = {"size": "num_questions", "seed": "seed"}  # settings of a dataset that are settings of the source
 # These datasets choose or check their entries by their size; in all others the size has no effect.
@@ -42,7 +42,7 @@ def check(given: Sequence[str], configs: Mapping[str, Mapping[str, Any]], first:
     """Find the datasets of a source, and check their settings.
 
     Args:
-        given: Names of datasets, or `all`.
+        given: Names of datasets or of sets.
         configs: Settings by dataset.
         first: Index of the first entry of each dataset.
         number: Number of entries, over all datasets in turn.
@@ -51,7 +51,7 @@ def check(given: Sequence[str], configs: Mapping[str, Mapping[str, Any]], first:
         Names of the datasets; or what is wrong with the source, after the name of a setting (`config: ...`).
     """
     known = sorted(set(DATASETS) - {_COMPOSED})
-    names = known if ALL in given else list(dict.fromkeys(given))
+    names = known if ALL in given else list(dict.fromkeys(n for name in given for n in SETS.get(name, (name,))))
     last_index = first - 1 - (-number // len(names))
     for name in names:
         if name == _COMPOSED:

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 
 from brorl.errors import UserError
 from brorl.paths import exists
+from brorl.prompts.gym_sets import is_single
 from brorl.prompts.question import Message, Question
 from brorl.section import Names, Section, listed
 
@@ -162,7 +163,9 @@ class GymSource(Section):
     """Questions that Reasoning Gym generates, at consecutive indices of its datasets; needs the extra `gym`."""
 
     gym: Names = Field(
-        min_length=1, description="a dataset of Reasoning Gym, a list of them, or all (docs/reference/gym.md)"
+        min_length=1,
+        description="a dataset of Reasoning Gym, a list of them, prorl (the 96 that ProRL trained on), or all "
+        "(docs/reference/gym.md)",
     )
     name: str | None = Field(None, description="name of the source in tables; null uses the dataset's name, or gym")
     num_questions: int = Field(1000, ge=1, le=10**7, description="questions to generate, over all datasets in turn")
@@ -185,7 +188,7 @@ class GymSource(Section):
     @property
     def label(self) -> str:
         """Name of the source in tables."""
-        return self.name or (self.gym[0] if len(self.gym) == 1 and self.gym[0] != "all" else "gym")
+        return self.name or (self.gym[0] if is_single(self.gym) else "gym")
 
     @property
     def kind(self) -> str:

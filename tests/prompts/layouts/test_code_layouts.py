@@ -342,6 +342,14 @@ class TestEurus:
         assert dropped("eurus2", eurus("law", "Who?", "I")) == "the ability is law"
         assert dropped("eurus2", eurus("code", self.ASKED, "")) == "no tests"
 
+    def test_one_source_of_the_code(self) -> None:
+        answer = json.dumps({"inputs": ["1 2\n"], "outputs": ["3\n"]})
+        for name in ("apps", "codecontests", "codeforces", "taco"):
+            row = {**eurus("code", self.ASKED, answer), "data_source": name}
+            assert read(f"prime_{name}", row) == read("eurus2_code", row)
+            for other in ("numina_olympiads", "apps" if name == "taco" else "taco"):
+                assert dropped(f"prime_{name}", {**row, "data_source": other}) == "another source"
+
 
 class TestFunctionsWithTestCode:
     def test_human_eval(self) -> None:

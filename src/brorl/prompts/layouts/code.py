@@ -14,7 +14,7 @@ import json
 import pickle
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
@@ -181,6 +181,17 @@ def eurus2_code(row: Cells, seed: int) -> Fields:
     if row["ability"] != "code":
         raise DroppedRow(f"the ability is {row['ability']}, not code")
     return eurus2(row, seed)
+
+
+def eurus2_of(source: str) -> Callable[[Cells, int], Fields]:
+    """Return the reading of rows of code from one source: apps, codecontests, codeforces or taco."""
+
+    def read(row: Cells, seed: int) -> Fields:
+        if row["data_source"] != source:
+            raise DroppedRow("another source")
+        return eurus2_code(row, seed)
+
+    return read
 
 
 def human_eval(row: Cells, _seed: int) -> Fields:

@@ -21,6 +21,7 @@ _CODEFORCES = (
     "title, description, input_format, output_format, interaction_format, note, examples, official_tests, time_limit, "
     "memory_limit, input_mode, generated_checker"
 )
+_PRIME = "data_source, prompt, ability, reward_model"
 _LIVE = "question_content, starter_code, public_test_cases, private_test_cases, metadata"
 
 LAYOUTS: Mapping[str, Layout] = {
@@ -87,6 +88,14 @@ LAYOUTS: Mapping[str, Layout] = {
          "mathematics and code of PRIME, by the column `ability`"),
         ("eurus2_code", code.eurus2_code, "prompt, ability, reward_model", "PRIME-RL/Eurus-2-RL-Data",
          "the code of PRIME; mathematics is dropped"),
+        ("prime_apps", code.eurus2_of("apps"), _PRIME, "PRIME-RL/Eurus-2-RL-Data",
+         "the problems of PRIME from APPS"),
+        ("prime_codecontests", code.eurus2_of("codecontests"), _PRIME, "PRIME-RL/Eurus-2-RL-Data",
+         "the problems of PRIME from CodeContests"),
+        ("prime_codeforces", code.eurus2_of("codeforces"), _PRIME, "PRIME-RL/Eurus-2-RL-Data",
+         "the problems of PRIME from Codeforces"),
+        ("prime_taco", code.eurus2_of("taco"), _PRIME, "PRIME-RL/Eurus-2-RL-Data",
+         "the problems of PRIME from TACO"),
         ("humaneval", code.human_eval, "prompt, canonical_solution, entry_point, test",
          "evalplus/humanevalplus, openai/openai_humaneval", "functions to complete, with test code"),
         ("mbpp", code.mbpp_plus, "code, prompt, test_imports, test_list, test", "evalplus/mbppplus",
