@@ -114,7 +114,8 @@ def test_every_layout_gives_question_and_answer(case: str, suffix: str, tmp_path
 
 
 def test_where_a_benchmark_is_read_from() -> None:
-    mathematical = {"aime24", "aime25", "amc", "math", "minerva", "olympiadbench", "gsm8k"}
+    contests = {"aime24", "aime25", "hmmt25", "brumo25", "cmimc25", "amc"}
+    mathematical = {*contests, "math", "minerva", "olympiadbench", "gsm8k"}
     code = {"humaneval_plus", "mbpp_plus", "livecodebench", "apps", "codecontests", "codeforces", "taco"}
     others = {*code, "gpqa_diamond", "mmlu_pro", "ifeval"}
     assert set(BENCHMARKS) == mathematical | others

@@ -114,10 +114,10 @@ def evaluate(
     Args:
         checkpoint: A model (`quickstart`, a folder, a hub id), a run directory (its last checkpoint), or a checkpoint
             in one.
-        data: aime24, aime25, amc, math, minerva, olympiadbench, gsm8k, humaneval_plus, mbpp_plus, livecodebench, apps,
-            codecontests, codeforces, taco, gpqa_diamond, mmlu_pro, ifeval; NAME=PATH for a copy of one of these; gym;
-            gym_ood; a file, hub id or puzzle; or {path: ..., layout: ...}; may be repeated; from Python also rows, as
-            in `train` (default: the prompts that the checkpoint's run held out).
+        data: aime24, aime25, hmmt25, brumo25, cmimc25, amc, math, minerva, olympiadbench, gsm8k, humaneval_plus,
+            mbpp_plus, livecodebench, apps, codecontests, codeforces, taco, gpqa_diamond, mmlu_pro, ifeval; NAME=PATH
+            for a copy of one of these; gym; gym_ood; a file, hub id or puzzle; or {path: ..., layout: ...}; may be
+            repeated; from Python also rows, as in `train` (default: the prompts that the checkpoint's run held out).
         samples: Responses per prompt, n, 1 to 2^20.
         ks: Values of k for pass@k, each 1 to n. By default 1 and the powers of 2 up to n / 2, at most 256.
         temperature: Divisor of the logits, at least 0; 0 is greedy and needs one response per prompt.
