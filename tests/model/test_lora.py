@@ -2,12 +2,15 @@
 
 import json
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
+import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
 from brorl.algorithms.groups import Group
 from brorl.errors import UserError
@@ -162,6 +165,84 @@ def test_without_lora_settings_an_adapter_is_merged(base: Path, tmp_path: Path, 
     low = load_model(str(tmp_path), CPU, torch.bfloat16)
     for ours, exact in zip(low.parameters(), merged.parameters(), strict=True):
         assert torch.equal(ours, exact.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("targets", [("lm_head",), ("embed_tokens",), ("q_proj",)])
+def test_a_merge_into_tied_embeddings_is_the_adapted_model_also_after_it_is_saved(
+    targets: tuple[str, ...], tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Against peft's own forward pass; adapters of one of the two tied layers untie them, and others do not."""
+    model = small_model(tie_word_embeddings=True, seed=int(rng.integers(1 << 30)), dtype=torch.float32)
+    model.save_pretrained(tmp_path / "base")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft says what can go wrong, and this is the test that it does not
+        adapted = peft.get_peft_model(
+            LlamaForCausalLM.from_pretrained(tmp_path / "base"), peft.LoraConfig(r=2, target_modules=[*targets])
+        ).eval()
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter += torch.from_numpy(rng.normal(size=parameter.shape)).float()
+    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    whole = load_model(str(tmp_path / "adapter"), CPU, torch.float32)
+    ids = torch.from_numpy(rng.integers(0, 17, (2, 9)))
+    expected = adapted(ids).logits
+    torch.testing.assert_close(whole(ids).logits, expected, rtol=1e-4, atol=1e-4)
+    is_tied = whole.get_input_embeddings().weight is whole.get_output_embeddings().weight
+    assert is_tied == whole.config.tie_word_embeddings == (targets == ("q_proj",))
+    TreeLearner(whole, LearnerSettings(learning_rate=1e-3)).save_pretrained(tmp_path / "merged")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(again(ids).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_adapters_of_the_output_layer_are_trained_saved_continued_and_merged(
+    tied: bool, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    model = small_model(tie_word_embeddings=tied, seed=int(rng.integers(1 << 30)), dtype=torch.float32)
+    model.save_pretrained(tmp_path / "base")
+    settings = LoraSettings(rank=2, target_modules=("lm_head", "v_proj"))
+    model = load_model(str(tmp_path / "base"), CPU, torch.float32, settings)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += torch.from_numpy(rng.normal(size=parameter.shape)).float()
+    TreeLearner(model, LearnerSettings(learning_rate=1e-3)).save_pretrained(tmp_path / "adapter")
+    ids = torch.from_numpy(rng.integers(0, 17, (2, 9)))
+    for lora in (settings, None):
+        again = load_model(str(tmp_path / "adapter"), CPU, torch.float32, lora)
+        torch.testing.assert_close(again(ids).logits, model.eval()(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_merge_that_gives_another_model_is_an_error(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    saved_adapter(base, tmp_path, rng)
+    monkeypatch.setattr("peft.tuners.lora.Linear.get_delta_weight", lambda *_: torch.tensor(0.01))
+    with pytest.raises(UserError, match=r"merging the adapter in .* into .* gives another model: its logits of 12 tok"):
+        load_model(str(tmp_path), CPU, torch.float32)
+
+
+@pytest.mark.parametrize("lora", [None, SETTINGS])
+def test_weights_that_are_saved_wrongly_are_an_error_at_the_first_save(
+    base: Path, lora: LoraSettings | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(str(base), CPU, torch.float32, lora)
+    learner = TreeLearner(model, LearnerSettings(learning_rate=1e-3))
+    save, kind = model.save_pretrained, "model" if lora is None else "adapters"
+
+    def altered(folder: Path, **options: object) -> None:
+        save(folder, **options)
+        file = folder / ("model.safetensors" if lora is None else "adapter_model.safetensors")
+        tensors = load_file(file)
+        changed = sorted(tensors)[-1]
+        save_file(tensors | {changed: tensors[changed] + 1e-3}, file, metadata={"format": "pt"})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "save_pretrained", altered)
+        with pytest.raises(UserError, match=rf"the {kind} that was saved differs from the LlamaFor.*1 differences"):
+            learner.save_pretrained(tmp_path / "altered")
+    learner.save_pretrained(tmp_path / "same")
 
 
 @pytest.mark.parametrize(

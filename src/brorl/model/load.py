@@ -6,8 +6,7 @@ A tokenizer without an end-of-sequence token is an error, since no response coul
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -24,13 +23,13 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging as transformers_logging
 
 from brorl.errors import UserError
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
-from brorl.model.lora import add_adapter, continue_adapter, keep_gradients, merged, nf4_config, require_peft
+from brorl.model.lora import add_adapter, continue_adapter, keep_gradients, nf4_config, require_peft
+from brorl.model.merge import merged
 from brorl.model.settings import LoraSettings
-from brorl.model.source import ModelSource, check_weights, find_model, not_loaded, read_config
+from brorl.model.source import ModelSource, check_weights, find_model, not_loaded, quiet_transformers, read_config
 from brorl.model.stop_strings import check_stop, special_token, stop_tokens
 
 _log = logging.getLogger(__name__)
@@ -189,7 +188,7 @@ def _load(source: ModelSource, dtype: torch.dtype, quantized_on: torch.device | 
     if quantized_on is not None:
         quantized = {"quantization_config": nf4_config(dtype), "device_map": {"": quantized_on}}
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source.path,
                 dtype=dtype,
@@ -220,18 +219,6 @@ def _load(source: ModelSource, dtype: torch.dtype, quantized_on: torch.device | 
         unused = ", ".join(sorted(info["unexpected_keys"])[:3])
         _log.warning("%s contains weights that %s does not use (%s, ...)", source.name, type(model).__name__, unused)
     return model
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Turn off the progress bars of transformers and its tables of weights that do not fit."""
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
 
 
 def _check_finite(model: PreTrainedModel, name: str) -> None:

@@ -120,7 +120,9 @@ def add_adapter(model: PreTrainedModel, settings: LoraSettings) -> None:
         task_type="CAUSAL_LM",
     )
     try:
-        model.add_adapter(config, _ADAPTER)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*tie_word_embeddings")  # of a later merge, which unties them
+            model.add_adapter(config, _ADAPTER)
     except (ImportError, ValueError) as error:  # transformers rejects old versions of peft
         raise UserError(
             f"no adapters could be added ({first_line(error)}); for another version of peft run: "
@@ -169,35 +171,13 @@ def continue_adapter(model: PreTrainedModel, folder: Path, settings: LoraSetting
             parameter.copy_(saved[name])
 
 
-def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Return a base model with the adapters of a folder added to its weights, all trainable.
-
-    The base is at least in float32: bfloat16 would round small adapters away.
-
-    Raises:
-        UserError: If peft is missing, or the adapter does not fit.
-    """
-    require_peft()
-    from peft import PeftModel
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft uses deprecated parts of transformers
-            whole: PreTrainedModel = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
-    except (OSError, ValueError, RuntimeError, TypeError, SafetensorError) as error:
-        raise UserError(
-            f"the adapter in {folder} cannot be merged into its base {model.name_or_path} ({first_line(error)})"
-        ) from error
-    whole.requires_grad_(True)
-    return whole
-
-
 def saved_adapter(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Return the adapters among the weights of a model, by their names in peft's files."""
     return ((_saved_name(name), tensor) for name, tensor in weights if f".{_ADAPTER}." in name)
 
 
 def _saved_name(name: str) -> str:
+    """Return the name of an adapter's parameter in peft's files."""
     return _PREFIX + name.replace(f".{_ADAPTER}.", ".")
 
 

@@ -6,6 +6,7 @@ the same sequence of passes.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -83,10 +84,12 @@ def laid_out_as(tensor: Tensor, parameter: Tensor) -> Tensor:
     return shards
 
 
-def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> None:
-    """Write a sharded model in Hugging Face format, or its adapters in that of peft; collective.
+def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> dict[str, Tensor]:
+    """Write a model in Hugging Face format, or its adapters in that of peft; collective if it is sharded.
 
-    The rank that `writes` collects the weights one by one in the memory of the CPU.
+    Returns:
+        The parameters that were written, by name; of a sharded model in the memory of the CPU, one by one. Empty on
+        the ranks that do not write.
     """
     only_adapters = getattr(model, "_hf_peft_config_loaded", False)
     whole: dict[str, Tensor] = {}
@@ -94,11 +97,18 @@ def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> None:
         if parameter.requires_grad or not only_adapters:
             tensor = full_tensor(parameter.detach())
             if writes:
-                whole[name] = tensor.cpu()
-    if writes:
+                whole[name] = tensor.cpu() if is_sharded(model) else tensor
+    if writes and only_adapters:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*save_embedding_layers")  # whose base weights are not saved here
+            model.save_pretrained(folder, state_dict=whole)
+    elif writes and is_sharded(model):
         stored = model.state_dict().keys()
-        whole |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in stored}
-        model.save_pretrained(folder, state_dict=whole)
+        buffers = {name: buffer.cpu() for name, buffer in model.named_buffers() if name in stored}
+        model.save_pretrained(folder, state_dict=whole | buffers)
+    elif writes:
+        model.save_pretrained(folder)
+    return whole
 
 
 @torch.no_grad()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging as transformers_logging
 
 from brorl.errors import UserError, first_line
 from brorl.model.name import check_folder, shipped_folder
@@ -121,6 +123,18 @@ def not_loaded(name: str, what: str, error: Exception) -> str:
     lines = lines or [type(error).__name__]
     reason = " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")
     return f"could not load the {what} of {name!r}: {reason}"
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Turn off the progress bars of transformers and its tables of weights that do not fit."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
 
 
 def _find_in(folder: Path, name: str) -> ModelSource:

@@ -28,6 +28,7 @@ from brorl.algorithms.kl import penalized_group
 from brorl.errors import DivergedError
 from brorl.model.forward import FlatForward
 from brorl.model.passes import ChunkSize, Passes
+from brorl.model.saved_check import check_saved
 from brorl.model.sharding import SyncedForward, full_tensor, save_whole
 from brorl.runs.checkpoint import EMA
 from brorl.training.chunk_loss import chunk_loss, means, no_sums, response_losses
@@ -68,6 +69,7 @@ class TreeLearner:
         self._echo = echo
         self._cost_line_shown = False
         self._rows: bool | None = None  # whether the learner takes rows; None before a choice
+        self._save_checked = False
         self._settings = settings
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._parameters = list(self._trained.values())
@@ -173,8 +175,13 @@ class TreeLearner:
         return sum(p.numel() for p in (self._parameters if only_trainable else self.model.parameters()))
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write the weights and the model's config in Hugging Face format; see `Learner.save_pretrained`."""
+        """Write the weights and the model's config in Hugging Face format; see `Learner.save_pretrained`.
+
+        Raises:
+            UserError: If transformers does not load the first weights of this process as they were saved.
+        """
         self._save_model(folder)
+        self._save_checked = True
         if self._average is not None:
             self._average.exchange()
             try:
@@ -185,10 +192,9 @@ class TreeLearner:
             write_sharded(folder, self._optimizer, self._trained, self._snapshots)
 
     def _save_model(self, folder: Path) -> None:
-        if self._ranks.size == 1:
-            self.model.save_pretrained(folder)
-        else:
-            save_whole(self.model, folder, self._ranks.rank == 0)
+        whole = save_whole(self.model, folder, self._ranks.rank == 0)
+        if whole and not self._save_checked:
+            check_saved(self.model, whole, folder)
 
     @property
     def _snapshots(self) -> list[Snapshot]:
