@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 from test_hook_check import END, EXACT, GROUPED, HEADS_OF_8, REFUSED, ragged_prompts, tiny
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings, KLPenalty, PolicyLossSettings
 from brorl.errors import UserError
+from brorl.model.context_limit import attention_limit, position_limit
 from brorl.model.flat_logprobs import flat_chunk_logprobs, split_into_rows
 from brorl.model.forward import (
     FlatForward,
@@ -23,8 +25,9 @@ from brorl.model.forward import (
     num_flat_tokens,
     num_tree_tokens,
 )
+from brorl.model.hook_check import check_packed
 from brorl.model.logits import NextToken
-from brorl.model.logprobs import by_tree, tree_logprobs
+from brorl.model.logprobs import ModelPass, by_tree, tree_logprobs
 from brorl.model.own_cache import CacheError, OwnCache
 from brorl.model.tree_attention import HooksError
 from brorl.prompts.prompt import Prompt
@@ -220,6 +223,94 @@ def test_positions_that_depend_on_the_batch_are_refused(choice: ForwardChoice, k
     )
     with pytest.raises(UserError, match=rf"{message}; lower sampling\.max_new_tokens or data\.max_prompt_tokens"):
         choose_forward(model, choice, 33)
+
+
+LLAMA4 = {
+    **GROUPED, "head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2, "attention_chunk_size": 16,
+    "layer_types": ["chunked_attention", "full_attention"], "attn_temperature_tuning": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scaled", mostly_slow([True, False]))
+def test_chunked_attention_is_the_models_own_beyond_its_chunk(scaled: bool, rng: np.random.Generator) -> None:
+    """Against the flattened batch: sampling over the end of a chunk, from prompts within it and beyond, and scoring.
+
+    A layer without rotations that scales its queries does so by their place in the forward pass.
+    """
+    no_rotation = {"no_rope_layers": [1, 0], "attn_temperature_tuning": True, "floor_scale": 4} if scaled else {}
+    model = tiny("llama4_text", {**LLAMA4, **no_rotation})
+    assert isinstance(choose_forward(model, context=16), FlatForward if scaled else TreeForward)
+    forward = choose_forward(model, context=35)
+    assert isinstance(forward, FlatForward)
+    assert forward.reason == "its chunk of attention has 16 tokens, and a context 35"
+    prompts = [rng.integers(1, 17, n).tolist() for n in (14, 3, 28)]
+    engine = NativeEngine(model, END, forward=forward)
+    trees = engine.sample(prompts, 6, SamplingParams(max_new_tokens=7), seed=int(rng.integers(1 << 60)))
+    for tree, rows, scored in zip(trees, flattened_logprobs(model, trees), flat_logprobs(model, trees), strict=True):
+        for (_, path), expected in zip(rollouts(tree), rows, strict=True):
+            np.testing.assert_allclose(tree.logprob[path], expected.detach(), rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(scored.detach()[path], expected.detach(), rtol=1e-4, atol=1e-4)
+    with pytest.raises(HooksError, match="Llama4ForCausalLM has a chunk of attention of 16 tokens"):
+        check_packed(model, ModelPass(packed=True))
+    if not scaled:
+        with pytest.raises(HooksError, match="has a chunk of attention of 16 tokens, and this context has"):
+            tree_logprobs(model, trees)
+
+
+def test_longrope_is_refused_beyond_the_length_where_it_depends_on_the_batch(rng: np.random.Generator) -> None:
+    """The log-probs of a row of 15 tokens change beside a row of 20, and both paths refuse contexts of that length."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    lengths = {"max_position_embeddings": 64, "original_max_position_embeddings": 16}
+    model = tiny("phi3", {**GROUPED, **lengths, "rope_parameters": rope})
+    short, long = (rng.integers(1, 17, n) for n in (15, 20))
+    rows = torch.from_numpy(np.stack([np.pad(short, (0, 5)), long]))
+    alone, beside = (model(ids, use_cache=False).logits[0, :15] for ids in (rows[:1, :15], rows))
+    assert not torch.allclose(alone, beside, rtol=1e-2, atol=1e-2)
+    assert isinstance(choose_forward(model, context=16), TreeForward)
+    for choice in ("auto", "tree", "flat"):
+        with pytest.raises(
+            UserError, match=r"scales its positions \(longrope\) .* beyond 16 tokens, and a context has"
+        ):
+            choose_forward(model, choice, 17)
+
+
+@pytest.mark.parametrize("key", ["sliding_window", "attention_chunk_size", "index_topk", "window_size"])
+def test_every_span_of_attention_in_a_config_is_a_limit(key: str, rng: np.random.Generator) -> None:
+    tokens = int(rng.integers(2, 10**6))
+    span = attention_limit(PreTrainedConfig(**{key: tokens, "max_position_embeddings": 10**6}))
+    assert span is not None
+    assert span.tokens == tokens
+    kinds = ["full_attention", "sliding_attention"]
+    both = PreTrainedConfig(sliding_window=tokens, attention_chunk_size=1, layer_types=kinds, num_hidden_layers=2)
+    assert attention_limit(both) == ("sliding window", tokens)
+    both.layer_types = ["full_attention"] * 2
+    assert attention_limit(both) is None
+
+
+def test_rotations_of_each_type_of_layer_are_read(rng: np.random.Generator) -> None:
+    short = int(rng.integers(2, 1000))
+    plain = {"rope_type": "default", "rope_theta": 1e4}
+    scaled = {"rope_type": "longrope", "original_max_position_embeddings": short, "rope_theta": 1e4}
+    config = PreTrainedConfig(rope_parameters={"sliding_attention": plain, "full_attention": scaled})
+    assert position_limit(config) == ("longrope", short)
+    assert position_limit(PreTrainedConfig(rope_parameters=plain)) is None
+
+
+def test_a_cache_that_is_wrong_beyond_a_window_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It forgets one token too many; within the window it is right."""
+    model = tiny("mistral", {**GROUPED, "sliding_window": 16})
+    update = DynamicSlidingWindowLayer.update
+
+    def forgetful(self: DynamicSlidingWindowLayer, *arguments: Any, **options: Any) -> Any:
+        keys, values = update(self, *arguments, **options)
+        if self.get_seq_length() >= 16:
+            self.values = self.values * 0.5
+        return keys, values
+
+    monkeypatch.setattr(DynamicSlidingWindowLayer, "update", forgetful)
+    assert isinstance(choose_forward(model, "flat", 16), FlatForward)
+    with pytest.raises(CacheError, match="its logits change when it decodes with its cache after 14 tokens"):
+        choose_forward(model, "flat", 17)
 
 
 def test_the_choice_of_the_path() -> None:

@@ -35,11 +35,11 @@ from brorl.config.settings import TrainConfig
 from brorl.distributed.settings import ClusterSettings
 from brorl.errors import UserError
 from brorl.format import counted
+from brorl.model.context_limit import attention_limit
 from brorl.model.load import choose_device, load_tokenizer
 from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, available_bytes, check, plan_memory
 from brorl.model.source import find_model, read_config
 from brorl.model.stop_strings import StopStrings
-from brorl.model.tree_attention import smallest_window
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.seeds import derived_seed
 from brorl.training.collect import MOST_STEPS
@@ -115,16 +115,16 @@ def prepare(config: TrainConfig, model_path: str) -> RunInputs:
 
 
 def check_window(config: TrainConfig, model_config: PreTrainedConfig, context: int) -> None:
-    """Check that the contexts of a run fit into the model's sliding window, if tree attention is required.
+    """Check that the contexts of a run fit into the model's spans of attention, if tree attention is required.
 
     Raises:
         UserError: If they do not.
     """
-    window = smallest_window(model_config)
-    if config.engine.forward == "tree" and window is not None and window < context:
+    span = attention_limit(model_config)
+    if config.engine.forward == "tree" and span is not None and span.tokens < context:
         raise UserError(
-            f"a prompt and a response together can have {context:,} tokens, and the sliding window of {config.model} "
-            f"has {window:,}, which tree attention does not compute; set engine.forward: auto, or lower "
+            f"a prompt and a response together can have {context:,} tokens, and the {span.name} of {config.model} "
+            f"has {span.tokens:,}, which tree attention does not compute; set engine.forward: auto, or lower "
             "sampling.max_new_tokens and data.max_prompt_tokens"
         )
 

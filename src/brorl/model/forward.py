@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Echo
 from brorl.errors import UserError
+from brorl.model.context_limit import attention_limit, position_limit
 from brorl.model.flat_logprobs import flat_chunk_logprobs
 from brorl.model.hook_check import check_hooks, check_own_cache, check_packed, is_exact
 from brorl.model.kv_shape import KVShape
@@ -26,7 +27,7 @@ from brorl.model.lean import has_lean_layout
 from brorl.model.logits import embeds_last
 from brorl.model.logprobs import DEFAULT_PASS, ModelPass, chunk_logprobs, default_max_nodes
 from brorl.model.node_outputs import ChunkLogprobs
-from brorl.model.tree_attention import HooksError, position_limit, smallest_window
+from brorl.model.tree_attention import HooksError
 from brorl.model.tree_batch import AttentionChoice
 from brorl.tree import FloatArray, RolloutTree
 
@@ -124,7 +125,7 @@ def choose_forward(
     Args:
         model: A causal LM.
         choice: `tree`, `flat`, or `auto` for the tree wherever it is exact.
-        context: Tokens of the longest prompt and response together. A sliding window below it needs the flat path.
+        context: Tokens of the longest prompt and response together. A shorter span of attention needs the flat path.
         attention: How nodes attend on the tree path.
 
     Raises:
@@ -132,26 +133,26 @@ def choose_forward(
         HooksError: If tree attention is required, and the model's attention cannot be hooked.
         CacheError: If the model cannot take the flat path.
     """
-    limit = position_limit(model)
-    if limit is not None and context > limit[1]:
+    limit = position_limit(model.config)
+    if limit is not None and context > limit.tokens:
         raise UserError(
-            f"{type(model).__name__} scales its positions ({limit[0]}) by the longest row of a batch beyond "
-            f"{limit[1]:,} tokens, and a context has up to {context:,}; lower sampling.max_new_tokens or "
+            f"{type(model).__name__} scales its positions ({limit.name}) by the longest row of a batch beyond "
+            f"{limit.tokens:,} tokens, and a context has up to {context:,}; lower sampling.max_new_tokens or "
             "data.max_prompt_tokens"
         )
     match choice:
         case "tree":
             return _tree(model, attention)
         case "flat":
-            return _flat(model, "engine.forward: flat")
+            return _flat(model, context, "engine.forward: flat")
         case "auto":
-            window = smallest_window(model.config)
-            if window is not None and window < context:
-                return _flat(model, f"its sliding window has {window:,} tokens, and a context {context:,}")
+            span = attention_limit(model.config)
+            if span is not None and span.tokens < context:
+                return _flat(model, context, f"its {span.name} has {span.tokens:,} tokens, and a context {context:,}")
             try:
                 return _tree(model, attention)
             except HooksError as error:
-                return _flat(model, str(error).partition(";")[0])
+                return _flat(model, context, str(error).partition(";")[0])
         case _:
             assert_never(choice)
 
@@ -207,6 +208,6 @@ def _tree(model: PreTrainedModel, attention: AttentionChoice) -> TreeForward:
     return TreeForward(shapes, model_pass, lean)
 
 
-def _flat(model: PreTrainedModel, reason: str) -> FlatForward:
-    check_own_cache(model)
+def _flat(model: PreTrainedModel, context: int, reason: str) -> FlatForward:
+    check_own_cache(model, context)
     return FlatForward(reason, whole_logits=not embeds_last(model))

@@ -18,13 +18,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.errors import UserError
+from brorl.model.context_limit import attention_limit, other_span, smallest_window
 from brorl.model.flat_logprobs import flat_chunk_logprobs
 from brorl.model.kv_shape import KVShape, kv_shapes
 from brorl.model.logprobs import DEFAULT_PASS, ModelPass, by_tree, chunk_logprobs, tree_logprobs
 from brorl.model.node_outputs import ChunkLogprobs
 from brorl.model.own_cache import CacheError, OwnCache
 from brorl.model.sharding import local_tensor
-from brorl.model.tree_attention import HooksError, smallest_window
+from brorl.model.tree_attention import HooksError
 from brorl.tree import RolloutTree
 
 _ROW_TOKENS = 10
@@ -32,6 +33,8 @@ _PROMPT_TOKENS = (4, 6)  # a prompt and the longest path have 12 tokens, which f
 _SHARED_TOKENS = 2  # of the responses to a prompt
 _BLOCK_RESPONSES = 96  # to a prompt: several blocks of FlexAttention
 _LONGEST_WINDOW = 8192  # that is checked; the plain pass has rows of this length
+_CACHED_PROMPT = 5
+_LONGEST_CACHED = 1024
 
 
 def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
@@ -60,26 +63,39 @@ def is_exact(model: PreTrainedModel, model_pass: ModelPass) -> bool:
     return _close(got, expected, _tolerance(model), expected)
 
 
-def check_own_cache(model: PreTrainedModel) -> None:
+def check_own_cache(model: PreTrainedModel, context: int = 0) -> None:
     """Check that decoding with its own cache reproduces the forward pass of a model.
+
+    A span of attention below `context`, of up to 1,024 tokens, is passed: by a prompt, and while decoding.
 
     Raises:
         CacheError: If it does not.
         UserError: If its logits are not finite.
     """
+    span = attention_limit(model.config)
+    lengths = [_CACHED_PROMPT]
+    if span is not None and span.tokens < min(context, _LONGEST_CACHED):
+        lengths += [max(1, span.tokens - 2), span.tokens + 2]
+    for length in lengths:
+        _check_own_cache(model, length)
+
+
+def _check_own_cache(model: PreTrainedModel, length: int) -> None:
+    """Decode two responses to each of two prompts of a length."""
     vocabulary = model.config.get_text_config().vocab_size
-    row_LT = torch.arange(4 * 9, device=model.device).reshape(4, 9) * 7 % vocabulary
-    row_LT[:2, :5] = row_LT[0, :5]  # two prompts of 5 tokens, and two responses to each
-    row_LT[2:, :5] = row_LT[2, :5]
+    total = length + 4
+    row_LT = torch.arange(4 * total, device=model.device).reshape(4, total) * 7 % vocabulary
+    row_LT[:2, :length] = row_LT[0, :length]
+    row_LT[2:, :length] = row_LT[2, :length]
     with _trial(model, CacheError), torch.no_grad():
         expected_LTV = model(input_ids=row_LT, use_cache=False).logits
-        cache = OwnCache(model, row_LT[[0, 2], :5])
+        cache = OwnCache(model, row_LT[[0, 2], :length])
         logits = [cache.logits_RV[[0, 0, 1, 1]]]
         cache.take(torch.tensor([0, 0, 1, 1], device=model.device))
-        logits += [cache.feed(row_LT[:, index]) for index in range(5, 9)]
+        logits += [cache.feed(row_LT[:, index]) for index in range(length, total)]
     _check_finite(model, expected_LTV)
-    if not _close(torch.stack(logits, 1), expected_LTV[:, 4:], _tolerance(model), expected_LTV):
-        raise CacheError.of(model, "its logits change when it decodes with its cache")
+    if not _close(torch.stack(logits, 1), expected_LTV[:, length - 1 :], _tolerance(model), expected_LTV):
+        raise CacheError.of(model, f"its logits change when it decodes with its cache after {length} tokens")
 
 
 def check_packed(model: PreTrainedModel, model_pass: ModelPass, autocast: bool = False) -> None:
@@ -95,6 +111,9 @@ def check_packed(model: PreTrainedModel, model_pass: ModelPass, autocast: bool =
     Raises:
         HooksError: If it does not.
     """
+    span = other_span(model.config)
+    if span is not None:
+        raise HooksError(f"{type(model).__name__} has a {span.name} of {span.tokens:,} tokens")
     trees = _branching_trees(model)
     flat = partial(flat_chunk_logprobs, whole_logits=model_pass.whole_logits)
     was_training = model.training

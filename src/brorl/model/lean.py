@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
+from brorl.model.context_limit import attention_limit
 from brorl.model.fused_ops import (
     Angles,
     Linear,
@@ -25,7 +26,7 @@ from brorl.model.fused_ops import (
 )
 from brorl.model.logits import MAX_LOGITS, RowLogits
 from brorl.model.product import linear, product
-from brorl.model.tree_attention import AttentionContext, check_positions, smallest_window
+from brorl.model.tree_attention import AttentionContext, check_positions
 
 _LAYOUTS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 _FIRST_POSITIONS = 256
@@ -36,7 +37,7 @@ def has_lean_layout(model: PreTrainedModel) -> bool:
     if type(model) not in _LAYOUTS:
         return False
     config = model.config
-    if config.hidden_act not in ("silu", "swish") or config.attention_dropout or smallest_window(config) is not None:
+    if config.hidden_act not in ("silu", "swish") or config.attention_dropout or attention_limit(config) is not None:
         return False
     return all(_is_plain(module) for module in model.modules())
 

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from brorl.model.compiled_layers import compiled_layers
+from brorl.model.context_limit import smallest_window
 from brorl.model.device import to_device
 from brorl.model.flex_attention import forest_attention
 from brorl.model.lean import LeanPass
@@ -30,7 +31,6 @@ from brorl.model.tree_attention import (
     PackedPass,
     PromptCache,
     prefill,
-    smallest_window,
     tree_attention,
 )
 from brorl.model.tree_batch import AttentionChoice, TreeBatch, TreeSlice, split_into_chunks

@@ -1,7 +1,7 @@
 """Attention over trees, hooked into Hugging Face decoder models without changing them.
 
 The tokens are packed, [1, T], with explicit positions, and a context computes their attention: every token attends to
-its prompt and its prefix. Sliding windows shorter than a context, soft-capping, attention sinks and dropout are errors.
+its prompt and its prefix. Spans of attention below a context, soft-capping, attention sinks and dropout are errors.
 `hook_check.check_hooks` rejects all other models whose output differs.
 
 Notation: H query heads, K key-value heads, G = H / K, D head dimension (keys and values may have different ones), S
@@ -18,9 +18,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from brorl.errors import UserError
+from brorl.model.context_limit import counts_tokens_of_a_pass, other_span, position_limit
 from brorl.model.device import to_device
 from brorl.model.kernels import in_blocks
 from brorl.model.logits import RowLogits, row_logits
@@ -198,36 +199,25 @@ class HookedPass:
 
 
 def check_positions(model: PreTrainedModel, context: PassContext) -> None:
-    """Check that the rotations of a model do not depend on the longest context of a batch.
+    """Check that a context is within what packed tokens compute, and that rotations do not depend on the batch.
 
     Raises:
-        HooksError: If they do.
+        HooksError: If it is not, or they do.
     """
-    limit = position_limit(model)
-    if limit is not None and context.longest > limit[1]:
+    if counts_tokens_of_a_pass(model.config):
+        raise HooksError(f"{type(model).__name__} scales queries by their place in the forward pass")
+    span = other_span(model.config)  # layers hand their windows to the attention
+    if span is not None and context.longest > span.tokens:
         raise HooksError(
-            f"{type(model).__name__} uses {limit[0]} RoPE, which depends on the longest context of the batch "
-            f"above {limit[1]} tokens, and this one has {context.longest}; shorten prompts or max_new_tokens"
+            f"{type(model).__name__} has a {span.name} of {span.tokens} tokens, and this context has "
+            f"{context.longest}; shorten prompts or max_new_tokens"
         )
-
-
-def position_limit(model: PreTrainedModel) -> tuple[str, int] | None:
-    """Return the kind of rotary scaling that depends on the whole batch, and the length above which it does."""
-    config = model.config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or {}
-    kind = rope.get("rope_type")
-    if kind not in ("dynamic", "longrope"):
-        return None
-    return kind, rope.get("original_max_position_embeddings") or config.max_position_embeddings
-
-
-def smallest_window(config: PreTrainedConfig) -> int | None:
-    """Return the tokens of the smallest sliding window of a model's layers; None if all layers see everything."""
-    text_config = config.get_text_config()
-    kinds = getattr(text_config, "layer_types", None)
-    if kinds is not None and "sliding_attention" not in kinds:
-        return None
-    return getattr(text_config, "sliding_window", None)
+    limit = position_limit(model.config)
+    if limit is not None and context.longest > limit.tokens:
+        raise HooksError(
+            f"{type(model).__name__} uses {limit.name} RoPE, which depends on the longest context of the batch "
+            f"above {limit.tokens} tokens, and this one has {context.longest}; shorten prompts or max_new_tokens"
+        )
 
 
 class PromptCache(NamedTuple):

@@ -17,16 +17,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from brorl.model.context_limit import attention_limit, position_limit
 from brorl.model.device import to_device
 from brorl.model.lean import LeanPass
-from brorl.model.tree_attention import (
-    PREFILL_TOKENS,
-    PackedPass,
-    position_limit,
-    prefill,
-    smallest_window,
-    tree_attention,
-)
+from brorl.model.tree_attention import PREFILL_TOKENS, PackedPass, prefill, tree_attention
 from brorl.rollout.native.arena import BLOCK, Arena
 from brorl.rollout.native.decoder import prompt_runs
 from brorl.rollout.native.draw import DrawRule, draw_for_rows, without
@@ -280,8 +274,10 @@ class SlotDecoder:
     def _bind(self, graphs: StepGraphs) -> None:
         """Tell the graphs where everything is, and refuse them what is not the same at every position."""
         longest = int(self._prompts.length.max()) + self.arena.memory.max_tokens
-        limit, window = position_limit(self._model), smallest_window(self._model.config)
-        if (limit is not None and longest > limit[1]) or (window is not None and longest > window):
+        config = self._model.config
+        if any(
+            limit is not None and longest > limit.tokens for limit in (position_limit(config), attention_limit(config))
+        ):
             graphs.refuse(f"{type(self._model).__name__} checks the length of each context of up to {longest:,} tokens")
         weights = [x.data_ptr() for x in (*self._model.parameters(), *self._model.buffers())]
         if isinstance(self.packed, LeanPass):

@@ -1,0 +1,88 @@
+"""What a model's config says about long contexts: how many tokens tree attention may span, and positions that scale.
+
+All of these act beyond the few tokens on which a model is checked, so they are read from the config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedConfig
+
+# Entries of configs, beside `sliding_window`, that let a token attend to fewer tokens than a longer context has
+_OTHER_SPANS = {
+    "attention_chunk_size": "chunk of attention",
+    "sliding_window_size": "sliding window",
+    "window_size": "window",
+    "local_attention": "window",
+    "local_attention_window_len": "window",
+    "index_topk": "selection of attended tokens",
+    "keep_window_size": "selection of attended tokens",
+}
+
+
+class ContextLimit(NamedTuple):
+    """A length of contexts above which a model computes something else."""
+
+    name: str
+    tokens: int
+
+
+def attention_limit(config: PreTrainedConfig) -> ContextLimit | None:
+    """Return the smallest span of attention among a model's layers; None if all layers see everything."""
+    window, other = smallest_window(config), other_span(config)
+    found = [] if window is None else [ContextLimit("sliding window", window)]
+    return _smallest(found if other is None else [*found, other])
+
+
+def smallest_window(config: PreTrainedConfig) -> int | None:
+    """Return the tokens of the smallest sliding window of a model's layers, which they hand to their attention."""
+    text_config = config.get_text_config()
+    return getattr(text_config, "sliding_window", None) if _has_layers(text_config, "sliding") else None
+
+
+def other_span(config: PreTrainedConfig) -> ContextLimit | None:
+    """Return the smallest span of attention that is no sliding window of a layer, such as a chunk; None without any."""
+    text_config = config.get_text_config()
+    found = []
+    for key, name in _OTHER_SPANS.items():
+        tokens = getattr(text_config, key, None)
+        if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0:
+            found.append(ContextLimit(name, tokens))
+    chunked = _has_layers(text_config, "chunked")
+    return _smallest([limit for limit in found if chunked or limit.name != _OTHER_SPANS["attention_chunk_size"]])
+
+
+def _has_layers(text_config: PreTrainedConfig, kind: str) -> bool:
+    """Return whether a model can have layers of a kind; a config without types of layers does not say."""
+    kinds = getattr(text_config, "layer_types", None)
+    return kinds is None or any(kind in one for one in kinds)
+
+
+def _smallest(limits: Sequence[ContextLimit]) -> ContextLimit | None:
+    return min(limits, key=lambda limit: limit.tokens, default=None)
+
+
+def position_limit(config: PreTrainedConfig) -> ContextLimit | None:
+    """Return the rotary scaling that depends on the longest row of a batch beyond some length, and that length."""
+    text_config = config.get_text_config()
+    parameters: dict[str, Any] = getattr(text_config, "rope_parameters", None) or {}
+    of_layers = [p for p in parameters.values() if isinstance(p, dict)]  # some models have them for each type of layer
+    found = []
+    for rope in of_layers or [parameters]:
+        kind = rope.get("rope_type") or ""
+        if "dynamic" in kind or kind == "longrope":
+            tokens = rope.get("original_max_position_embeddings") or text_config.max_position_embeddings
+            found.append(ContextLimit(kind, tokens))
+    return _smallest(found)
+
+
+def counts_tokens_of_a_pass(config: PreTrainedConfig) -> bool:
+    """Return whether a model scales queries by their place in its forward pass, whatever position they are given.
+
+    Llama 4 does so in layers without rotations, from `floor_scale` tokens on.
+    """
+    text_config = config.get_text_config()
+    rotated = getattr(text_config, "no_rope_layers", None) or [1]  # 0 for a layer without rotations
+    return bool(getattr(text_config, "attn_temperature_tuning", False)) and not all(rotated)
