@@ -4,11 +4,15 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import yaml
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import brorl
-from run_support import command, refused
+from run_support import command, refused, save_tiny_model
+from small_models import mostly_slow
 
 PUZZLE = "make 22 from 3 5 7"
 
@@ -49,6 +53,38 @@ def test_a_run_is_drawn_beside_its_start(short_run: Path) -> None:
     assert drawn.trees[0] == alone.tree
     assert drawn.trees[1] != drawn.trees[0]
     assert drawn.outline.count_K == [32, 32]
+
+
+GROUPED = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "intermediate_size": 48, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
+OF_THE_FLAT_PATH = {
+    "gemma3_text": {"sliding_window": 16},
+    "gpt_oss": {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 16},
+    "falcon_h1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8},
+}
+
+
+@pytest.mark.parametrize("model_type", mostly_slow(OF_THE_FLAT_PATH))
+def test_models_of_the_flat_path_are_sampled_as_in_training(model_type: str, tmp_path: Path) -> None:
+    """Attention sinks, layers without attention, a window below the context: log-probs are those of a plain pass."""
+    folder = save_tiny_model(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(folder)
+    config = AutoConfig.for_model(model_type, vocab_size=len(loaded), **GROUPED, **OF_THE_FLAT_PATH[model_type])
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(float(parameter.dim() == 1), 0.25)
+    model.save_pretrained(folder)
+    sampled = brorl.sample(folder, "1+2*(3-4)", rollouts=8, dtype="float32", **{"sampling.max_new_tokens": 24})
+    prompt = sampled.tree.prompt_ids
+    assert max(map(len, (tokens for tokens, _ in sampled.tree.responses()))) + len(prompt) > 16
+    for leaf, (tokens, _) in zip(sampled.tree.leaf.tolist(), sampled.tree.responses(), strict=True):
+        logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        got = sampled.tree.logprob[sampled.tree.path(leaf)]
+        np.testing.assert_allclose(got, expected.detach(), rtol=1e-3, atol=1e-3)
 
 
 def test_a_prompt_of_the_data_has_its_reference_and_another_one_has_none() -> None:

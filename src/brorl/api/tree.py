@@ -206,20 +206,21 @@ def _sampled(
 ) -> SampledTree:
     import torch
 
+    from brorl.assemble.engine import build_engine
     from brorl.assemble.verification import build_decode, build_verifiers, build_workers
-    from brorl.model.load import choose_device, end_tokens, load_model, load_tokenizer
-    from brorl.model.stop_strings import StopStrings
+    from brorl.model.forward import choose_forward
+    from brorl.model.load import choose_device, load_model, load_tokenizer
     from brorl.prompts.rendering import render
-    from brorl.rollout.native.engine import NativeEngine
     from brorl.verification.grade import Grader
 
     device, trees, sampling = choose_device(config.device), [], config.sampling.params
     tokenizer = load_tokenizer(models[-1][1], config.sampling.stop)
     (prompt,) = render([question], config.prompt, tokenizer)
-    decode, stop = build_decode(config, tokenizer), StopStrings(tokenizer, config.sampling.stop)
+    decode, context = build_decode(config, tokenizer), len(prompt.token_ids) + sampling.max_new_tokens
     for _, name in models:
         model = load_model(name, device, getattr(torch, config.dtype))
-        engine = NativeEngine(model, end_tokens(model, tokenizer, config.sampling.stop), stop=stop)
+        forward = choose_forward(model, config.engine.forward, context)
+        engine = build_engine(config, name, model, tokenizer, forward, context)
         (tree,) = engine.sample([prompt.token_ids], rollouts, sampling, seed)
         trees.append(tree)
     verdicts = None
