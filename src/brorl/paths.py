@@ -1,4 +1,4 @@
-"""Check whether a user's path exists, and make the path of a function absolute.
+"""Check whether a user's path exists, split the revision off a hub id, and make the path of a function absolute.
 
 No file name is longer than 255 bytes. Such a path returns False here, where `pathlib` raises an OSError. Other errors
 of `pathlib` are raised, such as a missing permission.
@@ -24,6 +24,12 @@ def is_file(path: str | Path) -> bool:
 def is_folder(path: str | Path) -> bool:
     """Return whether there is a folder."""
     return _holds(Path(path).is_dir)
+
+
+def split_revision(name: str) -> tuple[str, str | None]:
+    """Return the hub id and the revision (branch, tag or commit) of `id@revision`; a path that exists has none."""
+    path, at, revision = name.partition("@")
+    return (path, revision) if at and revision and not exists(Path(name).expanduser()) else (name, None)
 
 
 def of_function(path: str) -> str:

@@ -7,6 +7,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import yaml
@@ -37,6 +38,29 @@ def content(folder: Path) -> list[dict[str, Any]]:
 
 def stored(folder: Path) -> Any:
     return json.loads((folder / "evaluation.json").read_text())
+
+
+def test_a_revision_of_a_model_on_the_hub_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two revisions in the cache of an offline machine, one of which is not even a model."""
+    name, commit = "nvidia/Nemotron-Research-Reasoning-Qwen-1.5B", "b" * 40
+    repository = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
+    save_tiny_model(repository / "snapshots" / commit)
+    (repository / "snapshots" / "main").mkdir()
+    (repository / "refs").mkdir()
+    for revision, of_revision in (("brorl", commit), ("main", "main")):
+        (repository / "refs" / revision).write_text(of_revision)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    options = ("--data=countdown", "--samples=8", "--max-new-tokens=3", "--evaluation.num_prompts=4")
+    outcome = command("eval", f"{name}@brorl", *options, "--output-dir=of_revision")
+    assert outcome.code == 0, outcome
+    assert json.loads(Path("of_revision/env.json").read_text())["model_commit"] == commit
+    same = command("eval", repository / "snapshots" / commit, *options, "--output-dir=of_folder")
+    assert same.code == 0, same
+    assert content(Path("of_revision")) == content(Path("of_folder"))
+    refused = command("eval", name, *options)
+    assert refused.code == 2
+    assert "the model was not downloaded before" in refused.err
 
 
 def test_the_function_and_the_command_give_the_same_evaluation(

@@ -15,12 +15,21 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from brorl.errors import UserError
 from brorl.model import source
 from brorl.model.load import check_vocabulary, choose_device, end_tokens, end_tokens_of, load_model, load_tokenizer
-from brorl.model.source import find_model
+from brorl.model.settings import LoraSettings
+from brorl.model.sharding import save_whole
+from brorl.model.source import ModelSource, find_model
 from small_models import small_model
 
 CPU = torch.device("cpu")
@@ -252,6 +261,9 @@ class FakeHub(BaseHTTPRequestHandler):
         elif "adapter" in self.path:
             self.send_response(404)
             self.send_header("X-Error-Code", "EntryNotFound")
+        elif "/resolve/none/" in self.path:
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RevisionNotFound")
         elif "present" in self.path:
             self.send_response(200)
             self.send_header("ETag", "1")
@@ -319,6 +331,94 @@ def test_the_hub_is_asked_once_and_without_it_the_downloaded_model_is_used(
     for ours, theirs in zip(loaded.parameters(), expected.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     assert load_tokenizer("me/failing").eos_token_id == 0
+
+
+@pytest.fixture
+def downloaded(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, PreTrainedModel]]:
+    """Two revisions of a model in the cache of an offline machine, by the name of the revision."""
+    repository = tmp_path / "cache" / "models--nvidia--Nemotron-1.5B"
+    models: dict[str, PreTrainedModel] = {}
+    for number, name in enumerate(("main", "brorl")):
+        commit = str(number) * 40
+        (repository / "refs").mkdir(parents=True, exist_ok=True)
+        (repository / "refs" / name).write_text(commit)
+        snapshot = repository / "snapshots" / commit
+        shutil.copytree(folder, snapshot, ignore=shutil.ignore_patterns("cache"))
+        models[name] = small_model(seed=number, dtype=torch.float32)
+        models[name].save_pretrained(snapshot)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    source._is_offline.cache_clear()
+    yield models
+    source._is_offline.cache_clear()
+
+
+HUB_ID = "nvidia/Nemotron-1.5B"
+
+
+@pytest.mark.parametrize(
+    ("name", "revision"),
+    [(HUB_ID, "main"), (f"{HUB_ID}@main", "main"), (f"{HUB_ID}@brorl", "brorl"), (f"{HUB_ID}@{'1' * 40}", "brorl")],
+)
+def test_a_revision_of_a_model_is_loaded(name: str, revision: str, downloaded: dict[str, PreTrainedModel]) -> None:
+    loaded = load_model(name, CPU, torch.float32)
+    assert loaded.name_or_path == HUB_ID
+    for ours, theirs in zip(loaded.parameters(), downloaded[revision].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert load_tokenizer(name).eos_token_id == 0
+    assert source.commit_of(find_model(name)) == ("0" if revision == "main" else "1") * 40
+
+
+@pytest.mark.usefixtures("downloaded")
+def test_a_revision_that_is_not_there_is_named() -> None:
+    with pytest.raises(UserError, match="its revision 'v3' was not downloaded before"):
+        find_model(f"{HUB_ID}@v3")
+
+
+@pytest.mark.usefixtures("downloaded")
+def test_a_revision_reaches_every_loader_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    for loader in (AutoModelForCausalLM, AutoTokenizer, AutoConfig, GenerationConfig):
+        real = loader.from_pretrained
+
+        def recorded(path: str, *args: object, real: Callable = real, **options: object) -> object:
+            asked.append((path, options["revision"]))
+            return real(path, *args, **options)
+
+        monkeypatch.setattr(loader, "from_pretrained", recorded)
+    tokenizer = load_tokenizer(f"{HUB_ID}@brorl")
+    load_model(f"{HUB_ID}@brorl", CPU, torch.float32)
+    end_tokens_of(f"{HUB_ID}@brorl", tokenizer)
+    assert len(asked) >= 4
+    assert {*asked} == {(HUB_ID, "brorl")}
+
+
+def test_an_adapter_names_the_commit_of_its_base(downloaded: dict[str, PreTrainedModel], tmp_path: Path) -> None:
+    lora = LoraSettings(rank=2)
+    save_whole(load_model(f"{HUB_ID}@brorl", CPU, torch.float32, lora), tmp_path / "adapter", writes=True)
+    found = find_model(str(tmp_path / "adapter"))
+    assert (found.path, found.revision) == (HUB_ID, "1" * 40)
+    merged = load_model(str(tmp_path / "adapter"), CPU, torch.float32)  # a new adapter changes nothing
+    for ours, theirs in zip(merged.parameters(), downloaded["brorl"].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_folder_may_have_an_at_sign_in_its_name(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder, tmp_path / "mine" / "model@home", ignore=shutil.ignore_patterns("mine"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine/model@home", str(tmp_path / "mine/model@home")):
+        assert find_model(name) == ModelSource(name, str(tmp_path / "mine/model@home"), local_only=True)
+    with pytest.raises(UserError, match=r"model folder \./mine/model@work does not exist"):
+        find_model("./mine/model@work")
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_revision_that_the_hub_does_not_have_is_named() -> None:
+    with pytest.raises(UserError, match="the model 'me/old' on the hub has no revision 'none'; give a branch, a tag"):
+        find_model("me/old@none")
+    assert find_model("me/present@brorl").revision == "brorl"
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from brorl.errors import UserError
+from brorl.prompts.benchmarks import BenchmarkSource
 from brorl.prompts.files import read_source
 from brorl.prompts.guess import guess_meaning
+from brorl.prompts.layouts.table import layouts_of
 from brorl.prompts.question import Message, Question
 from brorl.prompts.settings import FileSource
 
@@ -324,6 +326,27 @@ class TestDataSets:
         assert pairs(found) == [(r["question"], r["question"][1:]) for r in table.shuffle(seed=1)]
         assert asked == [(("openai/gsm8k", "main"), {"split": "test"})]
         assert [q.id for q in found][:2] == ["gsm8k:1", "gsm8k:2"]
+
+    def test_a_revision_of_a_dataset(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is passed to `datasets`, layouts know the dataset at any revision, and a file may have an @ in its name."""
+        asked: list[Any] = []
+
+        def load(*args: Any, **kwargs: Any) -> datasets.Dataset:
+            asked.append((args, kwargs))
+            return datasets.Dataset.from_dict({"question": ["q"], "answer": ["x #### 3"]})
+
+        monkeypatch.setattr(datasets, "load_dataset", load)
+        monkeypatch.chdir(tmp_path)
+        source = FileSource(path="openai/gsm8k@v1.2", subset="main", layout="gsm8k")
+        assert source.label == "gsm8k"
+        assert pairs(read_questions(source)) == [("q", "3")]
+        assert asked == [(("openai/gsm8k", "main"), {"split": "train", "revision": "v1.2"})]
+        assert layouts_of("openai/gsm8k@v1.2") == ["gsm8k"]
+        hub = BenchmarkSource("gsm8k", path="openai/gsm8k@v1.2").hub
+        assert hub == BenchmarkSource("gsm8k").hub._replace(id="openai/gsm8k@v1.2")
+        (tmp_path / "openai").mkdir()
+        write_lines(tmp_path / "openai" / "mine@home.jsonl", [DEFAULT])
+        assert len(read_questions(FileSource(path="openai/mine@home.jsonl"))) == 1
 
     def test_what_the_hub_says_is_passed_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The reason is that of datasets itself, about a folder of this shape."""

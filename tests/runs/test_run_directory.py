@@ -210,6 +210,13 @@ def test_other_arithmetic_than_that_of_the_run_is_told(tmp_path: Path, monkeypat
     assert "onednn now; kernels: of PyTorch so far, compiled now)" in (directory.arithmetic_line() or "")
 
 
+def test_the_commit_of_the_model_stays_when_a_run_is_resumed(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    for given in ("3f2a", None):
+        directory.write_environment(model_commit=given)
+        assert json.loads((tmp_path / "env.json").read_text())["model_commit"] == "3f2a"
+
+
 def test_a_package_that_runs_from_its_sources_has_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`PYTHONPATH=src python -m brorl` works without an installation, which is what has metadata."""
     distribution = metadata.distribution

@@ -276,6 +276,7 @@ def _sample(
     """Load the model and evaluate all batches that are not stored."""
     from brorl.assemble.evaluation import load_evaluated_model
     from brorl.evaluation.evaluate import evaluate_batches
+    from brorl.model.source import commit_of, find_model
     from brorl.runs.run_directory import RunDirectory
 
     observe(Phase("loading", "model"))
@@ -285,7 +286,8 @@ def _sample(
     if done:
         echo(f"continuing: {done} of {len(inputs.batches)} batches are stored already")
     if done < len(inputs.batches):
-        RunDirectory(store.path).write_environment()
+        commit = commit_of(find_model(inputs.request.config.model))
+        RunDirectory(store.path).write_environment(model_commit=commit)
         environment = json.loads((store.path / "env.json").read_text("utf-8"))
         environment.pop("continued_from", None)
         store.add_session({"parts_before": done, **environment})

@@ -28,6 +28,7 @@ from brorl.console.screen import Screen
 from brorl.distributed.settings import ClusterSettings
 from brorl.errors import LearnerLostError, UserError
 from brorl.format import counted
+from brorl.model.source import commit_of, find_model
 from brorl.reporting.page.page import REPORT, write_report
 from brorl.reporting.samples import unsolved_examples
 from brorl.runs.checkpoint import (
@@ -122,7 +123,8 @@ class TrainingSession:
         if not directory.begun_file.exists():
             directory.write_begun(fixed_settings(config), has_checkpoint=False)
         arithmetic_line = directory.arithmetic_line()
-        directory.write_environment(continued_from=_lineage(config.model))
+        commit = None if state.step else commit_of(find_model(config.model))  # it can be gone when a run is resumed
+        directory.write_environment(_lineage(config.model), commit)
         benchmark = run.measurements.benchmark
         directory.write_held_out(benchmark.prompts if benchmark else [])
         progress.recall(directory.read_metrics())

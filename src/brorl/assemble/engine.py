@@ -163,8 +163,10 @@ def build_vllm_settings(config: TrainConfig, source: str, context: int) -> VllmS
     """Return the settings of a vLLM engine: in a process of its own, or in that of a rollout worker."""
     device = choose_device(config.device)
     vllm = config.engine.vllm
+    found = find_model(source)
     return VllmSettings(
-        source=find_model(source).path,
+        source=found.path,
+        revision=found.revision,
         dtype="bfloat16" if config.dtype == "bfloat16" else "float32",
         context=context,
         cache_bytes=int(config.engine.memory_gib * 2**30),

@@ -26,10 +26,18 @@ from transformers import (
 
 from brorl.errors import UserError
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
-from brorl.model.lora import add_adapter, continue_adapter, keep_gradients, nf4_config, require_peft
+from brorl.model.lora import ADAPTER, add_adapter, continue_adapter, keep_gradients, nf4_config, require_peft
 from brorl.model.merge import merged
 from brorl.model.settings import LoraSettings
-from brorl.model.source import ModelSource, check_weights, find_model, not_loaded, quiet_transformers, read_config
+from brorl.model.source import (
+    ModelSource,
+    check_weights,
+    commit_of,
+    find_model,
+    not_loaded,
+    quiet_transformers,
+    read_config,
+)
 from brorl.model.stop_strings import check_stop, special_token, stop_tokens
 
 _log = logging.getLogger(__name__)
@@ -78,7 +86,7 @@ def load_tokenizer(name: str, stop: Sequence[str] = ()) -> PreTrainedTokenizerBa
             f"model folder {name} has no tokenizer ({_TOKENIZER_FILES[0]}); copy the model's tokenizer there"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=source.local_only, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **source.options)
     except Exception as error:  # the tokenizers library raises bare Exceptions
         raise UserError(not_loaded(name, "tokenizer", error)) from error
     check_stop(name, tokenizer, stop)
@@ -120,7 +128,8 @@ def load_model(
     """Load a causal LM with its dropout switched off.
 
     Args:
-        name: The shipped model, a folder or a hub id. An adapter is continued with `lora`, merged without.
+        name: The shipped model, a folder or a hub id, with or without `@revision`. An adapter is continued with `lora`,
+            merged without.
         device: The device of its weights.
         dtype: Type of its weights; with `lora` of the frozen weights, as adapters are at least float32.
         lora: The adapters to train; None to train all weights.
@@ -151,7 +160,7 @@ def load_model(
     if lora and source.adapter:
         continue_adapter(model, Path(source.adapter), lora)
     elif lora:
-        add_adapter(model, lora)
+        add_adapter(model, lora, commit_of(source))
     _align(model)
     return model
 
@@ -165,7 +174,7 @@ def end_tokens_of(name: str, tokenizer: PreTrainedTokenizerBase, stop: Iterable[
     """Return the tokens that end a response of a model that is not loaded; see `load_model` and `end_tokens`."""
     source = find_model(name)
     try:
-        generation = GenerationConfig.from_pretrained(source.path, local_files_only=source.local_only)
+        generation = GenerationConfig.from_pretrained(source.path, **source.options)
     except OSError:  # it has no such file
         generation = GenerationConfig.from_model_config(read_config(source))
     return _end_tokens(generation, tokenizer, stop)
@@ -194,8 +203,8 @@ def _load(source: ModelSource, dtype: torch.dtype, quantized_on: torch.device | 
                 dtype=dtype,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # errors with their names follow
-                local_files_only=source.local_only,
                 trust_remote_code=False,
+                **source.options,
                 **quantized,
             )
     except SafetensorError as error:
@@ -254,6 +263,7 @@ class Blueprint:
 
     config: PreTrainedConfig
     lora: LoraSettings | None  # its adapters; None if all weights are trained
+    revision: str | None  # of the base of the adapters, on the hub
     gradient_checkpointing: bool  # whether the backward pass computes activations again
     # parameters on the meta device by name; tied parameters are one object under several names
     parameters: Mapping[str, nn.Parameter]
@@ -270,7 +280,9 @@ class Blueprint:
         }
         parameters = {name: empty[p] for name, p in model.named_parameters(remove_duplicate=False)}
         buffers = dict(model.named_buffers(remove_duplicate=False))
-        return cls(model.config, lora, gradient_checkpointing, parameters, buffers)
+        adapters: Any = model.peft_config if lora else {}
+        revision = adapters[ADAPTER].revision if lora else None
+        return cls(model.config, lora, revision, gradient_checkpointing, parameters, buffers)
 
     def build(self) -> PreTrainedModel:
         """Return the model with its parameters on the meta device."""
@@ -280,7 +292,7 @@ class Blueprint:
             if self.gradient_checkpointing:
                 enable_gradient_checkpointing(model)
             if self.lora:
-                add_adapter(model, self.lora)
+                add_adapter(model, self.lora, self.revision)
         self._put_into(model)
         return model
 

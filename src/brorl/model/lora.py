@@ -23,7 +23,7 @@ from brorl.model.settings import LoraSettings
 
 ALL_LINEAR = "all-linear"
 _PREFIX = "base_model.model."
-_ADAPTER = "default"
+ADAPTER = "default"
 _UNSUPPORTED = ("use_dora", "use_rslora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern",
                 "layer_replication", "trainable_token_indices", "target_parameters")  # fmt: skip
 
@@ -98,8 +98,10 @@ def num_adapter_weights(model: PreTrainedModel, settings: LoraSettings) -> int:
     return settings.rank * sum(sum(weight.shape) for weight in weights)
 
 
-def add_adapter(model: PreTrainedModel, settings: LoraSettings) -> None:
-    """Add new adapters to a model and freeze its other weights; checkpoints name `model.name_or_path` as their base.
+def add_adapter(model: PreTrainedModel, settings: LoraSettings, revision: str | None = None) -> None:
+    """Add new adapters to a model and freeze its other weights; checkpoints name their base.
+
+    The base is `model.name_or_path`, on the hub at a revision.
 
     The adapters' weights are float32 even on a bfloat16 model (float64 on a float64 model), which keeps small updates.
     They are random (torch's generator) with a product of 0: the output of the model does not change.
@@ -118,11 +120,12 @@ def add_adapter(model: PreTrainedModel, settings: LoraSettings) -> None:
         target_modules=names,
         bias="none",
         task_type="CAUSAL_LM",
+        revision=revision,
     )
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*tie_word_embeddings")  # of a later merge, which unties them
-            model.add_adapter(config, _ADAPTER)
+            model.add_adapter(config, ADAPTER)
     except (ImportError, ValueError) as error:  # transformers rejects old versions of peft
         raise UserError(
             f"no adapters could be added ({first_line(error)}); for another version of peft run: "
@@ -130,7 +133,7 @@ def add_adapter(model: PreTrainedModel, settings: LoraSettings) -> None:
         ) from error
     dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
     for name, parameter in model.named_parameters():
-        is_adapter = f".{_ADAPTER}." in name
+        is_adapter = f".{ADAPTER}." in name
         parameter.requires_grad_(is_adapter)
         if is_adapter:
             parameter.data = parameter.data.to(dtype)
@@ -157,7 +160,7 @@ def continue_adapter(model: PreTrainedModel, folder: Path, settings: LoraSetting
             f"the adapter in {folder} is not a plain LoRA adapter ({what}) and cannot be trained further; set "
             "lora.rank: 0 to merge it into its base and train all weights"
         )
-    add_adapter(model, settings)
+    add_adapter(model, settings, config.revision)
     own = {_saved_name(name): p for name, p in model.named_parameters() if p.requires_grad}
     ours = _describe(settings.rank, settings.alpha, own)
     theirs = _describe(config.r, config.lora_alpha, saved)
@@ -173,12 +176,12 @@ def continue_adapter(model: PreTrainedModel, folder: Path, settings: LoraSetting
 
 def saved_adapter(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Return the adapters among the weights of a model, by their names in peft's files."""
-    return ((_saved_name(name), tensor) for name, tensor in weights if f".{_ADAPTER}." in name)
+    return ((_saved_name(name), tensor) for name, tensor in weights if f".{ADAPTER}." in name)
 
 
 def _saved_name(name: str) -> str:
     """Return the name of an adapter's parameter in peft's files."""
-    return _PREFIX + name.replace(f".{_ADAPTER}.", ".")
+    return _PREFIX + name.replace(f".{ADAPTER}.", ".")
 
 
 def _describe(rank: int, alpha: float, weights: Iterable[str]) -> str:

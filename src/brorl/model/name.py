@@ -1,4 +1,4 @@
-"""What the name of a model refers to, without importing transformers: a shipped model, or a folder."""
+"""What the name of a model refers to, without importing transformers: a shipped model, a folder, or a hub id."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from brorl.errors import UserError
+from brorl.paths import split_revision
 
 _FOLDERS = {"quickstart": "quickstart_model", "plateau": "plateau_model"}
 
@@ -26,5 +27,5 @@ def check_folder(name: str) -> None:
         return
     if folder.exists():
         raise UserError(f"model {name} is a file; set model to the Hugging Face folder that contains it")
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if name.startswith((".", "/", "~")) or split_revision(name)[0].count("/") > 1:
         raise UserError(f"model folder {name} does not exist; set model to a folder, a hub id, or quickstart")

@@ -100,7 +100,7 @@ def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> dict[str, 
                 whole[name] = tensor.cpu() if is_sharded(model) else tensor
     if writes and only_adapters:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*save_embedding_layers")  # whose base weights are not saved here
+            warnings.simplefilter("ignore")  # peft may look for the base on the hub; its weights are not saved here
             model.save_pretrained(folder, state_dict=whole)
     elif writes and is_sharded(model):
         stored = model.state_dict().keys()

@@ -1,8 +1,8 @@
 """Finds the model of a name, and rejects models that cannot be trained before any weight is read.
 
-A name is that of a shipped model, a local folder (also a checkpoint of a run or its `best` link) or a hub id. Errors of
-one line: a model that does not exist, is gated or cannot be reached, a folder without config or weights, a model that
-is no causal LM, quantized weights, and a model that needs its own code.
+A name is that of a shipped model, a local folder (also a checkpoint of a run or its `best` link) or a hub id, which can
+have a revision: `id@revision`. Errors of one line: a model that does not exist, is gated or cannot be reached, a folder
+without config or weights, a model that is no causal LM, quantized weights, and a model that needs its own code.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from brorl.errors import UserError, first_line
 from brorl.model.name import check_folder, shipped_folder
+from brorl.paths import exists, split_revision
 
 ADAPTER_CONFIG = "adapter_config.json"
 _PROBE_TIMEOUT_S = 4.0
@@ -42,6 +43,13 @@ class ModelSource:
     path: str  # an absolute folder without links, or a hub id; valid in any working directory
     local_only: bool  # whether all files are on this machine, and none may be downloaded
     adapter: Path | None = None  # the folder of a LoRA adapter for it, or None
+    revision: str | None = None  # branch, tag or commit on the hub; None for the main branch, and for a folder
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of `from_pretrained`, beside the path."""
+        revision = {} if self.revision is None else {"revision": self.revision}
+        return {"local_files_only": self.local_only, **revision}
 
 
 def find_model(name: str) -> ModelSource:
@@ -57,7 +65,8 @@ def find_model(name: str) -> ModelSource:
     if folder.is_dir():
         return _find_in(folder.resolve(), name)
     check_folder(name)
-    return ModelSource(name, name, local_only=_is_offline(name))
+    path, revision = split_revision(name)
+    return ModelSource(name, path, _is_offline(path, revision), revision=revision)
 
 
 def read_config(source: ModelSource) -> PreTrainedConfig:
@@ -67,14 +76,12 @@ def read_config(source: ModelSource) -> PreTrainedConfig:
         UserError: If it is not a causal LM whose weights can be trained.
     """
     try:
-        raw, _ = PreTrainedConfig.get_config_dict(source.path, local_files_only=source.local_only)
+        raw, _ = PreTrainedConfig.get_config_dict(source.path, **source.options)
     except (OSError, ValueError) as error:
         raise UserError(not_loaded(source.name, "config", error)) from error
     _check_raw(source.name, raw)
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(
-            source.path, local_files_only=source.local_only, trust_remote_code=False
-        )
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source.path, trust_remote_code=False, **source.options)
     except Exception as error:  # strict config classes have their own errors
         raise UserError(not_loaded(source.name, "config", error)) from error
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -83,6 +90,16 @@ def read_config(source: ModelSource) -> PreTrainedConfig:
             "decoder (Llama, Qwen, Mistral, ...)"
         )
     return config
+
+
+def commit_of(source: ModelSource) -> str | None:
+    """Return the commit on the hub that the downloaded files of a model are of; None for a folder."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if Path(source.path).is_dir():
+        return None
+    file = try_to_load_from_cache(source.path, "config.json", revision=source.revision)
+    return Path(file).parent.name if isinstance(file, str) else None
 
 
 def check_weights(source: ModelSource) -> None:
@@ -147,16 +164,17 @@ def _find_in(folder: Path, name: str) -> ModelSource:
         hint = " (it is a run; set model to one of its checkpoints)" if (folder / "checkpoints").is_dir() else ""
         raise UserError(f"model folder {name} has no config.json; it must be a Hugging Face model folder{hint}")
     try:
-        base = json.loads((folder / ADAPTER_CONFIG).read_text("utf-8"))["base_model_name_or_path"]
+        adapter = json.loads((folder / ADAPTER_CONFIG).read_text("utf-8"))
+        base, revision = adapter["base_model_name_or_path"], adapter.get("revision")
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / ADAPTER_CONFIG} does not name the adapter's base model ({error!r})") from error
     try:
-        base_source = find_model(base or "")
+        base_source = find_model(f"{base}@{revision}" if revision and not exists(base) else base or "")
     except UserError as error:
         raise UserError(f"the base model of the adapter {name} was not found: {error}") from error
     if base_source.adapter is not None:
         raise UserError(f"the base model of the adapter {name} is an adapter too ({base}); merge the base first")
-    return ModelSource(name, base_source.path, base_source.local_only, folder)
+    return replace(base_source, name=name, adapter=folder)
 
 
 def _check_raw(name: str, raw: Mapping[str, Any]) -> None:
@@ -186,7 +204,7 @@ def _check_raw(name: str, raw: Mapping[str, Any]) -> None:
 
 
 @cache
-def _is_offline(name: str) -> bool:
+def _is_offline(name: str, revision: str | None) -> bool:
     """Send the hub one short request for a model; if it does not answer, look for downloaded files."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import (
@@ -196,12 +214,13 @@ def _is_offline(name: str) -> bool:
         HFValidationError,
         OfflineModeIsEnabled,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
     try:
         if constants.HF_HUB_OFFLINE:
             raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
-        get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=_PROBE_TIMEOUT_S)
+        get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision), timeout=_PROBE_TIMEOUT_S)
     except GatedRepoError as error:
         raise UserError(
             f"the model {name!r} is gated; ask for access at {constants.ENDPOINT}/{name}, then run: hf auth login"
@@ -211,6 +230,10 @@ def _is_offline(name: str) -> bool:
             f"there is no model {name!r}: no such folder here, and no such public model on the hub; fix the name, "
             "or, if it is private, run: hf auth login"
         ) from error
+    except RevisionNotFoundError as error:
+        raise UserError(
+            f"the model {name!r} on the hub has no revision {revision!r}; give a branch, a tag or a commit of it"
+        ) from error
     except EntryNotFoundError as error:
         raise UserError(
             f"the model {name!r} on the hub has no config.json; if it is an adapter, run: hf download {name} "
@@ -219,11 +242,12 @@ def _is_offline(name: str) -> bool:
     except HFValidationError as error:
         raise UserError(f"{name!r} is neither a folder nor a hub id (like Qwen/Qwen3-0.6B); fix the name") from error
     except Exception as error:  # no network, no answer, a proxy: the errors of the HTTP client share no base class
-        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
             return True
         reason = f"HTTP {error.response.status_code}" if isinstance(error, HfHubHTTPError) else first_line(error)
+        what = "the model" if revision is None else f"its revision {revision!r}"
         raise UserError(
-            f"there is no folder {name!r}, the hub cannot be reached ({reason}), and the model was not downloaded "
-            f"before; set model to a local folder, or quickstart"
+            f"there is no folder {name!r}, the hub cannot be reached ({reason}), and {what} was not downloaded before; "
+            "set model to a local folder, or quickstart"
         ) from error
     return False

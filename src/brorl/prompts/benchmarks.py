@@ -17,6 +17,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from brorl.errors import UserError
+from brorl.paths import split_revision
 from brorl.prompts.boxed import last_box
 from brorl.prompts.files import SourceReading, read_source
 from brorl.prompts.question import Question
@@ -117,8 +118,8 @@ class BenchmarkSource:
         """Path, split and subset of the data; a local path has no split and no subset."""
         hubs = BENCHMARKS[self.benchmark].hubs
         path = self.path or hubs[0].id
-        known = next((hub for hub in hubs if hub.id == path), HubDataset(path, hubs[0].split))
-        return HubDataset(known.id, self.split or known.split, self.subset or known.subset)
+        known = next((hub for hub in hubs if hub.id == split_revision(path)[0]), HubDataset(path, hubs[0].split))
+        return HubDataset(path, self.split or known.split, self.subset or known.subset)
 
 
 def read_benchmark(source: BenchmarkSource, seed: int = 0) -> SourceReading:

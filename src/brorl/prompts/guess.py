@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from brorl.errors import UserError
+from brorl.paths import split_revision
 from brorl.prompts.boxed import last_box
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN, is_countdown_reference
 from brorl.prompts.files import USUAL_NAMES
@@ -88,7 +89,7 @@ def guess_meaning(
 
 def _source(path: str, **settings: Any) -> FileSource:
     """Return a source whose name has no colon, since the ids of its questions begin with it."""
-    stem = Path(path).stem
+    stem = Path(split_revision(path)[0]).stem
     return FileSource(path=path, name=stem.replace(":", "-") if ":" in stem else None, **settings)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from brorl.errors import UserError, first_line
-from brorl.paths import is_file, is_folder
+from brorl.paths import is_file, is_folder, split_revision
 from brorl.prompts.row_files import READERS, Row, arrow_rows, read_arrow_files
 
 _PROBE_TIMEOUT_S = 4.0
@@ -38,7 +38,7 @@ def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
     Args:
         path: A file (`.jsonl`, `.json`, `.parquet`, `.csv`, `.tsv`, `.arrow`), a folder or a pattern (`*`, `?`,
             `[...]`, `**`) of such files, a folder that `datasets` saved, or the id of a dataset on the Hugging Face
-            hub.
+            hub, with or without `@revision`.
         subset: Configuration of a hub dataset.
         split: Split of a dataset; ignored for files.
         wanted: The columns that are used; the values of others can be missing.
@@ -90,7 +90,8 @@ def _files_of(path: str, local: Path) -> list[Path] | None:
                 f"no file matches {path} ({', '.join(_SUFFIXES)}; working folder {Path.cwd()}); fix data.sources[].path"
             )
         return files
-    if local.suffix.lower() in (*_SUFFIXES, ".txt", ".gz") or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", path):
+    hub_id, _ = split_revision(path)
+    if local.suffix.lower() in (*_SUFFIXES, ".txt", ".gz") or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", hub_id):
         raise UserError(
             f"there is no file or folder {path} (working folder {Path.cwd()}); fix data.sources[].path "
             "(the id of a Hugging Face dataset looks like openai/gsm8k)"
@@ -157,8 +158,10 @@ def _data_set_rows(path: str, subset: str | None, split: str, wanted: Collection
             "run: pip install 'brorl[datasets]'"
         ) from error
     try:
-        with _without_retries(datasets, path):
-            rows = datasets.load_dataset(path, subset, split=split)
+        hub_id, revision = split_revision(path)
+        pinned = {} if revision is None else {"revision": revision}
+        with _without_retries(datasets, hub_id):
+            rows = datasets.load_dataset(hub_id, subset, split=split, **pinned)
     except Exception as error:  # the network, the hub, or the dataset's files
         raise UserError(
             f"the Hugging Face dataset {path} ({'' if subset is None else f'subset {subset}, '}split {split}) "

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from brorl.errors import UserError
-from brorl.paths import exists
+from brorl.paths import exists, split_revision
 from brorl.prompts.gym_sets import is_single
 from brorl.prompts.question import Message, Question
 from brorl.section import Names, Section, listed
@@ -67,7 +67,7 @@ class CountdownSource(Section):
 class FileSource(Section):
     """Questions with reference answers, one per row: JSONL, JSON, CSV, Parquet, or a Hugging Face dataset."""
 
-    path: str = Field(description="file, folder or pattern (*.jsonl), or hub id of a dataset")
+    path: str = Field(description="file, folder or pattern (*.jsonl), or hub id of a dataset, also id@revision")
     name: str | None = Field(None, description="name of the source in tables; null uses the last part of the path")
     layout: str | None = Field(
         None, description="layout of a public dataset, instead of columns and domain (docs/how-to/data.md)"
@@ -106,7 +106,7 @@ class FileSource(Section):
     @property
     def label(self) -> str:
         """Name of the source in tables."""
-        return self.name or Path(self.path).stem
+        return self.name or Path(split_revision(self.path)[0]).stem
 
     @property
     def kind(self) -> str:

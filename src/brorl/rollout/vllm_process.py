@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import connection
 from pathlib import Path
@@ -42,6 +42,7 @@ class VllmSettings:
     """Settings of a vLLM engine."""
 
     source: str  # folder or hub id of the model
+    revision: str | None = field(default=None, kw_only=True)  # of the hub id; None for the main branch
     dtype: Literal["float32", "bfloat16"]  # number format of the weights and the computation
     context: int  # tokens of the longest prompt and response together
     cache_bytes: int  # memory for keys and values, allocated in advance
@@ -128,7 +129,7 @@ class VllmProcess:
             disable_envs_cache()  # an earlier engine of this process may have been started in the other way
             self._vllm, self._died = vllm, EngineDeadError
             if settings.device == "cpu":
-                _check_head_size(settings.source)
+                _check_head_size(settings.source, settings.revision)
             try:
                 self._llm = vllm.LLM(**_arguments(settings))
             except (RuntimeError, ValueError) as error:
@@ -291,6 +292,8 @@ def _arguments(settings: VllmSettings) -> dict[str, Any]:
     on_cpu = settings.device == "cpu"
     arguments: dict[str, Any] = {
         "model": settings.source,
+        "revision": settings.revision,
+        "tokenizer_revision": settings.revision,
         "dtype": settings.dtype,
         "skip_tokenizer_init": not settings.stop,
         "generation_config": "vllm",  # the model's own defaults would change the distribution
@@ -352,11 +355,11 @@ def _visible_gpu(number: int) -> str:
     return visible.split(",")[number] if visible else str(number)
 
 
-def _check_head_size(source: str) -> None:
+def _check_head_size(source: str, revision: str | None) -> None:
     from transformers import AutoConfig
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-    config = AutoConfig.from_pretrained(source).get_text_config()
+    config = AutoConfig.from_pretrained(source, revision=revision or "main").get_text_config()
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     supported = CPUAttentionBackend.get_supported_head_sizes()
     if size not in supported:

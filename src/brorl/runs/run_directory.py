@@ -210,12 +210,13 @@ class RunDirectory:
             "their last bits from those of an uninterrupted run"
         )
 
-    def write_environment(self, continued_from: Record | None = None) -> None:
-        """Write `env.json`: versions, machine, threads, arithmetic, and the checkpoint that the run continues."""
+    def write_environment(self, continued_from: Record | None = None, model_commit: str | None = None) -> None:
+        """Write `env.json`: versions, machine, threads, arithmetic, the model's commit, the continued checkpoint."""
         target = self.path / "env.json"
-        if continued_from is None and target.is_file():  # the checkpoint may be gone when a run is resumed
+        before: Record = {}
+        if target.is_file():  # the model may be gone when a run is resumed
             with suppress(ValueError):
-                continued_from = json.loads(target.read_text("utf-8")).get("continued_from")
+                before = json.loads(target.read_text("utf-8"))
         environment = {
             "command": sys.argv,
             "python": platform.python_version(),
@@ -224,7 +225,8 @@ class RunDirectory:
             "threads": torch.get_num_threads(),
             "arithmetic": _arithmetic(),
             "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "continued_from": continued_from,
+            "continued_from": continued_from or before.get("continued_from"),
+            "model_commit": model_commit or before.get("model_commit"),
             "packages": {
                 "brorl": brorl.__version__,  # known also where it runs from its sources
                 **{name: version(name) for name in ("torch", "transformers", "numpy")},

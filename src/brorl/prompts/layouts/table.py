@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from brorl.errors import UserError
+from brorl.paths import split_revision
 from brorl.prompts.layouts import code, instructions, math, science
 from brorl.prompts.layouts.layout import DroppedRow, Fields, Layout
 from brorl.prompts.row_files import Row
@@ -122,8 +123,8 @@ def find_layout(name: str) -> Layout:
 
 
 def layouts_of(data_set: str) -> list[str]:
-    """Return the names of the layouts of a dataset on the hub; none if it is unknown."""
-    return [layout.name for layout in LAYOUTS.values() if data_set in layout.data_sets]
+    """Return the names of the layouts of a dataset on the hub, at any revision; none if it is unknown."""
+    return [layout.name for layout in LAYOUTS.values() if split_revision(data_set)[0] in layout.data_sets]
 
 
 def read_fields(row: Row, layout: Layout, seed: int) -> Fields:

@@ -245,7 +245,8 @@ def _machine(runs: Sequence[RunRecord]) -> str:
     for run in runs:
         env = run.environment
         packages = env.get("packages")
-        versions = {"Python": env.get("python")} | (dict(packages) if isinstance(packages, Mapping) else {})
+        versions = {"model": env.get("model_commit"), "Python": env.get("python")}
+        versions |= dict(packages) if isinstance(packages, Mapping) else {}
         command = env.get("command")
         cells = (
             run.name,
