@@ -4,6 +4,7 @@ import json
 import sys
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import peft
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
 from brorl.algorithms.groups import Group
+from brorl.assemble.engine import send_adapted
 from brorl.errors import UserError
 from brorl.model.load import load_model, load_tokenizer
 from brorl.model.logprobs import tree_logprobs
@@ -190,6 +192,13 @@ def test_a_merge_into_tied_embeddings_is_the_adapted_model_also_after_it_is_save
     torch.testing.assert_close(whole(ids).logits, expected, rtol=1e-4, atol=1e-4)
     is_tied = whole.get_input_embeddings().weight is whole.get_output_embeddings().weight
     assert is_tied == whole.config.tie_word_embeddings == (targets == ("q_proj",))
+    vllm = Mock()
+    if is_tied:
+        send_adapted(vllm, whole, str(tmp_path / "adapter"))
+    else:  # vLLM has one weight for both layers
+        with pytest.raises(UserError, match=r"vLLM ties the embedding .* save the merged model"):
+            send_adapted(vllm, whole, str(tmp_path / "adapter"))
+    assert vllm.load_weights.called == is_tied
     TreeLearner(whole, LearnerSettings(learning_rate=1e-3)).save_pretrained(tmp_path / "merged")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(again(ids).logits, expected, rtol=1e-4, atol=1e-4)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from brorl.activity import Echo, Observe, Stopwatch
-from brorl.assemble.engine import build_engine, build_sampling_model, build_vllm_settings
+from brorl.assemble.engine import build_engine, build_sampling_model, build_vllm_settings, send_adapted
 from brorl.assemble.inputs import ModelInputs, RunInputs
 from brorl.assemble.learner import build_rank
 from brorl.assemble.verification import build_verifiers, build_workers
@@ -181,7 +181,7 @@ def _make_engine(config: TrainConfig, context: int, shares_gpu: bool) -> Engine:
         engine = VllmEngine(settings, stop_token_ids, stop=StopStrings(tokenizer, config.sampling.stop))
         if find_model(config.model).adapter:  # it has loaded the base
             model = build_sampling_model(_on(config, gpus=0), config.model)
-            engine.load_weights(model.named_parameters(), version=0)
+            send_adapted(engine, model, config.model)
         return engine
     model = build_sampling_model(config, config.model)
     forward = choose_forward(model, config.engine.forward, context)

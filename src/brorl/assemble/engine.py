@@ -15,7 +15,7 @@ from brorl.errors import UserError
 from brorl.model.forward import FlatForward, TreeForward
 from brorl.model.kernels import use_kernels
 from brorl.model.load import choose_device, end_tokens, load_model
-from brorl.model.source import find_model
+from brorl.model.source import find_model, read_config
 from brorl.model.stop_strings import StopStrings
 from brorl.rollout.engine import Engine, Sampler
 from brorl.rollout.native.engine import NativeEngine
@@ -125,7 +125,7 @@ def build_engine(
         case "vllm":
             engine = VllmEngine(build_vllm_settings(config, source, context), stop_token_ids, observe, stop, echo)
             if find_model(source).adapter:  # it has loaded the base
-                engine.load_weights(model.named_parameters(), version=0)
+                send_adapted(engine, model, source)
             return engine
         case "native":
             use_kernels(config.engine.compile)  # this may be the process of a rollout worker
@@ -151,6 +151,21 @@ def build_engine(
             )
         case _:
             assert_never(config.engine.kind)
+
+
+def send_adapted(engine: VllmEngine, model: PreTrainedModel, source: str) -> None:
+    """Send a model with adapters to vLLM, which has loaded its base.
+
+    Raises:
+        UserError: If the merge has untied layers that vLLM computes from one weight.
+    """
+    base, own = (config.get_text_config() for config in (read_config(find_model(source)), model.config))
+    if base.tie_word_embeddings != own.tie_word_embeddings:
+        raise UserError(
+            f"vLLM ties the embedding and the output layer as the base of {source} does, and its merged adapter makes "
+            "them different; save the merged model (docs/how-to/upload.md) and set model to it, or engine.kind: native"
+        )
+    engine.load_weights(model.named_parameters(), version=0)
 
 
 def end_engine(engine: Sampler) -> None:
