@@ -212,6 +212,7 @@ def test_settings_that_may_change_on_resume() -> None:
     others |= {"device": "cuda", "verification.workers": 2, "budget.limit": 9, "budget.marks": [3], "output_dir": "b"}
     others |= {"engine.memory_gib": 1, "engine.nodes_per_pass": 64, "engine.gradient_checkpointing": True}
     others |= {"engine.attention": "tiled", "engine.vllm.max_rows": 64, "reference.offload": True}
+    others["optimizer.states"] = "host"
     others |= {"engine.threads": 2, "tracking.to": "wandb", "tracking.project": "p", "tracking.run_name": "r"}
     others |= {"engine.vllm.placement": "apart", "engine.vllm.weight_transfer": "ipc"}
     others |= {"data.sources": {"path": "moved/a.jsonl"}, "verification.sandbox": "seccomp"}

@@ -76,6 +76,15 @@ def test_what_is_kept_is_counted_exactly(architecture: str, dtype: str, lora: Lo
     assert "reference" not in named(plan_memory(model.config, settings, Workload()))
 
 
+def test_the_plan_counts_the_moments_of_the_largest_parameter() -> None:
+    model = small_model(dtype=torch.float32)
+    largest = max(p.numel() for p in model.parameters())
+    settings = replace(SETTINGS, device="cuda")
+    before, after = (named(plan_memory(model.config, replace(settings, moments=m), Workload())) for m in (True, False))
+    assert before["AdamW"] == 2 * 4 * sum(p.numel() for p in model.parameters())
+    assert after["AdamW"] == 2 * 4 * largest
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_separate_engine_has_its_weights_a_file_of_them_and_its_whole_cache(
     dtype: str, rng: np.random.Generator

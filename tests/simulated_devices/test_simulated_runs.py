@@ -59,6 +59,7 @@ VARIANTS = {
     "bfloat16": ("--dtype=bfloat16", "--importance.correction=truncate"),
     "adapters": ("--lora.rank=4", "--dtype=bfloat16"),
     "reference on the host": ("--kl.coefficient=0.01", "--reference.offload=true"),
+    "moments on the host": ("--optimizer.states=host",),
     "flat path": ("--engine.forward=flat",),
     "tiles": ("--engine.attention=tiled", "--engine.gradient_checkpointing=true"),
     "truncated sampling": ("--sampling.temperature=0.9", "--sampling.top_p=0.9"),

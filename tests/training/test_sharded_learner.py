@@ -108,7 +108,11 @@ LOSSES = {
     "entropy bonus": {"loss": PolicyLossSettings(kind="ppo", entropy_coefficient=0.3)},
     "mask truncated": {"loss": PolicyLossSettings(kind="ppo", clip_low=0.1, clip_high=0.15, mask_truncated=True)},
     "kl in the loss": {"kl": KLPenalty(coefficient=0.7, estimator="k3", placement="loss")},
-    "kl offloaded": {"kl": KLPenalty(coefficient=0.7, estimator="k2", placement="loss"), "offload_reference": True},
+    "kl offloaded": {
+        "kl": KLPenalty(coefficient=0.7, estimator="k2", placement="loss"),
+        "offload_reference": True,
+        "offload_moments": True,
+    },
     "kl in the reward": {"kl": KLPenalty(coefficient=0.7, estimator="k1", placement="reward")},
     "kl in the reward, recomputed": {
         "kl": KLPenalty(coefficient=0.7, estimator="k2", placement="reward"),
@@ -317,7 +321,8 @@ def test_a_checkpoint_of_any_number_of_ranks_continues_on_any_other(
     for step, size in enumerate(sizes):
         folder = tmp_path / f"step-{step}"
         folder.mkdir()
-        arguments = case, folder, resume, step
+        offloaded = replace(case, settings=replace(settings, offload_moments=size == 3))
+        arguments = offloaded, folder, resume, step
         if size == 1:
             found = sharded_cases.alone(sharded_cases.save, *arguments)
         else:

@@ -179,6 +179,7 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
         lora=config.adapters,
         reference=config.kl.coefficient > 0 and not offloaded,
         average=config.optimizer.ema_decay is not None,
+        moments=config.optimizer.states == "device" or device.type == "cpu",
         nodes_per_pass=config.engine.nodes_per_pass,
         gradient_checkpointing=config.engine.gradient_checkpointing,
         forward=config.engine.forward,

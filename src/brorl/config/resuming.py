@@ -30,6 +30,7 @@ CHANGEABLE_ON_RESUME = (
     "engine.vllm.placement",
     "engine.vllm.weight_transfer",
     "reference.offload",
+    "optimizer.states",
     "cluster.nodes",
     "cluster.address",
     "cluster.rollout_workers",

@@ -57,6 +57,7 @@ class MemorySettings:
     lora: LoraSettings | None = None  # the adapters; None if all weights are trained
     reference: bool = False  # whether a reference policy is in the device's memory
     average: bool = False  # whether averaged weights are
+    moments: bool = True  # whether AdamW's moments are there between updates
     nodes_per_pass: int | None = None  # nodes per forward pass of the learner, 1 or more; None for the default
     gradient_checkpointing: bool = False  # whether activations are computed again
     # how rollouts go through the model; `auto` is the flat path if the attention cannot be hooked
@@ -191,12 +192,17 @@ def _kept_lines(model: PreTrainedModel, activations: _Activations, settings: Mem
         copy_bytes = 2 * num_weights if settings.autocasts else 0
         if settings.device == "cuda" and not lora and not activations.flat and has_lean_layout(model):
             copy_bytes += num_joined_weights(model) * activations.computed_bytes
+    # those of one parameter at a time, if they are elsewhere
+    largest_bytes = max(p.numel() for p in model.parameters()) * activations.trained_bytes
+    has_host = settings.moments and settings.device != "cpu"
+    moments_smaller = "optimizer.states: host, lora.rank" if has_host else "lora.rank"
+    moment_bytes = 2 * (trained_bytes if settings.moments else min(trained_bytes, largest_bytes))
     smaller = "dtype: bfloat16" if lora else "dtype: bfloat16 with lora.rank"
     copy_smaller = "engine.kind: native" if settings.separate_engine else "lora.rank, whose runs have none"
     return (
         MemoryLine("weights", frozen_bytes + trained_bytes, smaller),
         MemoryLine("gradients", trained_bytes, "lora.rank"),
-        MemoryLine("AdamW", 2 * trained_bytes, "lora.rank"),
+        MemoryLine("AdamW", moment_bytes, moments_smaller),
         MemoryLine("sampling copy", copy_bytes, copy_smaller),
         MemoryLine("sampling cache", settings.engine_bytes if has_vllm else 0, "engine.memory_gib"),
         MemoryLine("reference", trained_bytes if settings.reference else 0, "reference.offload"),

@@ -115,6 +115,6 @@ def too_little_memory(nodes: int, reason: str) -> str:
     """Return the error about too little memory, with the settings that save memory."""
     return (
         f"out of memory while training with {nodes} tree nodes per pass ({reason}), with no more retries; lower "
-        "engine.nodes_per_pass if it is set, switch on engine.gradient_checkpointing or reference.offload, train "
-        "adapters (lora.rank), lower engine.memory_gib, or choose a smaller model"
+        "engine.nodes_per_pass if it is set, switch on engine.gradient_checkpointing or reference.offload, set "
+        "optimizer.states: host, train adapters (lora.rank), lower engine.memory_gib, or choose a smaller model"
     )

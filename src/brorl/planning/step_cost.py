@@ -187,7 +187,8 @@ class MemoryModel:
         trainable = sum(p.numel() * p.element_size() for p in parts.model.parameters() if p.requires_grad)
         offloaded = settings.offload_reference and parts.model.device.type == "cuda"
         has_reference, has_average = settings.kl is not None and not offloaded, settings.ema_decay is not None
-        resident = (3 + has_reference + has_average) * trainable  # gradients, two moments, reference, average
+        moments = 0 if settings.offload_moments and parts.model.device.type == "cuda" else 2
+        resident = (1 + moments + has_reference + has_average) * trainable  # gradients, moments, reference, average
         rows_K = [_row_bytes(parts, p.rows_D, p.num_rollouts, p.num_prompts, longest_prompt) for p in known]
         known_K = np.array(rows_K, np.float64) + resident
         sampling = fit_affine(

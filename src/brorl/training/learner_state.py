@@ -24,7 +24,7 @@ from brorl.model.sharding import laid_out_as
 from brorl.runs.checkpoint import SHARDS
 from brorl.training.snapshot import Snapshot
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def sharded_header(
@@ -48,7 +48,7 @@ def write_sharded(
         _moment(name, kind): optimizer.state[p][kind]
         for name, p in parameters.items()
         if p in optimizer.state
-        for kind in _MOMENTS
+        for kind in MOMENTS
     }
     weights = {f"{one.name}.{name}": w for one in snapshots for name, w in one.state_dict().items()}
     write_shards(folder / SHARDS, moments | weights)
@@ -76,14 +76,14 @@ def in_memory(
             f"the optimizer state is of another model: this model has no trainable tensor {name}; start from the "
             "checkpoint's own model and adapters, or without its optimizer state"
         )
-    like = {_moment(name, kind): parameters[name] for name in steps for kind in _MOMENTS}
+    like = {_moment(name, kind): parameters[name] for name in steps for kind in MOMENTS}
     found = [one for one in snapshots if one in state["snapshots"]]
     like |= {f"{one}.{name}": p for one in found for name, p in parameters.items()}
     tensors = read_shards(Path(state[SHARDS]), like)
     moments = {
         index: {
             "step": torch.tensor(steps[name]),
-            **{kind: tensors[_moment(name, kind)] for kind in _MOMENTS},
+            **{kind: tensors[_moment(name, kind)] for kind in MOMENTS},
         }
         for index, name in enumerate(parameters)
         if name in steps
@@ -101,7 +101,7 @@ def _laid_out(optimizer: dict[str, Any], parameters: list[Tensor]) -> dict[str, 
         return laid_out_as(value, parameters[index]) if fits else value
 
     state = {
-        index: {kind: laid_out(index, value) if kind in _MOMENTS else value for kind, value in moments.items()}
+        index: {kind: laid_out(index, value) if kind in MOMENTS else value for kind, value in moments.items()}
         for index, moments in optimizer["state"].items()
     }
     return optimizer | {"state": state}

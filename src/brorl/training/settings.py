@@ -38,6 +38,10 @@ class OptimizerSettings(Section):
         (0.9, 0.95), description="AdamW's decay rates"
     )
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
+    states: Literal["device", "host"] = Field(
+        "device", description="where AdamW's moments are between updates: on the device of the model | in CPU memory, "
+        "which saves 8 bytes per trained weight on a GPU and leaves the updates as they are",
+    )  # fmt: skip
     max_grad_norm: float = Field(1.0, gt=0, description="maximum gradient norm; larger gradients are clipped")
     warmup_updates: int = Field(0, ge=0, description="updates of linear learning-rate warmup")
     schedule: Literal["constant", "linear", "cosine"] = Field(

@@ -27,7 +27,7 @@ class Snapshot:
 
     def __init__(self, model: PreTrainedModel, offload: bool = False) -> None:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._weights = {name: _empty_like(p, offload) for name, p in self._parameters.items()}
+        self._weights = {name: empty_like(p, offload) for name, p in self._parameters.items()}
         self.reset()
 
     @torch.no_grad()
@@ -87,7 +87,8 @@ class AveragedWeights(Snapshot):
             average.copy_(own)
 
 
-def _empty_like(parameter: Tensor, offload: bool) -> Tensor:
+def empty_like(parameter: Tensor, offload: bool) -> Tensor:
+    """Return an empty copy of a parameter; with `offload` in the memory of the CPU, pinned for a CUDA device."""
     if not offload:
         return torch.empty_like(parameter, requires_grad=False)
     return torch.empty_like(parameter, device="cpu", requires_grad=False, pin_memory=parameter.device.type == "cuda")

@@ -35,6 +35,7 @@ from brorl.training.chunk_loss import chunk_loss, means, no_sums, response_losse
 from brorl.training.learner import LearnerSettings, StepMetrics
 from brorl.training.learner_state import in_memory, sharded_header, with_moments_of, write_sharded
 from brorl.training.mini_batch import MiniBatch, StepPreparation, to_tensor
+from brorl.training.offloaded_adamw import OffloadedAdamW
 from brorl.training.ranks import ALONE, Ranks
 from brorl.training.reference import ReferencePolicy
 from brorl.training.snapshot import AveragedWeights, Snapshot
@@ -73,7 +74,8 @@ class TreeLearner:
         self._settings = settings
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._parameters = list(self._trained.values())
-        self._optimizer = torch.optim.AdamW(
+        adamw = OffloadedAdamW if settings.offload_moments else torch.optim.AdamW
+        self._optimizer = adamw(
             self._parameters,
             lr=settings.learning_rate,
             betas=settings.betas,
