@@ -133,7 +133,7 @@ def run_of(learner: Learner, engine: Engine, path: Path, stop_at: int = STEPS) -
         engine=engine, stream=PromptStream(prompts, 0), grader=grader, sampling=sampling, rollouts_per_prompt=N,
         prompts_per_step=PER_STEP, dynamic_sampling=True, max_tries=20, seed=0,
     )  # fmt: skip
-    diagnostics = Diagnostics(source.sampler, learner, grader, sampling, True, 0, 2, False, 0)
+    diagnostics = Diagnostics(source.sampler, learner, grader, sampling, 0, 2, False, 0)
     tokenizer = AutoTokenizer.from_pretrained(Path(brorl.__file__).parent / "quickstart_model")
     phase = PhaseSettings(name="train", advantage=AdvantageSettings(estimator="rloo"))
     return TrainingRun(
