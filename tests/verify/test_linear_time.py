@@ -34,7 +34,7 @@ from brorl.verification.domains.math import MathVerifier
 from brorl.verification.domains.science import ScienceVerifier
 from brorl.verification.domains.table import DOMAINS
 from brorl.verification.rescoring import StoredResponse, rescore
-from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
+from brorl.verification.sandbox.pool import WorkerPool
 from brorl.verification.sandbox.requests import Reply, Request, RunProgram
 from brorl.verification.thoughts import THINK
 from brorl.verification.verifier import Verifier
@@ -57,8 +57,8 @@ class Stopped(BaseException):
 class IdlePool(WorkerPool):
     """A pool that finds every answer wrong, without a worker."""
 
-    def run(self, calls: Sequence[VerifierCall]) -> list[Reply]:
-        return [Reply({"correct": False, "reason": "wrong answer"}, None, 0.0) for _ in calls]
+    def map(self, _function: str, items: Sequence[object], *_rest: object, at_once: int = 1) -> list[Reply]:  # noqa: ARG002
+        return [Reply({"correct": False, "reason": "wrong answer"}, None, 0.0) for _ in items]
 
 
 def reply(request: Request) -> Reply:
