@@ -9,9 +9,11 @@ import pytest
 import torch
 from test_native import EOS, assert_same_trees, ragged_prompts
 from test_slots import lockstep
+from torch import Tensor
 
 import brorl.rollout.native.engine as native
 from brorl.errors import UserError
+from brorl.rollout.native import graphs
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.native.graphs import StepGraphs
 from brorl.sampling import SamplingParams
@@ -29,7 +31,7 @@ def recording(model: object, capture: RecordedSteps, choice: str = "auto") -> tu
     """Return an engine that records its steps, and the lines that it says."""
     lines: list[str] = []
     engine = NativeEngine(model, EOS)
-    engine._graphs = StepGraphs(choice, lines.append, capture)
+    engine._graphs = StepGraphs(choice, lines.append, lambda: capture)
     return engine, lines
 
 
@@ -84,6 +86,36 @@ def test_a_step_that_cannot_be_recorded_runs_eagerly(rng: np.random.Generator) -
         engine.sample(prompts, 8, sampling, seed=2)
 
 
+def read_a_number(x: Tensor) -> Tensor:
+    return x if float(x.abs().max()) else 2 * x
+
+
+def count_a_mask(x: Tensor) -> Tensor:
+    return x * max(1, x[x != x].numel())
+
+
+def look_for_places(x: Tensor) -> Tensor:
+    return x.index_fill(0, (x[:, 0] != x[:, 0]).nonzero()[:, 0], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("waits", "name"), [(read_a_number, "_local_scalar_dense"), (count_a_mask, "index"), (look_for_places, "nonzero")]
+)
+def test_a_step_in_which_the_host_waits_is_not_recorded(
+    waits: Callable[[Tensor], Tensor], name: str, rng: np.random.Generator
+) -> None:
+    """A recorded step would repeat what the host decided once."""
+    model, prompts = small_model("hooked", seed=int(rng.integers(1 << 30))), ragged_prompts(rng, 3)
+    sampling = SamplingParams(max_new_tokens=8)
+    expected = NativeEngine(model, EOS).sample(prompts, 8, sampling, seed=2)
+    model.model.layers[1].mlp.register_forward_hook(lambda _module, _inputs, output: waits(output))
+    capture = RecordedSteps()
+    engine, lines = recording(model, capture)
+    assert_same_trees(engine.sample(prompts, 8, sampling, seed=2), expected)
+    assert capture.captures == 0
+    assert lines == [f"decoding starts its kernels one by one, without CUDA graphs: {name} lets the host wait"]
+
+
 @pytest.mark.parametrize("change", [0.9, float("nan")])
 def test_a_replay_with_other_logits_is_not_taken(change: float, rng: np.random.Generator) -> None:
     model, prompts = small_model(seed=int(rng.integers(1 << 30))), ragged_prompts(rng, 3)
@@ -97,3 +129,70 @@ def test_a_replay_with_other_logits_is_not_taken(change: float, rng: np.random.G
 def test_graphs_need_a_cuda_device() -> None:
     with pytest.raises(UserError, match=r"engine.cuda_graphs = on needs tree attention on a CUDA device, .* on cpu"):
         NativeEngine(small_model(), EOS, graphs="on")
+
+
+def test_slots_without_a_row_forget_the_positions_of_an_earlier_call(rng: np.random.Generator) -> None:
+    """A row in 8 slots, 7 of which had a long prompt before: that and the new tokens are beyond all rotations."""
+    model = small_model(seed=int(rng.integers(1 << 30)), scale=0.1)
+    engine, lines = recording(model, RecordedSteps())
+    engine.sample([rng.integers(1, 17, 200).tolist()], 8, SamplingParams(max_new_tokens=2), seed=0)
+    sampling = SamplingParams(temperature=0, max_new_tokens=80)
+    got = engine.sample([[1, 2]], 8, sampling, seed=1)
+    assert_same_trees(got, NativeEngine(model, EOS).sample([[1, 2]], 8, sampling, seed=1))
+    assert not lines
+
+
+def test_graphs_for_tensors_in_other_memory_have_a_new_pool(rng: np.random.Generator) -> None:
+    """The pool of the graphs that were dropped ends with them; torch refuses to record into it again."""
+    model, captures = small_model(seed=int(rng.integers(1 << 30))), []
+    engine = NativeEngine(model, EOS)
+    engine._graphs = StepGraphs("on", print, lambda: captures.append(RecordedSteps()) or captures[-1])
+    for _ in range(2):
+        for _ in range(2):
+            engine.sample(ragged_prompts(rng, 2), 4, SamplingParams(max_new_tokens=8), seed=3)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+    number = len(captures)
+    engine.sample([[1, 2]], 4, SamplingParams(max_new_tokens=8), seed=3)
+    assert len(captures) == number + 1
+    assert all(capture.captures for capture in captures)
+
+
+def test_a_failed_capture_leaves_the_stream_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The context of torch does not restore it if its end fails, as it does after an error in the step."""
+    streams = ["default"]
+
+    class Stream:
+        def __init__(self, *_: object) -> None: ...
+
+        def wait_stream(self, _: object) -> None: ...
+
+    class Within:
+        def __init__(self, stream: object) -> None:
+            self._stream = stream
+
+        def __enter__(self) -> None:
+            streams.append(self._stream)
+
+        def __exit__(self, *_: object) -> None:
+            streams.pop()
+
+    class Graph:
+        def capture_begin(self, *_: object, **__: object) -> None: ...
+
+        def capture_end(self) -> None:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    fakes = {"Stream": Stream, "current_stream": Stream, "stream": Within, "CUDAGraph": Graph, "device": Within}
+    fakes |= {name: lambda: None for name in ("graph_pool_handle", "synchronize", "empty_cache")}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+    graphs._stream.cache_clear()
+    steps = []
+    capture = graphs.CudaCapture(torch.device("cuda"))
+    with pytest.raises(RuntimeError, match="previous error"):
+        capture(lambda: steps.append(streams[-1]))
+    graphs._stream.cache_clear()
+    assert [type(stream) for stream in steps] == [Stream, Stream]
+    assert streams == ["default"]

@@ -45,7 +45,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Engines draw for single rows as on CUDA; steps are recorded or not."""
     monkeypatch.setattr(native, "draws_on", lambda _: True)
     if request.param == "recorded":
-        monkeypatch.setattr(native, "graphs_on", lambda *_: StepGraphs("on", print, RecordedSteps()))
+        monkeypatch.setattr(native, "graphs_on", lambda *_: StepGraphs("on", print, RecordedSteps))
     return request.param
 
 

@@ -133,6 +133,7 @@ class SlotDecoder:
             sizes = max(slots, slots_before), max(cells, cells_before)
             self._state = _State(*sizes, self.packed.device, draws=self.draws)
         self._alone, self._prompt_S = _NONE, np.zeros(slots, np.int64)
+        self._state.start_S.zero_()  # a slot without a row computes too: its positions must be those of this wave
         if self._graphs is not None:
             if self._logits.shape[0] < slots:
                 self._logits = logits_PV.new_empty(slots, logits_PV.shape[1])
