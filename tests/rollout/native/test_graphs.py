@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -160,7 +161,7 @@ def test_graphs_for_tensors_in_other_memory_have_a_new_pool(rng: np.random.Gener
 
 def test_a_failed_capture_leaves_the_stream_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     """The context of torch does not restore it if its end fails, as it does after an error in the step."""
-    streams = ["default"]
+    current: list[object] = ["default"]
 
     class Stream:
         def __init__(self, *_: object) -> None: ...
@@ -172,10 +173,10 @@ def test_a_failed_capture_leaves_the_stream_of_the_caller(monkeypatch: pytest.Mo
             self._stream = stream
 
         def __enter__(self) -> None:
-            streams.append(self._stream)
+            self._before, current[0] = current[0], self._stream
 
         def __exit__(self, *_: object) -> None:
-            streams.pop()
+            current[0] = self._before
 
     class Graph:
         def capture_begin(self, *_: object, **__: object) -> None: ...
@@ -183,7 +184,7 @@ def test_a_failed_capture_leaves_the_stream_of_the_caller(monkeypatch: pytest.Mo
         def capture_end(self) -> None:
             raise RuntimeError("operation failed due to a previous error during capture")
 
-    fakes = {"Stream": Stream, "current_stream": Stream, "stream": Within, "CUDAGraph": Graph, "device": Within}
+    fakes = {"Stream": Stream, "current_stream": Stream, "stream": Within, "CUDAGraph": Graph, "device": nullcontext}
     fakes |= {name: lambda: None for name in ("graph_pool_handle", "synchronize", "empty_cache")}
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
@@ -192,7 +193,7 @@ def test_a_failed_capture_leaves_the_stream_of_the_caller(monkeypatch: pytest.Mo
     steps = []
     capture = graphs.CudaCapture(torch.device("cuda"))
     with pytest.raises(RuntimeError, match="previous error"):
-        capture(lambda: steps.append(streams[-1]))
+        capture(lambda: steps.append(current[0]))
     graphs._stream.cache_clear()
     assert [type(stream) for stream in steps] == [Stream, Stream]
-    assert streams == ["default"]
+    assert current == ["default"]

@@ -23,8 +23,8 @@ GraphChoice = Literal["auto", "on", "off"]
 _MOST = 256  # graphs, each with a few MiB of its own; with more, the oldest are dropped
 # Operators after which the host must know a result of the device.
 _WAITS = {
-    "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_consecutive", "unique_dim", "equal",
-    "bincount", "repeat_interleave", "_pin_memory",
+    "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_consecutive", "unique_dim",
+    "equal", "bincount", "repeat_interleave", "_pin_memory",
 }  # fmt: skip
 _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # with a mask they count its entries
 _COPIES = {"_to_copy", "copy_", "lift_fresh"}
@@ -77,7 +77,7 @@ class _Inspection(TorchDispatchMode):
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.reason: str | None = None
         self._device = device
 
@@ -86,7 +86,8 @@ class _Inspection(TorchDispatchMode):
         name = function.overloadpacket.__name__
         tensors = [x for x in tree_leaves((args, kwargs, made)) if isinstance(x, Tensor)]
         here = [x for x in tensors if x.device.type == self._device.type]
-        waits = name in _WAITS or (name in _INDEXED and any(x.dtype in (torch.bool, torch.uint8) for x in here[1:]))
+        masks = tree_leaves(args[1]) if name in _INDEXED else []
+        waits = name in _WAITS or any(isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in masks)
         of_host = any(x.dim() or name in _COPIES for x in tensors if x.device.type != self._device.type)
         if self.reason is None and here and (waits or of_host):
             self.reason = f"{name} {'lets the host wait' if waits else 'reads or writes memory of the host'}"
