@@ -10,12 +10,12 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 
 from brorl.errors import UserError
 from brorl.model.forward import choose_forward
-from brorl.model.hook_check import check_hooks, check_own_cache
+from brorl.model.hook_check import check_hooks, check_own_cache, check_window
 from brorl.model.kv_shape import KVShape, kv_shapes
 from brorl.model.logprobs import tree_logprobs
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.own_cache import CacheError
-from brorl.model.tree_attention import HooksError
+from brorl.model.tree_attention import HooksError, PromptContext
 from brorl.rollout.native.arena import Arena
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.native.rows import RowMemory
@@ -223,3 +223,12 @@ def test_damaged_weights_are_named_as_such() -> None:
         with pytest.raises(UserError, match="LlamaForCausalLM gives logits that are not finite") as raised:
             check(model)
         assert not isinstance(raised.value, HooksError | CacheError)  # no other path is tried
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "gemma3_text"])
+def test_a_prompt_beyond_a_window_is_checked(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny(model_type, {**HEADS_OF_8, "sliding_window": 16}, torch.float64)
+    check_window(model)
+    monkeypatch.setattr(PromptContext, "_mask", lambda *_: None)
+    with pytest.raises(HooksError, match="its logits change beyond its sliding window"):
+        check_window(model)

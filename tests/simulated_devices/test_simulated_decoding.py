@@ -61,6 +61,50 @@ for architecture in ("llama", "qwen2", "qwen3", "mistral"):
     assert packed.addresses(50) == addresses
 """
 
+RECORDED = """
+import json
+import numpy as np
+import torch
+import brorl.rollout.native.engine as native
+from brorl.model.forward import FlatForward, TreeForward, choose_forward, without_windows
+from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native.graphs import StepGraphs
+from brorl.sampling import SamplingParams
+from recorded_steps import RecordedSteps
+from small_models import small_model
+from transformers import AutoModelForCausalLM, Gemma3TextConfig
+
+def gemma():
+    torch.manual_seed(4)
+    config = Gemma3TextConfig(
+        vocab_size=17, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, sliding_window=16, layer_types=["sliding_attention", "full_attention"],
+        bos_token_id=None, eos_token_id=None, pad_token_id=None, initializer_range=0.4,
+    )
+    return AutoModelForCausalLM.from_config(config).double().eval()
+
+same, lines, captures = [], [], []
+def new_capture():
+    captures.append(RecordedSteps())
+    return captures[-1]
+native.graphs_on = lambda *_: StepGraphs("on", lines.append, new_capture)
+for model in (small_model("qwen3", seed=3, scale=0.3), gemma()):
+    rng = np.random.default_rng(7)
+    prompts = [rng.integers(1, 17, n).tolist() for n in (25, 2, 9)]
+    sampling = SamplingParams(temperature=0.7, top_p=0.95, max_new_tokens=35)
+    def sample():
+        forward = choose_forward(model, context=60)
+        return NativeEngine(model, 0, forward=forward).sample(prompts, [9, 1, 5], sampling, 5), forward
+    expected, on_cpu = sample()
+    model.cuda()
+    trees, on_device = sample()
+    same += [a.responses() == b.responses() for a, b in zip(trees, expected, strict=True)]
+    assert isinstance(on_device, TreeForward)
+assert isinstance(on_cpu, FlatForward) and on_device.window == 16
+assert isinstance(without_windows(model, on_device), FlatForward)
+print(json.dumps([same, lines, sum(capture.replays for capture in captures)]))
+"""
+
 
 def test_trees_are_those_of_a_cpu(device: Path) -> None:
     same, agrees, lines, error = json.loads(run(device, TREES).splitlines()[-1])
@@ -75,3 +119,12 @@ def test_trees_are_those_of_a_cpu(device: Path) -> None:
 
 def test_joined_weights_are_counted_and_follow_the_model(device: Path) -> None:
     run(device, JOINED)
+
+
+def test_recorded_steps_touch_no_memory_of_the_host(device: Path) -> None:
+    """A qwen3 whose single rows the device draws, and a Gemma 3 beyond its window, which a CPU samples in its cache."""
+    same, lines, replays = json.loads(run(device, RECORDED).splitlines()[-1])
+    assert len(same) == 6
+    assert all(same)
+    assert not lines
+    assert replays > 50

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from brorl.activity import Echo, Observe, Phase, unobserved
 from brorl.assemble.inputs import ModelInputs
 from brorl.config.settings import TrainConfig
-from brorl.model.forward import FlatForward, Forward, TreeForward, choose_forward, with_packed_passes
+from brorl.model.forward import FlatForward, Forward, TreeForward, choose_forward, with_packed_passes, without_windows
 from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model
 from brorl.model.logits import NextToken
 from brorl.model.sharding import shard
@@ -48,6 +48,11 @@ def build_forward(
 ) -> TreeForward | FlatForward:
     """Choose how trees go through the model."""
     forward = choose_forward(model, config.engine.forward, inputs.context, config.engine.attention)
+    return _said(forward, echo)
+
+
+def _said(forward: Forward, echo: Echo) -> Forward:
+    """Say that the flat path runs, if it does."""
     if isinstance(forward, FlatForward):
         echo(f"the flat path runs, because {forward.reason}: each distinct response goes through the model separately")
     return forward
@@ -66,16 +71,16 @@ def build_learner_forward(
         ranks: The processes that share the model.
     """
     engine = config.engine
+    plain = without_windows(model, forward)
     # FlexAttention keeps log-sum-exps in float32
-    if engine.attention == "tiled" or engine.forward == "flat" or config.dtype == "float64":
-        return forward
-    if model.device.type != "cuda":
-        return forward
+    unpacked = engine.attention == "tiled" or engine.forward == "flat" or config.dtype == "float64"
+    if unpacked or model.device.type != "cuda":
+        return plain if plain is forward else _said(plain, echo)
 
     def failed_anywhere(failed: bool) -> bool:
         return bool(ranks.maximum(int(failed)))
 
-    return with_packed_passes(model, forward, echo, autocast=config.autocasts, failed_anywhere=failed_anywhere)
+    return with_packed_passes(model, plain, echo, autocast=config.autocasts, failed_anywhere=failed_anywhere)
 
 
 def build_learner_settings(config: TrainConfig, stop_token_ids: tuple[int, ...], forward: Forward) -> LearnerSettings:

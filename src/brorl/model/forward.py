@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Echo
 from brorl.errors import UserError
-from brorl.model.context_limit import attention_limit, position_limit
+from brorl.model.context_limit import attention_limit, other_span, position_limit
 from brorl.model.flat_logprobs import flat_chunk_logprobs
-from brorl.model.hook_check import check_hooks, check_own_cache, check_packed, is_exact
+from brorl.model.hook_check import check_hooks, check_own_cache, check_packed, check_window, is_exact
 from brorl.model.kv_shape import KVShape
 from brorl.model.lean import has_lean_layout
 from brorl.model.logits import embeds_last
@@ -63,6 +63,8 @@ class TreeForward:
     kv_shapes: Sequence[KVShape] = ()
     model_pass: ModelPass = DEFAULT_PASS  # how chunks go through the model
     lean: bool = False  # whether rows go through `LeanPass` instead of the model's modules
+    # the model's sliding window, if contexts are longer; an engine on a GPU and packed passes compute it
+    window: int | None = None
     response_costs = staticmethod(tree_costs)
 
     def default_max_nodes(self, model: PreTrainedModel) -> int:
@@ -125,7 +127,8 @@ def choose_forward(
     Args:
         model: A causal LM.
         choice: `tree`, `flat`, or `auto` for the tree wherever it is exact.
-        context: Tokens of the longest prompt and response together. A shorter span of attention needs the flat path.
+        context: Tokens of the longest prompt and response together. A shorter span of attention needs the flat path,
+            but for a sliding window on a GPU.
         attention: How nodes attend on the tree path.
 
     Raises:
@@ -146,15 +149,28 @@ def choose_forward(
         case "flat":
             return _flat(model, context, "engine.forward: flat")
         case "auto":
-            span = attention_limit(model.config)
+            span, other = attention_limit(model.config), other_span(model.config)
+            window = None
             if span is not None and span.tokens < context:
-                return _flat(model, context, f"its {span.name} has {span.tokens:,} tokens, and a context {context:,}")
+                if model.device.type == "cpu" or (other is not None and other.tokens < context):
+                    return _flat(model, context, f"its {span.name} has {span.tokens:,} tokens, and a context {context:,}")
+                window = span.tokens
             try:
-                return _tree(model, attention)
+                if window is not None:
+                    check_window(model)
+                return replace(_tree(model, attention), window=window)
             except HooksError as error:
                 return _flat(model, context, str(error).partition(";")[0])
         case _:
             assert_never(choice)
+
+
+def without_windows(model: PreTrainedModel, forward: Forward) -> Forward:
+    """Return the flat path where contexts are longer than a sliding window; for a learner without packed passes."""
+    if isinstance(forward, FlatForward) or forward.window is None:
+        return forward
+    reason = f"its sliding window has {forward.window:,} tokens, and contexts are longer"
+    return _flat(model, forward.window + 1, reason)
 
 
 def with_packed_passes(

@@ -25,7 +25,7 @@ from brorl.model.logprobs import DEFAULT_PASS, ModelPass, by_tree, chunk_logprob
 from brorl.model.node_outputs import ChunkLogprobs
 from brorl.model.own_cache import CacheError, OwnCache
 from brorl.model.sharding import local_tensor
-from brorl.model.tree_attention import HooksError
+from brorl.model.tree_attention import HookedPass, HooksError, prefill, tree_attention
 from brorl.tree import RolloutTree
 
 _ROW_TOKENS = 10
@@ -53,6 +53,25 @@ def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
     if not _close(got, _plain_logprobs(logits, trees), _tolerance(model), logits):
         raise HooksError.of(model, "its log-probs change under tree attention")
     return shapes
+
+
+def check_window(model: PreTrainedModel) -> None:
+    """Check that a prompt beyond a sliding window has the logits of the model's own attention.
+
+    Raises:
+        HooksError: If it has not.
+    """
+    window = smallest_window(model.config)
+    if window is None or window > _LONGEST_WINDOW:
+        return
+    row = [7 * i % model.config.get_text_config().vocab_size for i in range(window + _ROW_TOKENS)]
+    with _trial(model, HooksError), torch.no_grad():
+        ids = torch.tensor([row], device=model.device)
+        expected_V = model(input_ids=ids, use_cache=False).logits[0, -1]
+        with tree_attention(model):
+            got_V = prefill(HookedPass(model), [row])[1][0]
+    if not _close(got_V, expected_V, _tolerance(model), expected_V):
+        raise HooksError.of(model, "its logits change beyond its sliding window")
 
 
 @torch.no_grad()

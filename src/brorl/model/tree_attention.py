@@ -1,7 +1,8 @@
 """Attention over trees, hooked into Hugging Face decoder models without changing them.
 
 The tokens are packed, [1, T], with explicit positions, and a context computes their attention: every token attends to
-its prompt and its prefix. Spans of attention below a context, soft-capping, attention sinks and dropout are errors.
+its prompt and its prefix. Soft-capping, attention sinks and dropout are errors, and so are spans of attention below a
+context, but for sliding windows of a `WindowContext`.
 `hook_check.check_hooks` rejects all other models whose output differs.
 
 Notation: H query heads, K key-value heads, G = H / K, D head dimension (keys and values may have different ones), S
@@ -10,9 +11,11 @@ prompt length.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -64,6 +67,20 @@ class AttentionContext(PassContext, Protocol):
         ...
 
 
+class WindowContext(ABC):
+    """An `AttentionContext` that computes sliding windows too."""
+
+    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
+        """Attend to all tokens of a sequence; see `AttentionContext`."""
+        return self.attend_in(None, layer, query_THD, key_TKD, value_TKD)
+
+    @abstractmethod
+    def attend_in(
+        self, window: int | None, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor
+    ) -> Tensor:
+        """Attend to the last tokens of a sequence, as many as the window has, a token itself included."""
+
+
 def _tree_attention(
     module: nn.Module,
     query: Tensor,
@@ -80,17 +97,19 @@ def _tree_attention(
     """Replace a layer's attention; query is [1, H, T, D], key and value are [1, K, T, D]."""
     check_arguments(module, brorl_context is not None, attention_mask, dropout, others)
     assert brorl_context is not None
-    if sliding_window is not None and brorl_context.longest > sliding_window:
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    # [1, H, T, D] views of [T, H, D] memory: these transposes copy nothing.
+    inputs = layer, query[0].transpose(0, 1) * scale, key[0].transpose(0, 1), value[0].transpose(0, 1)
+    if isinstance(brorl_context, WindowContext):
+        output = brorl_context.attend_in(sliding_window, *inputs)
+    elif sliding_window is not None and brorl_context.longest > sliding_window:
         raise HooksError(
             f"{type(module).__name__} has a sliding window of {sliding_window} tokens, and this context has "
             f"{brorl_context.longest}; shorten prompts or max_new_tokens"
         )
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    # [1, H, T, D] views of [T, H, D] memory: these transposes copy nothing.
-    output = brorl_context.attend(
-        layer, query[0].transpose(0, 1) * scale, key[0].transpose(0, 1), value[0].transpose(0, 1)
-    )
+    else:
+        output = brorl_context.attend(*inputs)
     return output[None].to(query.dtype).contiguous(), None  # some models take views of it
 
 
@@ -253,7 +272,7 @@ class PromptCache(NamedTuple):
         return self._replace(key=[in_blocks(k) for k in self.key], value=[v.contiguous() for v in self.value])
 
 
-class PromptContext:
+class PromptContext(WindowContext):
     """Causal attention within each of P packed prompts; stores their keys and values."""
 
     def __init__(self, length_P: IntArray, device: torch.device) -> None:
@@ -264,6 +283,7 @@ class PromptContext:
         self._shape = real_PS.shape
         self._bias = to_device(np.where(real_PS, 0.0, -np.inf)[:, None], device) if self._ragged else None
         self._length = length_P
+        self._masks: dict[int, Tensor] = {}  # of the windows that are shorter than a prompt
         self._key: list[Tensor] = []
         self._value: list[Tensor] = []
 
@@ -272,16 +292,29 @@ class PromptContext:
         bias = None if self._bias is None else self._bias.to(self._key[0].dtype)
         return PromptCache(self._key, self._value, bias, self._length)
 
-    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
+    def attend_in(
+        self, window: int | None, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor
+    ) -> Tensor:
         """Attend causally within each prompt; padding on the right is never attended to by a real token."""
         q, k, v = (self._padded(x) for x in (query_THD, key_TKD, value_TKD))
         assert layer <= len(self._key)
         if layer == len(self._key):  # else a backward pass computes a checkpointed layer again
             self._key.append(k)
             self._value.append(v)
-        output = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0, enable_gqa=True)
+        mask = self._mask(window, q.device)
+        attend = partial(nn.functional.scaled_dot_product_attention, attn_mask=mask, is_causal=mask is None)
+        output = attend(q, k, v, scale=1.0, enable_gqa=True)
         flat = output.transpose(1, 2).flatten(0, 1)
         return flat[self._packed] if self._ragged else flat
+
+    def _mask(self, window: int | None, device: torch.device) -> Tensor | None:
+        """Return which keys a query sees, shape [S, S]; None if all up to itself."""
+        if window is None or window >= self.longest:
+            return None
+        if window not in self._masks:
+            seen = torch.ones(self.longest, self.longest, dtype=torch.bool, device=device).tril_()
+            self._masks[window] = seen.triu_(1 - window)
+        return self._masks[window]
 
     def _padded(self, x_TKD: Tensor) -> Tensor:
         if self._ragged:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Activity, Decoding
 from brorl.errors import DivergedError
+from brorl.model.kernels import kernels
 from brorl.model.lean import LeanPass
 from brorl.model.logits import NextToken, RowLogits
 from brorl.model.logprobs import tree_logprobs
@@ -355,18 +356,22 @@ def test_refusals_and_nothing_to_do() -> None:
             engine.sample(prompts, num_rollouts, sampling, seed=0)
 
 
-def test_a_sliding_window_is_allowed_until_it_bites(rng: np.random.Generator) -> None:
-    """Context of the last fed token: prompt + max_new_tokens - 1. Up to the window, results equal a plain forward."""
+def test_a_sliding_window_is_allowed_until_it_bites_in_the_compiled_kernels(rng: np.random.Generator) -> None:
+    """Context of the last fed token: prompt + max_new_tokens - 1. Results equal a plain forward pass."""
     model = small_model("mistral", sliding_window=16, seed=int(rng.integers(1 << 30)))
     engine, prompt = NativeEngine(model, 99), rng.integers(1, 17, 10).tolist()
-    (tree,) = engine.sample([prompt], 10, SamplingParams(max_new_tokens=7), seed=0)
-    with torch.no_grad():
-        plain = plain_logprobs(model, [prompt] * tree.num_responses, [r for r, _ in tree.responses()])
-    for leaf, expected in zip(tree.leaf, plain, strict=True):
-        np.testing.assert_allclose(tree.logprob[tree.path(int(leaf))], expected, rtol=1e-12, atol=1e-12)
-    with pytest.raises(HooksError, match=r"MistralAttention has a sliding window of 16 tokens.* 17"):
-        engine.sample([prompt], 10, SamplingParams(max_new_tokens=8), seed=0)
-    assert sum(1 for _ in rollouts(tree)) == 10
+    for max_new_tokens in (7, 20):
+        (tree,) = engine.sample([prompt], 10, SamplingParams(max_new_tokens=max_new_tokens), seed=0)
+        with torch.no_grad():
+            plain = plain_logprobs(model, [prompt] * tree.num_responses, [r for r, _ in tree.responses()])
+        for leaf, expected in zip(tree.leaf, plain, strict=True):
+            np.testing.assert_allclose(tree.logprob[tree.path(int(leaf))], expected, rtol=1e-12, atol=1e-12)
+        assert sum(1 for _ in rollouts(tree)) == 10
+    if kernels() is not None:
+        engine = NativeEngine(model.float(), 99)
+        engine.sample([prompt], 10, SamplingParams(max_new_tokens=7), seed=0)
+        with pytest.raises(HooksError, match=r"MistralAttention has a sliding window of 16 tokens.* 17"):
+            engine.sample([prompt], 10, SamplingParams(max_new_tokens=8), seed=0)
 
 
 def rope_model(rope_type: str, max_position_embeddings: int, **settings: object) -> PreTrainedModel:

@@ -23,14 +23,14 @@ from small_models import small_model
 from small_tokenizers import byte_level
 from tree_invariants import check_tree
 
-OTHERS: dict[str, dict[str, Any]] = {  # models without a lean pass
-    "gemma3_text": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-                    "num_key_value_heads": 2, "head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]},
-    "gemma4_text": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-                    "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 8},
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "hidden_size": 32, "intermediate_size": 48}
+LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+OTHERS: dict[str, dict[str, Any]] = {  # models without a lean pass; contexts are longer than their sliding windows
+    "gemma3_text": {**HEADS, **LAYERS, "sliding_window": 12},
+    "gemma4_text": {**HEADS, **LAYERS, "sliding_window": 15, "global_head_dim": 16, "hidden_size_per_layer_input": 8},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
-}  # fmt: skip
-KINDS = ("llama", "qwen2", "qwen3", "mistral", "hooked", "tied", "adapters", *OTHERS)
+}
+KINDS = ("llama", "qwen2", "qwen3", "mistral", "hooked", "tied", "adapters", "window", *OTHERS)
 LENGTHS = (1, 2, 15, 16, 17, 31, 33, 40)
 
 
@@ -46,8 +46,8 @@ def random_model(rng: np.random.Generator, kind: str, vocabulary: int) -> PreTra
             for parameter in model.parameters():
                 parameter.normal_(float(parameter.dim() == 1), scale)
         return model.double().eval()
-    options = {"tie_word_embeddings": True} if kind == "tied" else {}
-    architecture = {"tied": "qwen2", "adapters": "llama"}.get(kind, kind)
+    options = {"tied": {"tie_word_embeddings": True}, "window": {"sliding_window": 13}}.get(kind, {})
+    architecture = {"tied": "qwen2", "adapters": "llama", "window": "mistral"}.get(kind, kind)
     model = small_model(architecture, vocab_size=vocabulary, seed=seed, scale=scale, **options)
     if kind == "adapters":
         add_adapter(model, LoraSettings(rank=2))
@@ -213,7 +213,7 @@ def check_against(
         np.testing.assert_allclose(tree.logprob[tree.path(int(leaf))], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["llama", "hooked"])
+@pytest.mark.parametrize("kind", ["llama", "window"])
 def test_trees_invert_their_uniform_numbers(
     kind: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from brorl.model.device import to_device
-from brorl.model.tree_attention import PromptCache
+from brorl.model.tree_attention import PromptCache, WindowContext
 from brorl.rollout.native.arena import Arena, reserved_tokens
 from brorl.tree import IntArray
 
@@ -33,11 +33,12 @@ class SlotPrompts:
     def __init__(self, *, keeps: bool) -> None:
         self._keeps = keeps
         self._stores: list[Tensor] = []  # keys and values of each layer in turn
-        self._bias = torch.empty(0)
+        self._bias, self._length = torch.empty(0), torch.empty(0, dtype=torch.int64)
         self.key: list[Tensor] = []  # per layer, shape [K, P, D, S]
         self.value: list[Tensor] = []  # per layer, shape [K, P, S, D]
         self.bias: Tensor | None = None  # -inf for padding, else 0, shape [P, 1, S]; None if nothing is padded
         self.length = np.empty(0, np.int64)  # tokens of each prompt
+        self.length_P = self._length  # the same on the device
 
     @property
     def num_bytes(self) -> int:
@@ -51,8 +52,8 @@ class SlotPrompts:
 
     @property
     def addresses(self) -> list[int]:
-        """Where the keys, the values and the bias are."""
-        return [x.data_ptr() for x in (*self._stores, self._bias)]
+        """Where the keys, the values, the bias and the lengths are."""
+        return [x.data_ptr() for x in (*self._stores, self._bias, self._length)]
 
     def fill(self, cache: PromptCache) -> None:
         """Take the prompts of a wave; the lists of the cache are emptied."""
@@ -90,15 +91,20 @@ class SlotPrompts:
         self._set_bias(num_prompts, tokens)
 
     def _set_bias(self, num_prompts: int, tokens: int) -> None:
-        padded_PS = np.arange(tokens) >= np.append(self.length, [tokens] * (num_prompts - self.length.size))[:, None]
+        """Write the lengths of the prompts, and which tokens are padding; prompts that are padding have all tokens."""
+        length_P = np.append(self.length, [tokens] * (num_prompts - self.length.size))
+        like = self.value[0]
+        if self._length.device != like.device or self._length.numel() < num_prompts:
+            self._length = torch.empty(num_prompts, dtype=torch.int64, device=like.device)
+        self.length_P = self._length[:num_prompts]
+        self.length_P.copy_(to_device(length_P, like.device))
         self.bias = None
-        if self._keeps or padded_PS.any():
-            like = self.value[0]
-            bias = to_device(np.where(padded_PS, -np.inf, 0.0).astype(np.float32), like.device).to(like.dtype)
-            if self._bias.device != like.device or self._bias.numel() < bias.numel():
-                self._bias = like.new_empty(bias.numel())
-            self.bias = self._bias[: bias.numel()].view(num_prompts, 1, tokens)
-            self.bias.copy_(bias[:, None])
+        if self._keeps or (length_P < tokens).any():
+            if self._bias.device != like.device or self._bias.numel() < num_prompts * tokens:
+                self._bias = like.new_empty(num_prompts * tokens)
+            padding_PS = torch.arange(tokens, device=like.device) >= self.length_P[:, None]
+            self.bias = self._bias[: padding_PS.numel()].view(num_prompts, 1, tokens)
+            self.bias.zero_().masked_fill_(padding_PS[:, None], float("-inf"))
 
 
 class Grid(NamedTuple):
@@ -132,7 +138,7 @@ def cells_of(prompt_U: IntArray, num_prompts: int) -> tuple[IntArray, int]:
     return rank_U, int(count_P.max())
 
 
-class SlotContext:
+class SlotContext(WindowContext):
     """One new token per slot: it attends to its prompt and to its own slot, with one softmax.
 
     Args:
@@ -150,22 +156,40 @@ class SlotContext:
         self.longest = longest
         self._arena, self._prompts, self._grid = arena, prompts, grid
         self._position, self._num_slots = position, num_slots
-        token_T = torch.arange(arena.num_tokens, device=position.device)
-        bias_T = arena.value[0].new_zeros(arena.num_tokens)
-        self._bias_T = bias_T.masked_fill_(token_T > position, float("-inf"))
+        self._biases: dict[int | None, tuple[Tensor, Tensor | None]] = {}  # which tokens each window hides
 
-    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
-        """Store the new keys and values, then attend; see `AttentionContext`."""
+    def _hidden(self, window: int | None) -> tuple[Tensor, Tensor | None]:
+        """Return -inf for the tokens of a slot, [T], and of the prompts, [P, 1, S], that are hidden, else 0."""
+        if window in self._biases:
+            return self._biases[window]
+        position, prompts = self._position, self._prompts
+        token_T = torch.arange(self._arena.num_tokens, device=position.device)
+        hidden_T, of_prompts = token_T > position, prompts.bias
+        if window is not None:
+            hidden_T |= token_T <= position - window
+            token_S = torch.arange(prompts.shape[1], device=position.device)
+            hidden_PS = token_S <= prompts.length_P[:, None] + position - window
+            of_prompts = prompts.value[0].new_zeros(1) if of_prompts is None else of_prompts
+            of_prompts = of_prompts.masked_fill(hidden_PS[:, None], float("-inf"))
+        bias_T = self._arena.value[0].new_zeros(hidden_T.shape).masked_fill_(hidden_T, float("-inf"))
+        self._biases[window] = bias_T, of_prompts
+        return self._biases[window]
+
+    def attend_in(
+        self, window: int | None, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor
+    ) -> Tensor:
+        """Store the new keys and values, then attend; see `WindowContext`."""
         key, value = (x[layer][: self._num_slots] for x in (self._arena.key, self._arena.value))
         key.index_copy_(3, self._position, key_TKD[..., None])
         value.index_copy_(2, self._position, value_TKD[:, :, None])
         query = query_THD.unflatten(1, (key.shape[1], -1))  # [R, K, G, D]
         num_groups = query.shape[2]
         # All reserved tokens, not only those in use: memory is read in one stream, and no shape changes.
-        of_row = torch.baddbmm(self._bias_T, query.flatten(0, 1), key.flatten(0, 1)).unflatten(0, key.shape[:2])
+        bias_T, bias_P1S = self._hidden(window)
+        of_row = torch.baddbmm(bias_T, query.flatten(0, 1), key.flatten(0, 1)).unflatten(0, key.shape[:2])
         of_prompt = self._grid.spread(query) @ self._prompts.key[layer]  # [K, P, W * G, S]
-        if self._prompts.bias is not None:
-            of_prompt += self._prompts.bias
+        if bias_P1S is not None:
+            of_prompt += bias_P1S
         weight = torch.cat([self._grid.gather(of_prompt, num_groups), of_row], 3).softmax(3)
         for_prompt, for_row = weight.split([of_prompt.shape[3], of_row.shape[3]], 3)
         output: Tensor = for_row @ value

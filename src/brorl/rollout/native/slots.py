@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from brorl.model.context_limit import attention_limit, position_limit
+from brorl.model.context_limit import other_span, position_limit
 from brorl.model.device import to_device
 from brorl.model.lean import LeanPass
 from brorl.model.tree_attention import PREFILL_TOKENS, PackedPass, prefill, tree_attention
@@ -276,9 +276,7 @@ class SlotDecoder:
         """Tell the graphs where everything is, and refuse them what is not the same at every position."""
         longest = int(self._prompts.length.max()) + self.arena.memory.max_tokens
         config = self._model.config
-        if any(
-            limit is not None and longest > limit.tokens for limit in (position_limit(config), attention_limit(config))
-        ):
+        if any(limit is not None and longest > limit.tokens for limit in (position_limit(config), other_span(config))):
             graphs.refuse(f"{type(self._model).__name__} checks the length of each context of up to {longest:,} tokens")
         weights = [x.data_ptr() for x in (*self._model.parameters(), *self._model.buffers())]
         if isinstance(self.packed, LeanPass):
