@@ -35,7 +35,7 @@ def cases(rng: np.random.Generator) -> dict[str, tuple[Callable[..., Tensor], li
     up, up_bias = normal(rng, INNER, HIDDEN), normal(rng, INNER)
     mixing, mixing_bias = normal(rng, 4 * 4, HIDDEN), normal(rng, 4 * 4)  # two query heads and one of keys and values
     angle = torch.from_numpy(rng.normal(size=(ROWS, 2))).repeat(1, 2)
-    angles = Angles(0.5 * angle.cos(), 0.5 * angle.sin(), angle.cos(), angle.sin())
+    angles = Angles(0.5, 0.5 * angle.cos(), 0.5 * angle.sin(), angle.cos(), angle.sin())
 
     norms = normal(rng, 4), normal(rng, 4)
 

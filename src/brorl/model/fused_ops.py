@@ -36,7 +36,8 @@ class Norm(NamedTuple):
 class Angles(NamedTuple):
     """Cosines and sines of the rotations of T tokens, each shape [T, D]. Source: arXiv 2104.09864."""
 
-    query_cos: Tensor  # those of queries are multiplied by the scale of the attention
+    scale: float  # of the attention
+    query_cos: Tensor  # those of queries are multiplied by the scale
     query_sin: Tensor
     key_cos: Tensor
     key_sin: Tensor
@@ -75,7 +76,12 @@ def query_key_value(
     if torch.is_grad_enabled():
         made: tuple[Tensor, Tensor, Tensor] = _QueryKeyValue.apply(*arguments)  # type: ignore[no-untyped-call]
         return made
-    return _query_key_value(*arguments)[0]
+    if kernels_of(x_Th) or query_norm is not None:
+        return _query_key_value(*arguments)[0]
+    mixed = product(rms_norm(x_Th, norm), *map_).unflatten(1, (-1, angles.key_cos.shape[1]))
+    value = _split(mixed, num_heads)[2]
+    turned = _rotate(mixed[:, : -value.shape[1]], angles.key_cos, angles.key_sin)  # fewer kernels than for two parts
+    return turned[:, :num_heads] * angles.scale, turned[:, num_heads:], value
 
 
 def add_linear(x_Th: Tensor, y: Tensor, map_: Linear) -> Tensor:

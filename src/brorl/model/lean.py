@@ -123,7 +123,7 @@ class LeanPass:
         x = torch.nn.functional.embedding(token_T, self._embedding)
         self._extend(context.longest, x)
         cos_TD, sin_TD = self._cos[position_T], self._sin[position_T]
-        angles = Angles(cos_TD * self._scale, sin_TD * self._scale, cos_TD, sin_TD)
+        angles = Angles(self._scale, cos_TD * self._scale, sin_TD * self._scale, cos_TD, sin_TD)
         for index, layer in enumerate(self._layers):
             num_heads = layer.output.weight.shape[1] // self._head_dim
             inputs = query_key_value(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import brorl.rollout.native.engine as native
 from brorl.errors import UserError
-from brorl.rollout.native import graphs
+from brorl.rollout.native import graphs, slots
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.native.graphs import StepGraphs
 from brorl.sampling import SamplingParams
@@ -197,3 +197,16 @@ def test_a_failed_capture_leaves_the_stream_of_the_caller(monkeypatch: pytest.Mo
     graphs._stream.cache_clear()
     assert [type(stream) for stream in steps] == [Stream, Stream]
     assert current == ["default"]
+
+
+def test_the_device_draws_only_where_rows_have_one_rollout(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, draws = small_model(seed=int(rng.integers(1 << 30)), scale=0.1), []
+    draw = slots.draw_for_rows
+    monkeypatch.setattr(slots, "draw_for_rows", lambda *args: (draws.append(0), draw(*args))[1])
+    engine, _ = recording(model, RecordedSteps())
+    engine.sample([[1, 2], [3]], 4, SamplingParams(temperature=0, max_new_tokens=8), seed=1)
+    assert not draws
+    engine.sample([[1, 2], [3]], 1, SamplingParams(temperature=0, max_new_tokens=8), seed=1)
+    assert draws

@@ -194,10 +194,9 @@ class SlotDecoder:
         grid = self._laid_out(num_slots)
         self._upload()
         state.position.fill_(position)
-        draws = self.draws and (self._alone.size > 0 or self._graphs is not None)
-        forbidden = self.rule.forbidden(rows.depth)
+        forbidden = self.rule.forbidden(rows.depth) if self._alone.size else None
         longest = int(self._prompts.length.max()) + position + 1
-        step = partial(self._step, num_slots, grid, longest, forbidden if draws else None)
+        step = partial(self._step, num_slots, grid, longest, forbidden)
         if self._graphs is None:
             step()
         else:
