@@ -3,20 +3,26 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from brorl.activity import Echo
+from brorl.assemble import evaluation
 from brorl.assemble.cluster import _make_verifiers
+from brorl.assemble.engine import build_sampling_model
 from brorl.assemble.evaluation import load_evaluated_model, prepare_evaluation, prompts_per_batch, weights_fingerprint
 from brorl.assemble.evaluation_data import Request, parse_data, read_all_questions, read_sets
 from brorl.config.reading import make_config, read_recipe
 from brorl.errors import UserError
 from brorl.model.load import load_model
+from brorl.model.memory_plan import MemoryPlan
 from brorl.prompts.benchmarks import BenchmarkSource
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
+from brorl.rollout.native.engine import NativeEngine
 from choice_rows import SCHEMAS
 
 FEW = {"evaluation.num_samples": 4, "evaluation.ks": [1], "engine.threads": 1}
@@ -100,6 +106,36 @@ def test_what_does_not_fit_into_memory_is_refused_before_the_weights_are_loaded(
     monkeypatch.setattr("brorl.assemble.evaluation.available_bytes", lambda _: 300_000)
     with pytest.raises(UserError, match=r"needs .* of memory, and 0 MiB are available: .*weights"):
         prepare_evaluation(request())
+
+
+def test_on_a_gpu_the_matrices_that_the_engine_joins_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[MemoryPlan] = []
+    monkeypatch.setattr(evaluation, "check", lambda plan, _: plans.append(plan))
+    monkeypatch.setattr(evaluation, "available_bytes", lambda _: None)
+    prepare_evaluation(request())
+    monkeypatch.setattr(evaluation, "choose_device", lambda _: torch.device("cuda"))
+    ready = prepare_evaluation(request())
+    model = build_sampling_model(ready.request.config.model_copy(update={"device": "cpu"}), ready.request.config.model)
+    joined = sum(
+        p.numel()
+        for name, p in model.named_parameters()
+        if name.split(".")[-2] in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    )
+    more = plans[1].kept_bytes - plans[0].kept_bytes
+    assert more == joined * model.dtype.itemsize > 0
+
+
+def test_the_engine_of_an_evaluation_speaks_to_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    made = NativeEngine.__init__
+
+    def speaking(engine: NativeEngine, *args: Any, echo: Echo, **options: Any) -> None:
+        echo("no graphs")
+        made(engine, *args, echo=echo, **options)
+
+    monkeypatch.setattr(NativeEngine, "__init__", speaking)
+    load_evaluated_model(prepare_evaluation(request()), echo=lines.append)
+    assert lines == ["no graphs"]
 
 
 def test_what_a_run_says_of_other_domains_is_no_mistake_here() -> None:

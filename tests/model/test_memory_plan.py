@@ -139,8 +139,8 @@ def test_a_cache_that_is_kept_counts_beside_learning() -> None:
     assert "sampling cache" not in named(freed)
     joined = 2 * (4 + 2 + 2) * 8 * 32 + 2 * 2 * 48 * 32  # queries, keys and values, gates and what is gated
     on_cpu = plan_memory(model.config, SETTINGS, workload)
-    assert named(freed)["sampling copy"] == joined * 4
-    assert "sampling copy" not in named(on_cpu)
+    assert named(freed)["joined weights"] == joined * 4
+    assert "joined weights" not in named(on_cpu)
 
 
 def kept_for_backward(model: PreTrainedModel, tree: RolloutTree, nodes: int) -> int:

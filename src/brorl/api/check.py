@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from brorl.activity import Echo
 from brorl.api.prompt_warnings import unreachable_references, unread_forms, unused_options
 from brorl.api.recipe import check_cheaply, recipe_name
 from brorl.config.reading import ConfigOrPath
@@ -109,7 +110,7 @@ def _checked(config: TrainConfig, name: str, timing: bool, report: _Report, agai
     forecast = None
     if timing:
         report.show("loading the model and timing a few small steps (--no-timing skips this)", style="dim")
-        forecast = _forecast(config, inputs)
+        forecast = _forecast(config, inputs, report.show)
         report.show(*_forecast_lines(forecast, config))
     report.show(*_thought_lines(config, inputs, () if forecast is None else forecast.groups))
     report.show(f"nothing was written; train with: {again}")
@@ -200,14 +201,14 @@ def _verified_line(name: str, verified: VerifiedResponse) -> str:
     return f"  {name}, as the response {_short(verified.response)}: {outcome}{reason}{extracted}"
 
 
-def _forecast(config: TrainConfig, inputs: RunInputs) -> StepForecast:
+def _forecast(config: TrainConfig, inputs: RunInputs, echo: Echo) -> StepForecast:
     """Load the model and run a few small steps in a temporary folder."""
     from brorl.assemble.engine import numbers_of_threads
     from brorl.assemble.run import build_pilot_parts
     from brorl.planning.step_forecast import forecast_step
 
     with ExitStack() as ends, TemporaryDirectory(prefix="brorl-check-") as scratch:
-        parts = build_pilot_parts(config, inputs, on_end=ends.callback)
+        parts = build_pilot_parts(config, inputs, on_end=ends.callback, echo=echo)
         threads = numbers_of_threads(config)
         return forecast_step(parts, config.rollouts_per_prompt, Path(scratch), threads)
 

@@ -280,7 +280,7 @@ def _sample(
     from brorl.runs.run_directory import RunDirectory
 
     observe(Phase("loading", "model"))
-    model, weights = load_evaluated_model(inputs, observe, cluster, parts.callback)
+    model, weights = load_evaluated_model(inputs, observe, cluster, parts.callback, echo)
     store.begin({**inputs.settings, "weights": weights})
     done = sum(store.file_of(batch).is_file() for batch in inputs.batches)
     if done:

@@ -219,7 +219,7 @@ def _parts(config: TrainConfig, pilot_prompts: int, screen: Screen, ends: ExitSt
     """Load the data and the model."""
     from brorl.assemble.run import build_pilot
 
-    parts = build_pilot(config, screen.observe, ends.callback)
+    parts = build_pilot(config, screen.observe, ends.callback, screen.echo)
     screen.observe(Phase("measuring"))
     if pilot_prompts > parts.stream.num_prompts:
         raise UserError(

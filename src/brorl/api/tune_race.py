@@ -262,7 +262,7 @@ def _pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, progress:
 
         require_full_distribution(config)
         inputs = prepare(config, config.model)
-        parts = build_pilot_parts(config, inputs, screen.observe, ends.callback)
+        parts = build_pilot_parts(config, inputs, screen.observe, ends.callback, screen.echo)
         benchmark = build_benchmark(config, inputs, screen.observe)
         began = parts.now()
         found = None if benchmark is None else benchmark.record(benchmark.answer(parts.engine))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from brorl.activity import Observe, Phase, unobserved
+from brorl.activity import Echo, Observe, Phase, unobserved
 from brorl.assemble.cluster import place_engine, place_verifiers
 from brorl.assemble.data import prompt_problems
 from brorl.assemble.engine import (
@@ -130,6 +130,7 @@ def load_evaluated_model(
     observe: Observe = unobserved,
     cluster: RayCluster | None = None,
     on_end: OnEnd = lambda _: None,
+    echo: Echo = lambda _: None,
 ) -> tuple[EvaluatedModel, str]:
     """Load the model.
 
@@ -148,7 +149,7 @@ def load_evaluated_model(
         model = build_sampling_model(config, config.model)
         check_vocabulary(config.model, model, inputs.tokenizer)
         forward = choose_forward(model, config.engine.forward, context)
-        engine = build_engine(config, config.model, model, inputs.tokenizer, forward, context, observe)
+        engine = build_engine(config, config.model, model, inputs.tokenizer, forward, context, observe, echo)
         on_end(partial(end_engine, engine))
         weights = weights_fingerprint(model)
     else:
@@ -258,11 +259,13 @@ def _check_memory(
         forward=config.engine.forward,
         separate_engine=config.engine.kind == "vllm",
         engine_apart=config.engine.vllm.placement == "apart",
+        device=device.type,
     )
     training = plan_memory(model_config, settings, Workload(longest, limit, num_rows=largest * samples))
     weights = training.kept[0].num_bytes // (2 if config.dtype == "bfloat16" else 1)  # trained weights are float32
     smaller = "--dtype bfloat16" if config.dtype != "bfloat16" else "another model"
-    engine = [line for line in training.kept if settings.separate_engine and line.name.startswith("sampling")]
+    of_engine = ("sampling copy", "sampling cache") if settings.separate_engine else ("joined weights",)
+    engine = [line for line in training.kept if line.name in of_engine]
     kept = (MemoryLine("weights", weights, smaller), *engine)
     available = None if config.cluster.enabled else available_bytes(device)  # other machines hold the model
     check(MemoryPlan(kept, training.sampling, MemoryLine("learning", 0, ""), available), available)

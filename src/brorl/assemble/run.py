@@ -211,7 +211,12 @@ def check_start(config: TrainConfig) -> None:
         )
 
 
-def build_pilot(config: TrainConfig, observe: Observe = unobserved, on_end: OnEnd = lambda _: None) -> PilotParts:
+def build_pilot(
+    config: TrainConfig,
+    observe: Observe = unobserved,
+    on_end: OnEnd = lambda _: None,
+    echo: Echo = lambda _: None,
+) -> PilotParts:
     """Make the parts of a run before its first step, for `brorl plan`.
 
     Raises:
@@ -221,7 +226,7 @@ def build_pilot(config: TrainConfig, observe: Observe = unobserved, on_end: OnEn
     require_full_distribution(config)
     observe(Phase("loading", "data"))
     inputs = prepare(config, config.model)
-    return build_pilot_parts(config, inputs, observe, on_end)
+    return build_pilot_parts(config, inputs, observe, on_end, echo)
 
 
 def require_full_distribution(config: TrainConfig) -> None:
@@ -238,11 +243,12 @@ def build_pilot_parts(
     inputs: RunInputs,
     observe: Observe = unobserved,
     on_end: OnEnd = lambda _: None,
+    echo: Echo = lambda _: None,
 ) -> PilotParts:
     """Load the model and make the parts that a pilot measures; see `build_pilot`."""
     model = build_model(config, inputs, observe)
     forward = build_forward(config, inputs, model)
-    engine = build_engine(config, inputs.model_path, model, inputs.tokenizer, forward, inputs.context, observe)
+    engine = build_engine(config, inputs.model_path, model, inputs.tokenizer, forward, inputs.context, observe, echo)
     on_end(partial(end_engine, engine))
     forward = build_learner_forward(config, model, forward, lambda _: None)
     return PilotParts(

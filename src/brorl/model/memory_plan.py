@@ -190,13 +190,13 @@ def _kept_lines(model: PreTrainedModel, activations: _Activations, settings: Mem
         copy_bytes = copies * num_weights * activations.computed_bytes if has_vllm else 0
     else:
         copy_bytes = 2 * num_weights if settings.autocasts else 0
-        if settings.device == "cuda" and not lora and not activations.flat and has_lean_layout(model):
-            copy_bytes += num_joined_weights(model) * activations.computed_bytes
     # those of one parameter at a time, if they are elsewhere
     largest_bytes = max(p.numel() for p in model.parameters()) * activations.trained_bytes
     has_host = settings.moments and settings.device != "cpu"
     moments_smaller = "optimizer.states: host, lora.rank" if has_host else "lora.rank"
     moment_bytes = 2 * (trained_bytes if settings.moments else min(trained_bytes, largest_bytes))
+    joins = settings.device == "cuda" and not (settings.separate_engine or lora or activations.flat)
+    joined = num_joined_weights(model) if joins and has_lean_layout(model) else 0
     smaller = "dtype: bfloat16" if lora else "dtype: bfloat16 with lora.rank"
     copy_smaller = "engine.kind: native" if settings.separate_engine else "lora.rank, whose runs have none"
     return (
@@ -204,6 +204,7 @@ def _kept_lines(model: PreTrainedModel, activations: _Activations, settings: Mem
         MemoryLine("gradients", trained_bytes, "lora.rank"),
         MemoryLine("AdamW", moment_bytes, moments_smaller),
         MemoryLine("sampling copy", copy_bytes, copy_smaller),
+        MemoryLine("joined weights", joined * activations.computed_bytes, copy_smaller),
         MemoryLine("sampling cache", settings.engine_bytes if has_vllm else 0, "engine.memory_gib"),
         MemoryLine("reference", trained_bytes if settings.reference else 0, "reference.offload"),
         MemoryLine("averaged weights", trained_bytes if settings.average else 0, "optimizer.ema_decay: null"),
