@@ -82,6 +82,7 @@ def test_a_step_that_cannot_be_recorded_runs_eagerly(rng: np.random.Generator) -
         assert_same_trees(engine.sample(prompts, 8, sampling, seed=2), expected)
     said = "RuntimeError: operation not permitted when stream is capturing"
     assert lines == [f"decoding starts its kernels one by one, without CUDA graphs: {said}"]
+    assert engine._kept is None  # it keeps no memory for graphs
     engine, _ = recording(model, refuse, "on")
     with pytest.raises(UserError, match=rf"engine.cuda_graphs = on, and .*{said}; set engine.cuda_graphs: auto"):
         engine.sample(prompts, 8, sampling, seed=2)
@@ -210,3 +211,15 @@ def test_the_device_draws_only_where_rows_have_one_rollout(
     assert not draws
     engine.sample([[1, 2], [3]], 1, SamplingParams(temperature=0, max_new_tokens=8), seed=1)
     assert draws
+
+
+def test_calls_of_other_sizes_keep_the_memory_and_the_graphs(rng: np.random.Generator) -> None:
+    """With little memory, fewer rows leave more of it for keys and values, and more rows less."""
+    model, captures = small_model(seed=int(rng.integers(1 << 30)), scale=0.1), []
+    engine = NativeEngine(model, EOS, memory_bytes=300_000)
+    engine._graphs = StepGraphs("on", print, lambda: captures.append(RecordedSteps()) or captures[-1])
+    prompts, sampling = [[1, 2, 3], [4, 5, 6]], SamplingParams(max_new_tokens=40)
+    for num_rollouts in (100, 15, 100, 30, 60, 12):
+        trees = engine.sample(prompts, num_rollouts, sampling, seed=1)
+        assert_same_trees(trees, NativeEngine(model, EOS).sample(prompts, num_rollouts, sampling, seed=1))
+    assert len(captures) == 1

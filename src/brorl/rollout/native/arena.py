@@ -80,7 +80,11 @@ class Arena:
         self._max_slots, self._slot_tokens = self._sizes(prompt_bytes)
         self._num_tokens = 0
         room = self.memory.limit - prompt_bytes - self._max_slots * self.memory.bytes_per_row
-        if self._slot_tokens > self._capacity or self._capacity * self.memory.bytes_per_token > room:
+        # Logits of more or fewer rows than before change the rest by a quarter at most. The memory then stays.
+        enough = max(self._reserved(self.memory.max_tokens), 3 * self._slot_tokens // 4)
+        if enough <= self._capacity and self._capacity * self.memory.bytes_per_token <= room:
+            self._slot_tokens = min(self._slot_tokens, self._capacity)
+        else:
             self._stores, self._views, self.key, self.value = [], [], [], []  # free before more is allocated
             self._capacity = self._slot_tokens
             # Zeros: entries that no row has written get a weight of 0, so they must be finite.

@@ -181,5 +181,7 @@ class NativeEngine:
             self._kept = None  # it may hold numbers that are not finite
             raise
         finally:
+            if self._graphs is not None and not self._graphs.enabled:
+                self._graphs = self._kept = None  # no graph needs the memory
             if was_training:
                 self.model.train()

@@ -20,7 +20,7 @@ from brorl.errors import UserError, first_line
 from brorl.model.hook_check import agrees
 
 GraphChoice = Literal["auto", "on", "off"]
-_MOST = 256  # graphs, each with a few MiB of its own; with more, the oldest are dropped
+_MOST = 256  # graphs, each with a few MiB of its own; with more, that which was not used for longest is dropped
 # Operators after which the host must know a result of the device.
 _WAITS = {
     "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_consecutive", "unique_dim",
@@ -116,7 +116,7 @@ class StepGraphs:
     """The recorded steps of a decoder.
 
     Args:
-        choice: `on` makes a failure an error; with `auto` the steps run eagerly after it, in the same sizes.
+        choice: `on` makes a failure an error; with `auto` the steps run eagerly after it.
         echo: Receives the line about that.
         new_capture: Makes what records the steps; once for all steps that read and write the same tensors.
 
@@ -148,8 +148,9 @@ class StepGraphs:
         Raises:
             UserError: If the step cannot be recorded or gives other numbers, and graphs are required.
         """
-        replay = self._replays.get(key)
+        replay = self._replays.pop(key, None)
         if replay is not None:
+            self._replays[key] = replay  # behind all others: the first one is the oldest in use
             replay()
             return
         if not self.enabled:
