@@ -134,7 +134,8 @@ def test_a_cache_that_is_kept_counts_beside_learning() -> None:
     on_cuda = replace(SETTINGS, device="cuda", nodes_per_pass=4096)
     freed, kept = (plan_memory(model.config, replace(on_cuda, keeps_cache=kept), workload) for kept in (False, True))
     cache = named(kept)["sampling cache"]
-    assert cache + kept.sampling.num_bytes == freed.sampling.num_bytes
+    in_graphs = cache + kept.sampling.num_bytes - freed.sampling.num_bytes  # what a step takes stays beside the rows
+    assert in_graphs >= 2 * 500 * 4 * (20 + 100) * 4  # scores and weights of 4 heads, while rows are short
     assert kept.total_bytes == freed.kept_bytes + cache + max(kept.sampling.num_bytes, kept.learning.num_bytes)
     assert "sampling cache" not in named(freed)
     joined = 2 * (4 + 2 + 2) * 8 * 32 + 2 * 2 * 48 * 32  # queries, keys and values, gates and what is gated

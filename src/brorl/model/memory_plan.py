@@ -152,9 +152,10 @@ def plan_memory(
     activations = _Activations.of(model, settings)
     num_weights = activations.shape.parameters
     kept = _kept_lines(model, activations, settings)
-    cache, sampling = (0, 0) if settings.separate_engine else activations.sampling_bytes(settings, workload)
-    if settings.keeps_cache and not activations.flat:
-        kept = (*kept, MemoryLine("sampling cache", cache, "engine.memory_gib"))
+    cache, step, prefill = (0, 0, 0) if settings.separate_engine else activations.sampling_bytes(settings, workload)
+    sampling = max(step, prefill)
+    if settings.keeps_cache and not activations.flat:  # graphs also keep what a step takes while it runs
+        kept = (*kept, MemoryLine("sampling cache", cache + step, "engine.memory_gib"))
     else:
         sampling += cache
     nodes = settings.nodes_per_pass or default_max_nodes(
@@ -298,8 +299,8 @@ class _Activations(NamedTuple):
         kv, flat = shapes_or_guess(model, settings.forward)
         return cls(shape, kv, flat, not embeds_last(model), *_BYTES[settings.dtype])
 
-    def sampling_bytes(self, settings: MemorySettings, workload: Workload) -> tuple[int, int]:
-        """Return the bytes of the engine's rows within its limit, and of the activations of its forward passes."""
+    def sampling_bytes(self, settings: MemorySettings, workload: Workload) -> tuple[int, int, int]:
+        """Return the bytes of the engine's rows within its limit, of what a step takes beside them, and a prefill."""
         limit = settings.engine_bytes
         token_bytes = sum(kv.size for kv in self.kv) * self.computed_bytes
         row_tokens = workload.max_new_tokens + (workload.prompt_tokens if self.flat else 0)
@@ -319,7 +320,7 @@ class _Activations(NamedTuple):
             drawn += MASSES_PER_DRAW * _BYTES_PER_MASS
         else:
             drawn += min(workload.num_rows * masses, MASSES_PER_DRAW) * _BYTES_PER_MASS
-        return cache, max(scores, drawn, prefill * self._token_bytes() // 2)
+        return cache, max(scores, drawn), prefill * self._token_bytes() // 2
 
     def learning_bytes(self, settings: MemorySettings, workload: Workload, nodes: int) -> int:
         """Return the bytes of the activations and logits of the largest chunk, with the tokens of its prompts."""
