@@ -333,7 +333,7 @@ def test_tiles_attend_to_prompts_and_paths(
     tolerance = 1e-12 if dtype == torch.float64 else 0.1
     for scores in (1, 200, 2000, 1 << 20):
         monkeypatch.setattr(tiled_attention, "SCORES_PER_TILE", scores)
-        context = batch.context(PromptCache([prompt_key], [prompt_value], None, lengths))
+        context = batch.context(PromptCache([prompt_key], [prompt_value], lengths))
         output = context.attend(0, query, key, value)
         found = [output.detach(), *torch.autograd.grad(output, inputs, grad.to(dtype))]
         for got, reference in zip(found, expected, strict=True):

@@ -11,7 +11,6 @@ from brorl.model.kv_shape import KVShape
 from brorl.model.lean import LeanPass
 from brorl.model.logits import softmax_lse
 from brorl.model.tree_attention import (
-    Grouping,
     HookedPass,
     HooksError,
     PromptCache,
@@ -60,34 +59,20 @@ def test_softmax_and_its_log_sum_exp_with_masked_scores(rng: np.random.Generator
         assert_gradients(chosen, [finite])
 
 
-@pytest.mark.parametrize("num_prompts", [1, 4])
-def test_grouping_lays_every_row_with_its_prompt_and_brings_it_back(num_prompts: int, rng: np.random.Generator) -> None:
-    prompt_T = rng.integers(0, num_prompts, 25)
-    grouping = Grouping(prompt_T, num_prompts, torch.device("cpu"))
-    x = normal(rng, 2, 25, 4, 3)
-    grid, padded = grouping.spread(x), grouping.spread(x, zero_padding=True)
-    for spread in (grid, padded):
-        torch.testing.assert_close(grouping.gather(spread), x, rtol=0, atol=0)
-    torch.testing.assert_close(padded.sum((1, 2)), x.sum((1, 2)), rtol=1e-12, atol=1e-12)
-    for p in range(num_prompts):
-        cells = {tuple(row) for row in grid[0, p].tolist()}
-        assert {tuple(row) for row in x[0, prompt_T == p].flatten(0, 1).tolist()} <= cells
-
-
 def random_cache(rng: np.random.Generator, lengths: list[int], kv_heads: int, head_dim: int) -> PromptCache:
     """Prompts of ragged lengths; the padding holds large numbers that must not matter."""
     longest = max(lengths)
     key, value = (normal(rng, len(lengths), kv_heads, longest, head_dim) for _ in range(2))
-    bias = torch.zeros(len(lengths), 1, longest, dtype=torch.float64)
     for p, length in enumerate(lengths):
-        key[p, :, length:], value[p, :, length:], bias[p, :, length:] = 50.0, 50.0, -torch.inf
-    return PromptCache([key], [value], bias if min(lengths) < longest else None, np.array(lengths))
+        key[p, :, length:], value[p, :, length:] = 50.0, 50.0
+    return PromptCache([key], [value], np.array(lengths))
 
 
+@pytest.mark.parametrize("window", [None, 2, 5, 7])
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("lengths", [[4], [3, 1, 6], [2, 2]])
 def test_decoding_slots_attend_to_their_prompts_and_to_themselves(
-    lengths: list[int], keeps: bool, rng: np.random.Generator
+    lengths: list[int], keeps: bool, window: int | None, rng: np.random.Generator
 ) -> None:
     prompts, num_rows, stored, reserved = random_cache(rng, lengths, kv_heads=2, head_dim=3), 12, 4, 7
     prompt_R = rng.integers(0, len(lengths), num_rows)
@@ -95,7 +80,7 @@ def test_decoding_slots_attend_to_their_prompts_and_to_themselves(
     arena = Arena(model, shapes, RowMemory.of(model, shapes, 1 << 30, 20, reserved))
     arena.start(0)
     arena.place(np.arange(num_rows), np.arange(num_rows), 0, reserved)
-    expected_cache = PromptCache(list(prompts.key), list(prompts.value), prompts.bias, prompts.length)
+    expected_cache = PromptCache(list(prompts.key), list(prompts.value), prompts.length)
     slot_prompts = SlotPrompts(keeps=keeps)
     slot_prompts.fill(prompts)
     prompts = expected_cache
@@ -108,12 +93,11 @@ def test_decoding_slots_attend_to_their_prompts_and_to_themselves(
     query = normal(rng, stored + 1, num_rows, 4, 3)
     for position in range(stored + 1):
         context = SlotContext(arena, slot_prompts, grid, torch.tensor([position]), num_rows, 0)
-        got = context.attend(0, query[position], own_key[:, position], own_value[:, position])
+        got = context.attend_in(window, 0, query[position], own_key[:, position], own_value[:, position])
     for row, p in enumerate(prompt_R):
         key, value = (x[0][p, :, : lengths[p]].transpose(0, 1) for x in (prompts.key, prompts.value))
-        expected = dense_attention(
-            query[stored, row], torch.cat([key, own_key[row]]), torch.cat([value, own_value[row]])
-        )
+        keys, values = torch.cat([key, own_key[row]]), torch.cat([value, own_value[row]])
+        expected = dense_attention(query[stored, row], *(x[-(window or len(x)) :] for x in (keys, values)))
         torch.testing.assert_close(got[row], expected, rtol=1e-12, atol=1e-12)
 
 

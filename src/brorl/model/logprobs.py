@@ -172,7 +172,7 @@ def chunk_logprobs(
             computed = [logits_PV, *cache.key, *cache.value]
             held = [x.detach().requires_grad_(recompute_prompts or x.requires_grad) for x in computed]
             num_layers = len(cache.key)
-            held_cache = PromptCache(held[1 : 1 + num_layers], held[1 + num_layers :], cache.bias, cache.length)
+            held_cache = PromptCache(held[1 : 1 + num_layers], held[1 + num_layers :], cache.length)
             yield _first_level(group, group_offsets, held[0], outputs)
             for slices in split_into_chunks(group, max_nodes):
                 chunk = _compute_chunk(model, group, group_offsets, slices, held_cache, outputs, model_pass)

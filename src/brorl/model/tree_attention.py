@@ -244,7 +244,6 @@ class PromptCache(NamedTuple):
 
     key: list[Tensor]  # per layer, shape [P, K, S, D]
     value: list[Tensor]  # per layer, shape [P, K, S, D]
-    bias: Tensor | None  # 0 for a prompt's tokens and -inf for padding, shape [P, 1, S]; None if nothing is padded
     length: IntArray  # prompt lengths in tokens, shape [P]
 
     @property
@@ -260,12 +259,7 @@ class PromptCache(NamedTuple):
     def select(self, prompts: IntArray | slice) -> PromptCache:
         """Return the cache of some prompts, in the given order."""
         chosen = prompts if isinstance(prompts, slice) else to_device(prompts, self.device)
-        return PromptCache(
-            [k[chosen] for k in self.key],
-            [v[chosen] for v in self.value],
-            None if self.bias is None else self.bias[chosen],
-            self.length[prompts],
-        )
+        return PromptCache([k[chosen] for k in self.key], [v[chosen] for v in self.value], self.length[prompts])
 
     def for_kernels(self) -> PromptCache:
         """Return the cache with keys in blocks, [P, K, S / BLOCK, D, BLOCK], as the compiled kernels read them."""
@@ -281,7 +275,6 @@ class PromptContext(WindowContext):
         self._ragged = not real_PS.all()
         self._packed = to_device(np.flatnonzero(real_PS), device)
         self._shape = real_PS.shape
-        self._bias = to_device(np.where(real_PS, 0.0, -np.inf)[:, None], device) if self._ragged else None
         self._length = length_P
         self._masks: dict[int, Tensor] = {}  # of the windows that are shorter than a prompt
         self._key: list[Tensor] = []
@@ -289,8 +282,7 @@ class PromptContext(WindowContext):
 
     def cache(self) -> PromptCache:
         """Return the keys and values of all layers computed so far."""
-        bias = None if self._bias is None else self._bias.to(self._key[0].dtype)
-        return PromptCache(self._key, self._value, bias, self._length)
+        return PromptCache(self._key, self._value, self._length)
 
     def attend_in(
         self, window: int | None, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor
@@ -332,40 +324,3 @@ def prefill(packed: PackedPass, prompts: list[list[int]] | list[tuple[int, ...]]
     token_T, position_T, last_P = (to_device(array, packed.device) for array in arrays)
     logits_PV = packed.row_logits(token_T, position_T, context, last_P).whole()
     return context.cache(), logits_PV
-
-
-class Grouping:
-    """Lays T rows of P prompts, such as queries, on a padded [P, R] grid and back; one matmul then serves all prompts.
-
-    A row has several queries for each of K key-value heads.
-    """
-
-    def __init__(self, prompt_T: IntArray, num_prompts: int, device: torch.device) -> None:
-        self._cell_T: Tensor | None = None  # of each row; None if the grid is the rows
-        if num_prompts == 1:
-            self._shape = (1, prompt_T.size)
-            return
-        count_P = np.bincount(prompt_T, minlength=num_prompts)
-        order = np.argsort(prompt_T, kind="stable")
-        width = int(count_P.max())
-        rank = np.arange(order.size) - (count_P.cumsum() - count_P)[prompt_T[order]]
-        cell_T, row = np.empty_like(order), np.zeros(num_prompts * width, np.int64)
-        cell_T[order] = prompt_T[order] * width + rank
-        row[cell_T] = np.arange(order.size)
-        self._shape = (num_prompts, width)
-        self._cell_T, self._row = to_device(cell_T, device), to_device(row, device)  # the row of each cell
-
-    def spread(self, x_KTQD: Tensor, *, zero_padding: bool = False) -> Tensor:
-        """[K, T, Q, D] -> [K, P, R * Q, D]; padding is 0, or the values of some row."""
-        if self._cell_T is not None and zero_padding:
-            cells = x_KTQD.new_zeros(x_KTQD.shape[0], self._row.numel(), *x_KTQD.shape[2:])
-            x_KTQD = cells.index_copy_(1, self._cell_T, x_KTQD)
-        elif self._cell_T is not None:
-            x_KTQD = x_KTQD[:, self._row]
-        x_KPRQD: Tensor = x_KTQD.unflatten(1, self._shape)
-        return x_KPRQD.flatten(2, 3)
-
-    def gather(self, x_KPRD: Tensor) -> Tensor:
-        """[K, P, R * Q, D] -> [K, T, Q, D]."""
-        x_KTQD: Tensor = x_KPRD.unflatten(2, (self._shape[1], -1)).flatten(1, 2)
-        return x_KTQD if self._cell_T is None else x_KTQD[:, self._cell_T]
