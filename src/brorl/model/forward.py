@@ -153,7 +153,9 @@ def choose_forward(
             window = None
             if span is not None and span.tokens < context:
                 if model.device.type == "cpu" or (other is not None and other.tokens < context):
-                    return _flat(model, context, f"its {span.name} has {span.tokens:,} tokens, and a context {context:,}")
+                    return _flat(
+                        model, context, f"its {span.name} has {span.tokens:,} tokens, and a context {context:,}"
+                    )
                 window = span.tokens
             try:
                 if window is not None:
