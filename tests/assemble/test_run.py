@@ -317,7 +317,7 @@ def gpt_neo(folder: Path, tokenizer: Path) -> None:
     from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
     sizes = {"hidden_size": 8, "num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]]}
-    tokens = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "window_size": 6}
+    tokens = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "window_size": 64}
     _save(GPTNeoForCausalLM, GPTNeoConfig, folder, tokenizer, **sizes, **tokens)
 
 
