@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -75,14 +75,15 @@ class RealStep:
         runs = [Run.of(run) for run in answer["runs"]]
         warmups, counted = (runs[:1], runs[1:]) if len(runs) > 1 else ([], runs)
         cell = Cell(self.job(peer, ""), counted, warmups, 0, answer["peak_bytes"])
-        parts = {name: cell.part(name) for name in cell.runs[0].parts}
+        # Means: groups that one step samples beyond its own spare the next one a round, or all of its sampling.
+        parts = {name: fmean(run.parts.get(name, 0.0) for run in counted) for run in counted for name in run.parts}
         facts = {
-            "step_s": cell.seconds,
+            "step_s": fmean(run.seconds for run in counted),
             "seconds": [run.seconds for run in runs],
             "parts": parts,
-            "rounds": cell.fact("rounds"),
+            "rounds": fmean(run.facts["rounds"] for run in counted) if "rounds" in counted[0].facts else None,
             "mean_reward": cell.fact("mean_reward"),
-            "sampled_tokens": median(run.sampled_tokens for run in cell.runs),
+            "sampled_tokens": fmean(run.sampled_tokens for run in cell.runs),
             "unique_fraction": cell.unique_fraction,
             "peak_bytes": cell.peak_bytes,
             "predicted_bytes": answer["predicted_bytes"] if peer == "ours" else None,

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NoReturn
 
 import numpy as np
@@ -184,10 +184,10 @@ def counted_flops(model, fed: tuple[int, bool], _: int) -> int:
 
 def check_step(facts: dict[str, Any]) -> None:
     counted = facts["seconds"][1:] or facts["seconds"]
-    assert facts["step_s"] == median(counted)
-    assert {"generation", "verification", "training"} <= set(facts["parts"])
+    assert facts["step_s"] == fmean(counted)
+    assert "training" in facts["parts"]
+    assert (facts["parts"].get("generation", 0) > 0) == (facts["rounds"] > 0)  # carried groups may fill all steps
     assert 0 < sum(facts["parts"].values()) < 3 * max(counted)
-    assert facts["rounds"] >= 1
     assert 0 < facts["unique_fraction"] < 1  # the shipped model's responses share prefixes
     assert facts["peak_bytes"] > 0 < facts["predicted_bytes"]
 
