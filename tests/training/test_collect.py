@@ -287,6 +287,14 @@ def test_a_round_fills_its_step_in_nine_of_ten_cases(rng: np.random.Generator) -
         assert number * fraction <= missing + per_step / 3 + 1
 
 
+def test_one_lost_group_does_not_keep_a_surplus_alive(rng: np.random.Generator) -> None:
+    """Where as many as are missing suffice in nine of ten cases, no more are sampled."""
+    for missing in rng.integers(2, 200, 50).tolist():
+        sampled = float(rng.uniform(50, 5000))
+        lost = (1 - 0.92 ** (1 / missing)) * (sampled + 1)  # then all of the missing ones are kept in 92 of 100 cases
+        assert prompts_of_round(200, missing, sampled - lost, sampled) == missing
+
+
 def test_a_round_is_bounded(rng: np.random.Generator) -> None:
     counts = np.arange(1, 2000)
     assert prompts_of_round(2000, counts, 0, 0).tolist() == counts.tolist()  # nothing is known

@@ -36,8 +36,9 @@ def prompts_of_round(
     """Return the number of prompts that should fill a step: as many as are missing where nothing was sampled yet.
 
     It is the smallest n for which a normal variable with the mean nf and the variance nf(1 - f) is at least `missing`
-    in nine of ten cases, where f is the kept fraction. The surplus to expect is at most a third of a step. At most
-    `MOST_STEPS` steps are sampled at once, and one while no group was kept: then a run may be about to give up.
+    minus a half, as it stands for whole numbers, in nine of ten cases, where f is the kept fraction. The surplus to
+    expect is at most a third of a step. At most `MOST_STEPS` steps are sampled at once, and one while no group was
+    kept: then a run may be about to give up.
 
     Args:
         prompts_per_step: Groups that a step trains on.
@@ -49,7 +50,7 @@ def prompts_of_round(
     needed = np.asarray(missing, np.float64)
     fraction = np.add(kept, 1) / np.add(sampled, 1)
     spread = _SURE * np.sqrt(fraction * (1 - fraction))
-    likely = ((spread + np.sqrt(spread**2 + 4 * fraction * needed)) / (2 * fraction)) ** 2
+    likely = ((spread + np.sqrt(spread**2 + 4 * fraction * np.maximum(needed - 0.5, 0))) / (2 * fraction)) ** 2
     number = np.minimum(likely, (needed + prompts_per_step * _SURPLUS) / fraction)
     most = prompts_per_step * np.where(np.less(kept, 1) & np.greater(sampled, 0), 1, MOST_STEPS)
     size: IntArray | np.int64 = np.minimum(most, np.ceil(number - 1e-9)).astype(np.int64)  # the roots are rounded
