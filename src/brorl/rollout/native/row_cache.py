@@ -93,15 +93,7 @@ class PagedRowCache:
         self._pages = list(addresses.T.unflatten(0, (-1, 2)).contiguous())
 
     def bytes_for(self, rows_D: IntArray, prompt_tokens: int) -> int:
-        """Return the bytes of prompts, rows and logits at the peak of a decoding; nothing is reserved.
-
-        Args:
-            rows_D: Rows that are fed at each depth, d + 1 tokens each, shape [D].
-            prompt_tokens: Tokens of the prompts' keys and values, padding included.
-
-        Raises:
-            OutOfMemoryError: As in `rows_that_fit`.
-        """
+        """Return the bytes at the peak of a decoding; see `Arena.bytes_for`."""
         prompt_bytes = prompt_tokens * self.memory.bytes_per_token
         slots_B: list[int] = []
         maximum = 0
