@@ -490,7 +490,7 @@ def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
 def test_steps_are_tried_first_and_get_fewer_prompts_if_they_are_too_long(tmp_path: Path) -> None:
     """A step of 16 x 2 samples is below 4% of the budget; with the groups that are drawn again it is more."""
     folder = tmp_path / "out"
-    unit = ("--match=samples", "--budget=900", "--seeds=1", "--marks=1")
+    unit = ("--match=samples", "--budget=1400", "--seeds=1", "--marks=1")
     outcome = command("compare", "quickstart", *SWEEP, *unit, *TINY, "--output-dir", folder)
     assert outcome.code == 0, outcome
     assert "fewer prompts per step (N=8 2 -> 1, N=16 2 -> 1), because a step of N=16 takes" in outcome.said
