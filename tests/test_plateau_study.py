@@ -194,9 +194,3 @@ def test_a_stage_starts_from_a_checkpoint_of_another(study: Any) -> None:
     (way, *_) = [run for run in study.runs_of("four", "way") if run[0] == "16 paper 3e-4"]
     folder = study.folder_of("four", "way", way[0], way[1])
     assert first[2]["model"] == str(folder / "checkpoints" / "step-000050")
-
-
-@pytest.mark.slow
-def test_the_page_has_the_tables_of_all_results(study: Any) -> None:
-    page = study.PAGE.read_text("utf-8")
-    assert study.with_tables(page) == page, "run: python examples/plateau/study.py page"

@@ -3,8 +3,9 @@
     python examples/plateau/study.py three tries       # train the arms of a stage of examples/plateau/study.yaml
     python examples/plateau/study.py three verdict     # compare the arms of a stage over seeds
     python examples/plateau/study.py                   # the tables of all results
-    python examples/plateau/study.py page              # the same, in docs/explanation/study_tables.md
     python examples/plateau/study.py figure FILE.png   # the figure of all verdicts
+
+`python scripts/print_tables.py study` also has the tables whose runs are not kept.
 
 In: `study.yaml`, which has for each task its stages, with their budget, seeds, held-out puzzles and arms. Out: runs
 under runs/plateau/TASK/STAGE, and one line for each finished run in examples/plateau/results, from which the tables are
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -61,8 +61,6 @@ from brorl.tree import FloatArray
 HERE = Path(__file__).parent
 ROOT = Path(os.environ.get("OUT", "runs/plateau"))
 RESULTS = Path(os.environ.get("RESULTS", HERE / "results"))
-PAGE = HERE.parents[1] / "docs" / "explanation" / "study_tables.md"
-_BEGIN, _END = "<!-- begin results -->", "<!-- end results -->"
 COLORS = {16: "#cc7417", 64: "#b3382c", 128: "#2e8b6a", 512: "#1f5fa8"}
 Settings = dict[str, Any]
 _LOCK = Lock()
@@ -425,22 +423,12 @@ def tables() -> Iterator[str]:
             yield one.markdown()
 
 
-def with_tables(page: str) -> str:
-    """Return the page of tables with those of all results between its two marks, their titles as captions."""
-    captioned = (re.sub(r"^## (.*)$", r"*\1*", text, flags=re.MULTILINE) for text in tables())
-    first, rest = page.split(_BEGIN)
-    return f"{first}{_BEGIN}\n" + "\n\n".join(captioned) + f"\n{_END}{rest.split(_END)[1]}"
-
-
 def main(arguments: list[str]) -> None:
-    """Train the stages of a task, draw the figure, write the tables of all results into the page, or print them."""
+    """Train the stages of a task, draw the figure, or print the tables of all results."""
     if arguments[:1] == ["figure"]:
         draw(
             {f"{task} numbers": verdict for task, stage, verdict in all_verdicts() if stage == "verdict"}, arguments[1]
         )
-        return
-    if arguments == ["page"]:
-        PAGE.write_text(with_tables(PAGE.read_text("utf-8")), "utf-8")
         return
     if arguments:
         task, *stages = arguments

@@ -109,7 +109,7 @@ class TestForm:
         assert verdict.correct is correct
 
 
-# What docs/how-to/verifiers.md promises; the reference first.
+# What docs/how-to/verify_math.md promises; the reference first.
 ANSWERS = [
     ("1/2", r"\frac{1}{2}", True),
     ("1/2", r"\dfrac12", True),
