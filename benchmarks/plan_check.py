@@ -6,7 +6,7 @@ Every training run is a child process with the recipe's 16 prompts per step, a l
 keeps the policy of the plan, no evaluation and no held-out check; seconds are what its metrics call
 seconds.total, memory is the peak above the loaded model. Shares and tokens are those of fresh prompts of another seed.
 Plans and runs alternate, so a change of the machine's speed affects both. Prints the tables of
-docs/explanation/planning.md.
+docs/how-to/plan.md.
 """
 
 from __future__ import annotations

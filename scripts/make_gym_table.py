@@ -45,7 +45,7 @@ INTRODUCTION = """\
 `scripts/make_gym_table.py` writes this page: {number} datasets of reasoning-gym {version}, {entries} entries of each,
 seed 0. Each entry is tried with {junk} junk answers, the text of the question, its right answer denied (`not 5`), and
 joined with wrong ones (`5 or 6`, `6, 5`, two lines).
-[Reasoning Gym](../how-to/verifiers.md#reasoning-gym-domain-gym) explains the guards.
+[Verify answers of Reasoning Gym](../how-to/verify_gym.md) explains the guards.
 
 - {evaluated} scorers evaluate the answer as code: {evaluated_names}.
 - {own} have one right answer, which is compared by value, without the scorer. The scorers of the others find right \

@@ -109,7 +109,7 @@ def test_shares_never_fall_with_n(rng: np.random.Generator) -> None:
 
 @pytest.mark.slow
 def test_intervals_cover_the_truth(rng: np.random.Generator) -> None:
-    """Nominal 95%; in simulations 86% to 99%, the least where the fraction is near 1 (docs/explanation/planning.md).
+    """Nominal 95%; in simulations 86% to 99%, the least where the fraction is near 1 (docs/how-to/plan.md).
 
     Here a bound that luck cannot break.
     """

@@ -189,7 +189,7 @@ def test_the_documentation_lists_every_layout_and_every_benchmark() -> None:
     for layout in LAYOUTS.values():
         data_sets = ", ".join(f"`{data_set}`" for data_set in layout.data_sets)
         assert f"| `{layout.name}` | {data_sets} |" in listed
-    evaluations = (docs / "reference" / "evaluation.md").read_text("utf-8")
+    evaluations = (docs / "how-to" / "evaluation.md").read_text("utf-8")
     for name, benchmark in BENCHMARKS.items():
         hub = benchmark.hubs[0]
         row = rf"\| `{name}` \| {re.escape(hub.id)} \({hub.split}(, {hub.subset})?\) \|"
