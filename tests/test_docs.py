@@ -308,6 +308,21 @@ def links(page: Path) -> Iterator[tuple[str, Path, str]]:
             yield link, (page.parent / path).resolve() if path else page, heading
 
 
+def test_the_measured_tables_are_printed_with_every_cell() -> None:
+    """All files but the tables that are computed from runs; a page names only files and sections that exist."""
+    module = script("print_tables")
+    for name in module.FILES:
+        sections = module.sections(name)
+        titles = [section["title"] for section in sections if section["title"] != module.RUNS]
+        assert len(titles) == len({*titles}) > 0
+        printed = "\n".join(part for title in titles for part in module.printed(name, title))
+        cells = {cell for s in sections for table in s["tables"] for row in table["rows"] for cell in row}
+        assert {cell for cell in cells if cell not in printed} == set(), name
+    for page in PAGES:
+        for name, part in re.findall(r"print_tables\.py\s+(\w+)(?: \"([^\"]*)\")?`", page.read_text("utf-8")):
+            assert any(part.lower() in section["title"].lower() for section in module.sections(name)), page.name
+
+
 def test_links_lead_somewhere() -> None:
     broken = [
         f"{page.name}: {link}"
