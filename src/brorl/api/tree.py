@@ -120,8 +120,8 @@ def sample(
         prompt: The question, as in the data of the run, or a puzzle such as `make 22 from 3 5 7`.
         rollouts: N, 1 to 2^20.
         against: Another model, whose tree is drawn beside it; `start` is the model that the run started from.
-        reference: The reference answer of the prompt (default: that of the same question in the data of the run).
-        domain: The domain of its verifier (default: that of the run's data).
+        reference: The reference answer of the prompt (default: of the same question in the run's data).
+        domain: The domain of its verifier (default: the domain of the run's data).
         lines: Branches to draw, at least 1: those with the most rollouts.
         seed: Seed of the sampling.
         overrides: Settings of a recipe, nested or by dotted name: `device`, `dtype`, and those in `sampling`, `prompt`

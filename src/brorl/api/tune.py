@@ -47,7 +47,7 @@ def tune(
         aim: What is to end highest: `pass@1`, `pass@k` (pass@16), or `coverage` (pass@k of the largest k) (default:
             pass@1).
         budget: Time for everything: seconds, or a number with s, m or h (default: 30m). Then runs are stopped, and the
-            answer is that of the complete ones. An unfinished tuning may get another budget.
+            answer rests on the complete ones. An unfinished tuning may get another budget.
         seeds: Runs of each of the two arms of the final, >= 2 (default: 5).
         jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit; an unfinished tuning keeps its
             number).

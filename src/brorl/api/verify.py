@@ -187,8 +187,8 @@ def verify(
     Args:
         file: A file, folder or pattern of JSONL, JSON or Parquet rows, each with a response and the id or the text of
             its question; a run directory (the rollouts of its last stored step); or the folder of an evaluation.
-        data: The questions: a recipe, a run directory, or a dataset as in brorl eval (default: those of the run of
-            FILE).
+        data: The questions: a recipe, a run directory, or a dataset as in brorl eval (default: the
+            run of FILE).
         response_column: Column of the response.
         id_column: Column of the question's id (default: a usual name).
         correct_column: Column of the stored verdict, true or false (default: a usual name).

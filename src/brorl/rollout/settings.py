@@ -50,7 +50,7 @@ class EngineSettings(Section):
         "tiled, always in tiles (docs/how-to/memory.md)",
     )  # fmt: skip
     dtype: Literal["auto", "bfloat16"] = Field(
-        "auto", description="weights that the native engine samples with: auto, those of dtype | bfloat16, a rounded "
+        "auto", description="weights that the native engine samples with: auto, in dtype | bfloat16, a rounded "
         "copy, on a CPU; old log-probs are then recomputed (docs/how-to/models.md)",
     )  # fmt: skip
     compile: Literal["auto", "on", "off"] = Field(
