@@ -62,7 +62,7 @@ def outcome_weighted(groups: Sequence[Group], weight: OutcomeWeight) -> list[Flo
     objective that the weight names. With shaped rewards it has the direction of the prompt's mean reward if the weight
     does not depend on c. Otherwise it has not: groups without a success often have the weight 0, so preferences among
     incorrect responses count less (up to 60 degrees away for N = 16 and a pass rate of .002). Dynamic sampling is such
-    a weight for every estimator (docs/explanation/theory.md, section 6).
+    a weight for every estimator (docs/explanation/theory.md, shaped rewards).
 
     Args:
         groups: The batch; the groups may differ in N.
