@@ -18,8 +18,9 @@ class SamplingParams:
     """Settings of one sampling run."""
 
     temperature: float = 1.0  # divisor of the logits; 0 is greedy decoding (all rollouts of a prompt agree)
-    top_p: float = 1.0  # keep the smallest set of most probable tokens whose mass reaches this; 1 keeps all
-    top_k: int = 0  # keep this many most probable tokens (and ties with the last of them); 0 keeps all
+    # keep the smallest set of most probable tokens whose mass reaches this, and ties with the last of them; 1 keeps all
+    top_p: float = 1.0
+    top_k: int = 0  # before that, keep this many most probable tokens, and ties likewise; 0 keeps all
     # length limit of a response in tokens, those of its end included; a response that reaches it is cut
     max_new_tokens: int = 256
     # tokens that end a response, in addition to the engine's end-of-sequence tokens
@@ -51,10 +52,8 @@ class SamplingSettings(Section):
     """How rollouts are sampled."""
 
     temperature: float = Field(1.0, ge=LOWEST_TEMPERATURE, description="sampling temperature")
-    top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; below 1 the gradient is biased")
-    top_k: int = Field(
-        0, ge=0, description="sample from the k most likely tokens, 0 for all; above 0 the gradient is biased"
-    )
+    top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; the trained policy is the truncated one")
+    top_k: int = Field(0, ge=0, description="sample from the k most likely tokens, 0 for all; as with `top_p`")
     max_new_tokens: int = Field(256, ge=1, description="maximum length of a response, in tokens")
     min_new_tokens: int = Field(0, ge=0, description="minimum length of a response, in tokens")
     stop: Names = Field(

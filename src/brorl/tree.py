@@ -40,8 +40,8 @@ class RolloutTree:
     # Index of each node's parent, shape [M]; -1 for the first token after the prompt. Parents come first.
     parent: IntArray
     count: IntArray  # number of rollouts that pass through each node, shape [M]
-    # log-probability (nats) of the node's token given its prefix, under the policy that sampled it at the sampling
-    # temperature, before any top-p or top-k truncation, shape [M]; NaN where it is unknown
+    # log-probability (nats) of the node's token given its prefix, under the distribution that it was drawn from: at the
+    # sampling temperature, among the tokens that top-p and top-k keep, shape [M]; NaN where it is unknown
     logprob: FloatArray
     leaf: IntArray  # node of the last token of each distinct response, in preorder, shape [L]
     leaf_count: IntArray  # number of rollouts that gave each distinct response, shape [L]

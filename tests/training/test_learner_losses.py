@@ -5,6 +5,7 @@ response as in its paper, and autograd does the rest (float64).
 """
 
 import math
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from scipy.stats import binomtest
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
 
 import brorl.training.mini_batch as mini_batch_module
 from brorl.algorithms.groups import Group
@@ -152,8 +154,21 @@ def flat(
     return total, told | ({"reference_kl": tally.kl / factor_sum} if penalty else {})
 
 
-def rows_of(model: PreTrainedModel, trees: list[RolloutTree]) -> Rows:
-    return flattened_logprobs(model, trees, SETTINGS.next_token.temperature)
+def rows_of(model: PreTrainedModel, trees: list[RolloutTree], next_token: NextToken = SETTINGS.next_token) -> Rows:
+    if next_token.top_p == 1 and not next_token.top_k:
+        return flattened_logprobs(model, trees, next_token.temperature)
+    return [
+        [kept_row(model, t.prompt_ids, t.token[path].tolist(), next_token) for _, path in rollouts(t)] for t in trees
+    ]
+
+
+def kept_row(model: PreTrainedModel, prompt: Sequence[int], response: list[int], next_token: NextToken) -> Tensor:
+    """The log-probs of a response among the tokens that transformers keeps and the response's own."""
+    ids = torch.tensor([[*prompt, *response]])
+    logits_TV = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1] / next_token.temperature
+    kept_TV = TopPLogitsWarper(next_token.top_p)(ids, TopKLogitsWarper(next_token.top_k)(ids, logits_TV))
+    own = torch.arange(len(response)), torch.tensor(response)
+    return kept_TV.index_put(own, logits_TV[own]).log_softmax(1)[own]
 
 
 def detached(rows: Rows) -> Rows:
@@ -208,9 +223,9 @@ def assert_step_equals_rows(
     """Take a step with one mini-batch; its gradient and its update are those of the rows."""
     plain, trees = deepcopy(learner.model), [g.tree for g in batch[0]]
     plain.zero_grad()
-    new = rows_of(plain, trees)
+    new = rows_of(plain, trees, settings.next_token)
     old = detached(new) if settings.recompute_old_logprobs else sampler_rows(trees)
-    reference = detached(rows_of(reference_model, trees)) if reference_model is not None else None
+    reference = detached(rows_of(reference_model, trees, settings.next_token)) if reference_model is not None else None
     total, told = flat(batch, settings, new, old, reference, factors)
     total.backward()
     update = learn(learner, *batch, seed=0)
@@ -253,6 +268,25 @@ def test_each_importance_correction(mode: str, kind: str, aggregation: str, rng:
     )
     update = assert_step_equals_rows(TreeLearner(model, settings), settings, sampled(model, rng, num_groups=3))
     assert (update.masked_fraction > 0) == (mode in ("mask", "sequence_mask"))
+
+
+@pytest.mark.parametrize("kind", ["ppo", "cispo", "gspo"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_each_loss_and_the_penalty_among_the_kept_tokens(kind: str, recompute: bool, rng: np.random.Generator) -> None:
+    """Of trees with many tokens that the current weights, or the reference's, do not keep."""
+    model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
+    start = deepcopy(model)
+    settings = replace(
+        SETTINGS,
+        next_token=NextToken(0.9, top_p=0.8, top_k=9),
+        loss=loss_of(kind, "token_mean"),
+        kl=KLPenalty(coefficient=0.7, estimator="k3"),
+        importance=ImportanceCorrection(correction="mask" if recompute else "none", low=0.8, high=1.25),
+        recompute_old_logprobs=recompute,
+    )
+    learner = TreeLearner(model, settings)
+    moved(model, rng)
+    assert_step_equals_rows(learner, settings, sampled(model, rng, num_groups=3), start)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

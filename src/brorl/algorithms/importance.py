@@ -31,9 +31,8 @@ class ImportanceFactors(NamedTuple):
 class Mismatch:
     """How far the old policy is from the sampler, over sampled tokens; every rollout counts.
 
-    Log-ratios are clamped to +-20. The estimate of KL takes w to have mean 1 under the sampler, which top-p and top-k
-    break.
-
+    Log-ratios are clamped to +-20. The estimate of KL takes w to have mean 1 under the sampler; with top-p and top-k it
+    has where both keep the same tokens.
 
     Source: the k3 estimator of Schulman, "Approximating KL divergence" (2020).
     """

@@ -4,6 +4,10 @@ Nothing of the size of nodes times vocabulary is kept but the logits of one bloc
 forward pass reduces them to a log-sum-exp and an entropy per row, in float32 at least; the backward pass computes the
 softmax again. Compiled, both are one kernel that reads the logits and writes at most their gradient.
 
+With top-p or top-k the distribution is the truncated one, over the tokens that a row's own logits keep. A node's token
+counts as kept: where the row does not keep it, because the weights or the numerics are not those of the draw, the
+distribution is that over the kept tokens and this one, so its log-prob is finite and has a gradient.
+
 Dimensions: R rows, V vocabulary, K nodes, B rows of a block.
 """
 
@@ -97,30 +101,46 @@ class _Reduced(torch.autograd.Function):
     def forward(
         ctx: Any, outputs: NodeOutputs, logits_RV: Tensor, length_R: Tensor, row_K: Tensor, token_K: Tensor
     ) -> tuple[Tensor, Tensor]:
-        logprob_K, lse_R, entropy_R = outputs.call(_reduce, logits_RV, length_R, row_K, token_K)
+        smallest_R = outputs.next_token.smallest_kept(logits_RV, length_R)
+        logprob_K, lse_R, entropy_R = outputs.call(_reduce, logits_RV, length_R, smallest_R, row_K, token_K)
+        if smallest_R is not None:
+            outside_K = logits_RV[row_K, token_K] < smallest_R[row_K]
+            logprob_K = torch.where(outside_K, torch.nn.functional.logsigmoid(logprob_K), logprob_K)
         ctx.outputs = outputs
-        ctx.save_for_backward(logits_RV, length_R, row_K, token_K, lse_R, entropy_R, logprob_K)
+        ctx.save_for_backward(logits_RV, length_R, smallest_R, row_K, token_K, lse_R, entropy_R, logprob_K)
         return logprob_K, entropy_R
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_K: Tensor, grad_entropy_R: Tensor) -> tuple[Tensor | None, ...]:
         outputs: NodeOutputs = ctx.outputs
-        logits_RV, length_R, row_K, token_K, lse_R, entropy_R, logprob_K = ctx.saved_tensors
+        logits_RV, length_R, smallest_R, row_K, token_K, lse_R, entropy_R, logprob_K = ctx.saved_tensors
         grad_K = torch.where(torch.isfinite(logprob_K), grad_K, 0.0)  # a token that cannot be drawn has none
+        if smallest_R is not None:
+            outside_K = logits_RV[row_K, token_K] < smallest_R[row_K]
+            grad_K = torch.where(outside_K, grad_K * -torch.expm1(logprob_K), grad_K)  # of the sigmoid's logarithm
         sum_R = torch.zeros_like(lse_R).index_add_(0, row_K, grad_K)
-        grad_RV = outputs.call(_gradient, logits_RV, length_R, lse_R, entropy_R, sum_R, grad_entropy_R)
+        grad_RV = outputs.call(_gradient, logits_RV, length_R, smallest_R, lse_R, entropy_R, sum_R, grad_entropy_R)
         of_token_K = (grad_K / outputs.next_token.temperature).to(grad_RV.dtype)
         return None, grad_RV.index_put_((row_K, token_K), of_token_K, accumulate=True), None, None, None
 
 
 def _reduce(
-    next_token: NextToken, entropy: bool, logits_RV: Tensor, length_R: Tensor, row_K: Tensor, token_K: Tensor
+    next_token: NextToken,
+    entropy: bool,
+    logits_RV: Tensor,
+    length_R: Tensor,
+    smallest_R: Tensor | None,
+    row_K: Tensor,
+    token_K: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log-probs of nodes, and the log-sum-exps and entropies (0 if not requested) of rows."""
+    """Return the log-probs of nodes, and the log-sum-exps and entropies (0 if not requested) of rows.
+
+    Of a token that is not kept it is the log of its mass over that of the kept tokens.
+    """
     scaled_RV = next_token.logits(logits_RV, length_R)
     high_R = scaled_RV.amax(1)
-    mass_RV = (scaled_RV - high_R[:, None]).exp_()
+    mass_RV = _kept((scaled_RV - high_R[:, None]).exp_(), logits_RV, smallest_R)
     total_R = mass_RV.sum(1)
     lse_R = high_R + total_R.log()
     entropy_R = torch.zeros_like(lse_R)
@@ -135,6 +155,7 @@ def _gradient(
     entropy: bool,
     logits_RV: Tensor,
     length_R: Tensor,
+    smallest_R: Tensor | None,
     lse_R: Tensor,
     entropy_R: Tensor,
     sum_R: Tensor,
@@ -146,4 +167,10 @@ def _gradient(
     if entropy:
         finite_RV = torch.where(torch.isfinite(logprob_RV), logprob_RV, 0.0)  # 0 times -inf is not 0
         factor_RV = factor_RV - grad_entropy_R[:, None] * (finite_RV + entropy_R[:, None])
-    return logprob_RV.exp_().mul_(factor_RV / next_token.temperature).to(logits_RV.dtype)
+    mass_RV = _kept(logprob_RV.exp_(), logits_RV, smallest_R)
+    return mass_RV.mul_(factor_RV / next_token.temperature).to(logits_RV.dtype)
+
+
+def _kept(mass_RV: Tensor, logits_RV: Tensor, smallest_R: Tensor | None) -> Tensor:
+    """Set the mass of the tokens that a row does not keep to 0."""
+    return mass_RV if smallest_R is None else mass_RV.masked_fill_(logits_RV < smallest_R[:, None], 0.0)

@@ -117,7 +117,7 @@ class Learner(Protocol):
         ...
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
-        """Return the log-prob (nats) of every node under the current weights, at the sampling temperature."""
+        """Return the log-prob (nats) of every node under the current weights, of the distribution of the draw."""
         ...
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:

@@ -162,7 +162,7 @@ class TreeLearner:
         return self._preparation.with_old_logprobs(groups)
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
-        """Return the log-prob (nats) of every node, shape [M], by the current weights at the sampling temperature."""
+        """Return the log-prob (nats) of every node, shape [M], by the current weights, as `NextToken` draws."""
         return self._scores.gathered(trees)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -7,8 +7,10 @@ from scipy.stats import kstest
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
+from brorl.model import logits as logits_module
+from brorl.model.logits import smallest_kept
 from brorl.rollout.native import draw
-from brorl.rollout.native.draw import Uniforms, draw_tokens, truncate
+from brorl.rollout.native.draw import Uniforms, draw_tokens
 from brorl.sampling import SamplingParams
 
 INF = float("inf")
@@ -186,7 +188,7 @@ def test_temperature_divides_the_logits_and_zero_is_greedy(rng: np.random.Genera
         assert row_warm == pytest.approx(np.log(softmax(logits[r].numpy() / 0.7)[t]), rel=1e-11, abs=1e-12)
 
 
-def test_truncation_changes_the_draw_but_not_the_log_prob(rng: np.random.Generator) -> None:
+def test_a_token_is_drawn_from_the_kept_ones_and_has_its_log_prob_among_them(rng: np.random.Generator) -> None:
     logits = random_logits(rng, 5, 30)
     row, uniform = np.repeat(np.arange(5), 200), rng.random(1000)
     sampling = SamplingParams(temperature=1.3, top_p=0.8, top_k=9)
@@ -194,18 +196,20 @@ def test_truncation_changes_the_draw_but_not_the_log_prob(rng: np.random.Generat
     for r in range(5):
         scaled = logits[r].numpy() / 1.3
         kept = plain_truncation(scaled, 0.8, 9)
-        cumulative = np.cumsum(np.where(kept, softmax(scaled), 0.0))
+        mass = np.where(kept, softmax(scaled), 0.0)
+        cumulative = np.cumsum(mass)
         mine = row == r
         expected = np.searchsorted(cumulative, uniform[mine] * cumulative[-1], side="right")
         np.testing.assert_array_equal(token.numpy()[mine], expected)
-        np.testing.assert_allclose(logprob.numpy()[mine], np.log(softmax(scaled)[expected]), rtol=1e-11, atol=1e-12)
+        logprob_K = np.log(mass[expected] / mass.sum())
+        np.testing.assert_allclose(logprob.numpy()[mine], logprob_K, rtol=1e-11, atol=1e-12)
 
 
 # -- truncation ------------------------------------------------------------------------------------------------------
 
 
 def plain_truncation(logits: np.ndarray, top_p: float, top_k: int) -> np.ndarray:
-    """Which tokens of one row stay: go from the most probable down, stop at k (ties stay), then at mass top_p."""
+    """Which tokens of one row stay: go from the most probable down, stop at k, then at mass top_p; ties stay."""
     order = sorted(range(logits.size), key=lambda v: -logits[v])
     if top_k:
         order = [v for v in order if logits[v] >= logits[order[min(top_k, logits.size) - 1]]]
@@ -216,12 +220,21 @@ def plain_truncation(logits: np.ndarray, top_p: float, top_k: int) -> np.ndarray
         mass += np.exp(logits[v] - logits[order[0]]) / total
         if top_p < 1 and mass >= top_p:
             break
-    return kept
+    return kept | np.isin(logits, logits[kept])
 
 
+def truncate(logits: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
+    """The logits with -inf outside of the kept tokens."""
+    return logits.masked_fill(logits < smallest_kept(logits, 1.0, top_p, top_k)[:, None], -INF)
+
+
+@pytest.mark.parametrize("few", [3, 1024])  # of which a nucleus is looked for first
 @pytest.mark.parametrize("top_p", [1.0, 0.95, 0.5, 1e-9])
 @pytest.mark.parametrize("top_k", [0, 1, 4, 17, 99])
-def test_truncate_equals_a_plain_loop_and_transformers(rng: np.random.Generator, top_p: float, top_k: int) -> None:
+def test_truncation_equals_a_plain_loop_and_transformers(
+    rng: np.random.Generator, top_p: float, top_k: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logits_module, "_FEW", few)
     logits = random_logits(rng, 40, 17)
     got = truncate(logits, top_p, top_k)
     expected = logits
@@ -235,23 +248,16 @@ def test_truncate_equals_a_plain_loop_and_transformers(rng: np.random.Generator,
         np.testing.assert_array_equal(after, np.where(kept, before, -INF))
 
 
-def test_ties_with_the_last_of_top_k_stay(rng: np.random.Generator) -> None:
-    logits = torch.from_numpy(rng.integers(0, 4, (50, 12)).astype(np.float64))
-    kept = (truncate(logits, 1.0, 3) > -INF).numpy()
-    for before, after in zip(logits.numpy(), kept, strict=True):
-        np.testing.assert_array_equal(after, plain_truncation(before, 1.0, 3))
-    assert (kept.sum(1) > 3).any()
-
-
-def test_nucleus_is_the_smallest_set_that_reaches_the_mass_even_with_ties(rng: np.random.Generator) -> None:
+def test_ties_with_the_last_token_stay(rng: np.random.Generator) -> None:
+    """So the set does not depend on the order of the tokens."""
     logits = torch.from_numpy(rng.integers(0, 4, (200, 12)).astype(np.float64))
-    for top_p in (0.31, 0.72, 0.99):
-        kept_RV = (truncate(logits, top_p, 0) > -INF).numpy()
+    for top_p, top_k in [(1.0, 3), (0.31, 0), (0.72, 0), (0.99, 0), (0.61, 3)]:
+        kept_RV = (truncate(logits, top_p, top_k) > -INF).numpy()
         for row, kept in zip(logits.numpy(), kept_RV, strict=True):
-            probability = softmax(row)
-            assert probability[kept].sum() >= top_p - 1e-12
-            assert probability[kept].sum() - probability[kept].min() < top_p + 1e-12
-            assert kept.all() or probability[kept].min() >= probability[~kept].max()
+            np.testing.assert_array_equal(kept, plain_truncation(row, top_p, top_k))
+        order = torch.from_numpy(rng.permutation(12))
+        np.testing.assert_array_equal((truncate(logits[:, order], top_p, top_k) > -INF).numpy(), kept_RV[:, order])
+    assert (kept_RV.sum(1) > 3).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # float32 takes the compiled draw, where there is one

@@ -3,19 +3,22 @@
 import copy
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
 
 from brorl.activity import Activity, Decoding
 from brorl.errors import DivergedError
+from brorl.model.flat_logprobs import flat_chunk_logprobs
 from brorl.model.kernels import kernels
 from brorl.model.lean import LeanPass
 from brorl.model.logits import NextToken, RowLogits
-from brorl.model.logprobs import tree_logprobs
+from brorl.model.logprobs import by_tree, tree_logprobs
 from brorl.model.tree_attention import HookedPass, HooksError
 from brorl.rollout.native import decoder, slots
 from brorl.rollout.native.arena import Arena
@@ -111,9 +114,12 @@ def test_log_probs_equal_a_plain_forward_pass(architecture: str, rng: np.random.
     trees = NativeEngine(model, EOS).sample(ragged_prompts(rng, 4), 40, sampling, seed=1)
     for tree in trees:
         responses = [r for r, _ in tree.responses()]
-        with torch.no_grad():
-            plain = plain_logprobs(model, [tree.prompt_ids] * len(responses), responses, temperature=0.8)
-        for leaf, expected in zip(tree.leaf, plain, strict=True):
+        for leaf, response in zip(tree.leaf, responses, strict=True):
+            ids = torch.tensor([[*tree.prompt_ids, *response]])
+            with torch.no_grad():
+                logits_TV = model(input_ids=ids, use_cache=False).logits[0, len(tree.prompt_ids) - 1 : -1] / 0.8
+            kept_TV = TopPLogitsWarper(0.97)(ids, TopKLogitsWarper(12)(ids, logits_TV))
+            expected = kept_TV.log_softmax(1)[torch.arange(len(response)), list(response)]
             np.testing.assert_allclose(tree.logprob[tree.path(int(leaf))], expected, rtol=1e-12, atol=1e-12)
 
 
@@ -402,6 +408,26 @@ def test_positions_that_depend_on_the_longest_sequence_are_refused(rope_type: st
     prompts = [rng.integers(1, 17, n).tolist() for n in (3, 30)]
     with pytest.raises(HooksError, match=rope_type):
         NativeEngine(model, EOS).sample(prompts, 5, SamplingParams(max_new_tokens=6), seed=0)
+
+
+@pytest.mark.parametrize("share_prefixes", [True, False])
+@pytest.mark.parametrize("kept", [{"top_p": 0.9}, {"top_k": 3}, {"top_p": 0.95, "top_k": 8}])
+def test_the_learner_has_the_log_probs_of_the_sampler_among_the_kept_tokens(
+    kept: dict[str, Any], share_prefixes: bool, rng: np.random.Generator
+) -> None:
+    """By tree and by rows; also with stop tokens that cannot be drawn at first."""
+    model = small_model(seed=int(rng.integers(1 << 30)))
+    sampling = SamplingParams(0.8, max_new_tokens=6, min_new_tokens=2, **kept)
+    engine = NativeEngine(model, EOS, share_prefixes=share_prefixes)
+    trees = engine.sample(ragged_prompts(rng, 3), 40, sampling, seed=int(rng.integers(1 << 60)))
+    next_token = NextToken(0.8, 2, (EOS,), **kept)
+    for learned in (tree_logprobs(model, trees, next_token=next_token), flat_logprobs(model, trees, next_token)):
+        for tree, learned_M in zip(trees, learned, strict=True):
+            np.testing.assert_allclose(learned_M.detach().numpy(), tree.logprob, rtol=1e-9, atol=1e-12)
+
+
+def flat_logprobs(model: PreTrainedModel, trees: list[RolloutTree], next_token: NextToken) -> list[torch.Tensor]:
+    return by_tree(list(flat_chunk_logprobs(model, trees, next_token=next_token)), trees)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

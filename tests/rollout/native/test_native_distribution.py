@@ -11,8 +11,11 @@ from scipy.stats import chi2
 from test_native import ragged_prompts
 from transformers import PreTrainedModel
 
+from brorl.model.logits import NextToken
+from brorl.model.logprobs import tree_logprobs
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
+from brorl.tree import RolloutTree
 from small_models import plain_logprobs, small_model
 
 EOS, VOCABULARY, LENGTH = 0, 5, 3
@@ -75,6 +78,42 @@ def test_responses_follow_their_exact_distribution(settings: dict, share_prefixe
     assert all(expected[r] > 0 for r in observed)
     # Too good a fit would be as wrong as a bad one: rollouts are independent, not stratified.
     assert 1e-3 < p_value(observed, expected) < 1 - 1e-3
+
+
+@pytest.mark.parametrize("settings", [{"top_k": 3}, {"top_p": 0.8}, {"temperature": 1.4, "top_k": 4, "top_p": 0.7}])
+def test_log_probs_and_the_policy_gradient_are_those_of_the_truncated_policy(
+    settings: dict, rng: np.random.Generator
+) -> None:
+    """Every response of a tree has its enumerated probability, so nothing is unsampled once all of them are sampled.
+
+    The sum of probability x reward x gradient of the learner's log-prob is the derivative of the expected reward, here
+    by a central difference of the enumeration.
+    """
+    model = small_model("qwen2", vocab_size=VOCABULARY, seed=int(rng.integers(1 << 30)))
+    sampling = SamplingParams(max_new_tokens=LENGTH, **settings)
+    expected = {r: p for r, p in enumerate_responses(model, sampling).items() if p > 0}
+    (sampled,) = NativeEngine(model, EOS).sample([PROMPT], 3_000, sampling, seed=int(rng.integers(1 << 60)))
+    leaf_p = dict(zip((r for r, _ in sampled.responses()), np.exp(sampled.prefix_logprob[sampled.leaf]), strict=True))
+    assert leaf_p == pytest.approx({r: expected[r] for r in leaf_p}, rel=1e-9)
+
+    reward = {r: float(rng.normal()) for r in expected}
+    tree = RolloutTree.from_responses(PROMPT, list(expected))
+    next_token = NextToken(sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
+    (logprob_M,) = tree_logprobs(model, [tree], next_token=next_token)
+    paths = {r: tree.path(int(leaf)) for (r, _), leaf in zip(tree.responses(), tree.leaf, strict=True)}
+    sum(expected[r] * reward[r] * logprob_M[paths[r]].sum() for r in expected).backward()
+    direction = [torch.from_numpy(rng.normal(size=p.shape)) for p in model.parameters()]
+    slope = sum(float((p.grad * d).sum()) for p, d in zip(model.parameters(), direction, strict=True))
+
+    values = []
+    for step in (1e-6, -2e-6):
+        with torch.no_grad():
+            for p, d in zip(model.parameters(), direction, strict=True):
+                p += step * d
+        moved = enumerate_responses(model, sampling)
+        assert {r for r, p in moved.items() if p > 0} == set(expected)
+        values.append(sum(moved[r] * reward[r] for r in expected))
+    assert slope == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-6, abs=1e-7)
 
 
 def test_the_chi_square_test_can_fail() -> None:

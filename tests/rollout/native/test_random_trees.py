@@ -59,26 +59,26 @@ def random_model(rng: np.random.Generator, kind: str, vocabulary: int) -> PreTra
 
 
 def distribution(logits_V: np.ndarray, sampling: SamplingParams, stop_ids: set[int], depth: int) -> np.ndarray:
-    """Log-probs of the next token at the sampling temperature, before top-k and top-p."""
+    """Log-probs of the next token at the sampling temperature, of the tokens that top-k and top-p keep."""
     score = logits_V / (sampling.temperature or 1)
     if depth < sampling.min_new_tokens:
         score[list(stop_ids)] = -np.inf
-    score = score - score.max()
-    return score - np.log(np.exp(score).sum())
-
-
-def drawn_token(logprob_V: np.ndarray, uniform: float, sampling: SamplingParams) -> int:
-    """The inverse of the cumulative distribution, after top-k and top-p."""
-    if not sampling.temperature:
-        return int(logprob_V.argmax())
-    mass_V = np.exp(logprob_V)
-    if 0 < sampling.top_k < mass_V.size:
+    mass_V = np.exp(score - score.max())
+    if sampling.temperature and 0 < sampling.top_k < mass_V.size:
         mass_V[mass_V < np.sort(mass_V)[-sampling.top_k]] = 0
-    if sampling.top_p < 1:
+    if sampling.temperature and sampling.top_p < 1:
         order = np.argsort(-mass_V, kind="stable")
         share = mass_V[order] / mass_V.sum()
         mass_V[order[share.cumsum() - share >= sampling.top_p]] = 0
-    edge_V = mass_V.cumsum()
+    with np.errstate(divide="ignore"):
+        return np.log(mass_V / mass_V.sum())
+
+
+def drawn_token(logprob_V: np.ndarray, uniform: float, sampling: SamplingParams) -> int:
+    """The inverse of the cumulative distribution."""
+    if not sampling.temperature:
+        return int(logprob_V.argmax())
+    edge_V = np.exp(logprob_V).cumsum()
     return int(np.searchsorted(edge_V, uniform * edge_V[-1], side="right"))
 
 

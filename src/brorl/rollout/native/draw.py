@@ -1,4 +1,4 @@
-"""Logits to tokens: truncation, and one inverse-CDF draw per rollout.
+"""Logits to tokens: one inverse-CDF draw per rollout, from the tokens that top-p and top-k keep.
 
 Each rollout brings one uniform number per position, addressed by (seed, prompt, rollout, position). The token is the
 inverse of the cumulative distribution at that number, so it depends neither on which rows share a batch nor on how the
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from brorl.model.device import at_least_float32, to_device
 from brorl.model.kernels import kernels_of
-from brorl.model.logits import LOGITS_PER_DRAW, MASSES_PER_DRAW, softmax_lse, tokens_per_mass
+from brorl.model.logits import LOGITS_PER_DRAW, MASSES_PER_DRAW, smallest_kept, softmax_lse, tokens_per_mass
 from brorl.sampling import SamplingParams
 from brorl.tree import FloatArray, IntArray
 
@@ -86,25 +86,6 @@ class Uniforms:
         return self._table
 
 
-def truncate(logits_RV: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Set the logits outside the top-k, then outside the nucleus of mass top_p, to -inf (each row keeps at least one).
-
-    Ties with the last of the top-k are kept; a `top_k` of 0 keeps all.
-
-    Source: nucleus sampling, arXiv 1904.09751; the order (top-k first) is that of Hugging Face transformers.
-    """
-    if 0 < top_k < logits_RV.shape[1]:
-        smallest = logits_RV.topk(top_k, dim=1).values[:, -1:]
-        logits_RV = logits_RV.masked_fill(logits_RV < smallest, float("-inf"))
-    if top_p < 1:
-        ordered, index = logits_RV.sort(dim=1, descending=True)
-        probability = ordered.softmax(1)
-        mass_before = probability.cumsum(1) - probability
-        outside = torch.zeros_like(index, dtype=torch.bool).scatter_(1, index, mass_before >= top_p)
-        logits_RV = logits_RV.masked_fill(outside, float("-inf"))
-    return logits_RV
-
-
 def draw_tokens(
     logits_RV: Tensor, row_K: IntArray, uniform_K: FloatArray, sampling: SamplingParams
 ) -> tuple[Tensor, Tensor]:
@@ -117,9 +98,9 @@ def draw_tokens(
         sampling: Temperature, top-p and top-k.
 
     Returns:
-        Token ids [K], and their log-probs [K] in nats at the sampling temperature (at 1 if it is 0), before truncation.
-        Rows and rollouts are computed in blocks, which bounds the memory and changes no token. The log-probs of a row
-        without a distribution, such as one with NaN, +inf or -inf alone, are NaN.
+        Token ids [K], and their log-probs [K] in nats under the distribution that they are drawn from; at temperature 0
+        under that of temperature 1. Rows and rollouts are computed in blocks, which bounds the memory and changes no
+        token. The log-probs of a row without a distribution, such as one with NaN, +inf or -inf alone, are NaN.
     """
     kernels = kernels_of(logits_RV)
     if kernels and sampling.temperature and sampling.top_p == 1 and not sampling.top_k:
@@ -158,16 +139,14 @@ def _draw_tokens(
     logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: SamplingParams
 ) -> tuple[Tensor, Tensor]:
     """Draw as `draw_tokens` does, for all rows at once."""
+    if sampling.temperature and (sampling.top_p < 1 or sampling.top_k):
+        smallest_R = smallest_kept(logits_RV, sampling.temperature, sampling.top_p, sampling.top_k)
+        logits_RV = logits_RV.masked_fill(logits_RV < smallest_R[:, None], float("-inf"))
     logits_RV = logits_RV.to(at_least_float32(logits_RV.dtype))
     if sampling.temperature not in (0.0, 1.0):
         logits_RV = logits_RV / sampling.temperature
     mass_RV, lse_R = softmax_lse(logits_RV)
-    if sampling.temperature == 0:
-        token_K = logits_RV.argmax(1)[row_K]
-    else:
-        if sampling.top_p < 1 or sampling.top_k:
-            mass_RV = truncate(logits_RV, sampling.top_p, sampling.top_k).softmax(1)
-        token_K = _inverse_cdf(mass_RV, row_K, uniform_K)
+    token_K = _inverse_cdf(mass_RV, row_K, uniform_K) if sampling.temperature else logits_RV.argmax(1)[row_K]
     return token_K, logits_RV[row_K, token_K] - lse_R[row_K]
 
 
