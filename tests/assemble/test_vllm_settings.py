@@ -61,8 +61,6 @@ def test_settings_that_contradict_vllm_are_rejected_when_read(settings: dict[str
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sampling.top_p": 0.9}, r"sampling\.top_p = 0\.9 .* set sampling\.top_p: 1\.0"),
-        ({"sampling.top_k": 5}, r"sampling\.top_k = 5"),
         ({"sampling.temperature": 0.001}, r"no temperature between 0 and 0\.01"),
         ({"engine.vllm.weight_transfer": "ipc"}, r"on the CPU .*set engine\.vllm\.weight_transfer: auto"),
         ({"engine.vllm.placement": "apart"}, r"on the CPU .*set engine\.vllm\.placement: colocated"),

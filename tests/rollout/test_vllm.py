@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from itertools import pairwise
-from math import isnan
 from pathlib import Path
 from typing import Literal
 
@@ -145,13 +144,6 @@ def test_every_stop_token_ends_a_response() -> None:
     engine, (fake,) = started()
     engine.sample([[1]], 1, replace(SAMPLING, stop_token_ids=(3,)), 0)
     assert fake.stops == [0, 3]
-
-
-@pytest.mark.parametrize("truncated", [{"top_p": 0.9}, {"top_k": 2}])
-def test_truncated_sampling_has_no_logprobs(truncated: dict[str, float]) -> None:
-    engine, _ = started()
-    (tree,) = engine.sample([[1]], 4, replace(SAMPLING, **truncated), 0)  # type: ignore[arg-type]
-    assert all(isnan(x) for x in tree.logprob)
 
 
 def test_ways_of_sampling_that_vllm_lacks_are_rejected() -> None:

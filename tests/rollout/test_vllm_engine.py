@@ -35,7 +35,7 @@ from brorl.rollout.vllm_process import Request, VllmProcess, VllmSettings
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from run_support import command
-from small_models import plain_logprobs, small_model, wide_heads
+from small_models import small_model, wide_heads
 from small_tokenizers import TOKENIZERS
 from tree_invariants import check_tree
 
@@ -167,21 +167,33 @@ def is_greedy(model: PreTrainedModel, prompt: list[int], tokens: list[int], firs
     return bool((logits.max(1).values - chosen)[first:].max() < LOGPROB_BOUND)
 
 
-@pytest.mark.parametrize(("temperature", "min_new_tokens"), [(1.0, 0), (0.6, 0), (1.4, 3)])
+@pytest.mark.parametrize(
+    ("temperature", "min_new_tokens", "kept"),
+    [
+        (1.0, 0, {}),
+        (0.6, 0, {}),
+        (1.4, 3, {}),
+        (1.0, 0, {"top_p": 0.95, "top_k": 5}),
+        (1.4, 3, {"top_p": 0.8}),
+        (0.8, 0, {"top_k": 3}),
+    ],
+)
 def test_logprobs_are_those_of_the_learner(
-    pair: Pair, rng: np.random.Generator, temperature: float, min_new_tokens: int
+    pair: Pair, rng: np.random.Generator, temperature: float, min_new_tokens: int, kept: dict[str, float]
 ) -> None:
+    """A token on the border of the kept ones may be kept by one of the two alone."""
     pair.update(rng)
-    sampling = SamplingParams(temperature, max_new_tokens=8, min_new_tokens=min_new_tokens)
+    sampling = SamplingParams(temperature, max_new_tokens=8, min_new_tokens=min_new_tokens, **kept)  # type: ignore[arg-type]
     prompts, counts = prompts_of(rng), [1, 50, 97]
     trees = pair.engine.sample(prompts, counts, sampling, seed=int(rng.integers(2**63)))
-    next_token = NextToken(temperature, min_new_tokens, (STOP,))
+    next_token = NextToken(temperature, min_new_tokens, (STOP,), **kept)  # type: ignore[arg-type]
     for tree, prompt, count, expected in zip(
         trees, prompts, counts, tree_logprobs(pair.model, trees, next_token=next_token), strict=True
     ):
         check_tree(tree)
         assert (tree.prompt_ids, tree.num_rollouts) == (tuple(prompt), count)
-        assert np.abs(tree.logprob - expected.detach().numpy()).max() < LOGPROB_BOUND
+        error_M = np.abs(tree.logprob - expected.detach().numpy())
+        assert np.mean(error_M > LOGPROB_BOUND) <= (0.01 if kept else 0)
         for (tokens, _), finished in zip(tree.responses(), tree.finished, strict=True):
             assert STOP not in tokens[:-1]
             assert finished == (tokens[-1] == STOP)
@@ -189,20 +201,23 @@ def test_logprobs_are_those_of_the_learner(
             assert finished or len(tokens) == 8
 
 
-def test_samples_have_the_distribution_of_the_model(pair: Pair, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("kept", [{}, {"top_p": 0.9, "top_k": 7}])
+def test_samples_have_the_distribution_of_the_model(
+    pair: Pair, rng: np.random.Generator, kept: dict[str, float]
+) -> None:
     """Chi-square of all responses of at most 2 tokens against enumeration; one false alarm in a million."""
     pair.update(rng)
     (prompt,), temperature, number = prompts_of(rng, 1), 0.8, 3000
     pairs = [(a, b) for a, b in product(range(VOCABULARY), repeat=2) if a != STOP]
     responses: list[tuple[int, ...]] = [(STOP,), *pairs]
-    logprobs = plain_logprobs(pair.model, [prompt] * len(responses), responses, temperature)
-    expected = number * np.array([float(x.detach().double().sum().exp()) for x in logprobs])
-    (tree,) = pair.engine.sample(
-        [prompt], number, SamplingParams(temperature, max_new_tokens=2), seed=int(rng.integers(2**63))
-    )
+    sampling = SamplingParams(temperature, max_new_tokens=2, **kept)  # type: ignore[arg-type]
+    first_V = kept_masses(pair.model, prompt, sampling)
+    second = {a: kept_masses(pair.model, [*prompt, a], sampling) for a in range(VOCABULARY) if a != STOP}
+    expected = number * np.array([first_V[STOP], *(first_V[a] * second[a][b] for a, b in pairs)])
+    (tree,) = pair.engine.sample([prompt], number, sampling, seed=int(rng.integers(2**63)))
     counts = dict(tree.responses())
     observed = np.array([counts.get(response, 0) for response in responses])
-    assert observed.sum() == number
+    assert observed[expected > 0].sum() == number
     common = expected >= 5
     observed, expected = (np.append(x[common], x[~common].sum()) for x in (observed, expected))
     if expected[-1] < 5:  # merge the rare rest into the smallest of the others
@@ -211,6 +226,19 @@ def test_samples_have_the_distribution_of_the_model(pair: Pair, rng: np.random.G
         expected[smallest] += expected[-1]
         observed, expected = observed[:-1], expected[:-1]
     assert chisquare(observed, expected * number / expected.sum()).pvalue > FALSE_ALARM
+
+
+def kept_masses(model: PreTrainedModel, ids: list[int], sampling: SamplingParams) -> np.ndarray:
+    """Return the probabilities of the next token, from a loop over the tokens from the most likely one on."""
+    with torch.no_grad():
+        logits_V = model(torch.tensor([ids]), use_cache=False).logits[0, -1].double()
+    mass_V = (logits_V / sampling.temperature).softmax(0).numpy()
+    order = np.argsort(-mass_V)[: sampling.top_k or None]
+    kept_V, total = np.zeros_like(mass_V), mass_V[order].sum()
+    for token in order:
+        if kept_V.sum() < sampling.top_p * total:
+            kept_V[token] = mass_V[token]
+    return kept_V / kept_V.sum()
 
 
 def test_draws_depend_on_the_seed_and_the_number_of_the_prompt(pair: Pair, rng: np.random.Generator) -> None:
@@ -237,7 +265,8 @@ def test_top_k_keeps_the_most_likely_tokens(pair: Pair, rng: np.random.Generator
     best = pair.model(torch.tensor([prompt]), use_cache=False).logits[0, -1].topk(3)
     if best.values[1] - best.values[2] > LOGPROB_BOUND:
         assert {tokens[0] for tokens, _ in tree.responses()} <= set(best.indices[:2].tolist())
-    assert np.isnan(tree.logprob).all()
+    mass_V = kept_masses(pair.model, prompt, SamplingParams(top_k=2))
+    np.testing.assert_allclose(np.exp(tree.logprob), mass_V[tree.token], rtol=RATIO_BOUND)
 
 
 def kill_engines() -> None:
@@ -408,7 +437,8 @@ def test_a_run_of_adapters_resumes_and_is_evaluated(tmp_path: Path, monkeypatch:
     assert responses["adapters"] != responses["base"]
 
 
-def test_a_training_run_learns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [(), ("--sampling.top_p=0.95", "--sampling.top_k=8")])
+def test_a_training_run_learns(kept: tuple[str, ...], tmp_path: Path) -> None:
     save_wide_quickstart(tmp_path / "model")
     done = command(
         *("train", f"--model={tmp_path / 'model'}", "--engine.kind=vllm", "--engine.memory_gib=0.25"),
@@ -419,15 +449,17 @@ def test_a_training_run_learns(tmp_path: Path) -> None:
             "--evaluation.every=10",
             "--evaluation.ks=[1, 4]",
         ),
-        *("--optimizer.mini_batches=2", "--engine.threads=1", "--report=false"),
+        *("--optimizer.mini_batches=2", "--engine.threads=1", "--report=false", *kept),
     )
     assert done.code == 0, done.said
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     updates = [record["update"] for record in records if record["step"]]
     assert len(updates) == 10
+    assert all("coverage" in record for record in records if record["step"])
     for update in updates:  # the probability of a token under the learner over that under vLLM
         assert abs(update["mismatch_mean"] - 1) < RATIO_BOUND
-        assert abs(update["mismatch_max"] - 1) < RATIO_BOUND
+        # one of the two alone may keep a token on the border
+        assert abs(update["mismatch_max"] - 1) < (0.2 if kept else RATIO_BOUND)
     before, after = (records[i]["evaluation"]["pass_at"]["1"]["value"] for i in (0, -1))
     assert after > before
 

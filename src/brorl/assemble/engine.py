@@ -71,22 +71,15 @@ def _check_gpus(config: TrainConfig) -> None:
 
 
 def check_training_sampling(config: TrainConfig) -> None:
-    """Check that the engine can draw the rollouts of training, with the log-probs that training needs.
+    """Check that the engine can draw the rollouts of training.
 
     Raises:
         UserError: If it cannot.
     """
-    sampling = config.sampling
     if config.engine.kind != "vllm":
         return
-    if sampling.top_p < 1 or sampling.top_k:
-        raise UserError(
-            f"engine.kind = vllm returns no log-probs of the whole vocabulary with sampling.top_p = {sampling.top_p} "
-            f"and sampling.top_k = {sampling.top_k}; set sampling.top_p: 1.0 and sampling.top_k: 0, or engine.kind: "
-            "native"
-        )
     try:
-        check_sampling(sampling.params)
+        check_sampling(config.sampling.params)
     except ValueError as error:
         raise UserError(str(error)) from error
 

@@ -9,9 +9,8 @@ can differ in the last bits with the rows beside it, and then a draw close to th
 vLLM's results are reproducible in distribution, and bit for bit only where vLLM itself is (its batch-invariant mode on
 GPUs). Rows that share a prefix can have log-probs that differ in the last bits; a tree keeps one.
 
-Log-probs are those of the distribution that a token was drawn from: at the temperature, and without the stop tokens
-before `min_new_tokens`, like the learner's. With top_p < 1 or top_k > 0 vLLM renormalizes them over the kept tokens,
-and the trees have NaN instead.
+Log-probs are those of the distribution that a token was drawn from, like the learner's: at the temperature, without the
+stop tokens before `min_new_tokens`, and over the tokens that top-p and top-k keep.
 
 vLLM finds a stop string late where its last token also begins a character that another token completes. Responses are
 cut where `brorl.model.stop_strings` says. Two ends are vLLM's alone: such a string that is complete within
@@ -138,7 +137,6 @@ class VllmEngine:
         stop_token_ids = [*self.stop_token_ids, *sampling.stop_token_ids]
         requests = [request for requests in requests_P for request in requests]
         answers = iter(self._repeat(lambda process: process.complete(requests, sampling, stop_token_ids)))
-        known = sampling.top_p == 1 and not sampling.top_k  # the log-probs are those of the whole vocabulary
         trees = []
         for prompt, count, parts in zip(prompts, rollouts_P, requests_P, strict=True):
             completions = [self._cut(completion, sampling) for _ in parts for completion in next(answers)]
@@ -148,7 +146,7 @@ class VllmEngine:
                 RolloutTree.from_responses(
                     prompt,
                     [completion.token_ids for completion in completions],
-                    [completion.logprobs for completion in completions] if known else None,
+                    [completion.logprobs for completion in completions],
                     [completion.finished for completion in completions],
                 )
             )

@@ -303,7 +303,7 @@ def _arguments(settings: VllmSettings) -> dict[str, Any]:
         "kv_cache_memory_bytes": settings.cache_bytes,
         "tensor_parallel_size": settings.tensor_parallel,
         "enable_prefix_caching": True,
-        "logprobs_mode": "processed_logprobs",  # after temperature and min_tokens, as the learner computes them
+        "logprobs_mode": "processed_logprobs",  # of the distribution of the draw, as the learner computes them
         "enforce_eager": on_cpu,  # compilation costs more than it saves there
         "enable_sleep_mode": settings.sleeps,
         "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
