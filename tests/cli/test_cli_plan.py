@@ -81,8 +81,6 @@ def test_a_run_gives_its_settings_and_its_last_checkpoint(short_run: Path) -> No
         (["--seconds-per-step=-1"], "seconds_per_step must be above 0 and finite, got -1.0"),
         (["--aim=pass@2"], "--aim"),
         (["--seconds-per-step=soon"], "--seconds-per-step"),
-        (["--sampling.top_p=0.9"], "a plan needs sampling from the full distribution"),
-        (["--sampling.top_k=5"], "set sampling.top_p: 1.0 and sampling.top_k: 0"),
         (["--data=chess.jsonl"], "chess.jsonl"),
         (["--recipe=no-such.yaml"], "is neither a file nor a built-in recipe"),
         (["/no/such/folder"], "model folder /no/such/folder does not exist"),

@@ -290,7 +290,6 @@ def test_a_recipe_with_phases_gets_candidates_without() -> None:
         (("--evaluation.num_prompts=4",), "at least 32 held-out prompts"),
         (("--jobs=0",), "--jobs: at least 1"),
         (("--jobs=4000",), "--jobs 4000: there are"),
-        (("--sampling.top_p=0.9",), "needs sampling from the full distribution"),
         (("--aim=coverage", "--evaluation.ks=[1]"), "--aim coverage: evaluation.ks has no k from 2"),
         (("--aim=pass@k", "--evaluation.ks=[1,256]"), "--aim pass@k: evaluation.ks has no k from 2 to 16"),
         (("missing/folder",), "missing/folder"),

@@ -36,8 +36,7 @@ def reasons(run: RunRecord) -> dict[str, str]:
 
 
 def test_a_run_in_which_nothing_was_solved_says_so_everywhere(rng: np.random.Generator) -> None:
-    settings = {"evaluation.num_prompts": "8", "sampling.top_p": "1.0"}
-    settings |= {"store_rollouts_every": "1"}
+    settings = {"evaluation.num_prompts": "8", "store_rollouts_every": "1"}
     run = run_of([{"step": 0, "evaluation": evaluation(rng)}, fruitless_record(rng, 1)], **settings)
     why = "No update was made: no group was mixed (correct and incorrect rollouts). No rollout was correct."
     empty = reasons(run)
@@ -47,7 +46,6 @@ def test_a_run_in_which_nothing_was_solved_says_so_everywhere(rng: np.random.Gen
     assert "reward" not in empty
     assert left_out(run, ()) == f"Training: {why}"
     page = make_page([run])
-    assert "top_p =" not in page
     assert why in page[page.index('id="card-success"') : page.index('id="coverage"')]
 
 
@@ -74,18 +72,11 @@ def test_a_run_that_has_just_begun(rng: np.random.Generator) -> None:
     assert COVERAGE | HELD_OUT_CHECK | UPDATE | {"reward", "informative", "sharing", "seconds", "lost"} <= set(empty)
 
 
-@pytest.mark.parametrize(("setting", "value"), [("sampling.top_p", "0.95"), ("sampling.top_k", "20")])
-def test_hidden_probabilities_are_the_reason_only_if_they_are_hidden(
-    rng: np.random.Generator, setting: str, value: str
-) -> None:
+def test_metrics_without_coverage_and_checks(rng: np.random.Generator) -> None:
     records = complete_steps(rng, 2)
     for record in records:
         del record["coverage"]
-    off = {"sampling.top_p": "1.0", "sampling.top_k": "0", "diagnostics.held_out_check_every": "1"}
-    empty = reasons(run_of(records, **{**off, setting: value}))
-    hidden = f"Not measured: with {setting} = {value} the probability of a response is not known."
-    assert {name for name, text in empty.items() if text == hidden} == COVERAGE | HELD_OUT_CHECK
-    empty = reasons(run_of(records, **off))
+    empty = reasons(run_of(records, **{"diagnostics.held_out_check_every": "1"}))
     assert {empty[name] for name in COVERAGE} == {"The metrics hold no coverage."}
     assert {empty[name] for name in HELD_OUT_CHECK} == {"The metrics hold no check of an update."}
 

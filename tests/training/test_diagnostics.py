@@ -224,15 +224,25 @@ def test_held_out_checks_come_when_they_are_due(rng: np.random.Generator) -> Non
     assert not diagnostics(model, check_every=0).hold_out(5, groups)
 
 
-@pytest.mark.parametrize("truncation", [{"top_p": 0.9}, {"top_k": 3}])
-def test_truncated_sampling_hides_the_probabilities(rng: np.random.Generator, truncation: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kept", [{"top_p": 0.9, "top_k": 3}, {"top_k": 2}])
+def test_the_diagnostics_are_those_of_the_policy_among_the_kept_tokens(
+    kept: dict[str, Any], rng: np.random.Generator
+) -> None:
+    """Sampled many times, 2 tokens miss nothing; before an update the held-out weights are 1."""
     model = small_model(seed=int(rng.integers(1000)))
-    groups = sampled_groups(model, rng)
-    measure = diagnostics(model)
-    truncated = replace(measure, sampling=replace(measure.sampling, **truncation))
-    assert truncated.hold_out(5, groups) == []
-    assert truncated.record(groups, groups, []) == {}
-    assert set(measure.record(groups, groups, [])) == {"coverage"}
+    measure = diagnostics(
+        model,
+        sampling=SamplingParams(TEMPERATURE, max_new_tokens=2, **kept),
+        learner=TreeLearner(model, replace(SETTINGS, next_token=NextToken(TEMPERATURE, **kept))),
+    )
+    trees = NativeEngine(model, EOS).sample([[1, 2], [3]], 3000, measure.sampling, seed=int(rng.integers(1 << 60)))
+    groups = [group_of(t, np.array([len(r) % 2 == 0 for r, _ in t.responses()]), f"p{i}") for i, t in enumerate(trees)]
+    record = measure.record(groups, groups, measure.hold_out(5, groups))
+    assert record["coverage"]["pooled"]["unsampled"] < 0.01
+    accuracy = np.mean([g.num_correct / 3000 for g in groups])
+    assert record["coverage"]["pooled"]["p_pos"] == pytest.approx(accuracy, abs=0.05)
+    assert record["held_out_check"]["change"] == pytest.approx(0, abs=1e-9)
+    assert record["held_out_check"]["effective_fraction"] == pytest.approx(1)
 
 
 @pytest.mark.slow

@@ -257,10 +257,9 @@ def _pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, progress:
     config = _evaluated_on(config, *tuning)
     with Screen(silent=not progress) as screen, ExitStack() as ends:
         from brorl.assemble.inputs import prepare
-        from brorl.assemble.run import build_benchmark, build_pilot_parts, require_full_distribution
+        from brorl.assemble.run import build_benchmark, build_pilot_parts
         from brorl.planning.step_timing import NoMixedGroupError
 
-        require_full_distribution(config)
         inputs = prepare(config, config.model)
         parts = build_pilot_parts(config, inputs, screen.observe, ends.callback, screen.echo)
         benchmark = build_benchmark(config, inputs, screen.observe)

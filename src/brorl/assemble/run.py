@@ -220,22 +220,11 @@ def build_pilot(
     """Make the parts of a run before its first step, for `brorl plan`.
 
     Raises:
-        UserError: If rollouts are not drawn from the full distribution, or the data, the model, the tokenizer or the
-            memory does not fit.
+        UserError: If the data, the model, the tokenizer or the memory does not fit.
     """
-    require_full_distribution(config)
     observe(Phase("loading", "data"))
     inputs = prepare(config, config.model)
     return build_pilot_parts(config, inputs, observe, on_end, echo)
-
-
-def require_full_distribution(config: TrainConfig) -> None:
-    """Refuse sampling from a part of the distribution: the growth of a tree with N is predicted from probabilities."""
-    if config.sampling.top_p < 1 or config.sampling.top_k:
-        raise UserError(
-            f"a plan needs sampling from the full distribution, but sampling.top_p = {config.sampling.top_p} and "
-            f"sampling.top_k = {config.sampling.top_k}; set sampling.top_p: 1.0 and sampling.top_k: 0"
-        )
 
 
 def build_pilot_parts(

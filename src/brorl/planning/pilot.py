@@ -34,7 +34,7 @@ class PilotParts:
     model: PreTrainedModel  # the model to train; a plan only copies it
     stream: PromptSupply  # source of the training prompts
     grader: Grader  # verifies and rewards responses
-    sampling: SamplingParams  # how responses are sampled; independently, without top-p or top-k
+    sampling: SamplingParams  # how responses are sampled, independently
     learner_settings: LearnerSettings  # settings of the learner's update
     prompts_per_step: int  # groups that a step of the recipe trains on
     dynamic_sampling: bool  # whether only mixed groups are kept

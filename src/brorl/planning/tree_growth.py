@@ -34,7 +34,7 @@ def tree_growth(tree: RolloutTree, wanted: IntArray, max_depth: int) -> TreeGrow
     """Estimate the size of a prompt's tree at other numbers of rollouts.
 
     Args:
-        tree: n rollouts that were drawn independently, without top-p or top-k.
+        tree: n rollouts that were drawn independently.
         wanted: Numbers of rollouts N', each >= 1, shape [J].
         max_depth: Length limit of a response, D; at least the length of the longest.
 

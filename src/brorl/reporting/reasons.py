@@ -43,7 +43,7 @@ def why_no_coverage(run: RunRecord) -> str:
     """Return why a run did not measure its coverage."""
     if not run.updates:
         return why_no_update(run)
-    return _hidden_probabilities(run) or "The metrics hold no coverage."
+    return "The metrics hold no coverage."
 
 
 def why_no_smaller_n(run: RunRecord) -> str:
@@ -74,8 +74,7 @@ def why_no_held_out_check(run: RunRecord, name: str = "change") -> str:
     if run.settings.get(setting) == "0":
         return f"No update was checked ({setting}: 0)."
     due = _not_due(run, setting)
-    no_check = f"The first check is due at {due}." if due else "The metrics hold no check of an update."
-    return _hidden_probabilities(run) or no_check
+    return f"The first check is due at {due}." if due else "The metrics hold no check of an update."
 
 
 def why_no_evaluation(run: RunRecord) -> str:
@@ -123,12 +122,3 @@ def _not_due(run: RunRecord, setting: str) -> str:
 def _pooled(run: RunRecord) -> list[tuple[Record, Record]]:
     """Return the lines that hold coverage, each with its pooled numbers."""
     return [(r, r["coverage"]["pooled"]) for r in run.records if (r.get("coverage") or {}).get("pooled")]
-
-
-def _hidden_probabilities(run: RunRecord) -> str:
-    """Return that top-p or top-k hide the probabilities of responses; nothing if they do not."""
-    for name, off in (("sampling.top_p", 1.0), ("sampling.top_k", 0.0)):
-        value = run.settings.get(name)
-        if value is not None and float(value) != off:
-            return f"Not measured: with {name} = {value} the probability of a response is not known."
-    return ""

@@ -57,8 +57,8 @@ def check_on_held_out(held_out: Sequence[HeldOut]) -> HeldOutCheck:
         w = pi_new(y) / pi_old(y),   dQ_hat = mean over held-out rollouts of (r - b)(w - 1)
 
     It is unbiased for the real change because E[w - 1] = 0 and E[r w] = Q_new, with r = 1 for a correct response and 0
-    otherwise. The rollouts must be independent draws at the temperature at which both log-probs are taken, without
-    top-p or top-k.
+    otherwise. The rollouts must be independent draws from the distribution of the old log-probs. With top-p or top-k
+    E[w - 1] is 0 up to the mass of tokens that one policy keeps and the other does not.
 
     Args:
         held_out: One entry per prompt, at least one.

@@ -53,7 +53,7 @@ class Diagnostics:
         Returns:
             One group of held-out rollouts per group; None where too few of them were verified.
         """
-        if not is_due(step, self.check_every) or self._truncated():
+        if not is_due(step, self.check_every):
             return []
         with self.clock("diagnostics"):
             return self._draw(step, [g.prompt for g in groups])
@@ -80,16 +80,12 @@ class Diagnostics:
             held_out: The result of `hold_out` for them, before the update.
         """
         record: dict[str, Any] = {}
-        if sampled and not self._truncated():
+        if sampled:
             record["coverage"] = coverage_record(sampled)
         both = zip(held_out, trained, strict=True) if held_out else ()
         if pairs := [(own, seen) for own, seen in both if own is not None]:
             record["held_out_check"] = asdict(check_on_held_out(self._compare(pairs)))
         return record
-
-    def _truncated(self) -> bool:
-        """Whether top-p or top-k hides the probabilities of the rollouts."""
-        return self.sampling.top_p < 1 or self.sampling.top_k > 0
 
     def _compare(self, pairs: Sequence[tuple[Group, Group]]) -> list[HeldOut]:
         """Return the input of the check, from pairs of held-out rollouts and the group that was trained on."""
