@@ -67,6 +67,8 @@ def value(config: TrainConfig, name: str) -> Any:
         ({"per_device_train_batch_size": 128, "steps_per_generation": 4}, "optimizer.mini_batches", 4),
         ({"per_device_train_batch_size": 128, "steps_per_generation": 4, "max_steps": 1000}, "steps", 250),
         ({"generation_batch_size": 320}, "prompts_per_step", 20),
+        ({"top_p": 0.9, "generation_kwargs": {"top_p": 0.95}}, "sampling.top_p", 0.95),  # TRL lets these replace it
+        ({"generation_kwargs": {"top_k": 20, "temperature": 0.6}}, "sampling.temperature", 0.6),
         ({"report_to": "wandb"}, "tracking.to", ("wandb",)),
         ({"report_to": ["none"]}, "tracking.to", ()),
         ({"use_vllm": True}, "importance.high", 3.0),  # TRL corrects by default
@@ -137,6 +139,22 @@ def test_what_has_no_counterpart_is_listed() -> None:
     assert any("prompts_per_step" in remark for remark in found.remarks)
     converted = {"trainer": {"nnodes": 2}, "actor_rollout_ref.actor.optim.min_lr_ratio": 0.1}
     assert convert({**VERL, **converted}, "it.yaml").without_counterpart == ("trainer.nnodes",)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_truncated"),
+    [
+        (TRL, False),
+        (TRL | {"top_p": 0.95}, True),
+        (TRL | {"generation_kwargs": {"top_k": 20}}, True),
+        (VERL, False),
+        (VERL | {"actor_rollout_ref.rollout.top_k": 20}, True),
+    ],
+)
+def test_truncated_sampling_is_said_to_train_the_policy_of_the_kept_tokens(
+    config: dict[str, Any], is_truncated: bool
+) -> None:
+    assert sum("among the kept tokens" in remark for remark in convert(config, "it.yaml").remarks) == is_truncated
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,15 @@ def engine_with_rounded_weights(settings: dict[str, Any], remarks: list[str]) ->
         )
 
 
+def policy_of_kept_tokens(settings: Mapping[str, Any], remarks: list[str]) -> None:
+    """Say what top-p and top-k mean for the learner, which the other trainers let see all tokens."""
+    if settings.get("sampling.top_p", 1.0) < 1 or settings.get("sampling.top_k", 0):
+        remarks.append(
+            "top_p and top_k: the log-probs, ratios and penalties of brorl's learner are those among the kept tokens, "
+            "as the rollouts are drawn; the other learner's are over all tokens"
+        )
+
+
 def narrow_clips(settings: dict[str, Any], remarks: list[str]) -> None:
     """Use brorl's bounds of the ratio of whole responses where those of the config have no effect."""
     given = [settings.pop(name) for name in ("loss.clip_low", "loss.clip_high") if name in settings]

@@ -25,6 +25,7 @@ from brorl.config.conversion import (
     number,
     one_of,
     other_loggers,
+    policy_of_kept_tokens,
     same,
     trackers,
     translated,
@@ -52,6 +53,10 @@ _TABLE: dict[str, Counterpart] = {
     "temperature": ("sampling.temperature", number),
     "top_p": ("sampling.top_p", number),
     "top_k": ("sampling.top_k", all_tokens),
+    "generation_kwargs.temperature": ("sampling.temperature", number),  # these replace the three above
+    "generation_kwargs.top_p": ("sampling.top_p", number),
+    "generation_kwargs.top_k": ("sampling.top_k", all_tokens),
+    "generation_kwargs.min_new_tokens": ("sampling.min_new_tokens", int),
     "scale_rewards": ("advantage.estimator", one_of(_SCALE, "scale_rewards")),
     "epsilon": ("loss.clip_low", number),
     "epsilon_high": ("loss.clip_high", number),
@@ -86,7 +91,7 @@ _HANDLED = {
     "use_rslora", "use_bias_correction_kl", "warmup_steps", "warmup_ratio", "lr_scheduler_kwargs",
     "num_generations_eval", "use_cpu", "dtype", "lora_dropout",
 }  # fmt: skip
-_MAPPINGS = ("lr_scheduler_kwargs.", "chat_template_kwargs.", "generation_kwargs.min_new_tokens")
+_MAPPINGS = ("lr_scheduler_kwargs.", "chat_template_kwargs.")
 _IRRELEVANT = (
     # how the work is divided, and how fast it is
     "per_device_eval_batch_size", "eval_accumulation_steps", "auto_find_batch_size", "torch_*", "tf32",
@@ -143,6 +148,7 @@ def from_trl(given: Mapping[str, Any], num_prompts: int | None) -> Conversion:
     if every.get("use_peft"):
         settings |= _lora(every, remarks)
     engine_with_rounded_weights(settings, remarks)
+    policy_of_kept_tokens(settings, remarks)
     _data(settings, every)
     _rewards(settings, every, remarks)
     missing = left_out(
@@ -169,8 +175,6 @@ def _options(every: Mapping[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if chat := nested(every, "chat_template_kwargs"):
         settings["prompt.chat_template_options"] = chat
-    if fewest := nested(every, "generation_kwargs").get("min_new_tokens"):
-        settings["sampling.min_new_tokens"] = int(fewest)
     if number_ := every.get("num_generations_eval"):
         settings |= {"evaluation.num_samples": int(number_), "evaluation.ks": sorted({1, int(number_)})}
     if every.get("sync_ref_model"):

@@ -23,6 +23,7 @@ from brorl.config.conversion import (
     number,
     one_of,
     other_loggers,
+    policy_of_kept_tokens,
     same,
     trackers,
     translated,
@@ -168,6 +169,7 @@ def from_verl(given: Mapping[str, Any], num_prompts: int | None) -> Conversion:
     _loss(settings, every, given, remarks)
     settings |= _kl(every) | _engine(every, remarks)
     engine_with_rounded_weights(settings, remarks)
+    policy_of_kept_tokens(settings, remarks)
     _data(settings, every)
     _rewards(settings, every, remarks)
     if settings.get("checkpoint_every", 1) <= 0:
