@@ -165,6 +165,9 @@ def test_without_lora_settings_an_adapter_is_merged(base: Path, tmp_path: Path, 
             assert not torch.allclose(expected, before[name])
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-6, atol=1e-5)
     low = load_model(str(tmp_path), CPU, torch.bfloat16)
+    frequencies = dict(load_model(str(base), CPU, torch.bfloat16).named_buffers())
+    assert frequencies
+    assert all(torch.equal(buffer, frequencies[name]) for name, buffer in low.named_buffers())
     for ours, exact in zip(low.parameters(), merged.parameters(), strict=True):
         assert torch.equal(ours, exact.to(torch.bfloat16))
 

@@ -147,13 +147,16 @@ def load_model(
     if source.adapter and not lora:  # in float32: bfloat16 would round the adapters away
         exact = torch.promote_types(dtype, torch.float32)
         model = merged(_load(source, exact), source.adapter)
-        model.to(dtype)  # type: ignore[arg-type]
+        for parameter in model.parameters():  # frequencies of rotations stay exact
+            parameter.data = parameter.data.to(dtype)
     else:
         model = _load(source, dtype, quantized_on=device if lora and lora.quantization == "nf4" else None)
     _check_finite(model, source.name)
     keep_gradients(model)
+    freeze_images(model)
     _switch_dropout_off(model)
     model.name_or_path = source.path  # checkpoints of adapters name it as their base
+    processor_files(model, may_download=not source.local_only)
     model.to(device)  # type: ignore[arg-type]
     if gradient_checkpointing:
         enable_gradient_checkpointing(model)
