@@ -15,7 +15,7 @@ from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings, KLPenalty, PolicyLossSettings
 from brorl.errors import UserError
-from brorl.model.context_limit import attention_limit, position_limit
+from brorl.model.context_limit import attention_limit, carries_state, position_limit
 from brorl.model.flat_logprobs import flat_chunk_logprobs, split_into_rows
 from brorl.model.forward import (
     FlatForward,
@@ -62,6 +62,15 @@ HYBRIDS = {
     },
     "falcon_h1": {**HEADS_OF_8, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8},
     "jamba": {**GROUPED, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4},
+    "qwen3_5_text": {
+        **HEADS_OF_8, "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    },
+    "lfm2": {**GROUPED, "layer_types": ["conv", "full_attention"]},
+    "granitemoehybrid": {
+        **GROUPED, "layer_types": ["mamba", "attention"], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8,
+        "mamba_n_groups": 1, "num_local_experts": 2, "num_experts_per_tok": 1, "shared_intermediate_size": 16,
+    },
 }  # fmt: skip
 UNREACHABLE = {name: settings for name, (settings, _) in REFUSED.items() if name != "bert"} | HYBRIDS
 FLAT = FlatForward("a test")
@@ -85,9 +94,10 @@ def test_models_without_hooks_are_sampled_and_differentiated_exactly(model_type:
     flat = flattened_logprobs(model, trees)
     for tree, of_rollouts in zip(trees, flat, strict=True):
         for (_, path), expected in zip(rollouts(tree), of_rollouts, strict=True):
-            # Some models compute norms, routers, states or rotations in float32, whatever their dtype. Qwen3-Next has
-            # two algorithms for its states besides, one for a token and one for a sequence: up to 4e-4 in 269 trials.
-            bound = 2e-3 if model_type == "qwen3_next" else 1e-4
+            # Some models compute norms, routers, states or rotations in float32, whatever their dtype. Qwen3-Next and
+            # Qwen3.5 have two algorithms for states besides, one for a token and one for a sequence: up to 4e-4 in 269
+            # trials of Qwen3-Next.
+            bound = 2e-3 if model_type in ("qwen3_next", "qwen3_5_text") else 1e-4
             np.testing.assert_allclose(tree.logprob[path], expected.detach(), rtol=bound, atol=bound)
     terms = zip(coefficients, flat, strict=True)
     sum(c[i] * lp.sum() for c, rows in terms for i, lp in enumerate(rows)).backward()
@@ -311,6 +321,31 @@ def test_a_cache_that_is_wrong_beyond_a_window_is_refused(monkeypatch: pytest.Mo
     assert isinstance(choose_forward(model, "flat", 16), FlatForward)
     with pytest.raises(CacheError, match="its logits change when it decodes with its cache after 14 tokens"):
         choose_forward(model, "flat", 17)
+
+
+def test_a_state_beside_attention_needs_the_flat_path_however_small_it_is() -> None:
+    """Its part in the logits is below the tolerance of the check of tree attention, and packed passes refuse it too."""
+    model = tiny("falcon_h1", HYBRIDS["falcon_h1"])
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "mamba.out_proj" in name:
+                weight *= 1e-5
+    forward = choose_forward(model)
+    assert isinstance(forward, FlatForward)
+    assert forward.reason.startswith(
+        "FalconH1ForCausalLM cannot be hooked: its layers carry a state from token to token ("
+    )
+    with pytest.raises(HooksError, match="layers of FalconH1ForCausalLM carry a state from token to token"):
+        check_packed(model, ModelPass(packed=True))
+
+
+@pytest.mark.parametrize("model_type", HYBRIDS)
+def test_layers_with_states_are_read_from_the_config(model_type: str) -> None:
+    assert carries_state(tiny(model_type, HYBRIDS[model_type]).config)
+
+
+def test_layers_of_attention_carry_no_state() -> None:
+    assert not any(carries_state(tiny(model_type, settings).config) for model_type, settings in EXACT.items())
 
 
 def test_the_choice_of_the_path() -> None:

@@ -58,16 +58,17 @@ EXACT = {
     "deepseek_v2": {**LATENT, "n_group": 1},
     "deepseek_v3": LATENT,
     "jetmoe": JETMOE,  # hands keys and values repeated to its attention
+    "smollm3": {**GROUPED, "no_rope_layers": [1, 0]},
 }  # fmt: skip
 REFUSED = {
-    "mamba": ({"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, "not all of its layers are attention"),
+    "mamba": ({"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, "its layers carry a state from token"),
     "bloom": ({"hidden_size": 32, "n_layer": 2, "n_head": 4}, "not all of its layers are attention"),
     "mpt": ({"d_model": 32, "n_heads": 4, "n_layers": 2}, "cannot be hooked"),
     "falcon": (SIZES, "cannot be hooked"),
     "bert": ({**SIZES, "intermediate_size": 48, "is_decoder": False}, "log-probs change"),
     "gemma2": ({**HEADS_OF_8, "attn_logit_softcapping": 50.0}, "softcap"),
     "mistral": ({**GROUPED, "sliding_window": 8}, "sliding window of 8"),
-    "gpt_oss": ({**HEADS_OF_8, "num_local_experts": 2, "num_experts_per_tok": 1}, "s_aux"),
+    "gpt_oss": ({**HEADS_OF_8, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 6}, "s_aux"),
     "diffllama": (GROUPED, "calls its attention more than once"),
     "stablelm": (GROUPED, "does not pass the arguments of its forward pass to its attention"),
     "doge": (GROUPED, "an attention mask"),
@@ -122,7 +123,9 @@ def test_what_passes_the_check_is_sampled_and_differentiated_exactly(model_type:
     assert_same_gradients(gradients(model), expected_gradients, tolerance=1e-4)
 
 
-@pytest.mark.parametrize("model_type", mostly_slow(["deepseek_v2", "deepseek_v3", "jetmoe", "gemma4_text"], "jetmoe"))
+@pytest.mark.parametrize(
+    "model_type", mostly_slow(["deepseek_v2", "deepseek_v3", "jetmoe", "gemma4_text", "smollm3"], "jetmoe")
+)
 def test_greedy_equals_generate(model_type: str, rng: np.random.Generator) -> None:
     """Where keys, values or layers have shapes of their own; the shapes are those of generate's own cache."""
     model = tiny(model_type, EXACT[model_type])
@@ -197,7 +200,9 @@ def test_a_model_without_attention_is_refused_before_its_weights_are_read() -> N
     tree, flat = (
         MemorySettings("float32", 1 << 30, nodes_per_pass=64, forward=forward) for forward in ("tree", "auto")
     )
-    with pytest.raises(HooksError, match="MambaForCausalLM cannot be hooked: not all of its layers are attention"):
+    with pytest.raises(
+        HooksError, match="MambaForCausalLM cannot be hooked: its layers carry a state from token to token"
+    ):
         plan_memory(config, tree, Workload())
     assert plan_memory(config, flat, Workload()).total_bytes > 1 << 30
 

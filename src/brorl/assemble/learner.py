@@ -52,9 +52,12 @@ def build_forward(
 
 
 def _said(forward: Forward, echo: Echo) -> Forward:
-    """Say that the flat path runs, if it does."""
+    """Say that the flat path runs, if it does, why, and what it costs."""
     if isinstance(forward, FlatForward):
-        echo(f"the flat path runs, because {forward.reason}: each distinct response goes through the model separately")
+        echo(
+            f"the flat path runs, because {forward.reason}; a pass has a row with its prompt for each distinct "
+            "response, and computes what they share again"
+        )
     return forward
 
 

@@ -236,10 +236,10 @@ def build_pilot_parts(
 ) -> PilotParts:
     """Load the model and make the parts that a pilot measures; see `build_pilot`."""
     model = build_model(config, inputs, observe)
-    forward = build_forward(config, inputs, model)
+    forward = build_forward(config, inputs, model, echo)
     engine = build_engine(config, inputs.model_path, model, inputs.tokenizer, forward, inputs.context, observe, echo)
     on_end(partial(end_engine, engine))
-    forward = build_learner_forward(config, model, forward, lambda _: None)
+    forward = build_learner_forward(config, model, forward, echo)
     return PilotParts(
         engine=engine,
         model=model,

@@ -1,6 +1,6 @@
-"""What a model's config says about long contexts: how many tokens tree attention may span, and positions that scale.
+"""What a model's config says about contexts: how many tokens attention spans, positions that scale, recurrent layers.
 
-All of these act beyond the few tokens on which a model is checked, so they are read from the config.
+The few tokens on which a model is checked can miss all of these, so they are read from the config.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from transformers import PreTrainedConfig
+from transformers import DynamicCache, PreTrainedConfig
 
 # Entries of configs, beside `sliding_window`, that let a token attend to fewer tokens than a longer context has
 _OTHER_SPANS = {
@@ -76,6 +76,14 @@ def position_limit(config: PreTrainedConfig) -> ContextLimit | None:
             tokens = rope.get("original_max_position_embeddings") or text_config.max_position_embeddings
             found.append(ContextLimit(kind, tokens))
     return _smallest(found)
+
+
+def carries_state(config: PreTrainedConfig) -> bool:
+    """Return whether layers of a model carry a state from each token to the next: recurrent ones, short convolutions.
+
+    The branches of a tree would mix their states. Beside attention the error can be small.
+    """
+    return any(hasattr(layer, "update_conv_state") for layer in DynamicCache(config=config).layers)
 
 
 def counts_tokens_of_a_pass(config: PreTrainedConfig) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.errors import UserError
-from brorl.model.context_limit import attention_limit, other_span, smallest_window
+from brorl.model.context_limit import attention_limit, carries_state, other_span, smallest_window
 from brorl.model.flat_logprobs import flat_chunk_logprobs
 from brorl.model.kv_shape import KVShape, kv_shapes
 from brorl.model.logprobs import DEFAULT_PASS, ModelPass, by_tree, chunk_logprobs, tree_logprobs
@@ -133,6 +133,8 @@ def check_packed(model: PreTrainedModel, model_pass: ModelPass, autocast: bool =
     span = other_span(model.config)
     if span is not None:
         raise HooksError(f"{type(model).__name__} has a {span.name} of {span.tokens:,} tokens")
+    if carries_state(model.config):
+        raise HooksError(f"layers of {type(model).__name__} carry a state from token to token")
     trees = _branching_trees(model)
     flat = partial(flat_chunk_logprobs, whole_logits=model_pass.whole_logits)
     was_training = model.training

@@ -1,7 +1,7 @@
 """The shape of the keys and values of a token in each layer of a causal LM, also without weights on the meta device.
 
 Configs name these sizes in many ways, and some models repeat or expand keys and values first, so the shapes are those
-that the attention function receives. Models whose layers do not all attend exactly once are errors.
+that the attention function receives. Models whose layers do not all attend exactly once, or carry a state, are errors.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from brorl.model.context_limit import carries_state
 from brorl.model.model_shape import setting
 from brorl.model.tree_attention import HookedPass, HooksError, tree_attention
 
@@ -54,8 +55,12 @@ def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
 
     Raises:
         HooksError: If a layer has no attention that can be hooked, calls it more than once, or needs attention that is
-            not computed here.
+            not computed here, or if it carries a state.
     """
+    if carries_state(model.config):
+        raise HooksError.of(
+            model, "its layers carry a state from token to token (recurrent ones, or short convolutions)"
+        )
     recorder = _Recorder()
     zero = torch.zeros(1, dtype=torch.long, device=model.device)
     try:
