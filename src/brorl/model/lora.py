@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,22 +75,64 @@ def target_layers(model: PreTrainedModel, target_modules: Sequence[str]) -> dict
     """Return the layers with an adapter by name: the named ones (`q_proj`, ...), or all but the output layer.
 
     Raises:
-        UserError: If a name matches no layer.
+        UserError: If a name matches no layer, or one that peft does not adapt.
     """
     from transformers.pytorch_utils import Conv1D
 
-    linear: dict[str, nn.Module] = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D)}
+    modules = dict(model.named_modules())
+    linear = {n: m for n, m in modules.items() if isinstance(m, nn.Linear | Conv1D) and not _is_own(m)}
+    adaptable = _adaptable(model, {_own_name(n) for n in linear})
     if tuple(target_modules) == (ALL_LINEAR,):
-        return {n: m for n, m in linear.items() if m is not model.get_output_embeddings()}
-    chosen = {n: m for n, m in linear.items() if any(n == t or n.endswith(f".{t}") for t in target_modules)}
+        return {n: m for n, m in linear.items() if m is not model.get_output_embeddings() and _own_name(n) in adaptable}
+    chosen: dict[str, nn.Module] = {
+        n: m for n, m in linear.items() if any(n == t or n.endswith(f".{t}") for t in target_modules)
+    }
     unused = [t for t in target_modules if not any(n == t or n.endswith(f".{t}") for n in chosen)]
     if unused:
-        names = ", ".join(sorted({n.rpartition(".")[2] for n in linear}))
+        names = ", ".join(sorted({_own_name(n) for n in linear}))
         raise UserError(
             f"lora.target_modules names {unused[0]!r}, and no linear layer of {type(model).__name__} has this "
             f"name (there are {names}); fix it, or set {ALL_LINEAR}"
         )
+    refused = sorted({_own_name(n) for n in chosen} - adaptable)
+    if refused:
+        raise UserError(
+            f"lora.target_modules names {refused[0]!r}, which peft does not adapt in {type(model).__name__} (it adapts "
+            f"{', '.join(sorted(adaptable))}); remove it, or set {ALL_LINEAR}"
+        )
     return chosen
+
+
+def _own_name(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _is_own(layer: nn.Module) -> bool:
+    """Return whether a layer has a class of its model and is not linear, like the router of Llama 4's experts."""
+    if not type(layer).__module__.startswith("transformers.models."):
+        return False
+    weight: Any = layer.weight
+    return not isinstance(layer(weight.new_zeros(1, weight.shape[1])), Tensor)
+
+
+def _adaptable(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
+    """Return the names among those of linear layers that peft adapts in this kind of model.
+
+    It refuses `out_proj` of Mamba, whose kernels read the weight alone, and takes `gate_proj` beside experts for those
+    of the experts. It is tried on a layer of one weight.
+    """
+    require_peft()
+    from peft import LoraConfig, inject_adapter_in_model
+
+    found = set()
+    for name in names:
+        trial = nn.ModuleDict({name: nn.Linear(1, 1)})
+        trial.config = model.config  # type: ignore[assignment]
+        with suppress(ValueError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            inject_adapter_in_model(LoraConfig(target_modules=[name]), trial)
+            found |= {name} if hasattr(trial[name], "lora_A") else set()
+    return found
 
 
 def num_adapter_weights(model: PreTrainedModel, settings: LoraSettings) -> int:
@@ -125,6 +168,7 @@ def add_adapter(model: PreTrainedModel, settings: LoraSettings, revision: str | 
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*tie_word_embeddings")  # of a later merge, which unties them
+            warnings.filterwarnings("ignore", "fan_in_fan_out")  # peft sets it for GPT-2, and says so
             model.add_adapter(config, ADAPTER)
     except (ImportError, ValueError) as error:  # transformers rejects old versions of peft
         raise UserError(
