@@ -16,7 +16,6 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
@@ -26,6 +25,7 @@ from transformers import (
 
 from brorl.errors import UserError
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
+from brorl.model.image_text import auto_class, freeze_images, processor_files
 from brorl.model.lora import ADAPTER, add_adapter, continue_adapter, keep_gradients, nf4_config, require_peft
 from brorl.model.merge import merged
 from brorl.model.settings import LoraSettings
@@ -125,7 +125,7 @@ def load_model(
     lora: LoraSettings | None = None,
     gradient_checkpointing: bool = False,
 ) -> PreTrainedModel:
-    """Load a causal LM with its dropout switched off.
+    """Load a causal LM with its dropout switched off; of a model of images and text, the text part is trained.
 
     Args:
         name: The shipped model, a folder or a hub id, with or without `@revision`. An adapter is continued with `lora`,
@@ -194,14 +194,14 @@ def _end_tokens(
 
 def _load(source: ModelSource, dtype: torch.dtype, quantized_on: torch.device | None = None) -> PreTrainedModel:
     """Load the model of a source, without its adapter; with `quantized_on` in 4 bits, on that device."""
-    read_config(source)
+    config = read_config(source)
     check_weights(source)
     quantized: dict[str, Any] = {}
     if quantized_on is not None:
         quantized = {"quantization_config": nf4_config(dtype), "device_map": {"": quantized_on}}
     try:
         with quiet_transformers():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = auto_class(config).from_pretrained(
                 source.path,
                 dtype=dtype,
                 output_loading_info=True,
@@ -290,7 +290,7 @@ class Blueprint:
     def build(self) -> PreTrainedModel:
         """Return the model with its parameters on the meta device."""
         with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(self.config).eval()
+            model: PreTrainedModel = auto_class(self.config).from_config(self.config).eval()
             _switch_dropout_off(model)
             if self.gradient_checkpointing:
                 enable_gradient_checkpointing(model)

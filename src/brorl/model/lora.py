@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from brorl.errors import UserError, first_line
+from brorl.model.image_text import text_modules
 from brorl.model.settings import LoraSettings
 
 ALL_LINEAR = "all-linear"
@@ -72,14 +73,14 @@ def keep_gradients(model: PreTrainedModel) -> None:
 
 
 def target_layers(model: PreTrainedModel, target_modules: Sequence[str]) -> dict[str, nn.Module]:
-    """Return the layers with an adapter by name: the named ones (`q_proj`, ...), or all but the output layer.
+    """Return the layers with an adapter by name: the named ones (`q_proj`, ...), or all of text but the output layer.
 
     Raises:
         UserError: If a name matches no layer, or one that peft does not adapt.
     """
     from transformers.pytorch_utils import Conv1D
 
-    modules = dict(model.named_modules())
+    modules = text_modules(model)
     linear = {n: m for n, m in modules.items() if isinstance(m, nn.Linear | Conv1D) and not _is_own(m)}
     adaptable = _adaptable(model, {_own_name(n) for n in linear})
     if tuple(target_modules) == (ALL_LINEAR,):

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from brorl.errors import UserError
 from brorl.model.forward import ForwardChoice
+from brorl.model.image_text import auto_class, freeze_images
 from brorl.model.kernels import kernels
 from brorl.model.kv_shape import KVShape, shapes_or_guess
 from brorl.model.lean import has_lean_layout, num_joined_weights
@@ -148,7 +149,8 @@ def plan_memory(
         HooksError: If the model's attention cannot be hooked, and `forward` is `tree`.
     """
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+        model: PreTrainedModel = auto_class(config).from_config(config)
+    freeze_images(model)
     activations = _Activations.of(model, settings)
     num_weights = activations.shape.parameters
     kept = _kept_lines(model, activations, settings)
@@ -179,8 +181,10 @@ def plan_memory(
 
 def _kept_lines(model: PreTrainedModel, activations: _Activations, settings: MemorySettings) -> tuple[MemoryLine, ...]:
     lora, num_weights = settings.lora, activations.shape.parameters
-    trained_bytes = (num_adapter_weights(model, lora) if lora else num_weights) * activations.trained_bytes
-    frozen_bytes = num_weights * activations.computed_bytes if lora else 0
+    of_text = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    trained_bytes = (num_adapter_weights(model, lora) if lora else of_text) * activations.trained_bytes
+    of_images = num_weights - of_text
+    frozen_bytes = num_weights * activations.computed_bytes if lora else of_images * activations.trained_bytes
     if lora and lora.quantization == "nf4":
         layers = target_layers(model, (ALL_LINEAR,)).values()
         quantized = sum(layer.get_parameter("weight").numel() for layer in layers)

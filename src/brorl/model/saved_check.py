@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from brorl.errors import UserError
+from brorl.model.image_text import auto_class
 from brorl.model.lora import saved_adapter
 from brorl.model.source import ADAPTER_CONFIG, quiet_transformers
 
@@ -37,8 +38,9 @@ def check_saved(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: P
         weights = dict(saved_adapter(weights.items()))
         wrong = []
     else:
-        with quiet_transformers():
-            again: Any = AutoModelForCausalLM.from_pretrained(
+        # some models draw random numbers while they load, and the random state is part of the checkpoint
+        with quiet_transformers(), torch.random.fork_rng(devices=()):
+            again: Any = auto_class(model.config).from_pretrained(
                 folder, dtype=model.dtype, local_files_only=True, trust_remote_code=False
             )
         saved = dict(again.named_parameters())

@@ -6,6 +6,7 @@ the same sequence of passes.
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from brorl.errors import OutOfMemoryError
+from brorl.model.image_text import processor_files
 from brorl.model.logits import computed_whole
 from brorl.model.passes import Passes, PeerOutOfMemoryError
 from brorl.model.tree_attention import attention
@@ -108,6 +110,9 @@ def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> dict[str, 
         model.save_pretrained(folder, state_dict=whole | buffers)
     elif writes:
         model.save_pretrained(folder)
+    if writes and not only_adapters:
+        for file in processor_files(model):
+            shutil.copyfile(file, folder / file.name)
     return whole
 
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from brorl.errors import UserError, first_line
+from brorl.model.image_text import auto_class
 from brorl.model.name import check_folder, shipped_folder
 from brorl.paths import exists, split_revision
 
@@ -84,7 +84,7 @@ def read_config(source: ModelSource) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(source.path, trust_remote_code=False, **source.options)
     except Exception as error:  # strict config classes have their own errors
         raise UserError(not_loaded(source.name, "config", error)) from error
-    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if config.is_encoder_decoder or auto_class(config) is None:
         raise UserError(
             f"the model {source.name!r} is a {config.model_type}, which is not a causal language model; set model to a "
             "decoder (Llama, Qwen, Mistral, ...)"

@@ -75,8 +75,9 @@ def _repack_tied_head(model: Any) -> None:
     On a CPU vLLM computes the output layer with a packed copy of its weights. An update renews the packed copies of the
     layers in the checkpoint only, and a tied output layer is not in the checkpoint.
     """
-    head = getattr(model, "lm_head", None)
-    if head is not None and getattr(model.config, "tie_word_embeddings", False):
+    text = getattr(model, "language_model", model)  # the text part of a model of images and text
+    head = getattr(text, "lm_head", None)
+    if head is not None and getattr(text.config, "tie_word_embeddings", False):
         head.quant_method.process_weights_after_loading(head)
 
 
