@@ -25,14 +25,16 @@ from brorl.rollout.vllm_transfer import publish
 from brorl.sampling import SamplingParams
 from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
-from image_text_models import IMAGE_TEXT, save_image_text
+from image_text_models import IMAGE_TEXT, save_image_text, train_on_ranks
 from learner_support import batch_of, learn
+from rank_processes import RankProcesses
 from run_support import SMALL, assert_same_run, command, save_tiny_model
 from small_models import assert_same_gradients, flattened_logprobs, gradients, mostly_slow, rollouts
 
 CPU = torch.device("cpu")
 TRAINED = [kind for kind in IMAGE_TEXT if kind != "paligemma"]
 FLAT = ("qwen3_5",)
+IMAGES = ("vision", "visual", "multi_modal")  # in the names of weights that read images
 LORA = LoraSettings(rank=2, alpha=4.0)
 
 
@@ -59,7 +61,7 @@ def test_the_text_is_trained_and_the_source_is_saved_again_with_it(
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("source", "saved"))
     assert before.keys() == after.keys()
     changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
-    images = {name for name in before if any(part in name for part in ("vision", "visual", "multi_modal"))}
+    images = {name for name in before if any(part in name for part in IMAGES)}
     assert images
     assert changed
     assert not changed & images
@@ -159,6 +161,28 @@ def test_a_rank_builds_the_class_of_the_source(tmp_path: Path) -> None:
     trained = [{name for name, p in one.named_parameters() if p.requires_grad} for one in (model, built)]
     assert trained[0] == trained[1]
     assert len(trained[0]) < len(dict(model.named_parameters()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_5"])
+def test_two_ranks_train_and_save_what_one_does(kind: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    save_image_text(kind, tmp_path / "source", seed=int(rng.integers(1 << 30)))
+    model = load_model(str(tmp_path / "source"), CPU, torch.float32)
+    settings = LearnerSettings(learning_rate=1e-3, forward=choose_forward(model, context=16))
+    steps = [batch_of(rng, 2) for _ in range(2)]
+    processes = RankProcesses(2)
+    try:
+        for size, name in ((1, "one"), (2, "two")):
+            processes.run(size, train_on_ranks, tmp_path / "source", tmp_path / name, steps, settings)
+    finally:
+        processes.close()
+    source, one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("source", "one", "two"))
+    assert source.keys() == one.keys() == two.keys()
+    for name, tensor in two.items():
+        torch.testing.assert_close(tensor, one[name], rtol=1e-3, atol=1e-4)
+        if any(part in name for part in IMAGES):
+            assert torch.equal(tensor, source[name])
+    assert (tmp_path / "two/preprocessor_config.json").exists()
 
 
 def test_memory_is_planned_for_the_weights_that_are_trained(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_hook_check import EXACT, REFUSED, tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
 from brorl.algorithms.groups import Group
@@ -123,6 +124,17 @@ def test_targets_are_layers_by_name(rng: np.random.Generator) -> None:
     assert adapted == {f"model.layers.{i}.{x}" for i in (0, 1) for x in ("self_attn.q_proj", "mlp.down_proj")}
     with pytest.raises(UserError, match=r"names 'c_attn', and no linear layer of LlamaForCausalLM has this"):
         target_layers(small_model(), ("q_proj", "c_attn"))
+
+
+def test_targets_that_peft_takes_for_others_are_refused() -> None:
+    """Names of shared experts, which peft takes for those of the experts, and the output of Mamba."""
+    deepseek, mamba = tiny("deepseek_v3", EXACT["deepseek_v3"]), tiny("mamba", REFUSED["mamba"][0])
+    with pytest.raises(
+        UserError, match=r"names 'gate_proj', which peft does not adapt in DeepseekV3ForCausalLM \(it ad"
+    ):
+        add_adapter(deepseek, LoraSettings(rank=2, target_modules=("gate_proj", "o_proj")))
+    with pytest.raises(UserError, match="names 'out_proj', which peft does not adapt in MambaForCausalLM"):
+        add_adapter(mamba, LoraSettings(rank=2, target_modules=("out_proj",)))
 
 
 def test_a_saved_adapter_loads_with_transformers_and_is_continued_bitwise(

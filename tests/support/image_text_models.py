@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
+
+from brorl.model.load import load_model
+from brorl.model.sharding import shard
+from brorl.training.learner import LearnerSettings
+from brorl.training.ranks import Ranks, load_on_first_rank
+from brorl.training.tree_learner import TreeLearner
+from learner_support import learn
 
 _TEXT = {
     "vocab_size": 24, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -70,3 +79,21 @@ def save_image_text(kind: str, folder: Path, seed: int) -> PreTrainedModel:
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(f'{{"patch_size": {seed}}}')
     return model.eval()
+
+
+def train_on_ranks(ranks: Ranks, source: Path, target: Path, steps: Sequence[Any], settings: LearnerSettings) -> None:
+    """Train a saved model on some ranks, with groups and their advantages for each step, and save it."""
+    cpu = torch.device("cpu")
+    if ranks.size == 1:
+        learner = TreeLearner(load_model(str(source), cpu, torch.float32), settings)
+    else:
+
+        def load() -> tuple[PreTrainedModel, None]:
+            return load_model(str(source), cpu, torch.float32), None
+
+        model, weights, _ = load_on_first_rank(ranks, load, None, False)
+        shard(model, weights, cpu)
+        learner = TreeLearner(model, settings, ranks=ranks)
+    for seed, (groups, advantages) in enumerate(steps):
+        learn(learner, groups, advantages, seed=seed)
+    learner.save_pretrained(target)
