@@ -235,7 +235,7 @@ def test_adapters_of_the_output_layer_are_trained_saved_continued_and_merged(
     ids = torch.from_numpy(rng.integers(0, 17, (2, 9)))
     for lora in (settings, None):
         again = load_model(str(tmp_path / "adapter"), CPU, torch.float32, lora)
-        torch.testing.assert_close(again(ids).logits, model.eval()(ids).logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(again(ids).logits, model.eval()(ids).logits, rtol=1e-4, atol=1e-3)
 
 
 def test_a_merge_that_gives_another_model_is_an_error(
