@@ -167,12 +167,15 @@ def test_a_budget_lifts_the_number_of_steps_unless_both_are_given(
         ("rewards.cosine_length.on_steps", 3),
         ("verification.functions", {"mine": "rules:judge"}),
         ("cluster.prompts_per_task", 2),
+        ("optimizer.states", "8bit"),
     ],
 )
 def test_settings_that_may_not_change_on_resume(name: str, value: Any) -> None:
     first = {"data.sources": {"path": "a.jsonl"}}
-    before = json.loads(json.dumps(fixed_settings(make_config({}, first, "test"))))  # as the run directory holds it
-    assert first_change(before, make_config({}, first | {name: value}, "test")) == name
+    one, other = (make_config({}, settings, "test") for settings in (first, first | {name: value}))
+    for begun, now in ((one, other), (other, one)):
+        before = json.loads(json.dumps(fixed_settings(begun)))  # as the run directory holds it
+        assert first_change(before, now) == name
 
 
 @pytest.mark.parametrize(
@@ -400,6 +403,10 @@ BFLOAT16 = {"engine.dtype": "bfloat16"}
         ),
         (BFLOAT16, ["importance.correction = none does not correct", "set importance.correction: truncate"]),
         (BFLOAT16 | {"dtype": "float64"}, ["samples for a float32 model", "dtype = float64", "set engine.dtype: auto"]),
+        (
+            {"optimizer.states": "8bit", "dtype": "float64"},
+            ["optimizer.states = 8bit", "dtype = float64", "set dtype: float32, or optimizer.states: device"],
+        ),
         (BFLOAT16 | {"device": "cuda"}, ["on a CPU", "device = cuda", "set engine.dtype: auto"]),
         (BFLOAT16 | {"engine.kind": "vllm"}, ["engine.dtype = bfloat16 is for engine.kind = native", "remove engine"]),
         ({"importance.correction": "mask"}, ["importance.correction = mask", "optimizer.old_logprobs", "recompute"]),

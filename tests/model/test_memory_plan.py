@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config
 
 from brorl.errors import UserError
+from brorl.model.free_memory import available_bytes, available_to_process
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.kv_shape import kv_shapes
 from brorl.model.logprobs import chunk_logprobs
@@ -20,14 +21,13 @@ from brorl.model.memory_plan import (
     MemoryPlan,
     MemorySettings,
     Workload,
-    available_bytes,
-    available_to_process,
     check,
     plan_memory,
 )
-from brorl.model.settings import LoraSettings
+from brorl.model.settings import LoraSettings, States
 from brorl.rollout.native.arena import Arena
 from brorl.rollout.native.rows import RowMemory
+from brorl.training.adamw import AdamW
 from brorl.tree import RolloutTree
 from small_models import small_model
 
@@ -48,19 +48,24 @@ def bytes_of(tensors: object) -> int:
 @pytest.mark.parametrize(
     "lora", [None, LoraSettings(rank=3), LoraSettings(rank=2, target_modules=("q_proj", "down_proj"))]
 )
-def test_what_is_kept_is_counted_exactly(architecture: str, dtype: str, lora: LoraSettings | None) -> None:
+@pytest.mark.parametrize("states", ["device", "8bit"])
+def test_what_is_kept_is_counted_exactly(
+    architecture: str, dtype: str, lora: LoraSettings | None, states: States
+) -> None:
     """Weights, gradients and moments of a real model after an AdamW step, tied embeddings counted once."""
     trained_dtype = torch.float32 if dtype == "bfloat16" and lora is None else DTYPES[dtype]
-    model = small_model(architecture, tie_word_embeddings=True, dtype=trained_dtype)
-    settings = replace(SETTINGS, dtype=dtype, lora=lora)
+    large = {"intermediate_size": 300} if lora is None else {"intermediate_size": 2100}  # moments of some are in 8 bits
+    model = small_model(architecture, tie_word_embeddings=True, dtype=trained_dtype, **large)
+    settings = replace(SETTINGS, dtype=dtype, lora=lora, states=states)
     plan = plan_memory(model.config, replace(settings, reference=True), Workload())
     if lora:
         add_adapter(model, lora)
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained)
+    optimizer = AdamW(trained, states)
     sum(p.sum() for p in trained).backward()
     optimizer.step()
-    moments = [s[key] for s in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    moments = [moment for state in optimizer.state.values() for name, moment in state.items() if name != "step"]
+    assert any(moment.dtype == torch.uint8 for moment in moments) == (states == "8bit")
     expected = {
         "weights": bytes_of(model.parameters()),
         "gradients": bytes_of(p.grad for p in trained),
@@ -76,13 +81,17 @@ def test_what_is_kept_is_counted_exactly(architecture: str, dtype: str, lora: Lo
     assert "reference" not in named(plan_memory(model.config, settings, Workload()))
 
 
-def test_the_plan_counts_the_moments_of_the_largest_parameter() -> None:
+def test_moments_in_the_memory_of_the_cpu_are_not_on_the_device() -> None:
+    """The allocator is the CPU's, so the device here is that of the plan alone."""
     model = small_model(dtype=torch.float32)
-    largest = max(p.numel() for p in model.parameters())
-    settings = replace(SETTINGS, device="cuda")
-    before, after = (named(plan_memory(model.config, replace(settings, moments=m), Workload())) for m in (True, False))
-    assert before["AdamW"] == 2 * 4 * sum(p.numel() for p in model.parameters())
-    assert after["AdamW"] == 2 * 4 * largest
+    plans = {
+        (device, states): named(plan_memory(model.config, replace(SETTINGS, device=device, states=states), Workload()))
+        for device in ("cpu", "cuda")
+        for states in ("device", "host")
+    }
+    assert plans["cuda", "device"]["AdamW"] == 2 * 4 * sum(p.numel() for p in model.parameters())
+    assert "AdamW" not in plans["cuda", "host"]
+    assert plans["cpu", "host"]["AdamW"] == plans["cpu", "device"]["AdamW"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -108,7 +117,9 @@ def test_planning_a_model_far_too_large_takes_no_memory() -> None:
     config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.vocab_size = 64, 8, 128, 128_256
     plan = plan_memory(config, SETTINGS, Workload())
     assert 70e9 * 4 < named(plan)["weights"] < 71e9 * 4  # Llama 3 70B
-    with pytest.raises(UserError, match=r"needs .*AdamW 52\d\.\d GiB \(shrinks with lora.rank\)"):
+    with pytest.raises(
+        UserError, match=r"needs .*AdamW 52\d\.\d GiB \(shrinks with optimizer.states: 8bit, lora.rank\)"
+    ):
         check(plan, 80 << 30)
 
 

@@ -567,8 +567,8 @@ def test_a_killed_run_with_a_budget_ends_where_the_uninterrupted_one_does(child:
         "--steps=50",
         "--evaluation.every=0",
     )
-    falling = ("--optimizer.schedule=cosine", "--optimizer.ema_decay=0.8", "--advantage.estimator=maxrl")
-    order = ("--advantage.final_order=1", "--advantage.final_order_at=0.5")
+    falling = ("--optimizer.schedule=cosine", "--optimizer.ema_decay=0.8", "--optimizer.states=8bit")
+    order = ("--advantage.estimator=maxrl", "--advantage.final_order=1", "--advantage.final_order_at=0.5")
     settings = (*SMALL, *budget, *falling, *order, "--checkpoint_every=2")
     assert child("train", *settings, "--output_dir", tmp_path / "whole").code == 0
     records = metrics_without_times(tmp_path / "whole")

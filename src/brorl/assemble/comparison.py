@@ -28,8 +28,8 @@ from brorl.config.settings import TrainConfig
 from brorl.cost import Budget, Unit
 from brorl.errors import UserError
 from brorl.format import counted, memory_size
+from brorl.model.free_memory import available_bytes
 from brorl.model.load import choose_device
-from brorl.model.memory_plan import available_bytes
 from brorl.runs.run_directory import RunDirectory, held_out_record
 
 _LONGEST_NAME = 14  # characters of an arm's name that tables and figures can repeat

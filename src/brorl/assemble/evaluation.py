@@ -40,13 +40,13 @@ from brorl.evaluation.evaluate import EvaluatedModel
 from brorl.evaluation.responses import PromptBatch, split_into_batches
 from brorl.model.device import in_float64
 from brorl.model.forward import choose_forward
+from brorl.model.free_memory import available_bytes
 from brorl.model.load import check_vocabulary, choose_device, load_tokenizer
 from brorl.model.memory_plan import (
     MemoryLine,
     MemoryPlan,
     MemorySettings,
     Workload,
-    available_bytes,
     check,
     plan_memory,
 )

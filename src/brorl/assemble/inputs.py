@@ -36,8 +36,9 @@ from brorl.distributed.settings import ClusterSettings
 from brorl.errors import UserError
 from brorl.format import counted
 from brorl.model.context_limit import attention_limit
+from brorl.model.free_memory import available_bytes
 from brorl.model.load import choose_device, load_tokenizer
-from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, available_bytes, check, plan_memory
+from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, check, plan_memory
 from brorl.model.source import find_model, read_config
 from brorl.model.stop_strings import StopStrings
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
@@ -179,7 +180,7 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
         lora=config.adapters,
         reference=config.kl.coefficient > 0 and not offloaded,
         average=config.optimizer.ema_decay is not None,
-        moments=config.optimizer.states == "device" or device.type == "cpu",
+        states=config.optimizer.states,
         nodes_per_pass=config.engine.nodes_per_pass,
         gradient_checkpointing=config.engine.gradient_checkpointing,
         forward=config.engine.forward,

@@ -189,6 +189,11 @@ def _of_cluster(config: TrainConfig) -> Iterator[str]:
 
 def _of_learner(config: TrainConfig) -> Iterator[str]:
     optimizer, loss, correction = config.optimizer, config.loss, config.importance.correction
+    if optimizer.states == "8bit" and config.dtype == "float64":
+        yield (
+            "optimizer.states = 8bit rounds AdamW's moments, and dtype = float64 is for exact comparisons; set "
+            "dtype: float32, or optimizer.states: device"
+        )
     if optimizer.mini_batches > config.prompts_per_step:
         yield (
             f"optimizer.mini_batches = {optimizer.mini_batches} is more than prompts_per_step = "

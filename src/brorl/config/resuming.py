@@ -58,6 +58,8 @@ def fixed_settings(config: TrainConfig) -> dict[str, Any]:
     settings = flat_settings(config.model_dump(mode="json"))
     for name in (*CHANGEABLE_ON_RESUME, "output_dir"):
         del settings[name]
+    # 8 bits round, and the other two are the same numbers in other places
+    settings["optimizer.states"] = "8bit" if config.optimizer.states == "8bit" else "device or host"
     for name in ("data.sources", "evaluation.sources"):
         settings[name] = [{key: item for key, item in source.items() if key != "path"} for source in settings[name]]
     return settings

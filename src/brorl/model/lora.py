@@ -136,10 +136,13 @@ def _adaptable(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
     return found
 
 
-def num_adapter_weights(model: PreTrainedModel, settings: LoraSettings) -> int:
-    """Return the number of weights of the adapters: rank * (inputs + outputs), over the layers with adapters."""
-    weights: list[Any] = [layer.weight for layer in target_layers(model, settings.target_modules).values()]
-    return settings.rank * sum(sum(weight.shape) for weight in weights)
+def adapter_shapes(model: PreTrainedModel, settings: LoraSettings) -> list[tuple[int, int]]:
+    """Return the shapes of the adapters' weights: (rank, inputs) and (outputs, rank) of each layer with an adapter."""
+    shapes = []
+    for layer in target_layers(model, settings.target_modules).values():
+        outputs, inputs = layer.get_parameter("weight").shape[:: 1 if isinstance(layer, nn.Linear) else -1]
+        shapes += [(settings.rank, inputs), (outputs, settings.rank)]
+    return shapes
 
 
 def add_adapter(model: PreTrainedModel, settings: LoraSettings, revision: str | None = None) -> None:

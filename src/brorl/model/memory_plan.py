@@ -7,12 +7,10 @@ measured peaks.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
-from pathlib import Path
+from math import inf, prod
 from typing import Literal, NamedTuple
 
 import torch
@@ -34,9 +32,10 @@ from brorl.model.logits import (
     tokens_per_mass,
 )
 from brorl.model.logprobs import default_max_nodes
-from brorl.model.lora import ALL_LINEAR, num_adapter_weights, target_layers
+from brorl.model.lora import ALL_LINEAR, adapter_shapes, target_layers
 from brorl.model.model_shape import ModelShape
-from brorl.model.settings import LoraSettings
+from brorl.model.moments import moment_bytes
+from brorl.model.settings import LoraSettings, States
 from brorl.model.tiled_attention import SCORES_PER_TILE
 from brorl.model.tree_attention import PREFILL_TOKENS
 from brorl.model.tree_batch import AttentionChoice
@@ -58,7 +57,7 @@ class MemorySettings:
     lora: LoraSettings | None = None  # the adapters; None if all weights are trained
     reference: bool = False  # whether a reference policy is in the device's memory
     average: bool = False  # whether averaged weights are
-    moments: bool = True  # whether AdamW's moments are there between updates
+    states: States = "device"  # where AdamW's moments are between updates, and in how many bits
     nodes_per_pass: int | None = None  # nodes per forward pass of the learner, 1 or more; None for the default
     gradient_checkpointing: bool = False  # whether activations are computed again
     # how rollouts go through the model; `auto` is the flat path if the attention cannot be hooked
@@ -104,6 +103,7 @@ class MemoryPlan:
     learning: MemoryLine  # the learner's memory while it learns; an upper estimate
     available_bytes: int | None = None  # the machine's free memory; None if unknown
     num_weights: int = 0  # weights of the model
+    row_bytes: int = 0  # of the engine's memory, for a response of full length; 0 if another engine samples
 
     @cached_property
     def kept_bytes(self) -> int:
@@ -129,61 +129,80 @@ class MemoryPlan:
     @property
     def summary(self) -> str:
         """One line for the console."""
-        parts = ", ".join(f"{line.name} {_size(line.num_bytes)}" for line in self.lines)
-        available = "" if self.available_bytes is None else f"; {_size(self.available_bytes)} available"
-        return f"memory: about {_size(self.total_bytes)} predicted at most ({parts}){available}"
+        parts = ", ".join(f"{line.name} {size_text(line.num_bytes)}" for line in self.lines)
+        available = "" if self.available_bytes is None else f"; {size_text(self.available_bytes)} available"
+        return f"memory: about {size_text(self.total_bytes)} predicted at most ({parts}){available}"
 
 
 def plan_memory(
     config: PreTrainedConfig, settings: MemorySettings, workload: Workload, available: int | None = None
 ) -> MemoryPlan:
-    """Predict the memory of a run.
+    """Predict the memory of a run; see `ModelMemory`."""
+    return ModelMemory(config, settings.forward).plan(settings, workload, available)
+
+
+class ModelMemory:
+    """Predicts the memory of runs of one model.
 
     Args:
         config: The model's config.
-        settings: The settings that decide the memory.
-        workload: The sizes of the batches.
-        available: The machine's free memory in bytes, for the summary; None if unknown.
+        forward: How rollouts go through the model.
 
     Raises:
         HooksError: If the model's attention cannot be hooked, and `forward` is `tree`.
     """
-    with torch.device("meta"):
-        model: PreTrainedModel = auto_class(config).from_config(config)
-    freeze_images(model)
-    activations = _Activations.of(model, settings)
-    num_weights = activations.shape.parameters
-    kept = _kept_lines(model, activations, settings)
-    cache, step, prefill = (0, 0, 0) if settings.separate_engine else activations.sampling_bytes(settings, workload)
-    sampling = max(step, prefill)
-    if settings.keeps_cache and not activations.flat:  # graphs also keep what a step takes while it runs
-        kept = (*kept, MemoryLine("sampling cache", cache + step, "engine.memory_gib"))
-    else:
-        sampling += cache
-    nodes = settings.nodes_per_pass or default_max_nodes(
-        model, whole_logits=activations.whole_logits, device=settings.device
-    )
-    casts = 2 * num_weights if settings.autocasts else 0  # autocast keeps its casts of the weights during a pass
-    room = inf if available is None else available - casts - sum(line.num_bytes for line in kept)
-    minimum = settings.nodes_per_pass or _MIN_NODES
-    while (learning := activations.learning_bytes(settings, workload, nodes)) > room and nodes > minimum:
-        nodes //= 2  # as the learner does when memory runs out
-    learning += casts
-    fewer = "" if settings.gradient_checkpointing else "engine.gradient_checkpointing, "
-    return MemoryPlan(
-        kept,
-        MemoryLine("sampling", sampling, "engine.memory_gib"),
-        MemoryLine("learning", learning, f"{fewer}engine.nodes_per_pass, sampling.max_new_tokens"),
-        available,
-        num_weights,
-    )
+
+    def __init__(self, config: PreTrainedConfig, forward: ForwardChoice = "auto") -> None:
+        with torch.device("meta"):
+            self._model: PreTrainedModel = auto_class(config).from_config(config)
+        freeze_images(self._model)
+        self._shape = ModelShape.of_model(self._model)
+        self._kv, self._flat = shapes_or_guess(self._model, forward)
+        self._whole_logits = not embeds_last(self._model)
+
+    def plan(self, settings: MemorySettings, workload: Workload, available: int | None = None) -> MemoryPlan:
+        """Predict the memory of a run.
+
+        Args:
+            settings: The settings that decide the memory, with the `forward` of the model.
+            workload: The sizes of the batches.
+            available: The machine's free memory in bytes, which can halve the nodes per pass; None if unknown.
+        """
+        of_model = self._shape, self._kv, self._flat, self._whole_logits
+        activations = _Activations(*of_model, *_BYTES[settings.dtype])
+        num_weights = self._shape.parameters
+        kept = _kept_lines(self._model, activations, settings)
+        cache, step, prefill = (0, 0, 0) if settings.separate_engine else activations.sampling_bytes(settings, workload)
+        sampling = max(step, prefill)
+        if settings.keeps_cache and not activations.flat:  # graphs also keep what a step takes while it runs
+            kept = (*kept, MemoryLine("sampling cache", cache + step, "engine.memory_gib"))
+        else:
+            sampling += cache
+        nodes = settings.nodes_per_pass or default_max_nodes(
+            self._model, whole_logits=self._whole_logits, device=settings.device
+        )
+        casts = 2 * num_weights if settings.autocasts else 0  # autocast keeps its casts of the weights during a pass
+        room = inf if available is None else available - casts - sum(line.num_bytes for line in kept)
+        minimum = settings.nodes_per_pass or _MIN_NODES
+        while (learning := activations.learning_bytes(settings, workload, nodes)) > room and nodes > minimum:
+            nodes //= 2  # as the learner does when memory runs out
+        fewer = "" if settings.gradient_checkpointing else "engine.gradient_checkpointing, "
+        return MemoryPlan(
+            kept,
+            MemoryLine("sampling", sampling, "engine.memory_gib"),
+            MemoryLine("learning", learning + casts, f"{fewer}engine.nodes_per_pass, sampling.max_new_tokens"),
+            available,
+            num_weights,
+            0 if settings.separate_engine else activations.row_bytes(workload),
+        )
 
 
 def _kept_lines(model: PreTrainedModel, activations: _Activations, settings: MemorySettings) -> tuple[MemoryLine, ...]:
     lora, num_weights = settings.lora, activations.shape.parameters
-    of_text = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    trained_bytes = (num_adapter_weights(model, lora) if lora else of_text) * activations.trained_bytes
-    of_images = num_weights - of_text
+    of_text = [p for p in model.parameters() if p.requires_grad]
+    shapes = adapter_shapes(model, lora) if lora else [tuple(p.shape) for p in of_text]
+    trained_bytes = sum(map(prod, shapes)) * activations.trained_bytes
+    of_images = num_weights - sum(p.numel() for p in of_text)
     frozen_bytes = num_weights * activations.computed_bytes if lora else of_images * activations.trained_bytes
     if lora and lora.quantization == "nf4":
         layers = target_layers(model, (ALL_LINEAR,)).values()
@@ -195,11 +214,9 @@ def _kept_lines(model: PreTrainedModel, activations: _Activations, settings: Mem
         copy_bytes = copies * num_weights * activations.computed_bytes if has_vllm else 0
     else:
         copy_bytes = 2 * num_weights if settings.autocasts else 0
-    # those of one parameter at a time, if they are elsewhere
-    largest_bytes = max(p.numel() for p in model.parameters()) * activations.trained_bytes
-    has_host = settings.moments and settings.device != "cpu"
-    moments_smaller = "optimizer.states: host, lora.rank" if has_host else "lora.rank"
-    moment_bytes = 2 * (trained_bytes if settings.moments else min(trained_bytes, largest_bytes))
+    moments = moment_bytes(shapes, settings.states, activations.trained_bytes, settings.device)
+    others = ("host",) * (settings.device != "cpu") + ("8bit",) * (settings.states == "device")
+    moments_smaller = ", ".join([*(f"optimizer.states: {one}" for one in others), "lora.rank"])
     joins = settings.device == "cuda" and not (settings.separate_engine or lora or activations.flat)
     joined = num_joined_weights(model) if joins and has_lean_layout(model) else 0
     smaller = "dtype: bfloat16" if lora else "dtype: bfloat16 with lora.rank"
@@ -207,7 +224,7 @@ def _kept_lines(model: PreTrainedModel, activations: _Activations, settings: Mem
     return (
         MemoryLine("weights", frozen_bytes + trained_bytes, smaller),
         MemoryLine("gradients", trained_bytes, "lora.rank"),
-        MemoryLine("AdamW", moment_bytes, moments_smaller),
+        MemoryLine("AdamW", moments, moments_smaller),
         MemoryLine("sampling copy", copy_bytes, copy_smaller),
         MemoryLine("joined weights", joined * activations.computed_bytes, copy_smaller),
         MemoryLine("sampling cache", settings.engine_bytes if has_vllm else 0, "engine.memory_gib"),
@@ -216,8 +233,13 @@ def _kept_lines(model: PreTrainedModel, activations: _Activations, settings: Mem
     )
 
 
-def check(plan: MemoryPlan, available: int | None) -> str | None:
-    """Reject a run whose certain parts do not fit into the free memory in bytes; None if it is unknown.
+def check(plan: MemoryPlan, available: int | None, fix: Callable[[], str] = lambda: "") -> str | None:
+    """Reject a run whose certain parts do not fit into the free memory.
+
+    Args:
+        plan: The prediction.
+        available: The free memory in bytes; None if unknown.
+        fix: Returns the settings with which it fits, for the end of the message.
 
     Returns:
         None if everything fits; a warning if only the learner's estimate, for the longest responses, does not.
@@ -229,62 +251,22 @@ def check(plan: MemoryPlan, available: int | None) -> str | None:
         return None
     certain = plan.certain_bytes > available
     lines = [line for line in plan.lines if line != plan.learning or not certain][:3]
-    advice = "; ".join(f"{line.name} {_size(line.num_bytes)} (shrinks with {line.settings})" for line in lines)
+    advice = "; ".join(f"{line.name} {size_text(line.num_bytes)} (shrinks with {line.settings})" for line in lines)
     if not certain:
         return (
-            f"the run may need {_size(plan.total_bytes)} of memory if responses reach the length limit, and "
-            f"{_size(available)} are available: {advice}"
+            f"the run may need {size_text(plan.total_bytes)} of memory if responses reach the length limit, and "
+            f"{size_text(available)} are available: {advice}{fix()}"
         )
     raise UserError(
-        f"the run needs {_size(plan.certain_bytes)} of memory, and {_size(available)} are available: {advice}"
+        f"the run needs {size_text(plan.certain_bytes)} of memory, and {size_text(available)} are available: "
+        f"{advice}{fix()}"
     )
 
 
-def available_bytes(device: torch.device) -> int | None:
-    """Return the memory that a process may still take on a device; None if unknown.
-
-    On a CPU under Linux it is the available memory of the kernel, or the rest of the limits of its control groups (of
-    containers and job schedulers, versions 1 and 2) if that is less.
-    """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
-    if device.type == "mps":
-        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    return available_to_process(Path("/"))
-
-
-def available_to_process(root: Path) -> int | None:
-    """Return the memory that this process may still take, from the kernel's files below `root`."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
-    limits = [int(found[1]) * 1024] if found else []
-    groups = dict(re.findall(r"^\d+:([^:]*):(.*)$", _read(root / "proc/self/cgroup"), re.MULTILINE))
-    mount = root / "sys/fs/cgroup"
-    if "" in groups:
-        limits += _left_in_groups(mount, groups[""], "memory.max", "memory.current", "inactive_file")
-    for controllers, path in groups.items():
-        if "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            limits += _left_in_groups(mount / "memory", path, *names)
-    return max(0, min(limits)) if limits else None
-
-
-def _left_in_groups(mount: Path, path: str, limit: str, usage: str, reclaimable: str) -> Iterable[int]:
-    """Yield the rest of each limit from a control group up to the root; a file cache counts as free."""
-    parts = [part for part in path.split("/") if part not in ("", "..")]
-    for depth in range(len(parts) + 1):
-        folder = mount.joinpath(*parts[:depth])
-        allowed, used = _read(folder / limit).strip(), _read(folder / usage).strip()
-        if allowed.isdigit() and used.isdigit():
-            cache = re.search(rf"^{reclaimable} (\d+)", _read(folder / "memory.stat"), re.MULTILINE)
-            yield int(allowed) - int(used) + (int(cache[1]) if cache else 0)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+def size_text(num_bytes: int) -> str:
+    """Return a size in GiB, or in MiB if it is small."""
+    gib = num_bytes / 2**30
+    return f"{gib:.1f} GiB" if gib >= 0.95 else f"{num_bytes / 2**20:.0f} MiB"
 
 
 class _Activations(NamedTuple):
@@ -297,18 +279,19 @@ class _Activations(NamedTuple):
     trained_bytes: int  # per number
     computed_bytes: int  # of activations, frozen weights and the sampling copy
 
-    @classmethod
-    def of(cls, model: PreTrainedModel, settings: MemorySettings) -> _Activations:
-        shape = ModelShape.of_model(model)
-        kv, flat = shapes_or_guess(model, settings.forward)
-        return cls(shape, kv, flat, not embeds_last(model), *_BYTES[settings.dtype])
+    def row_bytes(self, workload: Workload) -> int:
+        """Return the bytes of a row of the engine: keys and values of a response of full length, and logits."""
+        row_tokens = workload.max_new_tokens + (workload.prompt_tokens if self.flat else 0)
+        return row_tokens * self._kv_bytes() + 3 * self.shape.vocabulary * max(4, self.computed_bytes)
+
+    def _kv_bytes(self) -> int:
+        """Return the bytes of a token's keys and values."""
+        return sum(kv.size for kv in self.kv) * self.computed_bytes
 
     def sampling_bytes(self, settings: MemorySettings, workload: Workload) -> tuple[int, int, int]:
         """Return the bytes of the engine's rows within its limit, of what a step takes beside them, and a prefill."""
         limit = settings.engine_bytes
-        token_bytes = sum(kv.size for kv in self.kv) * self.computed_bytes
-        row_tokens = workload.max_new_tokens + (workload.prompt_tokens if self.flat else 0)
-        row_bytes = row_tokens * token_bytes + 3 * self.shape.vocabulary * max(4, self.computed_bytes)
+        token_bytes, row_bytes = self._kv_bytes(), self.row_bytes(workload)
         rows = max(1, limit // row_bytes)
         cache, prefill = limit, PREFILL_TOKENS
         if workload.num_rows is not None:
@@ -376,8 +359,3 @@ class _Activations(NamedTuple):
         if self.whole_logits or rows * vocabulary <= MAX_LOGITS:
             return 3 * rows * vocabulary * self.trained_bytes
         return 3 * LOGITS_PER_BLOCK * self.trained_bytes + summed
-
-
-def _size(num_bytes: int) -> str:
-    gib = num_bytes / 2**30
-    return f"{gib:.1f} GiB" if gib >= 0.95 else f"{num_bytes / 2**20:.0f} MiB"

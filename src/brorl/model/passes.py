@@ -116,5 +116,5 @@ def too_little_memory(nodes: int, reason: str) -> str:
     return (
         f"out of memory while training with {nodes} tree nodes per pass ({reason}), with no more retries; lower "
         "engine.nodes_per_pass if it is set, switch on engine.gradient_checkpointing or reference.offload, set "
-        "optimizer.states: host, train adapters (lora.rank), lower engine.memory_gib, or choose a smaller model"
+        "optimizer.states: 8bit or host, train adapters (lora.rank), lower engine.memory_gib, or choose a smaller model"
     )

@@ -1,4 +1,4 @@
-"""Settings of the model's adapters."""
+"""Settings of the model's adapters, and of the moments of its weights."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from brorl.section import Names, Section
+
+States = Literal["device", "host", "8bit"]  # where AdamW's moments are: on the device, on the CPU, in 8 bits
 
 
 class LoraSettings(Section):

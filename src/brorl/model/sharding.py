@@ -78,12 +78,32 @@ def laid_out_as(tensor: Tensor, parameter: Tensor) -> Tensor:
     """Return a whole tensor that every rank has in the layout of a parameter; not collective."""
     if not isinstance(parameter, DTensor) or isinstance(tensor, DTensor):
         return tensor
-    shards = torch.empty_like(parameter, requires_grad=False)
+    shard = tensor.new_empty(local_tensor(parameter).shape[0], *tensor.shape[1:], device=parameter.device)
     chunks = tensor.chunk(parameter.device_mesh.size())  # as FSDP does; the last ranks can have none
     rank = parameter.device_mesh.get_local_rank()
     if rank < len(chunks):
-        local_tensor(shards).copy_(chunks[rank])
-    return shards
+        shard.copy_(chunks[rank])
+    return with_rows_of(parameter, shard)
+
+
+def with_rows_of(parameter: Tensor, shard: Tensor) -> Tensor:
+    """Return a tensor of which each rank has the same rows as of a parameter; not collective.
+
+    Args:
+        parameter: The parameter, sharded or not.
+        shard: This rank's rows; the whole tensor, which is returned, if the parameter is not sharded.
+    """
+    if not isinstance(parameter, DTensor):
+        return shard
+    whole = torch.empty(parameter.shape[0], *shard.shape[1:], device="meta")
+    return DTensor.from_local(
+        shard,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
 
 
 def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> dict[str, Tensor]:
@@ -128,14 +148,7 @@ def _scatter(parameter: Tensor, whole: Tensor | None, device: torch.device) -> N
         pieces = [_bytes(_with_rows(piece, rows)) for piece in whole.to(device).contiguous().split(rows)]
         pieces += [torch.zeros_like(pieces[0])] * (size - len(pieces))
     torch.distributed.scatter(_bytes(padded), pieces)
-    shards = DTensor.from_local(
-        padded[: local_tensor(parameter).shape[0]],
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+    shards = with_rows_of(parameter, padded[: local_tensor(parameter).shape[0]])
     torch.utils.swap_tensors(parameter, torch.nn.Parameter(shards, parameter.requires_grad))
 
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.optimize import nnls
 
+from brorl.model.moments import moment_bytes
 from brorl.planning.pilot import PilotParts
 from brorl.rollout.native.engine import NativeEngine
 from brorl.training.collect import MEMORY, prompts_of_round
@@ -184,11 +185,12 @@ class MemoryModel:
             return None
         settings = parts.learner_settings
         nodes_per_pass = settings.max_nodes or settings.forward.default_max_nodes(parts.model)
-        trainable = sum(p.numel() * p.element_size() for p in parts.model.parameters() if p.requires_grad)
-        offloaded = settings.offload_reference and parts.model.device.type == "cuda"
+        trained = [p for p in parts.model.parameters() if p.requires_grad]
+        trainable, device = sum(p.numel() * p.element_size() for p in trained), parts.model.device.type
+        offloaded = settings.offload_reference and device == "cuda"
         has_reference, has_average = settings.kl is not None and not offloaded, settings.ema_decay is not None
-        moments = 0 if settings.offload_moments and parts.model.device.type == "cuda" else 2
-        resident = (1 + moments + has_reference + has_average) * trainable  # gradients, moments, reference, average
+        moments = moment_bytes([p.shape for p in trained], settings.states, trained[0].element_size(), device)
+        resident = moments + (1 + has_reference + has_average) * trainable  # gradients, reference, average
         rows_K = [_row_bytes(parts, p.rows_D, p.num_rollouts, p.num_prompts, longest_prompt) for p in known]
         known_K = np.array(rows_K, np.float64) + resident
         sampling = fit_affine(

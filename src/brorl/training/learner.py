@@ -14,6 +14,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.model.forward import Forward, TreeForward
 from brorl.model.logits import NextToken
+from brorl.model.settings import States
 from brorl.tree import FloatArray, RolloutTree
 
 
@@ -29,7 +30,7 @@ class LearnerSettings:
     weight_decay: float = 0.0  # AdamW's weight decay
     max_grad_norm: float = 1.0  # gradients are scaled down to this global norm
     warmup_updates: int = 0  # updates over which the learning rate rises linearly
-    offload_moments: bool = False  # keep AdamW's moments in the memory of the CPU between updates
+    states: States = "device"  # where AdamW's moments are between updates, and in how many bits
     ema_decay: float | None = None  # decay per update of the averaged weights; None for no average
     # back-propagate at most this many correct and this many incorrect distinct responses per group, with weights that
     # keep the gradient unbiased; 0 for all

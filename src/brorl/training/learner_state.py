@@ -20,11 +20,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from brorl.errors import first_line
+from brorl.model.moments import MOMENTS, SCALE, zero_codes
 from brorl.model.sharding import laid_out_as
 from brorl.runs.checkpoint import SHARDS
 from brorl.training.snapshot import Snapshot
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def sharded_header(
@@ -33,8 +32,10 @@ def sharded_header(
     """Return the part of a learner's state that is not sharded, from the trained parameters by name, in their order."""
     steps = {name: float(optimizer.state[p]["step"]) for name, p in parameters.items() if p in optimizer.state}
     groups = optimizer.state_dict()["param_groups"]
+    quantized = [name for name in steps if MOMENTS[0] + SCALE in optimizer.state[parameters[name]]]
     names = [one.name for one in snapshots]
-    return {SHARDS: SHARDS, "optimizer": {"steps": steps, "param_groups": groups}, "snapshots": names}
+    stored = {"steps": steps, "quantized": quantized, "param_groups": groups}
+    return {SHARDS: SHARDS, "optimizer": stored, "snapshots": names}
 
 
 def write_sharded(
@@ -45,10 +46,11 @@ def write_sharded(
 ) -> None:
     """Write the shards that belong to a `sharded_header` to the folder of a checkpoint; collective."""
     moments = {
-        _moment(name, kind): optimizer.state[p][kind]
+        _moment(name, kind): moment
         for name, p in parameters.items()
         if p in optimizer.state
-        for kind in MOMENTS
+        for kind, moment in optimizer.state[p].items()
+        if kind != "step"
     }
     weights = {f"{one.name}.{name}": w for one in snapshots for name, w in one.state_dict().items()}
     write_shards(folder / SHARDS, moments | weights)
@@ -76,34 +78,44 @@ def in_memory(
             f"the optimizer state is of another model: this model has no trainable tensor {name}; start from the "
             "checkpoint's own model and adapters, or without its optimizer state"
         )
-    like = {_moment(name, kind): parameters[name] for name in steps for kind in MOMENTS}
+    quantized = state["optimizer"].get("quantized", ())  # earlier versions had none
+    moments = {name: _moments_like(p, name in quantized) for name, p in parameters.items() if name in steps}
+    like = {_moment(name, kind): moment for name in moments for kind, moment in moments[name].items()}
     found = [one for one in snapshots if one in state["snapshots"]]
     like |= {f"{one}.{name}": p for one in found for name, p in parameters.items()}
     tensors = read_shards(Path(state[SHARDS]), like)
-    moments = {
+    restored = {
         index: {
             "step": torch.tensor(steps[name]),
-            **{kind: tensors[_moment(name, kind)] for kind in MOMENTS},
+            **{kind: tensors[_moment(name, kind)] for kind in moments[name]},
         }
         for index, name in enumerate(parameters)
         if name in steps
     }
-    optimizer = {"state": moments, "param_groups": state["optimizer"]["param_groups"]}
+    optimizer = {"state": restored, "param_groups": state["optimizer"]["param_groups"]}
     weights = {one: {name: tensors[f"{one}.{name}"] for name in parameters} for one in found}
     return state | {"optimizer": optimizer} | weights
+
+
+def _moments_like(parameter: Tensor, quantized: bool) -> dict[str, Tensor]:
+    """Return tensors in the shape, type and layout of a parameter's moments."""
+    if not quantized:
+        return dict.fromkeys(MOMENTS, parameter)
+    codes, scales = zero_codes(parameter)
+    return {name: one for kind in MOMENTS for name, one in ((kind, codes), (kind + SCALE, scales))}
 
 
 def _laid_out(optimizer: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
     """Return an optimizer's state with its moments in the layout of the parameters, where they have their shape."""
 
-    def laid_out(index: int, value: Tensor) -> Tensor:
-        fits = index < len(parameters) and value.shape == parameters[index].shape
-        return laid_out_as(value, parameters[index]) if fits else value
+    def laid_out(index: int, moments: dict[str, Tensor]) -> dict[str, Tensor]:
+        if index >= len(parameters) or moments[MOMENTS[0]].shape != parameters[index].shape:
+            return moments
+        return {
+            kind: value if kind == "step" else laid_out_as(value, parameters[index]) for kind, value in moments.items()
+        }
 
-    state = {
-        index: {kind: laid_out(index, value) if kind in MOMENTS else value for kind, value in moments.items()}
-        for index, moments in optimizer["state"].items()
-    }
+    state = {index: laid_out(index, moments) for index, moments in optimizer["state"].items()}
     return optimizer | {"state": state}
 
 

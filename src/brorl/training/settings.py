@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.cost import Unit
+from brorl.model.settings import States
 from brorl.section import Section
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
@@ -38,9 +39,10 @@ class OptimizerSettings(Section):
         (0.9, 0.95), description="AdamW's decay rates"
     )
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
-    states: Literal["device", "host"] = Field(
+    states: States = Field(
         "device", description="where AdamW's moments are between updates: on the device of the model | in CPU memory, "
-        "which saves 8 bytes per trained weight on a GPU and leaves the updates as they are",
+        "which saves 8 bytes per trained weight on a GPU and leaves the updates as they are | on the device in 8 bits, "
+        "which saves 6 bytes per trained weight and rounds the moments",
     )  # fmt: skip
     max_grad_norm: float = Field(1.0, gt=0, description="maximum gradient norm; larger gradients are clipped")
     warmup_updates: int = Field(0, ge=0, description="updates of linear learning-rate warmup")

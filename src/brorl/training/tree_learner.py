@@ -31,11 +31,11 @@ from brorl.model.passes import ChunkSize, Passes
 from brorl.model.saved_check import check_saved
 from brorl.model.sharding import SyncedForward, full_tensor, save_whole
 from brorl.runs.checkpoint import EMA
+from brorl.training.adamw import AdamW
 from brorl.training.chunk_loss import chunk_loss, means, no_sums, response_losses
 from brorl.training.learner import LearnerSettings, StepMetrics
 from brorl.training.learner_state import in_memory, sharded_header, with_moments_of, write_sharded
 from brorl.training.mini_batch import MiniBatch, StepPreparation, to_tensor
-from brorl.training.offloaded_adamw import OffloadedAdamW
 from brorl.training.ranks import ALONE, Ranks
 from brorl.training.reference import ReferencePolicy
 from brorl.training.snapshot import AveragedWeights, Snapshot
@@ -74,9 +74,9 @@ class TreeLearner:
         self._settings = settings
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._parameters = list(self._trained.values())
-        adamw = OffloadedAdamW if settings.offload_moments else torch.optim.AdamW
-        self._optimizer = adamw(
+        self._optimizer = AdamW(
             self._parameters,
+            settings.states,
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,

@@ -1,0 +1,154 @@
+"""AdamW whose two moments are on the device, in the memory of the CPU, or in 8 bits.
+
+On the device it is `torch.optim.AdamW`. In the memory of the CPU the updates are the same bit by bit, and the device
+has 8 bytes less per float32 weight. In 8 bits the moments take 2 bytes per weight, and are rounded after each update;
+the second one is stored as its root, whose range is half as wide. Weights and gradients are as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from brorl.model.moments import MOMENTS, SCALE, dequantize, is_quantized, quantize, zero_codes
+from brorl.model.settings import States
+from brorl.model.sharding import local_tensor
+from brorl.training.snapshot import empty_like
+
+_SLICE = 1 << 22  # numbers that are updated together; what they take besides is below 100 MiB
+
+
+class AdamW(torch.optim.AdamW):
+    """AdamW; in `host` and `8bit` it updates some rows of one parameter after the other.
+
+    Args:
+        parameters: The trained weights.
+        states: Where its moments are between updates, and in how many bits.
+        options: Those of `torch.optim.AdamW`.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], states: States = "device", **options: Any) -> None:
+        super().__init__(parameters, **options)
+        self._states = states
+        for parameter in self._of_groups() if states != "device" else ():
+            if not parameter.is_contiguous():  # its rows are views
+                parameter.data = parameter.data.contiguous()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient."""
+        assert closure is None
+        if self._states == "device":
+            super().step()
+            return
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            at_device = parameter.device if group["fused"] else "cpu"
+            state |= {"step": torch.zeros((), device=at_device), **self._zero_moments(parameter)}
+        assert parameter.grad is not None
+        weights, gradients = local_tensor(parameter), local_tensor(parameter.grad).contiguous()
+        beta1, beta2 = group["betas"]
+        for rows in _slices(weights):
+            first, second = (_read(state, kind, rows, weights.device) for kind in MOMENTS)
+            adamw(
+                [_rows(weights)[rows]],
+                [_rows(gradients)[rows]],
+                [first],
+                [second],
+                [],
+                [state["step"].clone()],
+                foreach=False,
+                fused=bool(group["fused"]),
+                amsgrad=False,
+                beta1=beta1,
+                beta2=beta2,
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )
+            for kind, moment in zip(MOMENTS, (first, second), strict=True):
+                _write(state, kind, rows, moment)
+        state["step"] += 1
+
+    def _of_groups(self) -> list[Tensor]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def _zero_moments(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return moments of 0 as they are stored."""
+        moments = {}
+        for kind in MOMENTS:
+            if is_quantized(parameter.shape, self._states):
+                moments[kind], moments[kind + SCALE] = zero_codes(parameter)
+            else:
+                moments[kind] = empty_like(parameter, offload=self._states == "host")
+                local_tensor(moments[kind]).zero_()
+        return moments
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state of AdamW, wherever its moments are and in how many bits; those of one parameter at a time."""
+        states = state_dict["state"]
+        super().load_state_dict({**state_dict, "state": {i: {"step": state["step"]} for i, state in states.items()}})
+        parameters = self._of_groups()
+        for index, state in states.items():
+            self.state[parameters[index]] |= self._as_stored(state, parameters[index])
+
+    def _as_stored(self, given: dict[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
+        """Return the moments of a state as they are stored here; exactly, unless their bits change."""
+        numbers = {name: moment for name, moment in given.items() if name != "step"}
+        has_codes = MOMENTS[0] + SCALE in given
+        if has_codes == is_quantized(parameter.shape, self._states) and self._states != "host":
+            return {
+                name: moment.to(parameter.device, moment.dtype if moment.dtype == torch.uint8 else parameter.dtype)
+                for name, moment in numbers.items()
+            }
+        moments = self._zero_moments(parameter)
+        for rows in _slices(local_tensor(parameter)):
+            for kind in MOMENTS:
+                _write(moments, kind, rows, _read(given, kind, rows, moments[kind].device))
+        return moments
+
+
+def _read(state: dict[str, Tensor], kind: str, rows: slice, device: torch.device) -> Tensor:
+    """Return rows of a moment on a device, in the dtype of the weights."""
+    stored = _rows(local_tensor(state[kind]))[rows].to(device, non_blocking=True)
+    if kind + SCALE not in state:
+        return stored
+    signed = kind == "exp_avg"
+    moment = dequantize(stored, _rows(local_tensor(state[kind + SCALE]))[rows].to(device), signed)
+    return moment if signed else moment.square_()
+
+
+def _write(state: dict[str, Tensor], kind: str, rows: slice, moment: Tensor) -> None:
+    """Store rows of a moment."""
+    stored = _rows(local_tensor(state[kind]))[rows]
+    if kind + SCALE not in state:
+        stored.copy_(moment)
+        return
+    signed = kind == "exp_avg"
+    codes, scales = quantize(moment if signed else moment.sqrt(), signed)
+    stored.copy_(codes)
+    _rows(local_tensor(state[kind + SCALE]))[rows].copy_(scales)
+
+
+def _slices(tensor: Tensor) -> Iterator[slice]:
+    """Yield the rows that are updated together."""
+    rows, columns = _rows(tensor).shape
+    size = max(1, _SLICE // max(1, columns))
+    return (slice(start, start + size) for start in range(0, rows, size))
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """Return the same memory as a matrix."""
+    return tensor.view(-1, tensor.shape[-1]) if tensor.ndim > 1 and tensor.numel() else tensor.view(1, -1)
