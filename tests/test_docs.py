@@ -161,18 +161,26 @@ def test_the_page_of_what_fits_is_up_to_date() -> None:
 
 
 def test_what_fits_adds_up_and_fits() -> None:
-    """The sums of the page's figures; 18 bytes for each of a published number of weights, and 2 in a joined map."""
+    """The page's figures by the bytes of each of a published number of weights: 10, 2 in a joined map, and AdamW's."""
     published = {"0.5B": 494_032_768, "1.5B": 1_543_714_304, "7B": 7_615_616_512}
     joined = {"0.5B": 24 * 896 * (896 + 2 * 128 + 2 * 4864), "1.5B": 28 * 1536 * (1536 + 2 * 256 + 2 * 8960)}
-    pattern = r"^\| (.*?B) \| (.*?) \| (\d+) GB \|.*?\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d,]+) \|$"
+    joined["7B"] = 28 * 3584 * (3584 + 2 * 512 + 2 * 18_944)
+    pattern = r"^\| (.*?B) \| (.*?) \| ([\d.]+) \| ([\d.]+) \| (.*?) \| (.*?) \| (.*?) \|$"
     rows = re.findall(pattern, (DOCS / "how-to" / "what_fits.md").read_text("utf-8"), re.MULTILINE)
-    assert {(name, trains) for name, trains, *_ in rows} > {(name, "adapters") for name in published}
-    for name, trains, size, *figures, _ in rows:
-        kept, learning, sampling, peak = map(float, figures)
-        assert peak == pytest.approx(kept + max(learning, sampling), abs=0.11)
-        assert peak <= 0.9 * float(size)
-        if trains == "all weights":
-            assert kept == pytest.approx(18e-9 * published[name] + 2e-9 * joined[name], abs=0.06)
+    assert [name for name, *_ in rows] == [name for name in published for _ in range(5)]
+    for name, settings, adamw, kept, *cells in rows:
+        for size, cell in zip((24, 32, 80), cells, strict=True):
+            peak = re.match(r"([\d.]+) GB, [\d,]+ rows: .*`engine.memory_gib: (\d+)`", cell)
+            assert peak or cell.startswith("no")
+            if peak:
+                assert float(kept) + int(peak[2]) * 2**30 / 1e9 <= float(peak[1]) + 0.1
+                assert float(peak[1]) <= 0.9 * size
+        weights = published[name]
+        moments = {"device": 8 * weights, "host": 0, "8bit": 2 * weights * (1 + 4 / 256)}
+        if settings.startswith("`optimizer.states: "):
+            of_adamw = 1e-9 * moments[settings.strip("`").split(": ")[1]]
+            assert float(adamw) == pytest.approx(of_adamw, abs=0.06)
+            assert float(kept) == pytest.approx(10e-9 * weights + 2e-9 * joined[name] + of_adamw, abs=0.1)
 
 
 def test_the_settings_reference_names_every_setting() -> None:

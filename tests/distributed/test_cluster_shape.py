@@ -86,7 +86,7 @@ def test_processes_that_share_a_gpu_are_told_so(placement: str, dtype: str, monk
     monkeypatch.setattr("brorl.assemble.cluster.VllmEngine", lambda settings, *_, **__: settings)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     place_pool(cluster, config, 9)
-    place_learner(cluster, config, RunInputs("quickstart", *[None] * 7), Path(), print)  # type: ignore[arg-type]
+    place_learner(cluster, config, RunInputs("quickstart", *[None] * 8), Path(), print)  # type: ignore[arg-type]
     fractions = placement == "colocated"
     assert (made["pool"], made["recipe"]().sleeps) == (fractions, fractions)
     assert made["sent"] == (torch.bfloat16 if dtype == "bfloat16" else None)

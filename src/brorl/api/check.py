@@ -23,7 +23,7 @@ from brorl.format import counted, duration, listed
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.settings import FileSource
 from brorl.reporting.visible_text import visible_text
-from brorl.table import Result
+from brorl.table import Result, Table
 from brorl.verification.domains.code import CODE_DOMAIN
 from brorl.verification.trial import Trial, VerifiedResponse, try_verifier
 from brorl.verification.verifier import is_failure, is_timeout
@@ -45,9 +45,9 @@ class CheckResult(Result):
     config: TrainConfig  # the checked settings
     trials: tuple[Trial, ...]  # one trial of the verifier for each source and domain
     forecast: StepForecast | None  # the expected seconds of a step; None without timing
-    lines: tuple[Text, ...]  # the report
+    lines: tuple[Text | Table, ...]  # the report
 
-    def parts(self) -> tuple[Text, ...]:
+    def parts(self) -> tuple[Text | Table, ...]:
         """Return the report."""
         return self.lines
 
@@ -92,7 +92,8 @@ def _checked(config: TrainConfig, name: str, timing: bool, report: _Report, agai
     for tracker in config.tracking.to:
         require_package(tracker)
     check_start(config)
-    inputs = prepare(config, config.model)
+    memory: list[Table] = []
+    inputs = prepare(config, config.model, memory.append)
     report.show(f"settings of {name}: ok")
     trials = []
     for source in dict.fromkeys(prompt.source for prompt in (*inputs.prompts.train.prompts, *inputs.prompts.held_out)):
@@ -107,6 +108,7 @@ def _checked(config: TrainConfig, name: str, timing: bool, report: _Report, agai
             report.show(*unread_forms(verifier, of_domain, is_own))
             trials.append(trial)
     report.show("", *input_lines(inputs, config))
+    report.show_tables(memory)
     forecast = None
     if timing:
         report.show("loading the model and timing a few small steps (--no-timing skips this)", style="dim")
@@ -122,12 +124,16 @@ class _Report:
 
     def __init__(self, progress: bool) -> None:
         self._console = Console(highlight=False, quiet=not progress)
-        self.lines: list[Text] = []
+        self.lines: list[Text | Table] = []
 
     def show(self, *lines: str, style: str = "") -> None:
         for line in lines:
             self.lines.append(Text(line, style))
             self._console.print(self.lines[-1], soft_wrap=True)
+
+    def show_tables(self, tables: Sequence[Table]) -> None:
+        self.lines += tables
+        self._console.print(*tables, sep="\n")
 
 
 def _show_source(source: str, inputs: RunInputs, report: _Report) -> list[Prompt]:

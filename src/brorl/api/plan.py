@@ -22,7 +22,7 @@ from brorl.format import plain
 from brorl.planning import AIMS, Aim
 from brorl.runs import RUNS
 from brorl.storage import replace_file, storage_errors
-from brorl.table import Result
+from brorl.table import Result, Table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -162,11 +162,13 @@ def plan(
         from brorl.planning.figure import draw_plan
         from brorl.planning.report import plan_record
 
-        parts = _parts(config, request.pilot_prompts, screen, ends)
+        memory: list[Table] = []
+        parts = _parts(config, request.pilot_prompts, screen, ends, memory)
         note = _note(recipe is None and source == RECIPE, given)
         with _folder(Path(output_dir).expanduser()) as folder:
             for line in (*_announcement(config, parts, request), *note):
                 screen.console.print(line, soft_wrap=True, markup=False)
+            screen.console.print(*memory)
             report = measure_plan(config, parts, request, folder, screen.console)
             with storage_errors(folder):
                 replace_file(folder / "plan.json", json.dumps(plan_record(report), indent=2).encode())
@@ -215,11 +217,11 @@ def _resolve(
     return resolve_config(source, replaced), source
 
 
-def _parts(config: TrainConfig, pilot_prompts: int, screen: Screen, ends: ExitStack) -> PilotParts:
-    """Load the data and the model."""
+def _parts(config: TrainConfig, pilot_prompts: int, screen: Screen, ends: ExitStack, memory: list[Table]) -> PilotParts:
+    """Load the data and the model, and append the table of the memory of the ways to train."""
     from brorl.assemble.run import build_pilot
 
-    parts = build_pilot(config, screen.observe, ends.callback, screen.echo)
+    parts = build_pilot(config, screen.observe, ends.callback, screen.echo, memory.append)
     screen.observe(Phase("measuring"))
     if pilot_prompts > parts.stream.num_prompts:
         raise UserError(

@@ -5,7 +5,7 @@ Cheap checks come first, and the model's weights are not loaded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,11 +38,13 @@ from brorl.format import counted
 from brorl.model.context_limit import attention_limit
 from brorl.model.free_memory import available_bytes
 from brorl.model.load import choose_device, load_tokenizer
+from brorl.model.memory_choices import MemoryChoices
 from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, check, plan_memory
 from brorl.model.source import find_model, read_config
 from brorl.model.stop_strings import StopStrings
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.seeds import derived_seed
+from brorl.table import Table
 from brorl.training.collect import MOST_STEPS
 from brorl.verification.domains.table import unreadable_references
 from brorl.verification.grade import Grader
@@ -67,11 +69,17 @@ class RunInputs(ModelInputs):
     grader: Grader  # verifies and rewards responses
     workers: Workers  # processes of its verifiers
     memory: MemoryPlan  # the memory that the run will need
+    memory_line: str  # it in a line for the user, or a warning
     notes: Sequence[str] = ()  # lines about dropped rows and unreadable reference answers of public datasets
 
 
-def prepare(config: TrainConfig, model_path: str) -> RunInputs:
+def prepare(config: TrainConfig, model_path: str, show: Callable[[Table], None] | None = None) -> RunInputs:
     """Read, check and encode the data, and check the memory.
+
+    Args:
+        config: The settings of the run.
+        model_path: Name or folder of the model or checkpoint.
+        show: Receives the table of the ways to train by their memory.
 
     Raises:
         UserError: On the first thing that is wrong.
@@ -104,7 +112,7 @@ def prepare(config: TrainConfig, model_path: str) -> RunInputs:
     prompts = build_prompts(config, sources, tokenizer, model_config)
     context = prompts.longest + max(response_limits(config).values())
     check_window(config, model_config, context)
-    memory = build_memory_plan(config, model_config, prompts)
+    memory, warning = check_memory(config, model_config, prompts, show)
     set_threads_and_kernels(config, memory.num_weights)
     notes = [line for source in sources if (line := dropped_line(source.name, source.num_rows, source.dropped))]
     if model_path == config.model:  # a run that is resumed has been checked
@@ -112,7 +120,8 @@ def prepare(config: TrainConfig, model_path: str) -> RunInputs:
     elif INSTRUCTIONS_DOMAIN in verifiers:  # this machine can lack the package that some instructions need
         unreadable_references({INSTRUCTIONS_DOMAIN: verifiers[INSTRUCTIONS_DOMAIN]}, questions)
     grader = Grader(verifiers, build_decode(config, tokenizer), config.rewards, config.sampling.max_new_tokens)
-    return RunInputs(model_path, tokenizer, context, prompts, grader, workers, memory, notes)
+    memory_line = memory.summary if warning is None else f"warning: {warning}"
+    return RunInputs(model_path, tokenizer, context, prompts, grader, workers, memory, memory_line, notes)
 
 
 def check_window(config: TrainConfig, model_config: PreTrainedConfig, context: int) -> None:
@@ -166,15 +175,39 @@ def check_source_references(verifiers: Mapping[str, Verifier], sources: Sequence
     return notes
 
 
-def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, prompts: Prompts) -> MemoryPlan:
+def check_memory(
+    config: TrainConfig, model_config: PreTrainedConfig, prompts: Prompts, show: Callable[[Table], None] | None = None
+) -> tuple[MemoryPlan, str | None]:
     """Predict the memory of a run, without loading its model.
 
+    Args:
+        config: The settings of the run.
+        model_config: The config of its model.
+        prompts: Its prompts.
+        show: Receives the table of the ways to train by their memory, if the run fits and the free memory is known.
+
+    Returns:
+        The prediction, and a warning if it fits unless responses reach the length limit.
+
     Raises:
-        UserError: If the certain part of it exceeds the available memory.
+        UserError: If the certain part of it exceeds the available memory; it names the smallest change that fits.
     """
-    device = choose_device(config.device)
-    offloaded = config.reference.offload and device.type != "cpu"
-    settings = MemorySettings(
+    settings, workload = _memory_settings(config), _workload(config, prompts)
+    # other machines hold the parts of a run on a cluster
+    available = None if config.cluster.enabled else available_bytes(choose_device(config.device))
+    plan = plan_memory(model_config, settings, workload, available)
+    if available is None:
+        return plan, None
+    warning = check(plan, available, lambda: MemoryChoices(model_config, settings, workload, available).fix())
+    if show is not None:
+        show(MemoryChoices(model_config, settings, workload, available).table())
+    return plan, warning
+
+
+def _memory_settings(config: TrainConfig) -> MemorySettings:
+    device = choose_device(config.device).type
+    offloaded = config.reference.offload and device != "cpu"
+    return MemorySettings(
         dtype=config.dtype,
         engine_bytes=int(config.engine.memory_gib * 2**30),
         lora=config.adapters,
@@ -185,22 +218,21 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
         gradient_checkpointing=config.engine.gradient_checkpointing,
         forward=config.engine.forward,
         attention=config.engine.attention,
-        device=device.type,
+        device=device,
         separate_engine=config.engine.kind == "vllm",
         engine_apart=config.engine.vllm.placement == "apart",
-        keeps_cache=config.engine.kind == "native" and device.type == "cuda" and config.engine.cuda_graphs != "off",
+        keeps_cache=config.engine.kind == "native" and device == "cuda" and config.engine.cuda_graphs != "off",
     )
+
+
+def _workload(config: TrainConfig, prompts: Prompts) -> Workload:
     steps_at_once = MOST_STEPS if config.dynamic_sampling.enabled else 1
-    workload = Workload(
+    return Workload(
         prompt_tokens=prompts.longest,
         max_new_tokens=max(response_limits(config).values()),
         num_rows=max(steps_at_once * config.samples_per_step, len(prompts.held_out) * config.evaluation.num_samples),
         num_prompts=-(-config.prompts_per_step // config.optimizer.mini_batches),
     )
-    available = None if config.cluster.enabled else available_bytes(device)  # other machines hold the parts
-    plan = plan_memory(model_config, settings, workload, available)
-    check(plan, plan.available_bytes)
-    return plan
 
 
 def input_lines(inputs: RunInputs, config: TrainConfig) -> list[str]:
@@ -218,8 +250,7 @@ def input_lines(inputs: RunInputs, config: TrainConfig) -> list[str]:
             f"warning: prompts_per_step = {config.prompts_per_step:,} is more than the "
             f"{counted(num_train, 'training prompt')}, and a step repeats prompts; lower prompts_per_step, or add data"
         )
-    warning = check(inputs.memory, inputs.memory.available_bytes)
-    return [*lines, inputs.memory.summary if warning is None else f"warning: {warning}"]
+    return [*lines, inputs.memory_line]
 
 
 def learner_device(config: TrainConfig) -> str:

@@ -37,6 +37,7 @@ from brorl.runs.checkpoint import (
 )
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.sampling import SamplingParams
+from brorl.table import Table
 from brorl.training.collect import Collector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner
@@ -216,14 +217,15 @@ def build_pilot(
     observe: Observe = unobserved,
     on_end: OnEnd = lambda _: None,
     echo: Echo = lambda _: None,
+    show: Callable[[Table], None] | None = None,
 ) -> PilotParts:
-    """Make the parts of a run before its first step, for `brorl plan`.
+    """Make the parts of a run before its first step, for `brorl plan`; `show` receives a table as in `prepare`.
 
     Raises:
         UserError: If the data, the model, the tokenizer or the memory does not fit.
     """
     observe(Phase("loading", "data"))
-    inputs = prepare(config, config.model)
+    inputs = prepare(config, config.model, show)
     return build_pilot_parts(config, inputs, observe, on_end, echo)
 
 
