@@ -60,6 +60,7 @@ VARIANTS = {
     "adapters": ("--lora.rank=4", "--dtype=bfloat16"),
     "reference on the host": ("--kl.coefficient=0.01", "--reference.offload=true"),
     "moments on the host": ("--optimizer.states=host",),
+    "moments in 8 bits": ("--optimizer.states=8bit",),
     "flat path": ("--engine.forward=flat",),
     "tiles": ("--engine.attention=tiled", "--engine.gradient_checkpointing=true"),
     "truncated sampling": ("--sampling.temperature=0.9", "--sampling.top_p=0.9"),
