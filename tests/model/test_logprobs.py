@@ -98,11 +98,15 @@ def test_log_probs_and_gradients_equal_the_flattened_batch(
 
 
 @pytest.mark.parametrize("lean", [False, True])
-def test_tied_embeddings_and_frozen_layers(lean: bool, rng: np.random.Generator) -> None:
-    """Tied weights get both gradients; a frozen first layer gets none, and the rest are as before."""
-    model = small_model(seed=int(rng.integers(1 << 30)), tie_word_embeddings=True)
+@pytest.mark.parametrize("padding", [None, EOS + 1])
+def test_tied_embeddings_and_frozen_layers(lean: bool, padding: int | None, rng: np.random.Generator) -> None:
+    """Tied weights get both gradients; a frozen first layer gets none, and the rest are as before.
+
+    The embedding of a padding token gets none as an input, also where a chat template ends turns with that token.
+    """
+    model = small_model(seed=int(rng.integers(1 << 30)), tie_word_embeddings=True, pad_token_id=padding)
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    trees = some_trees(rng)
+    trees = [*some_trees(rng), RolloutTree.from_responses([5, EOS + 1, 3], [(4, EOS), (9, EOS)])]
     weight = [rng.normal(size=t.num_unique_tokens) for t in trees]
     for frozen in (False, True):
         if frozen:

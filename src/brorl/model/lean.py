@@ -84,6 +84,7 @@ class LeanPass:
         self._head_dim: int = decoder.layers[0].self_attn.head_dim
         self._scale: float = decoder.layers[0].self_attn.scaling
         self._embedding: Tensor = decoder.embed_tokens.weight
+        self._padding: int | None = decoder.embed_tokens.padding_idx  # the token whose embedding gets no gradient
         self._layers = [self._layer(layer) for layer in decoder.layers]
         self._norm = _norm(decoder.norm)
         self._head = self._joined(model.get_output_embeddings())
@@ -120,7 +121,7 @@ class LeanPass:
         return RowLogits(mapped(hidden_Rh, *self._head))
 
     def _hidden(self, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None) -> Tensor:
-        x = torch.nn.functional.embedding(token_T, self._embedding)
+        x = torch.nn.functional.embedding(token_T, self._embedding, self._padding)
         self._extend(context.longest, x)
         cos_TD, sin_TD = self._cos[position_T], self._sin[position_T]
         angles = Angles(self._scale, cos_TD * self._scale, sin_TD * self._scale, cos_TD, sin_TD)
