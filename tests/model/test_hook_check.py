@@ -237,3 +237,15 @@ def test_a_prompt_beyond_a_window_is_checked(model_type: str, monkeypatch: pytes
     monkeypatch.setattr(PromptContext, "_mask", lambda *_: None)
     with pytest.raises(HooksError, match="its logits change beyond its sliding window"):
         check_window(model)
+
+
+def test_the_check_of_a_cache_takes_few_logits() -> None:
+    """Those of a few positions: with a large vocabulary, logits of a prompt beyond a window would take gigabytes."""
+    model = tiny("mistral", {**GROUPED, "sliding_window": 16})
+    positions = []
+    model.lm_head.register_forward_hook(lambda *inputs_and_output: positions.append(inputs_and_output[2].shape[1]))
+    check_own_cache(model, context=100)
+    assert len(positions) == 3 * (
+        1 + 1 + 4
+    )  # prompts of three lengths: all at once, then with the cache token by token
+    assert max(positions) == 5

@@ -97,7 +97,7 @@ def _chunk(
         return to_device(array, model.device)
 
     positions = input_BS.shape[1] - first
-    last = _last(model, positions)
+    last = last_logits(model, positions)
 
     def forward() -> Tensor:
         logits: Tensor = model(input_ids=tensor(input_BS), use_cache=False, **last).logits
@@ -120,7 +120,7 @@ def _owned(tree: RolloutTree, leaf: int) -> IntArray:
     return np.arange(int(tree.leaf[leaf - 1]) + 1 if leaf else 0, int(tree.leaf[leaf]) + 1)
 
 
-def _last(model: PreTrainedModel, positions: int) -> dict[str, int]:
+def last_logits(model: PreTrainedModel, positions: int) -> dict[str, int]:
     """Return the argument that limits the logits to the last positions, if the model has it."""
     has = "logits_to_keep" in signature(model.forward).parameters
     return {"logits_to_keep": positions} if has else {}
