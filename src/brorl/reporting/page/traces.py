@@ -145,11 +145,19 @@ def held_out_points(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
             continue
         x, y = ((np.array(c) / np.maximum(_verified(e), 1)).tolist() for c, e in zip(correct, ends, strict=True))
         known = len(run.held_out) == len(x)
-        texts = [plotly_text(visible_text(t.strip()[-80:], one_line=True)) for t in run.held_out] if known else []
+        texts = [plotly_text(visible_text(t, one_line=True)) for t in _ends(run.held_out)] if known else []
         hover = {"text": texts, "hovertemplate": "%{text}<br>%{x:.1%} before, %{y:.1%} after<extra></extra>"}
         name = run.name if len(runs) > 1 else "a held-out prompt"
         traces.append(_scatter(name, x, y, f"run:{i}", "markers") | hover | {"opacity": 0.6})
     return tuple(traces)
+
+
+def _ends(prompts: Sequence[str]) -> list[str]:
+    """Return the ends of prompts, without the last lines that they share: those of a template are no question."""
+    lines = [prompt.strip().split("\n") for prompt in prompts]
+    while len(lines) > 1 and min(map(len, lines)) > 1 and len({of_prompt[-1] for of_prompt in lines}) == 1:
+        lines = [of_prompt[:-1] for of_prompt in lines]
+    return ["\n".join(of_prompt).strip()[-80:] for of_prompt in lines]
 
 
 def mixed_lines(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
