@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from brorl.errors import UserError
+from brorl.model.load import load_tokenizer
 from brorl.model.stop_strings import StopStrings, check_stop, stop_tokens
+from run_support import save_tiny_model
 from small_tokenizers import TOKENIZERS
 
 TEXTS = [
@@ -148,3 +151,13 @@ def test_a_text_with_which_no_response_can_end_is_refused(name: str, text: str, 
 @pytest.mark.parametrize("name", ["byte_level", "sentencepiece"])
 def test_tokenizers_that_fall_back_to_bytes_take_any_text(name: str) -> None:
     check_stop("m", tokenizer_of(name), [*TEXTS, "zz\n\t語", "  Question: ", "<|user|>"])
+
+
+def test_added_tokens_are_listed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Gemma has thousands of them, and the list takes milliseconds."""
+    tokenizer = load_tokenizer(str(save_tiny_model(tmp_path)))
+    tokenizer.add_tokens([f"<unused{i}>" for i in range(50)])
+    listed, calls = tokenizer.get_added_vocab, []
+    monkeypatch.setattr(tokenizer, "get_added_vocab", lambda: calls.append(None) or listed())
+    check_stop("a", tokenizer, ["9"])
+    assert len(calls) == 1

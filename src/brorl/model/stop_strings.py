@@ -99,9 +99,11 @@ class _Pieces(dict[int, str]):
 def special_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
     """Return the special token with this text, if there is one: a token that the text of a response leaves out."""
     token = tokenizer.get_added_vocab().get(text)
-    if token is None or tokenizer.decode([token], skip_special_tokens=True):
-        return None
-    return int(token)
+    return None if token is None or not _is_left_out(tokenizer, token) else int(token)
+
+
+def _is_left_out(tokenizer: PreTrainedTokenizerBase, token: int) -> bool:
+    return not tokenizer.decode([token], skip_special_tokens=True)
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]) -> tuple[int, ...]:
@@ -115,7 +117,9 @@ def check_stop(name: str, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str
     Raises:
         UserError: On the first with which it cannot.
     """
-    special = [text for text in tokenizer.get_added_vocab() if special_token(tokenizer, text) is not None]
+    if not (stop := tuple(stop)):
+        return
+    special = [text for text, token in tokenizer.get_added_vocab().items() if _is_left_out(tokenizer, token)]
     for text in stop:
         if text in special:
             continue
