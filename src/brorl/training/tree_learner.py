@@ -182,6 +182,7 @@ class TreeLearner:
         Raises:
             UserError: If transformers does not load the first weights of this process as they were saved.
         """
+        self._optimizer.zero_grad(set_to_none=True)  # makes room for the weights that are read again
         self._save_model(folder)
         self._save_checked = True
         if self._average is not None:
