@@ -28,6 +28,7 @@ from brorl.console.screen import Screen
 from brorl.distributed.settings import ClusterSettings
 from brorl.errors import LearnerLostError, UserError
 from brorl.format import counted
+from brorl.model.name import shipped_folder
 from brorl.model.source import commit_of, find_model
 from brorl.reporting.page.page import REPORT, write_report
 from brorl.reporting.samples import unsolved_examples
@@ -39,6 +40,7 @@ from brorl.runs.checkpoint import (
     last_checkpoint,
     read_step,
 )
+from brorl.runs.model_card import upload_command
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.storage import replace_file, storage_errors
 from brorl.trackers import open_trackers, require_package
@@ -204,7 +206,15 @@ class TrainingSession:
         if self.is_new and number > _FEW and not for_many:
             again = f"{shlex.quote(str(self.directory.config_file))} --output_dir null --rollouts_per_prompt {_FEW}"
             hints.append(f"compare with few rollouts: {command_name()} train {again}")
-        return hints
+        return hints + self._upload_hint()
+
+    def _upload_hint(self) -> list[str]:
+        """Return the command that uploads the best checkpoint, unless the run began with a shipped model."""
+        folder = self.directory.checkpoints
+        checkpoint = folder / "best" if best_checkpoint(folder) else last_checkpoint(folder)
+        if checkpoint is None or shipped_folder(self.config.model):
+            return []
+        return [f"upload with its model card: {upload_command(checkpoint)}"]
 
     def _write_report(self) -> str:
         try:

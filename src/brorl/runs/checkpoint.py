@@ -2,9 +2,9 @@
 
 A checkpoint is written under a temporary name, forced to disk, given a COMMIT file and only then its final name, so a
 kill at any instant leaves the previous checkpoints intact and a half-written one is never mistaken for a whole one.
-COMMIT has the step, and the size and the CRC-32 of every file, which show later damage. All files have the permissions
-that the umask gives new files. If the next step finds no mixed group, the checkpoint is written again, with the count
-of such attempts.
+COMMIT has the step, and the size and the CRC-32 of every file, which show later damage; only the model card may be
+edited. All files have the permissions that the umask gives new files. If the next step finds no mixed group, the
+checkpoint is written again, with the count of such attempts.
 
 A run that trains adapters saves the adapters alone, in peft's format, with the name of their base. A learner with
 several ranks writes its optimizer and its reference as shards, one file per rank, into a subfolder. `best` is a link to
@@ -36,9 +36,11 @@ from brorl.tree import RolloutTree
 
 SHARDS = "shards"  # in the state of a learner of several ranks: the folder that they have written
 EMA = "ema"  # subfolder of a checkpoint with the averaged weights, if there are any
+CARD = "README.md"  # the model card, which a user may edit
 _COMMIT = "COMMIT"
 _NOT_REGULAR = " saved for being the best"  # on COMMIT's first line
 _STATE = "trainer_state.pt"
+FOR_RESUMING = (_COMMIT, _STATE, SHARDS)  # what only `brorl resume` reads
 _BEST = "best"
 _BLOCK = 1 << 22  # bytes that are read at once
 _TREE_ARRAYS = ("token", "parent", "count", "logprob", "leaf", "leaf_count", "finished")
@@ -83,7 +85,7 @@ def save_checkpoint(
     Args:
         folder: Folder of all checkpoints of the run.
         state: The trainer's state.
-        save: Writes the weights and the config of the model into a folder, in Hugging Face format.
+        save: Writes the weights and the config of the model into a folder, in Hugging Face format, and its card.
         tokenizer: The tokenizer, saved beside them.
         keep: Keep this many of the newest regular checkpoints and delete others once the new one is complete; 0 keeps
             all.
@@ -115,7 +117,7 @@ def save_checkpoint(
             if path.is_file():
                 path.chmod(readable)
             _to_disk(path)
-        files = [path for path in written if path.is_file()]
+        files = [path for path in written if path.is_file() and path.name != CARD]
         sums = "".join(f"{_size_and_sum(path)} {path.relative_to(temporary).as_posix()}\n" for path in files)
         commit = temporary / f"{_COMMIT}.tmp"
         commit.write_text(f"step {state.step}{'' if regular else _NOT_REGULAR}\n{sums}")

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import Enum
+from pathlib import Path
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from brorl.activity import Phase, Step
 from brorl.algorithms.groups import Group
 from brorl.cost import cost_of_step, total_cost
 from brorl.evaluation.benchmark import Answers, Benchmark
-from brorl.runs.checkpoint import TrainerState, mark_best, save_checkpoint
+from brorl.runs.checkpoint import EMA, TrainerState, mark_best, save_checkpoint
+from brorl.runs.model_card import write_card
 from brorl.runs.run_directory import Record
 from brorl.training.learner import StepMetrics
 from brorl.training.run import TrainingRun
@@ -244,8 +246,14 @@ class Journal:
             schedule=self._run.schedule.reference.state_dict(),
             held_out=None if benchmark is None else benchmark.fingerprint,
         )
+
+        def save(folder: Path) -> None:
+            algorithm.learner.save_pretrained(folder)
+            write_card(folder, outputs.directory.path, self._step)
+            if algorithm.averages:
+                write_card(folder / EMA, outputs.directory.path, self._step, "ema_evaluation")
+
         folder = outputs.directory.checkpoints
-        save = algorithm.learner.save_pretrained
         save_checkpoint(folder, state, save, outputs.tokenizer, outputs.keep_checkpoints, best, regular)
         outputs.directory.note_checkpoint()
         if best == self._step:

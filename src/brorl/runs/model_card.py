@@ -1,0 +1,208 @@
+"""The model card of a checkpoint: `README.md` in its folder, which the Hugging Face hub shows.
+
+All numbers are from the run's records: its settings, `env.json` and the lines of `metrics.jsonl`. What was not measured
+has no number, and no path of this machine is in the card. The license is left to the user.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from brorl.cost import total_cost
+from brorl.format import Estimate, counted, interval
+from brorl.runs.checkpoint import CARD, EMA, FOR_RESUMING
+from brorl.runs.run_record import Record, RunRecord, read_run
+from brorl.storage import replace_file
+
+_LICENSE = "# license: yours to choose; those of the base model and of the data must allow it"
+_BASE_MODEL = "# base_model: its hub id, if it has one"
+_RECIPE = (
+    "prompt.", "sampling.", "rewards.", "advantage.", "phases", "dynamic_sampling.", "loss.", "importance.", "kl.",
+    "reference.", "optimizer.", "lora.", "dtype", "seed",
+)  # fmt: skip
+_USERS = "rewards.terms"  # functions, with their paths
+_UNSET = ("null", "[]", "{}")
+_CITATION = """@article{hu2025brorl,
+  title = {BroRL: Scaling Reinforcement Learning via Broadened Exploration},
+  author = {Hu, Jian and Liu, Mingjie and Lu, Ximing and Wu, Fang and Harchaoui, Zaid and Diao, Shizhe and Choi, Yejin
+            and Molchanov, Pavlo and Yang, Jun and Kautz, Jan and Dong, Yi},
+  journal = {arXiv preprint arXiv:2510.01180},
+  year = {2025}
+}"""
+
+Weights = Literal["evaluation", "ema_evaluation"]  # the key of their scores in a metrics record
+
+
+def write_card(folder: Path, run: Path, step: int, weights: Weights = "evaluation") -> None:
+    """Write the card of the weights after a step of a run into their folder."""
+    replace_file(folder / CARD, model_card(read_run(run), step, weights).encode())
+
+
+def upload_command(checkpoint: Path) -> str:
+    """Return the command that uploads the model of a checkpoint with its card."""
+    present = [name for name in (*FOR_RESUMING, EMA) if (checkpoint / name).exists()]
+    patterns = [f"{name}/*" if (checkpoint / name).is_dir() else name for name in present]
+    excluded = [word for pattern in patterns for word in ("--exclude", pattern)]
+    return shlex.join(["hf", "upload", "NAME/MODEL", str(checkpoint), ".", *excluded])
+
+
+def model_card(run: RunRecord, step: int, weights: Weights = "evaluation") -> str:
+    """Return the card of the weights after a step.
+
+    Args:
+        run: The run.
+        step: The step, at least 0.
+        weights: `ema_evaluation` for the averaged weights.
+    """
+    base, revision = _base(run)
+    name = Path(base).name
+    ending = ", averaged weights" if weights == "ema_evaluation" else ""
+    cost = total_cost(record for record in run.records if record["step"] <= step)
+    rows = {
+        "base model": f"{_shown(base)}{f', revision `{revision}`' if revision else ''}",
+        "training data": ", ".join(map(_source, _sources(run, "data.sources"))),
+        "rollouts per prompt (N)": run.settings["rollouts_per_prompt"],
+        "prompts per step": run.settings["prompts_per_step"],
+        "steps": f"{step:,}{ending}",
+        "rollouts": f"{cost.samples:,} ({cost.sampled_tokens:,} tokens)",
+        "advantage estimator": ", then ".join(f"`{estimator}`" for estimator in _estimators(run)),
+    }
+    before = run.environment.get("continued_from")
+    if before:
+        rows["continued from"] = f"step {before['step']} of another run, which this card does not describe"
+    recipe = "\n".join(f"{key}: {_one_line(value)}" for key, value in run.settings.items() if _is_recipe(key, value))
+    version = run.environment.get("packages", {}).get("brorl", "of unknown version")
+    table = "".join(f"| {key} | {value} |\n" for key, value in rows.items())
+    return (
+        f"---\n{_metadata(run, base)}\n---\n\n# {name}, trained with brorl\n\n"
+        f"{_shown(base)} after reinforcement learning from verifiable rewards with brorl {version}, a reproduction of "
+        f"[BroRL](https://arxiv.org/abs/2510.01180).\n\n## Training\n\n| | |\n|---|---|\n{table}\n"
+        f"<details><summary>Settings</summary>\n\n```yaml\n{recipe}\n```\n\n</details>\n\n{_prompt(run)}"
+        f"## Evaluation\n\n{_evaluation(run, step, weights)}\n\n## Citation\n\n```bibtex\n{_CITATION}\n```\n"
+    )
+
+
+def _metadata(run: RunRecord, base: str) -> str:
+    """Return the metadata as YAML. Only what is on the hub is named there."""
+    from huggingface_hub import ModelCardData
+
+    adapters = run.settings.get("lora.rank", "0") != "0"
+    data_sets = [source["path"].partition("@")[0] for source in _sources(run, "data.sources") if _is_on_hub(source)]
+    data = ModelCardData(
+        base_model=base if _is_hub_id(base) else None,
+        datasets=list(dict.fromkeys(data_sets)) or None,
+        library_name="peft" if adapters else "transformers",
+        pipeline_tag="text-generation",
+        tags=["brorl", "rlvr", "reinforcement-learning", *(["lora"] if adapters else [])],
+    )
+    relation = f"base_model_relation: {'adapter' if adapters else 'finetune'}"
+    return f"{data.to_yaml()}\n{relation if _is_hub_id(base) else _BASE_MODEL}\n{_LICENSE}"
+
+
+def _base(run: RunRecord) -> tuple[str, str | None]:
+    """Return the name of the model that the first of the run's stages began from, and its revision."""
+    name, environment = run.settings["model"], run.environment
+    while before := environment.get("continued_from"):
+        name, file = before.get("model", "another model"), Path(before["checkpoint"]).parents[1] / "env.json"
+        environment = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    path, _, revision = name.partition("@") if not Path(name).is_absolute() else (name, "", "")
+    return path, environment.get("model_commit") or revision or None
+
+
+def _is_hub_id(name: str) -> bool:
+    """Return whether the name of a model or of data is a hub id: runs store the paths of folders as absolute ones."""
+    return not Path(name).is_absolute() and name.count("/") == 1
+
+
+def _is_on_hub(source: Mapping[str, Any]) -> bool:
+    return _is_hub_id(str(source.get("path", "")).partition("@")[0])
+
+
+def _shown(base: str) -> str:
+    """Return the base model as Markdown: a link, or the last part of its path."""
+    return f"[{base}](https://huggingface.co/{base})" if _is_hub_id(base) else f"`{Path(base).name}`"
+
+
+def _sources(run: RunRecord, setting: str) -> list[dict[str, Any]]:
+    sources: list[dict[str, Any]] = json.loads(run.settings.get(setting, "[]"))
+    return sources
+
+
+def _source(source: Mapping[str, Any]) -> str:
+    """Return a source of prompts as Markdown, without its folder."""
+    match source:
+        case {"path": path}:
+            hub_id, _, revision = str(path).partition("@")
+            if not _is_on_hub(source):
+                return f"`{Path(path).name}`"
+            return f"[{hub_id}](https://huggingface.co/datasets/{hub_id}){f' at `{revision}`' if revision else ''}"
+        case {"gym": names}:
+            return f"Reasoning Gym ({', '.join(names)})"
+        case _:
+            return f"{source.get('task', 'puzzles')} puzzles"
+
+
+def _estimators(run: RunRecord) -> Iterator[str]:
+    """Yield the estimator of each phase."""
+    phases = json.loads(run.settings.get("phases", "[]"))
+    yield from [phase["advantage"]["estimator"] for phase in phases] or [run.settings["advantage.estimator"]]
+
+
+def _is_recipe(key: str, value: str) -> bool:
+    return key.startswith(_RECIPE) and not key.startswith(_USERS) and value not in _UNSET
+
+
+def _one_line(value: str) -> str:
+    return json.dumps(value) if "\n" in value else value
+
+
+def _prompt(run: RunRecord) -> str:
+    """Return the section on the text around a question."""
+    template, system = run.settings.get("prompt.template", "{prompt}"), run.settings.get("prompt.system_prompt", "null")
+    shown = "" if system == "null" else f"\n\nSystem prompt:\n\n```text\n{system}\n```"
+    return f"## Prompt\n\nThe text around each question, `{{prompt}}`:\n\n```text\n{template}\n```{shown}\n\n"
+
+
+def _evaluation(run: RunRecord, step: int, weights: Weights) -> str:
+    """Return the scores before training and of these weights, with their intervals."""
+    ends = {"before training": _scores(run, 0, "evaluation"), f"after step {step:,}": _scores(run, step, weights)}
+    measured = {title: scores for title, scores in ends.items() if scores is not None}
+    if not measured:
+        return "These weights were not evaluated."
+    *_, last = measured.values()
+    lines = [("", *measured), ("---",) * (1 + len(measured))]
+    places = [(source, k) for source in ("", *last["by_source"]) for k in last["pass_at"]]
+    for source, k in places:
+        lines += [(f"{source} pass@{k}".lstrip(), *(_cell(scores, source, k) for scores in measured.values()))]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    prompts, responses = counted(last["num_prompts"], "prompt"), counted(last["num_samples"], "response")
+    temperature, top_p = (run.settings[f"evaluation.{name}"] for name in ("temperature", "top_p"))
+    limits = (run.settings[name] for name in ("evaluation.max_new_tokens", "sampling.max_new_tokens"))
+    longest = next(limit for limit in limits if limit not in _UNSET)
+    missing = "" if len(measured) == len(ends) else "\n\nOther weights were not evaluated."
+    return (
+        f"Held-out pass@k with 95% intervals over {prompts} ({_held_out(run)}), {responses} each, temperature "
+        f"{temperature}, top-p {top_p}, at most {longest} tokens:\n\n{table}{missing}"
+    )
+
+
+def _held_out(run: RunRecord) -> str:
+    """Return where the held-out prompts are from."""
+    own = ["held out of the training data"] if float(run.settings["data.held_out_fraction"]) else []
+    return ", ".join([*own, *map(_source, _sources(run, "evaluation.sources"))])
+
+
+def _cell(scores: Record, source: str, k: str) -> str:
+    """Return pass@k with its interval, over all prompts or those of a source; "-" if it was not measured."""
+    estimate = (scores["by_source"].get(source, {}) if source else scores["pass_at"]).get(k)
+    return interval(Estimate(**estimate)) if estimate else "-"
+
+
+def _scores(run: RunRecord, step: int, weights: Weights) -> Record | None:
+    """Return the evaluation of the weights after a step; a line of a step without an update has those before it."""
+    lines = [r for r in run.records if r["step"] - ("update" not in r and "sampling" in r) == step]
+    return next((r[weights] for r in lines if r.get(weights)), None)
