@@ -135,10 +135,31 @@ def test_held_out_prompts_before_and_after(made: tuple[RunRecord, Records]) -> N
     run, records = made
     (trace,) = charts_of(run)["held-out"].traces
     first, last = records[0]["evaluation"]["prompts"], records[-1]["evaluation"]["prompts"]
-    assert trace["x"] == [c / 8 for c in first["num_correct"]]
-    assert trace["y"] == [c / 8 for c in last["num_correct"]]
-    assert len(trace["text"]) == 12
-    assert not any("<" in text or "\x1b" in text or "\u202e" in text for text in trace["text"])
+    expected = Counter((a / 8, b / 8) for a, b in zip(first["num_correct"], last["num_correct"], strict=True))
+    areas = [(size / 6) ** 2 for size in trace["marker"]["size"]]
+    assert dict(zip(zip(trace["x"], trace["y"], strict=True), areas, strict=True)) == pytest.approx(dict(expected))
+    assert [int(text.split(" ")[0]) for text in trace["text"]] == list(expected.values())
+    shown = [text.replace("<br>", "") for text in trace["text"]]
+    assert not any("<" in text or "\x1b" in text or "\u202e" in text for text in shown)
+
+
+def test_a_point_shows_questions_without_their_template(made: tuple[RunRecord, Records]) -> None:
+    run, _ = made
+    texts = tuple(f"system\nWhat is {3 + i} + 4? Answer in a box.\nassistant" for i in range(12))
+    (trace,) = charts_of(replace(run, held_out=texts))["held-out"].traces
+    for text in trace["text"]:
+        counted, *questions = text.split("<br>")
+        number = int(counted.split()[0])
+        assert questions[3:] == ["..."] * (number > 3)
+        assert set(questions[:3]) <= {str(3 + i) for i in range(12)}
+
+
+def test_a_step_that_sampled_nothing_has_no_mean(rng: np.random.Generator) -> None:
+    records = [step_record(rng, s, random_step(rng, 3, 8)) for s in range(1, 4)]
+    records[1]["sampling"] |= {"samples": 0, "mean_length": 0.0, "reward": 0.9}
+    charts = charts_of(run_of(records))
+    for name, key in (("length", "mean_length"), ("reward", "reward")):
+        assert charts[name].traces[0]["y"] == [records[at]["sampling"][key] for at in (0, 2)]
 
 
 def test_fractions_at_other_n_weigh_groups_alike(rng: np.random.Generator) -> None:

@@ -241,7 +241,8 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
     elif config.dynamic_sampling.enabled and not forecast.fraction_cut:
         lines.append(
             "warning: none of the measured groups is mixed (correct and incorrect rollouts); without mixed groups a "
-            "step samples again and again, takes longer than predicted, and learns nothing"
+            "step samples again and again, takes longer than predicted, and learns nothing; try easier questions, a "
+            "prompt.template that the model follows, a lower sampling.temperature, or more rollouts"
         )
     if forecast.fraction_cut:
         lines.append(

@@ -27,6 +27,7 @@ from brorl.tree import FloatArray
 from brorl.verification.grade import Grader
 
 OTHER_N = (16, 32, 64, 128, 256, 512, 1024, 2048)
+SMALLER_N = (2, 4, 8, *OTHER_N)
 _COUNTS = ("num_rollouts", "num_correct", "num_distinct")
 _EXACT = ("p_pos", "p_neg", "unsampled", "a_2", "b_2", "s_r", "entropy")
 _ESTIMATED = ("q_pos", "unsampled_correct", "u_pos_2", "u_neg_2")
@@ -160,7 +161,7 @@ def _informative_fraction_at(measured: Sequence[Coverage]) -> dict[int, float]:
     """Fraction of groups that smaller N would have found mixed: the mean over all subsets of N' of the N rollouts."""
     size = min(m.num_rollouts for m in measured)
     correct = np.array([m.num_correct for m in measured if m.num_rollouts == size])
-    smaller = [*(n for n in OTHER_N if n < size), size]
+    smaller = [*(n for n in SMALLER_N if n < size), size]
     return {n: float((pass_at_k(correct, size, n) - worst_at_k(correct, size, n)).mean()) for n in smaller}
 
 

@@ -36,7 +36,7 @@ function colorOf(role) {
 
 function finished(trace, byProgress) {
   const color = colorOf(trace.meta.color);
-  const made = { ...trace, marker: { color: color, size: 6 } };
+  const made = { ...trace, marker: { size: 6, ...trace.marker, color: color } };
   if (trace.type !== "bar") made.line = { ...trace.line, color: color };
   if (trace.stackgroup) made.fillcolor = color;
   if (trace.error_y) made.error_y = { ...trace.error_y, color: color };

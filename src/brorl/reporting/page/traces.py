@@ -16,12 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brorl.evaluation.pass_at_k import pass_at_k_of_each
+from brorl.format import counted
 from brorl.reporting.visible_text import visible_text
 from brorl.runs.run_record import Record, RunRecord, number
 
 LAST_STEPS = 25
 _DASHES = ("solid", "dot", "dash", "dashdot")
 _CURVES = 5  # pass@k curves of a single run
+_POINT_SIZE = 6.0  # pixels, the diameter of a point that is one prompt
+_PROMPTS_SHOWN = 3  # of a point, when the reader points at it
 _FEW_ROLLOUTS = 32  # up to this N, each number of correct rollouts has its own bar in the histogram
 
 Trace = dict[str, Any]
@@ -45,8 +48,13 @@ def lines(runs: Sequence[RunRecord], quantities: Mapping[str, Quantity]) -> tupl
 
 
 def _values(record: Record, quantity: Quantity) -> list[float]:
-    """Return a quantity, with the ends of its interval if it has one; nothing if the record lacks a part of it."""
+    """Return a quantity, with the ends of its interval if it has one; nothing if the record lacks a part of it.
+
+    A step that carried groups filled has sampled nothing, and its means over rollouts are none.
+    """
     names = [quantity] if isinstance(quantity, str) else quantity
+    if number(record, "sampling", "samples") == 0 and any(str(name).startswith("sampling.") for name in names):
+        return []
     numbers = [number(record, *(name.split(".") if isinstance(name, str) else name)) for name in names]
     values = [value for value in numbers if value is not None]
     if len(values) < len(numbers):
@@ -136,7 +144,10 @@ def _verified(evaluation: Record) -> NDArray[np.int64]:
 
 
 def held_out_points(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
-    """Return the fraction of correct responses to each held-out prompt, at the first and the last evaluation."""
+    """Return the fraction of correct responses to held-out prompts, at the first and the last evaluation.
+
+    Prompts with the same two fractions are one point, whose area is their number.
+    """
     traces = []
     for i, run in enumerate(runs):
         ends = [r["evaluation"] for r in (*run.evaluations[:1], *run.evaluations[-1:])]
@@ -144,20 +155,39 @@ def held_out_points(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
         if len(run.evaluations) < 2 or not all(correct) or len(correct[0]) != len(correct[1]):
             continue
         x, y = ((np.array(c) / np.maximum(_verified(e), 1)).tolist() for c, e in zip(correct, ends, strict=True))
-        known = len(run.held_out) == len(x)
-        texts = [plotly_text(visible_text(t, one_line=True)) for t in _ends(run.held_out)] if known else []
+        places: dict[tuple[float, float], list[int]] = {}
+        for prompt, place in enumerate(zip(x, y, strict=True)):
+            places.setdefault(place, []).append(prompt)
+        questions = _differing(run.held_out) if len(run.held_out) == len(x) else []
+        texts = [_prompts_text(questions, prompts) for prompts in places.values()]
         hover = {"text": texts, "hovertemplate": "%{text}<br>%{x:.1%} before, %{y:.1%} after<extra></extra>"}
-        name = run.name if len(runs) > 1 else "a held-out prompt"
-        traces.append(_scatter(name, x, y, f"run:{i}", "markers") | hover | {"opacity": 0.6})
+        marker = {"marker": {"size": [_POINT_SIZE * len(prompts) ** 0.5 for prompts in places.values()]}}
+        name = run.name if len(runs) > 1 else "held-out prompts"
+        points = _scatter(name, [x for x, _ in places], [y for _, y in places], f"run:{i}", "markers")
+        traces.append(points | hover | marker | {"opacity": 0.6})
     return tuple(traces)
 
 
-def _ends(prompts: Sequence[str]) -> list[str]:
-    """Return the ends of prompts, without the last lines that they share: those of a template are no question."""
-    lines = [prompt.strip().split("\n") for prompt in prompts]
-    while len(lines) > 1 and min(map(len, lines)) > 1 and len({of_prompt[-1] for of_prompt in lines}) == 1:
-        lines = [of_prompt[:-1] for of_prompt in lines]
-    return ["\n".join(of_prompt).strip()[-80:] for of_prompt in lines]
+def _differing(texts: Sequence[str]) -> list[str]:
+    """Return the parts of prompts that are not the same in all: without the system prompt and the template."""
+    if len(texts) < 2:
+        return list(texts)
+    start = _common(texts)
+    end = _common([text[:start:-1] for text in texts])
+    return [text[start : len(text) - end] for text in texts]
+
+
+def _common(texts: Sequence[str]) -> int:
+    """Return the number of characters with which all texts begin: as many as the first and the last in order share."""
+    low, high = min(texts), max(texts)
+    return next((at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
+
+
+def _prompts_text(questions: Sequence[str], prompts: Sequence[int]) -> str:
+    """Return the number of some held-out prompts, and the ends of the first of them if they are known."""
+    shown = [questions[prompt].strip()[-80:] for prompt in prompts[:_PROMPTS_SHOWN]] if questions else []
+    lines = [counted(len(prompts), "prompt"), *(plotly_text(visible_text(text, one_line=True)) for text in shown)]
+    return "<br>".join(lines + ["..."] * (0 < len(shown) < len(prompts)))
 
 
 def mixed_lines(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
