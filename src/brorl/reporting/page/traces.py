@@ -164,7 +164,7 @@ def held_out_points(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
         marker = {"marker": {"size": [_POINT_SIZE * len(prompts) ** 0.5 for prompts in places.values()]}}
         name = run.name if len(runs) > 1 else "held-out prompts"
         points = _scatter(name, [x for x, _ in places], [y for _, y in places], f"run:{i}", "markers")
-        traces.append(points | hover | marker | {"opacity": 0.6})
+        traces.append(points | hover | marker | {"opacity": 0.6, "cliponaxis": False})
     return tuple(traces)
 
 
