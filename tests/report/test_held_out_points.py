@@ -21,12 +21,10 @@ def points_of(held_out: tuple[str, ...], before: list[int], after: list[int]) ->
 
 
 def test_labels_are_questions_without_the_template() -> None:
-    trace = points_of(tuple(CHAT.format(question=q) for q in ("10 + 38", "2 + 38")), [0, 1], [2, 4])
+    questions = ("10 + 38", "2 + 45")
+    trace = points_of(tuple(CHAT.format(question=q) for q in questions), [0, 1], [2, 4])
     assert (trace["x"], trace["y"]) == ([0, 0.25], [0.5, 1])
-    assert [text.endswith(f"What is {q}?") for text, q in zip(trace["text"], ("10 + 38", "2 + 38"), strict=True)] == [
-        True,
-        True,
-    ]
+    assert [text.endswith(f">{q}") for text, q in zip(trace["text"], questions, strict=True)] == [True, True]
 
 
 def test_one_prompt_keeps_its_end() -> None:
