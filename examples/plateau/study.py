@@ -42,7 +42,10 @@ from brorl.comparison.arms import (
 )
 from brorl.comparison.equal import at_equal_cost, at_equal_score, scores_at_cost
 from brorl.comparison.matching import costs_at
-from brorl.comparison.paired import (
+from brorl.comparison.prompt_changes import coverage_change
+from brorl.config.reading import parse_yaml
+from brorl.cost import Cost, Unit, cost_of_step, short_amount
+from brorl.evaluation.paired import (
     conclusion_of,
     corrected_level,
     difference_interval,
@@ -50,9 +53,6 @@ from brorl.comparison.paired import (
     mean_over_runs,
     seeds_needed,
 )
-from brorl.comparison.prompts import coverage_change
-from brorl.config.reading import parse_yaml
-from brorl.cost import Cost, Unit, cost_of_step, short_amount
 from brorl.format import Estimate, counted, interval, short, signed
 from brorl.runs.run_directory import RunDirectory
 from brorl.table import Table

@@ -14,7 +14,7 @@ class Estimate:
     """A number with a 95% interval. The code that makes it documents the method and the coverage of the interval.
 
     The intervals of a single evaluation are over prompts (`brorl.evaluation.mean_interval`). Those of a comparison are
-    mostly t intervals over prompts and seeds (`brorl.comparison.paired`).
+    mostly t intervals over prompts and seeds (`brorl.evaluation.paired`).
     """
 
     value: float  # the estimate, mostly a mean over prompts

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from brorl.assemble.inputs import prepare
-from brorl.assemble.run import build_pilot_parts
 from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.planning import step_forecast
+from brorl.planning.pilot import PilotParts
 from brorl.planning.step_cost import StepTiming, mean_rounds
 from brorl.planning.step_timing import StepTimer
 from brorl.tree import RolloutTree
@@ -123,7 +123,7 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
 
     monkeypatch.setattr(StepTimer, "finish", timed)
     config = config_of("--rollouts_per_prompt=64", "--prompts_per_step=8", "--dynamic_sampling.enabled=false")
-    parts = build_pilot_parts(config, prepare(config, config.model))
+    parts = PilotParts.load(config, prepare(config, config.model))
     sampled = []
     sample = step_forecast.sample
 
@@ -215,7 +215,7 @@ def trees_of(sampled: object) -> list[RolloutTree]:
 
 def test_prompts_that_dynamic_sampling_drops_cost_too(tmp_path: Path) -> None:
     config = config_of("--rollouts_per_prompt=16", "--prompts_per_step=8")
-    parts = build_pilot_parts(config, prepare(config, config.model))
+    parts = PilotParts.load(config, prepare(config, config.model))
     forecast = step_forecast.forecast_step(parts, 16, tmp_path)
     assert forecast.kept_fraction is not None
     assert 0.2 < forecast.kept_fraction < 1

@@ -14,12 +14,12 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from brorl.api.arm_runs import ArmRun, Slot, cpu_slots, gpu_slots, progress_of
-from brorl.api.compare import machine_of, slots_for
-from brorl.api.comparison_plan import Arguments, arm_folders, plan_for, plan_in
-from brorl.assemble.comparison import ArmPlan, check_arms, differences, labeled, sweep_arms
 from brorl.comparison import report as comparison_report
+from brorl.comparison.arm_plans import ArmPlan, check_arms, differences, labeled, sweep_arms
+from brorl.comparison.arm_runs import ArmRun, progress_of
+from brorl.comparison.plan import Arguments, arm_folders, plan_for, plan_in
 from brorl.comparison.reading import read_comparison
+from brorl.comparison.slots import Slot, cpu_slots, gpu_slots, machine_of, slots_for
 from brorl.config.settings import TrainConfig
 from brorl.cost import Budget, total_cost
 from brorl.errors import UserError
@@ -316,7 +316,7 @@ def test_a_cluster_without_ray_is_refused_before_any_run(tmp_path: Path, monkeyp
 
 
 def test_the_memory_of_a_cluster_is_not_that_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brorl.assemble.comparison.available_bytes", lambda _: 1)
+    monkeypatch.setattr("brorl.comparison.arm_plans.available_bytes", lambda _: 1)
     settings = {"data.sources": {"task": "countdown", "num_numbers": 3, "max_number": 7}, "data.held_out_fraction": 0.2}
     arms = sweep_arms("quickstart", settings | {"cluster.nodes": 1}, {"rollouts_per_prompt": [4, 8]})
     check_arms(arms, "steps", seeds=1, jobs=1)

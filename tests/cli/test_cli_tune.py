@@ -14,19 +14,20 @@ from matplotlib.figure import Figure
 
 import brorl
 from brorl.algorithms.settings import AdvantageSettings
-from brorl.api import tune_race as module
-from brorl.api.tune_answer import TuningResult, recipe_for
-from brorl.api.tune_plan import TunePlan
-from brorl.assemble.candidates import OWN, candidates
-from brorl.assemble.comparison import ArmPlan
 from brorl.assemble.data import build_questions
 from brorl.comparison import report as comparison_report
+from brorl.comparison.arm_plans import ArmPlan
 from brorl.comparison.arms import RunScores, Score
-from brorl.comparison.race import RUNGS
 from brorl.config.reading import make_config, parse_yaml, read_recipe
 from brorl.cost import Budget, Cost
 from brorl.errors import UserError
 from brorl.format import Estimate
+from brorl.tuning import race as module
+from brorl.tuning.answer import TuningResult, recipe_for
+from brorl.tuning.candidates import OWN, candidates
+from brorl.tuning.pilot import StartPilot, with_tuning_prompts
+from brorl.tuning.plan import TunePlan
+from brorl.tuning.standings import RUNGS
 from run_support import SMALL, command, refused
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
@@ -129,7 +130,7 @@ def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
 
 def test_a_start_without_anything_to_find_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flat = {1: Estimate(0.5, 0.45, 0.505), 256: Estimate(0.505, 0.45, 0.51)}
-    monkeypatch.setattr(module, "_pilot", lambda *_: module._Pilot(flat, {16: 64}, 0.1, 1.0))
+    monkeypatch.setattr(module, "take_pilot", lambda *_: StartPilot(flat, {16: 64}, 0.1, 1.0))
     result = brorl.tune("quickstart", output_dir=tmp_path / "out", progress=False)
     assert result.answer.startswith("There is hardly anything to find: held-out pass@256 is 0.505 [0.450, 0.510]")
     assert (result.recipe, result.final) == (None, None)
@@ -140,7 +141,7 @@ def test_pass_at_1_alone_does_not_say_that_nothing_is_to_be_found(
 ) -> None:
     """Its own interval is no room above it."""
     alone = {1: Estimate(0.5, 0.495, 0.505)}
-    monkeypatch.setattr(module, "_pilot", lambda *_: module._Pilot(alone, {16: 64}, 0.1, 1.0))
+    monkeypatch.setattr(module, "take_pilot", lambda *_: StartPilot(alone, {16: 64}, 0.1, 1.0))
     with pytest.raises(UserError, match="budget"):  # it goes on to the plan, for which this is too short
         brorl.tune("quickstart", output_dir=tmp_path / "out", budget="1s", progress=False, **{"evaluation.ks": [1]})
 
@@ -149,7 +150,7 @@ def test_a_budget_that_is_too_short_is_refused_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rising = {1: Estimate(0.1, 0.05, 0.15), 256: Estimate(0.9, 0.8, 0.95)}
-    monkeypatch.setattr(module, "_pilot", lambda *_: module._Pilot(rising, {16: 64}, 2.0, 1.0))
+    monkeypatch.setattr(module, "take_pilot", lambda *_: StartPilot(rising, {16: 64}, 2.0, 1.0))
     with pytest.raises(UserError, match=r"budget 1m00s is too short: a step of the recipe takes 2 s.*give at least"):
         brorl.tune("quickstart", budget="1m", output_dir=tmp_path / "out", progress=False)
     assert not (tmp_path / "out").exists()
@@ -195,7 +196,7 @@ def test_no_candidate_is_tried_twice() -> None:
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 8, 64])
 @pytest.mark.parametrize("evaluation_seconds", [0.1, 20.0])
 def test_the_race_and_the_final_fit_in_the_budget(num_slots: int, evaluation_seconds: float) -> None:
-    pilot = module._Pilot({}, {}, 0.3, evaluation_seconds)
+    pilot = StartPilot({}, {}, 0.3, evaluation_seconds)
     question, spent = module.Question(budget="2h", seeds=3), 100.0
     number, each = module._size_of_race(question, spent, num_slots, pilot, 9)
     seconds, left = spent, number
@@ -217,7 +218,7 @@ def test_every_source_gives_prompts_to_the_race_and_to_the_final() -> None:
     assert few < many
     for wanted in (few, many):  # not enough for both in the first source
         config = make_config(config.model_dump(mode="json"), {"evaluation.num_prompts": wanted}, "")
-        judged, tuning = module._with_tuning_prompts(config)
+        judged, tuning = with_tuning_prompts(config)
         assert judged.evaluation.num_prompts == few - few // 2
         assert tuning == (few - few // 2, few // 2)
 

@@ -6,7 +6,7 @@ from math import comb, exp, log
 import numpy as np
 from numpy.typing import NDArray
 
-from brorl.assemble.comparison import labeled
+from brorl.comparison.arm_plans import labeled
 from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score
 from brorl.comparison.results import results_of
 from brorl.comparison.text import answer_of, caveats_of

@@ -9,16 +9,16 @@ from comparisons import levels, score_SP, synthetic
 from scipy import stats
 
 from brorl.comparison.arms import Comparison
-from brorl.comparison.paired import (
+from brorl.comparison.report import comparison_record
+from brorl.comparison.results import results_of
+from brorl.comparison.tables import against_first_table, coverage_table, equal_score_table
+from brorl.evaluation.paired import (
     CorrectedInterval,
     corrected_level,
     difference_interval,
     mean_over_runs,
     paired_difference,
 )
-from brorl.comparison.report import comparison_record
-from brorl.comparison.results import results_of
-from brorl.comparison.tables import against_first_table, coverage_table, equal_score_table
 from brorl.format import Estimate
 
 

@@ -7,9 +7,9 @@ import pytest
 from comparisons import arm_of, comparison_of, run_of, score_of
 
 from brorl.comparison.arms import Arm
-from brorl.comparison.paired import paired_difference
-from brorl.comparison.prompts import coverage_change, coverage_difference
+from brorl.comparison.prompt_changes import coverage_change, coverage_difference
 from brorl.cost import Cost
+from brorl.evaluation.paired import paired_difference
 from brorl.evaluation.pass_at_k import pass_at_k
 
 

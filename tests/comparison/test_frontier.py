@@ -6,8 +6,8 @@ from comparisons import arm_of, comparison_of, run_of, score_of
 
 from brorl.comparison.arms import PASS_1, Comparison, Measure
 from brorl.comparison.frontier import frontier
-from brorl.comparison.paired import mean_over_runs, paired_difference
 from brorl.cost import Cost
+from brorl.evaluation.paired import mean_over_runs, paired_difference
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.format import Estimate
 

@@ -19,7 +19,7 @@ from brorl.comparison.frontier_figure import make_frontier_figure, rows_of
 from brorl.comparison.report import comparison_record
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import best_table, frontier_table, tables_of
-from brorl.comparison.text import text_of
+from brorl.comparison.text import sentences_of
 from brorl.format import signed
 
 # without chance: N = 16 is best at two budgets, N = 64 at two, N = 256 at two
@@ -195,7 +195,7 @@ def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
     ]
     comparison = replace(comparison, arms=tuple(arms))
     words = sentences(comparison)
-    assert text_of(results_of(comparison)).answer == (
+    assert sentences_of(results_of(comparison)) == (
         words[0], f"A is {names[0]}; B is {names[1]}; C is {names[2]}."
     )  # fmt: skip
     assert not any("learning_rate=" in line for line in words)

@@ -9,8 +9,8 @@ from comparisons import synthetic
 
 from brorl.comparison.arms import Comparison
 from brorl.comparison.next_command import next_command
-from brorl.comparison.paired import SeedsNeeded
 from brorl.comparison.results import results_of
+from brorl.evaluation.paired import SeedsNeeded
 
 
 def in_folder(comparison: Comparison, folder: Path, recipes: bool = True) -> Comparison:

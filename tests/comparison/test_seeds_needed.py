@@ -8,9 +8,9 @@ from comparisons import levels, sentences, synthetic
 from numpy.typing import NDArray
 from scipy import stats
 
-from brorl.comparison.paired import VariancePart, VarianceParts, difference_interval, difference_parts, seeds_needed
 from brorl.comparison.report import comparison_record
 from brorl.comparison.results import results_of
+from brorl.evaluation.paired import VariancePart, VarianceParts, difference_interval, difference_parts, seeds_needed
 
 FloatArray = NDArray[np.float64]
 

@@ -7,9 +7,9 @@ import pytest
 from comparisons import arm_of, comparison_of, run_of, score_of
 
 from brorl.comparison.arms import Arm
-from brorl.comparison.paired import difference_interval, mean_over_runs
-from brorl.comparison.prompts import kind_of, movement_of, task_trends
+from brorl.comparison.prompt_changes import kind_of, movement_of, task_trends
 from brorl.cost import Cost
+from brorl.evaluation.paired import difference_interval, mean_over_runs
 from brorl.format import Estimate
 
 _KINDS = {  # task: pass rates of the start, of A and of B

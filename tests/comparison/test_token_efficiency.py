@@ -7,8 +7,8 @@ import pytest
 from comparisons import arm_of, comparison_of, run_of, score_of
 
 from brorl.comparison.matching import token_efficiency, training_efficiency
-from brorl.comparison.paired import mean_over_runs
 from brorl.cost import Cost
+from brorl.evaluation.paired import mean_over_runs
 
 
 def test_scores_per_token_are_correct_responses_over_tokens(rng: np.random.Generator) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from brorl.comparison.next_command import NextCommand
+from brorl.comparison.report import comparison_page
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import tables_of
-from brorl.comparison.text import match_words, text_of
-from brorl.reporting.page.answer import comparison_page
+from brorl.comparison.text import caveats_of, match_words, sentences_of
 from comparison.comparisons import synthetic
 
 HOSTILE = "<script>x</script>"
@@ -36,17 +36,17 @@ def test_the_page_is_one_file_with_the_answer_first_and_the_next_command_last(
 ) -> None:
     comparison = synthetic(rng, names=("plain", HOSTILE))
     results = results_of(comparison)
-    text, tables = text_of(results), tables_of(results)
+    tables, sentences, caveats = tables_of(results), sentences_of(results), caveats_of(results)[:3]
     figure = tmp_path / "comparison.png"
     figure.write_bytes(b"\x89PNG picture")
-    page = comparison_page(results, text, tables, [figure], NextCommand("to go on", f"brorl compare '{HOSTILE}'"))
+    page = comparison_page(results, [figure], NextCommand("to go on", f"brorl compare '{HOSTILE}'"))
 
-    order = [text.answer[0], match_words(results), tables[0].title, "data:image/png;base64,", tables[1].title,
-             tables[-1].title, text.caveats[-1], f"brorl compare '{HOSTILE}'"]  # fmt: skip
+    order = [sentences[0], match_words(results), tables[0].title, "data:image/png;base64,", tables[1].title,
+             tables[-1].title, caveats[-1], f"brorl compare '{HOSTILE}'"]  # fmt: skip
     body = page[page.index("<main>") :]
     places = [body.index(escape(part)) for part in order]
     assert places == sorted(places)
-    assert all(escape(line) in page for line in (*text.answer, *text.caveats))
+    assert all(escape(line) in page for line in (*sentences, *caveats))
     assert all(escape(cell) in page for table in tables for row in table.rows for cell in row)
 
     (picture,) = re.findall(r"data:image/png;base64,([^\"]*)", page)

@@ -12,8 +12,8 @@ import pytest
 from brorl.algorithms import outcome_weights
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
-from brorl.assemble.comparison import ArmPlan, run_config
 from brorl.assemble.run import build_schedule
+from brorl.comparison.arm_plans import ArmPlan, run_config
 from brorl.comparison.reading import read_run_scores
 from brorl.config.reading import make_config
 from brorl.config.resuming import first_change, fixed_settings

@@ -210,11 +210,11 @@ def _verified_line(name: str, verified: VerifiedResponse) -> str:
 def _forecast(config: TrainConfig, inputs: RunInputs, echo: Echo) -> StepForecast:
     """Load the model and run a few small steps in a temporary folder."""
     from brorl.assemble.engine import numbers_of_threads
-    from brorl.assemble.run import build_pilot_parts
+    from brorl.planning.pilot import PilotParts
     from brorl.planning.step_forecast import forecast_step
 
     with ExitStack() as ends, TemporaryDirectory(prefix="brorl-check-") as scratch:
-        parts = build_pilot_parts(config, inputs, on_end=ends.callback, echo=echo)
+        parts = PilotParts.load(config, inputs, on_end=ends.callback, echo=echo)
         threads = numbers_of_threads(config)
         return forecast_step(parts, config.rollouts_per_prompt, Path(scratch), threads)
 

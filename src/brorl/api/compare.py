@@ -2,79 +2,24 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.text import Text
 
-from brorl.api.arm_runs import Slot, cpu_slots, finish_runs, gpu_slots
 from brorl.api.recipe import resolve_checkpoint
 from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml, settings_of, unknown_setting
 from brorl.config.settings import TrainConfig
 from brorl.cost import Unit
 from brorl.errors import UserError
-from brorl.format import counted
 from brorl.runs import RUNS
 from brorl.runs.run_record import SPEC_FILE
-from brorl.storage import replace_file, storage_errors
-from brorl.table import Result, Table
 
 if TYPE_CHECKING:
-    from brorl.api.comparison_plan import Arguments, ComparisonPlan
-    from brorl.api.comparison_view import ComparisonView
-    from brorl.assemble.comparison import ArmPlan
-    from brorl.comparison.arms import Arm
-    from brorl.comparison.next_command import NextCommand
-    from brorl.comparison.paired import PairedDifference
-    from brorl.comparison.results import ComparisonResults
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class FinishedComparison(Result):
-    """A comparison whose runs are complete."""
-
-    path: Path  # its folder
-    results: ComparisonResults  # all numbers, with 95% intervals
-    answer: tuple[str, ...]  # the answer; and what the letters stand for, if the arms have letters as names
-    caveats: tuple[str, ...]  # what limits the answer, at most three sentences or so
-    tables: tuple[Table, ...]  # the tables; the first one shows the answer
-    # the written files: `comparison.json`, `comparison.md`, `comparison.png`, `frontier.png` for more than two arms,
-    # and `comparison.html`
-    files: tuple[Path, ...]
-    next: NextCommand  # the command that follows, with the reason for it
-
-    @property
-    def arms(self) -> tuple[Arm, ...]:
-        """The arms with their runs and evaluations."""
-        return self.results.comparison.arms
-
-    @property
-    def unit(self) -> Unit:
-        """The unit in which the arms are matched; `results.unmatched` names runs that are not."""
-        return self.results.comparison.unit
-
-    @property
-    def difference(self) -> PairedDifference | None:
-        """pass@1 of the second arm minus the first, with its interval and conclusion; None for more than two arms."""
-        return None if self.results.pair is None else self.results.pair.differences[1]
-
-    def parts(self) -> Iterator[str | Text | Table]:
-        """Yield the answer, the table that shows it, its caveats, the files and the next command."""
-        yield Text("\n".join(self.answer), style="bold")
-        yield from ("", self.tables[0], "")
-        yield from (f"- {line}" for line in self.caveats)
-        names = ", ".join(file.name for file in self.files[:-1])
-        yield f"\nwritten to {self.path}: {names}; all tables and figures: open {self.files[-1]} in a browser"
-        yield f"{self.next.why}: {self.next.command}"
-
-    def __repr__(self) -> str:
-        return f"FinishedComparison({str(self.path)!r}: {self.answer[0]})"
+    from brorl.comparison.finished import FinishedComparison
+    from brorl.comparison.plan import Arguments, ComparisonPlan
 
 
 def compare(
@@ -119,20 +64,24 @@ def compare(
         UserError: If an argument is wrong, the arms cannot be compared, or a run failed.
         KeyboardInterrupt: On Ctrl-C or SIGTERM, once every run has saved its state.
     """
-    from brorl.api.comparison_plan import Arguments
-    from brorl.api.comparison_view import ComparisonView
-    from brorl.assemble.comparison import check_arms
+    from brorl.comparison.arm_plans import check_arms
+    from brorl.comparison.finished import finished_comparison
+    from brorl.comparison.plan import Arguments
     from brorl.comparison.reading import read_spec
+    from brorl.comparison.run_processes import run_comparison
+    from brorl.comparison.slots import machine_of, slots_for
+    from brorl.comparison.step_trial import fitted
+    from brorl.comparison.view import ComparisonView
 
     model = None if checkpoint is None else resolve_checkpoint(str(checkpoint)).model
     arguments = Arguments(arms, sweep, model, match, budget, marks, seeds, flat_settings(overrides))
     folder, plan = _folder_and_plan(arguments, output_dir)
     console = Console(highlight=False, quiet=not progress)
     view = ComparisonView(console, plan.runs_in(folder))
-    if (folder / SPEC_FILE).is_file() and len(view.complete) == len(plan.runs_in(folder)):
+    before = read_spec(folder) if (folder / SPEC_FILE).is_file() else {}
+    if before and len(view.complete) == len(plan.runs_in(folder)):
         view.print_complete()
         return finished_comparison(folder)
-    before = read_spec(folder) if (folder / SPEC_FILE).is_file() else {}
     slots = slots_for(before.get("jobs") if jobs is None else jobs, plan.arms)
     machine = machine_of(slots, plan.arms)
     if plan.unit == "seconds" and machine != before.get("machine", machine):
@@ -142,35 +91,10 @@ def compare(
         )
     check_arms(plan.arms, plan.unit, plan.seeds, len(slots))
     if not before:
-        plan = _fitted(plan, arguments, folder, slots, console)
+        plan = fitted(plan, arguments, folder, slots, console)
         view = ComparisonView(console, plan.runs_in(folder))
     run_comparison(folder, plan, slots, machine, view)
     return finished_comparison(folder)
-
-
-def _fitted(
-    plan: ComparisonPlan, arguments: Arguments, folder: Path, slots: Sequence[Slot], console: Console
-) -> ComparisonPlan:
-    """Return the plan with steps that fit its budget, from a few steps of every arm; steps as the unit always fit."""
-    from brorl.api.comparison_plan import fit_steps
-    from brorl.api.step_trial import costs_of_steps
-    from brorl.runs.run_directory import RunDirectory
-
-    if plan.unit == "steps" or any(arm.run is not None for arm in plan.arms):
-        return plan
-    is_new = not folder.exists()
-    console.print("a few steps of each arm, for their cost", markup=False)
-    try:
-        with storage_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        with RunDirectory(folder).locked():
-            cost_of = costs_of_steps(plan, folder, slots)
-        return fit_steps(plan, arguments, cost_of) if cost_of else plan
-    except BaseException:
-        if is_new:
-            with suppress(OSError):
-                folder.rmdir()
-        raise
 
 
 def compare_command(
@@ -220,7 +144,7 @@ def _sweep(options: Sequence[str]) -> dict[str, list[Any]]:
 
 def _folder_and_plan(arguments: Arguments, output_dir: str | Path | None) -> tuple[Path, ComparisonPlan]:
     """Return the folder, which is new or contains the same comparison, and the plan."""
-    from brorl.api.comparison_plan import plan_for, plan_in
+    from brorl.comparison.plan import plan_for, plan_in
 
     first = arguments.arms[0] if len(arguments.arms) == 1 else None
     if isinstance(first, str | Path) and (Path(first) / SPEC_FILE).is_file():
@@ -233,92 +157,3 @@ def _folder_and_plan(arguments: Arguments, output_dir: str | Path | None) -> tup
         return RUNS / f"compare-{datetime.now():%Y%m%d-%H%M%S}", plan_for(None, arguments)
     folder = Path(output_dir).expanduser()
     return folder, plan_for(folder, arguments)
-
-
-def run_comparison(
-    folder: Path,
-    plan: ComparisonPlan,
-    slots: Sequence[Slot],
-    machine: str,
-    view: ComparisonView,
-    again: str | None = None,
-    deadline: float | None = None,
-) -> bool:
-    """Run all runs to completion or to a deadline, and return whether they are complete.
-
-    The folder is locked meanwhile; `again` is the command that continues it.
-    """
-    from brorl.runs.run_directory import RunDirectory
-
-    with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with RunDirectory(folder).locked():
-        plan.write(folder, machine, len(slots))
-        view.announce(plan, machine, folder, sum(len(slot.cores) for slot in slots))
-        with view.running(again or f"brorl compare {shlex.quote(str(folder))}"):
-            left = [run for run in plan.runs_in(folder) if run not in view.complete]
-            return finish_runs(left, slots, view, deadline)
-
-
-def finished_comparison(folder: Path) -> FinishedComparison:
-    """Read the runs of a complete comparison, and write its files."""
-    from brorl.comparison.next_command import next_command
-    from brorl.comparison.reading import read_comparison
-    from brorl.comparison.report import write_report
-    from brorl.comparison.results import results_of
-    from brorl.comparison.tables import tables_of
-    from brorl.comparison.text import text_of
-    from brorl.reporting.page.answer import comparison_page
-
-    results = results_of(read_comparison(folder))
-    files, following = write_report(results, folder), next_command(results, folder)
-    text, tables = text_of(results), tables_of(results)
-    page = folder / "comparison.html"
-    figures = [file for file in files if file.suffix == ".png"]
-    with storage_errors(folder):
-        replace_file(page, comparison_page(results, text, tables, figures, following).encode())
-    return FinishedComparison(folder, results, text.answer, text.caveats, tuple(tables), (*files, page), following)
-
-
-def slots_for(jobs: int | None, arms: Sequence[ArmPlan]) -> list[Slot]:
-    """Return a slot for each run that is in progress at the same time."""
-    from brorl.model.load import choose_device
-
-    if jobs is not None and jobs < 1:
-        raise UserError(f"--jobs: at least 1 is needed, got {jobs}")
-    device = arms[0].config.device
-    if _num_machines(arms):
-        if jobs not in (None, 1):
-            raise UserError(
-                f"--jobs {jobs}: the arms train on a cluster, and each run needs the whole cluster; use --jobs 1, or "
-                "--cluster.nodes 0"
-            )
-        return cpu_slots(1, 0) if choose_device(device).type == "cpu" else [Slot()]
-    if choose_device(device).type == "cpu":
-        return cpu_slots(jobs, max(arm.config.engine.threads for arm in arms))
-    if device != "mps" and ":" not in device:
-        return gpu_slots(jobs)
-    if jobs not in (None, 1):
-        raise UserError(f"--jobs {jobs}: device = {device} is one GPU, and runs cannot share one; use --jobs 1")
-    return [Slot()]
-
-
-def _num_machines(arms: Sequence[ArmPlan]) -> int:
-    """Return the machines of the largest cluster of an arm that is still to be run; 0 without a cluster."""
-    return max((arm.config.cluster.nodes for arm in arms if arm.run is None), default=0)
-
-
-def machine_of(slots: Sequence[Slot], arms: Sequence[ArmPlan]) -> str:
-    """Return the processor or accelerator and the slots of runs, in the wording of existing folders."""
-    import torch
-
-    from brorl.runs.run_directory import processor_name
-
-    if not slots[0].cores and torch.cuda.is_available():
-        place, name = "a GPU of its own", torch.cuda.get_device_name()
-    else:
-        place, name = f"{counted(len(slots[0].cores) or 1, 'core')} of its own", processor_name()
-    if machines := _num_machines(arms):
-        place = f"a cluster of {counted(machines, 'machine')}"
-    seconds = ", in CPU seconds" if arms[0].config.engine.clock == "cpu" else ""
-    return f"{name}, {counted(len(slots), 'run')} at a time, each on {place}{seconds}"

@@ -22,11 +22,9 @@ from brorl.format import plain
 from brorl.planning import AIMS, Aim
 from brorl.runs import RUNS
 from brorl.storage import replace_file, storage_errors
-from brorl.table import Result, Table
+from brorl.table import Result
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from brorl.planning.pilot import PilotParts
     from brorl.planning.recommendation import PlanRow, RolloutPlan
     from brorl.planning.report import PlanReport
@@ -90,34 +88,6 @@ class PlanResult(Result):
         return f"PlanResult({str(self.path)!r}: {advice(self.report)[0]})"
 
 
-@dataclass(frozen=True)
-class PlanRequest:
-    """The arguments of `plan` for this machine, checked."""
-
-    pilot_prompts: int
-    pilot_rollouts: int
-    rollouts: Sequence[int]
-    seconds_per_step: float | None
-    aim: Aim
-
-    def __post_init__(self) -> None:
-        if not self.rollouts or min(self.rollouts) < 2 or max(self.rollouts) > _MAX_ROLLOUTS:
-            raise UserError(
-                f"rollouts: every number must be between 2 and {_MAX_ROLLOUTS:,}, got {list(self.rollouts)}"
-            )
-        if self.pilot_prompts < _MIN_PROMPTS:
-            raise UserError(f"pilot_prompts must be at least {_MIN_PROMPTS}, got {self.pilot_prompts}")
-        if self.pilot_rollouts < _MIN_ROLLOUTS or self.pilot_rollouts % 2:
-            raise UserError(
-                f"pilot_rollouts must be an even number of at least {_MIN_ROLLOUTS} (the gradients of two halves are "
-                f"compared), not {self.pilot_rollouts}"
-            )
-        if self.seconds_per_step is not None and not 0 < self.seconds_per_step < float("inf"):
-            raise UserError(f"seconds_per_step must be above 0 and finite, got {self.seconds_per_step}")
-        if self.aim not in AIMS:
-            raise UserError(f"--aim must be one of {', '.join(AIMS)}, got {self.aim}")
-
-
 def plan(
     checkpoint: str | Path | None = None,
     *,
@@ -154,22 +124,21 @@ def plan(
         UserError: If an argument, the data, the model or the machine's memory does not fit, or no group of the pilot is
             mixed.
     """
-    request = PlanRequest(pilot_prompts, pilot_rollouts, rollouts, seconds_per_step, aim)
+    _check(pilot_prompts, pilot_rollouts, rollouts, seconds_per_step, aim)
     given = flat_settings(overrides)
     config, source = _resolve(checkpoint, recipe, given)
 
     with Screen(silent=not progress) as screen, ExitStack() as ends:  # before torch
         from brorl.planning.figure import draw_plan
-        from brorl.planning.report import plan_record
+        from brorl.planning.report import PlanReport, plan_record
 
-        memory: list[Table] = []
-        parts = _parts(config, request.pilot_prompts, screen, ends, memory)
+        parts = _parts(config, pilot_prompts, screen, ends)
         note = _note(recipe is None and source == RECIPE, given)
         with _folder(Path(output_dir).expanduser()) as folder:
-            for line in (*_announcement(config, parts, request), *note):
+            pilot = pilot_prompts, pilot_rollouts
+            for line in (*_announcement(config, parts, *pilot), *note):
                 screen.console.print(line, soft_wrap=True, markup=False)
-            screen.console.print(*memory)
-            report = measure_plan(config, parts, request, folder, screen.console)
+            report = PlanReport.measure(config, parts, pilot, rollouts, folder, screen.dim, seconds_per_step, aim)
             with storage_errors(folder):
                 replace_file(folder / "plan.json", json.dumps(plan_record(report), indent=2).encode())
                 draw_plan(report, folder / "plan.png")
@@ -203,6 +172,24 @@ def plan_command(
         raise KeyboardInterrupt("stopped") from None
 
 
+def _check(
+    pilot_prompts: int, pilot_rollouts: int, rollouts: Sequence[int], seconds_per_step: float | None, aim: Aim
+) -> None:
+    if not rollouts or min(rollouts) < 2 or max(rollouts) > _MAX_ROLLOUTS:
+        raise UserError(f"rollouts: every number must be between 2 and {_MAX_ROLLOUTS:,}, got {list(rollouts)}")
+    if pilot_prompts < _MIN_PROMPTS:
+        raise UserError(f"pilot_prompts must be at least {_MIN_PROMPTS}, got {pilot_prompts}")
+    if pilot_rollouts < _MIN_ROLLOUTS or pilot_rollouts % 2:
+        raise UserError(
+            f"pilot_rollouts must be an even number of at least {_MIN_ROLLOUTS} (the gradients of two halves are "
+            f"compared), not {pilot_rollouts}"
+        )
+    if seconds_per_step is not None and not 0 < seconds_per_step < float("inf"):
+        raise UserError(f"seconds_per_step must be above 0 and finite, got {seconds_per_step}")
+    if aim not in AIMS:
+        raise UserError(f"--aim must be one of {', '.join(AIMS)}, got {aim}")
+
+
 def _resolve(
     checkpoint: str | Path | None, recipe: ConfigOrPath | None, given: Mapping[str, Any]
 ) -> tuple[TrainConfig, ConfigOrPath]:
@@ -217,11 +204,12 @@ def _resolve(
     return resolve_config(source, replaced), source
 
 
-def _parts(config: TrainConfig, pilot_prompts: int, screen: Screen, ends: ExitStack, memory: list[Table]) -> PilotParts:
-    """Load the data and the model, and append the table of the memory of the ways to train."""
-    from brorl.assemble.run import build_pilot
+def _parts(config: TrainConfig, pilot_prompts: int, screen: Screen, ends: ExitStack) -> PilotParts:
+    """Load the data and the model."""
+    from brorl.planning.pilot import PilotParts, prepare_pilot
 
-    parts = build_pilot(config, screen.observe, ends.callback, screen.echo, memory.append)
+    inputs = prepare_pilot(config, screen.observe)
+    parts = PilotParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
     screen.observe(Phase("measuring"))
     if pilot_prompts > parts.stream.num_prompts:
         raise UserError(
@@ -256,49 +244,19 @@ def _folder(path: Path) -> Iterator[Path]:
         raise
 
 
-def _announcement(config: TrainConfig, parts: PilotParts, request: PlanRequest) -> list[str]:
+def _announcement(config: TrainConfig, parts: PilotParts, pilot_prompts: int, pilot_rollouts: int) -> list[str]:
     """Return the plan's model, recipe and amount of work as lines."""
-    pilot = request.pilot_prompts * request.pilot_rollouts
+    pilot = pilot_prompts * pilot_rollouts
     step = config.rollouts_per_prompt * config.prompts_per_step
     parameters = sum(p.numel() for p in parts.model.parameters())
     return [
         f"brorl {brorl.__version__}: a plan for {config.model} ({parameters:,} parameters) on {parts.model.device}",
         f"the recipe: N = {config.rollouts_per_prompt} rollouts x {config.prompts_per_step} prompts per step",
-        f"pilot: {request.pilot_rollouts} rollouts of each of {request.pilot_prompts} training prompts, {pilot:,} in "
+        f"pilot: {pilot_rollouts} rollouts of each of {pilot_prompts} training prompts, {pilot:,} in "
         f"total ({plain(pilot / step, 2)} of a step), and two gradients of each prompt",
         "timings: the phases of a step at up to 5 sizes, 3 times each after 1 or 2 to warm up; none samples more than "
         "the pilot, or more than a quarter of it after a pilot of more than 10 s",
     ]
-
-
-def measure_plan(
-    config: TrainConfig, parts: PilotParts, request: PlanRequest, folder: Path, console: Console
-) -> PlanReport:
-    """Take a pilot, time some steps, and make the plan from them."""
-    from tempfile import TemporaryDirectory
-
-    import numpy as np
-
-    from brorl.planning.recommendation import StepSettings, make_plan
-    from brorl.planning.report import PlanReport
-    from brorl.planning.step_timing import measure
-
-    def announce(text: str) -> None:
-        console.print(text, soft_wrap=True, markup=False, style="dim")
-
-    pilot, compared = (request.pilot_prompts, request.pilot_rollouts), {*request.rollouts, config.rollouts_per_prompt}
-    with TemporaryDirectory(dir=folder, prefix=".pilot-") as scratch:
-        measured = measure(parts, *pilot, np.array(sorted(compared)), Path(scratch), announce)
-    settings = StepSettings(
-        num_rollouts=config.rollouts_per_prompt,
-        prompts_per_step=config.prompts_per_step,
-        mini_batches=config.optimizer.mini_batches,
-        dynamic_sampling=config.dynamic_sampling.enabled,
-        max_prompts=max(parts.stream.num_prompts, config.prompts_per_step),
-        estimator="phases" if config.phases else config.advantage.estimator,
-    )
-    recommendation = make_plan(measured.counts, measured.cost, settings, request.seconds_per_step, parts.generator(3))
-    return PlanReport.of(recommendation, measured, settings, (config.model, str(parts.model.device)), request.aim)
 
 
 def _estimator_settings(config: TrainConfig, estimator: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -11,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from brorl.config.reading import ConfigOrPath, flat_settings
+from brorl.api.recipe import resolve_checkpoint, resolve_config
+from brorl.config.reading import ConfigOrPath, builtin_recipes, flat_settings
+from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.planning import Aim
 from brorl.runs import RUNS
 from brorl.runs.run_record import TUNE_FILE
 
 if TYPE_CHECKING:
-    from brorl.api.tune_answer import TuningResult
+    from brorl.tuning.answer import TuningResult
 
 
 def tune(
@@ -59,9 +62,9 @@ def tune(
         UserError: If an argument is wrong, the budget is too small, or a run failed.
         KeyboardInterrupt: On Ctrl-C or SIGTERM, once every run has saved its state.
     """
-    from brorl.api.tune_answer import TuningResult
-    from brorl.api.tune_plan import TunePlan
-    from brorl.api.tune_race import Question, begin, own_config, train_race
+    from brorl.tuning.answer import TuningResult
+    from brorl.tuning.plan import TunePlan
+    from brorl.tuning.race import Question, begin, train_race
 
     folder = _folder(start, output_dir)
     console = Console(highlight=False, quiet=not progress)
@@ -78,7 +81,7 @@ def tune(
         if budget is not None:
             plan = replace(plan, seconds=Question(budget=budget).seconds)
     else:
-        question, config = Question(**asked), own_config(start, recipe, flat_settings(overrides))
+        question, config = Question(**asked), _own_config(start, recipe, flat_settings(overrides))
         try:
             plan = begin(config, folder, question, jobs, progress)
         except BaseException:
@@ -91,6 +94,22 @@ def tune(
     result = train_race(plan, folder, jobs, console)
     console.print(result, soft_wrap=True)
     return result
+
+
+def _own_config(start: ConfigOrPath | None, recipe: ConfigOrPath | None, given: Mapping[str, Any]) -> TrainConfig:
+    """Return the user's recipe, with the model that it starts from."""
+    from brorl.comparison.arm_plans import reject_owned
+
+    reject_owned({name: value for name, value in given.items() if name != "model"})
+    is_recipe = not isinstance(start, str | Path) or str(start) in builtin_recipes() or Path(start).is_file()
+    if start is None or is_recipe:
+        if recipe is not None and start is not None:
+            raise UserError(f"{start} is a recipe, and --recipe names another; give one of them")
+        return resolve_config("quickstart" if start is None and recipe is None else start or recipe or "", given)
+    if "model" in given:
+        raise UserError(f"{start} and --model both name a model; give one of them")
+    model, run_config = resolve_checkpoint(str(start))
+    return resolve_config(recipe or run_config or "quickstart", {**given, "model": model})
 
 
 def _folder(start: ConfigOrPath | None, output_dir: str | Path | None) -> Path:

@@ -23,7 +23,6 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.benchmark import Benchmark
 from brorl.model.load import end_tokens
-from brorl.planning.pilot import PilotParts
 from brorl.rollout.engine import Engine
 from brorl.runs.checkpoint import (
     START,
@@ -37,7 +36,6 @@ from brorl.runs.checkpoint import (
 )
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.sampling import SamplingParams
-from brorl.table import Table
 from brorl.training.collect import Collector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner
@@ -53,7 +51,7 @@ if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
 
 _EVALUATION_SEED = 1_000_003
-_CLOCKS = {"wall": perf_counter, "cpu": process_time}
+CLOCKS = {"wall": perf_counter, "cpu": process_time}
 
 
 def build_run(
@@ -91,7 +89,7 @@ def build_run(
     inputs = prepare(config, str(checkpoint) if checkpoint else config.model)
     for line in input_lines(inputs, config):
         echo(line)
-    clock = Stopwatch(observe, _CLOCKS[config.engine.clock])
+    clock = Stopwatch(observe, CLOCKS[config.engine.clock])
     if cluster is None:
         source, learner = _local_parts(config, inputs, clock, echo, observe, on_end)
     else:
@@ -210,53 +208,6 @@ def check_start(config: TrainConfig) -> None:
             f"optimizer.from_checkpoint needs a checkpoint, but model = {config.model} is not one; set model to "
             "RUN/checkpoints/step-..., or optimizer.from_checkpoint: false"
         )
-
-
-def build_pilot(
-    config: TrainConfig,
-    observe: Observe = unobserved,
-    on_end: OnEnd = lambda _: None,
-    echo: Echo = lambda _: None,
-    show: Callable[[Table], None] | None = None,
-) -> PilotParts:
-    """Make the parts of a run before its first step, for `brorl plan`; `show` receives a table as in `prepare`.
-
-    Raises:
-        UserError: If the data, the model, the tokenizer or the memory does not fit.
-    """
-    observe(Phase("loading", "data"))
-    inputs = prepare(config, config.model, show)
-    return build_pilot_parts(config, inputs, observe, on_end, echo)
-
-
-def build_pilot_parts(
-    config: TrainConfig,
-    inputs: RunInputs,
-    observe: Observe = unobserved,
-    on_end: OnEnd = lambda _: None,
-    echo: Echo = lambda _: None,
-) -> PilotParts:
-    """Load the model and make the parts that a pilot measures; see `build_pilot`."""
-    model = build_model(config, inputs, observe)
-    forward = build_forward(config, inputs, model, echo)
-    engine = build_engine(config, inputs.model_path, model, inputs.tokenizer, forward, inputs.context, observe, echo)
-    on_end(partial(end_engine, engine))
-    forward = build_learner_forward(config, model, forward, echo)
-    return PilotParts(
-        engine=engine,
-        model=model,
-        stream=inputs.prompts.train,
-        grader=inputs.grader,
-        sampling=config.sampling.params,
-        learner_settings=build_learner_settings(
-            config, end_tokens(model, inputs.tokenizer, config.sampling.stop), forward
-        ),
-        prompts_per_step=config.prompts_per_step,
-        dynamic_sampling=config.dynamic_sampling.enabled,
-        store_every=config.store_rollouts_every,
-        seed=config.seed,
-        now=_CLOCKS[config.engine.clock],
-    )
 
 
 def build_benchmark(config: TrainConfig, inputs: RunInputs, observe: Observe) -> Benchmark | None:

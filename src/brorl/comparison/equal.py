@@ -20,7 +20,8 @@ import numpy as np
 
 from brorl.comparison.arms import PASS_1, Arm, Comparison, Measure, have_same_seeds, scores_at
 from brorl.comparison.matching import costs_at
-from brorl.comparison.paired import (
+from brorl.cost import Unit
+from brorl.evaluation.paired import (
     Conclusion,
     CorrectedInterval,
     PairedDifference,
@@ -30,7 +31,6 @@ from brorl.comparison.paired import (
     mean_over_runs,
     paired_difference,
 )
-from brorl.cost import Unit
 from brorl.format import Estimate
 from brorl.tree import FloatArray
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from brorl.comparison.arms import PASS_1, Arm, Comparison, Measure, have_same_seeds, score_at, scores_at
 from brorl.comparison.matching import match_at, unmatched_runs
-from brorl.comparison.paired import ROUNDING, conclusion_of, difference_interval, mean_over_runs, resamples
-from brorl.comparison.prompts import Movement, movement_of
+from brorl.comparison.prompt_changes import Movement, movement_of
+from brorl.evaluation.paired import ROUNDING, conclusion_of, difference_interval, mean_over_runs, resamples
 from brorl.format import Estimate
 from brorl.tree import FloatArray
 

@@ -13,8 +13,8 @@ from math import inf
 import numpy as np
 
 from brorl.comparison.arms import Arm, Comparison, Score, score_at, starts_by_seed
-from brorl.comparison.paired import mean_over_runs
 from brorl.cost import Cost, Unit, amount
+from brorl.evaluation.paired import mean_over_runs
 from brorl.format import Estimate
 from brorl.tree import FloatArray
 

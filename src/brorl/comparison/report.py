@@ -1,4 +1,4 @@
-"""A comparison for people and for programs: the files `comparison.json`, `comparison.md` and the figures.
+"""A comparison for people and for programs: the files `comparison.json`, `.md`, `.png` and `.html`.
 
 In JSON, numbers without a value and infinite ends are null.
 """
@@ -6,6 +6,7 @@ In JSON, numbers without a value and infinite ends are null.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,20 @@ from brorl.comparison.figure import make_figure
 from brorl.comparison.frontier import Frontier
 from brorl.comparison.frontier_figure import make_frontier_figure
 from brorl.comparison.matching import TOLERANCE
-from brorl.comparison.prompts import CoverageChange
+from brorl.comparison.next_command import NextCommand
+from brorl.comparison.prompt_changes import CoverageChange
 from brorl.comparison.results import ComparisonResults, Pair
 from brorl.comparison.tables import tables_of
-from brorl.comparison.text import caveats_of, text_of
+from brorl.comparison.text import MOST_CAVEATS, caveats_of, match_words, sentences_of
 from brorl.cost import amount
 from brorl.evaluation.pass_at_k import pass_at_k
+from brorl.format import listed
+from brorl.reporting.page.answer import Answer, answer_page
 from brorl.storage import json_ready, replace_file, storage_errors
 
 
-def write_report(results: ComparisonResults, folder: Path) -> list[Path]:
-    """Write `comparison.json`, `comparison.md`, `comparison.png` and, for more than two arms, `frontier.png`.
+def write_report(results: ComparisonResults, folder: Path, following: NextCommand) -> list[Path]:
+    """Write the files; `frontier.png` only for more than two arms, and the page last.
 
     Raises:
         StorageError: If a file could not be written.
@@ -39,7 +43,21 @@ def write_report(results: ComparisonResults, folder: Path) -> list[Path]:
         if results.frontiers:
             files.append(folder / "frontier.png")
             make_frontier_figure(results).savefig(files[3], **PNG)
+        page = comparison_page(results, files[2:], following)
+        files.append(folder / "comparison.html")
+        replace_file(files[-1], page.encode())
     return files
+
+
+def comparison_page(results: ComparisonResults, figures: Sequence[Path], following: NextCommand) -> str:
+    """Return the page of a comparison, with its tables in the order of reading and its figures (PNG files)."""
+    matched = match_words(results)
+    title = f"{listed(results.names)}, {amount(results.budget, results.comparison.unit)} each"
+    caveats = [line for line in caveats_of(results)[:MOST_CAVEATS] if line != matched]
+    next_step = following.why, following.command
+    return answer_page(
+        Answer("brorl compare", title, sentences_of(results), matched, tables_of(results), figures, caveats, next_step)
+    )
 
 
 def markdown(results: ComparisonResults) -> str:
@@ -47,19 +65,18 @@ def markdown(results: ComparisonResults) -> str:
     comparison = results.comparison
     arms = f"{', '.join(results.names[:-1])} and {results.names[-1]}"
     title = f"# {arms} from {comparison.checkpoint}, {amount(results.budget, comparison.unit)} each"
-    text = text_of(results)
-    answer, caveats = "\n\n".join(text.answer), "\n".join(f"- {line}" for line in text.caveats)
+    caveats = "\n".join(f"- {line}" for line in caveats_of(results)[:MOST_CAVEATS])
     tables = [table.markdown() for table in tables_of(results)]
     first, *others = tables
-    return "\n\n".join([title.replace("|", "\\|"), answer, first, caveats, *others]) + "\n"
+    return "\n\n".join([title.replace("|", "\\|"), *sentences_of(results), first, caveats, *others]) + "\n"
 
 
 def comparison_record(results: ComparisonResults) -> dict[str, Any]:
     """Return the content of `comparison.json`."""
-    comparison, text = results.comparison, text_of(results)
+    comparison, caveats = results.comparison, caveats_of(results)
     record = {
-        "verdict": [*text.answer, *text.caveats],
-        "caveats": caveats_of(results),
+        "verdict": [*sentences_of(results), *caveats[:MOST_CAVEATS]],
+        "caveats": caveats,
         "checkpoint": comparison.checkpoint,
         "machine": comparison.machine,
         "unit": comparison.unit,

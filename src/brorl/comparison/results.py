@@ -28,7 +28,16 @@ from brorl.comparison.matching import (
     training_efficiency,
     unmatched_runs,
 )
-from brorl.comparison.paired import (
+from brorl.comparison.prompt_changes import (
+    CoverageChange,
+    CoverageDifference,
+    TaskTrend,
+    coverage_change,
+    coverage_difference,
+    task_trends,
+)
+from brorl.cost import UNITS
+from brorl.evaluation.paired import (
     ROUNDING,
     CorrectedInterval,
     PairedDifference,
@@ -38,15 +47,6 @@ from brorl.comparison.paired import (
     paired_difference,
     seeds_needed,
 )
-from brorl.comparison.prompts import (
-    CoverageChange,
-    CoverageDifference,
-    TaskTrend,
-    coverage_change,
-    coverage_difference,
-    task_trends,
-)
-from brorl.cost import UNITS
 from brorl.format import Estimate, counted, signed
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from brorl.comparison.arms import Arm
 from brorl.comparison.frontier import Frontier
 from brorl.comparison.matching import TOLERANCE, Spread
-from brorl.comparison.paired import CorrectedInterval, PairedDifference, TTest, conclusion_of
 from brorl.comparison.results import ArmScores, ComparisonResults, with_names
 from brorl.cost import UNIT_WORDS, amount, short_amount
+from brorl.evaluation.paired import CorrectedInterval, PairedDifference, TTest, conclusion_of
 from brorl.format import Estimate, interval, p_value, short, short_time, signed, significant_interval
 from brorl.table import Table
 

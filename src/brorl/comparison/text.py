@@ -7,36 +7,27 @@ that is not. Of two arms, the second is measured against the first; of more, the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from brorl.comparison.arms import Arm, Comparison
 from brorl.comparison.equal import EqualCost
 from brorl.comparison.matching import TOLERANCE
-from brorl.comparison.paired import PairedDifference
 from brorl.comparison.results import ComparisonResults, Pair, difference_words, higher_or_lower, interval_words
 from brorl.cost import UNIT_WORDS, Unit, amount, short_amount
+from brorl.evaluation.paired import PairedDifference
 from brorl.format import interval, listed, p_value, short, short_time
 
 _ROLLOUTS = "rollouts_per_prompt"
 _EXPECTED = {_ROLLOUTS, "prompts_per_step"}  # settings that a comparison of N changes
 _SLOW = 0.7  # a run with fewer steps than this fraction of its siblings' in the same seconds was disturbed
 _FEWEST_SIBLINGS = 3  # runs of an arm whose median is meaningful
-_MOST_CAVEATS = 3
+MOST_CAVEATS = 3  # that are shown; the record has all
 
 
-@dataclass(frozen=True)
-class ComparisonText:
-    """A comparison in sentences."""
-
-    answer: tuple[str, ...]  # the answer; and what the letters stand for, if the arms have letters as names
-    caveats: tuple[str, ...]  # what limits the answer, the gravest first, at most three
-
-
-def text_of(results: ComparisonResults) -> ComparisonText:
-    """Return a comparison in sentences."""
+def sentences_of(results: ComparisonResults) -> tuple[str, ...]:
+    """Return the answer, and what the letters stand for if the arms have letters as names."""
     key = [f"{'; '.join(f'{letter} is {name}' for letter, name in results.key.items())}."] if results.key else []
-    return ComparisonText((answer_of(results), *key), caveats_of(results)[:_MOST_CAVEATS])
+    return answer_of(results), *key
 
 
 def answer_of(results: ComparisonResults) -> str:

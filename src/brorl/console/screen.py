@@ -85,6 +85,10 @@ class Screen:
         """Write a line; a narrow terminal does not wrap one that contains a command to copy."""
         self._write(text, wraps=self.console.is_terminal and not is_command)
 
+    def dim(self, text: str) -> None:
+        """Write a line of less weight."""
+        self.echo(Text(text, style="dim"))
+
     def show(self, table: Table) -> None:
         """Write an empty line and a table."""
         self._write("", table, wraps=True)

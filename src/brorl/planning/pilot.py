@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import numpy as np
 from transformers import PreTrainedModel
 
-from brorl.activity import Stopwatch
+from brorl.activity import Echo, Observe, Phase, Stopwatch, unobserved
 from brorl.algorithms.groups import Group
-from brorl.errors import UnverifiedResponsesError
+from brorl.assemble.engine import OnEnd, build_engine, end_engine
+from brorl.assemble.inputs import RunInputs, prepare
+from brorl.assemble.learner import build_forward, build_learner_forward, build_learner_settings, build_model
+from brorl.assemble.run import CLOCKS
+from brorl.config.settings import TrainConfig
+from brorl.errors import UnverifiedResponsesError, UserError
+from brorl.model.load import end_tokens
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptSupply
 from brorl.rollout.engine import Engine
@@ -41,6 +48,45 @@ class PilotParts:
     store_every: int  # steps between two stored sets of rollouts; 0 for none
     seed: int  # seed of the run
     now: Callable[[], float] = perf_counter  # the clock of the run's seconds
+
+    @classmethod
+    def load(
+        cls,
+        config: TrainConfig,
+        inputs: RunInputs,
+        observe: Observe = unobserved,
+        on_end: OnEnd = lambda _: None,
+        echo: Echo = lambda _: None,
+    ) -> PilotParts:
+        """Load the model and make the parts.
+
+        Args:
+            config: The run's settings.
+            inputs: The run's data.
+            observe: Receives the activity of the parts.
+            on_end: Receives a function that ends the engine.
+            echo: Receives lines for the user.
+        """
+        model = build_model(config, inputs, observe)
+        forward, tokenizer = build_forward(config, inputs, model), inputs.tokenizer
+        engine = build_engine(config, inputs.model_path, model, tokenizer, forward, inputs.context, observe, echo)
+        on_end(partial(end_engine, engine))
+        forward = build_learner_forward(config, model, forward, lambda _: None)
+        return cls(
+            engine=engine,
+            model=model,
+            stream=inputs.prompts.train,
+            grader=inputs.grader,
+            sampling=config.sampling.params,
+            learner_settings=build_learner_settings(
+                config, end_tokens(model, tokenizer, config.sampling.stop), forward
+            ),
+            prompts_per_step=config.prompts_per_step,
+            dynamic_sampling=config.dynamic_sampling.enabled,
+            store_every=config.store_rollouts_every,
+            seed=config.seed,
+            now=CLOCKS[config.engine.clock],
+        )
 
     def generator(self, purpose: int) -> np.random.Generator:
         """Return a generator for one purpose of the pilot, a function of the run's seed alone."""
@@ -86,6 +132,22 @@ class PilotSummary:
             duplicate_rate=1 - sum(t.num_responses for t in trees) / rollouts,
             tokens_per_second=tokens / generation_seconds,
         )
+
+
+def prepare_pilot(config: TrainConfig, observe: Observe = unobserved) -> RunInputs:
+    """Read the data of a run before its first step.
+
+    Raises:
+        UserError: If rollouts are not drawn from the full distribution (the growth of a tree with N is predicted from
+            probabilities), or the data, the tokenizer or the memory does not fit.
+    """
+    if config.sampling.top_p < 1 or config.sampling.top_k:
+        raise UserError(
+            f"a plan needs sampling from the full distribution, but sampling.top_p = {config.sampling.top_p} and "
+            f"sampling.top_k = {config.sampling.top_k}; set sampling.top_p: 1.0 and sampling.top_k: 0"
+        )
+    observe(Phase("loading", "data"))
+    return prepare(config, config.model)
 
 
 def sample(parts: PilotParts, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> SampledGroups:

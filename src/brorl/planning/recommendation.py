@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from brorl.config.settings import TrainConfig
 from brorl.format import Estimate
 from brorl.planning.gradient_noise import NoiseMoments, mean_gradient_p_value, noise_moments
 from brorl.planning.pilot_counts import ExpectedCounts, PilotCounts, expect, fraction_estimates, with_interval
@@ -40,6 +41,18 @@ class StepSettings:
     dynamic_sampling: bool  # whether only mixed groups are kept, and the batch is refilled
     max_prompts: int  # largest number of groups in a step
     estimator: str = "reinforce_pp_baseline"  # the recipe's own `advantage.estimator`, or `phases` if it has several
+
+    @classmethod
+    def of(cls, config: TrainConfig, num_prompts: int) -> StepSettings:
+        """Return the settings of a recipe with so many training prompts."""
+        return cls(
+            num_rollouts=config.rollouts_per_prompt,
+            prompts_per_step=config.prompts_per_step,
+            mini_batches=config.optimizer.mini_batches,
+            dynamic_sampling=config.dynamic_sampling.enabled,
+            max_prompts=max(num_prompts, config.prompts_per_step),
+            estimator="phases" if config.phases else config.advantage.estimator,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,26 @@
-"""A plan as tables, sentences and JSON. Nothing is computed here except ratios of numbers in the plan."""
+"""A plan as tables, sentences and JSON. The numbers are those of the pilot and the recommendation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isinf, isnan
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 from rich.console import Group
 from rich.text import Text
 
+from brorl.config.settings import TrainConfig
 from brorl.format import Estimate, interval, memory_size, plain
 from brorl.planning import Aim
 from brorl.planning.estimators import FINAL_ORDERS, RARE, Choice, EstimatorGuide, K
-from brorl.planning.recommendation import NEARLY_BEST, PlanRow, RolloutPlan, StepSettings
+from brorl.planning.pilot import PilotParts
+from brorl.planning.recommendation import NEARLY_BEST, PlanRow, RolloutPlan, StepSettings, make_plan
 from brorl.planning.step_cost import prompts_at_once
-from brorl.planning.step_timing import PlanMeasurements
+from brorl.planning.step_timing import PlanMeasurements, measure
 from brorl.storage import json_ready
 from brorl.table import Table
 
@@ -59,6 +64,40 @@ class PlanReport:
         guide = EstimatorGuide.of(plan, settings.estimator)
         plan = replace(plan, chosen=guide.choices[aim].index)
         return cls(plan, measured, settings, *names, at_recipe, at_budget, guide, aim)
+
+    @classmethod
+    def measure(
+        cls,
+        config: TrainConfig,
+        parts: PilotParts,
+        pilot: tuple[int, int],
+        rollouts: Sequence[int],
+        folder: Path,
+        announce: Callable[[str], None],
+        seconds_per_step: float | None = None,
+        aim: Aim = "pass@1",
+    ) -> PlanReport:
+        """Take a pilot, time some steps, and make the plan from them.
+
+        Args:
+            config: The recipe.
+            parts: The parts of its run.
+            pilot: Prompts of the pilot, and rollouts of each.
+            rollouts: Numbers of rollouts to compare; the recipe's own is added.
+            folder: Where rollouts are stored meanwhile.
+            announce: Gets a line at the beginning of each part.
+            seconds_per_step: Time budget of a step; None for the time of the recipe's own.
+            aim: What to recommend an N for.
+
+        Raises:
+            NoMixedGroupError: If no group of the pilot is mixed.
+        """
+        compared = np.array(sorted({*rollouts, config.rollouts_per_prompt}))
+        with TemporaryDirectory(dir=folder, prefix=".pilot-") as scratch:
+            measured = measure(parts, *pilot, compared, Path(scratch), announce)
+        settings = StepSettings.of(config, parts.stream.num_prompts)
+        plan = make_plan(measured.counts, measured.cost, settings, seconds_per_step, parts.generator(3))
+        return cls.of(plan, measured, settings, (config.model, str(parts.model.device)), aim)
 
     @property
     def choice(self) -> Choice:

@@ -12,11 +12,6 @@ from html import escape
 from pathlib import Path
 
 import brorl
-from brorl.comparison.next_command import NextCommand
-from brorl.comparison.results import ComparisonResults
-from brorl.comparison.text import ComparisonText, match_words
-from brorl.cost import amount
-from brorl.format import listed
 from brorl.reporting.page.embedding import fill, head, resource
 from brorl.table import Table
 
@@ -32,21 +27,7 @@ class Answer:
     tables: Sequence[Table]  # in the order of reading; the first stands above the figures
     figures: Sequence[Path]  # PNG files
     caveats: Sequence[str]  # what limits the answer
-    following: NextCommand
-
-
-def comparison_page(
-    results: ComparisonResults,
-    text: ComparisonText,
-    tables: Sequence[Table],
-    figures: Sequence[Path],
-    following: NextCommand,
-) -> str:
-    """Return the page of a comparison, with its tables in the order of reading and its figures (PNG files)."""
-    matched = match_words(results)
-    title = f"{listed(results.names)}, {amount(results.budget, results.comparison.unit)} each"
-    caveats = [line for line in text.caveats if line != matched]
-    return answer_page(Answer("brorl compare", title, text.answer, matched, tables, figures, caveats, following))
+    following: tuple[str, str]  # what the next command is for, and the command
 
 
 def answer_page(content: Answer) -> str:
@@ -71,7 +52,7 @@ def answer_page(content: Answer) -> str:
         ),
         "TABLES": "".join(shown[1:]),
         "CAVEATS": f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in content.caveats)}</ul>",
-        "WHY": escape(content.following.why),
-        "COMMAND": escape(content.following.command),
+        "WHY": escape(content.following[0]),
+        "COMMAND": escape(content.following[1]),
         "VERSION": escape(brorl.__version__),
     })  # fmt: skip

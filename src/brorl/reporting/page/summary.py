@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from brorl.comparison.paired import Conclusion, conclusion_of, difference_interval
 from brorl.cost import UNITS, total_cost
+from brorl.evaluation.paired import Conclusion, conclusion_of, difference_interval
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import Estimate, duration, interval
 from brorl.reporting.reasons import why_no_change, why_no_update

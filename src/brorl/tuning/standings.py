@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 from math import ceil, log2
 
-from brorl.comparison.paired import conclusion_of, difference_interval
+from brorl.evaluation.paired import conclusion_of, difference_interval
 from brorl.format import interval
 from brorl.tree import FloatArray
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 import brorl
-from brorl.api import tune_clock
-from brorl.api import tune_race as module
-from brorl.api.tune_clock import TuneClock
-from brorl.api.tune_plan import NUM_EVALUATIONS, TunePlan
-from brorl.assemble.comparison import ArmPlan
-from brorl.comparison.race import RUNGS, room_after
+from brorl.comparison.arm_plans import ArmPlan
 from brorl.config.reading import make_config, read_recipe
 from brorl.format import Estimate
+from brorl.tuning import clock as tune_clock
+from brorl.tuning import race as module
+from brorl.tuning.clock import TuneClock
+from brorl.tuning.plan import NUM_EVALUATIONS, TunePlan
+from brorl.tuning.standings import RUNGS, room_after
 
 
 def plan_of(seconds: float, run_seconds: float, arms: int = 4, seeds: int = 3, jobs: int = 2, **more: Any) -> TunePlan:

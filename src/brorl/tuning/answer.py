@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from brorl.api.compare import FinishedComparison
-from brorl.api.tune_plan import TunePlan
-from brorl.assemble.comparison import ArmPlan
-from brorl.comparison.race import RUNGS, Standing
+from brorl.comparison.arm_plans import ArmPlan
+from brorl.comparison.axes import PNG
+from brorl.comparison.finished import FinishedComparison
 from brorl.config.reading import dump_yaml, make_config
 from brorl.config.settings import TrainConfig
 from brorl.cost import amount
 from brorl.format import counted, duration, signed
+from brorl.reporting.page.answer import Answer, answer_page
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result, Table
+from brorl.tuning.plan import TunePlan
+from brorl.tuning.race_figure import make_race_figure
+from brorl.tuning.standings import RUNGS, Standing
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -123,17 +126,12 @@ def recipe_for(config: TrainConfig, run_seconds: float, folder: Path) -> Path:
 
 def _write_page(result: TuningResult, plan: TunePlan, page: Path) -> None:
     """Write the figure of the race and the page."""
-    from brorl.comparison.axes import PNG
-    from brorl.comparison.next_command import NextCommand
-    from brorl.comparison.race_figure import make_race_figure
-    from brorl.reporting.page.answer import Answer, answer_page
-
     final, figure, each = result.final, result.path / "race.png", amount(plan.run_seconds, "seconds")
     tables, files, more = ((), (), ()) if final is None else (final.tables, final.files, final.caveats)
     following = (
-        NextCommand("to look at the runs of the race", f"brorl report {shlex.quote(str(result.path / 'race'))}/*/")
+        ("to look at the runs of the race", f"brorl report {shlex.quote(str(result.path / 'race'))}/*/")
         if result.train_command is None
-        else NextCommand("to train the winner", result.train_command)
+        else ("to train the winner", result.train_command)
     )
     remark = "The race has one seed and chose among many: its scores are of the tuning prompts, and prove nothing."
     drawn = make_race_figure(result.race, plan.start[plan.k].value, plan.run_seconds, f"pass@{plan.k}")

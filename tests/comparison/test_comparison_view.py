@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from brorl.api import arm_runs, comparison_view
-from brorl.api.arm_runs import ArmRun, Slot, progress_of
-from brorl.api.comparison_plan import Arguments, plan_for
-from brorl.api.comparison_view import ComparisonView
+from brorl.comparison import run_processes
+from brorl.comparison import view as comparison_view
+from brorl.comparison.arm_runs import ArmRun, progress_of
+from brorl.comparison.plan import Arguments, plan_for
+from brorl.comparison.slots import Slot
+from brorl.comparison.view import ComparisonView
 from brorl.cost import Budget, Unit
 
 
@@ -75,11 +77,11 @@ def test_a_run_that_is_stopped_at_its_deadline_is_not_complete(tmp_path: Path, m
         started.append(run.arm)
         return Process()
 
-    monkeypatch.setattr(arm_runs, "_start", start)
-    monkeypatch.setattr(arm_runs, "_stop", lambda processes, stops: stopped.append((len(processes), len(stops))))
-    monkeypatch.setattr(arm_runs, "_POLL_S", 0.01)
+    monkeypatch.setattr(run_processes, "_start", start)
+    monkeypatch.setattr(run_processes, "_stop", lambda processes, stops: stopped.append((len(processes), len(stops))))
+    monkeypatch.setattr(run_processes, "_POLL_S", 0.01)
     runs = [ArmRun(name, 0, tmp_path / f"{name}.yaml", tmp_path / name, Budget("seconds", 9)) for name in "AB"]
     view = ComparisonView(Console(quiet=True), runs)
-    assert not arm_runs.finish_runs(runs, [Slot()], view, perf_counter() + 0.05)
+    assert not run_processes.finish_runs(runs, [Slot()], view, perf_counter() + 0.05)
     assert (started, stopped) == (["A"], [(1, 2)])
-    assert arm_runs.finish_runs([], [Slot()], view, perf_counter())
+    assert run_processes.finish_runs([], [Slot()], view, perf_counter())

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import ceil
 from time import perf_counter
 
-from brorl.api.tune_plan import NUM_EVALUATIONS, TunePlan
-from brorl.comparison.race import RUNGS, room_after
+from brorl.tuning.plan import NUM_EVALUATIONS, TunePlan
+from brorl.tuning.standings import RUNGS, room_after
 
 USED = 0.85  # of the time without evaluations goes to training; the rest to starting and to last steps
 FEWEST_SEEDS = 2  # of a final

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import brorl
-from brorl.api.arm_runs import ArmRun
-from brorl.api.comparison_plan import ComparisonPlan
-from brorl.assemble.comparison import ArmPlan, run_config
-from brorl.comparison.race import RUNGS
+from brorl.comparison.arm_plans import ArmPlan, run_config
+from brorl.comparison.arm_runs import ArmRun
+from brorl.comparison.plan import ComparisonPlan
 from brorl.config.reading import dump_yaml, make_config
 from brorl.cost import Budget
 from brorl.errors import UserError
@@ -20,6 +19,7 @@ from brorl.format import Estimate, exact
 from brorl.planning import Aim
 from brorl.runs.run_record import TUNE_FILE
 from brorl.storage import replace_file, storage_errors
+from brorl.tuning.standings import RUNGS
 
 _TUNING_SEED = 1000  # of the race; the final has the seeds from 0
 _POINTS = (RUNGS[0] / 2, *RUNGS)  # at which a run is evaluated: the rungs and their halves

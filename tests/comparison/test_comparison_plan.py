@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from brorl.api.comparison_plan import Arguments, ComparisonPlan, fit_steps, plan_for
 from brorl.comparison.matching import TOLERANCE
+from brorl.comparison.plan import Arguments, ComparisonPlan, fit_steps, plan_for
 from brorl.errors import UserError
 
 SWEEP = {"rollouts_per_prompt": [16, 512], "prompts_per_step": [512, 16]}

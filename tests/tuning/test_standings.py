@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from brorl.comparison.paired import conclusion_of, difference_interval
-from brorl.comparison.race import RUNGS, Course, race_cost, room_after, standings
+from brorl.evaluation.paired import conclusion_of, difference_interval
+from brorl.tuning.standings import RUNGS, Course, race_cost, room_after, standings
 
 PROMPTS = 192
 Curve = Callable[[float], float]

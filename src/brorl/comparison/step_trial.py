@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from brorl.api.arm_runs import ArmRun, Slot, finish_runs, progress_of
-from brorl.api.comparison_plan import TRIAL, ComparisonPlan, arm_folders
-from brorl.api.comparison_view import ComparisonView
-from brorl.assemble.comparison import run_config
+from brorl.comparison.arm_plans import run_config
+from brorl.comparison.arm_runs import ArmRun, progress_of
+from brorl.comparison.plan import TRIAL, Arguments, ComparisonPlan, arm_folders, fit_steps
+from brorl.comparison.run_processes import finish_runs
+from brorl.comparison.slots import Slot
+from brorl.comparison.view import ComparisonView
 from brorl.config.reading import dump_yaml, make_config
 from brorl.cost import Budget
+from brorl.runs.run_directory import RunDirectory
 from brorl.storage import replace_file, storage_errors
 
 _STEPS = 3  # whose median is the cost of a step: the first one contains startup
 _QUICK = {"evaluation.num_prompts": 1, "tracking.to": []}
+
+
+def fitted(
+    plan: ComparisonPlan, arguments: Arguments, folder: Path, slots: Sequence[Slot], console: Console
+) -> ComparisonPlan:
+    """Return the plan with steps that fit its budget, from a few steps of every arm; steps as the unit always fit."""
+    if plan.unit == "steps" or any(arm.run is not None for arm in plan.arms):
+        return plan
+    is_new = not folder.exists()
+    console.print("a few steps of each arm, for their cost", markup=False)
+    try:
+        with storage_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        with RunDirectory(folder).locked():
+            cost_of = costs_of_steps(plan, folder, slots)
+        return fit_steps(plan, arguments, cost_of) if cost_of else plan
+    except BaseException:
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def costs_of_steps(plan: ComparisonPlan, folder: Path, slots: Sequence[Slot]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from brorl.algorithms.settings import AdvantageSettings
-from brorl.assemble.comparison import ArmPlan
+from brorl.comparison.arm_plans import ArmPlan
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.format import plain

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.text import Text
 
 import brorl
-from brorl.api.arm_runs import ArmRun, RunProgress, progress_of
-from brorl.api.comparison_plan import ComparisonPlan
+from brorl.comparison.arm_runs import ArmRun, RunProgress, progress_of
+from brorl.comparison.plan import ComparisonPlan
 from brorl.console.screen import QUIET_S
 from brorl.cost import UNIT_WORDS, amount
 from brorl.format import counted, duration, plain

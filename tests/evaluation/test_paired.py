@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from brorl.comparison.paired import (
+from brorl.evaluation.paired import (
     conclusion_of,
     difference_interval,
     mean_over_runs,

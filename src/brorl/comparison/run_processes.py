@@ -5,9 +5,9 @@ An unfinished run is resumed and a complete one is left alone.
 
 from __future__ import annotations
 
-import json
 import os
 import runpy
+import shlex
 import shutil
 import signal
 import sys
@@ -15,20 +15,20 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
-from brorl.cost import Budget, Cost, Unit, cost_of_step
+from brorl.comparison.arm_runs import ArmRun, RunProgress, progress_of
+from brorl.comparison.plan import ComparisonPlan
+from brorl.comparison.slots import Slot
+from brorl.comparison.view import ComparisonView
 from brorl.errors import UserError
+from brorl.runs.run_directory import RunDirectory
+from brorl.storage import storage_errors
 from brorl.training.stop_request import on_stop, stop_signals
-
-if TYPE_CHECKING:
-    from brorl.api.comparison_view import ComparisonView
 
 _POLL_S = 0.5
 _DISCARDED_BY, _KILLED_BY = 2, 3  # signals sent to the comparison: the steps in progress, and the runs
@@ -42,115 +42,27 @@ _PRELOADED = (  # in the process that all runs are forked from: a run starts at 
 )
 
 
-@dataclass(frozen=True)
-class ArmRun:
-    """One run of an arm."""
+def run_comparison(
+    folder: Path,
+    plan: ComparisonPlan,
+    slots: Sequence[Slot],
+    machine: str,
+    view: ComparisonView,
+    again: str | None = None,
+    deadline: float | None = None,
+) -> bool:
+    """Run all runs to completion or to a deadline, and return whether they are complete.
 
-    arm: str
-    seed: int
-    recipe: Path  # with all its settings
-    directory: Path
-    budget: Budget
-    resume_with: tuple[str, ...] = ()  # options of the command that resumes it
-
-
-@dataclass(frozen=True)
-class Slot:
-    """The resources of one run: the cores that it may use (empty: no limit), and the only accelerator (None: all)."""
-
-    cores: frozenset[int] = frozenset()
-    device: str | None = None
-
-
-@dataclass
-class RunProgress:
-    """The progress of a run, read from its metrics as they grow."""
-
-    run: ArmRun
-    spent: Cost = field(default_factory=Cost)
-    score: dict[int, float] = field(default_factory=dict)  # pass@k by k of the last evaluation
-    first: dict[int, float] = field(default_factory=dict)  # pass@k by k of the first evaluation
-    ended: bool = False
-    ended_early: bool = False  # before the budget was spent
-    steps: list[Cost] = field(default_factory=list)
-    _offset: int = 0
-    _file: int = 0
-
-    @property
-    def fraction(self) -> float:
-        """Fraction of the budget that is spent, at most 1."""
-        budget = self.run.budget
-        return 1.0 if self.ended else min(self.spent.of(budget.unit) / budget.limit, 1.0)
-
-    def costs_of_steps(self, unit: Unit) -> list[float]:
-        """Return the cost of each step in a unit."""
-        return [cost.of(unit) for cost in self.steps]
-
-    def update(self) -> None:
-        """Read the new metrics records."""
-        metrics = self.run.directory / "metrics.jsonl"
-        if not metrics.is_file():
-            return
-        with metrics.open("rb") as file:
-            now = os.fstat(file.fileno())
-            if now.st_ino != self._file or now.st_size < self._offset:  # a resumed run begins with a new, shorter file
-                self._offset, self._file = 0, now.st_ino
-                self.spent, self.score, self.first, self.steps = Cost(), {}, {}, []
-                self.ended = self.ended_early = False
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._offset += len(line)
-                self._take(json.loads(line))
-
-    def _take(self, record: dict[str, Any]) -> None:
-        cost = cost_of_step(record)
-        self.spent += cost
-        if cost.samples:
-            self.steps.append(cost)
-        if "evaluation" in record:
-            self.score = {int(k): e["value"] for k, e in record["evaluation"]["pass_at"].items()}
-            self.first = self.first or self.score
-        self.ended_early = "ended" in record
-        self.ended = self.ended_early or self.run.budget.is_spent(self.spent)
-
-
-def progress_of(run: ArmRun) -> RunProgress:
-    """Read the progress of a run."""
-    progress = RunProgress(run)
-    progress.update()
-    return progress
-
-
-def gpu_slots(num: int | None) -> list[Slot]:
-    """Return one slot per GPU that this process may see, at most `num`."""
-    import torch
-
-    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    devices = visible or [str(i) for i in range(torch.cuda.device_count())]
-    if num is not None and num > len(devices):
-        raise UserError(
-            f"--jobs {num}: there are {len(devices)} GPUs, and runs cannot share one; use --jobs {len(devices)}"
-        )
-    return [Slot(device=device) for device in devices[:num]]
-
-
-def cpu_slots(num: int | None, threads: int) -> list[Slot]:
-    """Divide the cores of this process among `num` runs; None for as many as have `threads` cores each (0: all)."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    num = num or max(1, len(cores) // (threads or len(cores)))
-    if num > len(cores):
-        raise UserError(
-            f"--jobs {num}: there are {len(cores)} cores, and runs cannot share one; use --jobs {len(cores)}"
-        )
-    each = len(cores) // num
-    if num > 1 and threads > each:
-        raise UserError(
-            f"--jobs {num}: each run would get {each} of {len(cores)} cores, and engine.threads = {threads}; use "
-            f"--jobs {max(len(cores) // threads, 1)}, or --engine.threads {each}"
-        )
-    return [Slot(frozenset(cores[i * each : (i + 1) * each])) for i in range(num)]
+    The folder is locked meanwhile; `again` is the command that continues it.
+    """
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with RunDirectory(folder).locked():
+        plan.write(folder, machine, len(slots))
+        view.announce(plan, machine, folder, sum(len(slot.cores) for slot in slots))
+        with view.running(again or f"brorl compare {shlex.quote(str(folder))}"):
+            left = [run for run in plan.runs_in(folder) if run not in view.complete]
+            return finish_runs(left, slots, view, deadline)
 
 
 def finish_runs(

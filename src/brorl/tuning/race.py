@@ -3,42 +3,37 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from rich.console import Console
 
-from brorl.api.arm_runs import ArmRun, Slot, finish_runs, progress_of
-from brorl.api.compare import FinishedComparison, finished_comparison, machine_of, run_comparison, slots_for
-from brorl.api.comparison_plan import Arguments, ComparisonPlan, plan_in
-from brorl.api.comparison_view import ComparisonView
-from brorl.api.plan import PlanRequest, measure_plan
-from brorl.api.recipe import resolve_checkpoint, resolve_config
-from brorl.api.tune_answer import TuningResult, conclude
-from brorl.api.tune_clock import FEWEST_SEEDS, USED, TuneClock
-from brorl.api.tune_plan import NUM_EVALUATIONS, TunePlan
-from brorl.assemble.candidates import OWN, ROLLOUTS, candidates
-from brorl.assemble.comparison import ArmPlan, check_arms, reject_owned
-from brorl.assemble.data import build_questions
+from brorl.comparison.arm_plans import ArmPlan, check_arms
+from brorl.comparison.arm_runs import ArmRun, progress_of
 from brorl.comparison.arms import Measure, Score, score_at
-from brorl.comparison.race import RUNGS, Course, Standing, race_cost, room_after, standings
+from brorl.comparison.finished import FinishedComparison, finished_comparison
+from brorl.comparison.plan import Arguments, ComparisonPlan, plan_in
 from brorl.comparison.reading import read_run_scores, verified_prompts
-from brorl.config.reading import ConfigOrPath, builtin_recipes, make_config
+from brorl.comparison.run_processes import finish_runs, run_comparison
+from brorl.comparison.slots import Slot, machine_of, slots_for
+from brorl.comparison.view import ComparisonView
 from brorl.config.settings import TrainConfig
-from brorl.console.screen import Screen
 from brorl.cost import amount
 from brorl.errors import UserError
-from brorl.format import Estimate, counted, duration, in_seconds, interval
+from brorl.format import counted, duration, in_seconds, interval
 from brorl.planning import AIMS, Aim
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.run_record import SPEC_FILE
-from brorl.storage import storage_errors
+from brorl.tuning.answer import TuningResult, conclude
+from brorl.tuning.candidates import OWN, candidates
+from brorl.tuning.clock import FEWEST_SEEDS, USED, TuneClock
+from brorl.tuning.pilot import StartPilot, changed, take_pilot, with_tuning_prompts
+from brorl.tuning.plan import NUM_EVALUATIONS, TunePlan
+from brorl.tuning.standings import RUNGS, Course, Standing, race_cost, room_after, standings
 
 _FEWEST = 4  # arms, the user's own recipe among them, unless there are fewer candidates
 _STEPS_TO_A_RUNG = 25  # of the user's recipe, at least, in the first part of the race
@@ -143,26 +138,12 @@ def again(folder: Path) -> str:
     return f"brorl tune {shlex.quote(str(folder))}"
 
 
-def own_config(start: ConfigOrPath | None, recipe: ConfigOrPath | None, given: Mapping[str, Any]) -> TrainConfig:
-    """Return the user's recipe, with the model that it starts from."""
-    reject_owned({name: value for name, value in given.items() if name != "model"})
-    is_recipe = not isinstance(start, str | Path) or str(start) in builtin_recipes() or Path(start).is_file()
-    if start is None or is_recipe:
-        if recipe is not None and start is not None:
-            raise UserError(f"{start} is a recipe, and --recipe names another; give one of them")
-        return resolve_config("quickstart" if start is None and recipe is None else start or recipe or "", given)
-    if "model" in given:
-        raise UserError(f"{start} and --model both name a model; give one of them")
-    model, run_config = resolve_checkpoint(str(start))
-    return resolve_config(recipe or run_config or "quickstart", {**given, "model": model})
-
-
 def begin(
     config: TrainConfig, folder: Path, asked: Question, jobs: int | None, progress: bool
 ) -> TunePlan | TuningResult:
     """Take the pilot, choose the candidates, and write `tune.json`; or say that there is nothing to find."""
     started = perf_counter()
-    config = _changed(config, {"evaluation.ks": sorted({1, *config.evaluation.ks})})
+    config = changed(config, {"evaluation.ks": sorted({1, *config.evaluation.ks})})
     largest = max(config.evaluation.ks)
     most = {"pass@1": 1, "pass@k": _K, "coverage": largest}[asked.aim]
     k = max(k for k in config.evaluation.ks if k <= most)
@@ -171,8 +152,8 @@ def begin(
             f"--aim {asked.aim}: evaluation.ks has no k from 2 to {max(most, _K)}; set --evaluation.ks '[1, {_K}]'"
         )
     slots = slots_for(jobs, [ArmPlan(OWN, config)])
-    config, tuning = _with_tuning_prompts(config)
-    pilot = _pilot(config, tuning, folder, progress)
+    config, tuning = with_tuning_prompts(config)
+    pilot = take_pilot(config, tuning, folder, progress)
     start = pilot.start
     if largest > 1 and start[largest].high - start[1].value < _HEADROOM:
         answer = (
@@ -194,17 +175,7 @@ def begin(
     return plan
 
 
-@dataclass(frozen=True)
-class _Pilot:
-    """What the pilot found."""
-
-    start: dict[int, Estimate]  # pass@k on the tuning prompts, by k
-    prompts: dict[int, int]  # prompts per step that take as long as the recipe's, by N; without N that do not fit
-    step_seconds: float  # of the recipe
-    evaluation_seconds: float
-
-
-def _size_of_race(asked: Question, spent: float, num_slots: int, pilot: _Pilot, num_arms: int) -> tuple[int, float]:
+def _size_of_race(asked: Question, spent: float, num_slots: int, pilot: StartPilot, num_arms: int) -> tuple[int, float]:
     """Return the most arms for which the first part of the race is long enough, and the budget of each run.
 
     The race and the final take the time that the pilot has left, with `num_slots` runs at a time.
@@ -225,65 +196,6 @@ def _size_of_race(asked: Question, spent: float, num_slots: int, pilot: _Pilot, 
         f"{pilot.evaluation_seconds:.2g} s; give at least {duration(1.2 * needed + spent)}, more --jobs, or a recipe "
         "with shorter steps or fewer held-out responses"
     )
-
-
-def _with_tuning_prompts(config: TrainConfig) -> tuple[TrainConfig, tuple[int, int]]:
-    """Divide the held-out prompts of each source: those of the final stay the recipe's; the race gets the next ones."""
-    skip, wanted = config.evaluation.skip_prompts, config.evaluation.num_prompts
-    everything = _evaluated_on(config, skip, 2**20)
-    sizes = [len(source.held_out) for source in build_questions(everything) if source.held_out]
-    smallest = min(sizes, default=0)
-    final = min(wanted, smallest - smallest // 2)
-    tuning = min(wanted, smallest - final)
-    if tuning * len(sizes) < _FEWEST_PROMPTS:
-        raise UserError(
-            f"a tuning needs at least {2 * _FEWEST_PROMPTS} held-out prompts, half of them for the race, and as many "
-            f"of each source; there are {2 * tuning * len(sizes)}; raise data.held_out_fraction and "
-            "evaluation.num_prompts, or set evaluation.sources"
-        )
-    return _evaluated_on(config, skip, final), (skip + final, tuning)
-
-
-def _evaluated_on(config: TrainConfig, skip: int, num: int) -> TrainConfig:
-    return _changed(config, {"evaluation.skip_prompts": skip, "evaluation.num_prompts": num})
-
-
-def _changed(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
-    return make_config(config.model_dump(mode="json"), settings, "the recipe")
-
-
-def _pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, progress: bool) -> _Pilot:
-    """Evaluate the start on the tuning prompts, and find the prompts per step that take as long at each N."""
-    config = _evaluated_on(config, *tuning)
-    with Screen(silent=not progress) as screen, ExitStack() as ends:
-        from brorl.assemble.inputs import prepare
-        from brorl.assemble.run import build_benchmark, build_pilot_parts
-        from brorl.planning.step_timing import NoMixedGroupError
-
-        inputs = prepare(config, config.model)
-        parts = build_pilot_parts(config, inputs, screen.observe, ends.callback, screen.echo)
-        benchmark = build_benchmark(config, inputs, screen.observe)
-        began = parts.now()
-        found = None if benchmark is None else benchmark.record(benchmark.answer(parts.engine))
-        evaluation_seconds = parts.now() - began
-        if found is None:
-            raise UserError("the start could not be evaluated on the held-out prompts; run: brorl check")
-        start = {int(k): Estimate(**estimate) for k, estimate in found["pass_at"].items()}
-        scores = ", ".join(f"pass@{k} {interval(estimate)}" for k, estimate in start.items())
-        number = len(found["prompts"]["num_correct"])
-        screen.console.print(f"the start, on {number} held-out prompts: {scores}", soft_wrap=True, markup=False)
-        request = PlanRequest(min(64, parts.stream.num_prompts), 64, ROLLOUTS, None, "pass@1")
-        with storage_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        try:
-            plan = measure_plan(config, parts, request, folder, screen.console).plan
-        except NoMixedGroupError as error:
-            raise UserError(
-                f"the pilot has {request.pilot_rollouts} rollouts of each of {request.pilot_prompts} training prompts, "
-                "and no group is mixed; choose prompts that the model solves sometimes, or look at them: brorl data"
-            ) from error
-    fitting = {row.num_rollouts: row.budget_prompts for row in plan.rows if row.budget_prompts}
-    return _Pilot(start, fitting, plan.rows[plan.recipe].seconds["total"], evaluation_seconds)
 
 
 def _announce(plan: TunePlan, folder: Path, console: Console) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from brorl.comparison.arms import Arm, Comparison, have_same_seeds, num_correct_at, scores_at
 from brorl.comparison.matching import Spread
-from brorl.comparison.paired import (
+from brorl.evaluation.paired import (
     Conclusion,
     CorrectedInterval,
     conclusion_of,

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import brorl
-from brorl.api.arm_runs import ArmRun
-from brorl.assemble.comparison import (
+from brorl.comparison.arm_plans import (
     ArmPlan,
     differences,
     read_arms,
@@ -24,6 +23,7 @@ from brorl.assemble.comparison import (
     run_config,
     sweep_arms,
 )
+from brorl.comparison.arm_runs import ArmRun
 from brorl.comparison.matching import TOLERANCE
 from brorl.comparison.reading import read_run_scores, read_spec
 from brorl.config.reading import ConfigOrPath, dump_yaml, make_config

@@ -8,7 +8,7 @@ from textwrap import fill
 from matplotlib.figure import Figure
 
 from brorl.comparison.axes import COLORS, GREY, INK, cost_axis, draw_start, label_ends, style
-from brorl.comparison.race import RUNGS, Standing
+from brorl.tuning.standings import RUNGS, Standing
 
 
 def make_race_figure(race: Sequence[Sequence[Standing]], start: float, seconds: float, score: str) -> Figure:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-from brorl.comparison.race import RUNGS, Standing
-from brorl.comparison.race_figure import make_race_figure
+from brorl.tuning.race_figure import make_race_figure
+from brorl.tuning.standings import RUNGS, Standing
 
 
 def random_race(rng: np.random.Generator) -> list[list[Standing]]:

@@ -1,0 +1,1 @@
+"""Everything of `brorl tune`: pilot, candidates, race, clock, final and answer."""
