@@ -234,7 +234,7 @@ def test_a_race_leaves_out_prompts_that_were_not_verified_in_every_run(
     def read(directory: Path, seed: int, _: Budget) -> RunScores:
         costs, counts = [Cost(seconds=spent) for spent in (0.0, 1.0, 2.0)], np.array([8, 0, 4])
         scores = tuple(Score(cost, counts, counts, 0.0, lost[directory.name]) for cost in costs)
-        return RunScores(seed, scores, costs[-1], {}, 0, 0, 0, None, str(directory))
+        return RunScores(seed, scores, costs[-1], {}, 0, 0, None, str(directory))
 
     monkeypatch.setattr(module, "read_run_scores", read)
     courses = module._courses(plan, [plan.race_run(tmp_path, arm, 0.25) for arm in arms])

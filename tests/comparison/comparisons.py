@@ -33,7 +33,7 @@ def run_of(
 ) -> RunScores:
     cost = (scores[-1].cost if scores else Cost()) if cost is None else cost
     path = f"runs/{seed}" if path is None else path
-    return RunScores(seed, tuple(scores), cost, phases or {}, groups[0], groups[1], groups[1], ended_early, path)
+    return RunScores(seed, tuple(scores), cost, phases or {}, groups[0], groups[1], ended_early, path)
 
 
 def arm_of(name: str, runs: Sequence[RunScores], num_rollouts: int = 16) -> Arm:

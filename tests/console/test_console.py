@@ -11,11 +11,13 @@ import pytest
 from rich.console import Console
 
 from brorl.activity import Round
+from brorl.api.training_result import TrainingResult
 from brorl.console.progress import StepLines, TrainingProgress, notes
 from brorl.console.screen import Screen
 from brorl.console.tables import cost_table, coverage_hints, coverage_table, held_out_check_lines, outcome_table
 from brorl.cost import Budget
 from brorl.format import duration
+from brorl.training.journal import Ending
 from each_row import each_row
 
 
@@ -56,6 +58,13 @@ def progress_into(file: Path) -> TrainingProgress:
     return TrainingProgress(3, Budget("steps", 3), screen)
 
 
+def finish(records: list[dict[str, Any]], path: Path, message: str, hints: tuple[str, ...] = ()) -> None:
+    """Show the end of a run, also in its log."""
+    screen = Screen()
+    screen.log_to(path / "run.log")
+    TrainingResult(path, Ending.FINISHED, message, tuple(records), (), None, None, hints).show_on(screen)
+
+
 @pytest.fixture
 def records() -> list[dict[str, Any]]:
     return [
@@ -76,8 +85,7 @@ def test_final_tables(
         if "evaluation" in record:
             estimates = record["evaluation"]["pass_at"]
             record["evaluation"]["pass_at"] = {key(k): v for k, v in estimates.items()}
-    progress = progress_into(tmp_path / "run.log")
-    progress.finish(records, tmp_path, "finished 3 steps", ["try this"])
+    finish(records, tmp_path, "finished 3 steps", ("try this",))
     for text in (capsys.readouterr().out, (tmp_path / "run.log").read_text()):
         lines = [" ".join(line.split()) for line in text.splitlines()]
         assert "pass@1 0.125 [0.115, 0.145] 0.250 [0.240, 0.270] +0.125" in lines
@@ -167,14 +175,14 @@ def test_without_evaluations_only_the_cost_is_shown(
 ) -> None:
     for record in records:
         record.pop("evaluation", None)
-    progress_into(tmp_path / "run.log").finish(records, tmp_path, "finished", [])
+    finish(records, tmp_path, "finished")
     out = capsys.readouterr().out
     assert "pass@" not in out
     assert "2,000" in out
 
 
 def test_nothing_done_is_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    progress_into(tmp_path / "run.log").finish([], tmp_path, "stopped", ["go on"])
+    finish([], tmp_path, "stopped", ("go on",))
     out = capsys.readouterr().out
     assert out.split("\n")[1].startswith("stopped")
     assert "go on" in out
@@ -257,8 +265,9 @@ def test_duration(seconds: float, text: str) -> None:
 
 
 def test_names_with_brackets_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    progress_into(tmp_path / "run.log").finish([], Path("runs/a[lr=1]"), "stopped", [])
-    assert "runs/a[lr=1]" in capsys.readouterr().out
+    (tmp_path / "a[lr=1]").mkdir()
+    finish([], tmp_path / "a[lr=1]", "stopped")
+    assert "a[lr=1]" in capsys.readouterr().out
 
 
 def covered(

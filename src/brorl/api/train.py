@@ -3,80 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from brorl.api.recipe import check_cheaply, recipe_name, resolve_config
 from brorl.api.runs_folder import make_run_directory, newest_unfinished, refuse_used_folder, remove_unused
+from brorl.api.training_result import TrainingResult
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
-from brorl.cost import Cost, total_cost
-from brorl.errors import STOPPED, LearnerLostError, UnverifiedResponsesError, UserError
-from brorl.format import Estimate
+from brorl.errors import LearnerLostError, UnverifiedResponsesError, UserError
 from brorl.runs import RUNS
-from brorl.table import Result
 from brorl.verification.sandbox.inside.functions import IN_A_WORKER
 
 if TYPE_CHECKING:
     from brorl.api.given import Rewards
-    from brorl.runs.run_directory import Record
-    from brorl.training.journal import Ending
 
 _RECIPE = "quickstart"
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class TrainingResult(Result):
-    """A run that ended, or was interrupted and can be resumed."""
-
-    path: Path  # the run directory
-    ending: Ending  # why the run ended
-    message: str  # the same as a sentence, with the steps done
-    metrics: tuple[Record, ...]  # the lines of metrics.jsonl; step 0 is the evaluation before training
-    checkpoints: tuple[Path, ...]  # the complete checkpoints, oldest first; each loads with transformers
-    best_checkpoint: Path | None  # the checkpoint with the best held-out pass@k; None if none was kept
-    report: Path | None  # the HTML report; None if the run has none
-
-    @property
-    def cost(self) -> Cost:
-        """The cost of all steps in every unit."""
-        return total_cost(self.metrics)
-
-    @property
-    def first_evaluation(self) -> dict[int, Estimate]:
-        """Held-out pass@k by k with 95% intervals, at the first evaluation; empty if there was none."""
-        return next(iter(self._evaluations()), {})
-
-    @property
-    def last_evaluation(self) -> dict[int, Estimate]:
-        """Held-out pass@k by k with 95% intervals, at the last evaluation; empty if there was none."""
-        return next(reversed(self._evaluations()), {})
-
-    def _evaluations(self) -> list[dict[int, Estimate]]:
-        evaluations = [record["evaluation"]["pass_at"] for record in self.metrics if record.get("evaluation")]
-        return [{int(k): Estimate(**estimate) for k, estimate in pass_at.items()} for pass_at in evaluations]
-
-    def __repr__(self) -> str:
-        return f"TrainingResult({self.message}; run directory: {self.path})"
-
-    def parts(self) -> Iterator[Any]:
-        """Yield the tables and the lines at the end of a run."""
-        from brorl.console.tables import coverage_hints, held_out_check_lines, result_tables
-
-        yield from result_tables(self.metrics)
-        yield f"{self.message}; run directory: {self.path}"
-        yield from (*held_out_check_lines(self.metrics), *coverage_hints(self.metrics))
-        if self.report is not None:
-            yield f"charts and rollouts: {self.report}"
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code of the command: 0, 130 if the run was stopped, 1 if it ended because no group was mixed."""
-        return {"NO_MIXED_GROUPS": 1, "UNVERIFIED": 1, "INTERRUPTED": STOPPED}.get(self.ending.name, 0)
 
 
 def train(

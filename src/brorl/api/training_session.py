@@ -16,7 +16,7 @@ import torch
 
 import brorl
 from brorl.activity import Activity, Phase
-from brorl.api.train import TrainingResult
+from brorl.api.training_result import TrainingResult
 from brorl.assemble.cluster import build_cluster
 from brorl.assemble.inputs import learner_device
 from brorl.assemble.run import build_run
@@ -79,7 +79,7 @@ class TrainingSession:
             where = f"resume from {last.name}" if last else "there is no checkpoint yet; start again from step 0"
             screen.echo(f"\nstopped at once; unsaved work is discarded; {where} with: {self._resume}", is_command=True)
             raise KeyboardInterrupt("stopped at once") from None
-        return self._finish(progress, ending, message)
+        return self._finish(ending, message)
 
     @property
     def _resume(self) -> str:
@@ -163,7 +163,7 @@ class TrainingSession:
 
             return train_run(replace(run, outputs=replace(run.outputs, report=report)), state, stop)
 
-    def _finish(self, progress: TrainingProgress, ending: Ending, message: str) -> TrainingResult:
+    def _finish(self, ending: Ending, message: str) -> TrainingResult:
         """Write the report, print the tables and the next commands, and return the result."""
         self.screen.observe(Phase("writing", "report"))
         hints = self._hints(ending)
@@ -178,8 +178,9 @@ class TrainingSession:
             checkpoints=tuple(complete_checkpoints(directory.checkpoints)),
             best_checkpoint=best_checkpoint(directory.checkpoints),
             report=report if report.is_file() else None,
+            hints=tuple(hints),
         )
-        progress.finish(result.metrics, result.path, message, hints)
+        result.show_on(self.screen)
         if ending is Ending.NO_MIXED_GROUPS:
             for line in self._examples(result.metrics[-1]):
                 self.screen.echo(line, is_command=True)

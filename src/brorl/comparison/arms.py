@@ -50,7 +50,6 @@ class RunScores:
     phase_seconds: Mapping[str, float]  # seconds of the run in each phase (generation, verification, training, ...)
     groups: int  # groups sampled
     groups_mixed: int  # mixed groups among them
-    num_updated: int  # groups trained on
     ended_early: str | None  # why the run ended before its budget was spent; None if it did not
     path: str
     # cost at which each phase of its objective after the first began, by the phase's title

@@ -1,4 +1,4 @@
-"""The best arm at each budget: the frontier, the ranges of budgets that one arm leads, and whether arms still rise.
+"""The best arm at each budget: the frontier.
 
 An arm that is not matched at an evaluation point is left out there and named.
 """
@@ -6,13 +6,11 @@ An arm that is not matched at an evaluation point is left out there and named.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 
-from brorl.comparison.arms import PASS_1, Arm, Comparison, Measure, have_same_seeds, score_at, scores_at
+from brorl.comparison.arms import PASS_1, Comparison, Measure, have_same_seeds, scores_at
 from brorl.comparison.matching import match_at, unmatched_runs
-from brorl.comparison.prompt_changes import Movement, movement_of
 from brorl.evaluation.paired import ROUNDING, conclusion_of, difference_interval, mean_over_runs, resamples
 from brorl.format import Estimate
 from brorl.tree import FloatArray
@@ -51,38 +49,12 @@ class BestArm:
 
 
 @dataclass(frozen=True)
-class LeadingRange:
-    """Consecutive evaluation points at which one arm is best."""
-
-    arm: str
-    first_point: float  # the first of them
-    last_point: float  # the last of them
-    shown_at: tuple[float, ...]  # those at which its lead over the second is shown
-
-
-@dataclass(frozen=True)
-class Saturation:
-    """Whether an arm still rose between the last two evaluation points."""
-
-    arm: str
-    # the latest point before the last one at which all runs had another evaluation, and the last one
-    eval_points: tuple[float, float]
-    before: Estimate  # score at the first of them
-    after: Estimate  # score at the last
-    change: Estimate  # the difference with a 95% interval, runs and prompts paired
-    movement: Movement  # the movement that it shows
-
-
-@dataclass(frozen=True)
 class Frontier:
     """All arms at all evaluation points by one measure."""
 
     measure: Measure
     points: tuple[FrontierPoint, ...]  # arms at evaluation points, by point, then in the order of the arms
     best: tuple[BestArm, ...]  # the best arm of each evaluation point at which two arms or more are matched
-    leading_ranges: tuple[LeadingRange, ...]  # the arms that are best, and the budgets from which on they are
-    # each arm's last two evaluation points; without arms that have one evaluation after the start
-    saturation: tuple[Saturation, ...]
 
     def at(self, eval_point: float) -> dict[str, FrontierPoint]:
         """Return the arms at an evaluation point, by name."""
@@ -130,14 +102,7 @@ def frontier(comparison: Comparison, measure: Measure = PASS_1) -> Frontier:
             lead = difference_interval(*pair, seeds_paired=have_same_seeds(other, arm))
             fraction, shown = float(best_fraction_AM[first, m]), conclusion_of(lead) == "B leads"
             best.append(BestArm(eval_point, arm.name, arm.num_rollouts, fraction, other.name, lead, shown))
-    ranges = []
-    for name, group in groupby(best, key=lambda row: row.arm):
-        rows = list(group)
-        shown_at = tuple(row.eval_point for row in rows if row.lead_shown)
-        ranges.append(LeadingRange(name, rows[0].eval_point, rows[-1].eval_point, shown_at))
-    saturation = [_saturation(comparison, arm, measure) for arm in arms]
-    known = tuple(row for row in saturation if row is not None)
-    return Frontier(measure, tuple(points), tuple(best), tuple(ranges), known)
+    return Frontier(measure, tuple(points), tuple(best))
 
 
 def _resampled_means(comparison: Comparison, score_AM: list[list[FloatArray]]) -> FloatArray:
@@ -151,16 +116,3 @@ def _resampled_means(comparison: Comparison, score_AM: list[list[FloatArray]]) -
         ]
         drawn.append(np.stack(means, axis=1))
     return np.concatenate(drawn)
-
-
-def _saturation(comparison: Comparison, arm: Arm, measure: Measure) -> Saturation | None:
-    """Compare the last evaluation point with the latest one before it at which all runs had another evaluation."""
-    last = comparison.eval_points[-1]
-    for point in reversed(comparison.eval_points[:-1]):
-        pairs = [[score_at(run, comparison.unit, at) for at in (point, last)] for run in arm.runs]
-        if all(before is not after for before, after in pairs):
-            before_SP, after_SP = (scores_at(comparison, arm, at, measure) for at in (point, last))
-            change = mean_over_runs(after_SP - before_SP, lowest=-1)
-            ends = mean_over_runs(before_SP), mean_over_runs(after_SP)
-            return Saturation(arm.name, (point, last), *ends, change, movement_of(change))
-    return None

@@ -164,7 +164,6 @@ def _read_run(path: Path, seed: int, budget: Budget) -> tuple[RunScores, _Setup]
         phase_seconds=_phase_seconds(steps),
         groups=sum(r["sampling"]["groups"] for r in steps),
         groups_mixed=sum(r["sampling"]["groups_mixed"] for r in steps),
-        num_updated=sum(r["kept"]["groups"] for r in steps),
         ended_early=ended,
         path=str(path),
         phase_begins=begins,

@@ -1,10 +1,9 @@
-"""Progress of a training run on the screen and in `run.log`: one line per step, and tables at the end."""
+"""Progress of a training run on the screen and in `run.log`: one line per step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
@@ -74,16 +73,6 @@ class TrainingProgress:
             return
         for note in (*notes(record), *self._warnings(record), *self._cut_warnings(_fraction_cut(record))):
             self._screen.echo(Text(f"{indent}{note}", style="yellow"))
-
-    def finish(self, records: Sequence[Record], run_path: Path, ending: str, hints: Sequence[str]) -> None:
-        """Write the tables of a run, why it ended, and what to do next, with commands to copy."""
-        for table in tables.result_tables(records):
-            self._screen.show(table)
-        self._screen.echo(f"\n{ending}; run directory: {run_path}")
-        for line in [*tables.held_out_check_lines(records), *tables.coverage_hints(records)]:
-            self._screen.echo(line)
-        for hint in hints:
-            self._screen.echo(hint, is_command=True)
 
     def _show_step(self, record: Record) -> None:
         if self._num_lines == 0:
