@@ -17,7 +17,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from brorl.errors import StorageError
+from brorl.errors import StorageError, UserError
 
 _LOCK = "used"
 _GRACE_S = 60.0  # a younger folder may not have its lock yet, or its processes may still be ending
@@ -40,6 +40,29 @@ def storage_errors(target: Path, then: str = "resume the run") -> Iterator[None]
         raise StorageError(
             f"could not write {target}: {error.strerror or error}; free disk space or fix the permissions, then {then}"
         ) from error
+
+
+@contextmanager
+def output_folder(path: Path) -> Iterator[Path]:
+    """Make the folder of `--output-dir` for the block; if that fails, remove a new one that is still empty.
+
+    Raises:
+        UserError: If the folder cannot be made.
+    """
+    is_new = not path.exists()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write to --output-dir {path} ({error.strerror}); choose a folder that you may write to"
+        ) from error
+    try:
+        yield path
+    except BaseException:
+        if is_new:
+            with suppress(OSError):  # it has files
+                path.rmdir()
+        raise
 
 
 def replace_file(target: Path, content: bytes) -> None:

@@ -5,7 +5,6 @@ import io
 import json
 import statistics
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,7 @@ from matplotlib.image import imread
 from rich.console import Console
 
 import brorl
-from brorl.errors import UserError
 from brorl.reporting.simulation import (
-    check_output_dir,
     curves,
     draw_figure,
     end_point_table,
@@ -134,8 +131,7 @@ def test_only_rollouts_and_seed_may_differ(results: list[SimulationResult]) -> N
 @pytest.mark.slow
 def test_files_are_written_together(results: list[SimulationResult], tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
-    assert check_output_dir(folder) is False
-    assert not (tmp_path / "a").exists()  # checking makes nothing
+    folder.mkdir(parents=True)
     write_simulation(results, folder)
     assert sorted(f.name for f in folder.iterdir()) == NAMES
     assert json.loads((folder / "simulation.json").read_text()) == to_json(results)
@@ -147,80 +143,6 @@ def test_files_are_written_together(results: list[SimulationResult], tmp_path: P
     png = (folder / "simulation.png").read_bytes()
 
     (folder / "notes.txt").write_text("mine")
-    assert check_output_dir(folder) is True
     write_simulation(results, folder)
     assert (folder / "simulation.png").read_bytes() == png  # the same numbers, the same picture
     assert sorted(f.name for f in folder.iterdir()) == ["notes.txt", *NAMES]
-
-
-@pytest.fixture
-def quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every picture is another, and none is drawn."""
-    number = count()
-    monkeypatch.setattr("brorl.reporting.simulation._png", lambda _: b"picture %d" % next(number))
-
-
-@pytest.mark.usefixtures("quick_pictures")
-def test_a_failed_write_leaves_the_earlier_simulation(
-    results: list[SimulationResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_simulation(results, tmp_path)
-    before = {name: (tmp_path / name).read_bytes() for name in NAMES}
-    write = Path.write_bytes
-
-    def full(path: Path, content: bytes) -> int:
-        if "json" in path.name:
-            write(path, content[:10])
-            raise OSError(28, "No space left on device")
-        return write(path, content)
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match="No space"):
-        write_simulation(results[:3], tmp_path)
-    assert {f.name: f.read_bytes() for f in tmp_path.iterdir()} == before
-
-
-@pytest.mark.usefixtures("quick_pictures")
-def test_what_an_interrupted_write_leaves_can_be_written_over(
-    results: list[SimulationResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rename, renamed = Path.replace, []
-
-    def interrupted(path: Path, target: Path) -> Path:
-        if renamed:
-            raise KeyboardInterrupt
-        renamed.append(target.name)
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_simulation(results, tmp_path)
-    assert [f.name for f in tmp_path.iterdir()] == renamed
-    assert check_output_dir(tmp_path) is True
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_foreign_files_are_not_replaced(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text('{"format": "something else"}')
-    with pytest.raises(UserError, match=f"has {name} that brorl simulate did not write"):
-        check_output_dir(tmp_path)
-
-
-@pytest.mark.parametrize("content", ["[1, 2]", "not json", "\xff\xfe"])
-def test_a_json_that_is_not_ours(content: str, tmp_path: Path) -> None:
-    (tmp_path / "simulation.json").write_text(content, encoding="latin-1")
-    with pytest.raises(UserError, match="did not write"):
-        check_output_dir(tmp_path)
-
-
-def test_output_dir_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file", tmp_path / "file" / "below" / "it"):
-        with pytest.raises(UserError, match="file is not a directory"):
-            check_output_dir(path)
-    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="dangling is not a directory"):
-        check_output_dir(tmp_path / "dangling")
-    monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(UserError, match="may not write to"):
-        check_output_dir(tmp_path / "new")

@@ -69,6 +69,7 @@ def test_the_race_and_the_final_end_before_the_deadline(
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(module, "slots_for", lambda *_: [])
     monkeypatch.setattr(module, "machine_of", lambda *_: "here")
+    (tmp_path / "out").mkdir()
     plan_of(300.0, 20.0, used_seconds=30.0).write(tmp_path / "out")
     return tmp_path / "out"
 

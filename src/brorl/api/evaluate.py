@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import brorl
 from brorl.activity import Echo, Observe, Phase
 from brorl.api.recipe import WITHOUT_TRAINING, resolve_checkpoint, resolve_config
-from brorl.api.runs_folder import make_output_folder
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.console.screen import Screen
 from brorl.errors import UserError
 from brorl.format import listed
 from brorl.runs import RUNS
+from brorl.storage import output_folder
 
 if TYPE_CHECKING:
     from brorl.assemble.evaluation import EvaluationInputs
@@ -206,11 +206,11 @@ def _evaluate(options: _Options, request: Request, echo: Echo, observe: Observe)
     from brorl.runs.run_directory import RunDirectory
 
     inputs = prepare_evaluation(request)
-    output, is_new = _make_folder(options.output_dir, inputs)
+    output = _folder(options.output_dir, inputs)
     store = ResponseStore(output)
     run_config = None if options.data else resolve_checkpoint(options.checkpoint).run_config
     try:
-        with RunDirectory(output).locked():
+        with output_folder(output), RunDirectory(output).locked():
             store.check(inputs.settings)
             differences = _compare_with_own(options.checkpoint, run_config, inputs.settings) if run_config else []
             _announce(inputs, output, [*inputs.notes, *differences[:1]], echo)
@@ -220,11 +220,6 @@ def _evaluate(options: _Options, request: Request, echo: Echo, observe: Observe)
                     parts.enter_context(closing(cluster))
                 stored = _sample(inputs, store, echo, observe, cluster, parts)
             return _finish(inputs, stored, options.ks, store, differences)
-    except UserError:
-        if is_new:
-            with suppress(OSError):  # not empty: responses are stored
-                output.rmdir()
-        raise
     except KeyboardInterrupt:
         done = sum(store.file_of(batch).is_file() for batch in inputs.batches)
         hint = "" if options.output_dir else f" (it finds {output})"
@@ -233,14 +228,11 @@ def _evaluate(options: _Options, request: Request, echo: Echo, observe: Observe)
         raise KeyboardInterrupt(kept) from None
 
 
-def _make_folder(output_dir: str | Path | None, inputs: EvaluationInputs) -> tuple[Path, bool]:
-    """Return the folder of the evaluation, and whether it is new."""
-    if output_dir is None:
-        digest = blake2b(json.dumps(inputs.settings, sort_keys=True).encode(), digest_size=4).hexdigest()
-        output = RUNS / "evaluations" / f"{_label(inputs.request.config.model)}-{digest}"
-    else:
-        output = Path(output_dir).expanduser()
-    return output, make_output_folder(output)
+def _folder(output_dir: str | Path | None, inputs: EvaluationInputs) -> Path:
+    if output_dir is not None:
+        return Path(output_dir).expanduser()
+    digest = blake2b(json.dumps(inputs.settings, sort_keys=True).encode(), digest_size=4).hexdigest()
+    return RUNS / "evaluations" / f"{_label(inputs.request.config.model)}-{digest}"
 
 
 def _label(model: str) -> str:

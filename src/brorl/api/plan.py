@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import brorl
 from brorl.activity import Phase
 from brorl.api.recipe import resolve_checkpoint, resolve_config
-from brorl.api.runs_folder import make_output_folder
 from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
@@ -21,7 +20,7 @@ from brorl.errors import UserError
 from brorl.format import plain
 from brorl.planning import AIMS, Aim
 from brorl.runs import RUNS
-from brorl.storage import replace_file, storage_errors
+from brorl.storage import output_folder, replace_file, storage_errors
 from brorl.table import Result
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ def plan(
 
         parts = _parts(config, pilot_prompts, screen, ends)
         note = _note(recipe is None and source == RECIPE, given)
-        with _folder(Path(output_dir).expanduser()) as folder:
+        with output_folder(Path(output_dir).expanduser()) as folder:
             pilot = pilot_prompts, pilot_rollouts
             for line in (*_announcement(config, parts, *pilot), *note):
                 screen.console.print(line, soft_wrap=True, markup=False)
@@ -229,19 +228,6 @@ def _note(is_default: bool, given: Mapping[str, Any]) -> list[str]:
         f"no --recipe: the plan is for the arithmetic puzzles of {RECIPE}; plan your own prompts with --recipe "
         "mine.yaml or --data FILE"
     ]
-
-
-@contextmanager
-def _folder(path: Path) -> Iterator[Path]:
-    """Make the folder before any measurement; remove a new one if the block is interrupted before it writes a plan."""
-    is_new = make_output_folder(path)
-    try:
-        yield path
-    except KeyboardInterrupt:
-        if is_new:
-            with suppress(OSError):  # not empty: the plan is written already
-                path.rmdir()
-        raise
 
 
 def _announcement(config: TrainConfig, parts: PilotParts, pilot_prompts: int, pilot_rollouts: int) -> list[str]:

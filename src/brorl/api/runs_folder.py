@@ -119,15 +119,3 @@ def _why_not(run: Path, overrides: Mapping[str, Any]) -> str | None:
     if budget.is_spent(total_cost(r for r in records if r["step"] <= step or "attempt" in r)):
         return f"has spent its budget; train longer with: brorl resume {run} --budget.limit {2 * budget.limit:g}"
     return None
-
-
-def make_output_folder(path: Path) -> bool:
-    """Make the folder of `--output-dir`, and return whether it is new."""
-    is_new = not path.exists()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot write to --output-dir {path} ({error.strerror}); choose a folder that you may write to"
-        ) from error
-    return is_new

@@ -10,8 +10,9 @@ from typing import Any
 from rich.console import Console
 
 import brorl
-from brorl.errors import StorageError, UserError
+from brorl.errors import UserError
 from brorl.runs import RUNS
+from brorl.storage import output_folder, storage_errors
 from brorl.theory.simulator import SimulationResult, SimulationSettings
 from brorl.theory.simulator import simulate as simulate_one
 
@@ -34,7 +35,7 @@ def simulate(
     Raises:
         UserError: If a setting does not fit.
     """
-    from brorl.reporting.simulation import check_output_dir, end_point_table, settings_line, write_simulation
+    from brorl.reporting.simulation import end_point_table, settings_line, write_simulation
 
     _require_distinct("rollouts", rollouts)
     try:
@@ -45,23 +46,17 @@ def simulate(
         ]
     except ValueError as error:
         raise UserError(f"{error} (see brorl simulate --help)") from error
-    output_dir = Path(output_dir).expanduser()
-    replaces = check_output_dir(output_dir)
     console = Console(highlight=False)
     first = experiments[0]
     headline = f"{settings_line(first)}, weight decay {first.decay:g}; {first.steps:,} steps"
-    console.print(f"brorl {brorl.__version__}: {headline}", soft_wrap=True, markup=False)
-    results = _simulate_all(experiments, console)
-    console.print()
-    console.print(end_point_table(results))
-    try:
-        write_simulation(results, output_dir)
-    except OSError as error:
-        raise StorageError(
-            f"could not write to {output_dir}: {error.strerror}; free space or choose another --output-dir"
-        ) from error
-    note = " (instead of the earlier simulation there)" if replaces else ""
-    files = f"simulation.json, simulation.csv and simulation.png are in {output_dir}{note}"
+    with output_folder(Path(output_dir).expanduser()) as folder:
+        console.print(f"brorl {brorl.__version__}: {headline}", soft_wrap=True, markup=False)
+        results = _simulate_all(experiments, console)
+        console.print()
+        console.print(end_point_table(results))
+        with storage_errors(folder, "rerun the command"):
+            write_simulation(results, folder)
+    files = f"simulation.json, simulation.csv and simulation.png are in {folder}"
     console.print(files, soft_wrap=True, markup=False)
 
 

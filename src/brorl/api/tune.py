@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ from brorl.errors import UserError
 from brorl.planning import Aim
 from brorl.runs import RUNS
 from brorl.runs.run_record import TUNE_FILE
+from brorl.storage import output_folder
 
 if TYPE_CHECKING:
     from brorl.tuning.answer import TuningResult
@@ -82,12 +82,8 @@ def tune(
             plan = replace(plan, seconds=Question(budget=budget).seconds)
     else:
         question, config = Question(**asked), _own_config(start, recipe, flat_settings(overrides))
-        try:
+        with output_folder(folder):
             plan = begin(config, folder, question, jobs, progress)
-        except BaseException:
-            with suppress(OSError):  # it has files
-                folder.rmdir()
-            raise
         if isinstance(plan, TuningResult):
             console.print(f"\n{plan.answer}", soft_wrap=True, markup=False)
             return plan

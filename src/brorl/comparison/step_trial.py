@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -19,7 +18,7 @@ from brorl.comparison.view import ComparisonView
 from brorl.config.reading import dump_yaml, make_config
 from brorl.cost import Budget
 from brorl.runs.run_directory import RunDirectory
-from brorl.storage import replace_file, storage_errors
+from brorl.storage import output_folder, replace_file, storage_errors
 
 _STEPS = 3  # whose median is the cost of a step: the first one contains startup
 _QUICK = {"evaluation.num_prompts": 1, "tracking.to": []}
@@ -31,19 +30,10 @@ def fitted(
     """Return the plan with steps that fit its budget, from a few steps of every arm; steps as the unit always fit."""
     if plan.unit == "steps" or any(arm.run is not None for arm in plan.arms):
         return plan
-    is_new = not folder.exists()
     console.print("a few steps of each arm, for their cost", markup=False)
-    try:
-        with storage_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        with RunDirectory(folder).locked():
-            cost_of = costs_of_steps(plan, folder, slots)
+    with output_folder(folder), RunDirectory(folder).locked():
+        cost_of = costs_of_steps(plan, folder, slots)
         return fit_steps(plan, arguments, cost_of) if cost_of else plan
-    except BaseException:
-        if is_new:
-            with suppress(OSError):
-                folder.rmdir()
-        raise
 
 
 def costs_of_steps(plan: ComparisonPlan, folder: Path, slots: Sequence[Slot]) -> dict[str, float]:

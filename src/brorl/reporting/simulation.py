@@ -1,8 +1,7 @@
 """Simulations to files, a figure and a table.
 
 `simulation.json` has settings and every record, `simulation.csv` the same records, `simulation.png` three panels over
-the steps, as in the paper's Figure 3. The results differ only in the number of rollouts and in the seed. Files of these
-names that no simulation wrote are never replaced.
+the steps, as in the paper's Figure 3. The results differ only in the number of rollouts and in the seed.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,12 +20,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 import brorl
-from brorl.errors import UserError
+from brorl.storage import replace_file
 from brorl.table import Table
 from brorl.theory.simulator import SimulationResult, SimulationSettings
 
-JSON_NAME, CSV_NAME, PNG_NAME = "simulation.json", "simulation.csv", "simulation.png"
-_FORMAT = "brorl simulation 1"
 _PANELS = {  # quantity: title, label of the axis, scale
     "correct_mass": ("Total mass of the correct tokens", "probability", 1.0),
     "fraction_improved": ("Correct tokens above their start", "% of the correct tokens", 100.0),
@@ -63,7 +59,7 @@ def to_json(results: Sequence[SimulationResult]) -> dict[str, Any]:
         | {name: getattr(r, name).tolist() for name in ("step", *_PANELS)}
         for r in results
     ]
-    return {"format": _FORMAT, "brorl_version": brorl.__version__, "settings": shared, "runs": runs}
+    return {"format": "brorl simulation 1", "brorl_version": brorl.__version__, "settings": shared, "runs": runs}
 
 
 def to_csv(results: Sequence[SimulationResult]) -> str:
@@ -138,39 +134,13 @@ def end_point_table(results: Sequence[SimulationResult]) -> Table:
     return Table(title, columns, rows, notes, words=frozenset())
 
 
-def check_output_dir(directory: Path) -> bool:
-    """Check that a directory may be written to, and return whether it has an earlier simulation to be replaced."""
-    existing = next(path for path in (directory, *directory.absolute().parents) if os.path.lexists(path))
-    if not existing.is_dir():
-        raise UserError(f"output_dir {directory}: {existing} is not a directory; choose another --output-dir")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"output_dir {directory}: may not write to {existing}; choose another --output-dir")
-    present = [name for name in (JSON_NAME, CSV_NAME, PNG_NAME) if os.path.lexists(directory / name)]
-    if present and not _is_simulation(directory / JSON_NAME):
-        raise UserError(
-            f"output_dir {directory} has {', '.join(present)} that brorl simulate did not write; "
-            "move it away or choose another --output-dir"
-        )
-    return bool(present)
-
-
 def write_simulation(results: Sequence[SimulationResult], directory: Path) -> None:
-    """Write the three files, and the directory if needed; all are complete before the first gets its name."""
-    contents = {
-        PNG_NAME: _png(draw_figure(results)),
-        CSV_NAME: to_csv(results).encode(),
-        JSON_NAME: (json.dumps(to_json(results), allow_nan=False) + "\n").encode(),
-    }
-    directory.mkdir(parents=True, exist_ok=True)
-    partial = {name: directory / f".{name}.partial" for name in contents}
-    try:
-        for name, content in contents.items():
-            partial[name].write_bytes(content)
-        for name in reversed(contents):  # the JSON first: it marks the files of a simulation
-            partial[name].replace(directory / name)
-    finally:
-        for path in partial.values():
-            path.unlink(missing_ok=True)
+    """Write the three files; the figure first, because it takes the longest."""
+    picture = io.BytesIO()  # the same numbers, the same bytes
+    draw_figure(results).savefig(picture, format="png", dpi=130, metadata={"Software": None})
+    replace_file(directory / "simulation.png", picture.getvalue())
+    replace_file(directory / "simulation.csv", to_csv(results).encode())
+    replace_file(directory / "simulation.json", json.dumps(to_json(results), allow_nan=False).encode())
 
 
 def settings_line(settings: SimulationSettings) -> str:
@@ -189,17 +159,3 @@ def _require_one_experiment(results: Sequence[SimulationResult]) -> None:
     for result in results:
         if replace(result.settings, rollouts=first.rollouts, seed=first.seed) != first:
             raise ValueError(f"simulations must differ only in rollouts and seed: {result.settings} and {first}")
-
-
-def _png(figure: Figure) -> bytes:
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=130, metadata={"Software": None})  # the same numbers, the same bytes
-    return content.getvalue()
-
-
-def _is_simulation(path: Path) -> bool:
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and content.get("format") == _FORMAT

@@ -18,7 +18,6 @@ from brorl.format import Estimate, interval
 from brorl.planning.pilot import PilotParts, prepare_pilot
 from brorl.planning.report import PlanReport
 from brorl.planning.step_timing import NoMixedGroupError
-from brorl.storage import storage_errors
 from brorl.tuning.candidates import ROLLOUTS
 
 _FEWEST_PROMPTS = 16  # held out, for the race and for the final each
@@ -77,8 +76,6 @@ def take_pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, progr
         number = len(found["prompts"]["num_correct"])
         screen.console.print(f"the start, on {number} held-out prompts: {scores}", soft_wrap=True, markup=False)
         pilot = min(64, parts.stream.num_prompts), 64
-        with storage_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
         try:
             plan = PlanReport.measure(config, parts, pilot, ROLLOUTS, folder, screen.dim).plan
         except NoMixedGroupError as error:

@@ -82,7 +82,6 @@ class TunePlan:
             {"name": arm.name, "title": arm.title, "settings": arm.config.model_dump(mode="json")} for arm in self.arms
         ]
         with storage_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
             replace_file(folder / TUNE_FILE, json.dumps(content, indent=2).encode())
 
     @classmethod
