@@ -13,7 +13,6 @@ from brorl.evaluation.paired import (
     difference_interval,
     mean_over_runs,
     paired_difference,
-    resamples,
 )
 from brorl.format import Estimate
 
@@ -142,39 +141,6 @@ def test_swapping_the_arms_turns_the_sign(rng: np.random.Generator) -> None:
     there, back = (paired_difference(*arms, seeds_paired=True) for arms in ((a_SP, b_SP), (b_SP, a_SP)))
     assert there.difference.value == pytest.approx(-back.difference.value, abs=1e-14)
     assert there.difference.low == pytest.approx(-back.difference.high, abs=1e-14)
-    assert there.bootstrap.low == pytest.approx(-back.bootstrap.high, abs=1e-12)
-
-
-def test_bootstrap_spreads_as_the_pigeonhole_bootstrap_does(rng: np.random.Generator) -> None:
-    """Its variance is known: with all sums over a balanced table, prompts and runs drawn independently."""
-    d_SP = rng.normal(0.1, 0.3, (5, 40)) + 0.2 * rng.standard_normal((5, 1)) + 0.2 * rng.standard_normal(40)
-    draws = np.concatenate([
-        (runs_BS * (prompts_BP @ d_SP.T)).sum(1)
-        for prompts_BP, (runs_BS,) in resamples(40, [tuple(range(5))], np.random.default_rng(1), 40_000)
-    ])  # fmt: skip
-    prompts, seeds = d_SP.mean(0).var() / 40, d_SP.mean(1).var() / 5
-    left = (d_SP - d_SP.mean(0) - d_SP.mean(1)[:, None] + d_SP.mean()).var() / 200
-    assert draws.mean() == pytest.approx(d_SP.mean(), abs=6 * sqrt(prompts + seeds + left) / 200)
-    assert draws.var() == pytest.approx(prompts + seeds + left, rel=0.08)
-
-
-def test_bootstrap_ends_are_those_of_the_binomial() -> None:
-    """One run per arm, half of 40 prompts won: a resampled mean is a binomial fraction, with known quantiles."""
-    b_SP = np.repeat([[0.0, 1.0]], 20, 0).reshape(1, 40)
-    ends = paired_difference(np.zeros((1, 40)), b_SP, seeds_paired=True).bootstrap
-    assert [ends.low * 40, ends.high * 40] == pytest.approx(stats.binom.ppf([0.025, 0.975], 40, 0.5), abs=1e-9)
-
-
-def test_arms_of_the_same_seeds_are_resampled_alike(rng: np.random.Generator) -> None:
-    several = list(resamples(700_000, [(0, 1), (0, 1), (0, 2)], rng, 7))
-    assert sum(len(prompts_BP) for prompts_BP, _ in several) == 7
-    assert len(several) > 1
-    for prompts_BP, runs in several:
-        np.testing.assert_allclose(prompts_BP.sum(1), 1, rtol=1e-9)
-        assert (runs[0] == runs[1]).all()
-        assert all((r.sum(1) == 1).all() for r in runs)
-    (_, runs), *_ = resamples(5, [(0, 1), (0, 2)], rng, 200)
-    assert (runs[0] != runs[1]).any()
 
 
 def test_the_conclusion_holds_its_level_where_seeds_differ() -> None:

@@ -11,9 +11,8 @@ import numpy as np
 
 from brorl.comparison.arms import PASS_1, Comparison, Measure, have_same_seeds, scores_at
 from brorl.comparison.matching import match_at, unmatched_runs
-from brorl.evaluation.paired import ROUNDING, conclusion_of, difference_interval, mean_over_runs, resamples
+from brorl.evaluation.paired import ROUNDING, conclusion_of, difference_interval, mean_over_runs
 from brorl.format import Estimate
-from brorl.tree import FloatArray
 
 
 @dataclass(frozen=True)
@@ -24,9 +23,6 @@ class FrontierPoint:
     arm: str
     num_rollouts: int  # its N
     score: Estimate  # its score with a 95% interval over prompts and seeds
-    # fraction of bootstrap resamples over prompts and seeds in which it is the best of the matched arms; None
-    # if it is not matched. It shows how firm the order is; `BestArm.lead_shown` states whether a lead is shown.
-    best_fraction: float | None
     why_left_out: str | None  # why the arm is not compared here (a run overshot the evaluation point); None if it is
 
 
@@ -37,7 +33,6 @@ class BestArm:
     eval_point: float  # the budget
     arm: str  # name of the arm with the highest score
     num_rollouts: int  # its N
-    best_fraction: float  # fraction of bootstrap resamples in which it is the best
     second: str  # name of the next
     lead: Estimate  # its score minus the second's, with a 95% interval
     lead_shown: bool  # whether that interval lies above 0
@@ -80,39 +75,21 @@ def frontier(comparison: Comparison, measure: Measure = PASS_1) -> Frontier:
     arms, eval_points = comparison.arms, comparison.eval_points
     score_AM = [[scores_at(comparison, arm, point, measure) for point in eval_points] for arm in arms]
     mean_AM = np.array([[score_SP.mean() for score_SP in score_M] for score_M in score_AM])
-    drawn_BAM = _resampled_means(comparison, score_AM)
     why_AM = [
         ["; ".join(unmatched_runs(match_at([arm], comparison.unit, p))) or None for p in eval_points] for arm in arms
     ]
     matched_AM = np.array([[why is None for why in why_M] for why_M in why_AM])
-    compared_BAM = np.where(matched_AM, drawn_BAM, -np.inf)
-    best_BAM = matched_AM & (compared_BAM >= compared_BAM.max(1, keepdims=True) - ROUNDING)
-    best_fraction_AM = (best_BAM / np.maximum(best_BAM.sum(1, keepdims=True), 1)).mean(0)  # ties split
     points, best = [], []
     for m, eval_point in enumerate(eval_points):
         for a, arm in enumerate(arms):
-            fraction = float(best_fraction_AM[a, m]) if matched_AM[a, m] else None
             score = mean_over_runs(score_AM[a][m])
-            points.append(FrontierPoint(eval_point, arm.name, arm.num_rollouts, score, fraction, why_AM[a][m]))
+            points.append(FrontierPoint(eval_point, arm.name, arm.num_rollouts, score, why_AM[a][m]))
         matched = np.flatnonzero(matched_AM[:, m]).tolist()
         if len(matched) > 1:  # of equal arms the earlier counts as the better
             first, second, *_ = sorted(matched, key=lambda a: -mean_AM[a, m].round(12))
             arm, other = arms[first], arms[second]
             pair = score_AM[second][m], score_AM[first][m]
             lead = difference_interval(*pair, seeds_paired=have_same_seeds(other, arm))
-            fraction, shown = float(best_fraction_AM[first, m]), conclusion_of(lead) == "B leads"
-            best.append(BestArm(eval_point, arm.name, arm.num_rollouts, fraction, other.name, lead, shown))
+            shown = conclusion_of(lead) == "B leads"
+            best.append(BestArm(eval_point, arm.name, arm.num_rollouts, other.name, lead, shown))
     return Frontier(measure, tuple(points), tuple(best))
-
-
-def _resampled_means(comparison: Comparison, score_AM: list[list[FloatArray]]) -> FloatArray:
-    """Return the mean score of each arm at each evaluation point in B resamples, shape [B, A, M]."""
-    runs = [tuple(sorted(run.seed for run in arm.runs)) for arm in comparison.arms]
-    drawn = []
-    for prompts_BP, runs_ABS in resamples(len(comparison.prompts), runs, np.random.default_rng(0)):
-        means = [
-            np.stack([(runs_BS * (prompts_BP @ score_SP.T)).sum(1) for score_SP in score_M], axis=1)
-            for runs_BS, score_M in zip(runs_ABS, score_AM, strict=True)
-        ]
-        drawn.append(np.stack(means, axis=1))
-    return np.concatenate(drawn)

@@ -1,13 +1,13 @@
 """The figure of the frontier of a sweep: the best arm at each budget.
 
 `frontier.png` has a column for pass@1, pass@k (coverage) and worst@k (sharpness): above, each arm's score at every
-budget and the best of them; below, the best N at each budget and how sure that is. A cross is an arm that is not
-matched. The title is the answer.
+budget and the best of them; below, the best N at each budget. A cross is an arm that is not matched. The title is the
+answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import log2
 from textwrap import fill
 from typing import Any
@@ -20,13 +20,11 @@ from matplotlib.ticker import NullLocator
 
 from brorl.comparison.arms import Comparison, start_scores
 from brorl.comparison.axes import INK, PALE, arm_colors, draw_start, key_handles, label_ends, log_cost_axis, style
-from brorl.comparison.frontier import Frontier, FrontierPoint
+from brorl.comparison.frontier import BestArm, Frontier, FrontierPoint
 from brorl.comparison.results import ComparisonResults
 from brorl.comparison.text import answer_of
 
 _BAND = "#b3b8c1"
-_LARGEST_BUBBLE = 330.0  # area in square points of a fraction of 1
-_MIN_FRACTION = 0.02  # of resamples, for a bubble to be drawn
 
 
 def make_frontier_figure(results: ComparisonResults) -> Figure:
@@ -65,12 +63,7 @@ def _draw_frontier(axis: Axes, frontier: Frontier, results: ComparisonResults) -
     for arm in comparison.arms:
         of_arm = [point for point in frontier.points if point.arm == arm.name]
         _draw_arm(axis, of_arm, colors[arm.name])
-    for b, score in zip(frontier.best, best, strict=True):
-        if not b.is_tied:
-            axis.plot(
-                b.eval_point, score.value, "o", markersize=8.5, markeredgewidth=1.8, markeredgecolor=colors[b.arm],
-                markerfacecolor=colors[b.arm] if b.lead_shown else "white", zorder=5,
-            )  # fmt: skip
+    _draw_dots(axis, [(b, score.value) for b, score in zip(frontier.best, best, strict=True)], colors)
     start = float(start_scores(comparison, frontier.measure).mean())
     draw_start(axis, start, below=start <= min(p.score.value for p in frontier.points), fontsize=8.5)
     style(axis)
@@ -98,21 +91,14 @@ def _draw_arm(axis: Axes, points: Sequence[FrontierPoint], color: str) -> None:
 
 
 def _draw_best(axis: Axes, frontier: Frontier, results: ComparisonResults, *, first: bool) -> None:
-    """Draw the fraction of resamples in which each arm is best at each budget, and the best arm."""
+    """Draw the best arm at each budget, its dot filled where its lead is shown."""
     comparison = results.comparison
-    colors = arm_colors(comparison)
     row_of, names = rows_of(comparison)
-    compared = {b.eval_point for b in frontier.best}
-    for point in frontier.points:
-        if point.eval_point in compared and point.best_fraction is not None and point.best_fraction >= _MIN_FRACTION:
-            axis.scatter(
-                point.eval_point, row_of[point.arm], s=_LARGEST_BUBBLE * point.best_fraction, color=colors[point.arm],
-                alpha=0.85, linewidth=0, zorder=3,
-            )  # fmt: skip
     axis.plot(
         [b.eval_point for b in frontier.best], [np.nan if b.is_tied else row_of[b.arm] for b in frontier.best],
         color=_BAND, linewidth=5, alpha=0.6, zorder=2, solid_capstyle="round", solid_joinstyle="round", gid="best",
     )  # fmt: skip
+    _draw_dots(axis, [(b, row_of[b.arm]) for b in frontier.best], arm_colors(comparison))
     log_cost_axis(axis, comparison.unit, comparison.eval_points)
     axis.set_yticks(list(row_of.values()), [names[arm] for arm in row_of])
     axis.yaxis.set_minor_locator(NullLocator())
@@ -121,6 +107,15 @@ def _draw_best(axis: Axes, frontier: Frontier, results: ComparisonResults, *, fi
     style(axis)
     if first:
         axis.set_ylabel("best N (log scale)" if comparison.ordered_by_rollouts else "best arm", fontsize=10, color=INK)
+
+
+def _draw_dots(axis: Axes, best: Sequence[tuple[BestArm, float]], colors: Mapping[str, str]) -> None:
+    for b, height in best:
+        if not b.is_tied:
+            axis.plot(
+                b.eval_point, height, "o", markersize=8.5, markeredgewidth=1.8, markeredgecolor=colors[b.arm],
+                markerfacecolor=colors[b.arm] if b.lead_shown else "white", zorder=5,
+            )  # fmt: skip
 
 
 def rows_of(comparison: Comparison) -> tuple[dict[str, float], dict[str, str]]:
@@ -148,9 +143,6 @@ def _legend(results: ComparisonResults) -> list[Line2D]:
         Line2D([], [], **dot, markersize=8, label="its lead over the second is shown (95%)"),
         Line2D(
             [], [], **dot, markersize=8, markerfacecolor="white", markeredgewidth=1.8, label="its lead is not shown"
-        ),
-        Line2D(
-            [], [], **dot, markersize=11, alpha=0.85, label="below: area = fraction of resamples in which it is best"
         ),
     ]
     if any(point.why_left_out for frontier in results.frontiers for point in frontier.points):

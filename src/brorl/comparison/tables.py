@@ -148,7 +148,6 @@ def paired_table(results: ComparisonResults) -> Table:
         d = results.pair.differences[k]
         rows += [
             (f"pass@{k}", f"over {d.covers}", signed(d.difference), "-", "-", "-"),
-            ("", "bootstrap", signed(d.bootstrap), "-", "-", "-"),
             ("", f"{d.num_prompts:,} prompts", f"{d.difference.value:+.3f}", *_test(d.prompt_test)),
         ]
         if d.seed_test is not None and d.seed_interval is not None:
@@ -297,15 +296,13 @@ def best_table(frontier: Frontier, results: ComparisonResults) -> Table:
             short_amount(b.eval_point, unit),
             b.arm,
             interval(frontier.at(b.eval_point)[b.arm].score),
-            f"{b.best_fraction:.0%}",
             b.second,
             signed(b.lead),
         )
         for b in frontier.best
     )
-    notes = ("Share: of bootstrap resamples of prompts and seeds in which it is the best.",)
-    columns = (UNIT_WORDS[unit], "best", measure, "share", "second", "lead")
-    return Table(f"The best arm by budget, in {measure}", columns, rows, notes, frozenset({0, 1, 4}))
+    columns = (UNIT_WORDS[unit], "best", measure, "second", "lead")
+    return Table(f"The best arm by budget, in {measure}", columns, rows, words=frozenset({0, 1, 3}))
 
 
 def token_table(results: ComparisonResults) -> Table:

@@ -99,12 +99,12 @@ def _sweep_answer(results: ComparisonResults) -> str:
     score = interval(at_budget[best.arm].score)
     if best.is_tied:
         return f"{where}, {best.arm} and {best.second} scored the same {frontier.measure.name}, {score}."
-    shown, resampled = "No winner shown", f", best in {best.best_fraction:.0%} of bootstrap resamples"
+    shown = "No winner shown"
     if best.lead_shown:
-        shown, resampled = f"{best.arm} won{' with this one seed' if results.seeds_text == '1 seed' else ''}", ""
+        shown = f"{best.arm} won{' with this one seed' if results.seeds_text == '1 seed' else ''}"
     return (
         f"{shown}: {where[0].lower()}{where[1:]}, {best.arm} scored the highest {frontier.measure.name}, {score}, "
-        f"{higher_or_lower(best.lead)} than {best.second}{interval_words(best.lead)}, {results.seeds_text}{resampled}."
+        f"{higher_or_lower(best.lead)} than {best.second}{interval_words(best.lead)}, {results.seeds_text}."
     )
 
 

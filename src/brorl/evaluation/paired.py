@@ -14,7 +14,7 @@ not. Scores of different prompts are an error. With a single number the interval
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Literal
@@ -29,7 +29,6 @@ Conclusion = Literal["A leads", "B leads", "no difference shown"]
 Covers = Literal["prompts and seeds", "prompts", "seeds", "nothing"]
 
 ROUNDING = 1e-12  # differences of scores below this are rounding
-_MAX_WEIGHTS = 2_000_000  # of resampling, in memory at once
 
 
 @dataclass(frozen=True)
@@ -101,9 +100,6 @@ class PairedDifference:
     # is better, not which setting.
     covers: Covers
     conclusion: Conclusion  # which arm leads: the interval excludes 0
-    # the same difference with a 95% percentile bootstrap interval over prompts and seeds; too narrow if seeds are few
-    # and differ much
-    bootstrap: Estimate
     # The paper's t-test over prompts of seed-averaged scores; None for one prompt. It takes the trained models as
     # given.
     prompt_test: TTest | None
@@ -160,7 +156,7 @@ def paired_difference(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_p
         ValueError: If the scores are not of the same prompts, there are none, or paired arms differ in runs.
 
     Source: the t-test over prompts is that of BroRL (arXiv 2510.01180, section 5); the interval is after Banerjee
-    (Sankhya 23, 1961); the bootstrap is the pigeonhole bootstrap (Owen, Annals of Applied Statistics 1, 2007).
+    (Sankhya 23, 1961).
     """
     a, b, value, parts = _paired(score_a_SP, score_b_SP, seeds_paired)
     bounds = (-1.0, 1.0)
@@ -171,7 +167,6 @@ def paired_difference(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_p
         parts=parts,
         covers=parts.covers,
         conclusion=conclusion_of(interval),
-        bootstrap=_bootstrap(a, b, seeds_paired),
         prompt_test=None if parts.prompts is None else _t_test(value, parts.prompts),
         seed_test=None if seed_part is None else _t_test(value, seed_part),
         seed_interval=None if seed_part is None else VarianceParts(None, (seed_part,)).interval(value, bounds),
@@ -270,31 +265,6 @@ def seeds_needed(parts: VarianceParts, half_width: float = 0.02) -> SeedsNeeded 
     return SeedsNeeded(half_width, smallest(parts.seeds, allowed - prompts.squared_half_width()), num_prompts, enough)
 
 
-def resamples(
-    num_prompts: int, runs_of_arm: Sequence[tuple[int, ...]], generator: np.random.Generator, num_resamples: int = 2000
-) -> Iterator[tuple[FloatArray, list[FloatArray]]]:
-    """Draw prompts and runs with replacement, the same prompts for all arms: the pigeonhole bootstrap.
-
-    Arms with the same seeds get the same draws of runs.
-
-    Args:
-        num_prompts: P.
-        runs_of_arm: Seeds of the runs of each arm.
-        generator: Source of randomness.
-        num_resamples: Number of resamples in all.
-
-    Yields:
-        Some of the resamples: the fraction of each prompt, shape [B, P], and for each arm the fraction of each run,
-        shape [B, S].
-    """
-    maximum = max(1, _MAX_WEIGHTS // num_prompts)
-    for done in range(0, num_resamples, maximum):
-        size = min(maximum, num_resamples - done)
-        prompts_BP = _fractions(num_prompts, size, generator)
-        drawn = {runs: _fractions(len(runs), size, generator) for runs in dict.fromkeys(runs_of_arm)}
-        yield prompts_BP, [drawn[runs] for runs in runs_of_arm]
-
-
 def _checked(score_SP: FloatArray) -> FloatArray:
     scores = np.asarray(score_SP, np.float64)
     if scores.ndim != 2 or not scores.size:
@@ -330,21 +300,3 @@ def _t_test(value: float, part: VariancePart) -> TTest:
     else:  # all differences are the same
         t = 0.0 if abs(value) <= ROUNDING else inf if value > 0 else -inf
     return TTest(t, part.degrees, float(stdtr(part.degrees, -t)), min(1.0, 2 * float(stdtr(part.degrees, -abs(t)))))
-
-
-def _fractions(size: int, num_resamples: int, generator: np.random.Generator) -> FloatArray:
-    """Return the fraction of draws of each item in each resample, shape [B, size]."""
-    drawn_BK = generator.integers(size, size=(num_resamples, size)) + size * np.arange(num_resamples)[:, None]
-    return np.bincount(drawn_BK.ravel(), minlength=num_resamples * size).reshape(num_resamples, size) / size
-
-
-def _bootstrap(a: FloatArray, b: FloatArray, seeds_paired: bool) -> Estimate:
-    """Resample prompts (for both arms alike) and runs (for both alike if paired)."""
-    runs_a = tuple(range(len(a)))
-    runs_b = runs_a if seeds_paired else tuple(range(-len(b), 0))
-    drawn = [
-        (runs_BS[1] * (prompts_BP @ b.T)).sum(1) - (runs_BS[0] * (prompts_BP @ a.T)).sum(1)
-        for prompts_BP, runs_BS in resamples(a.shape[1], (runs_a, runs_b), np.random.default_rng(0))
-    ]
-    low, high = np.quantile(np.concatenate(drawn), [0.025, 0.975])
-    return Estimate(float((b.mean(0) - a.mean(0)).mean()), float(low), float(high))
