@@ -7,7 +7,7 @@ import pytest
 from comparisons import arm_of, run_of, score_of
 
 from brorl.comparison.arms import Arm, score_at
-from brorl.comparison.matching import TOLERANCE, Spread, costs_at, match_at, unmatched_runs
+from brorl.comparison.matching import TOLERANCE, Spread, costs_at, match_at
 from brorl.cost import UNITS, Budget, Cost, Unit, cost_of_step, total_cost
 
 
@@ -56,16 +56,6 @@ def test_runs_are_matched_up_to_the_tolerance() -> None:
         ("large", 1, edge + 1, False),
         ("large", 2, 1500, False),
     ]
-    assert [run.words for run in found[:3]] == [None] * 3
-    lines = unmatched_runs(match_at(arms, "samples", 1000))
-    assert lines == (found[3].words, found[4].words)
-    assert lines[1].startswith(
-        "arm large, seed 2: not matched at 1,000 samples; the step that reached it ended at 1,500 samples"
-    )
-    assert "50% more" in lines[1]
-    assert "raise the budget" in lines[1]
-    assert "prompts_per_step" in lines[1]
-    assert unmatched_runs(match_at([arm("larger", 1500)], "samples", 1490)) == ()
 
 
 def test_a_run_that_ended_early_is_matched_and_named() -> None:
@@ -74,11 +64,8 @@ def test_a_run_that_ended_early_is_matched_and_named() -> None:
     (run,) = match_at(arms, "seconds", 100)
     assert run.matched
     assert run.ended_early == "no mixed groups"
-    assert run.words is not None
-    assert "a, seed 3, ended early at 40 seconds of 100 seconds (no mixed groups); its last score counts" in run.words
-    assert unmatched_runs(match_at(arms, "seconds", 100)) == ()
     (run,) = match_at(arms, "seconds", 40)
-    assert (run.ended_early, run.words, run.matched) == (None, None, True)
+    assert (run.ended_early, run.matched) == (None, True)
 
 
 def test_costs_in_all_units_at_a_mark(rng: np.random.Generator) -> None:

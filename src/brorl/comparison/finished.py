@@ -41,7 +41,7 @@ class FinishedComparison(Result):
 
     @property
     def unit(self) -> Unit:
-        """The unit in which the arms are matched; `results.unmatched` names runs that are not."""
+        """The unit in which the arms are matched; `results.matched` states whether they are."""
         return self.results.comparison.unit
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from brorl.comparison.arms import PASS_1, Comparison, Measure, have_same_seeds, scores_at
-from brorl.comparison.matching import match_at, unmatched_runs
+from brorl.comparison.matching import match_at
 from brorl.evaluation.paired import ROUNDING, conclusion_of, difference_interval, mean_over_runs
 from brorl.format import Estimate
 
@@ -23,7 +23,7 @@ class FrontierPoint:
     arm: str
     num_rollouts: int  # its N
     score: Estimate  # its score with a 95% interval over prompts and seeds
-    why_left_out: str | None  # why the arm is not compared here (a run overshot the evaluation point); None if it is
+    matched: bool  # whether it is compared here: no run overshot the evaluation point
 
 
 @dataclass(frozen=True)
@@ -75,15 +75,14 @@ def frontier(comparison: Comparison, measure: Measure = PASS_1) -> Frontier:
     arms, eval_points = comparison.arms, comparison.eval_points
     score_AM = [[scores_at(comparison, arm, point, measure) for point in eval_points] for arm in arms]
     mean_AM = np.array([[score_SP.mean() for score_SP in score_M] for score_M in score_AM])
-    why_AM = [
-        ["; ".join(unmatched_runs(match_at([arm], comparison.unit, p))) or None for p in eval_points] for arm in arms
-    ]
-    matched_AM = np.array([[why is None for why in why_M] for why_M in why_AM])
+    matched_AM = np.array([
+        [all(run.matched for run in match_at([arm], comparison.unit, point)) for point in eval_points] for arm in arms
+    ])  # fmt: skip
     points, best = [], []
     for m, eval_point in enumerate(eval_points):
         for a, arm in enumerate(arms):
             score = mean_over_runs(score_AM[a][m])
-            points.append(FrontierPoint(eval_point, arm.name, arm.num_rollouts, score, why_AM[a][m]))
+            points.append(FrontierPoint(eval_point, arm.name, arm.num_rollouts, score, bool(matched_AM[a, m])))
         matched = np.flatnonzero(matched_AM[:, m]).tolist()
         if len(matched) > 1:  # of equal arms the earlier counts as the better
             first, second, *_ = sorted(matched, key=lambda a: -mean_AM[a, m].round(12))

@@ -80,13 +80,13 @@ def _draw_frontier(axis: Axes, frontier: Frontier, results: ComparisonResults) -
 
 def _draw_arm(axis: Axes, points: Sequence[FrontierPoint], color: str) -> None:
     """Draw an arm's line through the evaluation points at which it is compared, and crosses where it is not."""
-    compared = [p.score.value if p.why_left_out is None else np.nan for p in points]
+    compared = [p.score.value if p.matched else np.nan for p in points]
     axis.plot(
         [p.eval_point for p in points], compared, color=color, linewidth=1.7, marker="o", markersize=3.5, zorder=4,
         label=points[0].arm,
     )  # fmt: skip
     if any(np.isnan(compared)):
-        left_out = [(p.eval_point, p.score.value) for p in points if p.why_left_out is not None]
+        left_out = [(p.eval_point, p.score.value) for p in points if not p.matched]
         axis.plot(*zip(*left_out, strict=True), "x", color=color, markersize=6, zorder=4)
 
 
@@ -145,7 +145,7 @@ def _legend(results: ComparisonResults) -> list[Line2D]:
             [], [], **dot, markersize=8, markerfacecolor="white", markeredgewidth=1.8, label="its lead is not shown"
         ),
     ]
-    if any(point.why_left_out for frontier in results.frontiers for point in frontier.points):
+    if not all(point.matched for frontier in results.frontiers for point in frontier.points):
         handles.append(
             Line2D([], [], color=INK, marker="x", linestyle="none", label="not compared: overshot the budget")
         )

@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 
 from brorl.comparison.arms import Arm, Comparison, Score, score_at, starts_by_seed
-from brorl.cost import Cost, Unit, amount
+from brorl.cost import Cost, Unit
 from brorl.evaluation.paired import mean_over_runs
 from brorl.format import Estimate
 from brorl.tree import FloatArray
@@ -49,37 +49,21 @@ class RunMatch:
     # whether it spent at most `TOLERANCE` more than the evaluation point. A run that ended early counts as
     # matched, because it could not have spent more.
     matched: bool
-    words: str | None  # a sentence if the run overshot (with the fix) or ended early; else None
 
 
 def match_at(arms: Sequence[Arm], unit: Unit, eval_point: float) -> tuple[RunMatch, ...]:
     """Return for every run whether it is matched at an evaluation point, in the order of arms and runs."""
-    matches = []
-    for arm in arms:
-        for run in arm.runs:
-            spent = score_at(run, unit, eval_point).cost
-            used, budget = amount(spent.of(unit), unit), amount(eval_point, unit)
-            over, words = spent.of(unit) / eval_point - 1, None
-            matched = spent.of(unit) <= eval_point * (1 + TOLERANCE)
-            if over < 0:
-                words = (
-                    f"{arm.name}, seed {run.seed}, ended early at {used} of {budget} ({run.ended_early}); its last "
-                    "score counts, because it could not spend more"
-                )
-            elif not matched:
-                words = (
-                    f"arm {arm.name}, seed {run.seed}: not matched at {budget}; the step that reached it ended at "
-                    f"{used}, {over:.0%} more (at most {TOLERANCE:.0%} counts as matched): raise the budget, or lower "
-                    "the arm's prompts_per_step to make its steps smaller"
-                )
-            ended_early = run.ended_early if over < 0 else None
-            matches.append(RunMatch(arm.name, run.seed, spent, ended_early, matched, words))
-    return tuple(matches)
-
-
-def unmatched_runs(matches: Sequence[RunMatch]) -> tuple[str, ...]:
-    """Return a sentence for each run that overshot by more than `TOLERANCE`; none if all runs are matched."""
-    return tuple(run.words for run in matches if not run.matched and run.words)
+    at_point = [(arm, run, score_at(run, unit, eval_point).cost) for arm in arms for run in arm.runs]
+    return tuple(
+        RunMatch(
+            arm.name,
+            run.seed,
+            spent,
+            run.ended_early if spent.of(unit) < eval_point else None,
+            spent.of(unit) <= eval_point * (1 + TOLERANCE),
+        )
+        for arm, run, spent in at_point
+    )
 
 
 def costs_at(arm: Arm, unit: Unit, eval_point: float) -> dict[str, Spread]:

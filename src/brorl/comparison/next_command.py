@@ -35,7 +35,7 @@ def next_command(results: ComparisonResults, folder: Path) -> NextCommand:
     seeds = max(len(arm.runs) for arm in comparison.arms)
     unshown = results.pair is not None and results.pair.differences[1].conclusion == "no difference shown"
     needed = next(iter(results.seeds_needed.values()), None)
-    if unshown and not results.unmatched and needed and needed.enough_prompts and needed.seeds > seeds:
+    if unshown and results.matched and needed and needed.enough_prompts and needed.seeds > seeds:
         return NextCommand(
             f"to show a difference of {needed.half_width:g} in pass@1",
             shlex.join(["brorl", "compare", str(folder), "--seeds", str(needed.seeds)]),
@@ -43,7 +43,7 @@ def next_command(results: ComparisonResults, folder: Path) -> NextCommand:
     budget = _LONGER * comparison.budget
     options = ["--match", comparison.unit, "--budget", exact(budget), "--seeds", str(seeds)]
     options += ["--marks", str(len(comparison.eval_points))]
-    why = "to match the arms" if results.unmatched else "to see whether this holds for longer"
+    why = "to see whether this holds for longer" if results.matched else "to match the arms"
     return NextCommand(
         f"{why} ({amount(budget, comparison.unit)} each)", shlex.join(["brorl", "compare", *recipes, *options])
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from brorl.comparison.arms import (
@@ -26,7 +26,6 @@ from brorl.comparison.matching import (
     match_at,
     token_efficiency,
     training_efficiency,
-    unmatched_runs,
 )
 from brorl.comparison.prompt_changes import (
     CoverageChange,
@@ -47,7 +46,7 @@ from brorl.evaluation.paired import (
     paired_difference,
     seeds_needed,
 )
-from brorl.format import Estimate, counted, signed
+from brorl.format import Estimate, counted
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,6 @@ class ComparisonResults:
     start: Mapping[int, Estimate]  # pass@k of the checkpoint, for every k
     arms: Mapping[str, tuple[ArmScores, ...]]  # each arm at each evaluation point, by name
     matches: tuple[RunMatch, ...]  # the cost of every run at the budget, and whether it is matched
-    unmatched: tuple[str, ...]  # A sentence for each run that is not matched at the budget
     # pass@1 of the arms where all runs had spent the same: first of the budget's unit, if the runs ended with different
     # amounts of it, then of each other unit
     equal: tuple[EqualCost, ...]
@@ -132,6 +130,11 @@ class ComparisonResults:
         return [arm.name for arm in self.comparison.arms]
 
     @property
+    def matched(self) -> bool:
+        """Whether no run overshot the budget by more than the tolerance."""
+        return all(run.matched for run in self.matches)
+
+    @property
     def end_ks(self) -> tuple[int, ...]:
         """The smallest and the largest k; one if they are equal."""
         return tuple(dict.fromkeys((self.ks[0], self.ks[-1])))
@@ -153,29 +156,6 @@ def with_names(text: str, a: str, b: str) -> str:
     return re.sub(r"\b[AB]\b", lambda letter: a if letter[0] == "A" else b, text)
 
 
-def difference_words(conclusion: str, difference: Estimate, names: Sequence[str], score: str) -> str:
-    """Return a difference of two arms in words, its conclusion first, with its interval.
-
-    For example: no difference shown: N=512 is 0.059 lower in pass@1, interval [-0.120, +0.010].
-    """
-    a, b = names
-    return (
-        f"{with_names(conclusion, a, b)}: {b} is {higher_or_lower(difference)} in {score}{interval_words(difference)}"
-    )
-
-
-def higher_or_lower(difference: Estimate) -> str:
-    """Return the size of a difference in words: 0.059 lower."""
-    size = f"{abs(difference.value):.3f}"
-    return "as high" if size == "0.000" else f"{size} {'higher' if difference.value > 0 else 'lower'}"
-
-
-def interval_words(difference: Estimate) -> str:
-    """Return the interval of a difference, after a comma; nothing if it has none."""
-    ends = signed(difference).partition(" ")[2]
-    return f", interval {ends}" if ends else ""
-
-
 def results_of(comparison: Comparison) -> ComparisonResults:
     """Compute all numbers of a comparison.
 
@@ -189,7 +169,6 @@ def results_of(comparison: Comparison) -> ComparisonResults:
     if len(set(names)) < len(names):
         raise ValueError(f"arms need different names, not {', '.join(names)}")
     budget, ks = comparison.eval_points[-1], tuple(sorted({1, *comparison.ks}))
-    matches = match_at(arms, comparison.unit, budget)
     two, k = len(names) == 2, ks[-1]
     measures = [PASS_1, *([Measure(k), Measure(k, worst=True)] if k > 1 else [])]
     return ComparisonResults(
@@ -198,8 +177,7 @@ def results_of(comparison: Comparison) -> ComparisonResults:
         ks=ks,
         start={k: mean_over_runs(start_scores(comparison, Measure(k))) for k in ks},
         arms={arm.name: tuple(_arm_scores(comparison, arm, p, ks) for p in comparison.eval_points) for arm in arms},
-        matches=matches,
-        unmatched=unmatched_runs(matches),
+        matches=match_at(arms, comparison.unit, budget),
         equal=_equal(comparison),
         equal_score=at_equal_score(comparison, k) if k > 1 else None,
         efficiency=sum((token_efficiency(comparison, arm, budget) for arm in arms), token_efficiency(comparison)),
@@ -218,7 +196,7 @@ def _arm_scores(comparison: Comparison, arm: Arm, eval_point: float, ks: tuple[i
     return ArmScores(
         eval_point=eval_point,
         costs=costs_at(arm, comparison.unit, eval_point),
-        matched=not unmatched_runs(match_at([arm], comparison.unit, eval_point)),
+        matched=all(run.matched for run in match_at([arm], comparison.unit, eval_point)),
         pass_at={k: mean_over_runs(scores_at(comparison, arm, eval_point, Measure(k))) for k in shown_ks},
     )
 

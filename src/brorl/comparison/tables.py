@@ -276,13 +276,13 @@ def frontier_table(frontier: Frontier, results: ComparisonResults) -> Table:
     for eval_point in results.comparison.eval_points:
         cells = []
         for name, point in frontier.at(eval_point).items():
-            cell = f"({point.score.value:.3f})" if point.why_left_out else f"{point.score.value:.3f}"
+            cell = f"{point.score.value:.3f}" if point.matched else f"({point.score.value:.3f})"
             if eval_point in best and best[eval_point].arm == name:
                 cell += "**" if best[eval_point].lead_shown else "*"
             cells.append(cell)
         rows.append((short_amount(eval_point, unit), *cells))
     notes = ["* best at that budget; ** and its lead over the second is shown (the 95% interval lies above 0)"]
-    if any(point.why_left_out for point in frontier.points):
+    if not all(point.matched for point in frontier.points):
         notes.append(f"(in brackets): a run overshot the budget by over {TOLERANCE:.0%}: not compared there")
     title = f"{frontier.measure.name} by budget"
     return Table(title, (UNIT_WORDS[unit], *results.names), tuple(rows), tuple(notes))

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from statistics import median
 
 from brorl.comparison.arms import Arm, Comparison
-from brorl.comparison.equal import EqualCost
 from brorl.comparison.matching import TOLERANCE
-from brorl.comparison.results import ComparisonResults, Pair, difference_words, higher_or_lower, interval_words
+from brorl.comparison.results import ComparisonResults, Pair, with_names
 from brorl.cost import UNIT_WORDS, Unit, amount, short_amount
 from brorl.evaluation.paired import PairedDifference
-from brorl.format import interval, listed, p_value, short, short_time
+from brorl.format import Estimate, interval, listed, p_value, short, short_time, signed
 
 _ROLLOUTS = "rollouts_per_prompt"
 _EXPECTED = {_ROLLOUTS, "prompts_per_step"}  # settings that a comparison of N changes
@@ -38,8 +37,14 @@ def answer_of(results: ComparisonResults) -> str:
 def caveats_of(results: ComparisonResults) -> tuple[str, ...]:
     """Return everything that limits the answer, the gravest first: faults of this comparison, then its certainty."""
     comparison, pair = results.comparison, results.pair
-    matched = [] if not results.unmatched else [match_words(results)]
-    ended = [f"{run.words}." for run in results.matches if run.ended_early is not None]
+    unit, whole = comparison.unit, amount(results.budget, comparison.unit)
+    matched = [] if results.matched else [match_words(results)]
+    ended = [
+        f"{run.arm}, seed {run.seed}, ended early at {amount(run.spent.of(unit), unit)} of {whole} "
+        f"({run.ended_early}); its last score counts, because it could not spend more."
+        for run in results.matches
+        if run.ended_early is not None
+    ]
     certainty = _seeds_of_sweep(results) if pair is None else _certainty(pair, results.names[1])
     caveats = [
         *matched, " ".join(_slow_runs(results)), " ".join(ended),
@@ -72,7 +77,7 @@ def match_words(results: ComparisonResults) -> str:
 def _pair_answer(results: ComparisonResults, pair: Pair) -> str:
     difference, (a, b) = pair.differences[1], results.names
     at_a, at_b = (f"{results.arms[name][-1].pass_at[1].value:.3f}" for name in (a, b))
-    matched, shown = not results.unmatched, "No difference shown"
+    matched, shown = results.matched, "No difference shown"
     if difference.conclusion != "no difference shown":
         shown = f"{b if difference.conclusion == 'B leads' else a} {'won' if matched else 'scored higher'}"
         if matched and min(difference.num_seeds) == 1:
@@ -80,8 +85,8 @@ def _pair_answer(results: ComparisonResults, pair: Pair) -> str:
     where = f"{amount(results.budget, results.comparison.unit)} of training {'each' if matched else 'or more'}"
     but = "" if matched else ", but the runs are not matched"
     return (
-        f"{shown}{but}: at {where}, {b} is {higher_or_lower(difference.difference)} in pass@1 ({at_b} against {at_a} "
-        f"of {a}){interval_words(difference.difference)}, {_seeds(difference)}."
+        f"{shown}{but}: at {where}, {b} is {_higher_or_lower(difference.difference)} in pass@1 ({at_b} against {at_a} "
+        f"of {a}){_interval_words(difference.difference)}, {_seeds(difference)}."
     )
 
 
@@ -89,7 +94,7 @@ def _sweep_answer(results: ComparisonResults) -> str:
     """Return which arm is best at the whole budget, and whether its lead is shown."""
     frontier, budget = results.frontiers[0], amount(results.budget, results.comparison.unit)
     at_budget = frontier.at(results.budget)
-    over = [name for name, point in at_budget.items() if point.why_left_out]
+    over = [name for name, point in at_budget.items() if not point.matched]
     best = next((b for b in frontier.best if b.eval_point == results.budget), None)
     if best is None:
         kept = [name for name in at_budget if name not in over]
@@ -104,7 +109,7 @@ def _sweep_answer(results: ComparisonResults) -> str:
         shown = f"{best.arm} won{' with this one seed' if results.seeds_text == '1 seed' else ''}"
     return (
         f"{shown}: {where[0].lower()}{where[1:]}, {best.arm} scored the highest {frontier.measure.name}, {score}, "
-        f"{higher_or_lower(best.lead)} than {best.second}{interval_words(best.lead)}, {results.seeds_text}."
+        f"{_higher_or_lower(best.lead)} than {best.second}{_interval_words(best.lead)}, {results.seeds_text}."
     )
 
 
@@ -133,17 +138,14 @@ def _changed_at_equal_budget(results: ComparisonResults, pair: Pair) -> list[str
     equal = next((e for e in results.equal if e.unit == unit), None)
     if equal is None or equal.difference is None or equal.difference.conclusion == pair.differences[1].conclusion:
         return []
+    (a, b), there = results.names, equal.difference
     spent = [f"{name} {_in_short(points[-1].costs[unit].mean, unit)}" for name, points in results.arms.items()]
     return [
-        "The conclusion changes where all runs had spent exactly the same: at "
-        f"{_at_equal_cost(results, equal, equal.difference)}, on straight lines between evaluations. At their ends "
-        f"they had spent {listed(spent)}, because a run ends with the step that reaches the budget."
+        f"The conclusion changes where all runs had spent exactly the same: at {amount(equal.amount, unit)} each, "
+        f"{with_names(there.conclusion, a, b)}: {b} is {_higher_or_lower(there.difference)} in pass@1"
+        f"{_interval_words(there.difference)}, on straight lines between evaluations. At their ends they had spent "
+        f"{listed(spent)}, because a run ends with the step that reaches the budget."
     ]
-
-
-def _at_equal_cost(results: ComparisonResults, equal: EqualCost, difference: PairedDifference) -> str:
-    words = difference_words(difference.conclusion, difference.difference, results.names, "pass@1")
-    return f"{amount(equal.amount, equal.unit)} each, {words}"
 
 
 def _left_out_words(results: ComparisonResults) -> list[str]:
@@ -152,7 +154,7 @@ def _left_out_words(results: ComparisonResults) -> list[str]:
     last = max(point.eval_point for point in frontier.points)
     left_out: dict[str, list[str]] = {}
     for point in frontier.points:
-        if point.why_left_out and point.eval_point < last:
+        if not point.matched and point.eval_point < last:
             left_out.setdefault(point.arm, []).append(short_amount(point.eval_point, unit))
     if not left_out:
         return []
@@ -237,6 +239,18 @@ def _limits(comparison: Comparison) -> str:
         f"This holds for this checkpoint ({comparison.checkpoint}), this data and this budget{machine}: a longer run "
         "may rank the arms differently."
     )
+
+
+def _higher_or_lower(difference: Estimate) -> str:
+    """Return the size of a difference in words: 0.059 lower."""
+    size = f"{abs(difference.value):.3f}"
+    return "as high" if size == "0.000" else f"{size} {'higher' if difference.value > 0 else 'lower'}"
+
+
+def _interval_words(difference: Estimate) -> str:
+    """Return the interval of a difference, after a comma; nothing if it has none."""
+    ends = signed(difference).partition(" ")[2]
+    return f", interval {ends}" if ends else ""
 
 
 def _seeds(difference: PairedDifference) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from brorl.comparison.arm_plans import ArmPlan
 from brorl.comparison.axes import PNG
 from brorl.comparison.finished import FinishedComparison
+from brorl.comparison.text import match_words
 from brorl.config.reading import dump_yaml, make_config
 from brorl.config.settings import TrainConfig
 from brorl.cost import amount
@@ -104,8 +105,8 @@ def conclude(
                 f"Keep your recipe: {winner.title} won the race, and on fresh prompts and seeds it is not shown to end "
                 f"higher in pass@{k}: {measured}."
             )
-        if final.results.unmatched:
-            answer += " The runs are not matched: " + "; ".join(final.results.unmatched) + "."
+        if not final.results.matched:
+            answer += f" {match_words(final.results)}"
     result = TuningResult(folder, answer, plan, race, final, recipe, folder / "tune.html" if race else None)
     if result.page is not None:
         _write_page(result, plan, result.page)
