@@ -50,10 +50,9 @@ def test_the_function_plans_as_the_command_does(capsys: pytest.CaptureFixture[st
     assert without_times(mine) == without_times(theirs)
 
     assert isinstance(result, PlanResult)
-    assert result.json_file == Path("mine/plan.json")
-    assert imread(result.figure_file).std() > 0.05
-    assert [row.num_rollouts for row in result.rows] == [4, 16, 64]
-    assert [row["memory_bytes"] for row in mine["rows"]] == list(result.memory_bytes)
+    assert imread(result.path / "plan.png").std() > 0.05
+    assert [row.num_rollouts for row in result.report.plan.rows] == [4, 16, 64]
+    assert [row["memory_bytes"] for row in mine["rows"]] == list(result.report.memory_bytes)
     assert result.recommended is not None
     assert result.train_command is not None
     words = shlex.split(result.train_command)
@@ -114,7 +113,7 @@ def test_an_aim_is_planned_and_trained_with() -> None:
     assert result.recommended is not None
     assert result.train_command is not None
     assert "--advantage.estimator maxrl" in result.train_command
-    record = json.loads(result.json_file.read_text())
+    record = json.loads((result.path / "plan.json").read_text())
     assert record["recommendation"]["rollouts_per_prompt"] == result.recommended.num_rollouts
     assert record["recommendation"]["aim"] == "coverage"
     assert [choice["aim"] for choice in record["recommendation"]["aims"]] == list(AIMS)

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 import brorl
 from brorl.algorithms.settings import AdvantageSettings
+from brorl.api.tune import _seconds
 from brorl.assemble.data import build_questions
 from brorl.comparison import report as comparison_report
 from brorl.comparison.arm_plans import ArmPlan
@@ -160,7 +161,7 @@ def test_a_budget_that_is_too_short_is_refused_and_leaves_nothing(
     ("text", "seconds"), [("90", 90), (90, 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400), (" 2 m ", 120)]
 )
 def test_budgets_are_times(text: str | float, seconds: float) -> None:
-    assert module.Question(budget=text).seconds == seconds
+    assert _seconds(text) == seconds
 
 
 @pytest.mark.parametrize("aim", ["pass@1", "pass@k", "coverage"])
@@ -197,15 +198,15 @@ def test_no_candidate_is_tried_twice() -> None:
 @pytest.mark.parametrize("evaluation_seconds", [0.1, 20.0])
 def test_the_race_and_the_final_fit_in_the_budget(num_slots: int, evaluation_seconds: float) -> None:
     pilot = StartPilot({}, {}, 0.3, evaluation_seconds)
-    question, spent = module.Question(budget="2h", seeds=3), 100.0
-    number, each = module._size_of_race(question, spent, num_slots, pilot, 9)
+    budget, spent = 7200.0, 100.0
+    number, each = module._size_of_race(budget, spent, 3, num_slots, pilot, 9)
     seconds, left = spent, number
     for rung, fraction in enumerate(RUNGS):
         lasts = each * (fraction - (0.0, *RUNGS)[rung]) + (1 if rung else 3) * evaluation_seconds
         seconds += -(-left // num_slots) * lasts
         left = min(left, module.room_after(rung, number))
     seconds += -(-2 * 3 // num_slots) * (each + 5 * evaluation_seconds)
-    assert 0.8 * question.seconds < seconds <= question.seconds
+    assert 0.8 * budget < seconds <= budget
 
 
 def test_every_source_gives_prompts_to_the_race_and_to_the_final() -> None:
@@ -231,12 +232,12 @@ def test_a_race_leaves_out_prompts_that_were_not_verified_in_every_run(
     plan = TunePlan("pass@1", 1, 60.0, 8.0, 2, 1, "here", {}, (0, 3), arms)
     lost = {OWN: None, "other": np.array([0, 2, 0])}
 
-    def read(directory: Path, seed: int, _: Budget) -> RunScores:
+    def read(directory: Path, seed: int, _: Budget) -> tuple[RunScores, None]:
         costs, counts = [Cost(seconds=spent) for spent in (0.0, 1.0, 2.0)], np.array([8, 0, 4])
         scores = tuple(Score(cost, counts, counts, 0.0, lost[directory.name]) for cost in costs)
-        return RunScores(seed, scores, costs[-1], {}, 0, 0, None, str(directory))
+        return RunScores(seed, scores, costs[-1], {}, 0, 0, None, str(directory)), None
 
-    monkeypatch.setattr(module, "read_run_scores", read)
+    monkeypatch.setattr(module, "read_run", read)
     courses = module._courses(plan, [plan.race_run(tmp_path, arm, 0.25) for arm in arms])
     assert [course.rung_SP.tolist() for course in courses] == [[[1.0, 0.5]], [[1.0, 0.5]]]
     lost["other"] = np.ones(3, int)

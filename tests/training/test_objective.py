@@ -14,7 +14,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.assemble.run import build_schedule
 from brorl.comparison.arm_plans import ArmPlan, run_config
-from brorl.comparison.reading import read_run_scores
+from brorl.comparison.reading import read_run
 from brorl.config.reading import make_config
 from brorl.config.resuming import first_change, fixed_settings
 from brorl.cost import Budget, Cost, total_cost
@@ -297,17 +297,17 @@ def test_a_killed_run_with_phases_equals_an_uninterrupted_one(tmp_path: Path) ->
     assert [line["objective"]["name"] for line in lines if "update" in line] == ["broaden"] * 3 + ["sharpen"] * 2
     rates = [line["update"]["learning_rate"] for line in lines if "update" in line]
     assert rates[2:4] == pytest.approx([3e-4, 1e-4])
-    read = read_run_scores(whole, 0, Budget("steps", 5))
+    read = read_run(whole, 0, Budget("steps", 5))
     assert read is not None
     title = "sharpen (phase 2 of 2, grpo, learning rate 1.0e-04)"
-    assert read.phase_begins == {title: total_cost(lines[:4])}
+    assert read[0].phase_begins == {title: total_cost(lines[:4])}
 
     for missing in (0, -1):
         lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
         del [line for line in lines if "evaluation" in line][missing]["evaluation"]
         (killed / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         with pytest.raises(UserError, match=f"at the start or at the budget has no score.*delete {killed} and rerun"):
-            read_run_scores(killed, 0, Budget("steps", 5))
+            read_run(killed, 0, Budget("steps", 5))
 
 
 def test_the_console_announces_a_phase(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The figure of a race shows the scores of the standings, and which arms were dropped."""
 
 import numpy as np
-import pytest
 from matplotlib.axes import Axes
 
 from brorl.tuning.race_figure import make_race_figure
@@ -31,8 +30,3 @@ def test_the_lines_are_the_scores_at_the_rungs(rng: np.random.Generator) -> None
     assert sorted(float(np.asarray(line.get_ydata())[0]) for line in crosses) == sorted(ends)
     texts = {text.get_text() for text in axis.texts}
     assert {f"{s.arm}  {s.score:.3f} dropped" for rung in race for s in rung if s.dropped} <= texts
-
-
-def test_a_race_without_a_rung_is_refused() -> None:
-    with pytest.raises(ValueError, match="no rung"):
-        make_race_figure([], 0.1, 40.0, "pass@1")

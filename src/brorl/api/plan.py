@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import brorl
 from brorl.activity import Phase
 from brorl.api.recipe import resolve_checkpoint, resolve_config
-from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml
+from brorl.config.reading import ConfigOrPath, flat_settings, options_of, parse_yaml
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.errors import UserError
@@ -48,34 +48,14 @@ class PlanResult(Result):
     compare_command: str | None  # the command that measures the plan; None if there is nothing to compare
 
     @property
-    def json_file(self) -> Path:
-        """All numbers of the plan."""
-        return self.path / "plan.json"
-
-    @property
-    def figure_file(self) -> Path:
-        """The plan as a figure."""
-        return self.path / "plan.png"
-
-    @property
-    def rows(self) -> list[PlanRow]:
-        """One row per N, ascending."""
-        return self.report.plan.rows
-
-    @property
     def recommended(self) -> PlanRow | None:
         """The recommended row, with the prompts per step as `budget_prompts`; None if no N fits in the budget."""
         return self.report.plan.recommended
 
-    @property
-    def memory_bytes(self) -> Sequence[int | None]:
-        """Memory of a step above the loaded model with the recipe's prompts, per row; None if unknown."""
-        return self.report.memory_bytes
-
     def parts(self) -> Iterator[Any]:
         """Yield the tables, the advice, the files, and the commands."""
         yield self.report
-        yield f"\nwritten: {self.json_file}, {self.figure_file}"
+        yield f"\nwritten: {self.path / 'plan.json'}, {self.path / 'plan.png'}"
         if self.train_command:
             yield f"train with it: {self.train_command}"
         if self.compare_command:
@@ -275,21 +255,15 @@ def _next_commands(
     if recipe == run_config:
         trained["output_dir"] = None  # the run's own directory is not empty
     trained |= others | {"rollouts_per_prompt": row.num_rollouts, "prompts_per_step": row.budget_prompts}
-    train = ["brorl", "train", str(recipe), *_options(trained)]
+    train = ["brorl", "train", str(recipe), *options_of(trained)]
     minimum = K + 1 if report.choice.estimator == "pass_at_k" else 2
     if not (sweep := _sweep(plan, row, minimum)):
         return shlex.join(train), None
     compared = {"from": model} if model else {}
     compared |= {name: value for name, value in others.items() if name not in _NOT_COMPARED}
     budget = plain(_COMPARED_STEPS * plan.budget).replace(",", "")
-    compare = ["brorl", "compare", str(recipe), *_options(compared), *sweep, "--budget", budget]
+    compare = ["brorl", "compare", str(recipe), *options_of(compared), *sweep, "--budget", budget]
     return shlex.join(train), shlex.join(compare)
-
-
-def _options(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as options, with values in YAML."""
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()}
-    return [word for name, text in texts.items() for word in (f"--{name}", text)]
 
 
 def _sweep(plan: RolloutPlan, chosen: PlanRow, minimum: int) -> list[str]:

@@ -15,7 +15,8 @@ from brorl.api.recipe import resolve_checkpoint, resolve_config
 from brorl.config.reading import ConfigOrPath, builtin_recipes, flat_settings
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.planning import Aim
+from brorl.format import in_seconds
+from brorl.planning import AIMS, Aim
 from brorl.runs import RUNS
 from brorl.runs.run_record import TUNE_FILE
 from brorl.storage import output_folder
@@ -64,32 +65,42 @@ def tune(
     """
     from brorl.tuning.answer import TuningResult
     from brorl.tuning.plan import TunePlan
-    from brorl.tuning.race import Question, begin, train_race
+    from brorl.tuning.race import begin, train_race
 
     folder = _folder(start, output_dir)
     console = Console(highlight=False, quiet=not progress)
-    given = {"aim": aim, "budget": budget, "seeds": seeds}
-    asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    seconds = _seconds("30m" if budget is None else budget)
     plan: TunePlan | TuningResult
     if (folder / TUNE_FILE).is_file():
-        kept = {name: value for name, value in asked.items() if name != "budget"}
-        if changed := next(iter({**kept, **overrides}), None if recipe is None else "recipe"):
+        asked = {"aim": aim, "seeds": seeds, "recipe": recipe, **overrides}
+        if changed := next((name for name, value in asked.items() if value is not None), None):
             raise UserError(
                 f"{folder} is a tuning already, and --{changed} would change it; only --jobs and --budget may"
             )
         plan = TunePlan.read(folder)
         if budget is not None:
-            plan = replace(plan, seconds=Question(budget=budget).seconds)
+            plan = replace(plan, seconds=seconds)
     else:
-        question, config = Question(**asked), _own_config(start, recipe, flat_settings(overrides))
+        if aim not in (None, *AIMS):
+            raise UserError(f"--aim must be one of {', '.join(AIMS)}, got {aim}")
+        if seeds is not None and seeds < 2:
+            raise UserError(f"--seeds: at least 2 are needed, got {seeds}")
+        config = _own_config(start, recipe, flat_settings(overrides))
         with output_folder(folder):
-            plan = begin(config, folder, question, jobs, progress)
+            plan = begin(config, folder, aim or "pass@1", seconds, seeds or 5, jobs, progress)
         if isinstance(plan, TuningResult):
             console.print(f"\n{plan.answer}", soft_wrap=True, markup=False)
             return plan
     result = train_race(plan, folder, jobs, console)
     console.print(result, soft_wrap=True)
     return result
+
+
+def _seconds(budget: str | float) -> float:
+    seconds = in_seconds(budget)
+    if not seconds:
+        raise UserError(f"--budget: a time such as 90s, 30m or 8h is needed, got {budget}")
+    return seconds
 
 
 def _own_config(start: ConfigOrPath | None, recipe: ConfigOrPath | None, given: Mapping[str, Any]) -> TrainConfig:

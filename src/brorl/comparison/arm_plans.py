@@ -6,7 +6,6 @@ of sampling them.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,9 +19,11 @@ from brorl.config.reading import (
     builtin_recipes,
     flat_settings,
     make_config,
+    options_of,
     parse_yaml,
     read_recipe,
     settings_in,
+    with_settings,
 )
 from brorl.config.settings import TrainConfig
 from brorl.cost import Budget, Unit
@@ -59,14 +60,14 @@ class ArmPlan:
     @property
     def asked(self) -> TrainConfig:
         """Its settings as they were asked for."""
-        return make_config(self.config.model_dump(mode="json"), self.asked_settings or {}, self.name)
+        return with_settings(self.config, self.asked_settings or {}, self.name)
 
     def with_prompts(self, number: int) -> ArmPlan:
         """Return the arm with fewer prompts per step, and no more mini-batches than these."""
         updates = self.config.optimizer.mini_batches
         before = {"prompts_per_step": self.config.prompts_per_step, "optimizer.mini_batches": updates}
         lowered = {"prompts_per_step": number, "optimizer.mini_batches": min(updates, number)}
-        config = make_config(self.config.model_dump(mode="json"), lowered, self.name)
+        config = with_settings(self.config, lowered, self.name)
         return replace(self, config=config, asked_settings=before)
 
     @property
@@ -83,15 +84,7 @@ def reject_owned(overrides: Mapping[str, Any]) -> None:
 
 
 def read_arms(recipes: Sequence[ConfigOrPath], settings: Mapping[str, Any]) -> list[ArmPlan]:
-    """Read one arm per recipe or run directory.
-
-    Args:
-        recipes: Recipe files, built-in names, directories of runs, nested settings, or configs.
-        settings: Settings for all arms that are still to be run, by dotted name.
-
-    Raises:
-        UserError: If a recipe is wrong.
-    """
+    """Read one arm per recipe or run directory; the settings are for all that are still to be run."""
     plans = []
     for number, recipe in enumerate(recipes, 1):
         if not isinstance(recipe, str | Path):
@@ -113,16 +106,7 @@ def read_arms(recipes: Sequence[ConfigOrPath], settings: Mapping[str, Any]) -> l
 
 
 def sweep_arms(recipe: ConfigOrPath, settings: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]) -> list[ArmPlan]:
-    """Make one arm per value of the swept settings, which change together.
-
-    Args:
-        recipe: The recipe of all arms.
-        settings: Settings for all arms, by dotted name.
-        sweep: Values by setting, of one length.
-
-    Raises:
-        UserError: If the values are not of one length, repeat themselves, or are wrong.
-    """
+    """Make one arm of a recipe per value of the swept settings, which change together, with settings for all arms."""
     if isinstance(recipe, str | Path) and _is_run(Path(recipe)):
         raise UserError(f"{recipe} is a run, and --sweep makes new ones; give the recipe: {recipe}/config.yaml")
     reject_owned(sweep)
@@ -175,17 +159,7 @@ def labeled(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def check_arms(plans: Sequence[ArmPlan], unit: Unit, seeds: int, jobs: int) -> None:
-    """Raise a UserError if arms cannot be compared or cannot run.
-
-    Args:
-        plans: The arms.
-        unit: Unit of the budget.
-        seeds: Runs of each arm.
-        jobs: Runs in parallel, whose memory adds up.
-
-    Raises:
-        UserError: On the first thing that is wrong.
-    """
+    """Raise a UserError if arms cannot be compared in a unit, or cannot run: the memory of `jobs` runs adds up."""
     if len(plans) < 2:
         raise UserError("a comparison needs two recipes, or one recipe and --sweep KEY=VALUE,VALUE,...")
     if len(plans) == 2 and not differences([plan.config for plan in plans])[0]:
@@ -220,15 +194,10 @@ def _check_same(first: ArmPlan, other: ArmPlan, unit: Unit) -> None:
         )
         wanted = other if other.run is not None else first
         values = {**_measured_by(wanted.config), "rewards.stop_properly": wanted.config.rewards.stop_properly}
-        options = shlex.join(part for name in different for part in (f"--{name}", _as_yaml(values[name])))
+        options = shlex.join(options_of({name: values[name] for name in different}))
         raise UserError(f"the arms are evaluated differently: {told}; to evaluate them alike: {options}")
     if not first.config.evaluation.num_prompts:
         raise UserError("a comparison needs held-out prompts, and evaluation.num_prompts is 0; raise it")
-
-
-def _as_yaml(value: Any) -> str:
-    """Return a value as an option takes it."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _measured_by(config: TrainConfig) -> dict[str, Any]:
@@ -280,7 +249,6 @@ def _check_ready(plans: Sequence[ArmPlan], seeds: int, jobs: int) -> None:
 
 def run_config(plan: ArmPlan, seed: int, directory: Path, budget: Budget) -> TrainConfig:
     """Return the settings of one run of an arm."""
-    settings = plan.config.model_dump(mode="json")
     stalling = any(phase.until_coverage_stalls for phase in plan.config.phases)
     patience = plan.config.reference.reset_patience or plan.config.evaluation.patience
     counts_evaluations = patience or plan.config.collapse.stop or stalling
@@ -296,7 +264,7 @@ def run_config(plan: ArmPlan, seed: int, directory: Path, budget: Budget) -> Tra
         "budget.pause_at": None,
         "tracking.run_name": f"{plan.full_name} seed {seed}",
     }
-    return make_config(settings, own, plan.name)
+    return with_settings(plan.config, own, plan.name)
 
 
 def differences(configs: Sequence[TrainConfig]) -> list[dict[str, str]]:

@@ -65,10 +65,6 @@ def frontier(comparison: Comparison, measure: Measure = PASS_1) -> Frontier:
     best two is smaller than that of any other two, so picking does not raise the rate of false leads at an evaluation
     point above 5%. Over many evaluation points one may still be false.
 
-    Args:
-        comparison: The comparison.
-        measure: The score.
-
     Source: IsoCompute (arXiv 2603.12151): the best N by budget, sharpening and coverage. There the budget is in
     rollouts and the best N is fitted by a sigmoid; here it is in the comparison's unit, and nothing is fitted.
     """

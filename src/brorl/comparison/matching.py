@@ -109,10 +109,7 @@ class TokenEfficiency:
 def token_efficiency(comparison: Comparison, arm: Arm | None = None, spent: float = 0.0) -> tuple[TokenEfficiency, ...]:
     """Return an arm's score per token: for all prompts first, then by task if there are several.
 
-    Args:
-        comparison: The comparison.
-        arm: One of its arms; None for the checkpoint that all runs start from, as the arm "start".
-        spent: Amount of the budget, in the comparison's unit.
+    Without an arm it is that of the checkpoint that all runs start from, as the arm "start".
     """
     scores: Sequence[Sequence[Score]] = starts_by_seed(comparison.arms)
     if arm is not None:

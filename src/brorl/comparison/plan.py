@@ -25,7 +25,7 @@ from brorl.comparison.arm_plans import (
 )
 from brorl.comparison.arm_runs import ArmRun
 from brorl.comparison.matching import TOLERANCE
-from brorl.comparison.reading import read_run_scores, read_spec
+from brorl.comparison.reading import read_run, read_spec
 from brorl.config.reading import ConfigOrPath, dump_yaml, make_config
 from brorl.cost import UNIT_WORDS, UNITS, Budget, Unit, amount
 from brorl.errors import UserError
@@ -235,13 +235,7 @@ def fit_steps(plan: ComparisonPlan, arguments: Arguments, cost_of: Mapping[str, 
 
     A budget that was not given rises. Below one that was given, all arms get fewer prompts per step, by one factor.
 
-    Args:
-        plan: The plan.
-        arguments: What it was made from.
-        cost_of: The cost of a step by arm, in the unit of the budget.
-
-    Raises:
-        UserError: If the steps cannot be made small enough.
+    `cost_of` is the cost of a step by arm, in the unit of the budget.
     """
     unit, slowest = plan.unit, max(cost_of, key=cost_of.__getitem__)
     least = _two_digits(_MARGIN * cost_of[slowest] / TOLERANCE)
@@ -311,8 +305,8 @@ def _amounts_of_finished_run(arms: Sequence[ArmPlan], unit: Unit) -> list[float]
             f"the seconds of {runs[0]} were measured earlier, under another load, and cannot be matched now; use "
             "--match samples, unique_tokens or steps, or give its recipe to run it again"
         )
-    run = read_run_scores(runs[0], 0, Budget("samples", 1))
-    amounts = sorted({score.cost.of(unit) for score in run.scores} - {0.0}) if run else []
+    read = read_run(runs[0], 0, Budget("samples", 1))
+    amounts = sorted({score.cost.of(unit) for score in read[0].scores} - {0.0}) if read else []
     if not amounts:
         raise UserError(f"{runs[0]} was never evaluated after its start; there is nothing to compare with")
     return amounts

@@ -66,12 +66,7 @@ def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_
     would fall on either with equal probability, and all of them on one evaluation of n with the probability
     C(2n - c, n) / C(2n, n). Evaluations that share random numbers differ less, so this is rather too many.
 
-    Args:
-        comparison: The comparison.
-        arm: One of its arms.
-        spent: Amount of the budget, in the comparison's unit.
-        k: Attempts of the expected numbers, 1 to n.
-        num_intervals: Number of arms whose changes are shown together, for the corrected interval.
+    The expected numbers are of k attempts. The corrected interval holds together with those of `num_intervals` arms.
     """
     n = comparison.num_samples
     start_SP, end_SP = num_correct_at(comparison, arm, 0), num_correct_at(comparison, arm, spent)

@@ -17,30 +17,25 @@ import numpy as np
 from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score
 from brorl.cost import Budget, Cost, cost_of_step
 from brorl.errors import UserError
-from brorl.runs.run_directory import Record, RunDirectory
+from brorl.runs.run_directory import RunDirectory
 from brorl.runs.run_record import SPEC_FILE
 from brorl.tree import IntArray
 
-_Setup = tuple[tuple[HeldOutPrompt, ...], int, tuple[int, ...]]  # of the evaluations of a run:
+Setup = tuple[tuple[HeldOutPrompt, ...], int, tuple[int, ...]]  # of the evaluations of a run:
 _SETUP = ("held-out prompts", "samples per prompt", "pass@k")
 
 
 def read_comparison(folder: Path) -> Comparison:
-    """Read a comparison.
-
-    Raises:
-        UserError: If a run is not complete, or runs were evaluated differently.
-    """
+    """Read a comparison."""
     spec = read_spec(folder)
     budget = Budget(spec["unit"], spec["budget"], tuple(spec["marks"]))
     arms: list[Arm] = []
-    first: tuple[str, _Setup] | None = None
+    first: tuple[str, Setup] | None = None
     for arm in spec["arms"]:
         runs = []
         for run in arm["runs"]:
-            scores_and_setup = _read_run(folder / run["path"], run["seed"], budget)
-            if scores_and_setup is not None:
-                scores, setup = scores_and_setup
+            if (read := read_run(folder / run["path"], run["seed"], budget)) is not None:
+                scores, setup = read
                 runs.append(scores)
                 first = first or (scores.path, setup)
                 other = next((n for n, a, b in zip(_SETUP, first[1], setup, strict=True) if a != b), None)
@@ -104,11 +99,7 @@ def verified_prompts(scores: Sequence[Score]) -> IntArray:
 
 
 def read_spec(folder: Path) -> dict[str, Any]:
-    """Read the arms, budget and seeds of a comparison.
-
-    Raises:
-        UserError: If the folder contains no comparison.
-    """
+    """Read the arms, budget and seeds of a comparison."""
     file = folder / SPEC_FILE
     if not file.is_file():
         raise UserError(f"{folder} is not a comparison (no {SPEC_FILE}); give the folder that `brorl compare` made")
@@ -121,22 +112,12 @@ def read_spec(folder: Path) -> dict[str, Any]:
     return spec
 
 
-def read_run_scores(path: Path, seed: int, budget: Budget) -> RunScores | None:
-    """Read one run; None if it is not complete.
-
-    Args:
-        path: The run directory.
-        seed: Its seed.
-        budget: Its budget.
+def read_run(path: Path, seed: int, budget: Budget) -> tuple[RunScores, Setup] | None:
+    """Read the run of a seed, and what it was evaluated on; None if it has not spent the budget.
 
     Raises:
         UserError: If the metrics hold no results by prompt, or the held-out prompts are missing.
     """
-    scores_and_setup = _read_run(path, seed, budget)
-    return None if scores_and_setup is None else scores_and_setup[0]
-
-
-def _read_run(path: Path, seed: int, budget: Budget) -> tuple[RunScores, _Setup] | None:
     records = RunDirectory(path).read_metrics()
     cost, scores, begins = Cost(), [], dict[str, Cost]()
     ended = records[-1].get("ended") if records else None
@@ -157,11 +138,14 @@ def _read_run(path: Path, seed: int, budget: Budget) -> tuple[RunScores, _Setup]
     prompts = tuple(HeldOutPrompt(**prompt) for prompt in RunDirectory(path).read_held_out())
     setup = prompts, last["num_samples"], tuple(sorted(int(k) for k in last["pass_at"]))
     steps = [r for r in records if "sampling" in r]
+    phase_seconds: Counter[str] = Counter()
+    for record in steps:
+        phase_seconds.update({name: value for name, value in record["seconds"].items() if name != "total"})
     run = RunScores(
         seed=seed,
         scores=tuple(scores),
         cost=cost,
-        phase_seconds=_phase_seconds(steps),
+        phase_seconds=dict(phase_seconds),
         groups=sum(r["sampling"]["groups"] for r in steps),
         groups_mixed=sum(r["sampling"]["groups_mixed"] for r in steps),
         ended_early=ended,
@@ -177,10 +161,3 @@ def _score(path: Path, cost: Cost, evaluation: Mapping[str, Any]) -> Score:
     correct, tokens = (np.array(evaluation["prompts"][name], np.int64) for name in ("num_correct", "sampled_tokens"))
     lost = evaluation["prompts"].get("num_unverified")
     return Score(cost, correct, tokens, evaluation["truncation_rate"], None if lost is None else np.array(lost))
-
-
-def _phase_seconds(steps: Sequence[Record]) -> dict[str, float]:
-    seconds: Counter[str] = Counter()
-    for record in steps:
-        seconds.update({name: value for name, value in record["seconds"].items() if name != "total"})
-    return dict(seconds)

@@ -15,7 +15,7 @@ from brorl.comparison.plan import TRIAL, Arguments, ComparisonPlan, arm_folders,
 from brorl.comparison.run_processes import finish_runs
 from brorl.comparison.slots import Slot
 from brorl.comparison.view import ComparisonView
-from brorl.config.reading import dump_yaml, make_config
+from brorl.config.reading import dump_yaml, with_settings
 from brorl.cost import Budget
 from brorl.runs.run_directory import RunDirectory
 from brorl.storage import output_folder, replace_file, storage_errors
@@ -37,22 +37,17 @@ def fitted(
 
 
 def costs_of_steps(plan: ComparisonPlan, folder: Path, slots: Sequence[Slot]) -> dict[str, float]:
-    """Return the cost of a step by arm, in the unit of the plan; without arms that made none.
-
-    Raises:
-        UserError: If a step fails.
-        KeyboardInterrupt: On Ctrl-C or SIGTERM.
-    """
+    """Return the cost of a step by arm, in the unit of the plan; without arms that made none."""
     folders = arm_folders(plan.arms)
     with TemporaryDirectory(prefix=TRIAL, dir=folder) as scratch:
         runs = []
         for arm in plan.arms:
             directory = Path(scratch) / folders[arm.name]
             run = ArmRun(arm.name, 0, directory.with_name(f"{directory.name}.yaml"), directory, Budget("steps", _STEPS))
-            settings = run_config(arm, 0, directory, run.budget).model_dump(mode="json")
+            config = with_settings(run_config(arm, 0, directory, run.budget), _QUICK)
             with storage_errors(folder):
                 directory.parent.mkdir(parents=True, exist_ok=True)
-                replace_file(run.recipe, dump_yaml(make_config(settings, _QUICK, arm.name)).encode())
+                replace_file(run.recipe, dump_yaml(config).encode())
             runs.append(run)
         finish_runs(runs, slots, ComparisonView(Console(quiet=True), runs))
         costs = {run.arm: progress_of(run).costs_of_steps(plan.unit) for run in runs}

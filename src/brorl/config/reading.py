@@ -7,6 +7,7 @@ the fix.
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from importlib.resources import files
@@ -146,6 +147,17 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
         problems = error.errors()  # a mistyped key explains the missing value of the setting that was meant
         first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
         raise UserError(_explain(first, source, replacing)) from None
+
+
+def with_settings(config: TrainConfig, overrides: Mapping[str, Any], source: str = "the recipe") -> TrainConfig:
+    """Return a config with other settings, checked again."""
+    return make_config(config.model_dump(mode="json"), overrides, source)
+
+
+def options_of(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as options of a command, with values in YAML."""
+    texts = {name: v if isinstance(v, str) else json.dumps(v, default=str) for name, v in settings.items()}
+    return [word for name, text in texts.items() for word in (f"--{name}", text)]
 
 
 def _plain(value: Any) -> Any:

@@ -120,14 +120,8 @@ def gradient_products(
 ) -> GradientProducts:
     """Estimate the policy gradient of each prompt twice, from halves of its rollouts, and multiply the gradients.
 
-    Args:
-        model: A copy of the model with the weights that sampled the groups; its gradients are overwritten.
-        groups: P groups of n rollouts each, n even and at least 4.
-        parts: The parts of the run.
-        generator: Splits the rollouts into halves.
-
-    Returns:
-        The products. The gradient is 0 for a group that a step would not train on.
+    The model is a copy with the weights that sampled the groups; its gradients are overwritten. All groups have n
+    rollouts, n even and at least 4. The gradient is 0 for a group that a step would not train on.
     """
     half = groups[0].tree.num_rollouts // 2
     length = min(_SKETCH, sum(p.numel() for p in model.parameters() if p.requires_grad))

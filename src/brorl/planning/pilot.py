@@ -58,15 +58,7 @@ class PilotParts:
         on_end: OnEnd = lambda _: None,
         echo: Echo = lambda _: None,
     ) -> PilotParts:
-        """Load the model and make the parts.
-
-        Args:
-            config: The run's settings.
-            inputs: The run's data.
-            observe: Receives the activity of the parts.
-            on_end: Receives a function that ends the engine.
-            echo: Receives lines for the user.
-        """
+        """Load the model and make the parts; `on_end` receives a function that ends the engine."""
         model = build_model(config, inputs, observe)
         forward, tokenizer = build_forward(config, inputs, model), inputs.tokenizer
         engine = build_engine(config, inputs.model_path, model, tokenizer, forward, inputs.context, observe, echo)

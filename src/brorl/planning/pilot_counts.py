@@ -74,12 +74,9 @@ class ExpectedCounts:
 
 
 def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = None) -> ExpectedCounts:
-    """Average over the pilot's prompts; beyond its rollouts, fractions continue with the fit, refitted per replicate.
+    """Average over the pilot's prompts, with equal weights or with those of B replicates.
 
-    Args:
-        counts: The pilot.
-        fit: Fit to its pass rates.
-        weight_BP: Weights >= 0 of the prompts in B replicates, shape [B, P]; None for equal weights.
+    Beyond the pilot's rollouts, fractions continue with the fit to its pass rates, refitted per replicate.
     """
     wanted_J, n, correct_P = counts.wanted_J, counts.num_rollouts, counts.correct_P
     weight = np.ones((1, correct_P.size)) if weight_BP is None else weight_BP

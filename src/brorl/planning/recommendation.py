@@ -178,12 +178,7 @@ def make_plan(
 ) -> RolloutPlan:
     """Compare N, and recommend one.
 
-    Args:
-        counts: The pilot's counts.
-        cost: Seconds of a step.
-        settings: The recipe's settings of a step.
-        budget: Seconds per step, > 0; None for the seconds of the recipe's own N and number of prompts.
-        generator: Source of the replicates.
+    The budget is in seconds per step; None is the seconds of the recipe's own N and number of prompts.
 
     Raises:
         ValueError: If no group of the pilot is mixed, or the recipe's own N is not one of the numbers to compare.

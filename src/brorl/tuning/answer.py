@@ -12,7 +12,7 @@ from brorl.comparison.arm_plans import ArmPlan
 from brorl.comparison.axes import PNG
 from brorl.comparison.finished import FinishedComparison
 from brorl.comparison.text import match_words
-from brorl.config.reading import dump_yaml, make_config
+from brorl.config.reading import dump_yaml, with_settings
 from brorl.config.settings import TrainConfig
 from brorl.cost import amount
 from brorl.format import counted, duration, signed
@@ -65,13 +65,8 @@ def conclude(
 ) -> TuningResult:
     """Write the answer, and the recipe if it is another than the user's.
 
-    Args:
-        plan: The plan.
-        folder: Its folder.
-        race: The standings at each rung that is complete.
-        winner: The winner of the race.
-        final: The winner against the user's recipe; None if the recipe won, or there was no time.
-        with_more_time: The command that continues with a larger budget.
+    The race has the standings at each rung that is complete. Without a final the recipe won, or there was no time; the
+    command `with_more_time` then continues.
     """
     k, recipe, whole = plan.k, None, f"within {duration(plan.seconds)}"
     each = amount(plan.run_seconds * (RUNGS[len(race) - 1] if race else 1.0), "seconds")
@@ -121,7 +116,7 @@ def recipe_for(config: TrainConfig, run_seconds: float, folder: Path) -> Path:
     }  # fmt: skip
     recipe = folder / "recipe.yaml"
     with storage_errors(folder):
-        replace_file(recipe, dump_yaml(make_config(config.model_dump(mode="json"), settings, "")).encode())
+        replace_file(recipe, dump_yaml(with_settings(config, settings, "")).encode())
     return recipe
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.comparison.arm_plans import ArmPlan
-from brorl.config.reading import make_config
+from brorl.config.reading import with_settings
 from brorl.config.settings import TrainConfig
 from brorl.format import plain
 from brorl.planning import Aim
@@ -25,10 +25,7 @@ _FALLING = {"optimizer.schedule": "cosine"}
 def candidates(config: TrainConfig, prompts: Mapping[int, int], aim: Aim) -> list[ArmPlan]:
     """Return at most nine arms, the user's own first and then the most promising ones.
 
-    Args:
-        config: The user's recipe.
-        prompts: For each N that fits, the prompts per step that take as long as a step of the recipe.
-        aim: What is to be raised.
+    `prompts` has, for each N that fits, the prompts per step that take as long as a step of the recipe.
     """
     rate, sizes = config.optimizer.learning_rate, [n for n in ROLLOUTS if n in prompts]
     own_objective = {} if config.phases else {"advantage": config.advantage.model_dump(mode="json")}
@@ -38,7 +35,7 @@ def candidates(config: TrainConfig, prompts: Mapping[int, int], aim: Aim) -> lis
         wanted.append(_settings(config.rollouts_per_prompt, config.prompts_per_step, higher, own_objective))
     arms = [ArmPlan(OWN, config, title=_title(config))]
     for settings in wanted:
-        arm = make_config(config.model_dump(mode="json"), settings, "a candidate")
+        arm = with_settings(config, settings, "a candidate")
         if all(arm != other.config for other in arms):
             arms.append(ArmPlan(f"candidate {len(arms)}", arm, title=_title(arm)))
     return arms

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from brorl.assemble.data import build_questions
 from brorl.assemble.run import build_benchmark
-from brorl.config.reading import make_config
+from brorl.config.reading import with_settings
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.errors import UserError
@@ -51,12 +49,7 @@ def with_tuning_prompts(config: TrainConfig) -> tuple[TrainConfig, tuple[int, in
 
 
 def _evaluated_on(config: TrainConfig, skip: int, num: int) -> TrainConfig:
-    return changed(config, {"evaluation.skip_prompts": skip, "evaluation.num_prompts": num})
-
-
-def changed(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
-    """Return the recipe with other settings."""
-    return make_config(config.model_dump(mode="json"), settings, "the recipe")
+    return with_settings(config, {"evaluation.skip_prompts": skip, "evaluation.num_prompts": num})
 
 
 def take_pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, progress: bool) -> StartPilot:

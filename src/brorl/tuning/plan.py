@@ -12,7 +12,7 @@ import brorl
 from brorl.comparison.arm_plans import ArmPlan, run_config
 from brorl.comparison.arm_runs import ArmRun
 from brorl.comparison.plan import ComparisonPlan
-from brorl.config.reading import dump_yaml, make_config
+from brorl.config.reading import dump_yaml, make_config, with_settings
 from brorl.cost import Budget
 from brorl.errors import UserError
 from brorl.format import Estimate, exact
@@ -69,7 +69,7 @@ class TunePlan:
         recipe = directory.with_suffix(".yaml")
         with storage_errors(folder):
             recipe.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(recipe, dump_yaml(make_config(config.model_dump(mode="json"), changed, arm.name)).encode())
+            replace_file(recipe, dump_yaml(with_settings(config, changed, arm.name)).encode())
         resume = f"--budget.pause_at={'null' if pause is None else exact(pause)}"
         budget = Budget("seconds", rung, (rung / 2, rung))
         return ArmRun(arm.name, _TUNING_SEED, recipe, directory, budget, (resume,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -17,51 +17,29 @@ from brorl.comparison.arm_runs import ArmRun, progress_of
 from brorl.comparison.arms import Measure, Score, score_at
 from brorl.comparison.finished import FinishedComparison, finished_comparison
 from brorl.comparison.plan import Arguments, ComparisonPlan, plan_in
-from brorl.comparison.reading import read_run_scores, verified_prompts
+from brorl.comparison.reading import read_run, verified_prompts
 from brorl.comparison.run_processes import finish_runs, run_comparison
 from brorl.comparison.slots import Slot, machine_of, slots_for
 from brorl.comparison.view import ComparisonView
+from brorl.config.reading import with_settings
 from brorl.config.settings import TrainConfig
 from brorl.cost import amount
 from brorl.errors import UserError
-from brorl.format import counted, duration, in_seconds, interval
-from brorl.planning import AIMS, Aim
+from brorl.format import counted, duration, interval
+from brorl.planning import Aim
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.run_record import SPEC_FILE
 from brorl.tuning.answer import TuningResult, conclude
 from brorl.tuning.candidates import OWN, candidates
 from brorl.tuning.clock import FEWEST_SEEDS, USED, TuneClock
-from brorl.tuning.pilot import StartPilot, changed, take_pilot, with_tuning_prompts
+from brorl.tuning.pilot import StartPilot, take_pilot, with_tuning_prompts
 from brorl.tuning.plan import NUM_EVALUATIONS, TunePlan
 from brorl.tuning.standings import RUNGS, Course, Standing, race_cost, room_after, standings
 
 _FEWEST = 4  # arms, the user's own recipe among them, unless there are fewer candidates
 _STEPS_TO_A_RUNG = 25  # of the user's recipe, at least, in the first part of the race
 _HEADROOM = 0.02  # of pass@k above pass@1; below it there is hardly anything to find
-_FEWEST_PROMPTS = 16  # held out, for the race and for the final each
 _K = 16  # of the aim pass@k
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked, checked."""
-
-    aim: Aim = "pass@1"
-    budget: str | float = "30m"
-    seeds: int = 5
-
-    def __post_init__(self) -> None:
-        if self.aim not in AIMS:
-            raise UserError(f"--aim must be one of {', '.join(AIMS)}, got {self.aim}")
-        if self.seeds < FEWEST_SEEDS:
-            raise UserError(f"--seeds: at least {FEWEST_SEEDS} are needed, got {self.seeds}")
-        if self.seconds <= 0:
-            raise UserError(f"--budget: a time such as 90s, 30m or 8h is needed, got {self.budget}")
-
-    @property
-    def seconds(self) -> float:
-        """The budget in seconds; 0 if it is no time."""
-        return in_seconds(self.budget) or 0.0
 
 
 def train_race(plan: TunePlan, folder: Path, jobs: int | None, console: Console) -> TuningResult:
@@ -139,17 +117,17 @@ def again(folder: Path) -> str:
 
 
 def begin(
-    config: TrainConfig, folder: Path, asked: Question, jobs: int | None, progress: bool
+    config: TrainConfig, folder: Path, aim: Aim, seconds: float, seeds: int, jobs: int | None, progress: bool
 ) -> TunePlan | TuningResult:
     """Take the pilot, choose the candidates, and write `tune.json`; or say that there is nothing to find."""
     started = perf_counter()
-    config = changed(config, {"evaluation.ks": sorted({1, *config.evaluation.ks})})
+    config = with_settings(config, {"evaluation.ks": sorted({1, *config.evaluation.ks})})
     largest = max(config.evaluation.ks)
-    most = {"pass@1": 1, "pass@k": _K, "coverage": largest}[asked.aim]
+    most = {"pass@1": 1, "pass@k": _K, "coverage": largest}[aim]
     k = max(k for k in config.evaluation.ks if k <= most)
-    if k == 1 and asked.aim != "pass@1":
+    if k == 1 and aim != "pass@1":
         raise UserError(
-            f"--aim {asked.aim}: evaluation.ks has no k from 2 to {max(most, _K)}; set --evaluation.ks '[1, {_K}]'"
+            f"--aim {aim}: evaluation.ks has no k from 2 to {max(most, _K)}; set --evaluation.ks '[1, {_K}]'"
         )
     slots = slots_for(jobs, [ArmPlan(OWN, config)])
     config, tuning = with_tuning_prompts(config)
@@ -162,36 +140,38 @@ def begin(
             "model that solves more of them now and then."
         )
         return TuningResult(folder, answer, None, (), None)
-    arms = candidates(config, pilot.prompts, asked.aim)
-    number, run_seconds = _size_of_race(asked, perf_counter() - started, len(slots), pilot, len(arms))
+    arms = candidates(config, pilot.prompts, aim)
+    number, run_seconds = _size_of_race(seconds, perf_counter() - started, seeds, len(slots), pilot, len(arms))
     arms, run_seconds = arms[:number], float(f"{run_seconds:.4g}")
-    check_arms(arms, "seconds", asked.seeds, len(slots))
+    check_arms(arms, "seconds", seeds, len(slots))
     machine, jobs = machine_of(slots, arms[:1]), len(slots)
     plan = TunePlan(
-        asked.aim, k, asked.seconds, run_seconds, asked.seeds, jobs, machine, start, tuning, tuple(arms),
+        aim, k, seconds, run_seconds, seeds, jobs, machine, start, tuning, tuple(arms),
         evaluation_seconds=pilot.evaluation_seconds, used_seconds=perf_counter() - started,
     )  # fmt: skip
     plan.write(folder)
     return plan
 
 
-def _size_of_race(asked: Question, spent: float, num_slots: int, pilot: StartPilot, num_arms: int) -> tuple[int, float]:
+def _size_of_race(
+    seconds: float, spent: float, seeds: int, num_slots: int, pilot: StartPilot, num_arms: int
+) -> tuple[int, float]:
     """Return the most arms for which the first part of the race is long enough, and the budget of each run.
 
     The race and the final take the time that the pilot has left, with `num_slots` runs at a time.
     """
     least = _STEPS_TO_A_RUNG * pilot.step_seconds / RUNGS[0]  # budget of a run
-    finals = ceil(2 * asked.seeds / num_slots)
+    finals = ceil(2 * seeds / num_slots)
     needed = 0.0
     for number in range(num_arms, min(_FEWEST, num_arms) - 1, -1):
         runs, evaluations = race_cost(number, num_slots)
         evaluated = (evaluations + NUM_EVALUATIONS * finals) * pilot.evaluation_seconds
-        run_seconds = (asked.seconds - spent - evaluated) * USED / (runs + finals)
+        run_seconds = (seconds - spent - evaluated) * USED / (runs + finals)
         if run_seconds >= least:
             return number, run_seconds
         needed = least * (runs + finals) / USED + evaluated
     raise UserError(
-        f"--budget {duration(asked.seconds)} is too short: a step of the recipe takes {pilot.step_seconds:.2g} s, each "
+        f"--budget {duration(seconds)} is too short: a step of the recipe takes {pilot.step_seconds:.2g} s, each "
         f"run of the race needs {_STEPS_TO_A_RUNG} steps before it is judged, and an evaluation takes "
         f"{pilot.evaluation_seconds:.2g} s; give at least {duration(1.2 * needed + spent)}, more --jobs, or a recipe "
         "with shorter steps or fewer held-out responses"
@@ -248,10 +228,10 @@ def _courses(plan: TunePlan, runs: Sequence[ArmRun]) -> list[Course]:
     """Read the scores of runs at a rung, on the prompts whose responses were all verified in every run."""
     evaluations: list[list[Score]] = []
     for run in runs:
-        scores = read_run_scores(run.directory, run.seed, run.budget)
-        if scores is None:
+        read = read_run(run.directory, run.seed, run.budget)
+        if read is None:
             raise UserError(f"the run {run.directory} has no evaluation at its rung; rerun the command")
-        evaluations.append([score_at(scores, "seconds", spent) for spent in (0.0, *run.budget.eval_points)])
+        evaluations.append([score_at(read[0], "seconds", spent) for spent in (0.0, *run.budget.eval_points)])
     kept = verified_prompts([score for of_run in evaluations for score in of_run])
     measure, n = Measure(plan.k), plan.own.config.evaluation.num_samples
     return [

@@ -12,19 +12,7 @@ from brorl.tuning.standings import RUNGS, Standing
 
 
 def make_race_figure(race: Sequence[Sequence[Standing]], start: float, seconds: float, score: str) -> Figure:
-    """Make the figure of a race: a line for each arm, with a cross where it was dropped.
-
-    Args:
-        race: The arms at each rung, from the best to the lowest.
-        start: The score of the start.
-        seconds: The budget of an arm that reaches the end.
-        score: Name of the score, such as pass@1.
-
-    Raises:
-        ValueError: If no rung was reached.
-    """
-    if not race:
-        raise ValueError("the race has reached no rung")
+    """Make the figure of a race up to `seconds`: a line for each arm, with a cross where it was dropped."""
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     axis = figure.subplots()
     names = [standing.arm for standing in race[0]]
