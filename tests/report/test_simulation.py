@@ -119,15 +119,6 @@ def test_table_shows_start_and_end_on_a_narrow_console(results: list[SimulationR
     assert shown([lone]).splitlines()[-1].split()[-1] == "0"
 
 
-def test_only_rollouts_and_seed_may_differ(results: list[SimulationResult]) -> None:
-    other = replace(results[1], settings=replace(results[1].settings, learning_rate=0.1))
-    for make in (to_json, draw_figure, end_point_table):
-        with pytest.raises(ValueError, match="differ only in rollouts and seed"):
-            make([results[0], other])
-    with pytest.raises(ValueError, match="at least one simulation"):
-        to_json([])
-
-
 @pytest.mark.slow
 def test_files_are_written_together(results: list[SimulationResult], tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"

@@ -109,9 +109,17 @@ def plan(
 
     with Screen(silent=not progress) as screen, ExitStack() as ends:  # before torch
         from brorl.planning.figure import draw_plan
+        from brorl.planning.pilot import PilotParts, prepare_pilot
         from brorl.planning.report import PlanReport, plan_record
 
-        parts = _parts(config, pilot_prompts, screen, ends)
+        inputs = prepare_pilot(config, screen.observe)
+        parts = PilotParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
+        screen.observe(Phase("measuring"))
+        if pilot_prompts > parts.stream.num_prompts:
+            raise UserError(
+                f"pilot_prompts = {pilot_prompts} is more than the {parts.stream.num_prompts} training prompts; lower "
+                "--pilot-prompts"
+            )
         note = _note(recipe is None and source == RECIPE, given)
         with output_folder(Path(output_dir).expanduser()) as folder:
             pilot = pilot_prompts, pilot_rollouts
@@ -181,21 +189,6 @@ def _resolve(
             raise UserError(f"{checkpoint} and --model both name a model; give one of them")
     source = recipe or run_config or RECIPE
     return resolve_config(source, replaced), source
-
-
-def _parts(config: TrainConfig, pilot_prompts: int, screen: Screen, ends: ExitStack) -> PilotParts:
-    """Load the data and the model."""
-    from brorl.planning.pilot import PilotParts, prepare_pilot
-
-    inputs = prepare_pilot(config, screen.observe)
-    parts = PilotParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
-    screen.observe(Phase("measuring"))
-    if pilot_prompts > parts.stream.num_prompts:
-        raise UserError(
-            f"pilot_prompts = {pilot_prompts} is more than the {parts.stream.num_prompts} training prompts; lower "
-            "--pilot-prompts"
-        )
-    return parts
 
 
 def _note(is_default: bool, given: Mapping[str, Any]) -> list[str]:

@@ -158,7 +158,7 @@ def paired_difference(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_p
     Source: the t-test over prompts is that of BroRL (arXiv 2510.01180, section 5); the interval is after Banerjee
     (Sankhya 23, 1961).
     """
-    a, b, value, parts = _paired(score_a_SP, score_b_SP, seeds_paired)
+    value, parts = _paired(score_a_SP, score_b_SP, seeds_paired)
     bounds = (-1.0, 1.0)
     seed_part = _together(parts.seeds)
     interval = parts.interval(value, bounds)
@@ -171,8 +171,8 @@ def paired_difference(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_p
         seed_test=None if seed_part is None else _t_test(value, seed_part),
         seed_interval=None if seed_part is None else VarianceParts(None, (seed_part,)).interval(value, bounds),
         seeds_paired=seeds_paired,
-        num_prompts=a.shape[1],
-        num_seeds=(len(a), len(b)),
+        num_prompts=score_a_SP.shape[1],
+        num_seeds=(len(score_a_SP), len(score_b_SP)),
     )
 
 
@@ -180,13 +180,13 @@ def difference_interval(
     score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_paired: bool, level: float = 0.95
 ) -> Estimate:
     """Return only the `difference` of `paired_difference`, at any level; other arguments and errors are the same."""
-    _, _, value, parts = _paired(score_a_SP, score_b_SP, seeds_paired)
+    value, parts = _paired(score_a_SP, score_b_SP, seeds_paired)
     return parts.interval(value, (-1.0, 1.0), level)
 
 
 def difference_parts(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_paired: bool) -> VarianceParts:
     """Return only the `parts` of `paired_difference`; arguments and errors are the same."""
-    return _paired(score_a_SP, score_b_SP, seeds_paired)[3]
+    return _paired(score_a_SP, score_b_SP, seeds_paired)[1]
 
 
 def conclusion_of(difference: Estimate) -> Conclusion:
@@ -272,16 +272,14 @@ def _checked(score_SP: FloatArray) -> FloatArray:
     return scores
 
 
-def _paired(
-    score_a_SP: FloatArray, score_b_SP: FloatArray, seeds_paired: bool
-) -> tuple[FloatArray, FloatArray, float, VarianceParts]:
-    """Check two arms' scores; add the mean difference and the parts of its variance."""
+def _paired(score_a_SP: FloatArray, score_b_SP: FloatArray, seeds_paired: bool) -> tuple[float, VarianceParts]:
+    """Return the mean difference and the parts of its variance."""
     a, b = _checked(score_a_SP), _checked(score_b_SP)
     if a.shape[1] != b.shape[1] or (seeds_paired and len(a) != len(b)):
         raise ValueError(f"scores of shape {a.shape} and {b.shape} cannot be paired: [seeds, prompts] must agree")
     seeds = [b.mean(1) - a.mean(1)] if seeds_paired else [a.mean(1), b.mean(1)]
     prompt_P = b.mean(0) - a.mean(0)
-    return a, b, float(prompt_P.mean()), VarianceParts.of(prompt_P, seeds)
+    return float(prompt_P.mean()), VarianceParts.of(prompt_P, seeds)
 
 
 def _together(parts: Sequence[VariancePart]) -> VariancePart | None:

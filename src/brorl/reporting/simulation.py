@@ -10,7 +10,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +40,6 @@ class Curve(NamedTuple):
 
 def curves(results: Sequence[SimulationResult], quantity: str) -> dict[int, Curve]:
     """Return the curve of a quantity ("correct_mass", "fraction_improved" or "worst_drop") for each N, N ascending."""
-    _require_one_experiment(results)
     made = {}
     for rollouts in sorted({r.settings.rollouts for r in results}):
         value_RS = np.array([getattr(r, quantity) for r in results if r.settings.rollouts == rollouts])
@@ -51,7 +50,6 @@ def curves(results: Sequence[SimulationResult], quantity: str) -> dict[int, Curv
 
 def to_json(results: Sequence[SimulationResult]) -> dict[str, Any]:
     """Return the content of `simulation.json`: format, version, the shared settings, and one entry per simulation."""
-    _require_one_experiment(results)
     shared = asdict(results[0].settings) | {"weight_decay": results[0].settings.decay}
     del shared["rollouts"], shared["seed"]
     runs = [
@@ -150,12 +148,3 @@ def settings_line(settings: SimulationSettings) -> str:
         f"{settings.surrogate} surrogate, baseline {settings.baseline}, "
         f"{settings.optimizer} at learning rate {settings.learning_rate:g}"
     )
-
-
-def _require_one_experiment(results: Sequence[SimulationResult]) -> None:
-    if not results:
-        raise ValueError("at least one simulation is needed")
-    first = results[0].settings
-    for result in results:
-        if replace(result.settings, rollouts=first.rollouts, seed=first.seed) != first:
-            raise ValueError(f"simulations must differ only in rollouts and seed: {result.settings} and {first}")
