@@ -108,11 +108,13 @@ def plan(
     config, source = _resolve(checkpoint, recipe, given)
 
     with Screen(silent=not progress) as screen, ExitStack() as ends:  # before torch
+        from brorl.assemble.inputs import prepare
         from brorl.planning.figure import draw_plan
-        from brorl.planning.pilot import PilotParts, prepare_pilot
+        from brorl.planning.pilot import PilotParts
         from brorl.planning.report import PlanReport, plan_record
 
-        inputs = prepare_pilot(config, screen.observe)
+        screen.observe(Phase("loading", "data"))
+        inputs = prepare(config, config.model)
         parts = PilotParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
         screen.observe(Phase("measuring"))
         if pilot_prompts > parts.stream.num_prompts:

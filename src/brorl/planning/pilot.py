@@ -11,14 +11,14 @@ from time import perf_counter
 import numpy as np
 from transformers import PreTrainedModel
 
-from brorl.activity import Echo, Observe, Phase, Stopwatch, unobserved
+from brorl.activity import Echo, Observe, Stopwatch, unobserved
 from brorl.algorithms.groups import Group
 from brorl.assemble.engine import OnEnd, build_engine, end_engine
-from brorl.assemble.inputs import RunInputs, prepare
+from brorl.assemble.inputs import RunInputs
 from brorl.assemble.learner import build_forward, build_learner_forward, build_learner_settings, build_model
 from brorl.assemble.run import CLOCKS
 from brorl.config.settings import TrainConfig
-from brorl.errors import UnverifiedResponsesError, UserError
+from brorl.errors import UnverifiedResponsesError
 from brorl.model.load import end_tokens
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptSupply
@@ -124,22 +124,6 @@ class PilotSummary:
             duplicate_rate=1 - sum(t.num_responses for t in trees) / rollouts,
             tokens_per_second=tokens / generation_seconds,
         )
-
-
-def prepare_pilot(config: TrainConfig, observe: Observe = unobserved) -> RunInputs:
-    """Read the data of a run before its first step.
-
-    Raises:
-        UserError: If rollouts are not drawn from the full distribution (the growth of a tree with N is predicted from
-            probabilities), or the data, the tokenizer or the memory does not fit.
-    """
-    if config.sampling.top_p < 1 or config.sampling.top_k:
-        raise UserError(
-            f"a plan needs sampling from the full distribution, but sampling.top_p = {config.sampling.top_p} and "
-            f"sampling.top_k = {config.sampling.top_k}; set sampling.top_p: 1.0 and sampling.top_k: 0"
-        )
-    observe(Phase("loading", "data"))
-    return prepare(config, config.model)
 
 
 def sample(parts: PilotParts, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> SampledGroups:

@@ -6,14 +6,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from brorl.activity import Phase
 from brorl.assemble.data import build_questions
+from brorl.assemble.inputs import prepare
 from brorl.assemble.run import build_benchmark
 from brorl.config.reading import with_settings
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.errors import UserError
 from brorl.format import Estimate, interval
-from brorl.planning.pilot import PilotParts, prepare_pilot
+from brorl.planning.pilot import PilotParts
 from brorl.planning.report import PlanReport
 from brorl.planning.step_timing import NoMixedGroupError
 from brorl.tuning.candidates import ROLLOUTS
@@ -56,7 +58,8 @@ def take_pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, progr
     """Evaluate the start on the tuning prompts, and find the prompts per step that take as long at each N."""
     config = _evaluated_on(config, *tuning)
     with Screen(silent=not progress) as screen, ExitStack() as ends:
-        inputs = prepare_pilot(config, screen.observe)
+        screen.observe(Phase("loading", "data"))
+        inputs = prepare(config, config.model)
         parts = PilotParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
         benchmark = build_benchmark(config, inputs, screen.observe)
         began = parts.now()
