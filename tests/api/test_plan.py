@@ -9,9 +9,10 @@ import pytest
 from matplotlib.image import imread
 
 import brorl
-from brorl.api.plan import RECIPE, PlanResult, _estimator_settings, _note, _resolve
+from brorl.api.plan import RECIPE, PlanResult, _note, _resolve
 from brorl.config.reading import flat_settings, make_config, parse_yaml, read_recipe
 from brorl.planning import AIMS
+from brorl.planning.next_commands import estimator_settings
 from brorl.planning.report import PlanReport
 from run_support import SMALL, command
 
@@ -91,7 +92,7 @@ def test_what_a_checkpoint_argument_means(short_run: Path, tmp_path: Path) -> No
 
 def test_an_aim_changes_the_estimator_of_the_commands() -> None:
     def changed(wanted: str, **advantage: Any) -> dict[str, Any]:
-        return _estimator_settings(_resolve(None, {"advantage": advantage}, {})[0], wanted)
+        return estimator_settings(_resolve(None, {"advantage": advantage}, {})[0], wanted)
 
     assert changed("reinforce_pp_baseline") == changed("grpo", estimator="grpo") == {}
     assert changed("maxrl") == {"advantage.estimator": "maxrl"}
@@ -158,7 +159,7 @@ def test_a_check_from_python_is_that_of_the_command(capsys: pytest.CaptureFixtur
 def test_the_settings_of_a_recommendation_are_accepted_and_select_the_estimator(recipe: str, estimator: str) -> None:
     """With N = 64 they are a valid recipe, in which no phase or option of another estimator is left."""
     before = make_config(read_recipe(recipe), {}, recipe)
-    settings = _estimator_settings(before, estimator)
+    settings = estimator_settings(before, estimator)
     (advantage,) = make_config(read_recipe(recipe), settings | {"rollouts_per_prompt": 64}, recipe).advantages
     assert advantage.estimator == estimator
 

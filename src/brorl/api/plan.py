@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import brorl
 from brorl.activity import Phase
 from brorl.api.recipe import resolve_checkpoint, resolve_config
-from brorl.config.reading import ConfigOrPath, flat_settings, options_of, parse_yaml
+from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.errors import UserError
@@ -25,14 +24,11 @@ from brorl.table import Result
 
 if TYPE_CHECKING:
     from brorl.planning.pilot import PilotParts
-    from brorl.planning.recommendation import PlanRow, RolloutPlan
+    from brorl.planning.recommendation import PlanRow
     from brorl.planning.report import PlanReport
 
 ROLLOUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 RECIPE = "quickstart"
-_NOT_COMPARED = ("rollouts_per_prompt", "prompts_per_step", "seed", "steps", "evaluation.every")  # compare sets these
-_COMPARED_STEPS = 100  # length of the recommended comparison
-_LARGE_N = 512
 _MIN_PROMPTS, _MIN_ROLLOUTS, _MAX_ROLLOUTS = 8, 4, 2**20
 
 
@@ -110,6 +106,7 @@ def plan(
     with Screen(silent=not progress) as screen, ExitStack() as ends:  # before torch
         from brorl.assemble.inputs import prepare
         from brorl.planning.figure import draw_plan
+        from brorl.planning.next_commands import estimator_settings, next_commands
         from brorl.planning.pilot import PilotParts
         from brorl.planning.report import PlanReport, plan_record
 
@@ -131,9 +128,11 @@ def plan(
             with storage_errors(folder):
                 replace_file(folder / "plan.json", json.dumps(plan_record(report), indent=2).encode())
                 draw_plan(report, folder / "plan.png")
-            planned = _estimator_settings(config, report.choice.estimator)
-            commands = _next_commands(report, checkpoint, source, {**given, **planned})
-            result = PlanResult(folder, report, *commands)
+            named = given if checkpoint is None else {**given, "model": config.model}
+            planned = {**named, **estimator_settings(config, report.choice.estimator)}
+            is_of_a_run = checkpoint is not None and source == resolve_checkpoint(str(checkpoint)).run_config
+            commands = next_commands(report, source, planned, is_of_a_run) if isinstance(source, str | Path) else ()
+            result = PlanResult(folder, report, *(commands or (None, None)))
             screen.console.print(result, soft_wrap=True)
             return result
 
@@ -218,58 +217,3 @@ def _announcement(config: TrainConfig, parts: PilotParts, pilot_prompts: int, pi
         "timings: the phases of a step at up to 5 sizes, 3 times each after 1 or 2 to warm up; none samples more than "
         "the pilot, or more than a quarter of it after a pilot of more than 10 s",
     ]
-
-
-def _estimator_settings(config: TrainConfig, estimator: str) -> dict[str, Any]:
-    """Return the settings that change the recipe's estimator to the recommended one, with its default options."""
-    from brorl.planning.estimators import FOR_PASS_1
-
-    without_phases: dict[str, Any] = {"phases": []} if config.phases else {}  # they replace `advantage`
-    advantage = config.advantage
-    if estimator == advantage.estimator and estimator in FOR_PASS_1:
-        return without_phases
-    kept = {"estimator": estimator, "batch_scale": advantage.batch_scale}
-    wanted = type(advantage).model_validate(kept).model_dump()
-    changed = {f"advantage.{name}": value for name, value in wanted.items() if getattr(advantage, name) != value}
-    return without_phases | changed
-
-
-def _next_commands(
-    report: PlanReport, checkpoint: str | Path | None, recipe: ConfigOrPath, given: Mapping[str, Any]
-) -> tuple[str | None, str | None]:
-    """Return the commands that train with the recommendation and that measure the plan, as far as they exist."""
-    from brorl.planning.estimators import K
-
-    plan = report.plan
-    row = plan.recommended
-    if row is None or not isinstance(recipe, str | Path):
-        return None, None
-    model, run_config = (given.get("model"), None) if checkpoint is None else resolve_checkpoint(str(checkpoint))
-    others = {name: value for name, value in given.items() if name != "model"}
-    trained = {"model": model} if model else {}
-    if recipe == run_config:
-        trained["output_dir"] = None  # the run's own directory is not empty
-    trained |= others | {"rollouts_per_prompt": row.num_rollouts, "prompts_per_step": row.budget_prompts}
-    train = ["brorl", "train", str(recipe), *options_of(trained)]
-    minimum = K + 1 if report.choice.estimator == "pass_at_k" else 2
-    if not (sweep := _sweep(plan, row, minimum)):
-        return shlex.join(train), None
-    compared = {"from": model} if model else {}
-    compared |= {name: value for name, value in others.items() if name not in _NOT_COMPARED}
-    budget = plain(_COMPARED_STEPS * plan.budget).replace(",", "")
-    compare = ["brorl", "compare", str(recipe), *options_of(compared), *sweep, "--budget", budget]
-    return shlex.join(train), shlex.join(compare)
-
-
-def _sweep(plan: RolloutPlan, chosen: PlanRow, minimum: int) -> list[str]:
-    """Return the options that compare a few N of the plan from `least` on, each with the prompts that fit its time."""
-    fitting = [row for row in plan.rows if row.budget_prompts and row.num_rollouts >= minimum]
-    if not fitting:
-        return []
-    wanted = {fitting[0].num_rollouts, plan.rows[plan.recipe].num_rollouts, chosen.num_rollouts, _LARGE_N}
-    arms = [row for row in fitting if row.num_rollouts in wanted]
-    if len(arms) < 2:
-        return []
-    rollouts = ",".join(str(row.num_rollouts) for row in arms)
-    prompts = ",".join(str(row.budget_prompts) for row in arms)
-    return ["--sweep", f"rollouts_per_prompt={rollouts}", "--sweep", f"prompts_per_step={prompts}"]
