@@ -60,10 +60,10 @@ class PilotParts:
     ) -> PilotParts:
         """Load the model and make the parts; `on_end` receives a function that ends the engine."""
         model = build_model(config, inputs, observe)
-        forward, tokenizer = build_forward(config, inputs, model), inputs.tokenizer
+        forward, tokenizer = build_forward(config, inputs, model, echo), inputs.tokenizer
         engine = build_engine(config, inputs.model_path, model, tokenizer, forward, inputs.context, observe, echo)
         on_end(partial(end_engine, engine))
-        forward = build_learner_forward(config, model, forward, lambda _: None)
+        forward = build_learner_forward(config, model, forward, echo)
         return cls(
             engine=engine,
             model=model,
