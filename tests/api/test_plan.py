@@ -14,6 +14,7 @@ from brorl.config.reading import flat_settings, make_config, parse_yaml, read_re
 from brorl.planning import AIMS
 from brorl.planning.next_commands import estimator_settings
 from brorl.planning.report import PlanReport
+from brorl.table import Table
 from run_support import SMALL, command
 
 PILOT = {"pilot_prompts": 12, "pilot_rollouts": 8, "rollouts": [4, 16, 64]}
@@ -148,7 +149,13 @@ def test_a_check_from_python_is_that_of_the_command(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == ""
     outcome = command("check", *SMALL, "--no-timing")
     printed = [line for line in outcome.out.splitlines() if "available" not in line]
-    assert [line for text in result.lines for line in text.plain.split("\n") if "available" not in line] == printed
+    [table] = (part for part in result.lines if isinstance(part, Table))
+    texts = [part.plain for part in result.lines if not isinstance(part, Table)]
+    after = iter(printed)
+    assert all(line in after for text in texts for line in text.split("\n") if "available" not in line)
+    assert "What a run needs by how it trains" in outcome.out
+    for row in table.rows:
+        assert all(word in outcome.out.split() for cell in row for word in cell.split())
     assert result.forecast is None
     assert [trial.right.verdict.correct for trial in result.trials] == [True]
     assert "settings of quickstart: ok" in result._repr_html_()

@@ -20,7 +20,7 @@ from brorl.format import plain
 from brorl.planning import AIMS, Aim
 from brorl.runs import RUNS
 from brorl.storage import output_folder, replace_file, storage_errors
-from brorl.table import Result
+from brorl.table import Result, Table
 
 if TYPE_CHECKING:
     from brorl.planning.pilot import PilotParts
@@ -111,7 +111,8 @@ def plan(
         from brorl.planning.report import PlanReport, plan_record
 
         screen.observe(Phase("loading", "data"))
-        inputs = prepare(config, config.model)
+        memory: list[Table] = []
+        inputs = prepare(config, config.model, memory.append)
         parts = PilotParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
         screen.observe(Phase("measuring"))
         if pilot_prompts > parts.stream.num_prompts:
@@ -124,6 +125,7 @@ def plan(
             pilot = pilot_prompts, pilot_rollouts
             for line in (*_announcement(config, parts, *pilot), *note):
                 screen.console.print(line, soft_wrap=True, markup=False)
+            screen.console.print(*memory)
             report = PlanReport.measure(config, parts, pilot, rollouts, folder, screen.dim, seconds_per_step, aim)
             with storage_errors(folder):
                 replace_file(folder / "plan.json", json.dumps(plan_record(report), indent=2).encode())
