@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,8 @@ from attacks.leftovers import inherit_orphans, remaining
 from attacks.scene import SECRET_VARIABLE, scenes
 
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.requests import Judge, Limits, Reply, RunProgram
+from brorl.verification.sandbox.replies import Limits, Reply
+from brorl.verification.sandbox.worker import Worker
 
 TRIVIAL = "a, b = map(int, input().split())\nprint(a * b)\n"
 MEMORY = 256 << 20
@@ -137,11 +139,11 @@ def rate(run: Runner, count: int) -> float:
 def own_rate(pool: ProgramPool, count: int) -> float:
     """Return programs per second of the fork server."""
 
-    def judge(a: int) -> Judge[Reply]:
-        return (yield RunProgram(TRIVIAL, f"{a} {a + 1}\n", Limits(seconds=30.0)))
+    def judge(a: int, worker: Worker) -> Reply:
+        return worker.run(TRIVIAL, f"{a} {a + 1}\n", Limits(seconds=30.0))
 
     replies: list[Any] = []
-    seconds = timed(lambda: replies.extend(pool.run([lambda a=a: judge(a) for a in range(count)]))).seconds
+    seconds = timed(lambda: replies.extend(pool.run([partial(judge, a) for a in range(count)]))).seconds
     assert all(isinstance(r, Reply) and r.value == f"{a * (a + 1)}\n" for a, r in enumerate(replies))
     return count / seconds
 

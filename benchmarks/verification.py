@@ -42,7 +42,8 @@ from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.math import MathVerifier
 from brorl.verification.domains.table import DOMAINS
 from brorl.verification.sandbox.pool import ProgramPool, WorkerPool, Workers
-from brorl.verification.sandbox.requests import Judge, Limits, Reply, RunProgram
+from brorl.verification.sandbox.replies import Limits, Reply
+from brorl.verification.sandbox.worker import Worker
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verify" / "domains"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verify"))
@@ -195,12 +196,12 @@ def nasty() -> None:
 def programs(num_workers: int) -> None:
     """Print trivial programs per second."""
 
-    def judge(number: int) -> Judge[Reply]:
-        return (yield RunProgram("print(int(input()) + 1)", f"{number}\n", Limits(seconds=30.0)))
+    def judge(number: int, worker: Worker) -> Reply:
+        return worker.run("print(int(input()) + 1)", f"{number}\n", Limits(seconds=30.0))
 
     with ProgramPool(num_workers) as pool:
         level = pool.require().name
-        pool.run([lambda: judge(0)] * num_workers)
+        pool.run([partial(judge, 0)] * num_workers)
         replies: list[Any] = []
         judges = [partial(judge, n) for n in range(PROGRAMS)]
         seconds = timed(lambda: replies.extend(pool.run(judges))).seconds

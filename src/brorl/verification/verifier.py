@@ -89,9 +89,25 @@ class Verdict:
         return is_unverified(self.reason)
 
 
+def verdict_of(reason: str, extracted: str | None = None, seconds: float = 0.0) -> Verdict:
+    """Return a verdict without partial credit: the reason `correct` alone is correct."""
+    return Verdict(reason == CORRECT, float(reason == CORRECT), extracted, reason, seconds)
+
+
 def unverified_verdict(cause: str, seconds: float = 0.0) -> Verdict:
     """Return the verdict on a response that an infrastructure failure, such as `a worker was lost`, left unverified."""
-    return Verdict(False, 0.0, None, f"{UNVERIFIED}{_SEPARATOR}{cause}", seconds)
+    return verdict_of(f"{UNVERIFIED}{_SEPARATOR}{cause}", seconds=seconds)
+
+
+def malformed(references: Sequence[str], read: Callable[[str], object]) -> dict[str, str]:
+    """Return the message of the ValueError that reading a reference raises, for each that raises one."""
+    problems: dict[str, str] = {}
+    for reference in references:
+        try:
+            read(reference)
+        except ValueError as error:
+            problems[reference] = str(error)
+    return problems
 
 
 class TrialResponses(NamedTuple):

@@ -23,25 +23,15 @@ from attacks.catalog import ALL
 from attacks.leftovers import inherit_orphans, remaining
 from attacks.scene import Scene, scenes
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.requests import (
-    CallFunction,
-    Judge,
-    Limits,
-    LoadProgram,
-    OutsideCall,
-    Reply,
-    ReturnValue,
-    RunProgram,
-    Undecided,
-)
+from brorl.verification.sandbox.replies import Limits, Reply, Undecided
 from brorl.verification.sandbox.values import Elements
+from brorl.verification.sandbox.worker import Worker
 
 SHORT = Limits(seconds=0.4, memory_bytes=256 << 20)  # of attacks that cannot end well
 LONG = replace(SHORT, seconds=3.0)
 HONEST = replace(SHORT, seconds=120.0)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, Elements)
 _HONEST_EVERY = 8
-_QUESTIONS = 20
 _HONEST_PROGRAM = "a, b = map(int, input().split())\nprint(a * b)\n"
 _HONEST_FUNCTION = "def f(x):\n    return [x * x, {'a': (x, -x)}]\n"
 _STATE = """
@@ -66,38 +56,33 @@ for action in (os.getcwd, lambda: os.listdir('.'), lambda: os.getpriority(0, 0),
 """
 
 
-def attack_judge(scene: Scene) -> Judge[list[Reply]]:
+def attack_judge(scene: Scene, worker: Worker) -> list[Reply]:
     """Run one attack; return all replies."""
     attack = scene.attack
     limits = SHORT if attack.must_fail else LONG
     if attack.function is None:
-        return [(yield RunProgram(scene.source, attack.stdin, limits))]
-    replies: list[Reply] = [(yield LoadProgram(scene.source, limits))]
+        return [worker.run(scene.source, attack.stdin, limits)]
+    replies = [worker.load(scene.source, limits)]
     for argument in (3, [1, "a", {2: (3.5, None)}]):
-        if _failed(replies[-1]):
-            return replies
-        reply = yield CallFunction(attack.function, (argument,), limits)
-        questions = 0
-        while isinstance(reply, OutsideCall) and questions < _QUESTIONS:
-            questions += 1
-            reply = yield ReturnValue(0)
-        replies.append(reply)
+        if replies[-1].failure is not None:
+            break
+        replies.append(worker.call(attack.function, (argument,), limits))
     return replies
 
 
-def honest_judge(found: list[str], states: set[str]) -> Judge[None]:
+def honest_judge(found: list[str], states: set[str], worker: Worker) -> None:
     """Run honest programs; record answers that are not right, and the state in which a program starts."""
     a, b = random.randrange(10**6), random.randrange(10**6)
-    reply = yield RunProgram(_HONEST_PROGRAM, f"{a} {b}\n", HONEST)
-    if reply != Reply(f"{a * b}\n", None, getattr(reply, "seconds", 0.0)):
+    reply = worker.run(_HONEST_PROGRAM, f"{a} {b}\n", HONEST)
+    if reply != Reply(f"{a * b}\n", None, reply.seconds):
         found.append(f"an honest program got {str(reply)[:300]}")
-    yield LoadProgram(_HONEST_FUNCTION, HONEST)
+    worker.load(_HONEST_FUNCTION, HONEST)
     for x in (a, b):
-        reply = yield CallFunction("f", (x,), HONEST)
-        if getattr(reply, "value", None) != [x * x, {"a": (x, -x)}]:
+        reply = worker.call("f", (x,), HONEST)
+        if reply.value != [x * x, {"a": (x, -x)}]:
             found.append(f"an honest function got {str(reply)[:300]}")
-    reply = yield RunProgram(_STATE, "", HONEST)
-    states.add(str(getattr(reply, "value", reply)) + str(getattr(reply, "failure", "")))
+    reply = worker.run(_STATE, "", HONEST)
+    states.add(f"{reply.value}{reply.failure or ''}")
 
 
 def harm_of(scene: Scene, replies: list[Reply] | Undecided) -> list[str]:
@@ -105,12 +90,12 @@ def harm_of(scene: Scene, replies: list[Reply] | Undecided) -> list[str]:
     if isinstance(replies, Undecided):
         return [*scene.harm(()), f"its verdict was lost: {replies.reason}"]
     found = scene.harm(tuple(_shown(reply) for reply in replies))
-    if scene.attack.must_fail and not _failed(replies[-1]):
+    if scene.attack.must_fail and replies[-1].failure is None:
         found.append(f"did not fail: {_shown(replies[-1])[:200]}")
     for reply in replies:
-        if not isinstance(reply, OutsideCall) and not _is_plain(getattr(reply, "value", None)):
+        if not _is_plain(reply.value):
             found.append("returned a value that is not plain")
-        if len(getattr(reply, "failure", None) or "") > 10_000:
+        if len(reply.failure or "") > 10_000:
             found.append("gave a reason of many characters")
     return found
 
@@ -172,15 +157,11 @@ def main() -> None:
     json.dump(run(arguments.level, chosen), sys.stdout)
 
 
-def _failed(reply: Reply) -> bool:
-    return isinstance(reply, OutsideCall) or reply.failure is not None
-
-
 def _shown(reply: Reply) -> str:
     try:
         return repr(reply)
     except ValueError:  # an integer of too many digits
-        return f"a long value, {getattr(reply, 'failure', None)}"
+        return f"a long value, {reply.failure}"
 
 
 def _is_plain(value: object) -> bool:

@@ -1,7 +1,7 @@
 """Programs against their tests, in real sandboxed processes: answers by hand, and attacks that must not pass."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -12,8 +12,9 @@ from brorl.prompts.layouts import code as layouts
 from brorl.prompts.prompt import Prompt
 from brorl.verification import verdict_cache
 from brorl.verification.domains.code import CodeVerifier
+from brorl.verification.sandbox.judging import Judge, T
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.requests import Judge, JudgeTimeout, T, Undecided
+from brorl.verification.sandbox.replies import JudgeTimeout, Undecided
 from brorl.verification.sandbox.values import MAX_DEPTH, decode
 from brorl.verification.verifier import Verdict
 
@@ -25,7 +26,7 @@ class CountingPool(ProgramPool):
 
     num_judges = 0
 
-    def run(self, judges: Sequence[Callable[[], Judge[T]]]) -> list[T | Undecided]:
+    def run(self, judges: Sequence[Judge[T]]) -> list[T | Undecided]:
         self.num_judges += len(judges)
         return super().run(judges)
 
@@ -484,7 +485,7 @@ class TestCache:
 
     def test_programs_that_used_their_part_are_incorrect_and_others_unverified(self) -> None:
         class ShortPool(CountingPool):
-            def run(self, judges: Sequence[Callable[[], Judge[T]]]) -> list[T | Undecided]:
+            def run(self, judges: Sequence[Judge[T]]) -> list[T | Undecided]:
                 self.num_judges += len(judges)
                 return [JudgeTimeout("over"), Undecided("over")]
 
@@ -498,7 +499,7 @@ class TestCache:
 
     def test_a_lost_worker_is_no_verdict_and_is_not_kept(self) -> None:
         class LosingPool(CountingPool):
-            def run(self, judges: Sequence[Callable[[], Judge[T]]]) -> list[T | Undecided]:
+            def run(self, judges: Sequence[Judge[T]]) -> list[T | Undecided]:
                 self.num_judges += len(judges)
                 return [Undecided("a worker was lost") for _ in judges]
 

@@ -4,23 +4,14 @@ import time
 
 import numpy as np
 import pytest
-from scripted_programs import ScriptedPool, decision
+from scripted_programs import Request, ScriptedPool, ScriptedWorker
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.prompt import Prompt
 from brorl.verification import verdict_cache
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.code_judges import Clock, judge_test_code
-from brorl.verification.sandbox.requests import (
-    CallFunction,
-    Fault,
-    LoadProgram,
-    OutsideCall,
-    Reply,
-    Request,
-    ReturnValue,
-    RunProgram,
-)
+from brorl.verification.sandbox.replies import Fault, Reply
 from brorl.verification.verifier import Verdict
 from each_row import each_row
 
@@ -43,7 +34,7 @@ class TestTimeOfAllCases:
         seconds = iter(times)
 
         def script(request: Request) -> Reply:
-            if isinstance(request, LoadProgram):
+            if request.kind == "load":
                 return Reply(None, None, 0.0)
             return Reply("1", None, next(seconds)) if kind == "stdin" else Reply(1, None, next(seconds))
 
@@ -60,9 +51,9 @@ class TestTimeOfAllCases:
         assert verdict.reason == "timeout"
         assert not verdict.correct
         assert verdict.seconds == pytest.approx(spent)
-        requests = [request for request in pool.requests if not isinstance(request, LoadProgram)]
+        requests = [request for request in pool.requests if request.kind != "load"]
         assert len(requests) == ran < number
-        limits = [request.limits.seconds for request in requests]  # type: ignore[union-attr]
+        limits = [request.limits.seconds for request in requests]
         assert limits == pytest.approx([max(0.01, min(timeout_s, rest)) for rest in left])
 
 
@@ -77,10 +68,10 @@ class TestFaults:
 
         def script(request: Request) -> Reply:
             nonlocal ended
-            if isinstance(request, LoadProgram):
+            if request.kind == "load":
                 ended = False
                 return Reply(None, None, 0.1)
-            assert isinstance(request, CallFunction)
+            assert request.arguments
             (case,) = request.arguments
             ended |= case == bad
             return Reply(None if ended else case, f"{fault}{FOLLOWED.get(fault, '')}" if ended else None, 0.1)
@@ -122,7 +113,7 @@ class TestTimeouts:
         texts = iter([*order, *order])
 
         def script(request: Request) -> Reply:
-            if isinstance(request, LoadProgram):
+            if request.kind == "load":
                 return Reply(None, None, 0.0)
             text, failure = next(texts)
             return Reply(text, failure, 0.1) if kind == "stdin" else Reply(int(text), failure, 0.1)
@@ -152,30 +143,20 @@ class TestTimeouts:
 
 
 class TestExceptionsOfTheAnswer:
-    def given(self, failure: str) -> ReturnValue | str:
-        """Return what the test code gets for a failed call, or else the reason of the outcome."""
-        found: list[ReturnValue] = []
+    def given(self, failure: str) -> tuple[list[str | None], str]:
+        """Return what a failed call raises in the test code, and the reason of the outcome."""
 
         def script(request: Request) -> Reply:
-            if isinstance(request, ReturnValue):
-                found.append(request)
-            if isinstance(request, CallFunction):
-                return Reply(None, failure, 0.0)
-            return (
-                OutsideCall("f", (1,)) if isinstance(request, LoadProgram) and request.outside else Reply(None, None, 0)
-            )
+            return Reply(None, failure if request.kind == "call" else None, 0.0)
 
         test = TestCode("f", "try:\n    f(1)\nexcept ValueError:\n    pass")
-        outcome = decision(judge_test_code("def f(x): pass", test, Clock(1.0, 10.0, 1 << 29)), script)
-        assert bool(found) is (outcome.reason == "correct")
-        return found[0] if found else outcome.reason
+        worker = ScriptedWorker(script)
+        outcome = judge_test_code("def f(x): pass", test, Clock(1.0, 10.0, 1 << 29), worker)
+        return worker.errors, outcome.reason
 
     def test_an_exception_is_passed_on_by_its_name_with_its_message(self) -> None:
         for name in ("ValueError", "TypeError", "KeyError", "ZeroDivisionError", "Exception", "NotImplementedError"):
-            given = self.given(f"{name}: no: {name}")
-            assert isinstance(given, ReturnValue)
-            assert given.error == f"{name}: no: {name}"
-            assert given.name == "tests"
+            assert self.given(f"{name}: no: {name}") == ([f"{name}: no: {name}"], "correct")
 
     @each_row(
         ("failure", "reason"),
@@ -197,7 +178,7 @@ class TestExceptionsOfTheAnswer:
         ],
     )  # fmt: skip
     def test_anything_else_ends_the_tests_as_failed(self, failure: str, reason: str) -> None:
-        assert self.given(failure) == reason
+        assert self.given(failure) == ([], reason)
 
 
 class TestSizeOfReplies:
@@ -206,17 +187,10 @@ class TestSizeOfReplies:
     def limits(self, tests: StdinCases | CallCases | TestCode) -> list[int]:
         """Return the output limits of the requests to the answer."""
 
-        def script(request: Request) -> Reply:
-            if isinstance(request, RunProgram):
-                return Reply("", None, 0.0)
-            asks = isinstance(request, LoadProgram) and bool(request.outside)
-            return OutsideCall("f", (1,)) if asks else Reply(None, None, 0.0)
-
-        pool = ScriptedPool(script)
+        pool = ScriptedPool(lambda request: Reply("" if request.kind == "run" else None, None, 0.0))
         prompt = Prompt("q", "?", (1,), CodeTests(tests).to_text(), "code")
         CodeVerifier(pool).verify_all([(prompt, "```python\ndef f(x): return x\n```")])
-        asked = [one for one in pool.requests if isinstance(one, RunProgram | LoadProgram | CallFunction)]
-        return [one.limits.output_bytes for one in asked if isinstance(one, RunProgram) or one.name == "answer"]
+        return [request.limits.output_bytes for request in pool.requests if request.name != "tests"]
 
     def test_it_grows_with_the_expected_value(self, rng: np.random.Generator) -> None:
         assert max(self.limits(CallCases("f", ((1,),), (7,)))) < 5_000
@@ -232,7 +206,7 @@ class TestSizeOfReplies:
         pool = ScriptedPool(lambda _request: Reply(None, None, 0.0))
         prompt = Prompt("q", "?", (1,), CodeTests(CallCases("f", ((1,),), ([7] * 50_000,))).to_text(), "code")
         CodeVerifier(pool).verify_all([(prompt, "```python\ndef f(x): return x\n```")])
-        (called,) = (one for one in pool.requests if isinstance(one, CallFunction))
+        (called,) = (one for one in pool.requests if one.kind == "call")
         assert called.limits.output_bytes > 1 << 21
         assert called.limits.output_parts is not None
         assert 50_000 < called.limits.output_parts < 200_000
@@ -248,7 +222,7 @@ class TestSizeOfReplies:
         """It is not read, and the answer can return True just as well; the program is started again for later cases."""
 
         def script(request: Request) -> Reply:
-            return Reply(None, None if isinstance(request, LoadProgram) else Fault.TOO_MUCH_OUTPUT, 0.0)
+            return Reply(None, None if request.kind == "load" else Fault.TOO_MUCH_OUTPUT, 0.0)
 
         pool = ScriptedPool(script)
         test = CodeTests(TestCode("f", f"{code}\n{code}")).to_text()

@@ -1,32 +1,23 @@
 """Answers to tasks of Reasoning Gym: right ones are accepted, junk and exploits are not, and nothing escapes."""
 
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
-from scripted_programs import ScriptedPool
+from scripted_programs import Request, ScriptedPool
 
 from brorl.errors import UserError
 from brorl.prompts.gym_task import GymTask
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.gym import GymVerifier, extract_answer
 from brorl.verification.domains.gym_guards import EVALUATED, GUARDS
+from brorl.verification.sandbox.judging import Judge, T
 from brorl.verification.sandbox.pool import ProgramPool, VerifierCall, WorkerPool
-from brorl.verification.sandbox.requests import (
-    CallFunction,
-    Fault,
-    Judge,
-    JudgeTimeout,
-    Limits,
-    LoadProgram,
-    LostError,
-    Reply,
-    Request,
-    T,
-    Undecided,
-)
+from brorl.verification.sandbox.replies import Fault, JudgeTimeout, Limits, LostError, Reply, Undecided
+from brorl.verification.sandbox.worker import Worker
 from brorl.verification.verifier import Verdict
 from each_row import each_row
 
@@ -78,7 +69,7 @@ def replying(reply: Reply | LostError) -> ScriptedPool:
     def script(request: Request) -> Reply:
         if isinstance(reply, LostError):
             raise reply
-        return Reply(None, None, 0.0) if isinstance(request, LoadProgram) else reply
+        return Reply(None, None, 0.0) if request.kind == "load" else reply
 
     return ScriptedPool(script)
 
@@ -133,10 +124,10 @@ def test_a_forged_problem_is_short() -> None:
 @pytest.mark.usefixtures("installed")
 def test_scorers_that_are_not_loaded_leave_answers_unverified(fault: Fault) -> None:
     """No answer has a part in it: the process is new. The limit of an answer is not that of the load."""
-    loads: list[LoadProgram] = []
+    loads: list[Request] = []
 
     def script(request: Request) -> Reply:
-        if isinstance(request, LoadProgram):
+        if request.kind == "load":
             loads.append(request)
             return Reply(None, str(fault) if len(loads) == 2 else None, 0.1)
         return Reply(None, "timeout", 0.1)
@@ -161,8 +152,8 @@ def test_an_answer_that_uses_the_time_of_all_harms_no_answer_beside_it() -> None
         def _decision(self, judge: Judge[T]) -> T | Undecided:
             begin = len(self.requests)
             found = super()._decision(judge)
-            calls = [r for r in self.requests[begin:] if isinstance(r, CallFunction)]
-            return JudgeTimeout("over") if any(call.arguments[1] == "slow" for call in calls) else found
+            is_slow = any("slow" in (request.arguments or ()) for request in self.requests[begin:])
+            return JudgeTimeout("over") if is_slow else found
 
     pool = ShortPool(lambda _request: Reply((False, 0.0, None), None, 0.1))
     verdicts = GymVerifier(pool).verify_all([(prompt(MAZE), answer) for answer in ("6", "slow", "9")])
@@ -181,8 +172,8 @@ def test_a_lost_worker_leaves_answers_unverified() -> None:
 def test_an_answer_is_scored_once_and_the_own_answer_never() -> None:
     texts = ["8", "<answer>8</answer>", "7", " 7 ", "x" * 100_001, ""]
     verdicts, programs = verified(Reply((False, 0.0, None), None, 0.5), *texts)
-    called = [request for request in programs.requests if isinstance(request, CallFunction)]
-    assert [request.arguments[1] for request in called] == ["8"]
+    called = [request for request in programs.requests if request.kind == "call"]
+    assert [request.arguments and request.arguments[1] for request in called] == ["8"]
     assert [v.reason for v in verdicts] == [
         "wrong answer", "wrong answer", "correct", "correct", "answer too long", "no answer",
     ]  # fmt: skip
@@ -196,7 +187,7 @@ def test_answers_that_are_evaluated_share_no_process() -> None:
         programs = replying(Reply((False, 0.0, None), None, 0.0))
         verifier = GymVerifier(programs)
         verifier.verify_all([(prompt(task), f"{number} + 1") for number in range(5)])
-        assert sum(isinstance(request, LoadProgram) for request in programs.requests) == processes
+        assert sum(request.kind == "load" for request in programs.requests) == processes
 
 
 def test_a_missing_extra_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +288,7 @@ def test_an_answer_with_two_candidates_earns_no_partial_credit(pool: WorkerPool,
     assert {reply.value[2] for reply in replies} >= {"rejected by a guard", "not the answer of the dataset"}
 
 
-def raw_judge(reference: str, answer: str, limits: Limits) -> Judge[Reply]:
+def raw_judge(reference: str, answer: str, limits: Limits, worker: Worker) -> Reply:
     """Score without a guard, to see that the sandbox alone holds."""
     source = (
         "import json\n"
@@ -307,12 +298,9 @@ def raw_judge(reference: str, answer: str, limits: Limits) -> Judge[Reply]:
         "    task = GymTask.from_text(reference)\n"
         "    return float(scorer_of(task.data_set, '{}').score_answer(answer=answer, entry=task.entry))\n"
     )
-    reply = yield LoadProgram(source, limits)
-    assert isinstance(reply, Reply)
-    assert reply.failure is None, reply
-    reply = yield CallFunction("raw", (reference, answer), limits)
-    assert isinstance(reply, Reply)
-    return reply
+    loaded = worker.load(source, limits)
+    assert loaded.failure is None, loaded
+    return worker.call("raw", (reference, answer), limits)
 
 
 @needs_gym
@@ -330,7 +318,7 @@ def test_exploits_of_evaluating_scorers_reach_nothing(pool: WorkerPool, verifier
         (verdict,) = verifier.verify_all([(prompt(task), exploit)])
         assert not verdict.correct
         assert verdict.reason == "wrong answer: rejected by a guard"
-        (reply,) = verifier._programs.run([lambda task=task: raw_judge(task.to_text(), exploit, limits)])
+        (reply,) = verifier._programs.run([partial(raw_judge, task.to_text(), exploit, limits)])
         assert not isinstance(reply, Undecided)
         assert reply.value != 1.0
         assert not canary.exists(), name

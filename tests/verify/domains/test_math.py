@@ -14,7 +14,7 @@ from brorl.verification.domains.math import MathVerifier, verify_by_form
 from brorl.verification.domains.math_extraction import extract_answer
 from brorl.verification.domains.single_answer import SEVERAL_ANSWERS
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
-from brorl.verification.sandbox.requests import Reply
+from brorl.verification.sandbox.replies import Reply
 from each_row import each_row
 
 

@@ -5,17 +5,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from brorl.verification.sandbox.judging import Judge
 from brorl.verification.sandbox.pool import ProgramPool, VerifierCall
-from brorl.verification.sandbox.requests import (
-    CallFunction,
-    Judge,
-    Limits,
-    LoadProgram,
-    OutsideCall,
-    Reply,
-    ReturnValue,
-    RunProgram,
-)
+from brorl.verification.sandbox.replies import Limits, Reply
+from brorl.verification.sandbox.worker import OutsideError, Worker
 
 CALLS = str(Path(__file__).parent / "pool_calls.py")
 Call = tuple[str, tuple[object, ...]]
@@ -23,44 +16,44 @@ LIMITS = Limits(seconds=60.0)  # never reached, however busy the machine is
 
 
 def run_judge(source: str, stdin: str = "", limits: Limits = LIMITS) -> Judge[Reply]:
-    reply = yield RunProgram(source, stdin, limits)
-    assert isinstance(reply, Reply)
-    return reply
+    return lambda worker: worker.run(source, stdin, limits)
 
 
 def call_judge(source: str, *calls: Call, limits: Limits = LIMITS) -> Judge[list[Reply]]:
     """Load a program and call functions; the replies to the calls, or the one to a failed load."""
-    loaded = yield LoadProgram(source, LIMITS)
-    assert isinstance(loaded, Reply)
-    if loaded.failure:
-        return [loaded]
-    replies = []
-    for function, arguments in calls:
-        replies.append((yield CallFunction(function, arguments, limits)))
-    return replies
+
+    def judge(worker: Worker) -> list[Reply]:
+        loaded = worker.load(source, LIMITS)
+        if loaded.failure:
+            return [loaded]
+        return [worker.call(function, arguments, limits) for function, arguments in calls]
+
+    return judge
 
 
 def outside_judge(source: str, function: str, *arguments: object) -> Judge[list[object]]:
     """Call a function that calls the outside functions `add` and `fail`; its calls, then its value or failure."""
-    reply = yield LoadProgram(source, LIMITS, "tests", ("add", "fail"))
-    log: list[object] = []
-    started = False
-    while isinstance(reply, OutsideCall) or not started:
-        if isinstance(reply, OutsideCall):
-            log.append((reply.function, *reply.arguments))
-            if reply.function == "add":
-                reply = yield ReturnValue(sum(reply.arguments), name="tests")  # type: ignore[arg-type]
-            else:
-                reply = yield ReturnValue(error=str(reply.arguments[0]), name="tests")
-        else:
-            started = True
-            reply = yield CallFunction(function, arguments, LIMITS, "tests")
-    assert isinstance(reply, Reply)
-    return [*log, reply.failure or reply.value]
+
+    def judge(worker: Worker) -> list[object]:
+        log: list[object] = []
+
+        def add(*numbers: int) -> int:
+            log.append(("add", *numbers))
+            return sum(numbers)
+
+        def fail(text: str) -> None:
+            log.append(("fail", text))
+            raise OutsideError(text)
+
+        worker.load(source, LIMITS, "tests", {"add": add, "fail": fail})
+        reply = worker.call(function, arguments, LIMITS, "tests")
+        return [*log, reply.failure or reply.value]
+
+    return judge
 
 
 def ended(pool: ProgramPool, source: str, stdin: str = "", limits: Limits = LIMITS) -> Reply:
-    (reply,) = pool.run([lambda: run_judge(source, stdin, limits)])
+    (reply,) = pool.run([run_judge(source, stdin, limits)])
     assert isinstance(reply, Reply), reply
     return reply
 
@@ -68,7 +61,7 @@ def ended(pool: ProgramPool, source: str, stdin: str = "", limits: Limits = LIMI
 def returned(
     pool: ProgramPool, source: str, *calls: tuple[str, tuple[object, ...]], limits: Limits = LIMITS
 ) -> list[Reply]:
-    (replies,) = pool.run([lambda: call_judge(source, *calls, limits=limits)])
+    (replies,) = pool.run([call_judge(source, *calls, limits=limits)])
     assert isinstance(replies, list), replies
     assert all(isinstance(reply, Reply) for reply in replies), replies
     return replies  # type: ignore[return-value]

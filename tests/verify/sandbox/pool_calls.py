@@ -27,6 +27,7 @@ def slow_hash(word: str) -> list[int]:
 
 
 def nested(depth: int) -> object:
+    sys.setrecursionlimit(10 * depth)  # the worker can write it
     value: object = 1
     for _ in range(depth):
         value = [value]

@@ -11,7 +11,7 @@ from judges import LIMITS, ended
 from brorl.verification.sandbox.inside.landlock import landlock_version
 from brorl.verification.sandbox.inside.library import _EXTENSIONS
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.requests import Limits
+from brorl.verification.sandbox.replies import Limits
 
 pytestmark = pytest.mark.linux
 

@@ -14,9 +14,10 @@ from judges import call, gone, programs
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.math import MathVerifier
 from brorl.verification.domains.user_function import FunctionVerifier
-from brorl.verification.sandbox import judging, process
+from brorl.verification.sandbox import judging, process, worker
 from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool
-from brorl.verification.sandbox.server import LostError, Server, ServerSettings
+from brorl.verification.sandbox.replies import LostError
+from brorl.verification.sandbox.server import Server, ServerSettings
 
 pytestmark = pytest.mark.linux
 LOST = "unverified: a worker was lost"
@@ -126,7 +127,7 @@ def failing_starts(monkeypatch: pytest.MonkeyPatch, fails: "list[bool]") -> None
             raise LostError("a process could not be started: [Errno 11] Resource temporarily unavailable")
         return Server(settings)
 
-    monkeypatch.setattr(judging, "Server", maybe)
+    monkeypatch.setattr(worker, "Server", maybe)
     monkeypatch.setattr(judging, "_BETWEEN_STARTS_S", 0.01)
 
 

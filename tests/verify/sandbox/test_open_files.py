@@ -14,17 +14,16 @@ pytestmark = pytest.mark.linux
 NUM_WORKERS = 8
 POOLS = {
     "programs": f"""
-from brorl.verification.sandbox.requests import CallFunction, Limits, LoadProgram
+from brorl.verification.sandbox.replies import Limits
 from brorl.verification.sandbox.pool import ProgramPool
+from functools import partial
 pool = ProgramPool({NUM_WORKERS}, "unsafe")
-def judge(number):
-    yield LoadProgram("def f(x): return x", Limits(600.0), "one")
-    yield LoadProgram("def f(x): return x + 1", Limits(600.0), "two")
-    first = yield CallFunction("f", (number,), Limits(600.0), "one")
-    second = yield CallFunction("f", (number,), Limits(600.0), "two")
-    return first.value, second.value
+def judge(number, worker):
+    worker.load("def f(x): return x", Limits(600.0), "one")
+    worker.load("def f(x): return x + 1", Limits(600.0), "two")
+    return tuple(worker.call("f", (number,), Limits(600.0), name).value for name in ("one", "two"))
 def work(pool=pool):
-    found = pool.run([lambda number=number: judge(number) for number in range({2 * NUM_WORKERS})])
+    found = pool.run([partial(judge, number) for number in range({2 * NUM_WORKERS})])
     assert found == [(number, number + 1) for number in range({2 * NUM_WORKERS})], found
 """,
     "functions": f"""

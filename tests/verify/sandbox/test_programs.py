@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -27,21 +27,12 @@ from judges import (
 )
 
 from brorl.errors import UserError
-from brorl.verification.sandbox import judging, process, scheduling
+from brorl.verification.sandbox import process, scheduling, worker
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.requests import (
-    CallFunction,
-    Judge,
-    Limits,
-    LoadProgram,
-    OutsideCall,
-    Reply,
-    ReturnValue,
-    RunProgram,
-    Undecided,
-)
-from brorl.verification.sandbox.server import LostError, Server, ServerSettings
+from brorl.verification.sandbox.replies import Limits, LostError, Reply, Undecided
+from brorl.verification.sandbox.server import Server, ServerSettings
 from brorl.verification.sandbox.values import MAX_DEPTH
+from brorl.verification.sandbox.worker import Worker
 
 pytestmark = pytest.mark.linux
 SHORT = Limits(seconds=0.15)
@@ -209,13 +200,12 @@ def test_a_slow_program_delays_no_other_by_more_than_its_limit(pool: ProgramPool
     """Two workers: while one waits for its limit, the other finishes all the rest."""
     order: list[str] = []
 
-    def judge(name: str, source: str, limits: Limits) -> Judge[None]:
-        yield from run_judge(source, limits=limits)
+    def judge(name: str, source: str, limits: Limits, worker: Worker) -> None:
+        worker.run(source, "", limits)
         order.append(name)
 
-    pool.run(
-        [lambda: judge("slow", "import time\ntime.sleep(1000)", Limits(5.0))] + [lambda: judge("fast", "", LIMITS)] * 10
-    )
+    slow = partial(judge, "slow", "import time\ntime.sleep(1000)", Limits(5.0))
+    pool.run([slow] + [partial(judge, "fast", "", LIMITS)] * 10)
     assert order == ["fast"] * 10 + ["slow"]
 
 
@@ -334,12 +324,12 @@ def caught(text):
 def uncaught(): return fail('ValueError: negative')
 """
     judges = [
-        lambda: outside_judge(source, "check", a, b, c),
-        lambda: outside_judge(source, "caught", "KeyError: 5"),
-        lambda: outside_judge(source, "caught", "no exception of this name"),
-        lambda: outside_judge(source, "uncaught"),
-        lambda: outside_judge("x = add(1, 2)\ndef f(): return x", "f"),
-        lambda: outside_judge("def f(): return add(object())", "f"),
+        outside_judge(source, "check", a, b, c),
+        outside_judge(source, "caught", "KeyError: 5"),
+        outside_judge(source, "caught", "no exception of this name"),
+        outside_judge(source, "uncaught"),
+        outside_judge("x = add(1, 2)\ndef f(): return x", "f"),
+        outside_judge("def f(): return add(object())", "f"),
     ]
     assert pool.run(judges) == [
         [("add", a, b), ("add", a + b, c), 2 * (a + b + c)],
@@ -354,35 +344,25 @@ def uncaught(): return fail('ValueError: negative')
 def test_two_programs_talk_through_the_judge(pool: ProgramPool) -> None:
     """Tests in one process, the answer in another: neither sees the other's memory."""
 
-    def judge() -> Judge[list[object]]:
-        yield LoadProgram("secret = 1\ndef answer(x): return 'secret' in globals(), x * 2", LIMITS)
-        yield LoadProgram("def check(x): return candidate(x)", LIMITS, "tests", ("candidate",))
-        log: list[object] = []
-        reply = yield CallFunction("check", (21,), LIMITS, "tests")
-        assert isinstance(reply, OutsideCall)
-        inner = yield CallFunction("answer", reply.arguments, LIMITS)
-        assert isinstance(inner, Reply)
-        log.append(inner.value)
-        reply = yield ReturnValue(inner.value, name="tests")
-        assert isinstance(reply, Reply)
-        return [*log, reply.value]
+    def judge(worker: Worker) -> list[object]:
+        def answer(x: int) -> object:
+            return worker.call("answer", (x,), LIMITS).value
 
-    assert pool.run([judge]) == [[(True, 42), (True, 42)]]
+        worker.load("secret = 1\ndef answer(x): return 'secret' in globals(), x * 2", LIMITS)
+        worker.load("def check(x): return candidate(x), 'secret' in globals()", LIMITS, "tests", {"candidate": answer})
+        return worker.call("check", (21,), LIMITS, "tests").value  # type: ignore[no-any-return]
+
+    assert pool.run([judge]) == [((True, 42), False)]
 
 
 def test_the_deepest_value_passes_through_the_judge(pool: ProgramPool) -> None:
     """A value at the limit of depth is one level deeper in the message that passes it on."""
 
-    def judge() -> Judge[object]:
-        yield LoadProgram(f"def answer(x):\n    for _ in range({MAX_DEPTH}): x = [x]\n    return x", LIMITS)
-        yield LoadProgram("def check(x): return len(candidate(x))", LIMITS, "tests", ("candidate",))
-        reply = yield CallFunction("check", (21,), LIMITS, "tests")
-        assert isinstance(reply, OutsideCall)
-        inner = yield CallFunction("answer", reply.arguments, LIMITS)
-        assert isinstance(inner, Reply)
-        reply = yield ReturnValue(inner.value, name="tests")
-        assert isinstance(reply, Reply)
-        return reply.value
+    def judge(worker: Worker) -> object:
+        worker.load(f"def answer(x):\n    for _ in range({MAX_DEPTH}): x = [x]\n    return x", LIMITS)
+        outside = {"candidate": lambda x: worker.call("answer", (x,), LIMITS).value}
+        worker.load("def check(x): return len(candidate(x))", LIMITS, "tests", outside)
+        return worker.call("check", (21,), LIMITS, "tests").value
 
     assert pool.run([judge]) == [1]
 
@@ -399,8 +379,8 @@ def test_judges_wait_for_the_servers_that_could_start(monkeypatch: pytest.Monkey
 
     with ProgramPool(num_workers=2) as own:
         own.require()
-        monkeypatch.setattr(judging, "Server", start)
-        replies = own.run([lambda n=n: run_judge(f"print({n})", "") for n in range(10)])  # type: ignore[misc]
+        monkeypatch.setattr(worker, "Server", start)
+        replies = own.run([run_judge(f"print({n})") for n in range(10)])
     assert [reply.value for reply in replies if isinstance(reply, Reply)] == [f"{n}\n" for n in range(10)]
     assert len(started) == 1
 
@@ -408,14 +388,14 @@ def test_judges_wait_for_the_servers_that_could_start(monkeypatch: pytest.Monkey
 def test_a_server_forgets_the_processes_of_earlier_judges() -> None:
     with ProgramPool(num_workers=1) as own:
         for _ in range(3):
-            own.run([lambda: call_judge("def f(): return 1", ("f", ()))] * 5)
-        (server,) = own._idle
-        assert len(server._endings) <= 2
+            own.run([call_judge("def f(): return 1", ("f", ()))] * 5)
+        (idle,) = own._idle
+        assert len(idle.server._endings) <= 2
 
 
 def test_every_judge_gets_its_own_replies(pool: ProgramPool, rng: np.random.Generator) -> None:
     numbers = [int(n) for n in rng.integers(0, 10**6, 60)]
-    judges = [lambda n=n: run_judge(f"print(int(input()) + {n})", f"{n}\n") for n in numbers]  # type: ignore[misc]
+    judges = [run_judge(f"print(int(input()) + {n})", f"{n}\n") for n in numbers]
     replies = pool.run(judges)
     assert [reply.value for reply in replies if isinstance(reply, Reply)] == [f"{2 * n}\n" for n in numbers]
     assert pool.run([]) == []
@@ -431,34 +411,27 @@ def test_programs_share_nothing(pool: ProgramPool) -> None:
 
 
 def test_sets_have_one_order_in_all_programs(pool: ProgramPool) -> None:
-    replies = pool.run([lambda: run_judge("print({'a', 'b', 'c', 'd', 'e', 'f'})")] * 6)
+    replies = pool.run([run_judge("print({'a', 'b', 'c', 'd', 'e', 'f'})")] * 6)
     assert len({reply.value for reply in replies if isinstance(reply, Reply)}) == 1
 
 
 def test_an_exception_of_a_judge_ends_the_run_and_its_programs() -> None:
-    def judge(source: str) -> Judge[None]:
-        yield LoadProgram("def f(): pass", LIMITS)
-        yield CallFunction(source, (), LIMITS)
+    def judge(worker: Worker) -> Reply:
+        worker.load("def f(): pass", LIMITS)
+        worker.call("f", (), LIMITS)
         raise ZeroDivisionError("of the judge")
 
     with ProgramPool(2) as pool:
         with pytest.raises(ZeroDivisionError, match="of the judge"):
-            pool.run([lambda: judge("f")] + [lambda: run_judge("while True: pass")] * 3)
+            pool.run([judge] + [run_judge("while True: pass")] * 3)
+        with pytest.raises(ZeroDivisionError, match="of the judge"):
+            pool.run([run_judge("while True: pass"), judge])
         assert ended(pool, "print(1)").value == "1\n"
 
 
-def test_requests_out_of_turn_are_errors_of_the_judge(pool: ProgramPool) -> None:
-    def unknown() -> Judge[None]:
-        yield CallFunction("f", ())
-
-    def unasked() -> Judge[None]:
-        yield LoadProgram("def f(): pass", LIMITS)
-        yield ReturnValue(1)
-
+def test_a_call_before_a_load_is_an_error_of_the_judge(pool: ProgramPool) -> None:
     with pytest.raises(ValueError, match="no program was loaded as 'answer'"):
-        pool.run([unknown])
-    with pytest.raises(ValueError, match="the program has not called an outside function"):
-        pool.run([unasked])
+        pool.run([lambda worker: worker.call("f", (), LIMITS)])
 
 
 def test_a_run_works_from_any_thread() -> None:
@@ -487,44 +460,39 @@ def interrupt_programs() -> None:
         timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
         with pytest.raises(KeyboardInterrupt):
-            pool.run([lambda: run_judge("while True: pass")] * 2)
+            pool.run([run_judge("while True: pass")] * 2)
         assert ended(pool, "print(1)").value == "1\n"
         assert not programs()
 
 
-def kill_servers() -> Judge[str]:
-    """Kill the fork servers while a program runs."""
-    yield LoadProgram("def f():\n  import time\n  time.sleep(1000)", LIMITS)
-    for pid in servers():
+SLEEPING = "def f():\n  import time\n  time.sleep(1000)"
+
+
+def kill_and_call(pids: Callable[[], set[int]], worker: Worker) -> str:
+    """Kill processes while a program waits for a call."""
+    worker.load(SLEEPING, LIMITS)
+    for pid in pids():
         os.kill(pid, signal.SIGKILL)
-    reply = yield CallFunction("f", (), LIMITS)
-    return f"no loss: {reply}"
+    return f"no loss: {worker.call('f', (), LIMITS)}"
 
 
 def test_a_lost_server_is_replaced_once() -> None:
     tries: list[int] = []
 
-    def judge() -> Judge[str]:
+    def judge(worker: Worker) -> str:
         tries.append(1)
-        return (yield from kill_servers()) if len(tries) == 1 else (yield from run_judge("print(1)")).value
+        return kill_and_call(servers, worker) if len(tries) == 1 else worker.run("print(1)", "", LIMITS).value
 
     with ProgramPool(1) as own:
         assert own.run([judge]) == ["1\n"]
-        assert own.run([kill_servers]) == [Undecided("a worker was lost")]
+        assert own.run([partial(kill_and_call, servers)]) == [Undecided("a worker was lost")]
         assert ended(own, "print(1)").value == "1\n"
     assert len(tries) == 2
 
 
 def test_a_program_killed_from_outside_is_lost() -> None:
-    def judge() -> Judge[str]:
-        yield LoadProgram("def f():\n  import time\n  time.sleep(1000)", LIMITS)
-        for pid in programs():
-            os.kill(pid, signal.SIGKILL)
-        reply = yield CallFunction("f", (), LIMITS)
-        return f"no loss: {reply}"
-
     with ProgramPool(1) as pool:
-        assert pool.run([judge]) == [Undecided("a process was killed from outside")]
+        assert pool.run([partial(kill_and_call, programs)]) == [Undecided("a process was killed from outside")]
 
 
 @pytest.mark.parametrize(
@@ -558,7 +526,7 @@ sys.path[:0] = {[str(Path(__file__).parent)]!r}
 from brorl.verification.sandbox.pool import ProgramPool
 from judges import run_judge
 pool = ProgramPool(64)
-pool.run([lambda: run_judge("while True: pass")] * 64)
+pool.run([run_judge("while True: pass")] * 64)
 """
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
     wait_until(lambda: len(descendants(trainer.pid)) >= 128)  # 64 servers with a program each
@@ -607,14 +575,14 @@ def test_a_judge_can_report_a_fault_of_the_machine(pool: ProgramPool) -> None:
     """It runs once more, and then it is lost."""
     begun: list[str] = []
 
-    def judge(name: str, failures: int) -> Judge[str]:
+    def judge(name: str, failures: int, worker: Worker) -> str:
         begun.append(name)
-        yield RunProgram("print(1)", "", LIMITS)
+        worker.run("print(1)", "", LIMITS)
         if begun.count(name) <= failures:
             raise LostError("the scorers were not loaded")
         return name
 
-    found = pool.run([lambda: judge("a", 0), lambda: judge("b", 1), lambda: judge("c", 2)])
+    found = pool.run([partial(judge, *one) for one in (("a", 0), ("b", 1), ("c", 2))])
     assert found == ["a", "b", Undecided("the scorers were not loaded")]
     assert sorted(begun) == ["a", "b", "b", "c", "c"]
 
@@ -622,11 +590,7 @@ def test_a_judge_can_report_a_fault_of_the_machine(pool: ProgramPool) -> None:
 def test_an_end_before_the_confinement_is_no_fault_of_the_program(pool: ProgramPool) -> None:
     limits = Limits(60.0, memory_bytes=1e9)  # type: ignore[arg-type] # the system takes no float
 
-    def judge(request: RunProgram | LoadProgram) -> Judge[object]:
-        return (yield request)
-
-    requests = (RunProgram("print(1)", "", limits), LoadProgram("x = 1", limits))
-    found = pool.run([partial(judge, request) for request in requests])
+    found = pool.run([run_judge("print(1)", limits=limits), lambda worker: worker.load("x = 1", limits)])
     assert found == [Undecided("a process ended before it was confined")] * 2
     assert ended(pool, "print(1)").value == "1\n"
 
@@ -635,11 +599,11 @@ def test_a_fork_of_the_trainer_cannot_use_the_pool(pool: ProgramPool, monkeypatc
     ended(pool, "")
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(RuntimeError, match="cannot be used in a fork"):
-        pool.run([lambda: run_judge("")])
+        pool.run([run_judge("")])
     pool.close()
     monkeypatch.undo()
     assert ended(pool, "print(1)").value == "1\n"
 
 
 def test_call_judge_reports_the_load(pool: ProgramPool) -> None:
-    assert pool.run([lambda: call_judge("def f(): return 1")]) == [[]]
+    assert pool.run([call_judge("def f(): return 1")]) == [[]]

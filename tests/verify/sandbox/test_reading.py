@@ -5,7 +5,7 @@ from judges import LIMITS, call_judge
 
 from brorl.verification.sandbox import process
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.requests import Limits, Reply
+from brorl.verification.sandbox.replies import Limits, Reply
 from brorl.verification.sandbox.values import encode
 
 pytestmark = pytest.mark.linux
@@ -24,7 +24,7 @@ def test_a_text_of_too_many_parts_is_not_decoded(monkeypatch: pytest.MonkeyPatch
     limits = Limits(LIMITS.seconds, output_bytes=1 << 20, output_parts=200)
     calls = [("dense", (1_000,)), ("long", (100_000,)), ("dense", (100,)), ("dense", (101,))]
     with ProgramPool(1) as pool:
-        (replies,) = pool.run([lambda: call_judge(source, *calls, limits=limits)])
+        (replies,) = pool.run([call_judge(source, *calls, limits=limits)])
     assert isinstance(replies, list)
     texts = [["x" * 100_000], [{}] * 100]
     assert [reply.failure for reply in replies if isinstance(reply, Reply)] == [

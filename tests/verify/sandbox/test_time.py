@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +12,8 @@ from judges import LIMITS, call_judge, ended, gone, returned, run_judge, wait_un
 
 from brorl.verification.sandbox import process, scheduling
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.requests import (
-    CallFunction,
-    Judge,
-    JudgeTimeout,
-    Limits,
-    LoadProgram,
-    Reply,
-    Undecided,
-)
+from brorl.verification.sandbox.replies import JudgeTimeout, Limits, Reply, Undecided
+from brorl.verification.sandbox.worker import Worker
 
 pytestmark = pytest.mark.linux
 SHORT = Limits(seconds=0.02)
@@ -70,9 +64,9 @@ def test_workers_share_the_cores_of_the_trainer_evenly() -> None:
 
     def taken(number: int) -> list[int]:
         with ProgramPool(number, "unsafe") as own:
-            replies = own.run([lambda: run_judge("import os\nprint(*os.sched_getaffinity(0))", limits=LIMITS)] * number)
+            replies = own.run([run_judge("import os\nprint(*os.sched_getaffinity(0))", limits=LIMITS)] * number)
             assert {int(reply.value) for reply in replies if isinstance(reply, Reply)} <= {*cores}
-            return [server.core for server in own._idle]  # type: ignore[misc]
+            return [worker.server.core for worker in own._idle]  # type: ignore[misc]
 
     found = taken(2 * len(cores) + 1)
     counts = [found.count(core) for core in cores]
@@ -123,8 +117,8 @@ def test_only_others_deny_a_core(monkeypatch: pytest.MonkeyPatch, rng: np.random
 def test_a_program_without_its_core_is_unverified(pool: ProgramPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its wall time is over, and others had the core for most of it."""
     monkeypatch.setattr(process, "denied_s", lambda _pid: 0.99 * time.monotonic())
-    assert pool.run([lambda: run_judge(ASLEEP, limits=SHORT)]) == [Undecided("the machine was overloaded")]
-    assert pool.run([lambda: call_judge(f"def f():\n  {ASLEEP.replace(chr(10), ';')}", ("f", ()), limits=SHORT)]) == [
+    assert pool.run([run_judge(ASLEEP, limits=SHORT)]) == [Undecided("the machine was overloaded")]
+    assert pool.run([call_judge(f"def f():\n  {ASLEEP.replace(chr(10), ';')}", ("f", ()), limits=SHORT)]) == [
         Undecided("the machine was overloaded")
     ]
 
@@ -149,17 +143,13 @@ def test_of_the_programs_of_a_judge_only_the_one_that_is_asked_runs(level: str) 
     source = "import os, threading, time\ndef pid(): return os.getpid()\n"
     threads = "for _ in range(5): threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
 
-    def judge() -> Judge[list[int]]:
+    def judge(worker: Worker) -> list[int]:
         pids: list[int] = []
         for name in ("answer", "tests"):
-            loaded = yield LoadProgram(source + threads, LIMITS, name)
-            assert isinstance(loaded, Reply)
-            assert loaded.failure is None
-            reply = yield CallFunction("pid", (), LIMITS, name)
-            assert isinstance(reply, Reply)
-            pids.append(reply.value)
+            assert worker.load(source + threads, LIMITS, name).failure is None
+            pids.append(worker.call("pid", (), LIMITS, name).value)
         for asked, other in ((0, 1), (1, 0), (0, 1)):
-            yield CallFunction("pid", (), LIMITS, ("answer", "tests")[asked])
+            worker.call("pid", (), LIMITS, ("answer", "tests")[asked])
             wait_until(lambda other=other: state(pids[other]) == "T", 10)  # type: ignore[misc]
             assert state(pids[asked]) in "RS"
         return pids
@@ -179,13 +169,11 @@ def start():
 def used(): return time.process_time()
 """
 
-    def judge() -> Judge[tuple[float, float]]:
-        yield LoadProgram(source, LIMITS)
-        started = yield CallFunction("start", (), LIMITS)
+    def judge(worker: Worker) -> tuple[float, float]:
+        worker.load(source, LIMITS)
+        started = worker.call("start", (), LIMITS)
         time.sleep(0.3)  # the trainer compares values
-        reply = yield CallFunction("used", (), LIMITS)
-        assert isinstance(started, Reply)
-        assert isinstance(reply, Reply)
+        reply = worker.call("used", (), LIMITS)
         return reply.seconds, reply.value - started.value
 
     (outcome,) = pool.run([judge])
@@ -197,21 +185,22 @@ def used(): return time.process_time()
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 300_000], ids=["short", "long"])
 def test_the_work_for_others_is_no_time_of_a_program(length: int) -> None:
-    """A reply waits while the judges of other programs compare: that is no time of its program."""
+    """The judges of other programs compare while a reply arrives: that is hardly any time of its program."""
 
-    def judge() -> Judge[float]:
-        yield LoadProgram(f"def f(): return 'a' * {length}", LIMITS)
+    def judge(worker: Worker) -> float:
+        worker.load(f"def f(): return 'a' * {length}", LIMITS)
         seconds = 0.0
         for _ in range(5):
-            reply = yield CallFunction("f", (), LIMITS)
-            assert isinstance(reply, Reply)
+            reply = worker.call("f", (), LIMITS)
             assert reply.failure is None
             seconds += reply.seconds
-            time.sleep(0.2)
+            compared = time.thread_time() + 0.1
+            while time.thread_time() < compared:
+                pass
         return seconds
 
     with ProgramPool(6) as own:
-        own.run([lambda: run_judge("")] * 6)  # starts the servers
+        own.run([run_judge("")] * 6)  # starts the servers
         began = time.monotonic()
         seconds = own.run([judge] * 6)
         took = time.monotonic() - began
@@ -222,9 +211,9 @@ def test_the_work_for_others_is_no_time_of_a_program(length: int) -> None:
 def test_programs_that_sleep_take_no_more_than_the_time_of_a_batch() -> None:
     """They have used their part, and are graded; programs that need little are correct, wherever they stand."""
     batch_s, sleepers = 8.0, 24
-    judges = [lambda: run_judge(ASLEEP, limits=LIMITS)] * sleepers
+    judges = [run_judge(ASLEEP, limits=LIMITS)] * sleepers
     for place in (0, 10, len(judges) + 2):
-        judges.insert(place, lambda: run_judge("print(1)"))
+        judges.insert(place, run_judge("print(1)"))
     with ProgramPool(2, batch_timeout_s=batch_s) as own:
         ended(own, "")
         began = time.monotonic()
@@ -241,24 +230,24 @@ def test_cheap_programs_are_decided_first() -> None:
     """A program that needs more than its part of the time runs again after all others."""
     begun: list[str] = []
 
-    def judge(name: str, source: str) -> Judge[Reply]:
+    def judge(name: str, source: str, worker: Worker) -> Reply:
         begun.append(name)
-        return (yield from run_judge(source))
+        return worker.run(source, "", LIMITS)
 
     slow = "import time\ntime.sleep(1.5)\nprint(1)"
     with ProgramPool(1, batch_timeout_s=10.0) as own:
-        found = own.run([lambda: judge("slow", slow)] + [lambda: judge("cheap", "print(1)")] * 4)
+        found = own.run([partial(judge, "slow", slow)] + [partial(judge, "cheap", "print(1)")] * 4)
     assert begun == ["slow", *["cheap"] * 4, "slow"]
     assert [reply.value for reply in found if isinstance(reply, Reply)] == ["1\n"] * 5
 
 
 def test_programs_that_never_ran_are_unverified() -> None:
-    def judge() -> Judge[Reply]:
+    def judge(worker: Worker) -> Reply:
         time.sleep(0.5)  # the trainer is busy
-        return (yield from run_judge("print(1)"))  # type: ignore[return-value]
+        return worker.run("print(1)", "", LIMITS)
 
     with ProgramPool(1, batch_timeout_s=0.2) as own:
-        found = own.run([judge, lambda: run_judge("print(1)")])
+        found = own.run([judge, run_judge("print(1)")])
     assert [type(one) for one in found] == [Undecided, Undecided]
     assert "verification.batch_timeout_s" in found[0].reason  # type: ignore[union-attr]
 

@@ -31,8 +31,9 @@ from brorl.verification.domains.code_judges import (
 )
 from brorl.verification.domains.code_module import module
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.requests import Judge, JudgeTimeout, Undecided
+from brorl.verification.sandbox.replies import JudgeTimeout, Undecided
 from brorl.verification.sandbox.values import MAX_DEPTH, NotPlainError, encode
+from brorl.verification.sandbox.worker import Worker
 from brorl.verification.verdict_cache import KEEP_TIMEOUT_S, Pair, VerdictCache
 from brorl.verification.verifier import (
     CORRECT,
@@ -42,6 +43,7 @@ from brorl.verification.verifier import (
     TrialResponses,
     Verdict,
     unverified_verdict,
+    verdict_of,
 )
 
 CODE_DOMAIN = "code"
@@ -145,16 +147,16 @@ class CodeVerifier:
         right, *wrong = (f"```python\n{solution or 'pass'}\n```" for solution in solutions)
         return TrialResponses(right, [*wrong, "```python\npass\n```"], certain=solutions[0] is not None)
 
-    def _judge(self, plan: _Plan, code: str) -> Judge[Outcome]:
+    def _judge(self, plan: _Plan, code: str, worker: Worker) -> Outcome:
         tests, clock = plan.tests.tests, self._clock(plan.tests)
         with clock.own_time():
             source = module(plan.tests, code)
         if isinstance(tests, StdinCases):
-            return judge_stdin(source, tests, clock, self._partial_credit)
+            return judge_stdin(source, tests, clock, self._partial_credit, worker)
         if plan.checks is not None:
-            return judge_calls(source, tests.function, plan.checks, clock, self._partial_credit)
+            return judge_calls(source, tests.function, plan.checks, clock, self._partial_credit, worker)
         assert isinstance(tests, TestCode)
-        return judge_beside(source, tests, clock) if tests.weak else judge_test_code(source, tests, clock)
+        return (judge_beside if tests.weak else judge_test_code)(source, tests, clock, worker)
 
     def _clock(self, tests: CodeTests | None) -> Clock:
         """Return the limits of an answer: three times the dataset's, and at least 1 s and 1 GiB."""
@@ -168,7 +170,7 @@ class CodeVerifier:
     def _verdict(self, code: str, outcome: Outcome | Undecided) -> tuple[Verdict, float]:
         """Return the verdict, and how long to keep it in seconds."""
         if isinstance(outcome, JudgeTimeout):
-            return Verdict(False, 0.0, code, CUT_OFF, 0.0), 0.0
+            return verdict_of(CUT_OFF, code), 0.0
         if isinstance(outcome, Undecided):
             return unverified_verdict(outcome.reason), 0.0
         correct = outcome.reason in (CORRECT, WEAKLY_CORRECT)
@@ -211,7 +213,7 @@ def _find_code(response: str, tests: CodeTests) -> Verdict | str:
     """Return the code of a response, or the verdict if there is none, or none that can be run."""
     code = extract_code(response, tests)
     if code is None:
-        return Verdict(False, 0.0, None, NO_CODE, 0.0)
+        return verdict_of(NO_CODE)
     if len(code) > MAX_CODE:
-        return Verdict(False, 0.0, None, TOO_LONG, 0.0)
-    return Verdict(False, 0.0, code, SYNTAX_ERROR, 0.0) if _NO_SOURCE.search(code) else code
+        return verdict_of(TOO_LONG)
+    return verdict_of(SYNTAX_ERROR, code) if _NO_SOURCE.search(code) else code

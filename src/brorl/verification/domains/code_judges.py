@@ -10,7 +10,7 @@ import ast
 import re
 import secrets
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -19,20 +19,8 @@ from pathlib import Path
 
 from brorl.prompts.code_tests import StdinCases, TestCode
 from brorl.verification.domains.code_checks import Check
-from brorl.verification.sandbox.requests import (
-    REPLY_BYTES,
-    CallFunction,
-    Fault,
-    Judge,
-    Limits,
-    LoadProgram,
-    OutsideCall,
-    Reply,
-    Request,
-    ReturnValue,
-    RunProgram,
-    fault_of,
-)
+from brorl.verification.sandbox.replies import REPLY_BYTES, Fault, Limits, Reply, fault_of
+from brorl.verification.sandbox.worker import OutsideError, Worker
 from brorl.verification.verifier import CORRECT, RAISED, TIMEOUT, WRONG
 
 SYNTAX_ERROR = "syntax error"
@@ -106,10 +94,8 @@ class Clock:
         seconds = max(0.01, min(self.case_s, self.total_s - self.spent_s))
         return Limits(seconds, self.memory_bytes, output_bytes, output_parts)
 
-    def request(self, request: Request) -> Generator[Request, Reply | OutsideCall, Reply]:
-        """Yield a request, and return its reply."""
-        reply = yield request
-        assert isinstance(reply, Reply)
+    def spent(self, reply: Reply) -> Reply:
+        """Count the time of a reply, and return it."""
         self.spent_s += reply.seconds
         self.timed_out |= reply.failure == Fault.TIMEOUT
         return reply
@@ -120,7 +106,7 @@ class Clock:
         return Outcome(num_passed, num_cases, reason, seconds, self.timed_out or reason == TIMEOUT)
 
 
-def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool = False) -> Judge[Outcome]:
+def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool, worker: Worker) -> Outcome:
     """Run a program on each input and compare its output; with `all_cases` also after one that failed."""
     passed, problem = 0, ""
     for stdin, expected in zip(cases.inputs, cases.outputs, strict=True):
@@ -128,7 +114,7 @@ def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool = 
             problem = problem or TIMEOUT
             break
         limits = clock.limits(4 * len(expected.encode("utf-8", "replace")) + _MIN_OUTPUT_BYTES)
-        reply = yield from clock.request(RunProgram(source, stdin, limits))
+        reply = clock.spent(worker.run(source, stdin, limits))
         with clock.own_time():
             passes = reply.failure is None and same_output(expected, str(reply.value), cases)
         passed += passes
@@ -139,8 +125,8 @@ def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool = 
 
 
 def judge_calls(
-    source: str, function: str, checks: Sequence[Check], clock: Clock, all_cases: bool = False
-) -> Judge[Outcome]:
+    source: str, function: str, checks: Sequence[Check], clock: Clock, all_cases: bool, worker: Worker
+) -> Outcome:
     """Call a function with the arguments of each check and compare; with `all_cases` also after one that failed."""
     function_name = _callable_name(source, function)
     passed, problem, is_loaded = 0, "", False
@@ -149,13 +135,13 @@ def judge_calls(
             problem = problem or TIMEOUT
             break
         if not is_loaded:
-            loaded = yield from clock.request(LoadProgram(source, clock.limits()))
+            loaded = clock.spent(worker.load(source, clock.limits()))
             if loaded.failure is not None:
                 problem = problem or _reason(loaded.failure)
                 break
         size = check.max_size
         limits = clock.limits(min(REPLY_BYTES + size.num_bytes, _VALUE_BYTES), REPLY_BYTES + size.num_parts)
-        reply = yield from clock.request(CallFunction(function_name, check.arguments, limits))
+        reply = clock.spent(worker.call(function_name, check.arguments, limits))
         with clock.own_time():
             passes = _passes(check, reply)
         is_loaded = fault_of(reply.failure or "") is None
@@ -166,31 +152,42 @@ def judge_calls(
     return clock.outcome(passed, len(checks), problem or CORRECT)
 
 
-def judge_test_code(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]:
+class _DecidedError(Exception):
+    """A call of the answer has decided; the message is the reason."""
+
+
+def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -> Outcome:
     """Run test code in one process, and pass its calls to the answer in another one; the outcome is of one case.
 
     The test code never shares a process with the answer: plain values alone pass between the two, and the names and
     messages of exceptions that a question can ask for.
     """
     function_name = _callable_name(source, test.function)
-    loaded = yield from clock.request(LoadProgram(source, clock.limits()))
+    loaded = clock.spent(worker.load(source, clock.limits()))
     if loaded.failure is not None:
         return clock.outcome(0, 1, _reason(loaded.failure))
     num_calls, raised = 0, ""
-    reply = yield _load_tests(test, clock)
-    while isinstance(reply, OutsideCall):
+
+    def answer(*arguments: object) -> object:
+        nonlocal num_calls, raised
         num_calls += 1
         if clock.is_over():
-            return clock.outcome(0, 1, TIMEOUT)
-        limits = clock.limits(_PASSED_BYTES + len(test.code))
-        returned = yield from clock.request(CallFunction(function_name, reply.arguments, limits))
+            raise _DecidedError(TIMEOUT)
+        returned = clock.spent(worker.call(function_name, arguments, clock.limits(_PASSED_BYTES + len(test.code))))
+        failure = returned.failure or ""
         # A program can forge the failure: its name is looked up, and the message stays text.
-        error = returned.failure if (returned.failure or "").partition(":")[0] in _PASSED_ON else None
-        if error is None and returned.failure is not None:
-            return clock.outcome(0, 1, _reason(returned.failure))
-        raised = _reason(error) if error else ""
-        reply = yield ReturnValue(returned.value, error, _TESTS)
-    failure = reply.failure or ""
+        passed_on = failure.partition(":")[0] in _PASSED_ON
+        raised = _reason(failure) if failure else ""
+        if passed_on:
+            raise OutsideError(failure)
+        if returned.failure is not None:
+            raise _DecidedError(_reason(failure))
+        return returned.value
+
+    try:
+        failure = _run_tests(test, answer, clock, worker).failure or ""
+    except _DecidedError as decided:
+        return clock.outcome(0, 1, str(decided))
     if failure.startswith(_NO_PLAIN_VALUE):
         return clock.outcome(0, 1, f"{RAISED} {NO_PLAIN_ARGUMENT}")
     if not num_calls:
@@ -202,19 +199,25 @@ def judge_test_code(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]
     return clock.outcome(0, 1, WRONG)
 
 
-def judge_first_call(test: TestCode, clock: Clock) -> Judge[str | None]:
+def judge_first_call(test: TestCode, clock: Clock, worker: Worker) -> str | None:
     """Run test code up to its first call; return the problem if there is none."""
-    reply = yield _load_tests(test, clock)
-    return None if isinstance(reply, OutsideCall) else reply.failure or NO_CALL
+
+    def answer(*_arguments: object) -> object:
+        raise _DecidedError
+
+    try:
+        return _run_tests(test, answer, clock, worker).failure or NO_CALL
+    except _DecidedError:
+        return None
 
 
-def _load_tests(test: TestCode, clock: Clock) -> LoadProgram:
-    """Return the request that runs test code in a process without the answer, with a random state of its own."""
+def _run_tests(test: TestCode, answer: Callable[..., object], clock: Clock, worker: Worker) -> Reply:
+    """Run test code in a process without the answer, with a random state of its own."""
     seed = blake2b(test.code.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     # `math` needs no import, as in the code that `parse_checks` reads
     source = f"__import__('random').seed({seed!r})\nimport math\n{_numpy(test)}\n{test.code}"
     limits = Limits(clock.total_s, clock.memory_bytes, _VALUE_BYTES)
-    return LoadProgram(source, limits, _TESTS, tuple(dict.fromkeys((test.function, "candidate"))))
+    return worker.load(source, limits, _TESTS, {test.function: answer, "candidate": answer})
 
 
 def _numpy(test: TestCode) -> str:
@@ -222,7 +225,7 @@ def _numpy(test: TestCode) -> str:
     return f"exec({_NUMPY.read_text() + 'install()'!r}, {{}})" if "numpy" in test.code else ""
 
 
-def judge_beside(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]:
+def judge_beside(source: str, test: TestCode, clock: Clock, worker: Worker) -> Outcome:
     """Run test code in the process of the answer: a weaker judge. The outcome is of one case.
 
     The test code is a function after the answer, of a name that the answer cannot guess. It returns a number that is
@@ -232,12 +235,12 @@ def judge_beside(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]:
     name = f"_tests_{secrets.token_hex(16)}"
     tests = _as_function(test, name, _callable_name(source, test.function))
     module = f"{source}\n\n{_numpy(test)}\n{tests}"  # the answer has no numpy when it is loaded
-    loaded = yield from clock.request(LoadProgram(module, clock.limits()))
+    loaded = clock.spent(worker.load(module, clock.limits()))
     if loaded.failure is not None:
         return clock.outcome(0, 1, _reason(loaded.failure))
     number = secrets.token_hex(16)
     limits = Limits(max(0.01, clock.total_s - clock.spent_s), clock.memory_bytes, REPLY_BYTES)
-    returned = yield from clock.request(CallFunction(name, (number,), limits))
+    returned = clock.spent(worker.call(name, (number,), limits))
     if returned.failure is None:
         passes = returned.value == number
         return clock.outcome(int(passes), 1, WEAKLY_CORRECT if passes else WRONG)

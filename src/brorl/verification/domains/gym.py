@@ -9,7 +9,6 @@ as long as an answer asks for.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from math import inf
 
@@ -18,18 +17,16 @@ from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.gym_guards import EVALUATED
 from brorl.verification.domains.marked_answer import CLOSING, OPENING, find_answer
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.requests import (
+from brorl.verification.sandbox.replies import (
     REPLY_BYTES,
-    CallFunction,
-    Judge,
     JudgeTimeout,
     Limits,
-    LoadProgram,
     LostError,
     Reply,
     Undecided,
     fault_of,
 )
+from brorl.verification.sandbox.worker import Worker
 from brorl.verification.verdict_cache import KEEP_TIMEOUT_S, Pair, VerdictCache
 from brorl.verification.verifier import (
     CORRECT,
@@ -42,7 +39,9 @@ from brorl.verification.verifier import (
     WRONG,
     TrialResponses,
     Verdict,
+    malformed,
     unverified_verdict,
+    verdict_of,
 )
 
 _MAX_ANSWER = 100_000
@@ -83,39 +82,31 @@ class GymVerifier:
         task_of = {text: GymTask.from_text(text) for text in {prompt.reference for prompt, _ in items}}
 
         def decide(pairs: Sequence[Pair]) -> list[tuple[Verdict, float]]:
-            verdict_of = self._score(_groups(pairs, task_of))
-            return [(verdict_of[pair], _keep_s(verdict_of[pair].reason)) for pair in pairs]
+            found = self._score(_groups(pairs, task_of))
+            return [(found[pair], _keep_s(found[pair].reason)) for pair in pairs]
 
         return self._cache.verify_all(items, lambda prompt, text: _find_answer(task_of[prompt.reference], text), decide)
 
     def _score(self, groups: Sequence[Sequence[Pair]]) -> dict[Pair, Verdict]:
         """Score groups of answers in the sandbox; a group whose time was over is scored again, one answer at a time."""
         results = self._programs.run([partial(_judge, group, self._limits) for group in groups])
-        verdict_of: dict[Pair, Verdict] = {}
+        found: dict[Pair, Verdict] = {}
         apart: list[list[Pair]] = []
         for group, result in zip(groups, results, strict=True):
             if isinstance(result, JudgeTimeout) and len(group) > 1:
                 apart += [[pair] for pair in group]
             elif isinstance(result, JudgeTimeout):
-                verdict_of[group[0]] = Verdict(False, 0.0, group[0][1], CUT_OFF, 0.0)
+                found[group[0]] = verdict_of(CUT_OFF, group[0][1])
             elif isinstance(result, Undecided):
-                verdict_of.update(dict.fromkeys(group, unverified_verdict(result.reason)))
+                found |= dict.fromkeys(group, unverified_verdict(result.reason))
             else:
-                for pair, reply in zip(group, result, strict=True):
-                    verdict = _verdict(pair[1], reply)
-                    kept = verdict.correct or self._partial_credit
-                    verdict_of[pair] = verdict if kept else replace(verdict, score=0.0)
-        return verdict_of | self._score(apart) if apart else verdict_of
+                replies = zip(group, result, strict=True)
+                found |= {pair: _verdict(pair[1], reply, self._partial_credit) for pair, reply in replies}
+        return found | self._score(apart) if apart else found
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find the references that are not the text of a task."""
-        problems: dict[str, str] = {}
-        for reference in dict.fromkeys(references):
-            try:
-                GymTask.from_text(reference)
-            except ValueError as error:
-                problems[reference] = str(error)
-        return problems
+        return malformed(references, GymTask.from_text)
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
         """Return the right answers of the tasks in tags; some datasets have none."""
@@ -146,9 +137,9 @@ def _find_answer(task: GymTask, response: str) -> Verdict | str:
     """Return the answer in a response, or the verdict if it is missing, too long, or the dataset's own."""
     answer = extract_answer(response)
     if answer is None or len(answer) > _MAX_ANSWER:
-        return Verdict(False, 0.0, None, NO_ANSWER if answer is None else TOO_LONG, 0.0)
+        return verdict_of(NO_ANSWER if answer is None else TOO_LONG)
     is_own = task.answer is not None and answer == task.answer.strip()
-    return Verdict(True, 1.0, answer, CORRECT, 0.0) if is_own else answer
+    return verdict_of(CORRECT, answer) if is_own else answer
 
 
 def _keep_s(reason: str) -> float:
@@ -158,32 +149,30 @@ def _keep_s(reason: str) -> float:
     return inf if reason == CORRECT or reason.startswith(WRONG) else 0.0
 
 
-def _judge(pairs: Sequence[Pair], limits: Limits) -> Judge[list[Reply]]:
+def _judge(pairs: Sequence[Pair], limits: Limits, worker: Worker) -> list[Reply]:
     """Score pairs in one process; a process that an answer has ended is replaced."""
     replies: list[Reply] = []
     loaded = False
     for pair in pairs:
         if not loaded:
-            reply = yield LoadProgram(_PROGRAM, _LOADING)
-            assert isinstance(reply, Reply)
+            reply = worker.load(_PROGRAM, _LOADING)
             if reply.failure and fault_of(reply.failure):
                 raise LostError(f"the scorers of Reasoning Gym were not loaded: {reply.failure}")
             if reply.failure:
                 raise RuntimeError(f"the scorers of Reasoning Gym cannot be loaded in the sandbox: {reply.failure}")
-        reply = yield CallFunction("score", pair, limits)
-        assert isinstance(reply, Reply)
+        reply = worker.call("score", pair, limits)
         loaded = reply.failure is None
         replies.append(reply)
     return replies
 
 
-def _verdict(answer: str, reply: Reply) -> Verdict:
+def _verdict(answer: str, reply: Reply, partial_credit: bool) -> Verdict:
     """Return the verdict for what a confined process returned, which is not trusted."""
     match reply:
         case Reply(failure=None, value=(bool(correct), float(score), str() | None as problem)) if 0 <= score <= 1:
             if correct:
-                return Verdict(True, 1.0, answer, CORRECT, reply.seconds)
+                return verdict_of(CORRECT, answer, reply.seconds)
             reason = f"{WRONG}: {problem[:_MAX_PROBLEM]}" if problem else WRONG
-            return Verdict(False, score, answer, reason, reply.seconds)
+            return Verdict(False, score if partial_credit else 0.0, answer, reason, reply.seconds)
     reason = reply.failure if reply.failure in (TIMEOUT, OUT_OF_MEMORY) else CRASHED
-    return Verdict(False, 0.0, answer, reason, reply.seconds)
+    return verdict_of(reason, answer, reply.seconds)

@@ -18,20 +18,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from brorl.errors import UserError
 from brorl.verification.sandbox.inside.confinement import LANDLOCK, SECCOMP, UNSAFE
-from brorl.verification.sandbox.judging import JudgeLoop
-from brorl.verification.sandbox.requests import (
-    CallFunction,
-    Judge,
-    Limits,
-    LoadProgram,
-    Undecided,
-)
-from brorl.verification.sandbox.server import PreloadError, Server, ServerSettings
+from brorl.verification.sandbox.judging import JudgeRun
+from brorl.verification.sandbox.replies import Limits, Undecided
+from brorl.verification.sandbox.server import PreloadError, ServerSettings
+from brorl.verification.sandbox.worker import Worker
 
 AUTO = "auto"
 CHOICES = (AUTO, LANDLOCK, SECCOMP, UNSAFE)
@@ -96,15 +91,14 @@ def probe_level(name: str) -> Level:
             attacks = targets.enter_context(_targets())
         except OSError as error:
             return Level(name, (), f"its attacks could not be prepared ({error})")
-        idle: list[Server] = []
-        loop = JudgeLoop([lambda: _attack(attacks)], ServerSettings(name), idle, 1)
+        idle: list[Worker] = []
         try:
-            (outcome,) = loop.run()
+            (outcome,) = JudgeRun([partial(_attack, attacks)], ServerSettings(name), idle, 1).run()
         except PreloadError as error:
             return Level(name, (), str(error))
         finally:
-            for server in idle:
-                server.close()
+            for worker in idle:
+                worker.close()
     if isinstance(outcome, Undecided):
         return Level(name, (), outcome.reason)
     broken = [attack for attack in outcome if not attack.contained]
@@ -146,14 +140,14 @@ def _targets() -> Iterator[dict[str, tuple[str, tuple[object, ...]]]]:
         }
 
 
-def _attack(attacks: dict[str, tuple[str, tuple[object, ...]]]) -> Judge[list[Attack]]:
+def _attack(attacks: dict[str, tuple[str, tuple[object, ...]]], worker: Worker) -> list[Attack]:
     """Try the attacks in one confined process; one that leaves no word has not been denied."""
     source = Path(__file__).with_name("inside").joinpath("probe.py").read_text(encoding="utf-8")
-    loaded = yield LoadProgram(source, _LIMITS)
+    loaded = worker.load(source, _LIMITS)
     outcomes = []
     for name, (function, arguments) in attacks.items():
-        reply = yield CallFunction(function, arguments, _LIMITS)
-        failure = getattr(reply, "failure", None) or getattr(loaded, "failure", None)
+        reply = worker.call(function, arguments, _LIMITS)
+        failure = reply.failure or loaded.failure
         contained = failure is not None and failure.partition(":")[0] in _DENIED
-        outcomes.append(Attack(name, contained, failure or str(getattr(reply, "value", reply))))
+        outcomes.append(Attack(name, contained, failure or str(reply.value)))
     return outcomes

@@ -4,7 +4,7 @@ Both run judges on fork servers, one per worker, with limits of time, memory and
 ordinary processes of the same user: it contains accidents, not adversaries. `ProgramPool` runs untrusted programs in
 confined processes. Servers start when there is work, or before it with `WorkerPool.start`, in the process that made the
 pool and in no fork of it, and end with the pool or with that process. Before that, the soft limit of open files is
-raised to the need of all pools in use. A pool has no threads of its own.
+raised to the need of all pools in use. The threads of a run end with it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,20 +26,11 @@ from typing import ClassVar, Self
 from brorl.errors import UserError
 from brorl.verification.sandbox.inside.confinement import TRUSTED
 from brorl.verification.sandbox.inside.functions import MAX_REPLY_BYTES, RAISED
-from brorl.verification.sandbox.judging import JudgeLoop
+from brorl.verification.sandbox.judging import Judge, JudgeRun, T
 from brorl.verification.sandbox.level import CHOICES, Level, choose_level
-from brorl.verification.sandbox.requests import (
-    CallFunction,
-    Fault,
-    Judge,
-    Limits,
-    LoadFunction,
-    LostError,
-    Reply,
-    T,
-    Undecided,
-)
-from brorl.verification.sandbox.server import PreloadError, Server, ServerSettings
+from brorl.verification.sandbox.replies import Fault, Limits, LostError, Reply, Undecided
+from brorl.verification.sandbox.server import PreloadError, ServerSettings
+from brorl.verification.sandbox.worker import Worker
 from brorl.verification.verifier import CRASHED, OUT_OF_MEMORY, TIMEOUT, UNVERIFIED
 
 _MAX_LOADS = 3  # new workers that may end while they load a function
@@ -83,7 +74,7 @@ class _Pool:
         if num_workers is not None and num_workers < 1:
             raise ValueError(f"num_workers must be 1 or more, got {num_workers}")
         self.num_workers = num_workers or num_cores()
-        self._idle: list[Server] = []
+        self._idle: list[Worker] = []
         self._pid = os.getpid()
         self._lock = threading.Lock()
         weakref.finalize(self, _close_all, self._idle, self._pid)  # runs also at exit
@@ -100,13 +91,13 @@ class _Pool:
         _IN_USE.discard(self)
 
     def _run_judges(
-        self, judges: Sequence[Callable[[], Judge[T]]], settings: ServerSettings, timeout_s: float = inf
+        self, judges: Sequence[Judge[T]], settings: ServerSettings, timeout_s: float = inf
     ) -> list[T | Undecided]:
         """Run judges, one per worker at once."""
         self._enter()
         with self._lock:
             try:
-                return JudgeLoop(judges, settings, self._idle, self.num_workers, timeout_s).run()
+                return JudgeRun(judges, settings, self._idle, self.num_workers, timeout_s).run()
             except PreloadError as error:
                 raise UserError(f"the sandbox cannot be started: {error}; install or repair the package") from None
 
@@ -184,7 +175,7 @@ class WorkerPool(_Pool):
         self._enter()
         with self._lock, suppress(LostError):  # a later `run` reports it
             while len(self._idle) < min(self.num_workers, _EARLY):
-                self._idle.append(Server(self._settings()))
+                self._idle.append(Worker(self._settings()))
 
     def _settings(self) -> ServerSettings:
         packages = tuple(path or str(Path.cwd()) for path in sys.path)
@@ -237,14 +228,13 @@ class WorkerPool(_Pool):
                 replies += [reply] if len(part) == 1 else self.map(function, part, *rest, at_once=1)
         return replies
 
-    def _judge(self, call: VerifierCall, problems: list[str]) -> Judge[Reply]:
+    def _judge(self, call: VerifierCall, problems: list[str], worker: Worker) -> Reply:
         """Load and call a function; `problems` are those of its loading in the current run."""
         is_new = call.function not in self._loaded
         while True:
             if len(problems) >= _MAX_LOADS:
                 return Reply(None, f"{UNVERIFIED}: a worker cannot start: {problems[-1]}", 0.0)
-            reply = yield LoadFunction(call.function, Limits(self._start_timeout_s, self.memory_bytes))
-            assert isinstance(reply, Reply)
+            reply = worker.load_function(call.function, Limits(self._start_timeout_s, self.memory_bytes))
             if reply.failure is None:
                 break
             problem = reply.failure.removeprefix(f"{RAISED} ")
@@ -256,8 +246,7 @@ class WorkerPool(_Pool):
                 raise LoadError(f"cannot load {call.function!r}: {ended}")
         self._loaded.add(call.function)
         limits = Limits(self.timeout_s, self.memory_bytes, MAX_REPLY_BYTES)
-        reply = yield CallFunction(call.function, call.arguments, limits)
-        assert isinstance(reply, Reply)
+        reply = worker.call(call.function, call.arguments, limits)
         failure = reply.failure
         if failure is not None and failure.startswith(f"{RAISED} "):
             failure = f"verifier {failure}"
@@ -327,7 +316,7 @@ class ProgramPool(_Pool):
         """
         return choose_level(self.sandbox)
 
-    def run(self, judges: Sequence[Callable[[], Judge[T]]]) -> list[T | Undecided]:
+    def run(self, judges: Sequence[Judge[T]]) -> list[T | Undecided]:
         """Run judges, one per worker at once, until all are done or the time of the batch is over.
 
         Each judge first gets an equal part of half of that time, which its programs use also when they sleep, but not
@@ -385,7 +374,7 @@ def _allow_open_files(num_workers: int, more: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
-def _close_all(idle: list[Server], pid: int) -> None:
-    """Close idle servers, unless this process is a fork of the one that started them."""
+def _close_all(idle: list[Worker], pid: int) -> None:
+    """Close idle workers, unless this process is a fork of the one that started them."""
     while idle and pid == os.getpid():
         idle.pop().close()

@@ -13,28 +13,18 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from math import ceil, inf
+from typing import NamedTuple
 
 from brorl.verification.sandbox.inside import frames
 from brorl.verification.sandbox.inside.frames import HEADER, Frame
 from brorl.verification.sandbox.inside.functions import EXIT_OUT_OF_MEMORY, RAISED
 from brorl.verification.sandbox.inside.program import EXITED_IN_CALL, NO_PLAIN_VALUE
-from brorl.verification.sandbox.requests import (
-    REPLY_BYTES,
-    CallFunction,
-    Fault,
-    LoadFunction,
-    LoadProgram,
-    LostError,
-    OutsideCall,
-    Reply,
-    Request,
-    ReturnValue,
-    RunProgram,
-)
+from brorl.verification.sandbox.replies import REPLY_BYTES, Fault, Limits, LostError, Reply
 from brorl.verification.sandbox.scheduling import Stopwatch, denied_s, waited_s
 from brorl.verification.sandbox.server import Ending, Server
-from brorl.verification.sandbox.values import REQUEST_DEPTH, decode, encode, size_of
+from brorl.verification.sandbox.values import decode, size_of
 
 _START_SECONDS = 120.0  # until an idle machine's slowest server has imported its modules and forked
 KILL_SECONDS = 60.0  # until a killed process must have ended
@@ -49,8 +39,21 @@ class IdleLossError(LostError):
     """A process ended between two judges: the second one has lost nothing but its start."""
 
 
+class OutsideCall(NamedTuple):
+    """A program has called one of its outside functions, and waits for `Process.give`."""
+
+    function: str
+    arguments: tuple[object, ...]
+
+
 class Process:
-    """One process, for one `RunProgram`, or for one request that loads something and the calls that follow.
+    """One process: for one whole program, or for one request that loads something and the calls that follow.
+
+    Args:
+        server: The server that starts it.
+        limits: Of its first request; the memory limit is that of the process.
+        stdin: The input of a whole program; None for a process that loads something.
+        outside: Names of the functions that this side answers.
 
     Attributes:
         number: The server's number of it.
@@ -60,12 +63,13 @@ class Process:
         LostError: If the server has ended or this process has too many open files.
     """
 
-    def __init__(self, server: Server, request: RunProgram | LoadProgram | LoadFunction) -> None:
+    def __init__(self, server: Server, limits: Limits, stdin: str | None = None, outside: Collection[str] = ()) -> None:
         self._server = server
-        self._memory_bytes = request.limits.memory_bytes
-        self._is_run = isinstance(request, RunProgram)
-        self._cpu_seconds = ceil(request.limits.seconds) + 1 if self._is_run else _LOADED_CPU_SECONDS
-        self._outside = request.outside if isinstance(request, LoadProgram) else ()
+        self._memory_bytes = limits.memory_bytes
+        self._is_run = stdin is not None
+        self._cpu_seconds = ceil(limits.seconds) + 1 if self._is_run else _LOADED_CPU_SECONDS
+        self._outside = outside
+        self._token = 0  # of the current request; -1 after its reply
         self._is_reused = False
         self._ending: Ending | None = None
         self._failure: Fault | None = None  # why it was killed
@@ -75,32 +79,28 @@ class Process:
         self._replies_ended = self._stdout_ended = False
         self._requests = self._replies = self._stdout = -1
         try:
-            self._open(request)
-        except OSError as error:
+            self._open(stdin)
+        except (OSError, LostError) as error:
             self._close_descriptors()
-            raise LostError(f"a process could not be started: {error}") from None
-        except LostError:
-            self._close_descriptors()
-            raise
+            raise LostError(
+                str(error) if isinstance(error, LostError) else f"a process could not be started: {error}"
+            ) from None
         self.deadline = time.monotonic() + _START_SECONDS
         self._watch: Stopwatch | None = None  # from the time when it has entered its confinement
-        self._has_asked = False  # whether it waits for the value of an outside function
-        self._late_s = 0.0
-        self._send(request)
 
-    def _open(self, request: Request) -> None:
+    def _open(self, stdin: str | None) -> None:
         with contextlib.ExitStack() as theirs:
             requests, self._requests = os.pipe()
             theirs.callback(os.close, requests)
             self._replies, replies = os.pipe()
             theirs.callback(os.close, replies)
             descriptors = [requests, replies]
-            if isinstance(request, RunProgram):
-                stdin = _sealed_file(request.stdin.encode("utf-8", "surrogatepass"))
-                theirs.callback(os.close, stdin)
+            if stdin is not None:
+                descriptors.append(_sealed_file(stdin.encode("utf-8", "surrogatepass")))
+                theirs.callback(os.close, descriptors[-1])
                 self._stdout, stdout = os.pipe()
                 theirs.callback(os.close, stdout)
-                descriptors += [stdin, stdout]
+                descriptors.append(stdout)
             for descriptor in (*self.readable, self._requests):
                 os.set_blocking(descriptor, False)
             self.number = self._server.start(self._memory_bytes, self._cpu_seconds, descriptors)
@@ -121,14 +121,6 @@ class Process:
         """Whether it runs and has replied to its last request, so that another judge can use it."""
         return self._token == -1 and self.number in self._server.alive and self._failure is None
 
-    def request(self, request: Request) -> None:
-        """Send a request to a process that has loaded something; one out of turn is a ValueError."""
-        if self._has_asked != isinstance(request, ReturnValue):
-            state = "waits for ReturnValue" if self._has_asked else "has not called an outside function"
-            raise ValueError(f"the judge requested {type(request).__name__}, but the program {state}")
-        self._is_reused = isinstance(request, LoadFunction)
-        self._send(request)
-
     def used_s(self) -> float:
         """Return the time of the current request, in seconds."""
         return self._watch.used_s() if self._watch else 0.0
@@ -137,19 +129,27 @@ class Process:
         """Return when (monotonic clock) the request has used these seconds, if nothing else takes its core any more."""
         return self._watch.time_of(seconds) if self._watch else inf
 
-    def _send(self, request: Request) -> None:
-        if not isinstance(request, ReturnValue):
-            self._limits = request.limits
-            self._has_value = isinstance(request, CallFunction)
-            self._widen(request.limits.output_bytes)
+    def ask(self, kind: int, body: bytes, limits: Limits) -> None:
+        """Send a request, of a kind of `frames`, with limits of its own."""
+        self._is_reused = kind == frames.LOAD and self._token != 0
+        self._limits, self._has_value = limits, kind == frames.CALL
+        self._widen(limits.output_bytes)
+        if self._watch is not None:
+            self._watch.restart()
+        self._send(kind, body)
+
+    def give(self, body: bytes) -> None:
+        """Answer the call of an outside function; the request goes on."""
+        if self._watch is not None:
+            self._watch.resume()
+        self._send(frames.GIVE, body)
+
+    def _send(self, kind: int, body: bytes) -> None:
         if self._watch is not None:
             self._server.wake(self.number)
-            self._watch.resume() if self._has_asked else self._watch.restart()
             self.deadline = self._watch.time_of(self._limits.seconds)
-        self._has_asked = False
-        kind, content = _content(request, self._server.trusted)
         self._token = int.from_bytes(os.urandom(8), "big")
-        self._unsent += Frame(kind, self._token, content).to_bytes()
+        self._unsent += Frame(kind, self._token, body).to_bytes()
         self._write()
 
     def _widen(self, num_bytes: int) -> None:
@@ -167,13 +167,11 @@ class Process:
             except BrokenPipeError:
                 self._unsent = b""
 
-    def advance(self, late_s: float = 0.0) -> Reply | OutsideCall | None:
+    def advance(self) -> Reply | OutsideCall | None:
         """Exchange what can be exchanged now, enforce the limits, and return the reply once there is one.
 
-        Something may have waited here to be read for `late_s` seconds, which are no time of the reply. A LostError
-        names an infrastructure failure.
+        A LostError names an infrastructure failure.
         """
-        self._late_s = late_s
         if self._unsent:
             self._write()
         self._ending = self._ending or self._server.take_ending(self.number)
@@ -284,8 +282,7 @@ class Process:
                 name, arguments = value
                 if name not in self._outside or type(arguments) is not tuple:
                     raise ValueError("not a call of an outside function")
-                self._has_asked = True
-                self._pause()
+                self._reply_s()
                 return OutsideCall(name, arguments)
         except (ValueError, TypeError) as error:
             failure = _line(f"{NO_PLAIN_VALUE}: {error}".encode("utf-8", "replace"))
@@ -293,13 +290,10 @@ class Process:
         return Reply(value if self._has_value else None, None, self._reply_s())
 
     def _reply_s(self) -> float:
-        """Return the seconds of a request that has been answered; this process may have read the reply late."""
-        self._pause()
-        return self.used_s()
-
-    def _pause(self) -> None:
+        """Stop the watch, and return the seconds of the request so far."""
         if self._watch is not None:
-            self._watch.pause(self._late_s)
+            self._watch.pause()
+        return self.used_s()
 
     def _stop(self, failure: Fault) -> None:
         """Kill the program because of what it did."""
@@ -360,27 +354,6 @@ class Process:
             if descriptor >= 0:
                 os.close(descriptor)
         self._requests = self._replies = self._stdout = -1
-
-
-def _content(request: Request, trusted: bool) -> tuple[int, bytes]:
-    """Return the kind and the body of a request's frame."""
-    match request:
-        case RunProgram():
-            return frames.RUN, request.source.encode("utf-8", "surrogatepass")
-        case LoadProgram():
-            return frames.LOAD, _encode((request.source, request.outside))
-        case LoadFunction():
-            return frames.LOAD, json.dumps((request.function, None)).encode()
-        case CallFunction() if trusted:
-            return frames.CALL, json.dumps((request.function, request.arguments)).encode()
-        case CallFunction():
-            return frames.CALL, _encode((request.function, request.arguments, request.limits.output_bytes))
-        case ReturnValue():
-            return frames.GIVE, _encode((request.value, request.error))
-
-
-def _encode(content: object) -> bytes:
-    return encode(content, REQUEST_DEPTH).encode()
 
 
 def _read(descriptor: int) -> bytes | None:

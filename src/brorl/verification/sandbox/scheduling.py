@@ -39,9 +39,9 @@ class Stopwatch:
         self._before_s = 0.0
         self.resume()
 
-    def pause(self, late_s: float = 0.0) -> None:
-        """The process is asked no more; it has waited `late_s` seconds for this process to notice."""
-        self._before_s = max(0.0, self.used_s() - late_s)
+    def pause(self) -> None:
+        """The process is asked no more."""
+        self._before_s = self.used_s()
         self._runs = False
         self._cpu_s = _cpu_s(self._pid)
 

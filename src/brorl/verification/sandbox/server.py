@@ -14,19 +14,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import brorl
 from brorl.verification.sandbox.inside.confinement import TRUSTED, UNSAFE
-from brorl.verification.sandbox.requests import LostError
-
-if TYPE_CHECKING:
-    from brorl.verification.sandbox.process import Process
+from brorl.verification.sandbox.replies import LostError
 
 _ROOT = str(Path(brorl.__file__).parents[1])
 _BOOT = (
@@ -81,7 +78,6 @@ class Server:
         confined: Whether its processes cannot signal any other, nor themselves.
         core: The one core of its processes; None for all cores of this process.
         alive: Numbers of the processes that have not ended.
-        processes: Its processes in use by name; a trusted one stays between two judges.
 
     Raises:
         LostError: If the process cannot be started.
@@ -89,20 +85,21 @@ class Server:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.alive: set[int] = set()
-        self.processes: dict[str, Process] = {}
         self._endings: dict[int, Ending | LostError] = {}
         self._count = 0
         self._running = 0  # the process that was asked last: all others are stopped
         self.trusted = settings.level == TRUSTED
         self.confined = settings.level not in (TRUSTED, UNSAFE)
-        self.core = None if self.trusted else _free_core()
+        with _CHOOSING:
+            self.core = None if self.trusted else _free_core()
+            _OPEN.add(self)
         try:
             with contextlib.ExitStack() as on_failure:
+                on_failure.callback(self._forget)
                 self._start_process(settings, on_failure)
                 on_failure.pop_all()
         except OSError as error:
             raise LostError(f"a process could not be started: {error}") from None
-        _OPEN.add(self)
 
     def _start_process(self, settings: ServerSettings, on_failure: contextlib.ExitStack) -> None:
         lifeline, self._lifeline = os.pipe()
@@ -198,8 +195,6 @@ class Server:
 
     def close(self) -> None:
         """End the server, which kills all its processes and what they have started, and wait for its end."""
-        for name in [*self.processes]:
-            self.processes.pop(name).close()
         self._cut_lifeline()
         self.control.close()
         try:
@@ -208,11 +203,16 @@ class Server:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        _OPEN.discard(self)
+        self._forget()
+
+    def _forget(self) -> None:
+        with _CHOOSING:
+            _OPEN.discard(self)
 
 
 _OPEN: weakref.WeakSet[Server] = weakref.WeakSet()
 """The servers of this process that were not closed."""
+_CHOOSING = threading.Lock()  # of cores, by the threads of a run
 
 
 def _free_core() -> int | None:
