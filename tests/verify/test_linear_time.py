@@ -13,7 +13,7 @@ from types import FrameType
 
 import numpy as np
 import pytest
-from domains.scripted_programs import ScriptedPool
+from domains.scripted_programs import Request, ScriptedPool
 from domains.test_instruction_kinds import LANGUAGE_TEXTS, TEXTS
 from hostile_strings import hostile_string, literals, random_parts
 
@@ -24,9 +24,9 @@ from brorl.prompts.instructions import Instruction, Instructions
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.prompts.science import Choices, MeasuredAnswer
-from brorl.verification.answer_verifier import AnswerVerifier
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.countdown import CountdownVerifier
+from brorl.verification.domains.domain_verifier import DomainVerifier
 from brorl.verification.domains.gym import GymVerifier
 from brorl.verification.domains.ifeval import InstructionsVerifier
 from brorl.verification.domains.instructions.language import detect
@@ -35,7 +35,7 @@ from brorl.verification.domains.science import ScienceVerifier
 from brorl.verification.domains.table import DOMAINS
 from brorl.verification.rescoring import StoredResponse, rescore
 from brorl.verification.sandbox.pool import WorkerPool
-from brorl.verification.sandbox.requests import Reply, Request, RunProgram
+from brorl.verification.sandbox.replies import Reply
 from brorl.verification.thoughts import THINK
 from brorl.verification.verifier import Verifier
 
@@ -58,11 +58,11 @@ class IdlePool(WorkerPool):
     """A pool that finds every answer wrong, without a worker."""
 
     def map(self, _function: str, items: Sequence[object], *_rest: object, at_once: int = 1) -> list[Reply]:  # noqa: ARG002
-        return [Reply({"correct": False, "reason": "wrong answer"}, None, 0.0) for _ in items]
+        return [Reply("wrong answer", None, 0.0) for _ in items]
 
 
 def reply(request: Request) -> Reply:
-    return Reply("", None, 0.0) if isinstance(request, RunProgram) else Reply((False, 0.0, None), None, 0.0)
+    return Reply("", None, 0.0) if request.kind == "run" else Reply((False, 0.0, None), None, 0.0)
 
 
 def prompts(domain: str, *references: str) -> list[Prompt]:
@@ -112,7 +112,7 @@ def seconds(verifier: Verifier, prompt: Prompt, response: str, limit_s: float = 
     begin = time.process_time()
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, 2 * limit_s)
-        AnswerVerifier(verifier, THINK).verify_all([(prompt, response)])
+        DomainVerifier(verifier, THINK).verify_all([(prompt, response)])
     except Stopped:
         pass
     finally:

@@ -19,7 +19,7 @@ from brorl.algorithms.rewards import shaped_rewards
 from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.tree import FloatArray, RolloutTree
-from brorl.verification.verifier import TRUNCATED, Verdict, Verifier, verify_distinct
+from brorl.verification.verifier import TRUNCATED, Verdict, Verifier, verdict_of, verify_distinct
 
 _FORMAT_TIMEOUT_S = 0.5  # a pattern can take exponential time on some texts
 
@@ -155,10 +155,9 @@ def grade(
         for text in text_L
         if text is not None
     }
-    verdict_of = verify_distinct(items, verifiers)
-    truncated = Verdict(False, 0.0, None, TRUNCATED, 0.0)
+    found = verify_distinct(items, verifiers)
     return [
-        [truncated if text is None else verdict_of[number, text] for text in text_L]
+        [verdict_of(TRUNCATED) if text is None else found[number, text] for text in text_L]
         for number, text_L in zip(number_P, texts_PL, strict=True)
     ]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
-from brorl.verification.verifier import TRUNCATED, Verdict, Verifier, verify_distinct
+from brorl.verification.verifier import TRUNCATED, Verdict, Verifier, verdict_of, verify_distinct
 
 UNREADABLE = "unreadable reference"
 _AT_ONCE = 1024
@@ -107,14 +107,13 @@ def rescore(
             prompt = prompt_of.setdefault((question.id, response.prompt), _prompt(question, response.prompt))
             items.setdefault(_key(response, question), (prompt, response.text))
     begin = perf_counter()
-    verdict_of = verify_distinct(items, verifiers, observe, _AT_ONCE)
+    found = verify_distinct(items, verifiers, observe, _AT_ONCE)
     seconds = perf_counter() - begin
-    truncated, unread = (Verdict(False, 0.0, None, reason, 0.0) for reason in (TRUNCATED, UNREADABLE))
 
     def verdict(response: StoredResponse, question: Question) -> Verdict:
         if response.reason == TRUNCATED:
-            return truncated
-        return unread if question.id in unreadable else verdict_of[_key(response, question)]
+            return verdict_of(TRUNCATED)
+        return verdict_of(UNREADABLE) if question.id in unreadable else found[_key(response, question)]
 
     return [
         RescoredResponse(response, question, verdict(response, question)) for response, question in matched

@@ -15,7 +15,7 @@ from fractions import Fraction
 from brorl.prompts.countdown import CountdownPuzzle, is_countdown_reference
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.marked_answer import find_answer, writings
-from brorl.verification.verifier import CORRECT, TrialResponses, Verdict
+from brorl.verification.verifier import CORRECT, TrialResponses, Verdict, verdict_of
 
 _MAX_CHARACTERS = 256  # without surrounding space
 _MAX_DEPTH = 32  # of nested parentheses
@@ -68,8 +68,7 @@ class CountdownVerifier:
         """
         start = time.perf_counter()
         extracted, reason = _verify(CountdownPuzzle.from_reference(prompt.reference), response.strip(_SPACES))
-        correct = reason == CORRECT
-        return Verdict(correct, float(correct), extracted, reason, time.perf_counter() - start)
+        return verdict_of(reason, extracted, time.perf_counter() - start)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find the references that are not countdown puzzles."""

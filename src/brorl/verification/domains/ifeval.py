@@ -19,7 +19,7 @@ from brorl.verification.domains.instructions.language import (
     LANGUAGE_KINDS,
     require_langdetect,
 )
-from brorl.verification.verifier import CORRECT, NO_ANSWER, TrialResponses, Verdict
+from brorl.verification.verifier import CORRECT, NO_ANSWER, TrialResponses, Verdict, malformed, verdict_of
 
 TOO_LONG = "response too long"
 BROKEN = "not followed"  # followed by the first instruction: `not followed: punctuation:no_comma`
@@ -57,13 +57,7 @@ class InstructionsVerifier:
         Raises:
             UserError: If an instruction is about the language, and langdetect is not installed.
         """
-        problems: dict[str, str] = {}
-        for reference in references:
-            try:
-                _instructions(reference)
-            except ValueError as error:
-                problems[reference] = str(error)
-        return problems
+        return malformed(references, _instructions)
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
         """Return a response that follows the instructions where one is easily made, and ones that follow few."""
@@ -84,9 +78,9 @@ def _instructions(reference: str) -> Instructions:
 def _verify(instructions: Instructions, answer: str) -> Verdict:
     start = time.perf_counter()
     if not answer.strip():
-        return Verdict(False, 0.0, None, NO_ANSWER, time.perf_counter() - start)
+        return verdict_of(NO_ANSWER, seconds=time.perf_counter() - start)
     if len(answer) > _MAX_CHARACTERS:
-        return Verdict(False, 0.0, None, TOO_LONG, time.perf_counter() - start)
+        return verdict_of(TOO_LONG, seconds=time.perf_counter() - start)
     wrong = broken(answer, instructions)
     total = len(instructions.instructions)
     reason = f"{BROKEN}: {wrong[0].kind}" if wrong else CORRECT

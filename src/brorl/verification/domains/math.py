@@ -15,9 +15,18 @@ from brorl.verification.domains.denial import denial_after
 from brorl.verification.domains.math_extraction import extract_answer, tidy
 from brorl.verification.domains.single_answer import SEVERAL_ANSWERS
 from brorl.verification.sandbox.pool import LoadError, WorkerPool
-from brorl.verification.sandbox.requests import Reply
+from brorl.verification.sandbox.replies import Reply
 from brorl.verification.verdict_cache import Pair, VerdictCache
-from brorl.verification.verifier import CORRECT, NO_ANSWER, TOO_LONG, WRONG, TrialResponses, Verdict, is_unverified
+from brorl.verification.verifier import (
+    CORRECT,
+    NO_ANSWER,
+    TOO_LONG,
+    WRONG,
+    TrialResponses,
+    Verdict,
+    is_unverified,
+    verdict_of,
+)
 
 MATH_DOMAIN = "math"
 MAX_ANSWER = 2_000
@@ -105,9 +114,8 @@ class MathVerifier:
 def worker_verdict(answer: str, reply: Reply) -> tuple[Verdict, float]:
     """Return the verdict of a worker, and how long to keep it in seconds; failures are not kept."""
     if reply.failure is not None:
-        return Verdict(False, 0.0, answer, reply.failure, reply.seconds), 0.0
-    correct = bool(reply.value["correct"])
-    return Verdict(correct, float(correct), answer, str(reply.value["reason"]), reply.seconds), inf
+        return verdict_of(reply.failure, answer, reply.seconds), 0.0
+    return verdict_of(str(reply.value), answer, reply.seconds), inf
 
 
 def verify_by_form(reference: str, answer: str | None) -> Verdict | None:
@@ -116,9 +124,9 @@ def verify_by_form(reference: str, answer: str | None) -> Verdict | None:
     These are a missing or too long answer, equal strings, an integer and an integer or a word, and two choices.
     """
     if answer is None:
-        return Verdict(False, 0.0, None, NO_ANSWER, 0.0)
+        return verdict_of(NO_ANSWER)
     if len(answer) > MAX_ANSWER:
-        return Verdict(False, 0.0, None, TOO_LONG, 0.0)
+        return verdict_of(TOO_LONG)
     reference = reference.strip()
     equal = answer == reference and any(c.isalnum() for c in answer)
     differ = _INTEGER.fullmatch(reference) and (_INTEGER.fullmatch(answer) or _WORD.fullmatch(answer))
@@ -128,6 +136,6 @@ def verify_by_form(reference: str, answer: str | None) -> Verdict | None:
             return None
         letter = 1 if chosen[1] else 2 if chosen[2] else 3
         if _ANOTHER.match(answer, chosen.end(letter)) or denial_after(answer[chosen.end(letter) :]):
-            return Verdict(False, 0.0, answer, SEVERAL_ANSWERS, 0.0)
+            return verdict_of(SEVERAL_ANSWERS, answer)
         equal = chosen[letter].upper() == reference
-    return Verdict(equal, float(equal), answer, CORRECT if equal else WRONG, 0.0)
+    return verdict_of(CORRECT if equal else WRONG, answer)

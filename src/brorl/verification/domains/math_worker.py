@@ -9,7 +9,7 @@ from functools import partial
 from types import FrameType
 from typing import TypeVar
 
-from brorl.verification.domains.formula.agreement import CORRECT, agree, is_readable
+from brorl.verification.domains.formula.agreement import agree, is_readable
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ class _OverrunError(BaseException):
     """The time is up; not an Exception, which libraries catch in many places."""
 
 
-def compare(pairs: Sequence[tuple[str, str, float | None]], limit_s: float) -> list[dict[str, object]]:
+def compare(pairs: Sequence[tuple[str, str, float | None]], limit_s: float) -> list[str]:
     """Compare answers with their references, which are LaTeX or plain text.
 
     Args:
@@ -29,11 +29,10 @@ def compare(pairs: Sequence[tuple[str, str, float | None]], limit_s: float) -> l
         limit_s: CPU time of this process for each of them in seconds, above 0; C code may exceed it.
 
     Returns:
-        For each pair `correct`, and a `reason`: `correct`, `wrong answer`, `no single answer`, `not parsed`, `reference
-        not parsed` or `timeout`.
+        The reason of each verdict: `correct`, `wrong answer`, `no single answer`, `not parsed`, `reference not parsed`
+        or `timeout`.
     """
-    reasons = [_within(limit_s, partial(agree, *pair)) or "timeout" for pair in pairs]
-    return [{"correct": reason == CORRECT, "reason": reason} for reason in reasons]
+    return [_within(limit_s, partial(agree, *pair)) or "timeout" for pair in pairs]
 
 
 def check(references: Sequence[str], limit_s: float) -> list[bool]:

@@ -31,7 +31,16 @@ from brorl.verification.domains.wording import (
 )
 from brorl.verification.sandbox.pool import WorkerPool
 from brorl.verification.verdict_cache import Pair, VerdictCache
-from brorl.verification.verifier import CORRECT, NO_ANSWER, TOO_LONG, WRONG, TrialResponses, Verdict
+from brorl.verification.verifier import (
+    CORRECT,
+    NO_ANSWER,
+    TOO_LONG,
+    WRONG,
+    TrialResponses,
+    Verdict,
+    malformed,
+    verdict_of,
+)
 
 SCIENCE_DOMAIN = "science"
 OTHER_UNIT = "another unit"
@@ -62,15 +71,14 @@ class ScienceVerifier:
         def find(prompt: Prompt, response: str) -> Verdict | str:
             reference = read_science_reference(prompt.reference)
             if isinstance(reference, Choices):
-                answer, reason = _choose(reference, response)
-                return _by_form(answer, reason)
+                return _choose(reference, response)
             measured = _read(reference.value)
             answer = extract_answer(with_whole_box(response), with_unit=bool(measured.units or measured.words))
             if answer is None or len(answer) > MAX_ANSWER:
-                return _by_form(None, NO_ANSWER if answer is None else TOO_LONG)
+                return verdict_of(NO_ANSWER if answer is None else TOO_LONG)
             compared = _compare(reference, answer)
             if isinstance(compared, str):
-                return _by_form(answer, compared)
+                return verdict_of(compared, answer)
             calls[prompt.reference, answer] = compared
             return answer
 
@@ -82,14 +90,10 @@ class ScienceVerifier:
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find references that are malformed, or that cannot be read as an expression."""
-        problems: dict[str, str] = {}
+        problems = malformed(references, read_science_reference)
         expressions: dict[str, str] = {}
-        for reference in references:
-            try:
-                read = read_science_reference(reference)
-            except ValueError as error:
-                problems[reference] = str(error)
-                continue
+        for reference in (text for text in references if text not in problems):
+            read = read_science_reference(reference)
             if isinstance(read, MeasuredAnswer) and _read(read.value).number is None:
                 expressions[reference] = _read(read.value).text
         unread = self._math.check_references(list(expressions.values()))
@@ -107,14 +111,9 @@ class ScienceVerifier:
         return TrialResponses(f"\\boxed{{{right}}}", [f"\\boxed{{{text}}}" for text in wrong])
 
 
-def _by_form(answer: str | None, reason: str) -> Verdict:
-    return Verdict(reason == CORRECT, float(reason == CORRECT), answer, reason, 0.0)
-
-
-def _choose(choices: Choices, response: str) -> tuple[str | None, str]:
-    """Return the statement that names an option, and the reason of the verdict."""
+def _choose(choices: Choices, response: str) -> Verdict:
     option, text, problem = choose(response, choices)
-    return text, problem or (NO_ANSWER if option is None else CORRECT if option == choices.right else WRONG)
+    return verdict_of(problem or (NO_ANSWER if option is None else CORRECT if option == choices.right else WRONG), text)
 
 
 @lru_cache(maxsize=4096)

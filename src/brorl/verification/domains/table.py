@@ -9,13 +9,12 @@ from brorl.prompts.countdown import COUNTDOWN_DOMAIN
 from brorl.prompts.gym_task import GYM_DOMAIN
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.prompts.question import Question
-from brorl.verification.answer_verifier import AnswerVerifier
 from brorl.verification.domains.code import CODE_DOMAIN, CodeVerifier
 from brorl.verification.domains.countdown import CountdownVerifier
+from brorl.verification.domains.domain_verifier import DomainVerifier
 from brorl.verification.domains.gym import GymVerifier
 from brorl.verification.domains.ifeval import InstructionsVerifier
 from brorl.verification.domains.math import MATH_DOMAIN, MathVerifier
-from brorl.verification.domains.reward_terms import VerifierWithTerms
 from brorl.verification.domains.science import SCIENCE_DOMAIN, ScienceVerifier
 from brorl.verification.domains.user_function import FunctionVerifier
 from brorl.verification.sandbox.pool import Workers
@@ -65,27 +64,25 @@ def make_verifiers(
     Raises:
         UserError: If a domain has no verifier, or a function cannot be loaded.
     """
+    term_functions = {
+        name: FunctionVerifier(workers.pool, path, name, as_messages, section="rewards.terms")
+        for name, path in (terms or {}).items()
+    }
     verifiers: dict[str, Verifier] = {}
     for domain in sorted({*domains}):
         if domain in functions:
-            verifiers[domain] = FunctionVerifier(workers.pool, functions[domain], domain, as_messages)
+            own = FunctionVerifier(workers.pool, functions[domain], domain, as_messages)
+            verifiers[domain] = DomainVerifier(own, None, term_functions)
         elif domain in DOMAINS:
             options = {"partial_credit": True} if with_fractions and domain in WITH_FRACTIONS else {}
-            built_in = DOMAINS[domain](workers, **options)
-            verifiers[domain] = AnswerVerifier(built_in, thought_tags) if thought_tags else built_in
+            verifiers[domain] = DomainVerifier(DOMAINS[domain](workers, **options), thought_tags, term_functions)
         else:
             raise UserError(
                 f"the data has questions of the domain {domain!r}, which has no verifier (domains with one: "
                 f"{', '.join(sorted({*DOMAINS, *functions}))}); set data.sources[].domain, or add your own: "
                 f"verification.functions: {{{domain}: package.module:function}}"
             )
-    if not terms:
-        return verifiers
-    values = {
-        name: FunctionVerifier(workers.pool, path, name, as_messages, section="rewards.terms")
-        for name, path in terms.items()
-    }
-    return {domain: VerifierWithTerms(verifier, values) for domain, verifier in verifiers.items()}
+    return verifiers
 
 
 def unreadable_references(

@@ -13,8 +13,16 @@ from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
 from brorl.verification.sandbox.inside.functions import REWARD
 from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool
-from brorl.verification.sandbox.requests import Reply
-from brorl.verification.verifier import CORRECT, RETURNED, WRONG, TrialResponses, Verdict, is_unverified
+from brorl.verification.sandbox.replies import Reply
+from brorl.verification.verifier import (
+    CORRECT,
+    RETURNED,
+    WRONG,
+    TrialResponses,
+    Verdict,
+    is_unverified,
+    verdict_of,
+)
 
 _KEYS = ("correct", "score", "extracted", "reason")
 
@@ -102,13 +110,13 @@ def _load_advice(function: str, problem: str) -> str:
 
 def _verdict(reply: Reply) -> Verdict:
     if reply.failure:
-        return Verdict(False, 0.0, None, reply.failure, reply.seconds)
+        return verdict_of(reply.failure, seconds=reply.seconds)
     try:
         correct, score, extracted, reason = _read(
             reply.value if isinstance(reply.value, dict) else {"score": reply.value}
         )
     except ValueError as error:
-        return Verdict(False, 0.0, None, f"{RETURNED} {error}", reply.seconds)
+        return verdict_of(f"{RETURNED} {error}", seconds=reply.seconds)
     return Verdict(correct, score, extracted, reason or (CORRECT if correct else WRONG), reply.seconds)
 
 
