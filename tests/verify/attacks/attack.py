@@ -11,11 +11,15 @@ the sandbox. The source finds these names defined, if it uses them:
     BREACH                           the text that an attack prints or returns when it has succeeded
     SERVER                           process id of the parent process
     syscall(x86_64, aarch64, ...)    a raw system call; the result, or minus the error number
+
+The attacks of a category are in its file `*.attacks`: a line such as `@ call must_fail bites: what it tries` begins
+each, and its source follows. Those whose sources are computed are in a module of the same name.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -47,3 +51,18 @@ def program(name: str, source: str, *, must_fail: bool = False, bites: bool = Fa
 def call(name: str, source: str, *, must_fail: bool = False, bites: bool = False) -> Attack:
     """Return an attack by a program with a function `f(x)` that is called."""
     return Attack(name, source.lstrip("\n"), "f", must_fail, bites)
+
+
+def read_attacks(category: str) -> tuple[Attack, ...]:
+    """Return the attacks of a file."""
+    text = Path(__file__).with_name(f"{category}.attacks").read_text("utf-8")
+    attacks = []
+    for part in f"\n{text}".split("\n@ ")[1:]:
+        head, _, source = part.partition("\n")
+        words, _, name = head.partition(": ")
+        kind, *flags = words.split()
+        assert kind in ("program", "call"), head
+        assert {*flags} <= {"must_fail", "bites"}, head
+        function = "f" if kind == "call" else None
+        attacks.append(Attack(name, source.strip("\n"), function, "must_fail" in flags, "bites" in flags))
+    return tuple(attacks)

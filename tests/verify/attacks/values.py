@@ -1,6 +1,6 @@
 """Calls that return hostile values: of classes that lie, without end, or that no program should return."""
 
-from attacks.attack import Attack, call
+from attacks.attack import Attack, call, read_attacks
 
 
 def _returns(name: str, expression: str, before: str = "", must_fail: bool = True) -> Attack:
@@ -23,6 +23,7 @@ class Liar:
 """
 
 ATTACKS = (
+    *read_attacks("values"),
     _returns("equal to everything", "Liar()", _LIAR),
     _returns("equal to everything inside a list", "[Liar()]", _LIAR),
     _returns("equal to everything as a key", "{Liar(): 1}", _LIAR),
@@ -95,7 +96,7 @@ class A(list):
     _returns("module", "__import__('sys')"),
     _returns("frame", "__import__('sys')._getframe()"),
     _returns("exception", "ValueError('x')"),
-    _returns("descriptor object", "open(0, closefd=False)", must_fail=False),  # an iterator over its lines
+    _returns("descriptor object", "open(0, closefd=False)", must_fail=False),  # an iterator over its lines,
     _returns("not implemented", "NotImplemented"),
     _returns("ellipsis", "..."),
     _returns("fraction", "Fraction(1, 2)", "from fractions import Fraction"),
@@ -138,14 +139,5 @@ class A(list):
     _returns("long int", "-(1 << 5000)", must_fail=False),
     _returns("text of a reply", "{'value': x, 'failure': None, 'ok': True}", must_fail=False),
     _returns("nothing", "None", must_fail=False),
-    call("function that is no function", "f = 3", must_fail=True),
-    call("function that is missing", "g = 3", must_fail=True),
-    call("function that is a class", "class f:\n    def __init__(self, x): pass", must_fail=True),
     call("function that lies about itself", _LIAR + "f = Liar()", must_fail=True),
-    call("coroutine", "async def f(x):\n    return x", must_fail=True),
-    call("generator function", "def f(x):\n    yield x"),
-    call(
-        "function that changes its arguments", "def f(x):\n    x.clear() if hasattr(x, 'clear') else None\n    return x"
-    ),
-    call("function that changes itself", "def f(x):\n    global f\n    f = lambda x: [BREACH][:0]\n    return x"),
 )
