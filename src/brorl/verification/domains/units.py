@@ -17,13 +17,13 @@ from brorl.verification.domains.unit_table import (
     BASES,
     MONTH,
     MONTH_S,
+    ONE,
     RADIAN,
     SECOND,
     TURN,
     Unit,
     named,
     other_meaning,
-    unit_of,
 )
 
 _MAX_CHARACTERS = 80
@@ -173,7 +173,7 @@ class _Parser:
         if first == "1":
             self._left.pop()
             self._expect_slash()
-        units = [unit_of(1)] if first in ("1", "/") else self._product()
+        units = [ONE] if first in ("1", "/") else self._product()
         while self._left[-1][0] == "/":
             self._left.pop()
             units = _products(units, [_power(unit, -1) for unit in self._product()])
@@ -227,7 +227,7 @@ def _glued(name: str, power: int) -> list[Unit]:
             if first:
                 split(rest[length:], _times(before, first), parts + 1)
 
-    split(name, unit_of(1), 0)
+    split(name, ONE, 0)
     return found
 
 
@@ -246,9 +246,9 @@ def _products(ones: list[Unit], others: list[Unit]) -> list[Unit]:
 
 def _times(one: Unit, other: Unit) -> Unit:
     """Return a product; of a temperature in a product only the degree counts, not its zero."""
-    if other == unit_of(1):
+    if other == ONE:
         return one
-    if one == unit_of(1):
+    if one == ONE:
         return other
     dimension = tuple(a + b for a, b in zip(one.dimension, other.dimension, strict=True))
     return Unit(dimension, one.factor * other.factor)
