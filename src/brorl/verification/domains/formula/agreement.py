@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from brorl.verification.domains.formula.bound import with_argument, with_bound
-from brorl.verification.domains.formula.choices import are_letters, labeled
 from brorl.verification.domains.formula.expressions import (
     Apply,
     Expression,
@@ -33,12 +32,13 @@ from brorl.verification.domains.formula.forms import (
     Relation,
     Text,
     as_quantity,
-    is_expression,
     to_expression,
 )
+from brorl.verification.domains.formula.frame import labeled
 from brorl.verification.domains.formula.grammar import letters_of, read
 from brorl.verification.domains.formula.names import (
     EQUAL,
+    are_choices,
     assigned,
     is_call,
     is_name,
@@ -178,10 +178,10 @@ class Comparison:
         assert isinstance(text, Text)
         if text.words == "no solution":
             return other == Bracketed("\\{", (), "\\}")
-        if are_letters(right, text.words):
+        if are_choices(right, text.words):
             return True
         letters = letters_of(text.words)
-        return letters is not None and is_expression(other) and self._same_value(letters, to_expression(other))
+        return letters is not None and isinstance(other, Expression) and self._same_value(letters, other)
 
     def _same_kind(self, right: Form, given: Form) -> bool:
         match right, given:
@@ -191,8 +191,8 @@ class Comparison:
                 return digits == str(value)
             case Ratio(), Ratio():
                 return same_ratio(right, given)
-            case Ratio((one, other), False), _ if is_expression(given):
-                return self._same_value(Apply("/", (one, other)), to_expression(given))
+            case Ratio((one, other), False), Number() | Symbol() | Apply():
+                return self._same_value(Apply("/", (one, other)), given)
             case Combined(sign, parts), Combined(other_sign, other_parts):
                 return sign == other_sign and self._same_members(parts, other_parts)
             case Matrix(), Matrix():
@@ -213,8 +213,8 @@ class Comparison:
         if isinstance(right, Bracketed) and isinstance(given, Bracketed):
             brackets = (right.opening, right.closing) == (given.opening, given.closing)
             return brackets and self._same_in_order(right.items, given.items)
-        if is_expression(right) and is_expression(given):
-            return self._same_value(to_expression(right), to_expression(given))
+        if isinstance(right, Expression) and isinstance(given, Expression):
+            return self._same_value(right, given)
         quantities = [as_quantity(form) for form in (right, given)]
         return None not in quantities and self._same_quantity(*(one for one in quantities if one is not None))
 
@@ -302,7 +302,7 @@ class Comparison:
         is_open, sides, signs = bool(variables_of(right)), given.sides, given.signs
         if is_open and is_call(sides[0]) and not variables_of(sides[0].arguments[1:]) <= variables_of(right):
             return False  # `f(t)` of another variable
-        is_value = is_open and is_expression(sides[0]) and self.same(right, sides[0])
+        is_value = is_open and isinstance(sides[0], Expression) and self.same(right, sides[0])
         if is_name(sides[0], wide=not is_open) and not is_value:
             return self._chain_says(right, sides[1:], signs[1:], after_name=True)
         if is_name(sides[-1], wide=False):
@@ -318,7 +318,7 @@ class Comparison:
         exacts = [side for side, sign in zip(sides, ("=", *signs), strict=True) if sign != "\\approx"]
         return any(
             self.same(right, side)
-            for side in (sides if is_expression(right) and is_decimal(to_expression(right)) else exacts)
+            for side in (sides if isinstance(right, Expression) and is_decimal(right) else exacts)
         )
 
     def _is_chain(self, sides: Sequence[Form], signs: Sequence[str]) -> bool:
@@ -326,8 +326,7 @@ class Comparison:
         for one, other, sign in zip(sides, sides[1:], signs, strict=False):
             if sign == "\\approx":
                 one, other = (side.value if isinstance(side, Quantity) else side for side in (one, other))
-                pair = is_expression(one) and is_expression(other)
-                if not pair or not is_rounded(to_expression(one), to_expression(other)):
+                if not (isinstance(one, Expression) and isinstance(other, Expression) and is_rounded(one, other)):
                     return False
             elif not self.same(one, other):
                 return False
@@ -353,7 +352,8 @@ class Comparison:
 
     def _same_equation(self, right: Relation, given: Relation) -> bool:
         """Whether two relations of two sides are the same up to a factor and the order of their sides."""
-        if not len(right.signs) == len(given.signs) == 1 or not all(map(is_expression, (*right.sides, *given.sides))):
+        are_expressions = all(isinstance(side, Expression) for side in (*right.sides, *given.sides))
+        if not len(right.signs) == len(given.signs) == 1 or not are_expressions:
             return any(
                 right.signs == one.signs and self._same_in_order(right.sides, one.sides)
                 for one in (given, turned(given))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from brorl.verification.domains.formula.expressions import Expression
 from brorl.verification.domains.formula.forms import Form
@@ -10,7 +10,17 @@ from brorl.verification.domains.formula.tokens import END, Token, UnreadableErro
 
 
 class Cursor:
-    """Moves through tokens."""
+    """Moves through tokens; the classes below it read forms, which may be within each other."""
+
+    listing: Callable[..., Form]  # what stands between brackets, up to the closing one
+    bracketed: Callable[[], Form]  # a tuple, an interval, a set, or an expression in brackets
+    sum: Callable[[], Form]
+    product: Callable[[], Form]
+    power: Callable[[], Form]  # a factor with its exponent
+    exponent: Callable[[], Expression]
+    mixed_number: Callable[[], Form]  # a factor, or a mixed number
+    starts_factor: Callable[[Token], bool]  # whether a token goes on with a product without an operator
+    starts_unit: Callable[[], bool]  # whether the rest of this item is a unit
 
     def __init__(self, tokens: Sequence[Token], has_units: bool = True) -> None:
         self.tokens, self.at, self.depth, self.bars = list(tokens), 0, 0, 0
@@ -47,39 +57,3 @@ class Cursor:
                 raise UnreadableError("a group does not close")
             depth += (token.text == "{") - (token.text == "}")
         return written(self.tokens[start : self.at - 1]).replace(" ", "")
-
-    def starts_unit(self) -> bool:
-        """Whether the rest of this item is a unit."""
-        return False
-
-    def listing(self, *closing: str) -> Form:
-        """Read what stands between brackets, up to the closing one."""
-        raise NotImplementedError
-
-    def bracketed(self) -> Form:
-        """Read a tuple, an interval, a set, or an expression in brackets."""
-        raise NotImplementedError
-
-    def sum(self) -> Form:
-        """Read a sum."""
-        raise NotImplementedError
-
-    def product(self) -> Form:
-        """Read a product."""
-        raise NotImplementedError
-
-    def power(self) -> Form:
-        """Read a factor with its exponent."""
-        raise NotImplementedError
-
-    def exponent(self) -> Expression:
-        """Read what is raised."""
-        raise NotImplementedError
-
-    def mixed_number(self) -> Form:
-        """Read a factor, or a mixed number."""
-        raise NotImplementedError
-
-    def starts_factor(self, token: Token) -> bool:
-        """Whether a token goes on with a product without an operator."""
-        raise NotImplementedError

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from math import comb, factorial, gcd, isqrt, lcm
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import mpmath
 from mpmath import mp
@@ -18,6 +18,7 @@ from mpmath import mp
 _MAX_BITS = 400_000  # of an exact number
 _MAX_MAGNITUDE = 10**30  # of a logarithm of a number
 _MAX_TERMS = 10_000
+_MAX_ARGUMENT = 5_000  # of an exact factorial
 
 
 class UndefinedError(ArithmeticError):
@@ -61,6 +62,9 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "abs": abs, "sqrt": mp.sqrt, "floor": mp.floor, "ceil": mp.ceil, "Re": mp.re, "Im": mp.im, "sgn": mp.sign,
     "sign": mp.sign, "cis": mp.expj, "max": max, "min": min,
 }  # fmt: skip
+_OF_ALL_NUMBERS: Mapping[str, Callable[..., Any]] = {
+    "-": lambda value: -value, "%": lambda value: value / 100, "abs": abs, "max": max, "min": min,
+}  # fmt: skip
 INTEGER_FUNCTIONS: Mapping[str, Callable[..., int]] = {"gcd": gcd, "lcm": lcm}
 
 
@@ -79,9 +83,11 @@ def symbols(expression: Expression) -> frozenset[str]:
     return frozenset(one.name for one in walk(expression) if isinstance(one, Symbol) and one.name not in CONSTANTS)
 
 
-def has_two_signs(expression: Expression) -> bool:
-    """Whether an expression has a plus-minus sign."""
-    return any(isinstance(one, Apply) and one.operation in ("\\pm", "\\mp") for one in walk(expression))
+def has_two_signs(form: object) -> TypeGuard[Apply]:
+    """Whether a form is an expression with a plus-minus sign."""
+    return isinstance(form, Apply) and any(
+        isinstance(one, Apply) and one.operation in ("\\pm", "\\mp") for one in walk(form)
+    )
 
 
 def with_sign(expression: Expression, sign: int) -> Expression:
@@ -124,45 +130,38 @@ def exact(expression: Expression) -> Fraction | None:
 
 
 def _exact(operation: str, values: list[Fraction]) -> Fraction | None:
-    first = values[0]
+    first, *others = values
+    are_whole = all(value.denominator == 1 for value in values)
     match operation:
         case "+":
             return sum(values, Fraction(0))
-        case "-":
-            return -first
         case "*":
             return _product(values)
         case "/":
-            if values[1] == 0:
+            if not others[0]:
                 raise UndefinedError("division by zero")
-            return _product([first, 1 / values[1]])
-        case "%":
-            return first / 100
+            return _product([first, 1 / others[0]])
         case "^":
-            return _power(first, values[1])
+            return _power(first, others[0])
         case "root":
-            return _power(first, 1 / values[1]) if values[1] else None
+            return _power(first, 1 / others[0]) if others[0] else None
         case "sqrt":
             return _power(first, Fraction(1, 2))
-        case "abs":
-            return abs(first)
         case "!":
-            return Fraction(factorial(int(first))) if first.denominator == 1 and 0 <= first <= 5_000 else None
+            return Fraction(factorial(int(first))) if are_whole and 0 <= first <= _MAX_ARGUMENT else None
         case "binom":
-            n, k = values
-            whole = n.denominator == k.denominator == 1 and k >= 0 and 0 <= n <= 5_000
-            return Fraction(comb(int(n), int(k))) if whole else None
-        case "floor" | "ceil":
-            return Fraction(first // 1 if operation == "floor" else -(-first // 1))
-        case "max" | "min":
-            return max(values) if operation == "max" else min(values)
+            is_small = are_whole and others[0] >= 0 and 0 <= first <= _MAX_ARGUMENT
+            return Fraction(comb(int(first), int(others[0]))) if is_small else None
+        case "floor":
+            return Fraction(first // 1)
+        case "ceil":
+            return Fraction(-(-first // 1))
         case "gcd" | "lcm":
-            whole = all(value.denominator == 1 for value in values)
-            return Fraction(INTEGER_FUNCTIONS[operation](*(int(value) for value in values))) if whole else None
+            return Fraction(INTEGER_FUNCTIONS[operation](*map(int, values))) if are_whole else None
         case "mod":
-            return first % values[1] if values[1] else None
+            return first % others[0] if others[0] else None
         case _:
-            return None
+            return _OF_ALL_NUMBERS[operation](*values) if operation in _OF_ALL_NUMBERS else None
 
 
 def _bits(value: Fraction) -> int:
@@ -243,14 +242,10 @@ def _apply(operation: str, values: list[Any]) -> Any:
     match operation:
         case "+":
             return mp.fsum(values)
-        case "-":
-            return -first
         case "*":
             return mp.fprod(values)
         case "/":
             return first / values[1]
-        case "%":
-            return first / 100
         case "degree":
             return first * mp.pi / 180
         case "root":
@@ -267,7 +262,7 @@ def _apply(operation: str, values: list[Any]) -> Any:
         case "gcd" | "lcm":
             return mp.mpf(INTEGER_FUNCTIONS[operation](*(_whole(value) for value in values)))
         case _:
-            return FUNCTIONS[operation](*values)
+            return (_OF_ALL_NUMBERS.get(operation) or FUNCTIONS[operation])(*values)
 
 
 def _whole(value: Any) -> int:

@@ -19,7 +19,7 @@ from brorl.verification.domains.formula.atoms import (
     ordinal,
 )
 from brorl.verification.domains.formula.expressions import Apply, Expression, Number, Symbol
-from brorl.verification.domains.formula.forms import Bracketed, Form, Matrix, is_expression, to_expression
+from brorl.verification.domains.formula.forms import Bracketed, Form, Matrix, to_expression
 from brorl.verification.domains.formula.tokens import Token, UnreadableError, listed
 from brorl.verification.domains.formula.words import MAGNITUDES, ORDINAL_ENDINGS
 
@@ -187,16 +187,16 @@ def _signed(sign: str, form: Form) -> Form:
     if sign == "-":
         if isinstance(form, Number):
             return Number(-form.value, form.is_decimal)
-        return Apply("-", (form,)) if is_expression(form) else _scale([Number(Fraction(-1)), form])  # type: ignore[arg-type]
+        return Apply("-", (form,)) if isinstance(form, Expression) else _scale([Number(Fraction(-1)), form])
     return Apply(sign, (to_expression(form),))
 
 
 def _scale(factors: Sequence[Form]) -> Form:
     """Return a product, which may have one matrix or vector among its factors."""
-    others = [factor for factor in factors if not is_expression(factor)]
+    others = [factor for factor in factors if not isinstance(factor, Expression)]
     if not others:
         return multiply(factors)
-    scalar = multiply([factor for factor in factors if is_expression(factor)] or [Number(Fraction(1))])
+    scalar = multiply([factor for factor in factors if isinstance(factor, Expression)] or [Number(Fraction(1))])
     (form, *more) = others
     if more:
         raise UnreadableError("a product of matrices")

@@ -75,11 +75,6 @@ class Based(NamedTuple):
 Form = Number | Symbol | Apply | Quantity | Text | Bracketed | Listing | Relation | Combined | Matrix | Ratio | Based
 
 
-def is_expression(form: Form) -> bool:
-    """Whether a form is an expression alone."""
-    return isinstance(form, Number | Symbol | Apply)
-
-
 def to_expression(form: Form) -> Expression:
     """Return a form that is an expression; letters that may be a unit are variables.
 
@@ -88,7 +83,7 @@ def to_expression(form: Form) -> Expression:
     """
     if isinstance(form, Quantity) and form.product is not None:
         return form.product
-    if isinstance(form, Number | Symbol | Apply):
+    if isinstance(form, Expression):
         return form
     raise UnreadableError("an operation on what is no expression")
 
@@ -97,4 +92,4 @@ def as_quantity(form: Form) -> Quantity | None:
     """Return a quantity, or an expression as one without a unit; None if a form is neither."""
     if isinstance(form, Quantity):
         return form
-    return Quantity(to_expression(form), "", to_expression(form)) if is_expression(form) else None
+    return Quantity(form, "", form) if isinstance(form, Expression) else None

@@ -12,11 +12,22 @@ _LABEL = re.compile(
     r"(?:is *:?|:|=) *",
     re.IGNORECASE,
 )
+_CHOICE = re.compile(
+    r"\\(?:text(?:bf|rm|sf|it)?|mathrm|mathbf|mbox) ?\{ ?\(([A-J])\)(?:\\?[ ~])*\}(?:\\[ ,;:]|\\q?quad\b|[ ~:])*"
+    r"([^ ].*)",
+    re.DOTALL,
+)
 _ARROWS = frozenset({"\\therefore", "\\Rightarrow", "\\to"})
 _DONE = frozenset({"\\blacksquare", "\\square", "\\qed", "\\Box", "\\checkmark"})
 _DOMAINS = frozenset({"\\mathbb", "Z", "N", "Q", "R"})
 _HYPHEN = re.compile(r"(?<=\w)-(?=\w)")
 _END_MARKS = frozenset({".", ",", ";", ":"})
+
+
+def labeled(text: str) -> tuple[str, str] | None:
+    r"""Return the letter of a choice and the value after it, as in `\textbf{(B)}\ 12`; None if there are none."""
+    match = _CHOICE.fullmatch(text)
+    return (match[1], match[2]) if match else None
 
 
 def without_frame(tokens: list[Token]) -> list[Token]:

@@ -24,7 +24,6 @@ from brorl.verification.domains.formula.forms import (
     Ratio,
     Relation,
     Text,
-    is_expression,
     to_expression,
 )
 from brorl.verification.domains.formula.frame import without_frame, words_of
@@ -186,7 +185,7 @@ class Reader(FactorReader):
     def _set_sign(self, form: Form) -> str | None:
         """Take what joins a set with another one; a minus sign is the same as a backslash."""
         sign = self.peek().text
-        if is_expression(form) and not isinstance(form, Symbol):
+        if isinstance(form, Number | Apply):
             return None
         if sign in _SET_SIGNS:
             return self.take().text
@@ -225,10 +224,10 @@ class Reader(FactorReader):
             form = Combined(
                 sign, (*form.parts, other) if isinstance(form, Combined) and form.sign == sign else (form, other)
             )
-        if self.peek().text in (":", "to") and is_expression(form):
+        if self.peek().text in (":", "to") and isinstance(form, Expression):
             return self._ratio(form)
-        if is_expression(form):
-            form = self._with_unit(start, to_expression(form))
+        if isinstance(form, Expression):
+            form = self._with_unit(start, form)
             if self.peek().text in _CURRENCIES:
                 currency = _CURRENCIES[self.take().text]
             if currency and not isinstance(form, Quantity):
@@ -388,7 +387,7 @@ def _product(tokens: list[Token]) -> Expression | None:
         form = reader.sum()
     except UnreadableError:
         return None
-    return to_expression(form) if is_expression(form) and reader.peek() is END else None
+    return form if isinstance(form, Expression) and reader.peek() is END else None
 
 
 def letters_of(text: str) -> Expression | None:

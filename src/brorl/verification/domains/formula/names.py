@@ -2,10 +2,11 @@ r"""What stands for a value without being one: `x`, `f(x)`, `AB`, `\text{Area}`,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TypeGuard
 
-from brorl.verification.domains.formula.expressions import FUNCTIONS, Apply, Number, Symbol, walk
+from brorl.verification.domains.formula.expressions import FUNCTIONS, Apply, Expression, Number, Symbol, walk
 from brorl.verification.domains.formula.forms import (
     Bracketed,
     Combined,
@@ -15,8 +16,6 @@ from brorl.verification.domains.formula.forms import (
     Ratio,
     Relation,
     Text,
-    is_expression,
-    to_expression,
 )
 from brorl.verification.domains.formula.values import variables
 from brorl.verification.domains.formula.words import are_names
@@ -26,8 +25,8 @@ EQUAL = frozenset({"=", "\\approx", "\\equiv"})
 
 def variables_of(form: object) -> frozenset[str]:
     """Return the variables of all expressions in a form."""
-    if is_expression(form):  # type: ignore[arg-type]
-        return variables(to_expression(form))  # type: ignore[arg-type]
+    if isinstance(form, Expression):
+        return variables(form)
     if isinstance(form, tuple):
         return frozenset().union(*map(variables_of, form))
     return frozenset()
@@ -62,7 +61,7 @@ def name_of(form: Form) -> str | None:
             return sign.join(part.name for part in parts if isinstance(part, Symbol))
         case Apply("/", parts) if _are_measures(parts):
             return str(parts)
-        case Apply("+", parts) if _are_measures(parts) and _are_capital(form):
+        case Apply("+", parts) if _are_measures(parts) and all(name[0].isupper() for name in variables_of(form)):
             return str(parts)
         case Ratio(parts, _) | Apply("*", parts) if len({*parts}) > 1 and _are_letters(parts):
             return (":" if isinstance(form, Ratio) else "").join(
@@ -82,25 +81,13 @@ def _is_formula(form: Form) -> bool:
 
 def _are_measures(parts: Sequence[Form]) -> bool:
     """Whether parts are letters or products of them, as in the quotient `NO/BO`."""
-    factors = [one for part in parts for one in (part.arguments if _is_product(part) else (part,))]
-    return _are_letters(factors)
+    products = (part.arguments if isinstance(part, Apply) and part.operation == "*" else (part,) for part in parts)
+    return all(map(_are_letters, products))
 
 
 def is_call(form: Form) -> TypeGuard[Apply]:
     """Whether a form is a function of arguments, such as `f(x)`."""
     return isinstance(form, Apply) and form.operation == "call"
-
-
-def _is_product(form: Form) -> TypeGuard[Apply]:
-    return isinstance(form, Apply) and form.operation == "*"
-
-
-def _are_capital(form: Form) -> bool:
-    return all(name[0].isupper() for name in variables_of(form))
-
-
-def _is_negative(form: Form) -> bool:
-    return isinstance(form, Apply) and form.operation == "-"
 
 
 def is_name(form: Form, wide: bool) -> bool:
@@ -109,11 +96,12 @@ def is_name(form: Form, wide: bool) -> bool:
         return wide or not _is_formula(form)
     if isinstance(form, Apply) and form.operation in ("sum", "prod"):
         return wide
-    if not wide or not is_expression(form) or len(variables_of(form)) < 2 or _is_negative(form):
+    if not wide or not isinstance(form, Expression) or len(variables_of(form)) < 2:
         return False
-    expression = to_expression(form)
-    inside = [one.arguments[1] for one in walk(expression) if isinstance(one, Apply) and one.operation == "^"]
-    numbers = [one for one in walk(expression) if isinstance(one, Number)]
+    if isinstance(form, Apply) and form.operation == "-":
+        return False
+    inside = [one.arguments[1] for one in walk(form) if isinstance(one, Apply) and one.operation == "^"]
+    numbers = [one for one in walk(form) if isinstance(one, Number)]
     return all(any(one is other for other in inside) for one in numbers)
 
 
@@ -133,6 +121,14 @@ def named(form: Form) -> tuple[str, Form] | None:
         if is_function or not own & variables_of(value):
             return name, value
     return None
+
+
+def are_choices(form: Form, words: str) -> bool:
+    """Whether a list of letters of choices, such as `A, C, D`, is written in one word, in any order."""
+    if not isinstance(form, Listing):
+        return False
+    letters = [item.name for item in form.items if isinstance(item, Symbol) and re.fullmatch("[A-J]", item.name)]
+    return len(letters) == len(form.items) and sorted(letters) == sorted(words)
 
 
 def same_name(right: str, given: Form) -> bool:

@@ -27,7 +27,6 @@ from brorl.verification.domains.formula.forms import (
     Ratio,
     Relation,
     Text,
-    is_expression,
     to_expression,
 )
 from brorl.verification.domains.formula.names import EQUAL, named, variables_of, vector_of
@@ -56,12 +55,10 @@ def normal(form: Form) -> Form:
         return _normal_listing(Listing(tuple(cell for row in form.rows for cell in row), ","))
     if isinstance(form, Listing):
         return _normal_listing(form)
-    if isinstance(form, Relation):
-        values = [side for side in form.sides if is_expression(side) and has_two_signs(to_expression(side))]
-        if values and len(form.sides) == 2 and named(form):
-            return normal(form.sides[1])
-    if is_expression(form) and has_two_signs(to_expression(form)):
-        return Listing((with_sign(to_expression(form), 1), with_sign(to_expression(form), -1)), "or")
+    if isinstance(form, Relation) and any(map(has_two_signs, form.sides)) and len(form.sides) == 2 and named(form):
+        return normal(form.sides[1])
+    if has_two_signs(form):
+        return Listing((with_sign(form, 1), with_sign(form, -1)), "or")
     if isinstance(form, Bracketed) and (form.opening, form.closing) == ("(", ")"):
         return _with_either_sign(form)
     if isinstance(form, Quantity) and has_two_signs(form.value):
@@ -71,7 +68,7 @@ def normal(form: Form) -> Form:
 
 def _with_either_sign(form: Bracketed) -> Form:
     r"""Return both points of `(2, \pm 1)`; with more such signs it may be two or four, and stays."""
-    places = [at for at, item in enumerate(form.items) if is_expression(item) and has_two_signs(to_expression(item))]
+    places = [at for at, item in enumerate(form.items) if has_two_signs(item)]
     if len(places) != 1:
         return form
     (at,) = places
@@ -173,12 +170,12 @@ def at_point(expression: Expression, point: dict[str, Fraction]) -> Expression:
 def along_axes(form: Form, vector: Form) -> Sequence[Form] | None:
     r"""Return the parts of `3\mathbf{i}+4\mathbf{j}` if the other form is a vector; None if it is no such sum."""
     parts = vector_of(vector)
-    if parts is None or not is_expression(form) or not variables_of(form) <= {*"ijk"[: len(parts)]}:
+    if parts is None or not isinstance(form, Expression) or not variables_of(form) <= {*"ijk"[: len(parts)]}:
         return None
-    expression, axes = to_expression(form), "ijk"[: len(parts)]
-    along = [at_point(expression, {axis: Fraction(axis == one) for axis in axes}) for one in axes]
+    axes = "ijk"[: len(parts)]
+    along = [at_point(form, {axis: Fraction(axis == one) for axis in axes}) for one in axes]
     total = Apply("+", tuple(Apply("*", (Symbol(axis), part)) for axis, part in zip(axes, along, strict=True)))
-    return along if len(axes) == len(parts) and same_value(total, expression) else None
+    return along if len(axes) == len(parts) and same_value(total, form) else None
 
 
 def with_constant(right: Expression, given: Expression) -> Expression:

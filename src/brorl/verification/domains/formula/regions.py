@@ -17,7 +17,6 @@ from brorl.verification.domains.formula.forms import (
     Listing,
     Relation,
     Text,
-    is_expression,
     to_expression,
 )
 from brorl.verification.domains.formula.names import is_call, name_of
@@ -99,13 +98,10 @@ def _region(form: Form) -> Region | None:
 
 def _of_brackets(opening: str, items: tuple[Form, ...], closing: str) -> Region | None:
     if opening == "\\{":
-        numbers = [to_expression(item) for item in items if is_expression(item)]
-        return (
-            Region(tuple((_cut(n, False), _cut(n, True)) for n in numbers), None)
-            if len(numbers) == len(items)
-            else None
-        )
-    if len(items) != 2 or not all(map(is_expression, items)) or opening not in "([":
+        numbers = [item for item in items if isinstance(item, Expression)]
+        pieces = tuple((_cut(number, False), _cut(number, True)) for number in numbers)
+        return Region(pieces, None) if len(numbers) == len(items) else None
+    if len(items) != 2 or not all(isinstance(item, Expression) for item in items) or opening not in "([":
         return None
     if (opening == "[" and _is_infinite(items[0])) or (closing == "]" and _is_infinite(items[1])):
         return None
@@ -125,11 +121,12 @@ def _of_relation(sides: tuple[Form, ...], signs: tuple[str, ...]) -> Region | No
     if signs == ("\\in",) and (name := _variable_of(sides[0])):
         inner = _region(sides[1])
         return inner and inner._replace(variable=name)
-    if all(map(is_expression, sides)) and any(has_two_signs(to_expression(side)) for side in sides):
+    are_expressions = all(isinstance(side, Expression) for side in sides)
+    if are_expressions and any(map(has_two_signs, sides)):
         both = [_of_relation(tuple(with_sign(to_expression(s), sign) for s in sides), signs) for sign in (1, -1)]
         return _combine("\\cap" if signs == ("\\ne",) else "\\cup", both)
     places = [at for at, side in enumerate(sides) if _variable_of(side) or _inside_bars(side)]
-    if len(places) != 1 or not set(signs) <= TURNED.keys() or not all(map(is_expression, sides)):
+    if len(places) != 1 or not set(signs) <= TURNED.keys() or not are_expressions:
         return None
     (at,), parts = places, list[Region | None]()
     if len(sides) > 2 and (at in (0, len(sides) - 1) or len({_direction(sign) for sign in signs}) > 1):
