@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from attacks.attack import Attack
 from attacks.catalog import CATEGORIES
+from domains.code_answers import fenced, question_of
 
-from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
-from brorl.prompts.prompt import Prompt
-from brorl.verification.domains.code import CODE_DOMAIN, CodeVerifier
+from brorl.prompts.code_tests import CallCases, StdinCases, TestCode
+from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.verifier import Verdict
 
@@ -26,9 +26,7 @@ DEFINED = "BREACH = 'breach'\n"
 
 def verdicts(attacks: list[Attack], tests: CallCases | StdinCases | TestCode) -> dict[str, Verdict]:
     """Verify the sources of attacks as answers to one question."""
-    reference = CodeTests(tests).to_text()
-    prompt = Prompt(reference, "?", (1,), reference, CODE_DOMAIN)
-    items = [(prompt, f"```python\n{DEFINED}{attack.source}\n```") for attack in attacks]
+    items = [(question_of(tests), fenced(f"{DEFINED}{attack.source}")) for attack in attacks]
     with ProgramPool(num_workers=2) as pool:
         found = CodeVerifier(pool, timeout_s=0.4).verify_all(items)
     return dict(zip((attack.name for attack in attacks), found, strict=True))
@@ -96,10 +94,9 @@ def f(n):
 
 def test_no_answer_draws_the_random_numbers_of_its_tests() -> None:
     """All programs start in one state of `random`; that of the test code is another one."""
-    reference = CodeTests(TestCode("f", RANDOM_TESTS)).to_text()
-    prompt = Prompt(reference, "?", (1,), reference, CODE_DOMAIN)
+    question = question_of(TestCode("f", RANDOM_TESTS))
     guesses = ["", *(f"import random\nrandom.seed({seed})\n" for seed in ("0", "None", "''", "'f'"))]
     with ProgramPool(num_workers=2) as pool:
-        items = [(prompt, f"```python\n{guess}{PREDICTION}\n```") for guess in guesses]
+        items = [(question, fenced(f"{guess}{PREDICTION}")) for guess in guesses]
         found = CodeVerifier(pool, timeout_s=10.0).verify_all(items)
     assert [verdict.reason for verdict in found] == ["wrong answer"] * len(guesses)

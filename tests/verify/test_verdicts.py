@@ -91,6 +91,7 @@ def test_verdicts(file: Path, workers: Workers) -> None:
     verdict_of = verify_distinct(items, make_verifiers(domains, {}, workers))
     verdicts = [verdict_of[at] for at in items]
     print_rates(file, cases, [verdict.correct for verdict in verdicts])
+    assert all(verdict.score == float(verdict.correct) for verdict in verdicts)
     found = [
         f"{case.reference!r} {case.response!r}: {verdict.reason}"
         for case, verdict in zip(cases, verdicts, strict=True)

@@ -5,9 +5,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+from attacks.attack import read_attacks
+from code_answers import fenced, question_of, verify
 from evalplus_sources import IS_FLOATS, PLAIN
 
-from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
+from brorl.prompts.code_tests import CallCases, StdinCases, TestCode
 from brorl.prompts.layouts import code as layouts
 from brorl.prompts.prompt import Prompt
 from brorl.verification import verdict_cache
@@ -16,7 +18,6 @@ from brorl.verification.sandbox.judging import Judge, T
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.replies import JudgeTimeout, Undecided
 from brorl.verification.sandbox.values import MAX_DEPTH, decode
-from brorl.verification.verifier import Verdict
 
 pytestmark = pytest.mark.linux
 
@@ -45,19 +46,6 @@ def verifier(pool: CountingPool) -> CodeVerifier:
 def patient(pool: CountingPool, reason: str) -> CodeVerifier:
     """A verifier that waits long on a busy machine, unless the program is to reach the limit."""
     return CodeVerifier(pool, timeout_s=0.1 if reason == "timeout" else 10.0)
-
-
-def prompt(tests: StdinCases | CallCases | TestCode, **options: object) -> Prompt:
-    return Prompt("q", "?", (1,), CodeTests(tests, **options).to_text(), "code")  # type: ignore[arg-type]
-
-
-def fenced(code: str) -> str:
-    return f"This works:\n```python\n{code}\n```\n"
-
-
-def verify(verifier: CodeVerifier, question: Prompt, code: str) -> Verdict:
-    (verdict,) = verifier.verify_all([(question, fenced(code))])
-    return verdict
 
 
 IDIOMS = [
@@ -123,7 +111,7 @@ class TestAnswers:
         ],
     )
     def test_programs(self, pool: CountingPool, code: str, reason: str) -> None:
-        verdict = verify(patient(pool, reason), prompt(SUMS), code)
+        verdict = verify(patient(pool, reason), question_of(SUMS), code)
         assert verdict.reason == reason
         assert verdict.correct is (reason == "correct")
         assert verdict.score == float(verdict.correct)
@@ -131,7 +119,7 @@ class TestAnswers:
 
     def test_the_usual_ways_to_read_and_write(self, verifier: CodeVerifier) -> None:
         """Idioms of contests: all of them print the sum of the numbers of both lines."""
-        question = prompt(StdinCases(("1 2\n3\n", "10 20\n30"), ("6\n", "60\n")))
+        question = question_of(StdinCases(("1 2\n3\n", "10 20\n30"), ("6\n", "60\n")))
         verdicts = verifier.verify_all([(question, fenced(code)) for code in IDIOMS])
         for code, verdict in zip(IDIOMS, verdicts, strict=True):
             assert verdict.correct, (code, verdict)
@@ -158,20 +146,20 @@ class TestAnswers:
         ],
     )
     def test_functions(self, pool: CountingPool, kind: str, code: str, reason: str) -> None:
-        verdict = verify(patient(pool, reason), prompt(FUNCTIONS[kind]), code)
+        verdict = verify(patient(pool, reason), question_of(FUNCTIONS[kind]), code)
         assert verdict.reason == ("correct (weak)" if (kind, reason) == ("weak", "correct") else reason)
         assert verdict.correct is (reason == "correct")
 
     def test_a_response_without_code_has_its_reason(self, verifier: CodeVerifier, pool: CountingPool) -> None:
         before = pool.num_judges
-        verdicts = verifier.verify_all([(prompt(SUMS), text) for text in ("print(3)", "", "```text\n3\n```")])
+        verdicts = verifier.verify_all([(question_of(SUMS), text) for text in ("print(3)", "", "```text\n3\n```")])
         assert {verdict.reason for verdict in verdicts} == {"no code block"}
         assert [verdict.extracted for verdict in verdicts] == [None] * 3
         assert pool.num_judges == before
 
     def test_values_have_their_types(self, verifier: CodeVerifier) -> None:
         """True is not 1, 2.0 is 2, and JSON has no tuples."""
-        question = prompt(CallCases("f", ((1,), (2,), (3,)), (1, True, [1, [2]])))
+        question = question_of(CallCases("f", ((1,), (2,), (3,)), (1, True, [1, [2]])))
         for returned, correct in (
             ("[1, True, (1, (2,))]", True), ("[1.0, True, [1, [2]]]", True), ("[True, True, [1, [2]]]", False),
             ("[1, 1, [1, [2]]]", False), ("['1', True, [1, [2]]]", False), ("[1, True, {1, 2}]", False),
@@ -180,23 +168,23 @@ class TestAnswers:
 
     def test_options_of_calls(self, verifier: CodeVerifier) -> None:
         code = "def f(x):\n    return [3, 1.0000001, 2]"
-        assert not verify(verifier, prompt(CallCases("f", ((1,),), ([1, 2, 3],))), code).correct
+        assert not verify(verifier, question_of(CallCases("f", ((1,),), ([1, 2, 3],))), code).correct
         ordered = code.replace(".0000001", "")
-        assert verify(verifier, prompt(CallCases("f", ((1,),), ([1, 2, 3],), any_order=True)), ordered).correct
+        assert verify(verifier, question_of(CallCases("f", ((1,),), ([1, 2, 3],), any_order=True)), ordered).correct
         close = CallCases("f", ((1,),), ([3, 1.0, 2],), tolerance=1e-6)
-        assert verify(verifier, prompt(close), code).correct
+        assert verify(verifier, question_of(close), code).correct
         wrapped = CallCases("f", ((1,),), ([5],), unwrap=True)
         for value, correct in (("5", True), ("[5]", True), ("[[5]]", False), ("6", False)):
-            assert verify(verifier, prompt(wrapped), f"def f(x):\n    return {value}").correct is correct
+            assert verify(verifier, question_of(wrapped), f"def f(x):\n    return {value}").correct is correct
         keys = CallCases("f", (({"1": 2},),), ({"2": 1},), int_keys=True)
-        assert verify(verifier, prompt(keys), "def f(d):\n    return {v: k for k, v in d.items()}").correct
+        assert verify(verifier, question_of(keys), "def f(d):\n    return {v: k for k, v in d.items()}").correct
 
     def test_each_call_gets_its_own_arguments(self, verifier: CodeVerifier) -> None:
-        question = prompt(CallCases("f", (([3, 1],), ([3, 1],)), ([1, 3], [1, 3])))
+        question = question_of(CallCases("f", (([3, 1],), ([3, 1],)), ([1, 3], [1, 3])))
         assert verify(verifier, question, "def f(x):\n    x.sort()\n    return x").correct
 
     def test_the_prelude_comes_before_the_answer_and_after_the_future(self, verifier: CodeVerifier) -> None:
-        question = prompt(CallCases("f", ((9,),), (3.0,)), prelude="from math import *")
+        question = question_of(CallCases("f", ((9,),), (3.0,)), prelude="from math import *")
         assert verify(verifier, question, "def f(x):\n    return sqrt(x)").correct
         future = "from __future__ import annotations\ndef f(x: No) -> Such:\n    return sqrt(x)"
         assert verify(verifier, question, future).correct
@@ -206,13 +194,13 @@ class TestAnswers:
     def test_the_prelude_of_public_data_sets_loads_everywhere(self, verifier: CodeVerifier) -> None:
         """Its modules are importable in the sandbox, and its star imports hide no builtin name."""
         code = "def f(x: List[int]) -> Optional[int]:\n    return pow(Counter(x)[1], len(x), 5) + int(sqrt(1))"
-        question = prompt(CallCases("f", (([1, 1],),), (5,)), prelude=layouts.PRELUDE)
+        question = question_of(CallCases("f", (([1, 1],),), (5,)), prelude=layouts.PRELUDE)
         assert verify(verifier, question, code).reason == "correct"
         hidden = (
             "import builtins\nown = globals()\n"
             "print([n for n, v in vars(builtins).items() if n[0] != '_' and own.get(n, v) is not v])"
         )
-        program = prompt(StdinCases(("",), ("[]",)), prelude=layouts.PRELUDE)
+        program = question_of(StdinCases(("",), ("[]",)), prelude=layouts.PRELUDE)
         assert verify(verifier, program, hidden).reason == "correct"
 
     @pytest.mark.parametrize("memory", ["1e9", "268435456.0", "1e-3"])
@@ -221,13 +209,15 @@ class TestAnswers:
         assert verify(verifier, Prompt("q", "?", (1,), text, "code"), "print(1)").reason == "correct"
 
     def test_evalplus_loops_need_no_numpy(self, verifier: CodeVerifier) -> None:
-        question = prompt(TestCode("f", EVALPLUS.replace("ASSERTION", "assertion(candidate(*inp), exp, 0)")))
+        question = question_of(TestCode("f", EVALPLUS.replace("ASSERTION", "assertion(candidate(*inp), exp, 0)")))
         assert verify(verifier, question, "def f(x):\n    return x / 3").correct
         assert not verify(verifier, question, "def f(x):\n    return x / 3.001").correct
 
     def test_computed_results_need_no_numpy(self, verifier: CodeVerifier) -> None:
         """A loop that is not parsed, since a reference function gives the results."""
-        question = prompt(TestCode("f", EVALPLUS.replace("ASSERTION", "assertion(candidate(*inp), ref_func(*inp), 0)")))
+        question = question_of(
+            TestCode("f", EVALPLUS.replace("ASSERTION", "assertion(candidate(*inp), ref_func(*inp), 0)"))
+        )
         assert verify(verifier, question, "def f(x):\n    return x / 3").correct
         assert not verify(verifier, question, "def f(x):\n    return x / 3.001").correct
 
@@ -242,7 +232,7 @@ class TestAnswers:
     def test_a_tolerance_of_test_code_holds_for_all_numbers(
         self, verifier: CodeVerifier, code: str, right: str, wrong: str
     ) -> None:
-        question = prompt(TestCode("f", code))
+        question = question_of(TestCode("f", code))
         assert verify(verifier, question, f"def f(x): return {right}").reason == "correct"
         assert verify(verifier, question, f"def f(x): return {wrong}").reason == "wrong answer"
 
@@ -250,13 +240,13 @@ class TestAnswers:
         """The answer has no numpy, and none of the names of the stand-in."""
         code = "import numpy as np\nassert np.allclose(f(1), [1.0])\nassert 'math' not in globals()"
         answer = "try:\n    import numpy\nexcept ImportError:\n    ONE = 1\ndef f(x):\n    return [x / ONE]"
-        question = prompt(TestCode("f", code, weak=True))
+        question = question_of(TestCode("f", code, weak=True))
         assert verify(verifier, question, answer).reason == "correct (weak)"
         assert verify(verifier, question, "def f(x):\n    return [x / 2]").reason == "wrong answer"
 
     @pytest.mark.parametrize("name", ["install", "allclose", "types"])
     def test_a_function_can_have_a_name_of_the_stand_in(self, verifier: CodeVerifier, name: str) -> None:
-        question = prompt(TestCode(name, f"import numpy as np\nassert np.allclose([{name}(1, 2)], [3.0])"))
+        question = question_of(TestCode(name, f"import numpy as np\nassert np.allclose([{name}(1, 2)], [3.0])"))
         assert verify(verifier, question, f"def {name}(a, b):\n    return a + b").reason == "correct"
         assert verify(verifier, question, f"def {name}(a, b):\n    return a").reason == "wrong answer"
 
@@ -277,48 +267,7 @@ check(candidate)
 """
 )
 
-ATTACKS = {
-    "exit at import": "import sys\nsys.exit(0)",
-    "hard exit at import": "import os\nos._exit(0)",
-    "exit in the call": "def add(a, b):\n    raise SystemExit(0)",
-    "hard exit in the call": "import os\ndef add(a, b):\n    os._exit(0)",
-    "exit handler": "import atexit, os\natexit.register(lambda: os._exit(0))\ndef add(a, b):\n    return 0",
-    "always equal": "class E(int):\n    __eq__ = lambda s, o: True\n    __ne__ = lambda s, o: False\n"
-                    "    __hash__ = lambda s: 0\ndef add(a, b):\n    return E(5)",
-    "always equal object": "class E:\n    __eq__ = lambda s, o: True\ndef add(a, b):\n    return E()",
-    "equal text": "class E(str):\n    __eq__ = lambda s, o: True\ndef add(a, b):\n    return E('x')",
-    "patched check": "def check(candidate):\n    return True\ndef run_tests():\n    return True\n"
-                     "def add(a, b):\n    return 1",
-    "patched builtins": "import builtins\nbuiltins.zip = lambda *a: []\nbuiltins.enumerate = lambda *a: []\n"
-                        "builtins.all = lambda *a: True\ndef add(a, b):\n    return 1",
-    "patched assertion": "import builtins\nbuiltins.AssertionError = Warning\ndef add(a, b):\n    return 1",
-    "patched exec": "import builtins\nbuiltins.exec = lambda *a: None\nbuiltins.compile = lambda *a, **k: None\n"
-                    "def add(a, b):\n    return 1",
-    "swallowed exception": "import sys\nsys.excepthook = lambda *a: None\ndef add(a, b):\n    raise ValueError",
-    "printed results": "for text in ('correct', 'All tests passed', 'True', '3\\n7\\n0', '{\"correct\": true}'):\n"
-                       "    print(text)\ndef add(a, b):\n    return None",
-    "forged frames": "import os, json\nfor fd in range(3, 64):\n    try:\n"
-                     "        os.write(fd, json.dumps({'value': 3}).encode() + b'\\n')\n    except OSError:\n"
-                     "        pass\ndef add(a, b):\n    return None",
-    "closed descriptors": "import os\nos.closerange(0, 256)\ndef add(a, b):\n    return 3",
-    "generator": "def add(a, b):\n    yield 3\n    yield 7\n    yield 0",
-    "memory view": "def add(a, b):\n    return memoryview(b'3')",
-    "coroutine": "async def add(a, b):\n    return a + b",
-    "nested without end": "def add(a, b):\n    x = []\n    x.append(x)\n    return x",
-    "stack overflow": "def add(a, b):\n    return add(a, b)",
-    "fork": "import os\ndef add(a, b):\n    os.fork()\n    return 1",
-    "own class instead of int": "class int(int):\n    pass\ndef add(a, b):\n    return int(1)",
-    "caller's variables": "import sys\ndef add(a, b):\n    f = sys._getframe()\n    while f:\n"
-                          "        for v in list(f.f_locals.values()):\n"
-                          "            if type(v).__name__ == 'Check': return v.expected\n        f = f.f_back\n"
-                          "    return None",
-    "search of memory": "import gc\ndef add(a, b):\n"
-                        "    found = [o for o in gc.get_objects() if isinstance(o, (tuple, list)) and 7 in o]\n"
-                        "    return found and 7",
-    "recursion limit": "import sys\nsys.setrecursionlimit(10**9)\ndef add(a, b):\n    return add(a, b)",
-}  # fmt: skip
-
-
+ATTACKS = {attack.name: attack.source for attack in read_attacks("answers")}
 # Long values: returned, and written by a program that ignores its limit, from a call or while it is loaded.
 LONG_VALUES = {
     "returned": "def f(x): return [0] * 1_500_000",
@@ -339,12 +288,12 @@ class TestAttacks:
         "kind", ["stdin", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("calls", "parsed", "outside"))]
     )
     def test_no_attack_passes(self, verifier: CodeVerifier, pool: CountingPool, kind: str) -> None:
-        items = [(prompt(KINDS[kind]), fenced(code)) for code in ATTACKS.values()]
+        items = [(question_of(KINDS[kind]), fenced(code)) for code in ATTACKS.values()]
         right = "print(sum(map(int, input().split())))" if kind == "stdin" else "def add(a, b):\n    return a + b"
         for name, verdict in zip(ATTACKS, CodeVerifier(pool, timeout_s=2.0).verify_all(items), strict=True):
             assert not verdict.correct, (name, verdict)
             assert not verdict.unverified, (name, verdict)
-        assert verify(verifier, prompt(KINDS[kind]), right).correct
+        assert verify(verifier, question_of(KINDS[kind]), right).correct
 
     @pytest.mark.parametrize("code", LONG_VALUES.values(), ids=[*LONG_VALUES])
     def test_a_long_value_is_wrong_without_being_read(
@@ -358,10 +307,10 @@ class TestAttacks:
             return decode(text)
 
         monkeypatch.setattr("brorl.verification.sandbox.process.decode", counting)
-        verdict = verify(verifier, prompt(CallCases("f", ((1,),), (7,))), code)
+        verdict = verify(verifier, question_of(CallCases("f", ((1,),), (7,))), code)
         assert verdict.reason == "too much output"
         assert sum(read) < 10_000
-        assert verify(verifier, prompt(CallCases("f", ((1,),), (7,))), "def f(x): return 7.0").correct
+        assert verify(verifier, question_of(CallCases("f", ((1,),), (7,))), "def f(x): return 7.0").correct
 
     def test_beside_the_tests_exits_prints_and_patches_do_not_pass(self, verifier: CodeVerifier) -> None:
         """The weaker judge holds against these; not against objects with their own equality."""
@@ -369,7 +318,7 @@ class TestAttacks:
                  "patched check", "patched exec", "swallowed exception", "printed results", "forged frames",
                  "closed descriptors"]  # fmt: skip
         for name in names:
-            verdict = verify(verifier, prompt(WEAK), ATTACKS[name])
+            verdict = verify(verifier, question_of(WEAK), ATTACKS[name])
             assert not verdict.correct, (name, verdict)
 
     def test_an_input_is_seen_by_its_own_run_alone(
@@ -385,13 +334,13 @@ class TestAttacks:
             "        open(path, 'w').write(sys.stdin.read())\n    except OSError:\n        pass\n"
             "print(seen)"
         )
-        question = prompt(StdinCases(("a\n", "b\n", "c\n"), ("0\n", "0\n", "0\n")))
+        question = question_of(StdinCases(("a\n", "b\n", "c\n"), ("0\n", "0\n", "0\n")))
         assert verify(verifier, question, code).correct
 
     def test_later_inputs_are_not_in_reach(self, pool: CountingPool) -> None:
         """Neither the expected values nor the arguments of later calls are in the process of the answer."""
         secret = "a" * 20 + "Zq"
-        question = prompt(CallCases("f", ((1,), (f"{secret}_argument",)), (None, f"{secret}_expected")))
+        question = question_of(CallCases("f", ((1,), (f"{secret}_argument",)), (None, f"{secret}_expected")))
         code = """
 import gc
 
@@ -414,7 +363,7 @@ class TestScores:
     def test_the_first_case_that_fails_is_the_last(self, pool: CountingPool) -> None:
         """Later cases do not run: the second would reach its limit."""
         code = "n = int(input())\nwhile n == 2: pass\nprint(0)"
-        question = prompt(StdinCases(("1", "2", "2"), ("1", "2", "2")))
+        question = question_of(StdinCases(("1", "2", "2"), ("1", "2", "2")))
         assert verify(CodeVerifier(pool, timeout_s=10.0), question, code).reason == "wrong answer"
 
     @pytest.mark.parametrize("kind", ["stdin", "calls", "parsed"])
@@ -434,7 +383,7 @@ class TestScores:
             tests = calls if kind == "calls" else TestCode("f", asserts)  # type: ignore[assignment]
             code = f"how = {how.tolist()}\ndef f(n):\n    k = how[n]\n    if k == 3: raise ValueError\n"
             code += "    if k == 4: exit()\n    return n if k < 2 else -1"
-        verdict = verify(verifier, prompt(tests), code)
+        verdict = verify(verifier, question_of(tests), code)
         assert verdict.score == np.mean(how < 2)
         assert verdict.correct is bool((how < 2).all())
         first = next((k for k in how if k > 1), 0)
@@ -446,16 +395,16 @@ class TestScores:
         code = "import time\ntime.sleep(1.3)\nprint(input())"
         tests = StdinCases(("1",), ("1",))
         verifier = CodeVerifier(pool, timeout_s=20.0)
-        assert verify(verifier, prompt(tests, time_limit_s=0.1), code).reason == "timeout"  # at least a second
-        assert verify(verifier, prompt(tests, time_limit_s=4.0), code).reason == "correct"
-        assert verify(CodeVerifier(pool, timeout_s=1.0), prompt(tests, time_limit_s=5.0), code).reason == "timeout"
+        assert verify(verifier, question_of(tests, time_limit_s=0.1), code).reason == "timeout"  # at least a second
+        assert verify(verifier, question_of(tests, time_limit_s=4.0), code).reason == "correct"
+        assert verify(CodeVerifier(pool, timeout_s=1.0), question_of(tests, time_limit_s=5.0), code).reason == "timeout"
 
 
 class TestCache:
     @pytest.mark.usefixtures("no_own_time")
     def test_each_pair_of_tests_and_code_runs_once(self, pool: CountingPool) -> None:
         verifier = CodeVerifier(pool, cache_size=2)
-        question, other = prompt(SUMS), prompt(CALLS)
+        question, other = question_of(SUMS), question_of(CALLS)
         code = "print(sum(map(int, input().split())))"
         before = pool.num_judges
         texts = [fenced(code), f"Again.\n{fenced(code)}", fenced(f"{code} "), fenced(code)]
@@ -477,10 +426,10 @@ class TestCache:
         verifier = CodeVerifier(pool, timeout_s=0.1)
         before = pool.num_judges
         for _ in range(2):
-            assert verify(verifier, prompt(SUMS), "while True: pass").reason == "timeout"
+            assert verify(verifier, question_of(SUMS), "while True: pass").reason == "timeout"
         assert pool.num_judges == before + 1
         monkeypatch.setattr(verdict_cache, "monotonic", lambda: time.monotonic() + 3601)
-        assert verify(verifier, prompt(SUMS), "while True: pass").reason == "timeout"
+        assert verify(verifier, question_of(SUMS), "while True: pass").reason == "timeout"
         assert pool.num_judges == before + 2
 
     def test_programs_that_used_their_part_are_incorrect_and_others_unverified(self) -> None:
@@ -492,7 +441,7 @@ class TestCache:
         with ShortPool(1) as pool:
             verifier = CodeVerifier(pool)
             for _ in range(2):
-                verdicts = verifier.verify_all([(prompt(SUMS), fenced("1")), (prompt(SUMS), fenced("2"))])
+                verdicts = verifier.verify_all([(question_of(SUMS), fenced("1")), (question_of(SUMS), fenced("2"))])
                 assert [v.reason for v in verdicts] == ["timeout of all programs", "unverified: over"]
                 assert [v.unverified for v in verdicts] == [False, True]
             assert pool.num_judges == 4  # neither is kept
@@ -506,11 +455,11 @@ class TestCache:
         losing = LosingPool(1)
         verifier = CodeVerifier(losing)
         for number in (1, 2):
-            verdict = verify(verifier, prompt(SUMS), "print(3)")
+            verdict = verify(verifier, question_of(SUMS), "print(3)")
             assert verdict.reason == "unverified: a worker was lost"
             assert verdict.unverified
             assert losing.num_judges == number
-        assert verifier.check_references([prompt(OUTSIDE).reference]) == {}
+        assert verifier.check_references([question_of(OUTSIDE).reference]) == {}
 
     def test_there_must_be_room_and_time(self, pool: CountingPool) -> None:
         with pytest.raises(ValueError, match="cache_size must be 1 or more, got 0"):
@@ -521,14 +470,16 @@ class TestCache:
 
 class TestReferences:
     def test_broken_tests_are_found(self, verifier: CodeVerifier) -> None:
-        good = [prompt(tests).reference for tests in KINDS.values()]
+        good = [question_of(tests).reference for tests in KINDS.values()]
         broken = {
             "42": "has malformed tests (the tests must be a JSON object",
             '{"stdin": {"inputs": [], "outputs": []}}': "has malformed tests (there is no test case; inputs",
-            prompt(TestCode("f", "assert f( ==")).reference: "has malformed tests (invalid syntax",
-            prompt(TestCode("f", "f = 3")).reference: "(the test code ended without a call)",
-            prompt(TestCode("f", "import pandas\nassert f(1) == 1 + 1")).reference: "(ModuleNotFoundError: No module",
-            prompt(TestCode("f", "assert f(object()) == 1 + 1")).reference: "does not call the answer",
+            question_of(TestCode("f", "assert f( ==")).reference: "has malformed tests (invalid syntax",
+            question_of(TestCode("f", "f = 3")).reference: "(the test code ended without a call)",
+            question_of(
+                TestCode("f", "import pandas\nassert f(1) == 1 + 1")
+            ).reference: "(ModuleNotFoundError: No module",
+            question_of(TestCode("f", "assert f(object()) == 1 + 1")).reference: "does not call the answer",
         }
         problems = verifier.check_references([*good, *broken, *broken])
         assert list(problems) == list(broken)
@@ -557,31 +508,31 @@ class TestReferences:
                 assert verifier.check_references([good, bad]) == {bad: problem}
             deep = calls.format(nested(20_000), 1, keys)
             assert "nested" in verifier.check_references([deep])[deep]
-        asserts = prompt(TestCode("f", f"assert f(1) == 1\nassert f({nested(MAX_DEPTH + 1)}) == 1")).reference
+        asserts = question_of(TestCode("f", f"assert f(1) == 1\nassert f({nested(MAX_DEPTH + 1)}) == 1")).reference
         assert "the arguments of case 1 are nested deeper" in verifier.check_references([asserts])[asserts]
         code = f"def f(x):\n    return {nested(MAX_DEPTH)} if x else 1"
         question = Prompt("q", "?", (1,), calls.format(nested(MAX_DEPTH), nested(MAX_DEPTH), "true"), "code")
         assert not verify(verifier, question, code).unverified
 
     def test_test_code_that_fails_before_a_call_is_a_failure_of_the_tests(self, verifier: CodeVerifier) -> None:
-        question = prompt(TestCode("f", "import pandas\nassert f(1) == 1 + 1"))
+        question = question_of(TestCode("f", "import pandas\nassert f(1) == 1 + 1"))
         verdict = verify(verifier, question, "def f(x):\n    return 2")
         assert verdict.reason.startswith("verifier raised ModuleNotFoundError")
 
     def test_an_argument_that_is_no_plain_value_is_a_failure_of_the_tests(self, verifier: CodeVerifier) -> None:
         """Also after other calls; no answer can cause it, since it returns plain values alone."""
-        question = prompt(TestCode("f", "assert f(1) == 1 + 1\nassert f(object()) == 1 + 1"))
+        question = question_of(TestCode("f", "assert f(1) == 1 + 1\nassert f(object()) == 1 + 1"))
         verdict = verify(verifier, question, "def f(x):\n    return 2")
         assert verdict.reason == "verifier raised an argument of the test code is no plain value"
         assert not verdict.correct
 
     def test_a_trial_is_certain_with_a_solution(self, verifier: CodeVerifier) -> None:
         solution = "def add(a, b):\n    return a + b"
-        solved = [prompt(tests, solution=solution) for tests in FUNCTIONS.values()]
+        solved = [question_of(tests, solution=solution) for tests in FUNCTIONS.values()]
         for question in solved:
-            trial = verifier.trial_responses(question.reference, [prompt(SUMS).reference])
+            trial = verifier.trial_responses(question.reference, [question_of(SUMS).reference])
             assert trial.certain
             right, *wrong = verifier.verify_all([(question, text) for text in (trial.right, *trial.wrong)])
             assert right.correct
             assert not any(verdict.correct for verdict in wrong)
-        assert not verifier.trial_responses(prompt(SUMS).reference, []).certain
+        assert not verifier.trial_responses(question_of(SUMS).reference, []).certain

@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
+from code_answers import verify
 
-from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
-from brorl.prompts.prompt import Prompt
+from brorl.prompts.code_tests import CallCases, TestCode
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.verifier import Verdict
 
 pytestmark = pytest.mark.linux
 
@@ -41,12 +40,6 @@ UNCAUGHT = "assert f(2) == 2 * 2\nassert f(-1) == 1 * 1\n"
 def verifier() -> Iterator[CodeVerifier]:
     with ProgramPool(2) as pool:
         yield CodeVerifier(pool, timeout_s=10.0)
-
-
-def verify(verifier: CodeVerifier, tests: StdinCases | CallCases | TestCode, code: str) -> Verdict:
-    prompt = Prompt("q", "?", (1,), CodeTests(tests).to_text(), "code")
-    (verdict,) = verifier.verify_all([(prompt, f"```python\n{code}\n```")])
-    return verdict
 
 
 def squares(otherwise: str) -> str:

@@ -4,10 +4,10 @@ import time
 
 import numpy as np
 import pytest
+from code_answers import Tests, verify
 from scripted_programs import Request, ScriptedPool, ScriptedWorker
 
-from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
-from brorl.prompts.prompt import Prompt
+from brorl.prompts.code_tests import CallCases, StdinCases, TestCode
 from brorl.verification import verdict_cache
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.code_judges import Clock, judge_test_code
@@ -15,13 +15,12 @@ from brorl.verification.sandbox.replies import Fault, Reply
 from brorl.verification.verifier import Verdict
 from each_row import each_row
 
+ANSWER = "def f(x): return x"
 
-def verify(pool: ScriptedPool, tests: StdinCases | CallCases, timeout_s: float, all_cases: bool = False) -> Verdict:
+
+def judged(pool: ScriptedPool, tests: Tests, timeout_s: float, all_cases: bool = False) -> Verdict:
     """Return the verdict on some answer."""
-    prompt = Prompt("q", "?", (1,), CodeTests(tests).to_text(), "code")
-    verifier = CodeVerifier(pool, timeout_s, partial_credit=all_cases)
-    (verdict,) = verifier.verify_all([(prompt, "```python\ndef f(x): return x\n```")])
-    return verdict
+    return verify(CodeVerifier(pool, timeout_s, partial_credit=all_cases), tests, ANSWER)
 
 
 class TestTimeOfAllCases:
@@ -42,7 +41,7 @@ class TestTimeOfAllCases:
         cases = StdinCases(("1",) * number, ("1",) * number)
         calls = CallCases("f", ((1,),) * number, (1,) * number)
         pool = ScriptedPool(script)
-        verdict = verify(pool, cases if kind == "stdin" else calls, timeout_s, all_cases=bool(rng.integers(2)))
+        verdict = judged(pool, cases if kind == "stdin" else calls, timeout_s, all_cases=bool(rng.integers(2)))
         ran, spent, left = 0, 0.0, list[float]()
         while spent < 10 * timeout_s:
             left.append(10 * timeout_s - spent)
@@ -77,7 +76,7 @@ class TestFaults:
             return Reply(None if ended else case, f"{fault}{FOLLOWED.get(fault, '')}" if ended else None, 0.1)
 
         cases = CallCases("f", tuple((k,) for k in range(number)), tuple(range(number)))
-        verdict = verify(ScriptedPool(script), cases, timeout_s=4.0, all_cases=True)
+        verdict = judged(ScriptedPool(script), cases, timeout_s=4.0, all_cases=True)
         assert verdict.score == (number - 1) / number
         assert verdict.reason == REASONS[fault]
 
@@ -86,7 +85,7 @@ class TestFaults:
         for fault in Fault:
             name = fault.replace(" ", "_")
             pool = ScriptedPool(lambda _, name=name: Reply(None, f"{name}: 1", 0.0))  # type: ignore[misc]
-            assert verify(pool, CallCases("f", ((1,),), (1,)), timeout_s=1.0).reason == f"raised {name}"
+            assert judged(pool, CallCases("f", ((1,),), (1,)), timeout_s=1.0).reason == f"raised {name}"
 
 
 FOLLOWED = {Fault.EXITED: " inside the call", Fault.KILLED: " 11"}
@@ -121,10 +120,9 @@ class TestTimeouts:
         pool = ScriptedPool(script)
         cases = StdinCases(("1", "1"), ("1", "1"))
         tests = cases if kind == "stdin" else CallCases("f", ((1,), (1,)), (1, 1))
-        prompt = Prompt("q", "?", (1,), CodeTests(tests).to_text(), "code")
         verifier = CodeVerifier(pool, timeout_s=1.0, partial_credit=True)
         for number in (1, 2):
-            (verdict,) = verifier.verify_all([(prompt, "```python\ndef f(x): return x\n```")])
+            verdict = verify(verifier, tests, ANSWER)
             assert verdict.reason == ("wrong answer" if first == "wrong" else "timeout")
             assert pool.num_judges == number
             monkeypatch.setattr(verdict_cache, "monotonic", lambda: time.monotonic() + 3601)
@@ -132,12 +130,10 @@ class TestTimeouts:
     def test_a_share_without_the_last_cases_is_kept_for_an_hour(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The first case is wrong, and the time of all cases is over before the last one."""
         tests = StdinCases(("1",) * 30, ("1",) * 30)
-        prompt = Prompt("q", "?", (1,), CodeTests(tests).to_text(), "code")
         pool = ScriptedPool(lambda _: Reply("0", None, 0.9))
         verifier = CodeVerifier(pool, timeout_s=1.0, partial_credit=True)
         for number in (1, 2):
-            (verdict,) = verifier.verify_all([(prompt, "```python\nprint(0)\n```")])
-            assert verdict.reason == "wrong answer"
+            assert verify(verifier, tests, "print(0)").reason == "wrong answer"
             assert pool.num_judges == number
             monkeypatch.setattr(verdict_cache, "monotonic", lambda: time.monotonic() + 3601)
 
@@ -188,8 +184,7 @@ class TestSizeOfReplies:
         """Return the output limits of the requests to the answer."""
 
         pool = ScriptedPool(lambda request: Reply("" if request.kind == "run" else None, None, 0.0))
-        prompt = Prompt("q", "?", (1,), CodeTests(tests).to_text(), "code")
-        CodeVerifier(pool).verify_all([(prompt, "```python\ndef f(x): return x\n```")])
+        verify(CodeVerifier(pool), tests, ANSWER)
         return [request.limits.output_bytes for request in pool.requests if request.name != "tests"]
 
     def test_it_grows_with_the_expected_value(self, rng: np.random.Generator) -> None:
@@ -204,8 +199,7 @@ class TestSizeOfReplies:
     def test_a_dense_text_of_a_short_value_is_not_read(self) -> None:
         """Numbers are short where a complex one would be long: 4 MiB of them have a hundred times the parts."""
         pool = ScriptedPool(lambda _request: Reply(None, None, 0.0))
-        prompt = Prompt("q", "?", (1,), CodeTests(CallCases("f", ((1,),), ([7] * 50_000,))).to_text(), "code")
-        CodeVerifier(pool).verify_all([(prompt, "```python\ndef f(x): return x\n```")])
+        verify(CodeVerifier(pool), CallCases("f", ((1,),), ([7] * 50_000,)), ANSWER)
         (called,) = (one for one in pool.requests if one.kind == "call")
         assert called.limits.output_bytes > 1 << 21
         assert called.limits.output_parts is not None
@@ -225,8 +219,7 @@ class TestSizeOfReplies:
             return Reply(None, None if request.kind == "load" else Fault.TOO_MUCH_OUTPUT, 0.0)
 
         pool = ScriptedPool(script)
-        test = CodeTests(TestCode("f", f"{code}\n{code}")).to_text()
-        (verdict,) = CodeVerifier(pool).verify_all([(Prompt("q", "?", (1,), test, "code"), "```\ndef f(x): ...\n```")])
+        verdict = verify(CodeVerifier(pool), TestCode("f", f"{code}\n{code}"), ANSWER)
         assert verdict.correct is correct
         assert verdict.reason == ("correct" if correct else "too much output")
         assert len(pool.requests) == (4 if correct else 2)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from code_answers import fenced, question_of
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.layouts.code import PRELUDE
-from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.code_module import imports, module
 from brorl.verification.sandbox.pool import ProgramPool
@@ -23,9 +23,8 @@ def verifier() -> Iterator[CodeVerifier]:
 
 
 def reasons(verifier: CodeVerifier, pairs: list[tuple[CodeTests, str]]) -> list[str]:
-    prompts = [Prompt("q", "?", (1,), tests.to_text(), "code") for tests, _ in pairs]
-    responses = [f"```python\n{code}\n```" for _, code in pairs]
-    return [verdict.reason for verdict in verifier.verify_all(list(zip(prompts, responses, strict=True)))]
+    items = [(question_of(tests), fenced(code)) for tests, code in pairs]
+    return [verdict.reason for verdict in verifier.verify_all(items)]
 
 
 def test_programs_can_use_what_the_usual_judges_import(verifier: CodeVerifier) -> None:

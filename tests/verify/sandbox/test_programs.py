@@ -410,11 +410,6 @@ def test_programs_share_nothing(pool: ProgramPool) -> None:
     assert ended(pool, "import math\nprint(math.pi)").value == f"{np.pi}\n"
 
 
-def test_sets_have_one_order_in_all_programs(pool: ProgramPool) -> None:
-    replies = pool.run([run_judge("print({'a', 'b', 'c', 'd', 'e', 'f'})")] * 6)
-    assert len({reply.value for reply in replies if isinstance(reply, Reply)}) == 1
-
-
 def test_an_exception_of_a_judge_ends_the_run_and_its_programs() -> None:
     def judge(worker: Worker) -> Reply:
         worker.load("def f(): pass", LIMITS)
@@ -603,7 +598,3 @@ def test_a_fork_of_the_trainer_cannot_use_the_pool(pool: ProgramPool, monkeypatc
     pool.close()
     monkeypatch.undo()
     assert ended(pool, "print(1)").value == "1\n"
-
-
-def test_call_judge_reports_the_load(pool: ProgramPool) -> None:
-    assert pool.run([call_judge("def f(): return 1")]) == [[]]
