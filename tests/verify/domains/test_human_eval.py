@@ -4,7 +4,9 @@ The rows have the shape of HumanEval/32, /38 and /50: the answer is the last fun
 calls the other one.
 """
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,129 +20,7 @@ from brorl.verification.trial import try_verifier
 
 pytestmark = pytest.mark.linux
 
-POLY = {
-    "task_id": "HumanEval/32",
-    "prompt": '''import math
-
-
-def poly(xs: list, x: float):
-    """
-    Evaluates the polynomial with coefficients xs at the point x.
-    """
-    return sum([c * math.pow(x, i) for i, c in enumerate(xs)])
-
-
-def find_zero(xs: list):
-    """ Finds one zero of the polynomial with coefficients xs.
-    >>> round(find_zero([1, 2]), 2) # f(x) = 1 + 2x
-    -0.5
-    """
-''',
-    "entry_point": "find_zero",
-    "canonical_solution": """    begin, end = -1., 1.
-    while poly(xs, begin) * poly(xs, end) > 0:
-        begin *= 2.0
-        end *= 2.0
-    while end - begin > 1e-10:
-        center = (begin + end) / 2.0
-        if poly(xs, center) * poly(xs, begin) > 0:
-            begin = center
-        else:
-            end = center
-    return begin
-""",
-    "test": """
-
-METADATA = {}
-
-
-def check(candidate):
-    import math
-    import random
-    rng = random.Random(7)
-    import copy
-    for _ in range(20):
-        coeffs = []
-        for _ in range(2 * rng.randint(1, 3)):
-            coeffs.append(rng.randint(-9, 9) or 1)
-        solution = candidate(copy.deepcopy(coeffs))
-        assert math.fabs(poly(coeffs, solution)) < 1e-4
-
-""",
-}
-CYCLIC = {
-    "task_id": "HumanEval/38",
-    "prompt": '''
-
-def encode_cyclic(s: str):
-    """
-    returns s with each group of three characters cycled.
-    """
-    groups = [s[(3 * i):min((3 * i + 3), len(s))] for i in range((len(s) + 2) // 3)]
-    groups = [(group[1:] + group[0]) if len(group) == 3 else group for group in groups]
-    return "".join(groups)
-
-
-def decode_cyclic(s: str):
-    """
-    takes as input a string of encode_cyclic. Returns the decoded string.
-    """
-''',
-    "entry_point": "decode_cyclic",
-    "canonical_solution": "    return encode_cyclic(encode_cyclic(s))\n",
-    "test": """
-
-METADATA = {}
-
-
-def check(candidate):
-    from random import randint, choice
-    import string
-
-    letters = string.ascii_lowercase
-    for _ in range(20):
-        str = ''.join(choice(letters) for i in range(randint(10, 20)))
-        encoded_str = encode_cyclic(str)
-        assert candidate(encoded_str) == str
-
-""",
-}
-SHIFT = {
-    "task_id": "HumanEval/50",
-    "prompt": '''
-
-def encode_shift(s: str):
-    """
-    returns s with every character shifted by 5 in the alphabet.
-    """
-    return "".join([chr(((ord(ch) + 5 - ord("a")) % 26) + ord("a")) for ch in s])
-
-
-def decode_shift(s: str):
-    """
-    takes as input a string of encode_shift. Returns the decoded string.
-    """
-''',
-    "entry_point": "decode_shift",
-    "canonical_solution": '    return "".join([chr(((ord(ch) - 5 - ord("a")) % 26) + ord("a")) for ch in s])\n',
-    "test": """
-
-METADATA = {}
-
-
-def check(candidate):
-    from random import randint, choice
-    import copy
-    import string
-
-    letters = string.ascii_lowercase
-    for _ in range(20):
-        str = ''.join(choice(letters) for i in range(randint(10, 20)))
-        encoded_str = encode_shift(str)
-        assert candidate(copy.deepcopy(encoded_str)) == str
-
-""",
-}
+POLY, CYCLIC, SHIFT = map(json.loads, Path(__file__).with_name("human_eval.jsonl").read_text("utf-8").splitlines())
 ROWS = {row["entry_point"]: row for row in (POLY, CYCLIC, SHIFT)}
 
 

@@ -23,59 +23,7 @@ needs_verifiers = pytest.mark.skipif(
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder", "as_before")
 refusal = partial(refused, "init")
 
-SUMS = """
-import verifiers.v1 as vf
-
-__all__ = ["SumsTaskset"]
-
-
-class SumsData(vf.TaskData):
-    right: int
-
-
-class SumsState(vf.State):
-    seen: str = ""
-
-
-class SumsTask(vf.Task[SumsData, SumsState]):
-    @vf.metric
-    async def sees(self, trace: vf.Trace) -> float:
-        trace.state.seen = trace.last_reply
-        return 0.0
-
-    @vf.reward(weight=0.7)
-    async def right(self, trace: vf.Trace) -> float:
-        return float(trace.last_reply == str(self.data.right))
-
-    @vf.reward(weight=0.2)
-    async def short(self, trace) -> float:
-        return float(len(trace.assistant_messages[-1].content) < 4)
-
-    @vf.reward(weight=0.1)
-    async def thought(self, task, trace) -> float:
-        asked = [message.content for message in trace.messages if message.role != "assistant"]
-        assert asked == [*([task.system_prompt] if task.system_prompt else []), task.prompt]
-        assert trace.state.seen == trace.last_reply
-        return float(bool(trace.assistant_messages[-1].reasoning_content))
-
-    @vf.metric
-    async def on_a_machine(self, runtime) -> float:
-        raise AssertionError("there is none")
-
-
-class SumsConfig(vf.TasksetConfig):
-    largest: int = 9
-    brief: bool = False
-
-
-class SumsTaskset(vf.Taskset[SumsTask, SumsConfig]):
-    def load(self):
-        for a in range(self.config.largest):
-            for b in range(self.config.largest):
-                brief = "Be brief." if self.config.brief else None
-                yield SumsTask(SumsData(prompt=f"{a} + {b} =", right=a + b, system_prompt=brief), self.config.task)
-"""
-
+SUMS, MIXED = ((Path(__file__).parent / "tasksets" / name).read_text("utf-8") for name in ("sums.txt", "mixed.txt"))
 OTHERS = {
     "machine": ("    async def setup(self, trace, runtime):\n        pass\n", "prepares a machine for its tasks"),
     "container": ("    NEEDS_CONTAINER = True\n", "prepares a machine for its tasks"),
@@ -177,37 +125,6 @@ def test_rewards_are_those_of_the_tasks(rng: np.random.Generator) -> None:
             expected = 0.7 * (reply.strip() == str(data["right"])) + 0.2 * (len(reply) < 4) + 0.1 * bool(thought)
             assert taskset.score(response, str(row["answer"])) == pytest.approx(expected, abs=1e-9)
         assert taskset.score(f"<think>It is</think>{data['right']}", str(row["answer"])) == 1.0  # and not 0.99...
-
-
-MIXED = """
-import verifiers.v1 as vf
-
-__all__ = ["MixedTaskset"]
-
-
-class Config(vf.TaskConfig):
-    offset: int = 0
-
-
-class Sum(vf.Task[vf.TaskData, vf.State, Config]):
-    @vf.reward
-    async def right(self, trace: vf.Trace) -> float:
-        return float(trace.last_reply == str(sum(map(int, self.data.prompt.split("+"))) + self.config.offset))
-
-
-class Product(Sum):
-    @vf.reward
-    async def right(self, trace: vf.Trace) -> float:
-        a, b = map(int, self.data.prompt.split("+"))
-        return float(trace.last_reply == str(a * b + self.config.offset))
-
-
-class MixedTaskset(vf.Taskset[Sum, vf.TasksetConfig]):
-    def load(self):
-        for number in range(12):
-            kind = Product if number % 2 else Sum
-            yield kind(vf.TaskData(prompt=f"{number}+{number + 3}"), Config(offset=number % 3))
-"""
 
 
 @needs_verifiers
