@@ -17,8 +17,7 @@ from functools import cached_property
 from typing import Literal
 
 from brorl.prompts.code_tests import TestCode
-from brorl.verification.domains.code_sizes import is_number, largest_size
-from brorl.verification.sandbox.values import Size
+from brorl.verification.sandbox.values import Size, encode, size_of
 
 _CONSTANTS: Mapping[str, object] = {"inf": math.inf, "nan": math.nan}
 _COLLECTIONS = {"set": set, "frozenset": frozenset, "list": list, "tuple": tuple}
@@ -27,6 +26,10 @@ _CLOSE_BY_DEFAULT = 1e-6  # of evalplus, for expected floats
 _RELATIVE = 1e-7  # of evalplus
 _REPEATED_BYTES = 1 << 16
 _BYTES_PER_PART = 2  # of the densest text, a list of digits
+# The longest texts, see `values`: of the brackets of a container, of a complex number, of the largest float as integer.
+_BRACKETS, _COMPLEX_BYTES, _LARGEST_FLOAT_BYTES = 8, 64, 280
+_COMPLEX_PARTS = 2
+_SMALL = 1 << 64
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,8 @@ class ValueRule:
         return True
 
     def _same(self, expected: object, value: object) -> bool:
-        if is_number(expected):
-            return is_number(value) and self._same_number(expected, value)
+        if _is_number(expected):
+            return _is_number(value) and self._same_number(expected, value)
         if isinstance(expected, list | tuple):
             if not self._alike(expected, value):
                 return False
@@ -113,9 +116,14 @@ class ValueRule:
             return frozenset(map(self._key, value))
         if isinstance(value, dict):
             return "dict", frozenset((self._key(key), self._key(item)) for key, item in value.items())
-        if is_number(value):
+        if _is_number(value):
             return "nan" if value != value else value
         return type(value), value
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is compared as a number: a bool is none."""
+    return isinstance(value, int | float | complex) and not isinstance(value, bool)
 
 
 _EQUAL = ValueRule()
@@ -143,10 +151,10 @@ class Check:
         """
         if self.kind in ("truth", "not none"):
             return Size(0, 0)
-        size = largest_size(self.expected)
+        size = _largest_size(self.expected)
         if self.kind != "set":
             return size
-        repeated = largest_size(self.arguments)
+        repeated = _largest_size(self.arguments)
         return Size(
             size.num_bytes + repeated.num_bytes + _REPEATED_BYTES,
             size.num_parts + repeated.num_parts + _REPEATED_BYTES // _BYTES_PER_PART,
@@ -164,6 +172,21 @@ class Check:
         if self.kind == "wrapped" and isinstance(self.expected, list) and len(self.expected) == 1:
             return self.rule.same(self.expected, value) or self.rule.same(self.expected[0], value)
         return self.rule.same(self.expected, value)
+
+
+def _largest_size(expected: object) -> Size:
+    """Return a bound of the size of all values that `ValueRule.same` can accept, as encoded text."""
+    # A number has other forms: 1e300 equals an integer of 300 digits, and 2 a complex number. A list can be a tuple.
+    if isinstance(expected, list | tuple | set | frozenset | dict):
+        items = [one for pair in expected.items() for one in pair] if isinstance(expected, dict) else expected
+        sizes = [_largest_size(item) for item in items]
+        between = 2 if isinstance(expected, dict) else 1  # a comma; of a dict also the brackets and the comma of a pair
+        num_bytes, num_parts = (sum(counts) for counts in zip((0, 0), *sizes, strict=True))
+        return Size(_BRACKETS + num_bytes + between * len(sizes), 1 + num_parts + between * len(sizes))
+    if not _is_number(expected):
+        return size_of(encode(expected).encode())
+    is_small = isinstance(expected, int | float) and abs(expected) < _SMALL
+    return Size(_COMPLEX_BYTES if is_small else _LARGEST_FLOAT_BYTES + len(encode(expected)), _COMPLEX_PARTS)
 
 
 def parse_checks(test: TestCode) -> tuple[Check, ...] | None:

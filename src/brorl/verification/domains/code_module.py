@@ -29,19 +29,17 @@ def module(tests: CodeTests, code: str) -> str:
     without imports.
     """
     function = "" if isinstance(tests.tests, StdinCases) else tests.tests.function
-    before = [] if isinstance(tests.tests, TestCode) else [*_imports(code, function), _LIMITS]
+    before: list[str] = []
+    if not isinstance(tests.tests, TestCode):  # of the program's words: all names would take longer than most programs
+        import_of = imports()
+        before = sorted(import_of[word] for word in {*_WORD.findall(code)} - {function} if word in import_of)
+        before.append(_LIMITS)
     if tests.prelude:
         before += [tests.prelude, f"globals().pop({function!r}, None)"]
     if not before:
         return code
     future = "\n".join(_FUTURE.findall(code))
     return "\n".join([future, *before, _FUTURE.sub("", code) if future else code])
-
-
-def _imports(code: str, function: str) -> list[str]:
-    """Return the imports of the words of a program. All names would take longer than most programs."""
-    import_of = imports()
-    return sorted(import_of[word] for word in {*_WORD.findall(code)} - {function} if word in import_of)
 
 
 @lru_cache(maxsize=1)

@@ -31,16 +31,12 @@ _JUG_MOVE = re.compile(r"(?:fill|empty) [A-Z]|pour [A-Z]->[A-Z]")
 _HANOI_MOVE = r"(?:\d{1,6}[.)]\s)?\s*Move disk \d{1,6} from Peg \d{1,6} to Peg \d{1,6}\.?"
 
 
-def _always(_answer: str, _entry: Entry) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Guard:
     """What an answer to a dataset must pass beside its scorer."""
 
     why: str  # the wrong answers that the scorer alone accepts
-    admits: Test = _always  # false for an answer that gets no score; it does not reach the scorer
+    admits: Test = lambda _answer, _entry: True  # false for an answer that gets no score; it does not reach the scorer
 
 
 UNGUARDED = Guard("")
@@ -123,11 +119,6 @@ def _jug_moves(answer: str, _entry: Entry) -> bool:
     return isinstance(moves, list) and all(isinstance(move, str) and _JUG_MOVE.fullmatch(move) for move in moves)
 
 
-def _no_longer(answer: str, entry: Entry) -> bool:
-    """Whether an answer has no more characters than the oracle's."""
-    return len(answer.strip()) <= len(entry["answer"])
-
-
 def _new_conclusion(answer: str, entry: Entry) -> bool:
     """Whether a conclusion is not equivalent to one of its premises."""
     from reasoning_gym.logic.propositional_logic import Expression
@@ -178,7 +169,10 @@ GUARDS: dict[str, Guard] = {
     "rush_hour": Guard(_WORDS, _tokens(r"[A-Z][-+][0-9]{1,6}", r"[\s,]+")),
     "simple_integration": Guard(f"{_CODE}; Integral(f, x) of the question scores 1", _formula(_variables)),
     "sokoban": Guard(_WORDS, _form(r"[UDLR]+")),
-    "spell_backward": Guard("the right answer with anything after it scores 0.8 or 1", _no_longer),
+    "spell_backward": Guard(
+        "the right answer with anything after it scores 0.8 or 1",
+        lambda answer, entry: len(answer.strip()) <= len(entry["answer"]),
+    ),
     "spiral_matrix": Guard(_CODE, _characters(r"-0-9\s,\[\]")),
     "string_insertion": Guard(_CODE, _characters(r"A-Z\s,'\"\[\]")),
     "tower_of_hanoi": Guard(_WORDS, _tokens(_HANOI_MOVE, r"\s*\n\s*")),

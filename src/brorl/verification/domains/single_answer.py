@@ -114,7 +114,7 @@ def _hedges(text: str) -> set[str]:
 
 def _bracket(text: str) -> str:
     """Return the bracket that opens a text and closes at its end; an empty string if there is none."""
-    text = _member(text)
+    text = _MEMBER.sub("", text, count=1).strip() if _MEMBER.match(text) else text
     opening = "\\{" if text.startswith("\\{") else text[:1] if text[:1] in ("(", "[") else ""
     depth = 0
     for at, character in enumerate(text if opening else ""):
@@ -122,11 +122,6 @@ def _bracket(text: str) -> str:
         if depth == 0 and at >= len(opening):
             return opening if at == len(text) - 1 else ""
     return ""
-
-
-def _member(text: str) -> str:
-    r"""Remove `x \in` before a set."""
-    return _MEMBER.sub("", text, count=1).strip() if _MEMBER.match(text) else text
 
 
 def _is_interval(text: str) -> bool:

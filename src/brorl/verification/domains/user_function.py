@@ -81,14 +81,11 @@ class FunctionVerifier:
 
     def replies(self, items: Sequence[tuple[Prompt, str]]) -> list[Reply]:
         """Call the function on responses, and return what it returned on each, or its failure."""
-        calls = [
-            VerifierCall(self._function, (response, prompt.reference, *self._rest(prompt)))
-            for prompt, response in items
-        ]
+        calls = []
+        for prompt, response in items:
+            asked = (prompt.question or prompt.text,) if self._takes_prompt else ()
+            calls.append(VerifierCall(self._function, (response, prompt.reference, *asked, *self._more)))
         return self._pool.run(calls)
-
-    def _rest(self, prompt: Prompt) -> tuple[object, ...]:
-        return ((prompt.question or prompt.text,) if self._takes_prompt else ()) + self._more
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Accept every reference: only the function can read them."""

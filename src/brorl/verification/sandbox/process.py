@@ -324,7 +324,9 @@ class Process:
             return Fault.TOO_MANY_THREADS
         code = os.waitstatus_to_exitcode(ending.status)
         if self._server.trusted:
-            return self._why_trusted(code)
+            if self._has_value and -code in (signal.SIGKILL, signal.SIGTERM):  # from the kernel, a guard, a person
+                raise LostError("a worker was lost")
+            return Fault.OUT_OF_MEMORY if code == EXIT_OUT_OF_MEMORY else f"exit code {code}"
         if code >= 0:
             return f"{Fault.EXITED} with code {code}" if code and self._is_run else None
         if -code == signal.SIGKILL:
@@ -335,14 +337,6 @@ class Process:
             if self._server.confined:
                 raise LostError("a process was killed from outside")
         return Fault.TIMEOUT if -code == signal.SIGXCPU else f"{Fault.KILLED} {-code}"
-
-    def _why_trusted(self, code: int) -> str:
-        """Return why a trusted worker ended: SIGKILL and SIGTERM come from outside (the kernel, a guard, a person)."""
-        if code == EXIT_OUT_OF_MEMORY:
-            return Fault.OUT_OF_MEMORY
-        if self._has_value and -code in (signal.SIGKILL, signal.SIGTERM):
-            raise LostError("a worker was lost")
-        return f"exit code {code}"
 
     def close(self) -> None:
         """Kill the process and close the descriptors."""

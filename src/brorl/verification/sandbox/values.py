@@ -65,7 +65,8 @@ def decode(text: str, depth: int = MAX_DEPTH) -> Any:
             elements of equal hashes.
     """
     try:
-        return _decoded(json.loads(text, parse_int=_parse_int, parse_float=_parse_float), depth)
+        parsed = json.loads(text, parse_int=lambda digits: int(_short(digits)), parse_float=lambda d: float(_short(d)))
+        return _decoded(parsed, depth)
     except (RecursionError, TypeError, OverflowError) as error:
         raise ValueError(f"not the text of a plain value: {error}") from None
 
@@ -116,14 +117,6 @@ _COPIES: tuple[tuple[type, Callable[[Any], object]], ...] = (
     (dict, lambda value: dict(dict.items(value))),
     (deque, lambda value: [*deque.__iter__(value)]),
 )
-
-
-def _parse_int(digits: str) -> int:
-    return int(_short(digits))
-
-
-def _parse_float(digits: str) -> float:
-    return float(_short(digits))
 
 
 def _short(digits: str) -> str:

@@ -123,7 +123,8 @@ class FactorReader(AtomReader):
         while True:
             token = self.peek()
             if token.text == "^" or token.text == "\\degree":
-                if token.text == "^" and not self._is_degree():
+                texts = [self.peek(ahead).text for ahead in range(1, 4)]
+                if token.text == "^" and not (texts[0] == "\\circ" or texts == ["{", "\\circ", "}"]):
                     self.take()
                     base = self._raised(base)
                     continue
@@ -144,10 +145,6 @@ class FactorReader(AtomReader):
                 raise UnreadableError("a mark that no value has")
             else:
                 return base
-
-    def _is_degree(self) -> bool:
-        texts = [self.peek(ahead).text for ahead in range(1, 4)]
-        return texts[0] == "\\circ" or texts == ["{", "\\circ", "}"]
 
     def _raised(self, base: Form) -> Form:
         """Return a base with its exponent, which may say an ordinal, a transpose, or the inverse of a function."""

@@ -70,13 +70,10 @@ def _closing(tokens: list[Token]) -> int | None:
 def words_of(tokens: list[Token]) -> str:
     """Return tokens as words with one space between them; formulas have no space."""
     kept = [token for token in tokens if token.text not in ("{", "}", '"')]
-    kept = [one for before, one in zip([END, *kept], kept, strict=False) if not _is_ending(before, one)]
+    pairs = zip([END, *kept], kept, strict=False)
+    kept = [one for before, one in pairs if before.kind != "number" or one.text not in ORDINAL_ENDINGS]
     if all(token.kind in ("name", "number") or token.text in "-'.,!?():" for token in kept):
         text = _HYPHEN.sub(" ", written(kept)).replace("(", " ").replace(")", " ")
         text = " ".join(text.split()).strip(" .,!?")
         return text[1:-1] if text[:1] == text[-1:] == "'" else text
     return "".join(token.text + (" " if token.kind == "command" else "") for token in tokens)
-
-
-def _is_ending(before: Token, token: Token) -> bool:
-    return before.kind == "number" and token.text in ORDINAL_ENDINGS

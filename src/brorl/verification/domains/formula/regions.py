@@ -129,7 +129,8 @@ def _of_relation(sides: tuple[Form, ...], signs: tuple[str, ...]) -> Region | No
     if len(places) != 1 or not set(signs) <= TURNED.keys() or not are_expressions:
         return None
     (at,), parts = places, list[Region | None]()
-    if len(sides) > 2 and (at in (0, len(sides) - 1) or len({_direction(sign) for sign in signs}) > 1):
+    directions = {{"\\le": "<", "\\ge": ">"}.get(sign, sign) for sign in signs}
+    if len(sides) > 2 and (at in (0, len(sides) - 1) or len(directions) > 1):
         return None
     for place, side in enumerate(sides):
         if place != at:
@@ -163,25 +164,16 @@ def _of_absolute_value(inner: Symbol, sign: str, size: Expression) -> Region | N
     return _combine("\\cap" if sign in ("<", "\\le") else "\\cup", list(parts))
 
 
-def _direction(sign: str) -> str:
-    return "up" if sign in ("<", "\\le") else "down" if sign in (">", "\\ge") else sign
-
-
 def _half(sign: str, number: Expression) -> tuple[tuple[Cut, Cut], ...]:
     before, after = _cut(number, False), _cut(number, True)
-    match sign:
-        case "<":
-            return ((_LOW, before),)
-        case "\\le":
-            return ((_LOW, after),)
-        case ">":
-            return ((after, _HIGH),)
-        case "\\ge":
-            return ((before, _HIGH),)
-        case "\\ne":
-            return ((_LOW, before), (after, _HIGH))
-        case _:
-            return ((before, after),)
+    return {
+        "<": ((_LOW, before),),
+        "\\le": ((_LOW, after),),
+        ">": ((after, _HIGH),),
+        "\\ge": ((before, _HIGH),),
+        "\\ne": ((_LOW, before), (after, _HIGH)),
+        "=": ((before, after),),
+    }[sign]
 
 
 def _combine(sign: str, parts: list[Region | None]) -> Region | None:
