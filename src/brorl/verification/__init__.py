@@ -1,1 +1,15 @@
-"""Verifiers: responses in, verdicts out. One file per domain; `grade` verifies whole trees."""
+"""Verifiers: responses in, verdicts out.
+
+The way of a response, by module; each of its steps passes on what the next one needs, and no more:
+
+- `grade`: trees and prompts. Each distinct text is verified once.
+- `domains.domain_verifier`: an answer, which is what follows the thought; further terms of the reward come back here.
+- `domains.math`, `code`, ...: the verifier of the domain finds what the answer says. `verdict_cache` knows what was
+  decided before, and a verifier decides some answers itself.
+- `sandbox.pool`: everything else goes to workers. `WorkerPool` calls trusted functions (`domains.math_worker`, a user's
+  own), `ProgramPool` runs judges of untrusted programs (`domains.code_judges`). Both are runs of judges
+  (`sandbox.judging`): functions of a worker, each in a thread.
+- `sandbox.worker`: one fork server (`sandbox.server`) and its processes (`sandbox.process`), with limits of time,
+  memory and output. What runs in them is in `sandbox.inside`.
+- back: a `Reply` of a process becomes a `Verdict`, and verdicts with their tree a group.
+"""

@@ -116,7 +116,7 @@ class JudgeRun(Generic[T]):
             worker.close()
 
     def _begin(self) -> tuple[int, Worker] | None:
-        """Return the next judge and its worker; None if none waits, or no worker starts but those that run."""
+        """Return the next judge and its worker; None if none waits."""
         while not self._is_over():
             with self._lock:
                 if not self._waiting:
@@ -127,8 +127,7 @@ class JudgeRun(Generic[T]):
             try:
                 worker = self._take_worker()
             except LostError as error:
-                if self._failed_to_start(number, str(error)):
-                    return None
+                self._put_back(number, str(error))
                 time.sleep(_BETWEEN_STARTS_S)
             else:
                 self._failed_starts = 0
@@ -149,17 +148,14 @@ class JudgeRun(Generic[T]):
             else:
                 return worker
 
-    def _failed_to_start(self, number: int, reason: str) -> bool:
-        """Put a judge back; return whether there is no use in another try: others run, or all have been given up."""
+    def _put_back(self, number: int, reason: str) -> None:
+        """Put a judge back without a worker; it waits for those that run. Give all up if none runs for some tries."""
         with self._lock:
             self._waiting.appendleft(number)
             self._num_running -= 1
-            if self._num_running:
-                return True
-            self._failed_starts += 1
+            self._failed_starts += not self._num_running
             if self._failed_starts >= _MAX_STARTS:
                 self._give_up(reason)
-        return self._failed_starts >= _MAX_STARTS
 
     def _decide(self, number: int, decision: T) -> None:
         with self._lock:

@@ -82,9 +82,8 @@ class Process:
             self._open(stdin)
         except (OSError, LostError) as error:
             self._close_descriptors()
-            raise LostError(
-                str(error) if isinstance(error, LostError) else f"a process could not be started: {error}"
-            ) from None
+            reason = str(error) if isinstance(error, LostError) else f"a process could not be started: {error}"
+            raise LostError(reason) from None
         self.deadline = time.monotonic() + _START_SECONDS
         self._watch: Stopwatch | None = None  # from the time when it has entered its confinement
 
