@@ -4,9 +4,9 @@ import secrets
 
 import numpy as np
 import pytest
-from attacks.attack import Attack
+from attacks.attack import Attack, read_attacks
 from attacks.catalog import CATEGORIES
-from domains.code_answers import fenced, question_of
+from domains.code_answers import KINDS, WEAK, fenced, question_of, verify
 
 from brorl.prompts.code_tests import CallCases, StdinCases, TestCode
 from brorl.verification.domains.code import CodeVerifier
@@ -100,3 +100,30 @@ def test_no_answer_draws_the_random_numbers_of_its_tests() -> None:
         items = [(question, fenced(f"{guess}{PREDICTION}")) for guess in guesses]
         found = CodeVerifier(pool, timeout_s=10.0).verify_all(items)
     assert [verdict.reason for verdict in found] == ["wrong answer"] * len(guesses)
+
+
+ATTACKS = {attack.name: attack.source for attack in read_attacks("answers")}
+
+
+@pytest.mark.parametrize(
+    "kind", ["stdin", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("calls", "parsed", "outside"))]
+)
+def test_no_answer_that_attacks_its_tests_passes(kind: str) -> None:
+    question = question_of(KINDS[kind])
+    right = "print(sum(map(int, input().split())))" if kind == "stdin" else "def add(a, b):\n    return a + b"
+    with ProgramPool(num_workers=2) as pool:
+        found = CodeVerifier(pool, timeout_s=2.0).verify_all([(question, fenced(code)) for code in ATTACKS.values()])
+        assert_wrong(dict(zip(ATTACKS, found, strict=True)))
+        assert verify(CodeVerifier(pool, timeout_s=10.0), question, right).correct
+
+
+def test_beside_the_tests_exits_prints_and_patches_do_not_pass() -> None:
+    """The weaker judge holds against these; not against objects with their own equality."""
+    names = ["exit at import", "hard exit at import", "exit in the call", "hard exit in the call", "exit handler",
+             "patched check", "patched exec", "swallowed exception", "printed results", "forged frames",
+             "closed descriptors"]  # fmt: skip
+    with ProgramPool(num_workers=2) as pool:
+        verifier = CodeVerifier(pool, timeout_s=10.0)
+        for name in names:
+            verdict = verify(verifier, question_of(WEAK), ATTACKS[name])
+            assert not verdict.correct, (name, verdict)

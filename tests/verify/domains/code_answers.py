@@ -6,6 +6,15 @@ from brorl.verification.domains.code import CODE_DOMAIN, CodeVerifier
 from brorl.verification.verifier import Verdict
 
 Tests = StdinCases | CallCases | TestCode
+SUMS = StdinCases(("1 2\n", "3 4\n", "-1 1\n"), ("3\n", "7\n", "0\n"))
+CALLS = CallCases("add", ((1, 2), (3, 4), (-1, 1)), (3, 7, 0))
+PARSED = TestCode("add", "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(3, 4) == 7\n"
+                         "    assert candidate(-1, 1) == 0\n\ncheck(candidate)\n")  # fmt: skip
+# Not parsed: the expected values are computed, in a process without the answer.
+OUTSIDE = TestCode("add", "for a, b in [(1, 2), (3, 4), (-1, 1)]:\n    assert add(a, b) == a + b, 'no'\n")
+WEAK = TestCode("add", OUTSIDE.code, weak=True)
+FUNCTIONS = {"calls": CALLS, "parsed": PARSED, "outside": OUTSIDE, "weak": WEAK}
+KINDS = {"stdin": SUMS, **FUNCTIONS}
 
 
 def question_of(tests: Tests | CodeTests, **options: object) -> Prompt:

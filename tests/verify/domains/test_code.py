@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
-from attacks.attack import read_attacks
-from code_answers import fenced, question_of, verify
+from code_answers import CALLS, FUNCTIONS, KINDS, OUTSIDE, SUMS, fenced, question_of, verify
 from evalplus_sources import IS_FLOATS, PLAIN
 
 from brorl.prompts.code_tests import CallCases, StdinCases, TestCode
@@ -74,15 +73,6 @@ IDIOMS = [
     "class Solution:\n    def main(self):\n        import sys\n        print(sum(map(int, sys.stdin.read().split())))\n"
     "if __name__ == '__main__':\n    Solution().main()",
 ]  # fmt: skip
-SUMS = StdinCases(("1 2\n", "3 4\n", "-1 1\n"), ("3\n", "7\n", "0\n"))
-CALLS = CallCases("add", ((1, 2), (3, 4), (-1, 1)), (3, 7, 0))
-PARSED = TestCode("add", "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(3, 4) == 7\n"
-                         "    assert candidate(-1, 1) == 0\n\ncheck(candidate)\n")  # fmt: skip
-# Not parsed: the expected values are computed, in a process without the answer.
-OUTSIDE = TestCode("add", "for a, b in [(1, 2), (3, 4), (-1, 1)]:\n    assert add(a, b) == a + b, 'no'\n")
-WEAK = TestCode("add", OUTSIDE.code, weak=True)
-FUNCTIONS = {"calls": CALLS, "parsed": PARSED, "outside": OUTSIDE, "weak": WEAK}
-KINDS = {"stdin": SUMS, **FUNCTIONS}
 
 
 class TestAnswers:
@@ -267,7 +257,6 @@ check(candidate)
 """
 )
 
-ATTACKS = {attack.name: attack.source for attack in read_attacks("answers")}
 # Long values: returned, and written by a program that ignores its limit, from a call or while it is loaded.
 LONG_VALUES = {
     "returned": "def f(x): return [0] * 1_500_000",
@@ -284,17 +273,6 @@ LONG_VALUES = {
 
 
 class TestAttacks:
-    @pytest.mark.parametrize(
-        "kind", ["stdin", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("calls", "parsed", "outside"))]
-    )
-    def test_no_attack_passes(self, verifier: CodeVerifier, pool: CountingPool, kind: str) -> None:
-        items = [(question_of(KINDS[kind]), fenced(code)) for code in ATTACKS.values()]
-        right = "print(sum(map(int, input().split())))" if kind == "stdin" else "def add(a, b):\n    return a + b"
-        for name, verdict in zip(ATTACKS, CodeVerifier(pool, timeout_s=2.0).verify_all(items), strict=True):
-            assert not verdict.correct, (name, verdict)
-            assert not verdict.unverified, (name, verdict)
-        assert verify(verifier, question_of(KINDS[kind]), right).correct
-
     @pytest.mark.parametrize("code", LONG_VALUES.values(), ids=[*LONG_VALUES])
     def test_a_long_value_is_wrong_without_being_read(
         self, verifier: CodeVerifier, code: str, monkeypatch: pytest.MonkeyPatch
@@ -311,15 +289,6 @@ class TestAttacks:
         assert verdict.reason == "too much output"
         assert sum(read) < 10_000
         assert verify(verifier, question_of(CallCases("f", ((1,),), (7,))), "def f(x): return 7.0").correct
-
-    def test_beside_the_tests_exits_prints_and_patches_do_not_pass(self, verifier: CodeVerifier) -> None:
-        """The weaker judge holds against these; not against objects with their own equality."""
-        names = ["exit at import", "hard exit at import", "exit in the call", "hard exit in the call", "exit handler",
-                 "patched check", "patched exec", "swallowed exception", "printed results", "forged frames",
-                 "closed descriptors"]  # fmt: skip
-        for name in names:
-            verdict = verify(verifier, question_of(WEAK), ATTACKS[name])
-            assert not verdict.correct, (name, verdict)
 
     def test_an_input_is_seen_by_its_own_run_alone(
         self, verifier: CodeVerifier, pool: CountingPool, rng: np.random.Generator
