@@ -26,7 +26,7 @@ import numpy as np
 import brorl
 from brorl.algorithms.groups import Group
 from brorl.algorithms.outcome_weights import maxrl
-from brorl.assemble.run import build_pilot
+from brorl.assemble.inputs import prepare
 from brorl.config.reading import make_config, read_recipe
 from brorl.planning.gradient_noise import prompt_gradient
 from brorl.planning.pilot import PilotParts, sample
@@ -80,7 +80,8 @@ def lines_of(run: Path, step: int) -> Iterator[tuple[str, ...]]:
         plan = brorl.plan(checkpoint, recipe=recipe, rollouts=NUMBERS, output_dir=folder, progress=False)
     seconds_N = np.array([row.seconds["total"] for row in plan.rows if row.num_rollouts in NUMBERS])
     growth = float(np.polyfit(np.log(NUMBERS), np.log(seconds_N), 1)[0])
-    parts = build_pilot(make_config(recipe, {"model": str(checkpoint)}, str(run)))
+    config = make_config(recipe, {"model": str(checkpoint)}, str(run))
+    parts = PilotParts.load(config, prepare(config, config.model))
     groups = sample(parts, parts.stream.take(PROMPTS), ROLLOUTS, seed=1).groups
     parts.model.train()
     for order in ORDERS:

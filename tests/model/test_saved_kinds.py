@@ -1,6 +1,7 @@
 """Every kind of model is trained, saved and loaded by transformers, whole and as adapters."""
 
 import warnings
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from brorl.model.forward import choose_forward
 from brorl.model.load import load_model
-from brorl.model.lora import num_adapter_weights, target_layers
+from brorl.model.lora import adapter_shapes, target_layers
 from brorl.model.settings import LoraSettings
 from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
@@ -34,7 +35,9 @@ def test_what_is_trained_is_what_transformers_loads(
     base.save_pretrained(tmp_path / "base")
     model = load_model(str(tmp_path / "base"), CPU, torch.float32, lora)
     if lora:
-        assert sum(p.numel() for p in model.parameters() if p.requires_grad) == num_adapter_weights(base, lora)
+        assert sum(p.numel() for p in model.parameters() if p.requires_grad) == sum(
+            map(prod, adapter_shapes(base, lora))
+        )
         adapted = {name.partition(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad}
         assert adapted == set(target_layers(base, ("all-linear",)))
     forward = choose_forward(model, context=16)

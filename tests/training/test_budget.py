@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brorl.assemble.run import _CLOCKS
+from brorl.assemble.run import CLOCKS
 from brorl.cost import Budget, Cost, cost_of_step, total_cost
 from run_support import SMALL, command
 
@@ -171,7 +171,7 @@ def test_marks_are_passed_once() -> None:
 def test_seconds_are_those_of_the_chosen_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU clock is replaced by one that ticks once per look: all seconds are then whole numbers."""
     ticks = count()
-    monkeypatch.setitem(_CLOCKS, "cpu", lambda: float(next(ticks)))
+    monkeypatch.setitem(CLOCKS, "cpu", lambda: float(next(ticks)))
     for clock, whole in (("cpu", True), ("wall", False)):
         outcome = command(
             "train", *SMALL, *QUIET[:3], "--steps=2", f"--engine.clock={clock}", "--output_dir", tmp_path / clock

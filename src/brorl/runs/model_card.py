@@ -38,8 +38,10 @@ Weights = Literal["evaluation", "ema_evaluation"]  # the key of their scores in 
 
 
 def write_card(folder: Path, run: Path, step: int, weights: Weights = "evaluation") -> None:
-    """Write the card of the weights after a step of a run into their folder."""
-    replace_file(folder / CARD, model_card(read_run(run), step, weights).encode())
+    """Write the card of the weights after a step of a run into their folder; none for a run without its settings."""
+    record = read_run(run)
+    if record.settings:
+        replace_file(folder / CARD, model_card(record, step, weights).encode())
 
 
 def upload_command(checkpoint: Path) -> str:
