@@ -376,3 +376,12 @@ def test_a_run_with_adapters_resumes_bitwise_from_its_checkpoint(
     for (name, ours), theirs in zip(again.named_parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
         assert torch.equal(ours, before[name]) != ours.requires_grad
+
+
+def test_adapters_are_planned_without_peft(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    expected = adapter_shapes(model, SETTINGS)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    assert adapter_shapes(model, SETTINGS) == expected
+    with pytest.raises(UserError, match="needs the package peft"):
+        add_adapter(model, SETTINGS)

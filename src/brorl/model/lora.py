@@ -120,9 +120,12 @@ def _adaptable(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
     """Return the names among those of linear layers that peft adapts in this kind of model.
 
     It refuses `out_proj` of Mamba, whose kernels read the weight alone, and takes `gate_proj` beside experts for those
-    of the experts. It is tried on a layer of one weight.
+    of the experts. It is tried on a layer of one weight. Without peft, which training needs and a plan does not, all.
     """
-    require_peft()
+    try:
+        require_peft()
+    except UserError:
+        return {*names}
     from peft import LoraConfig, inject_adapter_in_model
 
     found = set()
