@@ -13,7 +13,7 @@ if [ "${1:-}" = exactness ]; then
   groups=('exactness: (llama|qwen2),' 'exactness: (qwen3|mistral|long)' 'exactness: mamba')
 fi
 mkdir -p "$out"
-export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1  # some parts run in other folders
 measure() {
   local code=3 left
   for _ in 1 2 3; do # a part that loses the device (4) or ends the process (a signal) needs a new process

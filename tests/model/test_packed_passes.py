@@ -7,19 +7,20 @@ remove.
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from inspect import unwrap
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 
 from brorl.model import compiled, compiled_layers
 from brorl.model.flat_logprobs import flat_chunk_logprobs
-from brorl.model.flex_attention import BLOCK, Blocks, ForestAttention
+from brorl.model.flex_attention import BLOCK, QUERIES_PER_COPY, Blocks, ForestAttention
 from brorl.model.forward import FlatForward, TreeForward, with_packed_passes
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.hook_check import check_packed
@@ -138,24 +139,38 @@ def expanded(count_B: Tensor, order_BB: Tensor) -> np.ndarray:
     return listed
 
 
-def by_element(mask: BlockMask, exact: bool) -> np.ndarray:
+def mask_of(batch: TreeBatch, window: int | None) -> tuple[BlockMask, IntArray]:
+    """Return the mask of a batch, and the token that each key of the kernel is, copies included."""
+    forest, length = batch.forest(window), batch.token_T.numel()
+    token = forest._with_copies(torch.arange(float(length))[None, None, :, None])[0, 0, :, 0].numpy().astype(int)
+    np.testing.assert_array_equal(token[:length], np.arange(length))
+    return forest.mask(length, token.size, window), token
+
+
+def by_element(batch: TreeBatch, window: int | None, exact: bool) -> np.ndarray:
     """Return the mask as the kernel reads it: whole blocks are not masked, unlisted ones are skipped."""
+    mask, token = mask_of(batch, window)
     lists = [(mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices)]
     lists += [(mask.q_num_blocks, mask.q_indices), (mask.full_q_num_blocks, mask.full_q_indices)]
     masked, full, masked_T, full_T = (expanded(count[0, 0], order[0, 0]) for count, order in lists)
     np.testing.assert_array_equal(masked_T, masked.T)
     np.testing.assert_array_equal(full_T, full.T)
+    assert masked_T.sum(1).max() <= QUERIES_PER_COPY
+    assert (masked | full).sum(0).max() <= QUERIES_PER_COPY
     num_queries, num_keys = mask.seq_lengths
     zero, query, key = torch.tensor(0), torch.arange(num_queries)[:, None], torch.arange(num_keys)
     sees = mask.mask_mod(zero, zero, query, key).numpy()
     of_blocks = sees.reshape(num_queries // BLOCK, BLOCK, num_keys // BLOCK, BLOCK)
     assert not (masked & full).any()
-    assert (masked | full)[of_blocks.any((1, 3))].all()
     assert of_blocks.all((1, 3))[full].all()
+    times = np.zeros((num_queries, num_queries), int)  # that a query sees a token, in all of its copies
+    np.add.at(times.T, token, sees.T)
+    assert times.max() == 1
+    assert (masked | full)[of_blocks.any((1, 3))].all()
     if exact:
         np.testing.assert_array_equal(full, of_blocks.all((1, 3)))
         np.testing.assert_array_equal(masked | full, of_blocks.any((1, 3)))
-    return sees
+    return times > 0
 
 
 @pytest.mark.parametrize("window", [None, 1, 30, 150])
@@ -167,7 +182,7 @@ def test_the_block_mask_is_the_dense_definition(scale: int, window: int | None, 
     batch = batch_of(trees)
     length = batch.token_T.numel()
     np.testing.assert_array_equal(batch.token_T[: tokens.size].numpy(), tokens)
-    got = by_element(batch.forest(window).mask(length, window), exact=window is None)
+    got = by_element(batch, window, exact=window is None)
     np.testing.assert_array_equal(got[: tokens.size, : tokens.size], expected)
     assert got.any(1).all()  # also padding sees something
     assert not got[tokens.size :, : tokens.size].any()
@@ -189,17 +204,29 @@ def test_lengths_at_the_edges_of_blocks(sizes: list[tuple[int, int]], rng: np.ra
     trees = [long_response(rng, *pair) for pair in sizes]
     tokens, expected = dense_definition(trees, None)
     batch = batch_of(trees)
-    got = by_element(batch.forest(None).mask(batch.token_T.numel(), None), exact=True)
+    got = by_element(batch, None, exact=True)
     np.testing.assert_array_equal(got[: tokens.size, : tokens.size], expected)
 
 
 def test_a_window_skips_blocks_far_away(rng: np.random.Generator) -> None:
     """A chain of n blocks with a window of one block touches 2 n - 1 blocks, of n (n + 1) / 2 without it."""
     batch = batch_of([long_response(rng, 1, 10 * BLOCK)])
-    forest = batch.forest(BLOCK)
     for window, expected in ((None, 55), (BLOCK, 19)):
-        mask = forest.mask(batch.token_T.numel(), window)
+        mask, _ = mask_of(batch, window)
         assert int(mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum()) == expected
+
+
+def test_the_keys_of_a_long_prompt_are_copied(rng: np.random.Generator) -> None:
+    """Of the queries of 40 responses of a block each, 8 blocks see a copy of a block of the prompt."""
+    prompt = rng.integers(1, 17, 2 * BLOCK).tolist()
+    responses = [[row, *rng.integers(1, 17, BLOCK).tolist()] for row in range(40)]
+    batch = batch_of([RolloutTree.from_responses(prompt, responses, finished=[False] * 40)])
+    mask, token = mask_of(batch, None)
+    num_blocks = batch.token_T.numel() // BLOCK
+    times = np.bincount(token[::BLOCK] // BLOCK, minlength=num_blocks)
+    assert times[1] == -(-(num_blocks - 1) // QUERIES_PER_COPY)  # the second block of the prompt sees itself too
+    assert (times[2:] == 1).all()
+    assert (mask.q_num_blocks + mask.full_q_num_blocks).max() == QUERIES_PER_COPY
 
 
 def test_chunks_hold_the_nodes_and_prompts_that_fit(rng: np.random.Generator) -> None:
@@ -374,6 +401,35 @@ def test_layers_are_compiled_once_for_all_passes(case: str, rng: np.random.Gener
     assert compilations == [kinds + outputs] * 3
 
 
+def called_with_checkpointing(layer: Any, *inputs: Any, **named: Any) -> Any:
+    call = partial(nn.Module.__call__, layer, **named)
+    if layer.gradient_checkpointing and layer.training:
+        return layer._gradient_checkpointing_func(call, *inputs)
+    return call(*inputs)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("backward_on_cpu")
+@pytest.mark.parametrize("of_calls", [False, True])  # True as transformers did up to 5.17
+def test_a_compiled_layer_is_checkpointed_once(
+    of_calls: bool, rng: np.random.Generator, compile_on_cpu: Compile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_on_cpu("eager")
+    model = small_model(num_hidden_layers=3, dtype=torch.float32).train()
+    enable_gradient_checkpointing(model)
+    layers, times = list(model.get_decoder().layers), []
+    if of_calls:
+        monkeypatch.setattr(type(layers[0]), "forward", unwrap(layers[0].forward.__func__))
+        monkeypatch.setattr(type(layers[0]), "__call__", called_with_checkpointing)
+    for number, layer in enumerate(layers):
+        checkpointed = layer._gradient_checkpointing_func
+        layer._gradient_checkpointing_func = lambda *args, n=number, run=checkpointed: times.append(n) or run(*args)
+    (chunk,) = chunk_logprobs(model, few_trees(rng), model_pass=replace(PACKED, compiled=True))
+    chunk.logprob.sum().backward()
+    assert times == [0, 1, 2]
+    assert all(layer.gradient_checkpointing for layer in layers)
+
+
 @pytest.mark.slow
 def test_inductor_compiles_the_layers_once(rng: np.random.Generator, compile_on_cpu: Compile) -> None:
     """PyTorch's code for the CPU has no gradient of FlexAttention, so only the forward pass is computed."""
@@ -441,7 +497,7 @@ def test_a_wrong_window_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     model = gemma(3).float()
     check_packed(model, PACKED)
     mask = ForestAttention.mask
-    monkeypatch.setattr(ForestAttention, "mask", lambda self, length, _window: mask(self, length, None))
+    monkeypatch.setattr(ForestAttention, "mask", lambda self, *lengths: mask(self, *lengths[:2], None))
     with pytest.raises(HooksError, match="the log-probs of Gemma3ForCausalLM change"):
         check_packed(model, PACKED)
 

@@ -28,16 +28,29 @@ def compiled_layers(model: PreTrainedModel) -> Iterator[None]:
     with ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, GradientCheckpointingLayer):
-                stack.enter_context(replaced_forward(module, partial(_run, module)))
+                checkpoints = module.gradient_checkpointing
+                stack.enter_context(replaced_forward(module, partial(_run, module, checkpoints)))
+                stack.enter_context(_without_checkpointing(module))
         yield
 
 
-def _run(layer: Any, *inputs: Any, **named: Any) -> Any:
+@contextmanager
+def _without_checkpointing(layer: Any) -> Iterator[None]:
+    """Checkpoint the graph alone: older versions of transformers run the module again, whose forward pass is restored."""
+    before = layer.gradient_checkpointing
+    layer.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        layer.gradient_checkpointing = before
+
+
+def _run(layer: Any, checkpoints: bool, *inputs: Any, **named: Any) -> Any:
     """Run a layer; a pass that the ranks of a sharded model make to keep in step has no context, and runs as it is."""
     if named.get("brorl_context") is None:
         return type(layer).forward(layer, *inputs, **named)
     forward = compiled(_plain_forward(type(layer)))
-    if layer.gradient_checkpointing and layer.training:  # the recomputation runs the same graph
+    if checkpoints and layer.training:  # the recomputation runs the same graph
         return layer._gradient_checkpointing_func(partial(forward, layer, **named), *inputs)
     return forward(layer, *inputs, **named)
 

@@ -6,15 +6,20 @@ are skipped, masked or taken whole; no matrix of queries times keys is made. A p
 other lengths have given NaN gradients in PyTorch, and to two blocks, because `torch.compile` compiles sizes of 1
 separately. A padding token sees itself.
 
+The backward pass sums up the gradient of a block of keys in one loop over the blocks of queries that see it. All queries
+of a tree see its prompt, and the device would wait for that loop. So such keys are copied: at most 8 blocks of queries
+see a copy, and the gradients of the copies add up.
+
 On CUDA the kernel is compiled, and no scores are stored. Elsewhere PyTorch's uncompiled version runs, which stores all
 scores and has no backward pass: it serves the tests.
 
-Dimensions: T tokens with padding, B blocks of 128 tokens.
+Dimensions: T tokens with padding, B blocks of 128 tokens, E blocks of keys: the B blocks, then C copies of some.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +35,8 @@ from brorl.tree import BoolArray, IntArray, subtree_ends
 
 BLOCK = 128
 MIN_TOKENS = 2 * BLOCK
+QUERIES_PER_COPY = 8  # blocks of queries that see one copy of a block of keys
+_FEWEST_COPIES = 2  # see `MIN_TOKENS`
 _NAME = "brorl_forest"
 
 
@@ -42,13 +49,13 @@ class Blocks(NamedTuple):
     """Lists of blocks for the kernel: keys that are masked, keys that are whole, and the same two of queries."""
 
     number: list[Tensor]  # for each list the listed blocks of each row, int32, shape [1, 1, B]
-    order: list[Tensor]  # for each list all blocks of a row, listed ones first, int32, shape [1, 1, B, B]
+    order: list[Tensor]  # for each list all blocks of a row, listed ones first, int32, shape [1, 1, B, E] or [1, 1, E, B]
 
     @classmethod
-    def of(cls, touched_BB: BoolArray, whole_BB: BoolArray, device: torch.device) -> Blocks:
+    def of(cls, touched_BE: BoolArray, whole_BE: BoolArray, device: torch.device) -> Blocks:
         """Return the lists, given the blocks that have pairs, and those in which all pairs see each other."""
-        masked_BB = touched_BB & ~whole_BB
-        lists = (masked_BB, whole_BB, masked_BB.T, whole_BB.T)
+        masked_BE = touched_BE & ~whole_BE
+        lists = (masked_BE, whole_BE, masked_BE.T, whole_BE.T)
         orders = [np.argsort(~listed, axis=1, kind="stable") for listed in lists]
 
         def moved(array: IntArray) -> Tensor:
@@ -85,6 +92,34 @@ def _count(first_T: IntArray, stop_T: IntArray) -> IntArray:
     return counts
 
 
+class Copies(NamedTuple):
+    """The blocks of keys with copies of some, each of shape [E]. A block of queries sees one copy of a block."""
+
+    source: IntArray  # the block that each one holds
+    first: IntArray  # the first block of queries that sees it
+    stop: IntArray  # and the one behind the last
+
+    @classmethod
+    def of(cls, touched_BB: BoolArray) -> Copies:
+        """Return the copies, given the blocks of keys that each block of queries sees."""
+        num_blocks = len(touched_BB)
+        blocks, copies = [], [(0, 0, 0)] * _FEWEST_COPIES  # nobody sees these
+        for block in range(num_blocks):
+            edges = [0, *np.flatnonzero(touched_BB[:, block])[QUERIES_PER_COPY::QUERIES_PER_COPY].tolist(), num_blocks]
+            first, *others = [(block, *pair) for pair in pairwise(edges)]
+            blocks.append(first)
+            copies += others
+        if len(copies) == num_blocks:  # sizes that are equal once are one size for `torch.compile`
+            copies.append(copies[0])
+        return cls(*np.array(blocks + copies).T)
+
+    def listed(self, pair_BB: BoolArray) -> BoolArray:
+        """Return pairs of blocks of queries and keys as pairs of blocks of queries and copies, shape [B, E]."""
+        query_B1 = np.arange(len(pair_BB))[:, None]
+        listed_BE: BoolArray = pair_BB[:, self.source] & (self.first <= query_B1) & (query_B1 < self.stop)
+        return listed_BE
+
+
 class ForestAttention:
     """The attention of the tokens of a packed pass. Its tensors are inputs of a compiled layer, its layers are alike.
 
@@ -101,16 +136,23 @@ class ForestAttention:
     def __init__(self, position_T: IntArray, window: int | None, device: torch.device) -> None:
         self.longest = int(position_T.max()) + 1
         end_T = subtree_ends(position_T)
-        windows = {None, window}
-        self._blocks = {one: Blocks.of(*block_pairs(end_T, position_T, one), device) for one in windows}
-        self._end, self._position = (to_device(x.astype(np.int32), device) for x in (end_T, position_T))
+        pairs = {one: block_pairs(end_T, position_T, one) for one in (None, window)}
+        copies = Copies.of(pairs[None][0])
+        self._blocks = {one: Blocks.of(*map(copies.listed, both), device) for one, both in pairs.items()}
+        token = (copies.source[:, None] * BLOCK + np.arange(BLOCK)).ravel()  # that each key is
+        first, stop = (np.repeat(block_E * BLOCK, BLOCK) for block_E in (copies.first, copies.stop))
+        # The queries that see a key, and its position; the first keys are the tokens of the pass.
+        keys = np.maximum(token, first), np.minimum(end_T[token], stop), position_T[token]
+        self._first, self._stop, self._position = (to_device(x.astype(np.int32), device) for x in keys)
+        num_blocks = position_T.size // BLOCK
+        self._copied = to_device(np.eye(num_blocks, dtype=np.float32)[copies.source[num_blocks:]], device)  # [C, B]
 
-    def mask(self, num_tokens: int, window: int | None) -> BlockMask:
-        """Return the mask of the layers with or without the window; `num_tokens` is the length of the pass."""
-        end, position = self._end, self._position
+    def mask(self, num_tokens: int, num_keys: int, window: int | None) -> BlockMask:
+        """Return the mask of the layers with or without the window, for a pass and its keys with their copies."""
+        first, stop, position = self._first, self._stop, self._position
 
         def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            seen = (key <= query) & (query < end[key])
+            seen = (first[key] <= query) & (query < stop[key])
             return seen if window is None else seen & (position[query] - position[key] < window)
 
         blocks = self._blocks.get(window)
@@ -118,7 +160,7 @@ class ForestAttention:
             raise HooksError("a layer has another sliding window than the config of its model")
         counts, indices = blocks
         return BlockMask(
-            seq_lengths=(num_tokens, num_tokens),
+            seq_lengths=(num_tokens, num_keys),
             kv_num_blocks=counts[0], kv_indices=indices[0], full_kv_num_blocks=counts[1], full_kv_indices=indices[1],
             q_num_blocks=counts[2], q_indices=indices[2], full_q_num_blocks=counts[3], full_q_indices=indices[3],
             BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=sees,
@@ -139,16 +181,24 @@ class ForestAttention:
         in_graph = torch.compiler.is_compiling() or device != "cuda"
         kernel: Any = flex_attention if in_graph else compiled(flex_attention)
         with torch.autocast(device, enabled=False):
+            key, value = self._with_copies(key), self._with_copies(value)
+            torch._check(key.shape[2] % BLOCK == 0)
             output: Tensor = kernel(
                 query,
                 key,
                 value,
                 score_mod=None if softcap is None else capped,
-                block_mask=self.mask(num_tokens, window),
+                block_mask=self.mask(num_tokens, key.shape[2], window),
                 scale=scale,
                 enable_gqa=True,
             )
         return output.transpose(1, 2)
+
+    def _with_copies(self, x_1KTD: Tensor) -> Tensor:
+        """Append the copies of keys or values: a product with zeros and ones, whose backward pass adds in one order."""
+        blocks = x_1KTD[0].unflatten(1, (-1, BLOCK))
+        copies = torch.einsum("cb,kbtd->kctd", self._copied.to(x_1KTD.dtype), blocks).flatten(1, 2)
+        return torch.cat([x_1KTD, copies[None]], 2)
 
 
 def _forest_attention(
