@@ -36,7 +36,7 @@ def compiled_layers(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _without_checkpointing(layer: Any) -> Iterator[None]:
-    """Checkpoint the graph alone: older versions of transformers run the module again, whose forward pass is restored."""
+    """Checkpoint the graph alone: some versions of transformers run the module again, with its own forward pass."""
     before = layer.gradient_checkpointing
     layer.gradient_checkpointing = False
     try:

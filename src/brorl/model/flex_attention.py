@@ -6,9 +6,9 @@ are skipped, masked or taken whole; no matrix of queries times keys is made. A p
 other lengths have given NaN gradients in PyTorch, and to two blocks, because `torch.compile` compiles sizes of 1
 separately. A padding token sees itself.
 
-The backward pass sums up the gradient of a block of keys in one loop over the blocks of queries that see it. All queries
-of a tree see its prompt, and the device would wait for that loop. So such keys are copied: at most 8 blocks of queries
-see a copy, and the gradients of the copies add up.
+The backward pass sums up the gradient of a block of keys in one loop over the blocks of queries that see it. All
+queries of a tree see its prompt, and the device would wait for that loop. So such keys are copied: at most 8 blocks of
+queries see a copy, and the gradients of the copies add up.
 
 On CUDA the kernel is compiled, and no scores are stored. Elsewhere PyTorch's uncompiled version runs, which stores all
 scores and has no backward pass: it serves the tests.
@@ -49,7 +49,8 @@ class Blocks(NamedTuple):
     """Lists of blocks for the kernel: keys that are masked, keys that are whole, and the same two of queries."""
 
     number: list[Tensor]  # for each list the listed blocks of each row, int32, shape [1, 1, B]
-    order: list[Tensor]  # for each list all blocks of a row, listed ones first, int32, shape [1, 1, B, E] or [1, 1, E, B]
+    # for each list all blocks of a row, listed ones first, int32, shape [1, 1, B, E], or of queries [1, 1, E, B]
+    order: list[Tensor]
 
     @classmethod
     def of(cls, touched_BE: BoolArray, whole_BE: BoolArray, device: torch.device) -> Blocks:
