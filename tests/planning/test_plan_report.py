@@ -117,7 +117,6 @@ def test_tables_fit_into_80_columns() -> None:
 
 def test_sentences_say_what_the_numbers_say() -> None:
     lines = advice(report())
-    assert 3 <= len(lines) <= 5
     assert "N = 256 with 10 prompts per step and advantage.estimator = reinforce_pp_baseline, with" in lines[0]
     text = " ".join(shown(report(), 400).split())
     assert text.startswith(lines[0])
