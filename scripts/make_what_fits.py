@@ -105,9 +105,9 @@ INTRODUCTION = f"""\
 # What fits on a GPU
 
 !!! warning "Predictions"
-    The figures of this page are predictions and have not been measured. On one H100, a step of learning with SmolLM2-135M
-    peaked at 14.5 GB where 24.9 GB were predicted. `brorl check mine.yaml` predicts the memory of your own run on your
-    GPU.
+    The figures of this page are predictions and have not been measured. On one H100, a step of learning with
+    SmolLM2-135M peaked at 14.5 GB where 24.9 GB were predicted. `brorl check mine.yaml` predicts the memory of your own
+    run on your GPU.
 
 The table has the ways to train, by the settings that make them, and how each fits on a GPU: the predicted peak, the
 responses of full length that are decoded together, and further settings that leave what is learned as it is. All runs
