@@ -137,9 +137,12 @@ class ForestAttention:
     def __init__(self, position_T: IntArray, window: int | None, device: torch.device) -> None:
         self.longest = int(position_T.max()) + 1
         end_T = subtree_ends(position_T)
-        pairs = {one: block_pairs(end_T, position_T, one) for one in (None, window)}
+        pairs = {one: block_pairs(end_T, position_T, one) for one in {None, window}}
         copies = Copies.of(pairs[None][0])
-        self._blocks = {one: Blocks.of(*map(copies.listed, both), device) for one, both in pairs.items()}
+        self._blocks = {
+            one: Blocks.of(copies.listed(touched_BB), copies.listed(whole_BB), device)
+            for one, (touched_BB, whole_BB) in pairs.items()
+        }
         token = (copies.source[:, None] * BLOCK + np.arange(BLOCK)).ravel()  # that each key is
         first, stop = (np.repeat(block_E * BLOCK, BLOCK) for block_E in (copies.first, copies.stop))
         # The queries that see a key, and its position; the first keys are the tokens of the pass.
