@@ -80,11 +80,6 @@ class Outcomes:
         """Second moment of the incorrect outcomes, N_2."""
         return _mass(self.p_V**2, ~self.correct_V)
 
-    @property
-    def squared_gradient(self) -> float:
-        """Squared norm of the gradient of Q_pos in the logits, |h|^2 = Q_neg^2 P_2 + Q_pos^2 N_2, in [0, 1/8]."""
-        return self.q_neg**2 * self.p_2 + self.q_pos**2 * self.n_2
-
 
 @dataclass(frozen=True)
 class GradientStep:
