@@ -23,6 +23,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.training.objective import Objective
 from brorl.training.settings import PhaseSettings
 from brorl.tree import RolloutTree
+from case_tables import table
 from child_runs import ChildRuns, Harm
 from run_support import SMALL, assert_same_run, command
 
@@ -245,26 +246,7 @@ def test_a_constant_objective_leaves_no_trace_in_the_metrics() -> None:
     assert objective_of().record() == {}
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"phases": [{"name": "a", "until": 0.5}]}, "must rise from phase to phase"),
-        ({"phases": [{"name": "a"}], "advantage": {"estimator": "grpo"}}, "both are set"),
-        (
-            {"phases": [{"name": "a", "until": 0.5, "until_coverage_stalls": 2}, {"name": "b"}], "evaluation.every": 0},
-            "needs regular evaluations",
-        ),
-        ({"phases": [{"name": "a", "until_coverage_stalls": 2}]}, "a is the last phase, which only the budget ends"),
-        (
-            {"phases": [{"name": "a", "until": 0.5, "until_coverage_stalls": 2}, {"name": "b"}], "evaluation.ks": [1]},
-            "evaluation.ks has only pass@1",
-        ),
-        ({"advantage": {"estimator": "pass_at_k", "k": 32}}, "needs more than 32 rollouts"),
-        ({"phases": [{"name": "a", "advantage": {"estimator": "pass_at_k", "k": 40}}]}, "needs more than 40 rollouts"),
-        ({"phases": [{"name": "a", "advantage": {"estimator": "x"}}]}, "phases.advantage.estimator"),
-        ({"advantage": {"estimator": "grpo", "order": 3}}, "advantage.order = 3 works only with"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "contradictions_are_named"))
 def test_contradictions_are_named(settings: dict[str, Any], expected: str) -> None:
     with pytest.raises(UserError, match=expected):
         make_config({"rollouts_per_prompt": N, **settings}, {}, "test")

@@ -38,6 +38,7 @@ from brorl.verification.sandbox.pool import WorkerPool
 from brorl.verification.sandbox.replies import Reply
 from brorl.verification.thoughts import THINK
 from brorl.verification.verifier import Verifier
+from case_tables import table
 
 pytestmark = pytest.mark.linux
 
@@ -46,7 +47,7 @@ LIMIT_S = 1.0  # of processor time; linear work takes milliseconds for this leng
 SHORTER = 5  # quadratic work takes a 25th of its time for a fifth of the length, where it is looked for first
 TAIL = 1_900  # most extractors read the last 2,000 characters: there, a run must be that short to follow its start
 # Strings per domain and length; instructions are read 25 times in up to eight ways.
-NUMBERS = {"code": 100, "countdown": 100, "gym": 250, "ifeval": 10, "math": 250, "science": 250}
+NUMBERS = {"code": 100, "countdown": 100, "gym": 250, "ifeval": 5, "math": 250, "science": 250}
 NEEDS = {"gym": "reasoning_gym", "ifeval": "langdetect"}
 
 
@@ -144,8 +145,8 @@ KNOWN = [
         for part in ("</think>", "```a\n</think>\n", "````` `\n", "<think>`", "~")
     ),
     ("ifeval", "[" * 101 + '[\\"' * 30_000),  # a string that never closes, in JSON with many brackets
-    ("math", "\\boxed{a" + "." * 400_000 + "}"),
-    ("science", "\\boxed{a" + ", " * 400_000 + "}"),
+    ("math", "\\boxed{a" + "." * LENGTH + "}"),
+    ("science", "\\boxed{a" + ", " * LENGTH + "}"),
 ]
 
 
@@ -185,20 +186,9 @@ def test_quadratic_time_is_stopped() -> None:
 
 
 SLEEP_S = 0.05
-PARTS = [
-    ("code", "code.extract_code"),
-    ("code", "code.module"),
-    ("code", "code_judges._passes"),
-    ("countdown", "countdown._verify"),
-    ("gym", "gym.extract_answer"),
-    ("ifeval", "ifeval.broken"),
-    ("math", "math.extract_answer"),
-    ("science", "science.choose"),
-    ("science", "science.extract_answer"),
-]
 
 
-@pytest.mark.parametrize(("domain", "part"), PARTS)
+@pytest.mark.parametrize(*table(__file__, "the_slowest_verifications_count_the_time_of_this_process"))
 def test_the_slowest_verifications_count_the_time_of_this_process(
     domain: str, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from brorl.verification.sandbox.judging import Judge, T
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.replies import JudgeTimeout, Undecided
 from brorl.verification.sandbox.values import MAX_DEPTH, decode
+from case_tables import table
 
 pytestmark = pytest.mark.linux
 
@@ -115,26 +116,7 @@ class TestAnswers:
             assert verdict.correct, (code, verdict)
 
     @pytest.mark.parametrize("kind", FUNCTIONS)
-    @pytest.mark.parametrize(
-        ("code", "reason"),
-        [
-            ("def add(a, b):\n    return a + b", "correct"),
-            ("add = lambda a, b: a + b", "correct"),
-            ("class Solution:\n    def add(self, a, b):\n        return a + b", "correct"),
-            ("class Solution:\n    pass\ndef add(a, b):\n    return a + b", "correct"),
-            ("def add(a, b):\n    return float(a + b)", "correct"),
-            ("def add(a, b):\n    return a - b", "wrong answer"),
-            ("def add(a, b):\n    return str(a + b)", "wrong answer"),
-            ("def add(a, b):\n    return None", "wrong answer"),
-            ("def plus(a, b):\n    return a + b", "raised NameError"),
-            ("def add(a):\n    return a", "raised TypeError"),
-            ("def add(a, b): return", "wrong answer"),
-            ("x =", "syntax error"),
-            ("def add(a, b):\n    while True: pass", "timeout"),
-            ("def add(a, b):\n    exit()", "exited"),
-            ("exit()", "exited"),
-        ],
-    )
+    @pytest.mark.parametrize(*table(__file__, "functions"))
     def test_functions(self, pool: CountingPool, kind: str, code: str, reason: str) -> None:
         verdict = verify(patient(pool, reason), question_of(FUNCTIONS[kind]), code)
         assert verdict.reason == ("correct (weak)" if (kind, reason) == ("weak", "correct") else reason)

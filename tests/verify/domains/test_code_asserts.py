@@ -10,6 +10,7 @@ from evalplus_sources import IS_FLOATS, PLAIN
 
 from brorl.prompts.code_tests import TestCode
 from brorl.verification.domains.code_checks import parse_checks
+from case_tables import table
 from each_row import each_row
 
 OLD_PLAIN = PLAIN.replace(
@@ -76,18 +77,7 @@ def passes_checks(code: str, function: Callable[..., object]) -> bool:
     return all(check.accepts(function(*check.arguments)) for check in checks)
 
 
-@each_row(
-    "code",
-    [
-        "assert f(1) == 1", "assert candidate(2) == [1, (2, 'x'), {3: {4}}, None, b'z', -1.5]", "assert f(3) is None",
-        "assert f(4) is True", "assert f(5)", "assert not f(6)", "assert math.isclose(f(7), 1.5)",
-        "assert math.isclose(f(8), 2.5, rel_tol=0.001, abs_tol=0.1)", "assert abs(f(9) - 0.5) < 1e-6",
-        "assert set(f(10)) == set((1, 2))", "assert f(11) == {1, 2}", "assert f(12) == set()", "assert f(13) == -inf",
-        "assert f(14) == float('inf')", "assert f(15) == 1 + 2j", "assert f(16) == frozenset({1})",
-        "x = [1, 2]\nassert f(17) == x", "assert f(18) == 'a' 'b', 'a message'", "assert True\nassert f(19) == ()",
-        "'''text'''\nassert f(20) == {'a': [1.5]}", "import math\nassert f(21) == math.inf",
-    ],
-)  # fmt: skip
+@each_row(*table(__file__, "each_form_decides_as_python_does"))
 def test_each_form_decides_as_python_does(code: str) -> None:
     """On the expected value, on values near it, and on values of other types."""
     code = f"from math import inf\n{code}"

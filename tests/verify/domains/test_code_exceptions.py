@@ -8,6 +8,7 @@ from code_answers import verify
 from brorl.prompts.code_tests import CallCases, TestCode
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.sandbox.pool import ProgramPool
+from case_tables import table
 
 pytestmark = pytest.mark.linux
 
@@ -82,25 +83,7 @@ def test_an_exception_reaches_the_test_code(verifier: CodeVerifier, test: str, o
     assert verdict.correct is (reason == "correct")
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "def f(x):\n    raise StopIteration",
-        "def f(x):\n    if x > 1: raise StopIteration\n    return x * x",
-        "class E(StopIteration): __module__ = 'builtins'\ndef f(x):\n    raise E",
-        "class E(Exception): __module__ = 'builtins'\nE.__name__ = E.__qualname__ = 'StopIteration'\n"
-        "def f(x):\n    raise E",
-        "class E(Exception): __module__ = 'builtins'\nE.__name__ = E.__qualname__ = 'ValueError'\n"
-        "def f(x):\n    raise E('0')",
-        "class E(Exception): __module__ = 'builtins'\nE.__name__ = E.__qualname__ = 'SystemExit'\n"
-        "def f(x):\n    raise E(0)",
-        "def f(x):\n    raise GeneratorExit",
-        "def f(x):\n    raise ImportError",
-        "def f(x):\n    raise ValueError('StopIteration')",
-        "def f(x):\n    raise Exception('SystemExit: 0')",
-        "def f(x):\n    raise KeyError(StopIteration())",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(*table(__file__, "no_exception_ends_the_test_code_as_passed"))
 def test_no_exception_ends_the_test_code_as_passed(verifier: CodeVerifier, code: str) -> None:
     """A StopIteration would end the loop over `map`, and an ImportError would skip the guarded assertion."""
     for test in (MAPPED, GUARDED):

@@ -5,54 +5,11 @@ import pytest
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases
 from brorl.verification.domains.code_extraction import extract_code
+from case_tables import table
 from each_row import each_row
 
 
-@each_row(
-    ("response", "code"),
-    [
-        ("```python\nx = 1\n```", "x = 1"),
-        ("```py\nx = 1\n```", "x = 1"),
-        ("```Python3 \nx = 1\n```", "x = 1"),
-        ("```{.python}\nx = 1\n```", "x = 1"),
-        ('```python title="a.py"\nx = 1\n```', "x = 1"),
-        ("``` python\nx = 1\n```", "x = 1"),
-        ("```\nx = 1\n```", "x = 1"),
-        ("~~~python\nx = 1\n~~~", "x = 1"),
-        ("text\r\n```python\r\nx = 1\r\ny = 2\r\n```\r\n", "x = 1\ny = 2"),
-        # The last block counts, and blocks of other languages never do.
-        ("```python\nx = 1\n```\nor\n```python\nx = 2\n```", "x = 2"),
-        ("```python\nx = 1\n```\n```text\n3\n```", "x = 1"),
-        ("```python\nx = 1\n```\nOutput:\n```\n3\n```", "x = 1"),
-        ("```\nx = 1\n```\nthen\n```\nx = 2\n```", "x = 2"),
-        ("```cpp\nint x;\n```", None),
-        ("```bash\npython a.py\n```\n```\nx = 1\n```", "x = 1"),
-        # Unclosed and blank blocks.
-        ("```python\nx = 1", "x = 1"),
-        ("```python\nx = 1\n```python\nx = 2\n```", "x = 2"),
-        ("```python\nx = 1\n```\n```", "x = 1"),
-        ("```python\n \n```", None),
-        ("```python\nx = 1\n```\n```python\n```", "x = 1"),
-        ("```python", None),
-        # Fences within code, and code within other text.
-        ("````python\ns = '''\n```\n'''\n````", "s = '''\n```\n'''"),
-        ("~~~python\ns = '```'\n~~~", "s = '```'"),
-        ("```python\ns = '~~~'\n~~~\n```", "s = '~~~'\n~~~"),
-        ("<answer>```python\nx = 1\n```</answer>", "x = 1"),
-        ("Here it is: ```python\nx = 1\n```", "x = 1"),
-        ("```python\nx = 1```", "x = 1"),
-        ("1. This\n   ```python\n   if x:\n       y = 1\n   ```", "if x:\n    y = 1"),
-        ("> no\n\t```python\n\tx = 1\n\t```", "x = 1"),
-        ("  ```python\n  x = 1\n y = 2\n  ```", "x = 1\ny = 2"),
-        ("```python\ndef f():\n    '''a ``` b'''\n    return 1\n```", "def f():\n    '''a ``` b'''\n    return 1"),
-        # No fence at all.
-        ("x = 1", None),
-        ("`x = 1`", None),
-        ("a ``` b", None),
-        ("```python x = 1```", None),
-        ("", None),
-    ],
-)  # fmt: skip
+@each_row(*table(__file__, "each_rule"))
 def test_each_rule(response: str, code: str | None) -> None:
     assert extract_code(response) == code
 

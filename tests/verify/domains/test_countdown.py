@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.countdown import CountdownVerifier
+from case_tables import table
 from each_row import each_row
 
 
@@ -65,7 +66,7 @@ expressions = st.recursive(numbers, compound, max_leaves=6)
 
 class TestAgainstPython:
     @given(expressions)
-    @settings(max_examples=400)
+    @settings(max_examples=150)
     def test_every_expression_gets_the_value_that_python_gives_it(self, text: str) -> None:
         used, value = reference_numbers_and_value(text)
         if min(used) < 1:
@@ -91,7 +92,7 @@ class TestAgainstPython:
         assert (verdict.reason == "numbers used do not match") == mismatch
 
     @given(st.text(alphabet="0123+-*/() ", max_size=12))
-    @settings(max_examples=500)
+    @settings(max_examples=200)
     def test_what_is_no_expression_to_python_is_none_here(self, text: str) -> None:
         """What Python reads as our operators alone is an expression; all else is none."""
         try:
@@ -115,56 +116,7 @@ def _is_plain(text: str) -> bool:
 
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
 class TestReasons:
-    @each_row(
-        ("response", "reason"),
-        [
-            ("3*5+7", "correct"),
-            (" 7 + 5*3\n", "correct"),
-            ("((3)*(5))+7", "correct"),
-            ("3+5+7", "wrong value 15"),
-            ("3-5-7", "wrong value -9"),
-            ("3/5+7", "wrong value 38/5"),
-            ("7/(3-5)", "wrong value -7/2"),
-            ("3*5", "numbers used do not match"),
-            ("3*5+7+3", "numbers used do not match"),
-            ("3*5+6+1", "numbers used do not match"),
-            ("35+7", "numbers used do not match"),
-            ("3/(5-5)", "numbers used do not match"),
-            ("", "not an expression"),
-            ("   ", "not an expression"),
-            ("3*5+7=22", "correct"),
-            ("22=3*5+7", "correct"),
-            ("the answer is 3*5+7", "correct"),
-            ("3\u00d75+7", "correct"),
-            ("3*5+7=23", "an equation of other values"),
-            ("3*5+7=22=23", "an equation of other values"),
-            ("15+7=22", "numbers used do not match"),
-            ("22=22", "numbers used do not match"),
-            ("the answer is 3+5+7", "wrong value 15"),
-            ("3*5+7 or 3+5", "not an expression"),
-            ("it is not \\boxed{3*5+7}", "not an expression"),
-            ("+3*5+7", "not an expression"),
-            ("7--3*5", "not an expression"),
-            ("3*5+07", "not an expression"),
-            ("3*5+7.0", "not an expression"),
-            ("3_5+7", "not an expression"),
-            ("3**5+7", "not an expression"),
-            ("3//5+7", "not an expression"),
-            ("3 5 7", "not an expression"),
-            ("3(5)+7", "not an expression"),
-            ("(3*5+7", "not an expression"),
-            ("3*5+7)", "not an expression"),
-            ("()", "not an expression"),
-            ("3*5+", "not an expression"),
-            ("٣*5+7", "not an expression"),
-            ("³*5+7", "not an expression"),
-            ("\uff13*5+7", "not an expression"),
-            ("3*5\u00a0+7", "not an expression"),
-            ("3*5+7\x00", "not an expression"),
-            ("\ud800", "not an expression"),
-            ("__import__('os')", "not an expression"),
-        ],
-    )
+    @each_row(*table(__file__, "each_reason"))
     def test_each_reason(self, response: str, reason: str) -> None:
         verdict = CountdownVerifier().verify(prompt_of((3, 5, 7), 22), response)
         assert verdict.reason == reason
@@ -184,6 +136,7 @@ class TestReasons:
 
 class TestBounds:
     @given(st.text(max_size=100) | st.text("0123456789+-*/() ", min_size=200, max_size=400))
+    @settings(max_examples=30)
     def test_any_text_gets_a_verdict(self, text: str) -> None:
         verdict = CountdownVerifier().verify(prompt_of((3, 5), 8), text)
         assert math.isfinite(verdict.score)

@@ -19,6 +19,7 @@ from brorl.verification.sandbox.pool import ProgramPool, VerifierCall, WorkerPoo
 from brorl.verification.sandbox.replies import Fault, JudgeTimeout, Limits, LostError, Reply, Undecided
 from brorl.verification.sandbox.worker import Worker
 from brorl.verification.verifier import Verdict
+from case_tables import table
 from each_row import each_row
 
 TABLE = Path(__file__).parents[3] / "scripts" / "make_gym_table.py"
@@ -32,28 +33,7 @@ def prompt(task: GymTask) -> Prompt:
     return Prompt(f"{task.data_set}:{task.index}", "?", (1,), task.to_text(), "gym")
 
 
-@each_row(
-    ("response", "answer"),
-    [
-        ("<answer>7</answer>", "7"),
-        ("<answer>6</answer> no, <answer> 7\n</answer> done", "7"),
-        ("<answer>6</answer> <answer>7", "6"),
-        ("<answer><answer>7</answer></answer>", "7</answer>"),
-        ("</answer> \\boxed{7}", "7"),
-        ("<answer>6</answer> \\boxed{7}", "6"),
-        ("\\boxed{6} \\boxed{[[1, 2], {3}]}", "[[1, 2], {3}]"),
-        (" 1 2\n3 4 \n", "1 2\n3 4"),
-        ("<answer> </answer> 7", None),
-        ("\\boxed{}", None),
-        ("not <answer>7</answer>", None),
-        ("<answer>7</answer> is wrong", None),
-        ("<answer>7</answer>\n\nWait, it is 8.", None),
-        ("<answer>7</answer>. No, it is 8.", None),
-        ("<answer>7</answer>. No other number fits, which actually surprises.", "7"),
-        ("7\nUser: <answer>8</answer>", "7"),
-        (" \n", None),
-    ],
-)
+@each_row(*table(__file__, "the_answer_of_a_response"))
 def test_the_answer_of_a_response(response: str, answer: str | None) -> None:
     assert extract_answer(response) == answer
 

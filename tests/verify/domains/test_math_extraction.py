@@ -4,6 +4,7 @@ import numpy as np
 
 from brorl.prompts.boxed import last_box
 from brorl.verification.domains.math_extraction import extract_answer, tidy
+from case_tables import table
 from each_row import each_row
 
 
@@ -107,24 +108,6 @@ def test_only_the_end_of_a_response_without_a_box_is_looked_at() -> None:
     assert extract_answer(r"\boxed{3} " + "blah " * 1_000) == "3"
 
 
-@each_row(
-    ("answer", "tidied"),
-    [
-        (" 3. ", "3"),
-        ("$3$", "3"),
-        ("$$3$$", "3"),
-        ("**$3$.**", "3"),
-        (r"\(3\)", "3"),
-        (r"\[3\]", "3"),
-        (r"\$3", r"\$3"),
-        (r"5\,", r"5\,"),
-        ("$1$ and $2$", "$1$ and $2$"),
-        ("$", "$"),
-        ("3\n\t4", "3 4"),
-        (".5", ".5"),
-        ("5.", "5"),
-        (r"$3\$", r"$3\$"),
-    ],
-)
+@each_row(*table(__file__, "what_surrounds_an_answer_is_dropped"))
 def test_what_surrounds_an_answer_is_dropped(answer: str, tidied: str) -> None:
     assert tidy(answer) == tidied

@@ -4,39 +4,11 @@ from fractions import Fraction
 
 from brorl.verification.domains.quantity import comparable_words, read_quantity, sides_of_quantity
 from brorl.verification.domains.units import parse_unit
+from case_tables import table
 from each_row import each_row
 
 
-@each_row(
-    ("text", "number", "unit"),
-    [
-        (r"3.0 \times 10^8\ \text{m/s}", "3e8", "m/s"),
-        ("36 km/h", "36", "km/h"),
-        ("-2.5e-3 J", "-1/400", "J"),
-        ("1,000 kg", "1000", "kg"),
-        (r"\frac{1}{2} m", "1/2", "m"),
-        ("10^{-3} mol", "1/1000", "mol"),
-        ("6.02E+23", "6.02e23", None),
-        ("about 5 m", "5", "m"),
-        (r"\approx 2.3 eV", "2.3", "eV"),
-        ("3.0 \N{MULTIPLICATION SIGN} 10⁸ m/s", "3e8", "m/s"),
-        ("\N{MINUS SIGN}3 m", "-3", "m"),
-        ("5 N in the direction of motion", "5", "N"),
-        ("4 1/2 hours", "9/2", "h"),
-        (r"4\frac{1}{2} h", "9/2", "h"),
-        ("3 million years", "3e6", "yr"),
-        ("1 000 km", "1000", "km"),
-        (r"50\%", "50", "%"),
-        ("3 m/s downward", "3", "m/s"),
-        ("5 m/s, east", "5", "m/s"),
-        ("12 u", "12", "u"),
-        ("12 m, since it", "12", "m"),
-        ("1/3", "1/3", None),
-        (r"90^\circ", "90", "°"),
-        ("5", "5", None),
-        ("  7. ", "7", None),
-    ],
-)
+@each_row(*table(__file__, "quantities"))
 def test_quantities(text: str, number: str, unit: str | None) -> None:
     found = read_quantity(text)
     assert found.number == Fraction(number)

@@ -10,6 +10,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.user_function import FunctionVerifier
 from brorl.verification.sandbox.pool import WorkerPool
 from brorl.verification.verifier import Verdict, is_failure
+from case_tables import table
 
 SOURCE = '''
 import os
@@ -69,32 +70,7 @@ def test_a_prompt_is_the_question_without_its_template(pool: WorkerPool, own: Pa
     assert verdict.correct
 
 
-@pytest.mark.parametrize(
-    ("returned", "correct", "score", "extracted", "reason"),
-    [
-        ("True", True, 1.0, None, "correct"),
-        ("False", False, 0.0, None, "wrong answer"),
-        ("1", True, 1.0, None, "correct"),
-        ("0", False, 0.0, None, "wrong answer"),
-        ("0.25", False, 0.25, None, "wrong answer"),
-        ("1.0", True, 1.0, None, "correct"),
-        ("{'correct': True}", True, 1.0, None, "correct"),
-        ("{'correct': False}", False, 0.0, None, "wrong answer"),
-        ("{'score': 0.75}", False, 0.75, None, "wrong answer"),
-        ("{'score': 1}", True, 1.0, None, "correct"),
-        ("{'correct': True, 'score': 0.5}", True, 0.5, None, "correct"),
-        ("{'correct': False, 'score': 1.0, 'extracted': '5', 'reason': 'off by 1'}", False, 1.0, "5", "off by 1"),
-        ("{'correct': True, 'extracted': None, 'reason': None}", True, 1.0, None, "correct"),
-        ("__import__('numpy').bool_(True)", True, 1.0, None, "correct"),
-        ("__import__('numpy').float64(0.5)", False, 0.5, None, "wrong answer"),
-        ("__import__('numpy').int64(1)", True, 1.0, None, "correct"),
-        ("__import__('numpy').longdouble(1)", True, 1.0, None, "correct"),
-        ("__import__('numpy').array(1.0)", True, 1.0, None, "correct"),
-        ("{'score': __import__('numpy').array(0.25)}", False, 0.25, None, "wrong answer"),
-        ("__import__('fractions').Fraction(1, 4)", False, 0.25, None, "wrong answer"),
-        ("__import__('decimal').Decimal('0.5')", False, 0.5, None, "wrong answer"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "what_may_be_returned"))
 def test_what_may_be_returned(
     pool: WorkerPool, own: Path, returned: str, correct: bool, score: float, extracted: str | None, reason: str
 ) -> None:
@@ -103,38 +79,7 @@ def test_what_may_be_returned(
     assert not is_failure(reason)
 
 
-@pytest.mark.parametrize(
-    ("returned", "reason"),
-    [
-        ("None", "verifier returned NoneType, not a bool, a number from 0 to 1 or a dict"),
-        ("'yes'", "verifier returned str, not a bool"),
-        ("[True]", "verifier returned list, not a bool"),
-        ("1.5", "verifier returned 1.5, not a number from 0 to 1"),
-        ("-1", "verifier returned -1, not a number from 0 to 1"),
-        ("float('nan')", "verifier returned nan, not a number from 0 to 1"),
-        ("float('inf')", "verifier returned inf, not a number from 0 to 1"),
-        ("10**400", "verifier returned"),
-        ("{}", "verifier returned a dict with the keys none"),
-        (
-            "{'reward': 1}",
-            "verifier returned a dict with the keys reward (allowed: correct, score, extracted, reason)",
-        ),
-        ("{'score': 1, 'extra': 2}", "verifier returned a dict with the keys score, extra"),
-        ("{'correct': 1, 'score': 1}", "verifier returned correct of type int, not bool"),
-        ("{'correct': 'yes'}", "verifier returned str, not a bool"),
-        ("{'score': 2}", "verifier returned 2, not a number from 0 to 1"),
-        ("{'correct': True, 'reason': 3}", "verifier returned reason of type int, not str"),
-        ("{'correct': True, 'extracted': 3}", "verifier returned extracted of type int, not str"),
-        ("1 / 0", "verifier raised ZeroDivisionError: division by zero"),
-        ("sys.exit(1)", "verifier raised SystemExit: 1"),
-        ("object()", "verifier raised TypeError: returned a value of type object; return bools, numbers"),
-        ("(x for x in [1])", "verifier raised TypeError: returned a value of type generator"),
-        ("__import__('numpy').ones(2)", "verifier raised ValueError: can only convert an array of size 1"),
-        ("__import__('numpy').complex64(1)", "verifier raised TypeError: returned a value of type complex64"),
-        ("os._exit(0)", "verifier crashed"),
-        ("bytearray(1 << 42)", "out of memory"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "what_may_not_be_returned_is_a_verdict_that_is_counted"))
 def test_what_may_not_be_returned_is_a_verdict_that_is_counted(
     pool: WorkerPool, own: Path, returned: str, reason: str
 ) -> None:

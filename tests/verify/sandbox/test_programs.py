@@ -33,6 +33,7 @@ from brorl.verification.sandbox.replies import Limits, LostError, Reply, Undecid
 from brorl.verification.sandbox.server import Server, ServerSettings
 from brorl.verification.sandbox.values import MAX_DEPTH
 from brorl.verification.sandbox.worker import Worker
+from case_tables import table
 
 pytestmark = pytest.mark.linux
 SHORT = Limits(seconds=0.15)
@@ -44,27 +45,7 @@ def pool() -> Iterator[ProgramPool]:
         yield pool
 
 
-@pytest.mark.parametrize(
-    ("source", "stdin", "stdout"),
-    [
-        ("print(int(input()) * 2)", "21\n", "42\n"),
-        ("import sys\nprint(sum(map(int, sys.stdin)))", "1\n2\n3", "6\n"),
-        ("import sys\nsys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])", "abc", "cba"),
-        ("print(open(0).read().upper())", "a\nb", "A\nB\n"),
-        ("print(__name__, __file__)", "", "__main__ answer.py\n"),
-        ("import __main__\nx = 3\nprint(__main__.x)", "", "3\n"),
-        ("try: input()\nexcept EOFError: print('end')", "", "end\n"),
-        ("import atexit\natexit.register(print, 'bye')\nprint('hi')", "", "hi\nbye\n"),
-        ("import threading\nthreading.Thread(target=lambda: print('from a thread')).start()", "", "from a thread\n"),
-        ("import os\nos.write(1, b'raw')\nos._exit(0)", "", "raw"),
-        ("print('kept')\nexit()", "", "kept\n"),
-        ("import os\nprint(dict(os.environ))", "", "{}\n"),
-        ("print('äöü', '\\N{SNOWMAN}')", "", "äöü ☃\n"),
-        ("import asyncio\nasync def f(): return 5\nprint(asyncio.run(f()))", "", "5\n"),
-        ("import csv, argparse, decimal, hashlib\nprint(hashlib.md5(b'').hexdigest()[:4])", "", "d41d\n"),
-        ("x: int = 'no'\nprint([y for y in range(3)])", "", "[0, 1, 2]\n"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "a_program_runs_as_a_script"))
 def test_a_program_runs_as_a_script(pool: ProgramPool, source: str, stdin: str, stdout: str) -> None:
     reply = ended(pool, source, stdin)
     assert (reply.value, reply.failure) == (stdout, None)
@@ -101,27 +82,7 @@ def main(): print(f({depth}))
     assert ended(pool, source + start, limits=Limits(60.0)).value == f"{depth}\n"
 
 
-@pytest.mark.parametrize(
-    ("source", "failure"),
-    [
-        ("1/0", "ZeroDivisionError: division by zero"),
-        ("raise ValueError('a\\nb')", "ValueError: a b"),
-        ("def f(:", "SyntaxError: invalid syntax"),
-        ("x = '\\0'\n\0", "SyntaxError: source code string cannot contain null bytes"),
-        ("class E(Exception):\n  def __str__(self): raise KeyError\nraise E", "E: <exception str() failed>"),
-        ("import sys\nsys.exit(3)", "exited with code 3"),
-        ("import sys\nsys.exit('message')", "exited with code 1"),
-        ("import os\nos._exit(7)", "exited with code 7"),
-        ("import ctypes\nctypes.string_at(0)", "killed by signal 11"),
-        ("import signal, time\nsignal.setitimer(signal.ITIMER_REAL, 0.05)\ntime.sleep(50)", "killed by signal 14"),
-        ("x = bytearray(1 << 40)", "out of memory"),
-        ("x = []\nwhile True: x.append(bytes(1 << 20))", "out of memory"),
-        ("x = [0]\nwhile True: x += x", "out of memory"),
-        ("print('x' * (1 << 22))", "too much output"),
-        ("while True: print('x' * 1000)", "too much output"),
-        ("import atexit\natexit.register(lambda: 1/0)\n1/0", "ZeroDivisionError: division by zero"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "a_failure_has_its_cause"))
 def test_a_failure_has_its_cause(pool: ProgramPool, source: str, failure: str) -> None:
     reply = ended(pool, source)
     assert reply.failure == failure
@@ -229,23 +190,7 @@ def odd(): return namedtuple('P', 'x y')(1, 2), deque([1]), defaultdict(int, a=1
     assert [reply.value for reply in replies[1:]] == [1, 2, (5, 1), (5, 1), ((1, 2), [1], {"a": 1})]
 
 
-@pytest.mark.parametrize(
-    ("body", "failure"),
-    [
-        ("raise ValueError('no')", "ValueError: no"),
-        ("return object()", "returned no plain value: of type object"),
-        ("import sys; sys.exit(0)", "exited inside the call"),
-        ("raise SystemExit", "exited inside the call"),
-        ("import os; os._exit(0)", "exited inside the call"),
-        ("import os; os._exit(1)", "exited inside the call"),
-        ("return 'x' * (1 << 21)", "too much output"),
-        ("return bytearray(1 << 40)", "out of memory"),
-        ("import os; os.close(63); return 1", "exited inside the call"),
-        ("import os; os.write(63, b'x' * 100); return 1", "too much output"),
-        ("import os; os.write(63, b'x' * 9 + bytes(4)); return 1", "broke the protocol of the sandbox"),
-        ("import os; os.write(63, bytes(9) + b'\\xff' * 4); return 1", "too much output"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "a_failing_call_has_its_cause"))
 def test_a_failing_call_has_its_cause(pool: ProgramPool, body: str, failure: str) -> None:
     (reply,) = returned(pool, f"def f(): {body}", ("f", ()))
     assert (reply.value, reply.failure) == (None, failure)

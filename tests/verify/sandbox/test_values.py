@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brorl.verification.sandbox.values import MAX_DEPTH, Elements, NotPlainError, decode, encode
@@ -52,6 +52,7 @@ def shape(value: object) -> object:
 
 
 @given(plain)
+@settings(max_examples=50)
 def test_a_value_comes_back_with_its_types(value: object) -> None:
     text = encode(value)
     assert text.isascii()
