@@ -21,9 +21,10 @@ from brorl.config.reading import parse_yaml, settings_of
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.runs.run_directory import RunDirectory
+from case_tables import table
 from run_support import SMALL, Outcome, command, refused, save_tiny_model
 
-HEAVY = ("torch", "transformers", "tokenizers", "pyarrow")
+HEAVY = ("torch", "transformers", "tokenizers", "pyarrow", "scipy", "matplotlib")
 
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
@@ -47,14 +48,14 @@ def trained(*arguments: str | Path) -> Outcome:
 
 
 def test_help_and_import_are_light() -> None:
-    """Neither loads torch or its like; one process for all three, in this order."""
+    """Neither loads torch or its like; one process for all, in this order."""
     program = f"""
 import sys
 def heavy(): return sorted(set({HEAVY!r}) & set(sys.modules))
 import brorl
 found = {{"import brorl": heavy()}}
 from brorl.cli import main
-commands = [[name, "--help"] for name in ("train", "resume", "check", "init")]
+commands = [[name, "--help"] for name in {[*COMMANDS]}]
 for arguments in (["--help"], ["--version"], *commands):
     try: main(arguments)
     except SystemExit as leaving: assert not leaving.code
@@ -64,7 +65,7 @@ print(json.dumps(found))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 7
+    assert len(found) == 3 + len(COMMANDS)
     assert not any(found.values()), found
     assert done.stderr == ""
 
@@ -126,62 +127,7 @@ def test_help_of_the_program_names_the_commands() -> None:
     assert command("--version").out.strip() == f"brorl {brorl.__version__}"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["trian"], "'trian' is not a command; did you mean train?"),
-        (["xyzzy"], "the commands are init, data, check, train, resume, "),
-        (["-v"], "brorl: -v is not an option of brorl (see brorl --help)"),
-        (["--foo=1"], "brorl: --foo is not an option of brorl (see brorl --help)"),
-        (["train", "--lr=1e-4"], "lr is not a setting; did you mean optimizer.learning_rate?"),
-        (["train", "--num-generations", "8"], "did you mean rollouts_per_prompt?"),
-        (
-            ["train", "--optimizer.learning_rate", "abc"],
-            "brorl: optimizer.learning_rate: the value should be a number, not 'abc'\n",
-        ),
-        (["train", "--data.sources={pth: x}"], "data.sources[0].pth is not a setting; did you mean path?\n"),
-        (["train", "--prompts_per_step=2"], "set optimizer.mini_batches: 2\n"),
-        (["train", "--stpes", "4"], "stpes is not a setting; did you mean steps?"),
-        (["train", "--loss.clip_hihg=1"], "loss.clip_hihg is not a setting; did you mean loss.clip_high?"),
-        (["train", "--clip-high=1"], "clip_high is not a setting; did you mean loss.clip_high?"),
-        (["train", "--steps"], "--steps: expected one argument"),
-        (["train", "--step=4"], "step is not a setting; did you mean steps?"),
-        (["train", "--rolouts=4"], "rolouts is not a setting; did you mean rollouts_per_prompt?"),
-        (
-            ["tree", "quickstart", "x", "--rolouts=4"],
-            "--rolouts is not an option of brorl tree; did you mean --rollouts?",
-        ),
-        (["compare", "--sed=3"], "--sed is not an option of brorl compare; did you mean --seeds?"),
-        (["plan", "--seconds=3"], "--seconds is not an option of brorl plan; did you mean --seconds-per-step?"),
-        (["train", "quickstart", "more"], "unexpected argument 'more'"),
-        (["train", "quickstrat"], "did you mean quickstart?"),
-        (["train", "none.yaml"], "'none.yaml' is neither a file nor a built-in recipe"),
-        (["train", "--steps=many"], "steps: "),
-        (["train", "--steps=1.5"], "1.5"),
-        (["train", "--seed", "-1"], "seed: "),
-        (["train", "--rollouts_per_prompt=1"], "rollouts_per_prompt: "),
-        (["train", "--prompts_per_step=2", "--optimizer.mini_batches=3"], "optimizer.mini_batches = 3"),
-        (["train", "--evaluation.num_samples=8", "--evaluation.ks=[1, 9]"], "evaluation.num_samples = 8"),
-        (["train", "--data.sources={task: countdown, min_target: 7, max_target: 6}"], "min_target = 7 is above"),
-        (["train", "--data.sources=none.jsonl"], "none.jsonl"),
-        (["train", "--data.sources=[countdown, countdown]"], "two sources have the same name, 'countdown'"),
-        (["train", "--rewards.domain_weights={math: 2}"], "names the domain 'math'"),
-        (["train", "--optimizer.from_checkpoint=true"], "model = quickstart is not one"),
-        (["train", "--optimizer.betas=[0.9"], "--optimizer.betas line 1"),
-        (["train", "--model=./none"], "./none does not exist"),
-        (["train", "--model=."], "no config.json"),
-        (["train", "--sampling.max_new_tokens=10000"], "lower sampling.max_new_tokens"),
-        (["train", "--data.held_out_fraction=0"], "there is no held-out question"),
-        (["train", "--data.max_prompt_tokens=3"], "of countdown has more than data.max_prompt_tokens = 3"),
-        (
-            ["train", "--data.sources=[{task: countdown, name: one}, {task: countdown, num_numbers: 2, name: one}]"],
-            "two sources have the same name, 'one'",
-        ),
-        (["resume"], "there is no run in runs/ to resume; start one with brorl train, or give the run's directory"),
-        (["resume", "none"], "none is not a run directory"),
-        (["resume", "none", "--seed=3"], "seed cannot be changed on resume"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "what_cannot_work_is_refused"))
 def test_what_cannot_work_is_refused(arguments: list[str], message: str) -> None:
     assert message in refused(*arguments)
 

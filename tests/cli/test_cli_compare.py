@@ -25,6 +25,7 @@ from brorl.cost import Budget, total_cost
 from brorl.errors import UserError
 from brorl.format import counted
 from brorl.runs.run_directory import RunDirectory
+from case_tables import table
 from run_support import SMALL, Outcome, command, refused
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
@@ -241,56 +242,7 @@ def num_steps(run: Path) -> int:
     return max(metrics.read_bytes().count(b"\n") - 1, 0) if metrics.is_file() else 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["quickstart", "--budget=soon"], "--budget: a time such as 90, 90s, 5m or 8h is needed, got soon"),
-        (["quickstart", "--match=samples", "--budget=5m"], "--budget: a number of samples is needed, got 5m"),
-        (["quickstart", "--match=tokens"], "'tokens' is not one of steps, seconds, samples, unique_tokens; did you"),
-        (["quickstart", "prorl", "--budget=5"], "start from the same checkpoint: --from quickstart"),
-        (["quickstart", "quickstart-16", "--budget=0"], "--budget: an amount above 0 is needed, got 0"),
-        (["quickstart", "quickstart-16", "--budget=5", "--seeds=0"], "--seeds: at least 1 is needed, got 0"),
-        (["quickstart", "quickstart-16", "--budget=5", "--jobs=999"], "runs cannot share one; use --jobs"),
-        (
-            ["quickstart", "quickstart-16", "--budget=5", "--jobs=2", "--cluster.nodes=1"],
-            "--jobs 2: the arms train on a cluster, and each run needs the whole cluster; use --jobs 1",
-        ),
-        (
-            ["quickstart", "quickstart-16", "--budget=5", "--marks=3,x"],
-            "--marks: a number of evaluation points, or amounts",
-        ),
-        (["quickstart", "quickstart-16", "--budget=5", "--marks=3,9"], "above 0 and up to the budget of 5"),
-        (["quickstart", "quickstart-16", "--budget=5", "--seed=3"], "seed is decided by the comparison; use --seeds N"),
-        (
-            ["quickstart", "quickstart-16", "--budget=5", "--steps=3"],
-            "steps is decided by the comparison; use --match steps --budget N",
-        ),
-        (
-            ["quickstart", "--sweep=rollouts_per_prompt", "--budget=5"],
-            "expected KEY=V,V,... such as",
-        ),
-        (["quickstart", "--sweep=rollouts_per_promt=1,2", "--budget=5"], "did you mean rollouts_per_prompt"),
-        (["quickstart", "--sweep=rollouts_per_prompt=4", "--budget=5"], "at least two"),
-        (
-            ["quickstart", "--sweep=rollouts_per_prompt=4,8", "--sweep=prompts_per_step=4,8,9", "--budget=5"],
-            "(rollouts_per_prompt 2, prompts_per_step 3)",
-        ),
-        (["quickstart", "--sweep=rollouts_per_prompt=4,x", "--budget=5"], "not 'x'"),
-        (["quickstart", "--sweep=rollouts_per_prompt=4,4", "--budget=5"], "two arms would have the same values (4,)"),
-        (
-            ["quickstart", "--sweep=rollouts_per_prompt=4,8", "--rollouts_per_prompt=2", "--budget=5"],
-            "--rollouts_per_prompt and --sweep rollouts_per_prompt both set it",
-        ),
-        (["quickstart", "--sweep=rewards.stop_properly=0.0,0.5", "--budget=5"], "rewards.stop_properly is 0 for"),
-        (
-            ["quickstart", "quickstart-16", "--match=steps", "--budget=2.5"],
-            "a whole number of steps is needed, got 2.5",
-        ),
-        (["nowhere.yaml", "quickstart", "--budget=5"], "is neither a file nor a built-in recipe"),
-        ([".", "quickstart", "--budget=5"], ". is a folder without a run; an arm is a recipe or a finished run"),
-        (["quickstart", "quickstart", "--budget=5"], "1: quickstart and 2: quickstart do not differ in any setting"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "what_cannot_be_compared_is_refused_in_one_line"))
 def test_what_cannot_be_compared_is_refused_in_one_line(arguments: list[str], words: str) -> None:
     assert words in refusal(*arguments)
     assert not any(Path().iterdir())

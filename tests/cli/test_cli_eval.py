@@ -2,8 +2,6 @@
 
 import json
 import shlex
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from brorl.errors import UserError
 from brorl.evaluation.evaluate import EvaluatedModel
 from brorl.runs.checkpoint import mark_best
 from brorl.verification.sandbox.level import choose_level
+from case_tables import table
 from run_support import SMALL, command, refused, save_tiny_model
 
 QUICK = ("quickstart", "--samples=16", "--evaluation.num_prompts=5", "--engine.threads=1")
@@ -284,45 +283,7 @@ def test_a_benchmark_with_an_unreadable_answer_is_evaluated_and_a_file_is_refuse
     assert f"question minerva:2 ({data} line 2) has the reference answer " + repr("\\frac{1}{") in said
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["quickstart", "--samples=0"], "--samples: expected a number from 1 to"),
-        (["quickstart", "--samples=many"], "--samples"),
-        (["quickstart", "--samples=16", "--ks=1,16,256"], "raise --samples to 256 or more, or remove 256 from --ks"),
-        (["quickstart", "--ks=one"], "--ks: expected numbers like 1,16,256"),
-        (["quickstart", "--ks=0,1"], "--ks: expected numbers of at least 1"),
-        (["quickstart", "--temperature=-1"], "--temperature: expected a number of at least 0"),
-        (["quickstart", "--temperature=nan"], "--temperature: expected a number of at least 0"),
-        (
-            ["quickstart", "--temperature=0"],
-            "all 512 responses to a prompt would be the same",
-        ),
-        (["quickstart", "--data="], "--data: the value is empty"),
-        (["quickstart", "--data=countdown", "--data= "], "--data: the value is empty"),
-        (["quickstart", "--top-p=0"], "--top-p: expected a number above 0 and at most 1"),
-        (["quickstart", "--max-new-tokens=0"], "--max-new-tokens: expected a number of at least 1"),
-        (["quickstart", "--max-new-tokens=9999"], "lower --max-new-tokens"),
-        (["quickstart", "--seed=-1"], "--seed: expected a number of at least 0"),
-        (
-            ["quickstart", "--evaluation.num_prompts=0"],
-            "--evaluation.num_prompts: expected a whole number of at least 1",
-        ),
-        (["quickstart", "--data=chess.jsonl"], "--data chess.jsonl: there is no file or folder chess.jsonl"),
-        (["quickstart", "--data=aime23=x.jsonl"], "NAME in NAME=PATH must be one of aime24, aime25"),
-        (["quickstart", "--data=aime24=x.jsonl"], "--data aime24=x.jsonl: there is no file or folder x.jsonl"),
-        (["quickstart", "--data={path: x, color: red}"], "color is not a setting"),
-        (["quickstart", "--data={benchmark: aime24, color: red}"], "use the keys benchmark, path, name"),
-        (["quickstart", "--data={benchmark: aime23}"], "there is no benchmark 'aime23'"),
-        (["quickstart", "--data=countdown", "--data=countdown"], "two datasets have the same name, 'countdown'"),
-        (["quickstart", "--prompt.template=none"], "prompt.template must have {prompt} once"),
-        (["quickstart", "--device=cuda:0"], "torch finds no CUDA device"),
-        (["quickstart", "--output-dir=/proc/eval"], "cannot write to --output-dir /proc/eval"),
-        (["/no/such/folder", "--data=countdown"], "model folder /no/such/folder does not exist"),
-        ([], "CHECKPOINT"),
-        (["quickstart", "--sampels=4"], "sampels is not "),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "what_cannot_work_is_said_before_any_work"))
 def test_what_cannot_work_is_said_before_any_work(arguments: list[str], said: str) -> None:
     if "--device=cuda:0" in arguments:
         import torch
@@ -379,22 +340,6 @@ def test_greedy_decoding_gives_one_response() -> None:
 def aime_file(folder: Path) -> Path:
     (folder / "aime.jsonl").write_text('{"problem": "What?", "answer": "1"}\n')
     return folder / "aime.jsonl"
-
-
-def test_help_is_light_and_documents_options() -> None:
-    program = """
-import sys
-from brorl.cli import main
-try: main(["eval", "--help"])
-except SystemExit as leaving: assert not leaving.code
-heavy = {"torch", "transformers", "scipy", "pyarrow"} & set(sys.modules)
-assert not heavy, heavy
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    for option in ("CHECKPOINT", "--data", "--samples", "--ks", "--top-p", "--prompt.template", "--engine.memory_gib"):
-        assert option in done.stdout
-    assert "--loss.clip_low" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,13 @@
 import json
 import re
 import shlex
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
 
+from case_tables import table
 from run_support import SMALL, command, refused, save_tiny_model
 
 PILOT = ("--pilot-prompts=12", "--pilot-rollouts=8", "--rollouts=4,16,64")
@@ -72,27 +71,7 @@ def test_a_run_gives_its_settings_and_its_last_checkpoint(short_run: Path) -> No
     assert re.search(r"--output_dir null --advantage\.estimator \w+ --rollouts_per_prompt", outcome.said)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--rollouts=16,many"], "--rollouts: expected numbers like 1,16,256"),
-        (["--rollouts=1,16"], "rollouts: every number must be between 2 and"),
-        (["--pilot-prompts=3"], "pilot_prompts must be at least 8, got 3"),
-        (["--pilot-rollouts=7"], "pilot_rollouts must be an even number of at least 4"),
-        (["--seconds-per-step=-1"], "seconds_per_step must be above 0 and finite, got -1.0"),
-        (["--aim=pass@2"], "--aim"),
-        (["--seconds-per-step=soon"], "--seconds-per-step"),
-        (["--data=chess.jsonl"], "chess.jsonl"),
-        (["--recipe=no-such.yaml"], "is neither a file nor a built-in recipe"),
-        (["/no/such/folder"], "model folder /no/such/folder does not exist"),
-        (["quickstart", "--model=other"], "both name a model"),
-        (["--pilot-prompts=9999999"], "is more than the"),
-        (["--output-dir=/proc/plan"], "cannot write to --output-dir /proc/plan"),
-        (["--output-dir=/etc/hostname"], "cannot write to --output-dir /etc/hostname"),
-        (["--optimizer.mini_batches=99"], "every mini-batch needs at least one prompt"),
-        (["--pilots=4"], "--pilots is not an option of brorl plan; did you mean --pilot-prompts?"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "what_cannot_work_is_said_before_any_work"))
 def test_what_cannot_work_is_said_before_any_work(arguments: list[str], said: str) -> None:
     assert said in refusal(*arguments)
 
@@ -112,25 +91,3 @@ def test_a_model_that_solves_nothing_stops_after_its_pilot(tmp_path: Path) -> No
     assert outcome.err.startswith("brorl: none of the 12 prompts has both correct and incorrect rollouts among 8")
     assert outcome.err.count("\n") == 1
     assert not Path("runs/plan").exists()
-
-
-def test_help_is_light_and_documents_options() -> None:
-    program = """
-import sys
-from brorl.cli import main
-try: main(["plan", "--help"])
-except SystemExit as leaving: assert not leaving.code
-heavy = {"torch", "transformers", "scipy", "matplotlib"} & set(sys.modules)
-assert not heavy, heavy
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    for option in (
-        "CHECKPOINT",
-        "--pilot-prompts",
-        "--rollouts ",
-        "--seconds-per-step",
-        "--output-dir",
-        "--loss.clip_low",
-    ):
-        assert option in done.stdout

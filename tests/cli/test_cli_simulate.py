@@ -2,8 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 from matplotlib.image import imread
 
 from brorl.theory.simulator import SimulationSettings, simulate
+from case_tables import table
 from run_support import command, refused
 
 TINY = ("--vocabulary-size=60", "--num_correct=9", "--steps=12", "--record-every=5")
@@ -99,28 +98,7 @@ def test_an_earlier_simulation_is_replaced() -> None:
     assert Path("runs/simulation/simulation.json").read_text() != first
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--rollouts=0",), "rollouts must be at least 1, got 0"),
-        (("--rollouts=4,x",), "argument --rollouts: expected numbers like 1,16,256, not '4,x'"),
-        (("--rollouts=",), "expected numbers"),
-        (("--rollouts=4,8,4",), "'4,8,4' has 4 twice"),
-        (("--seeds=-1",), "seed must be at least 0, got -1"),
-        (("--seeds=4-1",), "the range '4-1' is empty; give the lower seed first"),
-        (("--seeds=1,1",), "has 1 twice"),
-        (("--seeds=a-b",), "expected whole numbers"),
-        (("--steps=1.5",), "argument --steps: invalid int value: '1.5'"),
-        (("--steps=0",), "steps must be at least 1"),
-        (("--learning-rate=nan",), "learning_rate must be a finite number"),
-        (("--num-correct=128000",), "num_correct must be below vocabulary_size 128000"),
-        (("--anchor=left",), "argument --anchor: 'left' is not one of"),
-        (("--init=normal",), "init_spread must be above 0 with init normal"),
-        (("--output-dir=/dev/null/x",), "cannot write to --output-dir /dev/null/x (Not a directory)"),
-        (("--verbose",), "verbose"),
-        (("stray",), "unexpected argument 'stray'"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "bad_input"))
 def test_bad_input(arguments: tuple[str, ...], message: str) -> None:
     assert message in refusal(*arguments)
 
@@ -148,13 +126,3 @@ def test_a_full_disk_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         "brorl: could not write runs/simulation: No space left on device; free disk space or fix the permissions, then "
         "rerun the command\n"
     )
-
-
-def test_help_of_brorl_imports_nothing_heavy() -> None:
-    program = (
-        "import sys; from brorl.cli import main; main(['--help']); "
-        "sys.exit(bool({'numpy', 'scipy', 'matplotlib', 'torch'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done
-    assert "simulate" in done.stdout

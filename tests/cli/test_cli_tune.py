@@ -29,6 +29,7 @@ from brorl.tuning.candidates import OWN, candidates
 from brorl.tuning.pilot import StartPilot, with_tuning_prompts
 from brorl.tuning.plan import TunePlan
 from brorl.tuning.standings import RUNGS
+from case_tables import table
 from run_support import SMALL, command, refused
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
@@ -280,23 +281,7 @@ def test_a_recipe_with_phases_gets_candidates_without() -> None:
     assert [bool(arm.config.phases) for arm in arms] == [True, False, True, False, True]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--aim=pass@2",), "--aim"),
-        (("--seeds=1",), "--seeds: at least 2"),
-        (("--budget=soon",), "--budget: a time such as 90s, 30m or 8h is needed, got soon"),
-        (("--budget=0",), "--budget: a time such as"),
-        (("--steps=5",), "--steps is decided by the comparison"),
-        (("quickstart", "--recipe=quickstart-16"), "quickstart is a recipe, and --recipe names another"),
-        (("--evaluation.num_prompts=4",), "at least 32 held-out prompts"),
-        (("--jobs=0",), "--jobs: at least 1"),
-        (("--jobs=4000",), "--jobs 4000: there are"),
-        (("--aim=coverage", "--evaluation.ks=[1]"), "--aim coverage: evaluation.ks has no k from 2"),
-        (("--aim=pass@k", "--evaluation.ks=[1,256]"), "--aim pass@k: evaluation.ks has no k from 2 to 16"),
-        (("missing/folder",), "missing/folder"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "bad_input_is_refused_before_any_work"))
 def test_bad_input_is_refused_before_any_work(arguments: tuple[str, ...], said: str) -> None:
     assert said in refusal(*arguments)
 
