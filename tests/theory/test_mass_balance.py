@@ -196,6 +196,7 @@ def test_no_change_where_all_or_nothing_is_correct(rng: np.random.Generator, all
         p, _, sampled, settings = random_case(rng)
         balance = balance_of(p, np.full(p.size, all_correct), sampled, **settings)
         assert balance.total == 0
+        assert balance_of(p, np.full(p.size, all_correct), np.ones(p.size, bool), **settings).cannot_fall
         assert (balance.q_pos, balance.q_neg) == pytest.approx((float(all_correct), float(not all_correct)), abs=1e-14)
 
 
@@ -286,6 +287,8 @@ def test_the_sum_may_miss_one_by_what_its_type_rounds() -> None:
     off = np.array([0.5, 0.5 + 1e-6])
     correct = np.array([True, False])
     assert sufficient_num_rollouts(Outcomes.of(off.astype(np.float32), correct)) == 2
+    even = Outcomes.of(off.astype(np.float32) + np.float32(1e-4), correct)
+    assert even.q_pos + even.q_neg == pytest.approx(1, abs=1e-12)
     with pytest.raises(ValueError, match=r"p must add up to 1 within 1e-08 \(float64\), got 1.000001; divide it by"):
         sufficient_num_rollouts(Outcomes.of(off, correct))
     with pytest.raises(ValueError, match=r"add up to 1 within 0.0003 \(float32\)"):

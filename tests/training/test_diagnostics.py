@@ -219,7 +219,8 @@ def test_held_out_rollouts_are_fresh(rng: np.random.Generator) -> None:
 def test_held_out_checks_come_when_they_are_due(rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1000)))
     groups = sampled_groups(model, rng)
-    due = [step for step in range(1, 16) if diagnostics(model).hold_out(step, groups)]
+    measure = diagnostics(model, held_out_rollouts=2)
+    due = [step for step in range(1, 16) if measure.hold_out(step, groups)]
     assert due == [5, 10, 15]
     assert not diagnostics(model, check_every=0).hold_out(5, groups)
 

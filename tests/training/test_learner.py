@@ -14,8 +14,6 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import PolicyLossSettings
 from brorl.model.logits import NextToken
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.native.engine import NativeEngine
-from brorl.sampling import SamplingParams
 from brorl.training import mini_batch
 from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
@@ -146,18 +144,6 @@ def test_several_steps_with_mini_batches_and_warm_up_equal_plain_training(
     assert_same_weights(model, plain, start, 1e-5)  # rounding of tiny gradients grows in Adam's quotient
 
 
-def test_the_seed_decides_how_groups_are_dealt(rng: np.random.Generator) -> None:
-    model = small_model(seed=1)
-    batch = sampled_batch(model, rng, num_groups=6)
-    losses = []
-    for seed in (0, 0, 1):
-        learner = TreeLearner(deepcopy(model), replace(SETTINGS, mini_batches=3))
-        learn(learner, *batch, seed=seed)
-        losses.append({name: p.detach().clone() for name, p in learner.weights()})
-    assert all(torch.equal(losses[0][name], losses[1][name]) for name in losses[0])
-    assert any(not torch.equal(losses[0][name], losses[2][name]) for name in losses[0])
-
-
 def test_a_restored_learner_continues_bitwise(rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)), dtype=torch.float32)
     settings = replace(SETTINGS, mini_batches=2, warmup_updates=10, weight_decay=0.1)
@@ -231,27 +217,6 @@ def test_every_update_is_reported_before_it_is_made(rng: np.random.Generator) ->
     assert reports == [(Updating(done, 3), done) for done in range(3)]
 
 
-def test_old_log_probs_can_be_recomputed_instead_of_taken_from_the_engine(rng: np.random.Generator) -> None:
-    """On-policy both are the same numbers; with wrong ones from the engine, recomputing gives the on-policy update."""
-    model = small_model(seed=int(rng.integers(1 << 30)))
-    prompts = [rng.integers(1, 17, 4).tolist() for _ in range(3)]
-    trees = NativeEngine(model, 0).sample(prompts, 30, SamplingParams(temperature=0.9, max_new_tokens=6), seed=0)
-    groups = [group_of(t, rng) for t in trees]
-    advantages = [rng.normal(size=t.num_responses) for t in trees]
-    wrong = [replace(g, tree=replace(g.tree, logprob=g.tree.logprob - 1.0)) for g in groups]
-    changes = []
-    for batch, recompute in ((groups, False), (groups, True), (wrong, True)):
-        learner = TreeLearner(deepcopy(model), replace(SETTINGS, recompute_old_logprobs=recompute))
-        update = learn(learner, batch, advantages, seed=0)
-        assert update.clip_fraction == 0  # the ratio is 1 everywhere
-        assert update.old_policy_kl == pytest.approx(0, abs=1e-12)
-        changes.append(learner.model)
-    for other in changes[1:]:
-        assert_same_weights(other, changes[0], model, 1e-6)
-    off_policy = learn(TreeLearner(deepcopy(model), SETTINGS), wrong, advantages, seed=0)
-    assert off_policy.clip_fraction > 0.3
-
-
 def test_max_responses_per_outcome_trains_fewer_nodes_and_all_of_them_when_they_fit(rng: np.random.Generator) -> None:
     model = small_model(seed=1)
     trees = [random_tree(rng, num_rollouts=60, branching=8) for _ in range(2)]
@@ -264,24 +229,6 @@ def test_max_responses_per_outcome_trains_fewer_nodes_and_all_of_them_when_they_
     assert nodes <= sum(2 * 4 * int(t.length.max()) for t in trees)
     assert learn(all_of_them, *batch, seed=0) == learn(full, *batch, seed=0)
     assert nodes < sum(t.num_unique_tokens for t in trees) / 2
-
-
-def test_chosen_responses_carry_their_factors_and_the_token_mean_stays_that_of_all(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a forced choice the gradient equals the flattened batch's with advantages 0 or times a factor."""
-    model = small_model(seed=1)
-    groups, advantages = sampled_batch(model, rng, num_groups=1)
-    chosen, factor_K = np.array([0, 3]), np.array([1.5, 4.0])
-    forced = np.zeros_like(advantages[0])
-    forced[chosen] = advantages[0][chosen] * factor_K
-    monkeypatch.setattr(mini_batch, "choose_responses", lambda *_: (chosen, factor_K))
-    plain = deepcopy(model)
-    settings = replace(SETTINGS, max_responses_per_outcome=1, max_grad_norm=1e9)
-    update = learn(TreeLearner(model, settings), groups, advantages, seed=0)
-    loss, norm, *_ = plain_update(plain, plain_adamw(plain, settings), (groups, [forced]), 1e9)
-    assert update.loss == pytest.approx(loss, rel=1e-9)
-    assert update.grad_norm == pytest.approx(norm, rel=1e-9)
 
 
 def test_max_responses_per_outcome_with_a_group_whose_advantages_are_all_zero(rng: np.random.Generator) -> None:

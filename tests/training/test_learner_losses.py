@@ -357,9 +357,9 @@ def test_a_step_with_a_penalty_takes_no_pass_more_than_it_needs(placement: str, 
     assert passes == [2, 2, 2, 2]
 
 
-@pytest.mark.parametrize("placement", ["loss", "reward"])
-def test_chosen_responses_carry_their_factors_into_the_penalty(
-    placement: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("placement", "aggregation"), [("loss", "sequence_mean"), ("reward", "token_mean")])
+def test_chosen_responses_carry_their_factors_into_the_loss_and_the_penalty(
+    placement: str, aggregation: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a forced choice the gradient is that of rows with factors, 0 for what was not chosen."""
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
@@ -368,7 +368,7 @@ def test_chosen_responses_carry_their_factors_into_the_penalty(
         SETTINGS,
         kl=KLPenalty(coefficient=0.7, estimator="k2", placement=placement),
         max_responses_per_outcome=1,
-        loss=loss_of("ppo", "sequence_mean"),
+        loss=loss_of("ppo", aggregation),
     )  # type: ignore[arg-type]
     learner = TreeLearner(model, settings)
     moved(model, rng)
@@ -513,7 +513,7 @@ def test_truncated_responses_can_be_left_out_of_the_loss(
 def test_a_chosen_subset_holds_no_truncated_response(rng: np.random.Generator) -> None:
     """The subset is unbiased for the responses that ended by themselves: their factors have a mean of 1."""
     tree = random_tree(rng, num_rollouts=20, branching=5)
-    group, advantage_L, draws = group_of(tree, rng), rng.normal(size=tree.num_responses), 4000
+    group, advantage_L, draws = group_of(tree, rng), rng.normal(size=tree.num_responses), 1000
     sum_L, factor_L = np.zeros(tree.num_responses), np.ones(tree.num_responses)
     for seed in range(draws):
         chosen_responses = choose_trained(group, advantage_L, 1, True, np.random.default_rng(seed))
