@@ -1,11 +1,9 @@
 """Instruction following: verdicts, references, trial responses, and the package for languages."""
 
 import json
-import random
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 
 from brorl.errors import UserError
@@ -136,19 +134,6 @@ def test_a_trial_is_uncertain_where_no_response_is_easily_made() -> None:
     both = (Instruction("change_case:capital_word_frequency", {"capital_frequency": 1, "capital_relation": "at least"}),
             Instruction("keywords:forbidden_words", {"forbidden_words": ["word"]}))  # fmt: skip
     assert not InstructionsVerifier().trial_responses(Instructions(both).to_text(), []).certain
-
-
-def test_any_text_has_a_verdict_and_always_the_same(rng: np.random.Generator) -> None:
-    chance = random.Random(int(rng.integers(1 << 30)))
-    instructions = [Instruction(kind, arguments) for given in TRIALS for kind, arguments in given]
-    alphabet = "aA \n\t.,*-[]<>\"'{}:#1\x00\ud800é漢🦊\u2028"
-    for _ in range(300):
-        chosen = chance.sample(instructions, chance.randint(1, 5))
-        response = "".join(chance.choices(alphabet, k=chance.randint(0, 80)))
-        one, other = verdict(response, *chosen), verdict(response, *chosen)
-        assert (one.correct, one.score, one.reason) == (other.correct, other.score, other.reason)
-        assert 0 <= one.score <= 1
-        assert one.correct == (one.score == 1)
 
 
 def test_references_survive_json() -> None:

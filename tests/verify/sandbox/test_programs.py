@@ -89,30 +89,13 @@ def test_a_failure_has_its_cause(pool: ProgramPool, source: str, failure: str) -
     assert len(reply.value) <= LIMITS.output_bytes
 
 
-ENDLESS = {
-    "busy": "while True: pass",
-    "asleep": "import time\ntime.sleep(1000)",
-    "waiting for a lock": "import threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()",
-    "deaf": "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass",
-    "catching": "while True:\n  try:\n    while True: pass\n  except BaseException: pass",
-    "in big integers": "x = 3 ** (1 << 40)",
-    "in a regular expression": "import re\nre.match('(a+)+$', 'a' * 60 + 'b')",
-    "in a thread": "import threading\ndef f():\n  while True: pass\nthreading.Thread(target=f).start()",
-    "in a destructor": "class A:\n  def __del__(self):\n    while True: pass\nA()",
-    "at exit": "import atexit\n@atexit.register\ndef f():\n  while True: pass",
-}
-
-
-@pytest.mark.parametrize(
-    "source",
-    [pytest.param(s, id=n, marks=() if n == "deaf" else pytest.mark.slow) for n, s in ENDLESS.items()],
-)
-def test_an_endless_program_is_stopped(pool: ProgramPool, source: str) -> None:
-    reply = ended(pool, source, limits=SHORT)
-    assert reply.failure in ("timeout", "out of memory"), reply
+def test_an_endless_program_that_no_signal_ends_is_stopped(pool: ProgramPool) -> None:
+    """The attacks of `loops.attacks` have others."""
+    source = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass"
+    assert ended(pool, source, limits=SHORT).failure == "timeout"
     assert not programs()
     (call,) = returned(pool, f"def f():\n  exec({source!r}, {{}})\n  while True: pass", ("f", ()), limits=SHORT)
-    assert call.failure in ("timeout", "out of memory"), call
+    assert call.failure == "timeout"
     assert not programs()
 
 
