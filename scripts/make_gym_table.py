@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from brorl.prompts.gym_task import GymTask
-from brorl.verification.domains.gym_answers import SEVERAL
-from brorl.verification.domains.gym_guards import EVALUATED, GUARDS
+from brorl.verification.gym.answers import SEVERAL
+from brorl.verification.gym.guards import EVALUATED, GUARDS
+from brorl.verification.gym.task import GymTask
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "gym.md"
@@ -95,8 +95,8 @@ def measure(name: str, number: int, first: int = 0) -> dict[str, Any]:
         that are correct here; `without`, whether the dataset has no answers; and `dropped`, the entries of which the
         own answer is not accepted.
     """
-    from brorl.assemble.gym_worker import generate
-    from brorl.verification.domains.gym_scoring import score_task, scorer_of
+    from brorl.verification.gym.generator import generate
+    from brorl.verification.gym.scoring import score_task, scorer_of
 
     scorer = scorer_of(name, "{}")
     made = generate(name, {}, 0, first, number)

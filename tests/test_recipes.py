@@ -12,11 +12,11 @@ from brorl.assemble.learner import build_learner_settings
 from brorl.config.reading import builtin_recipes, make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.model.forward import TreeForward
-from brorl.prompts.gym_sets import OUT_OF_DISTRIBUTION, SETS
 from brorl.prompts.layouts.table import LAYOUTS
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import FileSource, GymSource
 from brorl.verification.domains.table import DOMAINS
+from brorl.verification.gym.sets import OUT_OF_DISTRIBUTION, SETS
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(brorl.__file__).parent / "recipes"

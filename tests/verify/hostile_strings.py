@@ -14,7 +14,7 @@ from pkgutil import walk_packages
 from random import Random
 from typing import Any
 
-from brorl.verification import domains
+from brorl.verification import domains, gym
 
 STARTS = (
     "", "\\boxed{", "\\boxed{A", "\\boxed{1", "\\boxed{-", "\\boxed{\\frac{", "<answer>", "<think>", "</think>",
@@ -43,10 +43,11 @@ ENDS = (
 @lru_cache(maxsize=1)
 def literals() -> list[str]:
     """Return the literal parts of all compiled patterns of the verifiers of all domains, each once, sorted."""
-    names = ["brorl.prompts.boxed", *(found.name for found in walk_packages(domains.__path__, f"{domains.__name__}."))]
+    packages = [module for part in (domains, gym) for module in walk_packages(part.__path__, f"{part.__name__}.")]
+    of_workers = ("gym.scoring", "gym.generator", "math_worker", "code_numpy")
     found: set[str] = set()
-    for name in names:
-        if name.endswith(("gym_scoring", "math_worker", "code_numpy")):  # of workers and sandboxed processes
+    for name in ("brorl.prompts.boxed", *(module.name for module in packages)):
+        if name.endswith(of_workers):
             continue
         for pattern in _patterns([*vars(import_module(name)).values()]):
             found.update(_literals(re._parser.parse(pattern.pattern, pattern.flags)))  # type: ignore[attr-defined]

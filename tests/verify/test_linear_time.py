@@ -13,13 +13,11 @@ from types import FrameType
 
 import numpy as np
 import pytest
-from domains.scripted_programs import Request, ScriptedPool
 from domains.test_instruction_kinds import LANGUAGE_TEXTS, TEXTS
 from hostile_strings import hostile_string, literals, random_parts
 
 from brorl.api.verify import VerifyResult
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
-from brorl.prompts.gym_task import GymTask
 from brorl.prompts.instructions import Instruction, Instructions
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
@@ -27,18 +25,20 @@ from brorl.prompts.science import Choices, MeasuredAnswer
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.domains.domain_verifier import DomainVerifier
-from brorl.verification.domains.gym import GymVerifier
 from brorl.verification.domains.ifeval import InstructionsVerifier
 from brorl.verification.domains.instructions.language import detect
 from brorl.verification.domains.math import MathVerifier
 from brorl.verification.domains.science import ScienceVerifier
 from brorl.verification.domains.table import DOMAINS
+from brorl.verification.gym.task import GymTask
+from brorl.verification.gym.verifier import GymVerifier
 from brorl.verification.rescoring import StoredResponse, rescore
 from brorl.verification.sandbox.pool import WorkerPool
 from brorl.verification.sandbox.replies import Reply
 from brorl.verification.thoughts import THINK
 from brorl.verification.verifier import Verifier
 from case_tables import table
+from scripted_programs import Request, ScriptedPool
 
 pytestmark = pytest.mark.linux
 
@@ -195,7 +195,7 @@ def test_the_slowest_verifications_count_the_time_of_this_process(
     require(domain)
     verifier, asked = verifier_of(domain)
     prompt = asked[-1 if part == "science.extract_answer" else 0]
-    module, _, name = f"brorl.verification.domains.{part}".rpartition(".")
+    module, _, name = f"brorl.verification.{part if domain == 'gym' else f'domains.{part}'}".rpartition(".")
     function = getattr(import_module(module), name)
     monkeypatch.setattr(f"{module}.{name}", lambda *args, **options: time.sleep(SLEEP_S) or function(*args, **options))
     question = Question("q", "?", prompt.reference, domain)

@@ -19,11 +19,11 @@ from brorl.console.screen import Screen
 from brorl.distributed.examination import Fault, examine_cluster, find_faults
 from brorl.errors import UserError
 from brorl.format import counted, memory_size
-from brorl.prompts.gym_task import GYM_DOMAIN
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.runs import RUNS
 from brorl.table import Result, Table
 from brorl.verification.domains.table import DOMAINS, UNTRUSTED
+from brorl.verification.gym.task import GYM_DOMAIN
 from brorl.verification.sandbox.inside.confinement import LANDLOCK, SECCOMP
 from brorl.verification.sandbox.level import AUTO, Level, choose_level, probe_level
 

@@ -21,7 +21,7 @@ from brorl.prompts.question import split_held_out
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import FileSource
 from brorl.verification.domains.table import DOMAINS
-from brorl.verification.domains.taskset import SCORE
+from brorl.verification.gym.taskset import SCORE
 
 FUNCTION_FILE = "my_checks.py"
 """File of the user's verifier."""

@@ -19,7 +19,7 @@ from brorl.errors import StorageError, UserError
 from brorl.prompts.files import read_source
 from brorl.prompts.guess import guess_meaning
 from brorl.storage import replace_file, storage_errors
-from brorl.verification.domains.taskset import PREFIX, SCORE, read_taskset
+from brorl.verification.gym.taskset import PREFIX, SCORE, read_taskset
 
 _MOST_TASKS = 10_000  # of a taskset
 _OPTIONS = ("prompt_column", "answer_column", "options_column", "first_option", "domain")  # of a source

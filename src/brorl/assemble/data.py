@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from brorl.assemble.gym import read_gym
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.format import counted
@@ -21,6 +20,7 @@ from brorl.prompts.question import Question, drop_asked, split_held_out
 from brorl.prompts.rendering import drop_long, render
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 from brorl.prompts.stream import PromptMixture, PromptStream, PromptSupply
+from brorl.verification.gym.questions import read_gym
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase

@@ -18,19 +18,12 @@ from brorl.paths import is_file
 from brorl.prompts.benchmarks import BENCHMARKS, BenchmarkSource, read_benchmark
 from brorl.prompts.files import SourceReading
 from brorl.prompts.guess import guess_meaning
-from brorl.prompts.gym_sets import OUT_OF_DISTRIBUTION
 from brorl.prompts.question import Question, split_held_out
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource, PromptFormat
+from brorl.verification.gym.sets import BENCHMARKS as GYM_BENCHMARKS
 
 _NO_LIMIT = 2**31
-GYM_BENCHMARKS = {
-    source.label: source
-    for source in (  # at indices that training does not reach; the shortest dataset has 5,000 entries
-        GymSource(gym=("all",), name="gym", num_questions=530, first_index=4_000),  # about five of each
-        GymSource(gym=OUT_OF_DISTRIBUTION, name="gym_ood", num_questions=300, first_index=4_000),
-    )
-}
 NAMES = (*BENCHMARKS, *GYM_BENCHMARKS)
 """Names of all benchmarks."""
 DataSource: TypeAlias = BenchmarkSource | FileSource | GymSource | CountdownSource

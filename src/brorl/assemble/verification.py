@@ -10,12 +10,12 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.format import counted, listed
 from brorl.model.stop_strings import Decode, StopStrings
-from brorl.prompts.gym_task import GYM_DOMAIN
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.prompts.question import Question
 from brorl.verification.domains.code import CODE_DOMAIN
 from brorl.verification.domains.math import MATH_DOMAIN
 from brorl.verification.domains.table import UNTRUSTED, make_verifiers, unreadable_references
+from brorl.verification.gym.task import GYM_DOMAIN
 from brorl.verification.sandbox.inside.confinement import UNSAFE
 from brorl.verification.sandbox.level import choose_level
 from brorl.verification.sandbox.pool import ProgramPool, WorkerPool, Workers

@@ -10,11 +10,12 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 
 from brorl.errors import UserError
 from brorl.paths import exists, split_revision
-from brorl.prompts.gym_sets import is_single
 from brorl.prompts.question import Message, Question
 from brorl.section import Names, Section, listed
 
 _PLACEHOLDER = "{prompt}"
+GYM_SETS = ALL, PRORL = ("all", "prorl")
+"""Sets of Reasoning Gym's datasets, which a source can name in place of datasets."""
 _OWN_OPTIONS = frozenset(
     (
         "conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize",
@@ -186,9 +187,14 @@ class GymSource(Section):
         return self
 
     @property
+    def is_single(self) -> bool:
+        """Whether it is one dataset, not several or a set."""
+        return len(self.gym) == 1 and self.gym[0] not in GYM_SETS
+
+    @property
     def label(self) -> str:
         """Name of the source in tables."""
-        return self.name or (self.gym[0] if is_single(self.gym) else "gym")
+        return self.name or (self.gym[0] if self.is_single else "gym")
 
     @property
     def kind(self) -> str:

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from brorl.errors import UserError
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN
-from brorl.prompts.gym_task import GYM_DOMAIN
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.prompts.question import Question
 from brorl.verification.domains.code import CODE_DOMAIN, CodeVerifier
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.domains.domain_verifier import DomainVerifier
-from brorl.verification.domains.gym import GymVerifier
 from brorl.verification.domains.ifeval import InstructionsVerifier
 from brorl.verification.domains.math import MATH_DOMAIN, MathVerifier
 from brorl.verification.domains.science import SCIENCE_DOMAIN, ScienceVerifier
 from brorl.verification.domains.user_function import FunctionVerifier
+from brorl.verification.gym.task import GYM_DOMAIN
+from brorl.verification.gym.verifier import GymVerifier
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.thoughts import THINK, ThoughtTags
 from brorl.verification.verifier import Verifier

@@ -1,7 +1,7 @@
 """The scorers of Reasoning Gym without guard and sandbox, for a worker of the tests."""
 
-from brorl.prompts.gym_task import GymTask
-from brorl.verification.domains.gym_scoring import scorer_of
+from brorl.verification.gym.scoring import scorer_of
+from brorl.verification.gym.task import GymTask
 
 
 def raw(reference: str, answer: str) -> float:

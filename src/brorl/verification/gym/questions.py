@@ -14,13 +14,12 @@ from typing import Any
 
 from brorl.errors import UserError
 from brorl.prompts.files import SourceReading
-from brorl.prompts.gym_sets import is_single
-from brorl.prompts.gym_task import GYM_DOMAIN, require_reasoning_gym
 from brorl.prompts.question import Question
 from brorl.prompts.settings import GymSource
+from brorl.verification.gym.task import GYM_DOMAIN, require_reasoning_gym
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 
-_CHECK, _GENERATE = (f"{Path(__file__).with_name('gym_worker.py')}:{name}" for name in ("check", "generate"))
+_CHECK, _GENERATE = (f"{Path(__file__).with_name('generator.py')}:{name}" for name in ("check", "generate"))
 _TIMEOUT_S = 1800.0  # of one call: some datasets take seconds for an entry
 _MEMORY_BYTES = 4 << 30
 _ENTRIES_PER_CALL = 20
@@ -68,7 +67,7 @@ def read_gym(source: GymSource, workers: int | None, location: str = "data.sourc
 
 def _config_text(source: GymSource) -> str:
     """Return the settings by dataset as JSON text."""
-    configs = {source.gym[0]: source.config} if is_single(source.gym) else source.config
+    configs = {source.gym[0]: source.config} if source.is_single else source.config
     for name, config in configs.items():
         if not isinstance(config, dict):
             raise ValueError(

@@ -1,10 +1,11 @@
-"""Sets of Reasoning Gym's datasets by name, which a source can give in place of the names."""
+"""Sets of Reasoning Gym's datasets by name, and the benchmarks made of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-ALL = "all"
+from brorl.prompts.settings import ALL, PRORL, GymSource
+
 OUT_OF_DISTRIBUTION = ("acre", "boxnet", "game_of_life_halting")
 """Datasets that ProRL evaluated on and did not train on (arXiv 2505.24864, Table 3)."""
 # The paper gives the number of 96, and 19 names. These are all 96 that Reasoning Gym had from 1 to 5 March 2025. The
@@ -27,11 +28,14 @@ word_ladder word_sequence_reversal word_sorting zebra_puzzles
 """
 SETS: Mapping[str, tuple[str, ...]] = {
     ALL: (),  # those of the installed version
-    "prorl": tuple(_PRORL.split()),
+    PRORL: tuple(_PRORL.split()),
 }
 """Names of a set's datasets, in order."""
 
-
-def is_single(given: tuple[str, ...]) -> bool:
-    """Whether the names of a source are one dataset, not several or a set."""
-    return len(given) == 1 and given[0] not in SETS
+BENCHMARKS: Mapping[str, GymSource] = {
+    source.label: source
+    for source in (  # at indices that training does not reach; the shortest dataset has 5,000 entries
+        GymSource(gym=(ALL,), name="gym", num_questions=530, first_index=4_000),  # about five of each
+        GymSource(gym=OUT_OF_DISTRIBUTION, name="gym_ood", num_questions=300, first_index=4_000),
+    )
+}

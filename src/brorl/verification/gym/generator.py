@@ -23,9 +23,10 @@ import numpy as np
 from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import DATASETS
 
-from brorl.prompts.gym_sets import ALL, SETS
-from brorl.prompts.gym_task import GymTask
-from brorl.verification.domains.gym_scoring import score_task
+from brorl.prompts.settings import ALL
+from brorl.verification.gym.scoring import score_task
+from brorl.verification.gym.sets import SETS
+from brorl.verification.gym.task import GymTask
 
 _COMPOSED = "composite"
 _OWN = {"size": "num_questions", "seed": "seed"}  # settings of a dataset that are settings of the source

@@ -4,9 +4,9 @@ import json
 import random
 from pathlib import Path
 
-from brorl.prompts.gym_task import GymTask
-from brorl.verification.domains.gym_answers import SEVERAL, in_plain_notation, is_own_answer
 from brorl.verification.domains.marked_answer import writings
+from brorl.verification.gym.answers import SEVERAL, in_plain_notation, is_own_answer
+from brorl.verification.gym.task import GymTask
 from each_row import each_row
 
 TIMES = "\N{MULTIPLICATION SIGN}"

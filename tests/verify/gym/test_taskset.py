@@ -13,7 +13,7 @@ import pytest
 
 from brorl.assemble.data import build_questions
 from brorl.config.reading import make_config, read_recipe
-from brorl.verification.domains import taskset
+from brorl.verification.gym import taskset
 from run_support import command, refused, save_tiny_model
 
 needs_verifiers = pytest.mark.skipif(

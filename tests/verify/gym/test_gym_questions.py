@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brorl.assemble import gym
 from brorl.assemble.data import build_questions
-from brorl.assemble.evaluation_data import GYM_BENCHMARKS
-from brorl.assemble.gym import read_gym
 from brorl.config.reading import make_config
 from brorl.errors import UserError
-from brorl.prompts.gym_task import GymTask
 from brorl.prompts.settings import GymSource
+from brorl.verification.gym import questions
+from brorl.verification.gym.questions import read_gym
+from brorl.verification.gym.sets import BENCHMARKS
+from brorl.verification.gym.task import GymTask
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 from run_support import command, save_tiny_model
 
-WORKER = Path(gym.__file__).with_name("gym_worker.py")
+WORKER = Path(questions.__file__).with_name("generator.py")
 
 needs_gym = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs the extra: pip install 'brorl[gym]'")
 pytestmark = pytest.mark.linux
@@ -61,13 +61,13 @@ def test_settings_are_checked(settings: dict[str, Any], problem: str) -> None:
 
 
 def test_a_missing_extra_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brorl.prompts.gym_task.find_spec", lambda _name: None)
+    monkeypatch.setattr("brorl.verification.gym.task.find_spec", lambda _name: None)
     with pytest.raises(UserError, match=r"pip install 'brorl\[gym\]'"):
         read_gym(source(gym="maze"), 1)
 
 
 def test_settings_of_several_data_sets_are_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gym, "require_reasoning_gym", lambda: None)
+    monkeypatch.setattr(questions, "require_reasoning_gym", lambda: None)
     with pytest.raises(UserError, match="the keys must be their names, got min_animals: 3"):
         read_gym(source(gym=["maze", "leg_counting"], config={"min_animals": 3}), 1)
 
@@ -76,7 +76,7 @@ def test_settings_of_several_data_sets_are_by_name(monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 def test_the_sets_and_the_benchmarks_can_be_generated(pool: WorkerPool) -> None:
     """`prorl` has the 96 datasets of the paper: all that the library has but the held-out ones and later ones."""
-    given = [source(gym="prorl", num_questions=37_000), *GYM_BENCHMARKS.values()]
+    given = [source(gym="prorl", num_questions=37_000), *BENCHMARKS.values()]
     asked = [(one.gym, {}, one.first_index, one.num_questions) for one in given]
     found = [result.value for result in pool.run([VerifierCall(f"{WORKER}:check", arguments) for arguments in asked])]
     assert [type(names) for names in found] == [list, list, list], found

@@ -14,10 +14,10 @@ import sympy
 from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import DATASETS
 
-from brorl.prompts.gym_task import GymTask
-from brorl.verification.domains.gym_answers import SEVERAL, in_plain_notation, is_own_answer
-from brorl.verification.domains.gym_guards import GUARDS, UNGUARDED
 from brorl.verification.domains.marked_answer import writings
+from brorl.verification.gym.answers import SEVERAL, in_plain_notation, is_own_answer
+from brorl.verification.gym.guards import GUARDS, UNGUARDED
+from brorl.verification.gym.task import GymTask
 
 _NOISE = 1e-9  # of a score above 1
 _CORRECT = 0.99

@@ -8,7 +8,7 @@ from typing import Any
 
 from reasoning_gym.factory import DATASETS
 
-from brorl.assemble.gym_worker import check
+from brorl.verification.gym.generator import check
 
 
 def rejected() -> tuple[list[Any], int]:

@@ -10,10 +10,10 @@ import pytest
 from scripted_programs import Request, ScriptedPool
 
 from brorl.errors import UserError
-from brorl.prompts.gym_task import GymTask
 from brorl.prompts.prompt import Prompt
-from brorl.verification.domains.gym import GymVerifier, extract_answer
-from brorl.verification.domains.gym_guards import EVALUATED, GUARDS
+from brorl.verification.gym.guards import EVALUATED, GUARDS
+from brorl.verification.gym.task import GymTask
+from brorl.verification.gym.verifier import GymVerifier, extract_answer
 from brorl.verification.sandbox.judging import Judge, T
 from brorl.verification.sandbox.pool import ProgramPool, VerifierCall, WorkerPool
 from brorl.verification.sandbox.replies import Fault, JudgeTimeout, Limits, LostError, Reply, Undecided
@@ -40,7 +40,7 @@ def test_the_answer_of_a_response(response: str, answer: str | None) -> None:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brorl.verification.domains.gym.require_reasoning_gym", lambda: None)
+    monkeypatch.setattr("brorl.verification.gym.verifier.require_reasoning_gym", lambda: None)
 
 
 def replying(reply: Reply | LostError) -> ScriptedPool:
@@ -171,7 +171,7 @@ def test_answers_that_are_evaluated_share_no_process() -> None:
 
 
 def test_a_missing_extra_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brorl.prompts.gym_task.find_spec", lambda _name: None)
+    monkeypatch.setattr("brorl.verification.gym.task.find_spec", lambda _name: None)
     with pytest.raises(UserError, match=r"pip install 'brorl\[gym\]'"):
         GymVerifier(ProgramPool())
 
@@ -180,7 +180,7 @@ def test_a_missing_extra_is_an_error_with_the_command(monkeypatch: pytest.Monkey
 
 
 def generate(pool: WorkerPool, name: str, first: int, number: int) -> list[GymTask]:
-    path = Path(__file__).parents[3] / "src" / "brorl" / "assemble" / "gym_worker.py"
+    path = Path(__file__).parents[3] / "src" / "brorl" / "verification" / "gym" / "generator.py"
     (result,) = pool.run([VerifierCall(f"{path}:generate", (name, {}, 0, first, number))])
     assert result.failure is None
     return [GymTask.from_text(task) for _, task, dropped in result.value if dropped is None]
@@ -258,7 +258,7 @@ def test_junk_is_never_correct(pool: WorkerPool) -> None:
 @linux
 @pytest.mark.slow
 def test_an_answer_with_two_candidates_earns_no_partial_credit(pool: WorkerPool, rng: np.random.Generator) -> None:
-    scoring = Path(__file__).parents[3] / "src" / "brorl" / "verification" / "domains" / "gym_scoring.py"
+    scoring = Path(__file__).parents[3] / "src" / "brorl" / "verification" / "gym" / "scoring.py"
     calls = []
     for name in ("gsm_symbolic", "spell_backward", "time_intervals", "kakurasu"):
         tasks = generate(pool, name, int(rng.integers(1000)), 8)  # words of several lengths: some scores are rounded
@@ -272,8 +272,8 @@ def raw_judge(reference: str, answer: str, limits: Limits, worker: Worker) -> Re
     """Score without a guard, to see that the sandbox alone holds."""
     source = (
         "import json\n"
-        "from brorl.prompts.gym_task import GymTask\n"
-        "from brorl.verification.domains.gym_scoring import scorer_of\n"
+        "from brorl.verification.gym.task import GymTask\n"
+        "from brorl.verification.gym.scoring import scorer_of\n"
         "def raw(reference, answer):\n"
         "    task = GymTask.from_text(reference)\n"
         "    return float(scorer_of(task.data_set, '{}').score_answer(answer=answer, entry=task.entry))\n"

@@ -14,8 +14,8 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any
 
-from brorl.prompts.gym_task import GymTask
 from brorl.verification.domains.marked_answer import writings
+from brorl.verification.gym.task import GymTask
 
 SEVERAL = frozenset(
     (

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from math import inf
 
-from brorl.prompts.gym_task import GymTask, require_reasoning_gym
 from brorl.prompts.prompt import Prompt
-from brorl.verification.domains.gym_guards import EVALUATED
 from brorl.verification.domains.marked_answer import CLOSING, OPENING, find_answer
+from brorl.verification.gym.guards import EVALUATED
+from brorl.verification.gym.task import GymTask, require_reasoning_gym
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.replies import (
     REPLY_BYTES,
@@ -45,7 +45,7 @@ from brorl.verification.verifier import (
 )
 
 _MAX_ANSWER = 100_000
-_SCORING = "brorl.verification.domains.gym_scoring"
+_SCORING = "brorl.verification.gym.scoring"
 _PROGRAM = f"from {_SCORING} import score"
 _MEMORY_BYTES = 1 << 29
 _LOADING = Limits(120.0, _MEMORY_BYTES)  # of the scorers, which are imported already; no answer has a part in it

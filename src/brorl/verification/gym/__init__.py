@@ -1,0 +1,1 @@
+"""Tasks of Reasoning Gym and of the library `verifiers`: their questions, their scorers and their guards."""
