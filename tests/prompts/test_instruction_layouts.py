@@ -66,11 +66,11 @@ def rlvr(**truth: Any) -> dict[str, Any]:
      ("if_multi_constraints", {**MULTI, "ground_truth": json.dumps([json.dumps(ONE[0])])}, False)],
 )  # fmt: skip
 def test_rows_with_several_instructions(layout: str, row: dict[str, Any], loose: bool) -> None:
-    fields = LAYOUTS[layout].read(row, 0)
+    fields = LAYOUTS[layout].question(row, 0)
     assert (fields.text, fields.domain) == ("Write a summary.", "ifeval")
     assert Instructions.from_text(fields.reference) == Instructions(MADE, loose)
     with pytest.raises(KeyError):
-        LAYOUTS[layout].read({}, 0)
+        LAYOUTS[layout].question({}, 0)
 
 
 @each_row(
@@ -80,15 +80,15 @@ def test_rows_with_several_instructions(layout: str, row: dict[str, Any], loose:
      ("ifeval", {**GOOGLE, "kwargs": [EMPTY, EMPTY, KWARGS[2]]}, layouts._UNUSABLE), ("ifeval", {**GOOGLE,
      "kwargs": []}, layouts._UNUSABLE),
      ("ifeval", {**GOOGLE, "instruction_id_list": [], "kwargs": []}, layouts._UNUSABLE), ("ifeval",
-     {**GOOGLE, "prompt": " "}, "no prompt"),
+     {**GOOGLE, "prompt": " "}, "no question"),
      ("nemotron_ifeval", {**NEMOTRON, "input": MESSAGES * 2}, "more than one message"),
-     ("rlvr_ifeval", {**rlvr(func_name="validate_title"), "messages": []}, "no prompt"),
+     ("rlvr_ifeval", {**rlvr(func_name="validate_title"), "messages": []}, "no question"),
      ("rlvr_ifeval", rlvr(func_name="validate_haiku"), layouts._UNKNOWN_KIND), ("rlvr_ifeval",
      rlvr(func_name="validate_placeholders"), layouts._UNUSABLE)],
 )  # fmt: skip
 def test_dropped_rows(layout: str, row: dict[str, Any], reason: str) -> None:
     with pytest.raises(DroppedRow, match=reason):
-        LAYOUTS[layout].read(row, 0)
+        LAYOUTS[layout].question(row, 0)
 
 
 @each_row(
@@ -101,7 +101,7 @@ def test_dropped_rows(layout: str, row: dict[str, Any], reason: str) -> None:
 )  # fmt: skip
 def test_rows_of_another_layout(layout: str, row: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must|neither"):
-        LAYOUTS[layout].read(row, 0)
+        LAYOUTS[layout].question(row, 0)
 
 
 @each_row(
@@ -124,7 +124,7 @@ def test_rows_of_another_layout(layout: str, row: dict[str, Any]) -> None:
      {"options": ("yes", "no")})],
 )  # fmt: skip
 def test_functions_of_rlvr_ifeval(truth: dict[str, Any], kind: str, arguments: dict[str, Any]) -> None:
-    fields = LAYOUTS["rlvr_ifeval"].read(rlvr(**truth), 0)
+    fields = LAYOUTS["rlvr_ifeval"].question(rlvr(**truth), 0)
     made = Instructions.from_text(fields.reference)
     assert made == Instructions((Instruction(kind, arguments),))
 

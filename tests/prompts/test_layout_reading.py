@@ -3,7 +3,6 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ from pyarrow import parquet
 from brorl.errors import UserError
 from brorl.prompts.benchmarks import BENCHMARKS
 from brorl.prompts.files import CONTRADICTION, SourceReading, read_source
-from brorl.prompts.layouts.layout import DroppedRow, Fields, Layout
+from brorl.prompts.layouts.layout import DroppedRow, Layout, question_of
 from brorl.prompts.layouts.table import LAYOUTS, layouts_of
 from brorl.prompts.settings import FileSource
+from each_row import each_row
 
 # Rows in the shape of the public datasets. Each has a question and its reference, or the reason why it is dropped.
 EURUS = [
@@ -41,7 +41,7 @@ ROWS: dict[str, list[tuple[dict[str, Any], tuple[str, str] | str]]] = {
         ),
         ({"problem": "Find $y$.", "answer": "", "solution": ""}, "no answer"),
         ({"problem": "Find $z$.", "answer": None, "solution": ""}, "no answer"),
-        ({"problem": " ", "answer": "3", "solution": ""}, "no problem"),
+        ({"problem": " ", "answer": "3", "solution": ""}, "no question"),
     ],
     "dapo": [
         (
@@ -112,7 +112,7 @@ ROWS: dict[str, list[tuple[dict[str, Any], tuple[str, str] | str]]] = {
         ),
         (
             {"problem": "Prove it.", "problem_type": "converted_proof", "expected_answer": "5"},
-            "no answer by the author of the problem",
+            "the problem_type is converted_proof, not has_answer_extracted",
         ),
     ],
     "gsm8k": [
@@ -217,7 +217,7 @@ def test_repetitions_and_contradictions_against_plain_counting(rng: np.random.Ge
 
 
 def test_a_seed_and_the_row_reach_the_layout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    layout = Layout("seeded", ("a",), lambda row, seed: Fields(f"{row['a']} {seed}", "1", "math"), (), "for a test")
+    layout = Layout("seeded", ("a",), lambda row, seed: question_of(f"{row['a']} {seed}", "1", "math"))
     monkeypatch.setitem(LAYOUTS, "seeded", layout)  # type: ignore[arg-type]
     path = write(tmp_path / "rows.jsonl", [{"a": "x"}, {"a": "y"}])
     assert [q.text for q in read(path, "seeded", seed=5).questions] == ["x 5", "y 5"]
@@ -225,40 +225,24 @@ def test_a_seed_and_the_row_reach_the_layout(monkeypatch: pytest.MonkeyPatch, tm
     assert read(path, "seeded", limit=1).num_rows == 1
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        (Fields(" ", "1", "math"), "empty question"),
-        (Fields("x", "", "math"), "empty reference answer"),
-        (Fields("\ud800", "1", "math"), "question with an unpaired surrogate"),
-        (None, "no test cases"),
-    ],
+@each_row(
+    ("text", "reference", "reason"),
+    [(" ", "1", "no question"), ("x", "", "no answer"), ("\ud800", "1", "an unpaired surrogate")],
 )
-def test_unusable_fields_are_dropped(
-    fields: Fields | None, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    good = Fields("good", "1", "math")
-
-    def made(row: Mapping[str, Any], _seed: int) -> Fields:
-        if fields is None and not row["a"]:
-            raise DroppedRow(reason)
-        return good if row["a"] or fields is None else fields
-
-    layout = Layout("odd", ("a",), made, (), "for a test")
-    monkeypatch.setitem(LAYOUTS, "odd", layout)  # type: ignore[arg-type]
-    reading = read(write(tmp_path / "rows.jsonl", [{"a": 0}, {"a": 1}]), "odd")
-    assert (reading.dropped, len(reading.questions)) == ({reason: 1}, 1)
+def test_unusable_rows_are_dropped(text: str, reference: str, reason: str) -> None:
+    with pytest.raises(DroppedRow, match=f"^{reason}$"):
+        question_of(text, reference, "math")
 
 
 def test_a_wrong_layout_names_the_row_the_problem_and_the_layout_that_fits(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", [{"problem": "x", "solution": "\\boxed{1}"}])
     assert refusal(path, "gsm8k") == (
-        f"{path} line 1 is not of the layout gsm8k: it has no column 'answer' (columns: problem, solution); set "
+        f"{path} line 1 is not of the layout gsm8k: it has no column 'question' (columns: problem, solution); set "
         "data.sources[].layout to one that fits these columns: math"
     )
     path = write(tmp_path / "other.parquet", [{"u": "x", "v": 1}])
     assert refusal(path, "math") == (
-        f"{path} row 1 is not of the layout math: it has no column 'solution' (columns: u, v); no layout fits these "
+        f"{path} row 1 is not of the layout math: it has no column 'problem' (columns: u, v); no layout fits these "
         "columns; name them with data.sources[].prompt_column and answer_column"
     )
     path = write(tmp_path / "broken.jsonl", [{"question": 3, "answer": "#### 4"}])
@@ -271,7 +255,7 @@ def test_data_of_which_no_row_is_left_lists_the_reasons(tmp_path: Path) -> None:
     rows = [row for row, found in ROWS["deepscaler"] if isinstance(found, str)]
     path = write(tmp_path / "rows.jsonl", rows)
     assert refusal(path, "deepscaler") == (
-        f"the layout deepscaler dropped all 3 rows of {path} (2 no answer, 1 no problem); choose another "
+        f"the layout deepscaler dropped all 3 rows of {path} (2 no answer, 1 no question); choose another "
         "data.sources[].layout, split or file"
     )
 

@@ -1,36 +1,27 @@
-r"""Benchmarks by name: their datasets, and the meaning of their columns.
+r"""Benchmarks by name: their datasets, and the layouts of these.
 
 Benchmarks of code, science and instruction following have the layout of their authors, which drops rows that cannot be
 verified. The datasets of a mathematical benchmark have different column names; the first known name that a row has is
-used, in upper or lower case. An answer can be text, a whole number (142.0 is 142), a list of answers, the text after
-`####`, or the last `\boxed{...}` of a solution. No row of these is skipped: a row without question or answer is an
+used. No row of these is skipped, and one that repeats is a prompt of its own: a row without question or answer is an
 error of one line with its columns.
 """
 
 from __future__ import annotations
 
-import ast
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from brorl.errors import UserError
 from brorl.paths import split_revision
-from brorl.prompts.boxed import last_box
-from brorl.prompts.files import SourceReading, read_source
-from brorl.prompts.question import Question
-from brorl.prompts.row_files import Row
+from brorl.prompts.files import SourceReading, named, read_source
+from brorl.prompts.layouts.layout import DroppedRow
+from brorl.prompts.layouts.math import ANSWERS, CONTEXT, QUESTIONS, SOLUTIONS, benchmark_row
 from brorl.prompts.rows import read_rows
 from brorl.prompts.settings import FileSource
 
-BENCHMARK_DOMAIN = "math"
-
-_QUESTIONS = ("problem", "question", "prompt", "query", "input")
-_ANSWERS = ("answer", "final_answer", "expected_answer", "ground_truth", "gt", "target")
-_SOLUTIONS = ("solution", "original_solution", "response", "output")
-_THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+")
+_NAMES = [*QUESTIONS, *ANSWERS, *SOLUTIONS, CONTEXT]
+_SPELLINGS = {spelling for name in _NAMES for spelling in (name, name.capitalize(), name.title(), name.upper())}
 
 
 class HubDataset(NamedTuple):
@@ -82,8 +73,6 @@ BENCHMARKS: Mapping[str, PublicBenchmark] = {
         ("ifeval", "IFEval, 541 prompts, strict", "ifeval", "google/IFEval train"),
     )
 }  # fmt: skip
-_CONTEXT = {"olympiadbench": "context"}  # column of a text before the question, if a row has one
-_ANSWER_AFTER = {"gsm8k": "####"}  # text before the answer in its column, at its last occurrence
 
 
 @dataclass(frozen=True)
@@ -134,79 +123,18 @@ def read_benchmark(source: BenchmarkSource, seed: int = 0) -> SourceReading:
     if benchmark.layout:
         file = FileSource(path=hub.id, name=source.label, subset=hub.subset, split=hub.split, layout=benchmark.layout)
         return read_source(file, seed)
-    names = [*_QUESTIONS, *_ANSWERS, *_SOLUTIONS, *_CONTEXT.values()]
-    wanted = {spelling for name in names for spelling in (name, name.capitalize(), name.title(), name.upper())}
     questions = []
-    for row in read_rows(hub.id, hub.subset, hub.split, wanted):
-        text, reference = _question_of(row, source.benchmark), _reference_of(row, source.benchmark)
-        questions.append(Question(f"{source.label}:{row.key}", text, reference, BENCHMARK_DOMAIN, source.label))
+    for row in read_rows(hub.id, hub.subset, hub.split, _SPELLINGS):
+        try:
+            questions.append(named(benchmark_row(row.values), source.label, row.key, row.location))
+        except DroppedRow as reason:
+            in_box = f", or {' or '.join(SOLUTIONS[:2])} with a \\boxed{{}}"
+            expected = QUESTIONS if "question" in str(reason) else ANSWERS
+            raise UserError(
+                f"{row.location} has {reason} for {source.benchmark} (columns: {', '.join(row.columns) or 'none'}; "
+                f"expected one of {', '.join(expected)}{in_box if expected is ANSWERS else ''}); name the columns: "
+                "--data '{path: ..., prompt_column: ..., answer_column: ...}'"
+            ) from None
     if not questions:
         raise UserError(f"{hub.id} is empty; {source.benchmark} needs at least one row")
     return SourceReading(questions, len(questions))
-
-
-def reference_answer(value: Any) -> str | None:
-    """Return an answer as text: a whole number without decimals, a list joined by commas; None if there is none."""
-    if isinstance(value, str):
-        text = value.strip()
-        listed = _as_list(text)
-        return reference_answer(listed) if listed is not None else text or None
-    if isinstance(value, list | tuple):
-        parts = [reference_answer(item) for item in value]
-        return ", ".join(part for part in parts if part is not None) if parts and None not in parts else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        return None
-    return str(int(value)) if value == int(value) else str(value)
-
-
-def _as_list(text: str) -> list[str] | None:
-    """Return the texts of a list that was written as text, `['2', '3']`; None for other text, such as [0, 1]."""
-    if not (text.startswith("[") and text.endswith("]")):
-        return None
-    try:
-        listed = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
-    return listed if listed and all(isinstance(item, str) for item in listed) else None
-
-
-def _cells(row: Row, names: Sequence[str]) -> list[Any]:
-    """Return the values of the named columns that the row has, in the order of the names, ignoring case."""
-    spelled = {name.lower(): name for name in reversed(list(row.values))}
-    return [row.values[spelled[name]] for name in names if name in spelled]
-
-
-def _question_of(row: Row, name: str) -> str:
-    context, questions = (
-        [value.strip() for value in _cells(row, names) if isinstance(value, str) and value.strip()]
-        for names in ([_CONTEXT[name]] if name in _CONTEXT else [], _QUESTIONS)
-    )
-    if not questions:
-        raise _missing(row, name, "question", ", ".join(_QUESTIONS))
-    return "\n\n".join([*context, questions[0]])
-
-
-def _reference_of(row: Row, name: str) -> str:
-    for answer in map(reference_answer, _cells(row, _ANSWERS)):
-        if answer is None:
-            continue
-        if name in _ANSWER_AFTER:
-            answer = answer.rpartition(_ANSWER_AFTER[name])[2].strip()
-        boxed = last_box(answer)
-        answer = answer if boxed is None else boxed.strip()
-        if name in _ANSWER_AFTER and _THOUSANDS.fullmatch(answer):
-            answer = answer.replace(",", "")
-        if answer:
-            return answer
-    boxes = (last_box(solution) for solution in _cells(row, _SOLUTIONS) if isinstance(solution, str))
-    if boxed := next((box.strip() for box in boxes if box and box.strip()), None):
-        return boxed
-    expected = f"{', '.join(_ANSWERS)}, or {' or '.join(_SOLUTIONS[:2])} with a \\boxed{{}}"
-    raise _missing(row, name, "answer", expected)
-
-
-def _missing(row: Row, name: str, what: str, expected: str) -> UserError:
-    return UserError(
-        f"{row.location} has no {what} for {name} (columns: {', '.join(row.columns) or 'none'}; expected one of "
-        f"{expected}); name the columns: --data '{{path: ..., prompt_column: ..., answer_column: ...}}'"
-    )

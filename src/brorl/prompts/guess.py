@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from brorl.errors import UserError
 from brorl.paths import split_revision
 from brorl.prompts.boxed import last_box
+from brorl.prompts.columns import USUAL_NAMES
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN, is_countdown_reference
-from brorl.prompts.files import USUAL_NAMES
 from brorl.prompts.layouts.layout import DroppedRow
-from brorl.prompts.layouts.table import LAYOUTS, read_fields
+from brorl.prompts.layouts.table import LAYOUTS, read_layout
 from brorl.prompts.option_columns import ChoiceColumns, find_choices, option_groups
 from brorl.prompts.options import CHOICE_DOMAIN
 from brorl.prompts.row_files import MISSING, Row
@@ -103,7 +103,7 @@ def _fitting_layout(path: str, rows: Sequence[Row]) -> Guess | None:
         try:
             for row in rows:
                 with suppress(DroppedRow):
-                    fields.append(read_fields(row, layout, seed=0))
+                    fields.append(read_layout(row, layout, seed=0))
         except UserError:  # a row of another layout
             continue
         if fields:

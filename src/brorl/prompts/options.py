@@ -7,16 +7,15 @@ answer that could mean two options is an error; nothing is guessed.
 
 from __future__ import annotations
 
-import ast
-import json
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from brorl.format import short_repr
-from brorl.prompts.layouts.layout import DroppedRow, Fields
+from brorl.prompts.layouts.layout import DroppedRow, question_of
+from brorl.prompts.question import Question
+from brorl.prompts.row_files import decoded
 from brorl.prompts.science import Choices
 
 CHOICE_DOMAIN = "science"
@@ -40,7 +39,7 @@ def read_options(values: Sequence[Any]) -> Options | None:
 
     Empty values at the end are no options. A letter before each option, such as `(A)`, is its label and is removed.
     """
-    pairs = _pairs(_decoded(values[0]) if len(values) == 1 else _joined(values))
+    pairs = _pairs(decoded(values[0]) if len(values) == 1 else _joined(values))
     while pairs and _is_missing(pairs[-1][1]):
         pairs.pop()
     if not 2 <= len(pairs) <= len(ascii_uppercase) or not all(_is_text(text) for _, text in pairs):
@@ -118,7 +117,7 @@ def is_label(options: Options, answer: Any) -> bool:
 
 def _answer(options: Options, answer: Any) -> Any:
     """Return an answer that may be stored in a list: its only value, or a list that marks each option with 0 or 1."""
-    value = answer if isinstance(answer, str) and _places(options.texts, answer) else _decoded(answer)
+    value = answer if isinstance(answer, str) and _places(options.texts, answer) else decoded(answer)
     if not isinstance(value, list):
         return answer
     if len(value) == len(options.texts) and all(mark in (0, 1) for mark in value):
@@ -156,26 +155,25 @@ def whole_number(value: Any) -> int | None:
     return int(match[1]) if match else None
 
 
-def choice_fields(question: str, options: Options, answer: Any, first: int | None, seed: int) -> Fields:
+def choice_question(question: str, texts: Sequence[str], right: int, seed: int) -> Question:
     """Return a question with its options below it and the `Choices` as its reference.
 
     The options are permuted by the question and the seed. A question that already has the options with their letters
     stays as it is.
 
     Raises:
-        ValueError: If the answer names no option.
         DroppedRow: If the question is empty, or options are empty or equal.
     """
-    if not question.strip():
-        raise DroppedRow("no question")
-    right = right_option(options, answer, first)
     try:
-        if shows_options(question, options.texts):
-            return Fields(question, Choices(options.texts, right).to_text(), CHOICE_DOMAIN)
-        choices = Choices.permuted(options.texts, right, question, seed)
+        if shown := shows_options(question, texts):
+            choices = Choices(tuple(texts), right)
+        else:
+            choices = Choices.permuted(texts, right, question, seed)
     except ValueError as error:
         raise DroppedRow(str(error).removeprefix("has ")) from None
-    return Fields(choices.under(question), choices.to_text(), CHOICE_DOMAIN)
+    if not question.strip():
+        raise DroppedRow("no question")
+    return question_of(question if shown else choices.under(question), choices.to_text(), CHOICE_DOMAIN)
 
 
 def shows_options(text: str, options: Sequence[str]) -> bool:
@@ -193,16 +191,3 @@ def _is_missing(value: Any) -> bool:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool)
-
-
-def _decoded(value: Any) -> Any:
-    """Return the list or object that a text holds as JSON or as a Python literal, as tables of text store them."""
-    if isinstance(value, str) and value.strip()[:1] + value.strip()[-1:] in ("[]", "{}"):
-        for decode in (json.loads, ast.literal_eval):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about escapes such as \d
-                try:
-                    return decode(value.strip())
-                except (ValueError, SyntaxError, MemoryError, RecursionError):
-                    continue
-    return value

@@ -6,10 +6,12 @@ line that names the file and the line.
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 import re
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -43,12 +45,39 @@ class Row(NamedTuple):
 
     def cell(self, column: str) -> Any:
         """Return the value of a column, or of a key inside one (`column.key`); `MISSING` if there is none."""
-        if column in self.values:
-            return self.values[column]
-        value: Any = self.values
-        for name in column.split("."):
-            value = value.get(name, MISSING) if isinstance(value, Mapping) else MISSING
-        return value
+        try:
+            return cell_of(self.values, column)
+        except KeyError:
+            return MISSING
+
+
+def cell_of(values: Mapping[str, Any], column: str) -> Any:
+    """Return the value of a column, or of a key inside one (`column.key`).
+
+    Raises:
+        KeyError: With the column, if there is none.
+    """
+    if column in values:
+        return values[column]
+    value: Any = values
+    for name in column.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            raise KeyError(column)
+        value = value[name]
+    return value
+
+
+def decoded(value: Any) -> Any:
+    """Return the list or object that a text holds as JSON or as a Python literal; any other value as it is."""
+    if isinstance(value, str) and value.strip()[:1] + value.strip()[-1:] in ("[]", "{}"):
+        for decode in (json.loads, ast.literal_eval):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about escapes such as \d
+                try:
+                    return decode(value.strip())
+                except (ValueError, SyntaxError, MemoryError, RecursionError):
+                    continue
+    return value
 
 
 def _jsonl_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:

@@ -15,17 +15,18 @@ from pyarrow import parquet
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.files import read_source
-from brorl.prompts.layouts.layout import DroppedRow, Fields
+from brorl.prompts.layouts.layout import DroppedRow
 from brorl.prompts.layouts.table import LAYOUTS
+from brorl.prompts.question import Question
 from brorl.prompts.settings import FileSource
 from each_row import each_row
 
 SUM = "Two integers are given on one line. Print their sum.\n"
 
 
-def read(layout: str, row: dict[str, Any]) -> Fields:
+def read(layout: str, row: dict[str, Any]) -> Question:
     assert {*LAYOUTS[layout].columns} <= {*row}
-    return LAYOUTS[layout].read({name: row[name] for name in LAYOUTS[layout].columns}, 0)
+    return LAYOUTS[layout].question({name: row[name] for name in LAYOUTS[layout].columns}, 0)
 
 
 def loaded(layout: str, row: dict[str, Any]) -> CodeTests:
@@ -36,7 +37,7 @@ def loaded(layout: str, row: dict[str, Any]) -> CodeTests:
 
 def dropped(layout: str, row: dict[str, Any]) -> str:
     with pytest.raises(DroppedRow) as caught:
-        LAYOUTS[layout].read({name: row[name] for name in LAYOUTS[layout].columns}, 0)
+        LAYOUTS[layout].question({name: row[name] for name in LAYOUTS[layout].columns}, 0)
     return str(caught.value)
 
 
@@ -108,11 +109,11 @@ class TestApps:
         huge = {**apps(), "input_output": '{"fn_name": "f", "inputs": [[1]], "outputs": [' + "9" * 5000 + "]}"}
         assert dropped("apps", huge) == "the tests cannot be read"
         with pytest.raises(ValueError, match="question must be a string, got None"):
-            LAYOUTS["apps"].read({**apps(**cases), "question": None}, 0)
+            LAYOUTS["apps"].question({**apps(**cases), "question": None}, 0)
         with pytest.raises((ValueError, TypeError, AttributeError)):
-            LAYOUTS["apps"].read({**apps(**cases), "input_output": '["a"]'}, 0)
+            LAYOUTS["apps"].question({**apps(**cases), "input_output": '["a"]'}, 0)
         with pytest.raises(ValueError, match="input_output must be JSON text"):
-            LAYOUTS["apps"].read({**apps(**cases), "input_output": {"inputs": []}}, 0)
+            LAYOUTS["apps"].question({**apps(**cases), "input_output": {"inputs": []}}, 0)
 
     @each_row(
         "sentence",
@@ -285,11 +286,11 @@ class TestLiveCodeBench:
         for value, problem in ((Attack(), "it names .*system"), ([1], "must be JSON text")):
             private = base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
             with pytest.raises(ValueError, match=problem):
-                LAYOUTS["livecodebench"].read(live("stdin", [("1", "2")], private), 0)
+                LAYOUTS["livecodebench"].question(live("stdin", [("1", "2")], private), 0)
         assert not os.path.exists("/tmp/brorl_was_here")  # noqa: PTH110
         for broken in ("no base64!", base64.b64encode(b"no zlib").decode()):
             with pytest.raises(ValueError, match="private_test_cases cannot be unpacked"):
-                LAYOUTS["livecodebench"].read(live("stdin", [("1", "2")], broken), 0)
+                LAYOUTS["livecodebench"].question(live("stdin", [("1", "2")], broken), 0)
 
     def test_no_cases(self) -> None:
         assert dropped("livecodebench", live("stdin", [], "[]")) == "no tests"
@@ -348,7 +349,9 @@ class TestEurus:
             row = {**eurus("code", self.ASKED, answer), "data_source": name}
             assert read(f"prime_{name}", row) == read("eurus2_code", row)
             for other in ("numina_olympiads", "apps" if name == "taco" else "taco"):
-                assert dropped(f"prime_{name}", {**row, "data_source": other}) == "another source"
+                assert (
+                    dropped(f"prime_{name}", {**row, "data_source": other}) == f"the data_source is {other}, not {name}"
+                )
 
 
 class TestFunctionsWithTestCode:
@@ -395,13 +398,13 @@ class TestFunctionsWithTestCode:
             "code": "def add(a, b):\r\n  return a + b",
             "test_list": shown,
         }
-        fields = LAYOUTS[layout].read(row, 0)
+        fields = LAYOUTS[layout].question(row, 0)
         tests = CodeTests.from_text(fields.reference)
         assert isinstance(tests.tests, TestCode)
         assert (tests.tests.function, tests.tests.code, tests.prelude) == ("add", "\n".join(shown), "")
         assert (shown[0] in fields.text, shown[1] in fields.text) == (True, False)
         more = {"test_setup_code": "import math", "test_imports": ["import math"], "challenge_test_list": ["add(1, 2)"]}
-        tests = CodeTests.from_text(LAYOUTS[layout].read({**row, **more}, 0).reference)
+        tests = CodeTests.from_text(LAYOUTS[layout].question({**row, **more}, 0).reference)
         assert isinstance(tests.tests, TestCode)
         assert (tests.tests.code, tests.prelude) == ("\n".join([*shown, "add(1, 2)"]), "import math")
 

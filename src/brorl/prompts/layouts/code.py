@@ -14,12 +14,14 @@ import json
 import pickle
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.layouts import math
-from brorl.prompts.layouts.layout import Cells, DroppedRow, Fields
+from brorl.prompts.layouts.layout import Cells, DroppedRow, question_of
+from brorl.prompts.question import Question
+from brorl.prompts.row_files import cell_of
 
 _MAX_PRIVATE_BYTES = 1 << 28
 _MAX_CASES = 100
@@ -66,17 +68,17 @@ _ANY_CASE = re.compile(
 )
 
 
-def apps(row: Cells, _seed: int) -> Fields:
+def apps(row: Cells, _seed: int) -> Question:
     """Read APPS and TACO: `input_output` is JSON text of inputs, outputs and perhaps `fn_name`."""
     question, column, limit = _text(row, "question"), row["input_output"], row.get("time_limit")
     seconds = re.match(r"\s*(\d+(?:\.\d+)?)", str(limit)) if limit else None
     tests = _tests(
         question, _read_json(column, "input_output") if column else None, float(seconds[1]) if seconds else 0
     )
-    return _fields(_question_text(question, row.get("starter_code") or "", tests), tests)
+    return _question(_question_text(question, row.get("starter_code") or "", tests), tests)
 
 
-def code_contests(row: Cells, _seed: int) -> Fields:
+def code_contests(row: Cells, _seed: int) -> Question:
     """Read CodeContests, whose cases are in three columns."""
     question = _text(row, "description")
     columns = [
@@ -96,10 +98,10 @@ def code_contests(row: Cells, _seed: int) -> Fields:
         row["memory_limit_bytes"] or None,
         solution=next((code for language, code in pairs if language == 3), None),  # 3 is Python 3
     )
-    return _fields(_question_text(question, "", tests), tests)
+    return _question(_question_text(question, "", tests), tests)
 
 
-def codeforces(row: Cells, _seed: int) -> Fields:
+def codeforces(row: Cells, _seed: int) -> Question:
     """Read Codeforces, whose statement is in several columns."""
     if row["interaction_format"]:
         raise DroppedRow("the program is interactive")
@@ -122,10 +124,10 @@ def codeforces(row: Cells, _seed: int) -> Fields:
     cases_of_question = _stdin_cases(question, list(cases), list(cases.values()), 1e-6)
     memory = row["memory_limit"]
     tests = CodeTests(cases_of_question, row["time_limit"] or None, int(memory * 2**20) if memory else None)
-    return _fields(_question_text(question, "", tests), tests)
+    return _question(_question_text(question, "", tests), tests)
 
 
-def live_code_bench(row: Cells, _seed: int) -> Fields:
+def live_code_bench(row: Cells, _seed: int) -> Question:
     """Read LiveCodeBench, whose private cases are packed."""
     question, starter = _text(row, "question_content"), row["starter_code"] or ""
     cases = [*_read_json(row["public_test_cases"], "public_test_cases"), *_private_cases(row["private_test_cases"])]
@@ -138,7 +140,7 @@ def live_code_bench(row: Cells, _seed: int) -> Fields:
         tests = CodeTests(_call_cases(question, function, inputs, outputs), prelude=PRELUDE)
     else:
         tests = CodeTests(_stdin_cases(question, inputs, outputs, 0.0, "lines"), prelude=PRELUDE)
-    return _fields(_question_text(question, starter, tests), tests)
+    return _question(_question_text(question, starter, tests), tests)
 
 
 class _TextUnpickler(pickle.Unpickler):
@@ -164,37 +166,22 @@ def _private_cases(column: Any) -> list[dict[str, str]]:
     return cases
 
 
-def eurus2(row: Cells, seed: int) -> Fields:
+_MATH_OF_EURUS = math.answered("prompt", "reward_model.ground_truth")
+
+
+def eurus2(row: Cells, seed: int) -> Question:
     """Read rows of mathematics and code by `ability`, without the system message."""
     if row["ability"] == "math":
-        return math.eurus2(row, seed)
+        return _MATH_OF_EURUS(row, seed)
     if row["ability"] != "code":
         raise DroppedRow(f"the ability is {row['ability']}")
-    question, answer = math.last_turn(row["prompt"]), math.ground_truth(row)
+    question, answer = math.asked_text(row["prompt"]), cell_of(row, "reward_model.ground_truth")
     tests = _tests(question, _read_json(answer, "reward_model.ground_truth") if answer else None)
     names_form = not isinstance(tests.tests, CallCases) or tests.tests.function in question
-    return _fields(question if names_form else _question_text(question, "", tests), tests)
+    return _question(question if names_form else _question_text(question, "", tests), tests)
 
 
-def eurus2_code(row: Cells, seed: int) -> Fields:
-    """Read rows of code."""
-    if row["ability"] != "code":
-        raise DroppedRow(f"the ability is {row['ability']}, not code")
-    return eurus2(row, seed)
-
-
-def eurus2_of(source: str) -> Callable[[Cells, int], Fields]:
-    """Return the reading of rows of code from one source: apps, codecontests, codeforces or taco."""
-
-    def read(row: Cells, seed: int) -> Fields:
-        if row["data_source"] != source:
-            raise DroppedRow("another source")
-        return eurus2_code(row, seed)
-
-    return read
-
-
-def human_eval(row: Cells, _seed: int) -> Fields:
+def human_eval(row: Cells, _seed: int) -> Question:
     """Read a function to complete, with test code."""
     prompt, function = _text(row, "prompt"), _text(row, "entry_point")
     # A few prompts define other functions first, which the completed function and the test code call.
@@ -207,15 +194,15 @@ def human_eval(row: Cells, _seed: int) -> Fields:
         solution=prompt + row["canonical_solution"],
     )
     question = f"Complete this function:\n\n```python\n{prompt.strip()}\n```\n\n{_ANSWER.format('function')}"
-    return _fields(question, tests)
+    return _question(question, tests)
 
 
-def mbpp_plus(row: Cells, _seed: int) -> Fields:
+def mbpp_plus(row: Cells, _seed: int) -> Question:
     """Read a short function with test code."""
     return _mbpp(_text(row, "prompt"), list(row["test_list"] or ()), row["test"], row["test_imports"], row["code"])
 
 
-def mbpp(row: Cells, _seed: int) -> Fields:
+def mbpp(row: Cells, _seed: int) -> Question:
     """Read a short function with assertions, of which the first is shown: all of them would be the whole answer."""
     tests = [*(row["test_list"] or ()), *(row.get("challenge_test_list") or ())]
     before = row.get("test_imports") or [row.get("test_setup_code") or ""]
@@ -223,7 +210,7 @@ def mbpp(row: Cells, _seed: int) -> Fields:
     return _mbpp(text, tests[:1], "\n".join(tests), before, row["code"])
 
 
-def _mbpp(question: str, shown: Sequence[str], test: str, before: Sequence[str] | None, solution: str) -> Fields:
+def _mbpp(question: str, shown: Sequence[str], test: str, before: Sequence[str] | None, solution: str) -> Question:
     """Return a question with the tests that are shown and the code of all of them."""
     named = re.search(r"\bassertion\((?:set\()?(\w+)\(\*inp\)", test) or re.search(
         r"\bassert\s+(?:\(|not\s+|(?:set|sorted|tuple|list|str|round|math\.isclose|abs)\()*(\w+)\(", "\n".join(shown)
@@ -233,7 +220,7 @@ def _mbpp(question: str, shown: Sequence[str], test: str, before: Sequence[str] 
     tests = CodeTests(TestCode(named[1], test), prelude="\n".join(before or ()), solution=solution)
     cases = "\n".join(shown)
     text = f"{question.strip()}\n\nYour function must pass these tests:\n\n```python\n{cases}\n```\n\n"
-    return _fields(text + _ANSWER.format("function"), tests)
+    return _question(text + _ANSWER.format("function"), tests)
 
 
 def _tests(question: str, cases: Any, seconds: float = 0.0) -> CodeTests:
@@ -256,8 +243,8 @@ def _question_text(question: str, starter: str, tests: CodeTests) -> str:
     return f"{question.rstrip()}\n\n{code}{form}"
 
 
-def _fields(question: str, tests: CodeTests) -> Fields:
-    return Fields(question, tests.to_text(), "code")
+def _question(text: str, tests: CodeTests) -> Question:
+    return question_of(text, tests.to_text(), "code")
 
 
 def _text(row: Cells, column: str) -> str:

@@ -1,124 +1,128 @@
-"""Layouts of public datasets of mathematics.
+"""Layouts of mathematics: the columns of a problem and its answer, and where in its column the answer is.
 
 The instructions that some authors put around a problem are removed. A row without one answer that can be verified is
-dropped.
+dropped. An answer can be text, a whole number (142.0 is 142), or a list of answers.
 """
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from brorl.prompts.boxed import last_box
-from brorl.prompts.layouts.layout import Cells, DroppedRow, Fields
+from brorl.prompts.layouts.layout import Cells, DroppedRow, question_of
+from brorl.prompts.question import Question
+from brorl.prompts.row_files import cell_of, decoded
 
+MATH_DOMAIN = "math"
+MARKER = "####"  # before the answer in GSM8K's form
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3})")
-_DAPO_BEFORE = "Solve the following math problem step by step."
-_DAPO_AFTER = 'Remember to put your answer on its own line after "Answer:".'
-_EURUS_AFTER = "Present the answer in LaTex format: \\boxed{Your answer}"
+_AROUND = re.compile(  # what DAPO and PRIME put around a problem
+    r"\ASolve the following math problem step by step\..*?\n\n"
+    r'|Remember to put your answer on its own line after "Answer:"\.\Z'
+    r"|Present the answer in LaTex format: \\boxed\{Your answer\}\Z",
+    re.DOTALL,
+)
+# Columns of benchmarks, the first that a row has, in upper or lower case.
+QUESTIONS = ("problem", "question", "prompt", "query", "input")
+ANSWERS = ("answer", "final_answer", "expected_answer", "ground_truth", "gt", "target")
+SOLUTIONS = ("solution", "original_solution", "response", "output")
+CONTEXT = "context"  # column of a text before the question
+
+Find = Callable[[Any], str | None]  # from the value of a column to the answer; None if there is none
 
 
-def _fields(problem: Any, answer: Any) -> Fields:
-    """Return the fields of a problem with its answer: text, or a number."""
-    if problem is None or (isinstance(problem, str) and not problem.strip()):
-        raise DroppedRow("no problem")
-    if not isinstance(problem, str):
-        raise ValueError(f"the problem must be a string, got {type(problem).__name__}")
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float | None):
-        raise ValueError(f"the answer must be a string or a number, got {type(answer).__name__}")
-    if isinstance(answer, float) and answer.is_integer():
-        answer = int(answer)
-    if answer is None or not str(answer).strip():
-        raise DroppedRow("no answer")
-    return Fields(problem.strip(), str(answer).strip(), "math")
+def reference_answer(value: Any) -> str | None:
+    """Return an answer as text: a whole number without decimals, a list joined by commas; None if there is none."""
+    if isinstance(value, str):
+        listed = decoded(value)
+        is_list = isinstance(listed, list) and bool(listed) and all(isinstance(item, str) for item in listed)
+        return reference_answer(listed) if is_list else value.strip() or None
+    if isinstance(value, list | tuple):
+        parts = [reference_answer(item) for item in value]
+        return ", ".join(part for part in parts if part) if parts and None not in parts else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        return None
+    return str(int(value)) if value == int(value) else str(value)
 
 
-def problem_and_answer(row: Cells, _seed: int) -> Fields:
-    """Read the columns `problem` and `answer`."""
-    return _fields(row["problem"], row["answer"])
-
-
-def gsm8k(row: Cells, _seed: int) -> Fields:
-    """Read the number after `####`."""
-    _, marker, answer = str(row["answer"]).rpartition("####")
+def after_marker(value: Any) -> str | None:
+    """Return the number after `####`, without commas between thousands."""
+    _, marker, answer = str(value).rpartition(MARKER)
     if not marker:
-        raise DroppedRow("no #### before the answer")
-    return _fields(row["question"], _THOUSANDS.sub("", answer))
+        raise DroppedRow(f"no {MARKER} before the answer")
+    return _THOUSANDS.sub("", answer)
 
 
-def boxed_solution(row: Cells, _seed: int) -> Fields:
-    """Read the last box of the solution."""
-    answer = last_box(str(row["solution"]))
+def boxed(value: Any) -> str | None:
+    """Return the last box of a solution."""
+    answer = last_box(str(value))
     if answer is None:
         raise DroppedRow("no \\boxed{} in the solution")
-    return _fields(row["problem"], answer)
+    return answer
 
 
-def open_math_reasoning(row: Cells, _seed: int) -> Fields:
-    """Read rows whose answer is the author's, not a proof or the majority of a model's answers."""
-    if row["problem_type"] != "has_answer_extracted":
-        raise DroppedRow("no answer by the author of the problem")
-    return _fields(row["problem"], row["expected_answer"])
-
-
-def dapo(row: Cells, _seed: int) -> Fields:
-    """Read a problem without the instructions around it."""
-    problem = last_turn(row["prompt"]).strip()
-    if problem.startswith(_DAPO_BEFORE):
-        problem = problem.partition("\n\n")[2]
-    return _fields(problem.removesuffix(_DAPO_AFTER), ground_truth(row))
-
-
-def eurus2(row: Cells, _seed: int) -> Fields:
-    """Read rows of mathematics without the instruction after the problem."""
-    _check_ability(row)
-    return _fields(last_turn(row["prompt"]).strip().removesuffix(_EURUS_AFTER), ground_truth(row))
-
-
-def skywork(row: Cells, _seed: int) -> Fields:
-    """Read rows of mathematics with one accepted answer."""
-    _check_ability(row)
-    text = ground_truth(row)
-    try:
-        answers = ast.literal_eval(text) if isinstance(text, str) else text
-    except (ValueError, SyntaxError) as error:
-        raise ValueError(
-            f"reward_model.ground_truth must be a list of answers as text, got {str(text)[:60]!r}"
-        ) from error
+def the_only(value: Any) -> str | None:
+    """Return the answer of a list with one accepted answer."""
+    answers = decoded(value)
     if not isinstance(answers, list):
-        raise ValueError(f"reward_model.ground_truth must be a list of answers, got {type(answers).__name__}")
-    distinct = list(dict.fromkeys(str(answer).strip() for answer in answers))
-    if len(distinct) > 1:
+        raise ValueError(f"the answer must be a list of answers, got {str(value)[:60]!r}")
+    if len({str(answer).strip() for answer in answers}) > 1:
         raise DroppedRow("several accepted answers")
-    return _fields(last_turn(row["prompt"]), distinct[0] if distinct else None)
+    return reference_answer(answers[:1])
 
 
-def _check_ability(row: Cells) -> None:
-    if row["ability"] != "math":
-        raise DroppedRow(f"the ability is {row['ability']}, not math")
+def answered(question: str, answer: str, find: Find = reference_answer) -> Callable[[Cells, int], Question]:
+    """Return the reading of a column with a problem, and a column or a key inside one with its answer."""
+
+    def read(row: Cells, _seed: int) -> Question:
+        problem = _AROUND.sub("", asked_text(row[question]).strip()).strip()
+        if not problem:
+            raise DroppedRow("no question")
+        return question_of(problem, (find(cell_of(row, answer)) or "").strip(), MATH_DOMAIN)
+
+    return read
 
 
-def last_turn(prompt: Any) -> str:
-    """Return the text of the last message of a conversation, a list of messages, each with `role` and `content`.
-
-    Raises:
-        ValueError: If it is not one.
-    """
-    last = prompt[-1] if isinstance(prompt, list) and prompt else None
-    if not isinstance(last, Mapping) or not isinstance(last.get("content"), str) or last.get("role") != "user":
-        raise ValueError("prompt must be a list of messages, the last one by the user")
-    return str(last["content"])
-
-
-def ground_truth(row: Cells) -> Any:
-    """Return the ground truth of a row in the layout of verl.
+def asked_text(value: Any) -> str:
+    """Return the text of a question: a string, or the last message of a conversation; empty for none.
 
     Raises:
-        ValueError: If the row has none.
+        ValueError: If it is something else.
     """
-    model = row["reward_model"]
-    if not isinstance(model, Mapping) or "ground_truth" not in model:
-        raise ValueError("reward_model must be an object with the key ground_truth")
-    return model["ground_truth"]
+    last = value[-1] if isinstance(value, list) and value else None
+    if isinstance(last, Mapping) and isinstance(last.get("content"), str) and last.get("role") == "user":
+        return str(last["content"])
+    if not isinstance(value, str | None):
+        kind = "" if isinstance(value, list) else f", got {type(value).__name__}"
+        raise ValueError(f"the problem must be a string{kind or ' or a list of messages, the last one by the user'}")
+    return value or ""
+
+
+def benchmark_row(row: Cells) -> Question:
+    r"""Read the columns of a benchmark by their usual names; the answer may be after `####`, or in a `\boxed{...}`.
+
+    Raises:
+        DroppedRow: If there is no question or no answer.
+    """
+    asked, context = (_texts(row, names) for names in (QUESTIONS, [CONTEXT]))
+    given = [answer for answer in map(reference_answer, _cells(row, ANSWERS)) if answer]
+    marked = [_THOUSANDS.sub("", answer.rpartition(MARKER)[2]) if MARKER in answer else answer for answer in given]
+    found = [
+        *(last_box(answer) or answer for answer in marked),
+        *(last_box(text) or "" for text in _texts(row, SOLUTIONS)),
+    ]
+    reference = next((answer.strip() for answer in found if answer.strip()), "")
+    return question_of("\n\n".join([*context, *asked[:1]] if asked else []), reference, MATH_DOMAIN)
+
+
+def _texts(row: Cells, names: Sequence[str]) -> list[str]:
+    return [value.strip() for value in _cells(row, names) if isinstance(value, str) and value.strip()]
+
+
+def _cells(row: Cells, names: Sequence[str]) -> list[Any]:
+    """Return the values of the named columns that a row has, in the order of the names, ignoring case."""
+    spelled = {name.lower(): name for name in reversed(list(row))}
+    return [row[spelled[name]] for name in names if name in spelled]

@@ -1,4 +1,4 @@
-"""Layouts of public datasets of science.
+"""Layouts of science: questions with options, with a short answer, or with a number.
 
 Options are permuted by the row and the seed. A row whose options are equal, or whose solution has no short answer, is
 dropped.
@@ -7,12 +7,13 @@ dropped.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from string import ascii_uppercase
+from collections.abc import Callable, Sequence
 
 from brorl.prompts.boxed import last_box
-from brorl.prompts.layouts.layout import Cells, DroppedRow, Fields
-from brorl.prompts.science import Choices, MeasuredAnswer
+from brorl.prompts.layouts.layout import Cells, DroppedRow, question_of
+from brorl.prompts.options import CHOICE_DOMAIN, choice_question, read_options, right_option
+from brorl.prompts.question import Question
+from brorl.prompts.science import MeasuredAnswer
 
 _MAX_ANSWER = 100
 _SCIBENCH_TOLERANCE = 0.05
@@ -23,71 +24,43 @@ _CHECKABLE = re.compile(r"[0-9\\^=]")  # of a number or a formula; words alone h
 
 def _text(row: Cells, column: str) -> str:
     value = row[column]
-    if value is None:
-        return ""
-    if not isinstance(value, str | int | float) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, str | int | float | None):
         raise ValueError(f"{column} must be a string, got {type(value).__name__}")
-    return str(value).strip()
+    return "" if value is None else str(value).strip()
 
 
-def _fields(question: str, reference: str, missing: str = "no answer") -> Fields:
-    if not question:
-        raise DroppedRow("no question")
-    if not reference:
-        raise DroppedRow(missing)
-    return Fields(question, reference, "science")
+def choices(
+    question: str, options: Sequence[str], *answers: str, first: int | None = None
+) -> Callable[[Cells, int], Question]:
+    """Return the reading of a question with options.
+
+    Args:
+        question: The column of the question.
+        options: The column of the options, or one column per option, the right one first.
+        answers: Columns that name the right one of a column of options; all must name the same.
+        first: The index of the first option, if the last of `answers` is an index.
+    """
+
+    def read(row: Cells, seed: int) -> Question:
+        values = [row[options[0]]] if answers else [_text(row, column) for column in options]
+        found = read_options(values)
+        if found is None:
+            raise DroppedRow("no 2 to 26 options")
+        try:
+            places = {
+                right_option(found, row[column], first if column == answers[-1] else None) for column in answers
+            } or {0}
+        except ValueError:
+            raise DroppedRow("no answer") from None
+        if len(places) > 1:
+            raise DroppedRow(f"{' and '.join(answers)} name different options")
+        texts = [text.strip() for text in found.texts]
+        return choice_question(_text(row, question), texts, places.pop(), seed)
+
+    return read
 
 
-def _choice(question: str, options: Sequence[str], right: int, seed: int) -> Fields:
-    """Return a question with permuted options; a row whose options are unusable is dropped."""
-    if not question:
-        raise DroppedRow("no question")
-    try:
-        choices = Choices.permuted(options, right, question, seed)
-    except ValueError as error:
-        raise DroppedRow(str(error).removeprefix("has ")) from None
-    return _fields(choices.under(question), choices.to_text())
-
-
-def gpqa(row: Cells, seed: int) -> Fields:
-    """Read a question with a column for each option."""
-    columns = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
-    return _choice(_text(row, "Question"), [_text(row, column) for column in columns], 0, seed)
-
-
-def sciq(row: Cells, seed: int) -> Fields:
-    """Read a question with a column for each option."""
-    columns = ("correct_answer", "distractor1", "distractor2", "distractor3")
-    return _choice(_text(row, "question"), [_text(row, column) for column in columns], 0, seed)
-
-
-def mmlu_pro(row: Cells, seed: int) -> Fields:
-    """Read a list of options with the letter and the index of the right one."""
-    options, right = row["options"], row["answer_index"]
-    if not isinstance(options, list | tuple) or not all(isinstance(option, str) for option in options):
-        raise ValueError("options must be a list of strings")
-    if isinstance(right, bool) or not isinstance(right, int):
-        raise ValueError(f"answer_index must be a whole number, got {right!r}")
-    if _text(row, "answer") != ascii_uppercase[right : right + 1]:
-        raise DroppedRow("answer and answer_index name different options")
-    return _choice(_text(row, "question"), options, right, seed)
-
-
-def arc(row: Cells, seed: int) -> Fields:
-    """Read options with labels, one of which is the answer."""
-    choices = row["choices"]
-    if not isinstance(choices, Mapping) or not {"text", "label"} <= set(choices):
-        raise ValueError('choices must be of the form {"text": [...], "label": [...]}')
-    texts, labels = list(choices["text"]), list(choices["label"])
-    if len(texts) != len(labels) or not all(isinstance(text, str) for text in texts):
-        raise ValueError("choices must have one text per label")
-    key = _text(row, "answerKey")
-    if key not in labels:
-        raise DroppedRow("no answer")
-    return _choice(_text(row, "question"), texts, labels.index(key), seed)
-
-
-def scp(row: Cells, _seed: int) -> Fields:
+def scp(row: Cells, _seed: int) -> Question:
     """Read a problem whose solution states a short answer: in a box, after `answer`, or as its only line."""
     solution = _text(row, "matched_solution" if "matched_solution" in row else "solution")
     answer = last_box(solution)
@@ -96,11 +69,13 @@ def scp(row: Cells, _seed: int) -> Fields:
         answer = _SENTENCE_END.split(stated[-1])[0] if stated else "" if "\n" in solution else solution
     answer = answer.strip(" $*").removesuffix(".").strip(" $*")
     is_short = _CHECKABLE.search(answer) and len(answer) <= _MAX_ANSWER
-    return _fields(_text(row, "problem"), answer if is_short else "", "no short answer in the solution")
+    return question_of(
+        _text(row, "problem"), answer if is_short else "", CHOICE_DOMAIN, "no short answer in the solution"
+    )
 
 
-def scibench(row: Cells, _seed: int) -> Fields:
+def scibench(row: Cells, _seed: int) -> Question:
     """Read a number with its unit, which is accepted within 5%."""
     problem, number, unit = (_text(row, column) for column in ("problem_text", "answer_number", "unit"))
     value = f"{number} {unit.replace('$', '').strip()}".strip()
-    return _fields(problem, MeasuredAnswer(value, _SCIBENCH_TOLERANCE).to_text() if number else "")
+    return question_of(problem, MeasuredAnswer(value, _SCIBENCH_TOLERANCE).to_text() if number else "", CHOICE_DOMAIN)

@@ -7,57 +7,65 @@ with the row, the problem and the layout that fits.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import partial
+from itertools import starmap
 
 from brorl.errors import UserError
 from brorl.paths import split_revision
 from brorl.prompts.layouts import code, instructions, math, science
-from brorl.prompts.layouts.layout import DroppedRow, Fields, Layout
+from brorl.prompts.layouts.layout import Cells, Layout
+from brorl.prompts.question import Question
 from brorl.prompts.row_files import Row
 
-_GPQA = "Question, Correct Answer, Incorrect Answer 1, Incorrect Answer 2, Incorrect Answer 3"
-_CONTEST = "description, public_tests, private_tests, generated_tests, solutions, time_limit, memory_limit_bytes, "
+_CONTEST = "description, public_tests, private_tests, generated_tests, solutions, time_limit, memory_limit_bytes"
 _CODEFORCES = (
     "title, description, input_format, output_format, interaction_format, note, examples, official_tests, time_limit, "
     "memory_limit, input_mode, generated_checker"
 )
-_PRIME = "data_source, prompt, ability, reward_model"
+_EURUS, _EURUS_HUB = "prompt, reward_model, ability", "PRIME-RL/Eurus-2-RL-Data"
 _LIVE = "question_content, starter_code, public_test_cases, private_test_cases, metadata"
+_GPQA = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+_SCIQ = ("correct_answer", "distractor1", "distractor2", "distractor3")
+_VERL = math.answered("prompt", "reward_model.ground_truth")
+
+
+def _layout(name: str, read: Callable[[Cells, int], Question], columns: str, data_sets: str, summary: str) -> Layout:
+    """Return a layout; its columns are text: `name`, `name?` if it is optional, `name=value` for the rows to keep."""
+    listed = columns.split(", ")
+    needed = tuple(column.partition("=")[0] for column in listed if not column.endswith("?"))
+    only = tuple((key, value) for key, _, value in (column.partition("=") for column in listed) if value)
+    optional = tuple(column[:-1] for column in listed if column.endswith("?"))
+    return Layout(name, needed, read, tuple(data_sets.split(", ")), summary, optional, only)
+
 
 LAYOUTS: Mapping[str, Layout] = {
-    name: Layout(
-        name,
-        tuple(column for column in columns.split(", ") if not column.endswith("?")),
-        read,
-        tuple(data_sets.split(", ")),
-        summary,
-        tuple(column[:-1] for column in columns.split(", ") if column.endswith("?")),
-    )
-    for name, read, columns, data_sets, summary in (
-        ("deepscaler", math.problem_and_answer, "problem, answer", "agentica-org/DeepScaleR-Preview-Dataset",
+    layout.name: layout
+    for layout in starmap(_layout, (
+        ("deepscaler", math.answered("problem", "answer"), "problem, answer", "agentica-org/DeepScaleR-Preview-Dataset",
          "competition problems with a short answer"),
-        ("dapo", math.dapo, "prompt, reward_model", "BytedTsinghua-SIA/DAPO-Math-17k",
+        ("dapo", _VERL, "prompt, reward_model", "BytedTsinghua-SIA/DAPO-Math-17k",
          "competition problems with whole numbers as answers; every row is repeated about a hundred times, and counts "
          "once"),
-        ("eurus2_math", math.eurus2, "prompt, ability, reward_model", "PRIME-RL/Eurus-2-RL-Data",
-         "the mathematics of PRIME; coding problems are dropped"),
-        ("skywork_math", math.skywork, "prompt, ability, reward_model", "Skywork/Skywork-OR1-RL-Data",
-         "the mathematics of Skywork-OR1 (split: math)"),
-        ("open_math_reasoning", math.open_math_reasoning, "problem, problem_type, expected_answer",
-         "nvidia/OpenMathReasoning",
+        ("eurus2_math", _VERL, f"{_EURUS}=math", _EURUS_HUB, "the mathematics of PRIME; coding problems are dropped"),
+        ("skywork_math", math.answered("prompt", "reward_model.ground_truth", math.the_only), f"{_EURUS}=math",
+         "Skywork/Skywork-OR1-RL-Data", "the mathematics of Skywork-OR1 (split: math)"),
+        ("open_math_reasoning", math.answered("problem", "expected_answer"),
+         "problem, problem_type=has_answer_extracted, expected_answer", "nvidia/OpenMathReasoning",
          "problems of AoPS; rows without an answer by the author of the problem are dropped (split: cot or tir)"),
-        ("gsm8k", math.gsm8k, "question, answer", "openai/gsm8k",
+        ("gsm8k", math.answered("question", "answer", math.after_marker), "question, answer", "openai/gsm8k",
          "word problems; the answer is the number after #### (subset: main)"),
-        ("math", math.boxed_solution, "problem, solution", "EleutherAI/hendrycks_math",
+        ("math", math.answered("problem", "solution", math.boxed), "problem, solution", "EleutherAI/hendrycks_math",
          "the MATH dataset; the answer is the last box of the solution"),
-        ("gpqa", science.gpqa, _GPQA, "Idavidrein/gpqa",
+        ("gpqa", science.choices("Question", _GPQA), f"Question, {', '.join(_GPQA)}", "Idavidrein/gpqa",
          "graduate questions of biology, physics and chemistry with four options"),
-        ("mmlu_pro", science.mmlu_pro, "question, options, answer, answer_index", "TIGER-Lab/MMLU-Pro",
+        ("mmlu_pro", science.choices("question", ["options"], "answer", "answer_index", first=0),
+         "question, options, answer, answer_index", "TIGER-Lab/MMLU-Pro",
          "questions of many subjects with up to ten options"),
-        ("arc", science.arc, "question, choices, answerKey", "allenai/ai2_arc",
-         "school questions of science with options"),
-        ("sciq", science.sciq, "question, correct_answer, distractor1, distractor2, distractor3", "allenai/sciq",
+        ("arc", science.choices("question", ["choices"], "answerKey"), "question, choices, answerKey",
+         "allenai/ai2_arc", "school questions of science with options"),
+        ("sciq", science.choices("question", _SCIQ), f"question, {', '.join(_SCIQ)}", "allenai/sciq",
          "school questions of science with four options"),
         ("scp_116k", science.scp, "problem, matched_solution, solution", "EricLu/SCP-116K",
          "university problems of science whose solution states a short answer"),
@@ -65,8 +73,8 @@ LAYOUTS: Mapping[str, Layout] = {
          "university problems of science with a number, accepted within 5%"),
         ("ifeval", instructions.ifeval, "prompt, instruction_id_list, kwargs", "google/IFEval",
          "prompts with instructions of 25 kinds, checked strictly"),
-        ("ifeval_loose", instructions.ifeval_loose, "prompt, instruction_id_list, kwargs", "google/IFEval",
-         "prompts with instructions of 25 kinds, checked loosely"),
+        ("ifeval_loose", partial(instructions.ifeval, loose=True), "prompt, instruction_id_list, kwargs",
+         "google/IFEval", "prompts with instructions of 25 kinds, checked loosely"),
         ("nemotron_ifeval", instructions.nemotron, "input, args", "nvidia/Llama-Nemotron-Post-Training-Dataset",
          "prompts with instructions of IFEval; subset RL, split instruction_following"),
         ("if_multi_constraints", instructions.multi_constraints, "messages, ground_truth",
@@ -78,25 +86,17 @@ LAYOUTS: Mapping[str, Layout] = {
          "programs and functions with cases"),
         ("taco", code.apps, "question, input_output, starter_code, time_limit", "BAAI/TACO",
          "programs and functions with cases, and some time limits"),
-        ("code_contests", code.code_contests, f"{_CONTEST}input_file, output_file", "deepmind/code_contests",
+        ("code_contests", code.code_contests, f"{_CONTEST}, input_file, output_file", "deepmind/code_contests",
          "programs of contests with public, private and generated cases"),
         ("codeforces", code.codeforces, _CODEFORCES, "open-r1/codeforces",
          "programs of Codeforces with official cases; rows with a checker are dropped"),
         ("livecodebench", code.live_code_bench, _LIVE,
          "livecodebench/code_generation_lite, livecodebench/code_generation",
          "programs and functions of recent contests with public and private cases"),
-        ("eurus2", code.eurus2, "prompt, ability, reward_model", "PRIME-RL/Eurus-2-RL-Data",
-         "mathematics and code of PRIME, by the column `ability`"),
-        ("eurus2_code", code.eurus2_code, "prompt, ability, reward_model", "PRIME-RL/Eurus-2-RL-Data",
-         "the code of PRIME; mathematics is dropped"),
-        ("prime_apps", code.eurus2_of("apps"), _PRIME, "PRIME-RL/Eurus-2-RL-Data",
-         "the problems of PRIME from APPS"),
-        ("prime_codecontests", code.eurus2_of("codecontests"), _PRIME, "PRIME-RL/Eurus-2-RL-Data",
-         "the problems of PRIME from CodeContests"),
-        ("prime_codeforces", code.eurus2_of("codeforces"), _PRIME, "PRIME-RL/Eurus-2-RL-Data",
-         "the problems of PRIME from Codeforces"),
-        ("prime_taco", code.eurus2_of("taco"), _PRIME, "PRIME-RL/Eurus-2-RL-Data",
-         "the problems of PRIME from TACO"),
+        ("eurus2", code.eurus2, _EURUS, _EURUS_HUB, "mathematics and code of PRIME, by the column `ability`"),
+        ("eurus2_code", code.eurus2, f"{_EURUS}=code", _EURUS_HUB, "the code of PRIME; mathematics is dropped"),
+        *((f"prime_{name.lower()}", code.eurus2, f"{_EURUS}=code, data_source={name.lower()}", _EURUS_HUB,
+           f"the problems of PRIME from {name}") for name in ("APPS", "CodeContests", "Codeforces", "TACO")),
         ("humaneval", code.human_eval, "prompt, canonical_solution, entry_point, test",
          "evalplus/humanevalplus, openai/openai_humaneval", "functions to complete, with test code"),
         ("mbpp", code.mbpp_plus, "code, prompt, test_imports, test_list, test", "evalplus/mbppplus",
@@ -105,7 +105,7 @@ LAYOUTS: Mapping[str, Layout] = {
          "google-research-datasets/mbpp", "short functions, with a few assertions, of which one is shown"),
         ("mbpp_sanitized", code.mbpp, "prompt, code, test_list, test_imports?", "google-research-datasets/mbpp",
          "the corrected part of `mbpp_original` (subset: sanitized)"),
-    )
+    ))
 }  # fmt: skip
 
 
@@ -127,27 +127,19 @@ def layouts_of(data_set: str) -> list[str]:
     return [layout.name for layout in LAYOUTS.values() if split_revision(data_set)[0] in layout.data_sets]
 
 
-def read_fields(row: Row, layout: Layout, seed: int) -> Fields:
-    """Return the fields of a row, which has at least the columns of the layout; the seed shuffles options.
+def read_layout(row: Row, layout: Layout, seed: int) -> Question:
+    """Return the question of a row, which has at least the columns of the layout; the seed shuffles options.
 
     Raises:
         DroppedRow: If the row has no question that can be verified.
         UserError: If the row is not of this layout.
     """
     try:
-        fields = layout.read(row.values, seed)
+        return layout.question(row.values, seed)
     except KeyError as error:
         raise _other_layout(row, layout, f"it has no column {str(error.args[0])!r}") from error
     except (ValueError, TypeError, AttributeError) as error:  # the last two: a value of another type
         raise _other_layout(row, layout, str(error)) from error
-    for name, text in (("question", fields.text), ("reference answer", fields.reference)):
-        if not text.strip():
-            raise DroppedRow(f"empty {name}")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise DroppedRow(f"{name} with an unpaired surrogate") from None
-    return fields
 
 
 def reasons(dropped: Mapping[str, int]) -> str:
