@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,47 +48,46 @@ def test_integer_keys_come_back() -> None:
     assert CallCases("f", (({"1": 2},),), (3,)).cases() == [(({"1": 2},), 3)]
 
 
+FINE = {"inputs": ["1"], "outputs": ["1"]}
+CALL = {"function": "f", "arguments": [[]], "expected": [1]}
+
+
 @each_row(
-    ("text", "problem"),
+    ("value", "problem"),
     [
-        ("42", "the tests must be a JSON object with one of the keys stdin, calls, code, got 42"),
-        ("{}", "got none; keep one of them"),
-        ("nonsense", "the tests must be JSON text: Expecting value"),
-        ("[" * 100_000, "nested too deeply"),
-        ('{"stdin": {"inputs": [], "outputs": []}}', "there is no test case"),
-        ('{"stdin": {"inputs": ["1"], "outputs": []}}', "there are 1 inputs and 0 outputs"),
-        ('{"stdin": {"inputs": [1], "outputs": ["1"]}}', "inputs[0] must be a string, got 1; write it in quotes"),
-        ('{"stdin": {"inputs": "1", "outputs": ["1"]}}', 'inputs must be a list with one entry per case, got "1"'),
-        ('{"stdin": {"inputs": ["1"], "outputs": ["1"], "compare": "x"}}', "compare must be one of tokens, lines"),
-        ('{"stdin": {"inputs": ["1"], "outputs": ["1"], "tolerance": 2}}', "tolerance must be 0 or more"),
-        (
-            '{"stdin": {"inputs": ["1"], "outputs": ["1"], "spaces": 2}}',
-            "stdin has an unknown key 'spaces' (keys: inputs, outputs, compare, tolerance, ignore_case); delete or",
-        ),
-        ('{"stdin": {"inputs": ["1"]}}', "stdin has no key 'outputs' (keys: inputs); add it"),
-        ('{"stdin": 3}', "stdin must be a JSON object with the keys inputs, outputs, got 3"),
-        ('{"stdin": {"inputs": ["1"], "outputs": ["1"]}, "hint": 1}', "got stdin, hint; delete or correct 'hint'"),
-        ('{"stdin": {"inputs": ["1"], "outputs": ["1"]}, "time_limit_s": 0}', "time_limit_s must be above 0"),
-        ('{"stdin": {"inputs": ["1"], "outputs": ["1"]}, "time_limit_s": "2"}', "time_limit_s must be above 0"),
-        ('{"stdin": {"inputs": ["1"], "outputs": ["1"]}, "prelude": 2}', "prelude and solution must be strings"),
-        (
-            '{"calls": {"function": "f", "arguments": [1], "expected": [1]}}',
-            "arguments[0] must be the list of a call's arguments, got 1",
-        ),
-        ('{"calls": {"function": "f()", "arguments": [[1]], "expected": [1]}}', "must be a Python name, got 'f()'"),
-        ('{"calls": {"function": "f", "arguments": [], "expected": []}}', "there is no test case"),
-        (
-            '{"calls": {"function": "f", "arguments": [[]], "expected": [1], "any_order": true, "tolerance": 0.1}}',
-            "any_order compares numbers exactly",
-        ),
-        ('{"code": {"function": "f", "code": "assert f()", "weak": "yes"}}', 'weak must be true or false, got "yes"'),
-        ('{"calls": {"function": "f", "arguments": [[]]}}', "calls has no key 'expected' (keys: function, arguments)"),
-        ('{"calls": []}', "calls must be a JSON object with the keys function, arguments, expected, got a list"),
-        ('{"stdin": {}}', "stdin has no key 'inputs' (keys: none); add it"),
-        ('{"code": {"function": "f", "code": "assert True"}}', "never calls 'f' or 'candidate'"),
+        (42, 'the text is a number, not an object; expected {"stdin": {"inputs": ["1 2"]'),
+        ({}, "the text has no tests; expected"),
+        ({"stdin": FINE, "calls": CALL}, "the text has stdin and calls; expected"),
+        ({"stdin": 3}, "the text has 3 as stdin, not an object"), ({"calls": []}, "the text has [] as calls, not an"),
+        ({"stdin": FINE, "hint": 1}, "the text has the keys 'stdin', 'hint' (of stdin, calls, code, time_limit_s"),
+        ({"stdin": FINE, "time_limit_s": 0}, "time_limit_s must be above 0"),
+        ({"stdin": FINE, "time_limit_s": "2"}, "the text has '2' as time_limit_s, not a number"),
+        ({"stdin": FINE, "prelude": 2}, "the text has 2 as prelude, not text"),
+        ({"stdin": {}}, "stdin has the keys none (of inputs, outputs"),
+        ({"stdin": {"inputs": ["1"]}}, "stdin has the keys 'inputs' (of inputs, outputs, compare"),
+        ({"stdin": {**FINE, "spaces": 2}}, "stdin has the keys 'inputs', 'outputs', 'spaces' (of inputs, outputs"),
+        ({"stdin": {"inputs": [], "outputs": []}}, "there is no test case"),
+        ({"stdin": {"inputs": ["1"], "outputs": []}}, "there are 1 inputs and 0 outputs"),
+        ({"stdin": {**FINE, "inputs": [1]}}, "inputs[0] must be a string, got 1; write it in quotes"),
+        ({"stdin": {**FINE, "inputs": "1"}}, "stdin has '1' as inputs, not a list"),
+        ({"stdin": {**FINE, "compare": "x"}}, "compare must be one of tokens, lines"),
+        ({"stdin": {**FINE, "tolerance": 2}}, "tolerance must be 0 or more"),
+        ({"calls": {"function": "f", "arguments": [[]]}}, "calls has the keys 'function', 'arguments' (of function"),
+        ({"calls": {**CALL, "arguments": [1]}}, "arguments must be a list of lists"),
+        ({"calls": {**CALL, "function": "f()"}}, "must be a Python name, got 'f()'"),
+        ({"calls": {**CALL, "arguments": [], "expected": []}}, "there is no test case"),
+        ({"calls": {**CALL, "any_order": True, "tolerance": 0.1}}, "any_order compares numbers exactly"),
+        ({"code": {"function": "f", "code": "assert f()", "weak": "yes"}}, "code has 'yes' as weak, not true or false"),
+        ({"code": {"function": "f", "code": "assert True"}}, "never calls 'f' or 'candidate'"),
     ],
-)
-def test_malformed_text_has_its_problem(text: str, problem: str) -> None:
+)  # fmt: skip
+def test_malformed_tests_have_their_problem(value: Any, problem: str) -> None:
     with pytest.raises(ValueError, match=re.escape(problem)) as error:
-        CodeTests.from_text(text)
+        CodeTests.from_text(json.dumps(value))
     assert "__init__" not in str(error.value)
+
+
+@each_row("text", ["nonsense", "[" * 100_000])
+def test_text_that_is_no_json(text: str) -> None:
+    with pytest.raises(ValueError, match=r"the text is not JSON text \(.*\); expected \{"):
+        CodeTests.from_text(text)

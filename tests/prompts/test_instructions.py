@@ -89,10 +89,10 @@ def test_unknown_names_have_the_nearest_and_the_allowed_ones() -> None:
 
 @each_row(
     ("text", "problem"),
-    [("no_comma", "is not JSON text of instructions"), ("[1]", "is a list, and is not a mapping"),
+    [("no_comma", "is not JSON text"), ("[1]", "is a list, not an object"),
      ('{"kinds": []}', "has the keys 'kinds'"), ("{}", "has the keys none"),
-     ('{"instructions": {"kind": "x"}}', "instructions that are not a list: {'kind': 'x'}"),
-     ('{"instructions": [], "loose": 1}', "a value of loose that is not true or false: 1"),
+     ('{"instructions": {"kind": "x"}}', "has {'kind': 'x'} as instructions, not a list"),
+     ('{"instructions": [], "loose": 1}', "has 1 as loose, not true or false"),
      ('{"instructions": ["punctuation:no_comma"]}', "not a mapping with a kind: 'punctuation:no_comma'"),
      ('{"instructions": [{"num_words": 3}]}', "not a mapping with a kind: {'num_words': 3}")],
 )  # fmt: skip

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from math import isfinite
 from typing import Any, Literal, get_args
+
+from brorl.format import short_repr
+from brorl.prompts.json_text import check_object, read_object
 
 OutputRule = Literal["tokens", "lines", "exact"]
 
@@ -111,12 +113,18 @@ class TestCode:
 
     def __post_init__(self) -> None:
         _check_name(self.function)
-        if not isinstance(self.code, str) or not any(name in self.code for name in (self.function, "candidate")):
+        if not any(name in self.code for name in (self.function, "candidate")):
             raise ValueError(f"the test code never calls {self.function!r} or 'candidate'")
 
 
 _KINDS: dict[str, type[StdinCases | CallCases | TestCode]] = {"stdin": StdinCases, "calls": CallCases, "code": TestCode}
-_OPTIONS = ("time_limit_s", "memory_bytes", "prelude", "solution")
+_FORMS = {
+    "stdin": '{"inputs": ["1 2"], "outputs": ["3"]}',
+    "calls": '{"function": "add", "arguments": [[1, 2]], "expected": [3]}',
+    "code": '{"function": "add", "code": "assert add(1, 2) == 3"}',
+}
+_FORM = f'{{"stdin": {_FORMS["stdin"]}}}, {{"calls": {{...}}}} or {{"code": {{...}}}}'
+_OPTIONS = {"time_limit_s": float, "memory_bytes": float, "prelude": str, "solution": str}
 
 
 @dataclass(frozen=True)
@@ -144,10 +152,8 @@ class CodeTests:
     def __post_init__(self) -> None:
         for name in ("time_limit_s", "memory_bytes"):
             limit = getattr(self, name)
-            if limit is not None and not (isinstance(limit, int | float) and isfinite(limit) and limit > 0):
+            if limit is not None and not (isfinite(limit) and limit > 0):
                 raise ValueError(f"{name} must be above 0, or null, got {limit!r}")
-        if not isinstance(self.prelude, str) or not isinstance(self.solution, str | None):
-            raise ValueError("prelude and solution must be strings")
 
     def to_text(self) -> str:
         """Return the tests as JSON text, the reference of a prompt."""
@@ -162,53 +168,22 @@ class CodeTests:
         Raises:
             ValueError: If the text is not JSON or does not hold tests; the message names the problem.
         """
-        try:
-            value = json.loads(text)
-        except RecursionError:
-            raise ValueError("the JSON text is nested too deeply") from None
-        except ValueError as error:
-            raise ValueError(f"the tests must be JSON text: {error}") from None
-        if not isinstance(value, Mapping):
-            raise ValueError(
-                f"the tests must be a JSON object with one of the keys {', '.join(_KINDS)}, got {_shown(value)}"
-            )
-        kinds = [name for name in _KINDS if name in value]
-        unknown = [name for name in value if name not in (*_KINDS, *_OPTIONS)]
-        if len(kinds) != 1 or unknown:
-            raise ValueError(
-                f"the tests must have one of the keys {', '.join(_KINDS)} and can have {', '.join(_OPTIONS)}, got "
-                f"{', '.join(value) or 'none'}; "
-                f"{f'delete or correct {unknown[0]!r}' if unknown else 'keep one of them'}"
-            )
+        value = read_object(text, _FORM, {}, {**dict.fromkeys(_KINDS, dict), **_OPTIONS}, "the text ")
+        kinds = [name for name in _KINDS if value.get(name) is not None]
+        if len(kinds) != 1:
+            raise ValueError(f"the text has {' and '.join(kinds) or 'no tests'}; expected {_FORM}")
         made = _made(kinds[0], value[kinds[0]])
-        return CodeTests(made, **{name: value[name] for name in _OPTIONS if name in value})
+        return CodeTests(made, **{name: value[name] for name in _OPTIONS if value.get(name) is not None})
 
 
 def _made(kind: str, value: Any) -> StdinCases | CallCases | TestCode:
     """Return the cases or the test code of a JSON object."""
-    all_keys = {field.name: field.default for field in fields(_KINDS[kind])}
-    needed = [name for name, default in all_keys.items() if default is MISSING]
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{kind} must be a JSON object with the keys {', '.join(needed)}, got {_shown(value)}")
-    unknown = next((name for name in value if name not in all_keys), None)
-    if unknown is not None:
-        raise ValueError(f"{kind} has an unknown key {unknown!r} (keys: {', '.join(all_keys)}); delete or correct it")
-    missing = next((name for name in needed if name not in value), None)
-    if missing is not None:
-        raise ValueError(f"{kind} has no key {missing!r} (keys: {', '.join(value) or 'none'}); add it")
-    for name, part in value.items():
-        if isinstance(all_keys[name], bool) and not isinstance(part, bool):
-            raise ValueError(f"{name} must be true or false, got {_shown(part)}")
-    return _KINDS[kind](**{name: _frozen(name, part) for name, part in value.items()})
-
-
-def _shown(value: Any) -> str:
-    """Return a JSON value for a message; a list or an object without its content."""
-    if isinstance(value, list | Mapping):
-        return "a list" if isinstance(value, list) else "an object"
-    return (
-        f"{json.dumps(value, ensure_ascii=False):.40}" if isinstance(value, str | int | float | None) else repr(value)
-    )
+    types: dict[bool, dict[str, type]] = {True: {}, False: {}}  # of the needed and of the optional keys
+    for part in fields(_KINDS[kind]):
+        of_name = {"str": str, "bool": bool, "float": float, "float | None": float, "OutputRule": str}
+        types[part.default is MISSING][part.name] = of_name.get(str(part.type), list)
+    checked = check_object(value, _FORMS[kind], types[True], types[False], f"{kind} ")
+    return _KINDS[kind](**{name: _frozen(name, part) for name, part in checked.items() if part is not None})
 
 
 def _with_int_keys(value: Any) -> Any:
@@ -223,14 +198,11 @@ def _with_int_keys(value: Any) -> Any:
 
 def _frozen(name: str, value: Any) -> Any:
     """Turn the lists of cases into tuples; the values of a case stay JSON values."""
-    if name not in ("inputs", "outputs", "arguments", "expected"):
-        return value
-    if not isinstance(value, list):
-        raise ValueError(f"{name} must be a list with one entry per case, got {_shown(value)}")
-    wrong = next((index for index, part in enumerate(value) if not isinstance(part, list)), None)
-    if name == "arguments" and wrong is not None:
-        raise ValueError(f"arguments[{wrong}] must be the list of a call's arguments, got {_shown(value[wrong])}")
-    return tuple(tuple(part) for part in value) if name == "arguments" else tuple(value)
+    if name == "arguments" and not all(isinstance(part, list) for part in value):
+        raise ValueError("arguments must be a list of lists, one of the arguments of each call")
+    if name == "arguments":
+        return tuple(tuple(part) for part in value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _check_cases(one: str, num_one: int, other: str, num_other: int) -> None:
@@ -241,16 +213,16 @@ def _check_cases(one: str, num_one: int, other: str, num_other: int) -> None:
 
 
 def _check_name(function: str) -> None:
-    if not isinstance(function, str) or not function.isidentifier():
+    if not function.isidentifier():
         raise ValueError(f"the function must be a Python name, got {function!r}")
 
 
 def _check_tolerance(tolerance: float | None) -> None:
-    if tolerance is not None and not (isinstance(tolerance, int | float) and 0 <= tolerance < 1):
+    if tolerance is not None and not 0 <= tolerance < 1:
         raise ValueError(f"tolerance must be 0 or more and below 1, got {tolerance!r}")
 
 
 def _check_text(name: str, texts: tuple[str, ...]) -> None:
     wrong = next((index for index, text in enumerate(texts) if not isinstance(text, str)), None)
     if wrong is not None:
-        raise ValueError(f"{name}[{wrong}] must be a string, got {_shown(texts[wrong])}; write it in quotes")
+        raise ValueError(f"{name}[{wrong}] must be a string, got {short_repr(texts[wrong])}; write it in quotes")

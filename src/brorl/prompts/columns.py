@@ -12,11 +12,12 @@ from math import isfinite
 from typing import Any
 
 from brorl.format import short_repr
+from brorl.prompts.json_text import JSON_NAMES
 from brorl.prompts.layouts.layout import DroppedRow
 from brorl.prompts.layouts.table import layouts_of
 from brorl.prompts.options import choice_question, read_options, right_option
 from brorl.prompts.question import Message, Question
-from brorl.prompts.row_files import JSON_NAMES, MISSING, Row
+from brorl.prompts.row_files import MISSING, Row
 from brorl.prompts.settings import FileSource
 
 # Names of these columns in other datasets, the most specific first.

@@ -17,6 +17,7 @@ from math import isfinite
 from typing import Any, Literal, get_args
 
 from brorl.format import short_repr
+from brorl.prompts.json_text import read_object
 
 INSTRUCTIONS_DOMAIN = "ifeval"
 Relation = Literal["less than", "at least", "at most", "exactly", "around"]
@@ -224,29 +225,15 @@ class Instructions:
         Raises:
             ValueError: If the text is something else, or an instruction is unusable.
         """
-        try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"is not JSON text of instructions ({str(error)[:80]}); expected {_FORM}") from error
-        if not isinstance(data, dict):
-            raise ValueError(f"is a {type(data).__name__}, and is not a mapping; expected {_FORM}")
-        if set(data) - {"loose"} != {"instructions"}:
-            raise ValueError(f"has the keys {', '.join(map(short_repr, data)) or 'none'}; expected {_FORM}")
-        listed, loose = data["instructions"], data.get("loose", False)
-        if not isinstance(listed, list):
-            raise ValueError(f"has instructions that are not a list: {short_repr(listed)}; expected {_FORM}")
-        if not isinstance(loose, bool):
-            raise ValueError(f"has a value of loose that is not true or false: {short_repr(loose)}; expected {_FORM}")
-        for instruction in listed:
-            if not isinstance(instruction, dict) or not isinstance(instruction.get("kind"), str):
+        data = read_object(text, _FORM, {"instructions": list}, {"loose": bool})
+        made = []
+        for one in data["instructions"]:
+            if not isinstance(one, dict) or not isinstance(one.get("kind"), str):
                 raise ValueError(
-                    f"has an instruction that is not a mapping with a kind: {short_repr(instruction)}; expected {_FORM}"
+                    f"has an instruction that is not a mapping with a kind: {short_repr(one)}; expected {_FORM}"
                 )
-        rests = [{name: value for name, value in instruction.items() if name != "kind"} for instruction in listed]
-        return cls(
-            tuple(Instruction(instruction["kind"], rest) for instruction, rest in zip(listed, rests, strict=True)),
-            loose,
-        )
+            made.append(Instruction(one["kind"], {name: value for name, value in one.items() if name != "kind"}))
+        return cls(tuple(made), bool(data.get("loose")))
 
     def to_text(self) -> str:
         """Return JSON text: `{"instructions": [{"kind": "punctuation:no_comma"}], "loose": false}`."""

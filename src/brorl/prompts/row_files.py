@@ -1,6 +1,6 @@
 """Rows of one file, in any of the formats that are read: JSON Lines, JSON, CSV and TSV, Parquet, Arrow.
 
-All are streamed but a JSON array, which is read whole and decoded row by row. Unreadable data is a `UserError` of one
+All are streamed but a JSON array, which is read whole. Unreadable data is a `UserError` of one
 line that names the file and the line.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import csv
 import json
-import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,11 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from brorl.errors import UserError, first_line
+from brorl.prompts.json_text import JSON_NAMES, problem_of
 
-JSON_NAMES = {
-    list: "a list", dict: "an object", str: "text", int: "a number", float: "a number", bool: "true or false",
-    type(None): "null",
-}  # fmt: skip
 ROW_FORM = '{"prompt": ..., "answer": ...}'
 MISSING = object()
 
@@ -92,51 +88,27 @@ def _jsonl_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
                 values = json.loads(text.rstrip())
             except (ValueError, RecursionError) as error:
                 raise UserError(
-                    f"{location} is not JSON ({_problem(error)}); write one object per line, such as {ROW_FORM}"
+                    f"{location} is not JSON ({problem_of(error)}); write one object per line, such as {ROW_FORM}"
                 ) from error
             yield _row(values, location, number)
 
 
 def _json_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
-    """Decode an array row by row: the text and one row are in memory, never all rows as objects."""
     text = _decode(path.read_bytes(), str(path), first=True)
     if text.lstrip().startswith("{"):  # many .json files have one row per line
         yield from _jsonl_rows(path, wanted)
         return
-    if not text.strip():
-        return
-    decoder, space = json.JSONDecoder(), re.compile(r"[ \t\r\n]*")
-
-    def skip(position: int) -> int:
-        match = space.match(text, position)
-        return match.end() if match else position
-
-    def refuse(problem: str, position: int) -> UserError:
-        line = text.count("\n", 0, position) + 1
-        return UserError(f"{path} line {line} is not JSON ({problem}); a .json file is a list [{ROW_FORM}, ...]")
-
-    position, number = skip(0), 0
-    if not text.startswith("[", position):
-        raise refuse("no list", position)
-    position = skip(position + 1)
-    ended = text.startswith("]", position)
-    while not ended:
-        number += 1
-        try:
-            values, position = decoder.raw_decode(text, position)
-        except json.JSONDecodeError as error:
-            raise refuse(error.msg, error.pos) from error
-        except (ValueError, RecursionError) as error:
-            raise refuse(_problem(error), position) from error
+    try:
+        rows = json.loads(text) if text.strip() else []
+        problem, line = ("" if isinstance(rows, list) else "no list"), 1
+    except json.JSONDecodeError as error:
+        problem, line = error.msg, error.lineno
+    except (ValueError, RecursionError) as error:
+        problem, line = problem_of(error), 1
+    if problem:
+        raise UserError(f"{path} line {line} is not JSON ({problem}); a .json file is a list [{ROW_FORM}, ...]")
+    for number, values in enumerate(rows, 1):
         yield _row(values, f"{path} row {number}", number)
-        position = skip(position)
-        ended = text.startswith("]", position)
-        if not ended:
-            if not text.startswith(",", position):
-                raise refuse("a comma or the list's end ] is missing", position)
-            position = skip(position + 1)
-    if skip(position + 1) != len(text):
-        raise refuse("there is text after the list", skip(position + 1))
 
 
 def _table_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
@@ -277,12 +249,3 @@ def _row(values: Any, location: str, number: int) -> Row:
     if not isinstance(values, dict):
         raise UserError(f"{location} is {JSON_NAMES[type(values)]}, not an object; write rows such as {ROW_FORM}")
     return Row(location, number, "", list(values), values)
-
-
-def _problem(error: Exception) -> str:
-    """Return the first line of an error, without what follows."""
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at column {error.colno}"
-    return f"a number has more than {sys.get_int_max_str_digits():,} digits; write it as text"

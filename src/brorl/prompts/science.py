@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from string import ascii_uppercase
-from typing import Any
 
+from brorl.prompts.json_text import check_object
 from brorl.prompts.question import uniform_hash
 
 # `all of the above` makes sense only at the end, and `both A and B` only in the order of the data.
@@ -80,8 +80,7 @@ class Choices:
         return "\n".join([question.strip(), "", *lines])
 
 
-_FORM = '{"value": "9.81 m/s^2", "tolerance": 0.05}'
-_TOLERANCE = "0.05 accepts 5% above and below the value"
+_FORM = '{"value": "9.81 m/s^2", "tolerance": 0.05} (0.05 accepts 5% above and below the value), or the value alone'
 
 
 @dataclass(frozen=True)
@@ -126,32 +125,15 @@ def read_science_reference(text: str) -> Choices | MeasuredAnswer:
         data = None
     if not isinstance(data, dict):
         return MeasuredAnswer(text)
-    return _measured(data) if "value" in data else _choices(data)
-
-
-def _choices(data: dict[str, Any]) -> Choices:
-    if set(data) != {"options", "answer"}:
-        raise ValueError(f'is not of the form {{"options": ["He", "Ne"], "answer": "B"}} or {_FORM} ({_TOLERANCE})')
+    if "value" in data:
+        measured = check_object(data, _FORM, {"value": str, "tolerance": float}, {})
+        return MeasuredAnswer(measured["value"], float(measured["tolerance"]))
+    form = f'{{"options": ["He", "Ne"], "answer": "B"}} or {_FORM}'
+    data = check_object(data, form, {"options": list, "answer": str}, {})
     options, answer = data["options"], data["answer"]
-    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
-        raise ValueError("has options that are not a list of strings")
+    if not all(isinstance(option, str) for option in options):
+        raise ValueError(f"has options that are not text; expected {form}")
     letters = ascii_uppercase[: len(options)]
-    if not isinstance(answer, str) or len(answer) != 1 or answer not in letters:
-        raise ValueError(f"has the answer {str(answer)[:40]!r}, which is not the letter of an option ({letters})")
+    if len(answer) != 1 or answer not in letters:
+        raise ValueError(f"has the answer {answer[:40]!r}, which is not the letter of an option ({letters})")
     return Choices(tuple(options), letters.index(answer))
-
-
-def _measured(data: dict[str, Any]) -> MeasuredAnswer:
-    form = f"{_FORM}, where {_TOLERANCE}"
-    if set(data) == {"value"}:
-        raise ValueError(
-            f"has no tolerance, which a measured answer requires; expected the form {form}, or the value alone"
-        )
-    if set(data) != {"value", "tolerance"}:
-        raise ValueError(f"is not of the form {form}")
-    value, tolerance = data["value"], data["tolerance"]
-    if not isinstance(value, str):
-        raise ValueError(f"has a value that is not text: {str(value)[:40]}; expected {form}")
-    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float):
-        raise ValueError(f"has a tolerance that is not a number: {str(tolerance)[:40]!r}; expected {form}")
-    return MeasuredAnswer(value, float(tolerance))

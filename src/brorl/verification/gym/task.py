@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from brorl.errors import UserError
+from brorl.prompts.json_text import read_object
 
 GYM_DOMAIN = "gym"
 # The only key of a JSON object that stands for such a value.
@@ -64,16 +65,8 @@ class GymTask:
         Raises:
             ValueError: With the problem, if it is not the text of a task.
         """
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError("is not the JSON text of a Reasoning Gym task") from error
-        kinds = {"data_set": str, "index": int, "seed": int, "config": dict, "entry": dict}
-        if not isinstance(values, dict) or set(values) != set(kinds):
-            raise ValueError(f"is not a Reasoning Gym task, an object with the keys {', '.join(kinds)}")
-        wrong = next((key for key, kind in kinds.items() if not isinstance(values[key], kind)), None)
-        if wrong is not None:
-            raise ValueError(f"has a value of the wrong type as {wrong}, not {kinds[wrong].__name__}")
+        keys = {"data_set": str, "index": int, "seed": int, "config": dict, "entry": dict}
+        values = read_object(text, "the text of a Reasoning Gym task", keys, {})
         try:
             entry = _decoded(values.pop("entry"))
         except (TypeError, ValueError, ZeroDivisionError) as error:
