@@ -22,6 +22,7 @@ from brorl.prompts.layouts.layout import DroppedRow
 from brorl.prompts.layouts.table import LAYOUTS, read_layout
 from brorl.prompts.option_columns import ChoiceColumns, find_choices, option_groups
 from brorl.prompts.options import CHOICE_DOMAIN
+from brorl.prompts.question import Question
 from brorl.prompts.row_files import MISSING, Row
 from brorl.prompts.rows import read_rows
 from brorl.prompts.settings import FileSource
@@ -95,22 +96,20 @@ def _source(path: str, **settings: Any) -> FileSource:
 
 def _fitting_layout(path: str, rows: Sequence[Row]) -> Guess | None:
     """Return the layout that reads the most rows, among equals the one with the most columns; None if there is none."""
-    fitting: list[tuple[int, int, Guess]] = []
+    best: tuple[int, int] = (0, 0)
+    guess: Guess | None = None
     for name, layout in LAYOUTS.items():
-        if not set(layout.columns) <= set(rows[0].columns):
-            continue
-        fields = []
-        try:
+        found: list[Question] = []
+        with suppress(UserError):  # a row of another layout
+            if not {*layout.columns} <= {*rows[0].columns}:
+                continue
             for row in rows:
                 with suppress(DroppedRow):
-                    fields.append(read_layout(row, layout, seed=0))
-        except UserError:  # a row of another layout
-            continue
-        if fields:
-            why = f"the columns are those of the layout {name}"
-            guess = Guess(_source(path, layout=name), fields[0].domain, fields[0].reference, why)
-            fitting.append((len(fields), len(layout.columns), guess))
-    return max(fitting, key=lambda entry: entry[:2])[2] if fitting else None
+                    found.append(read_layout(row, layout, seed=0))
+            if found and (len(found), len(layout.columns)) > best:
+                best, why = (len(found), len(layout.columns)), f"the columns are those of the layout {name}"
+                guess = Guess(_source(path, layout=name), found[0].domain, found[0].reference, why)
+    return guess
 
 
 def _choice_guess(
@@ -132,7 +131,8 @@ def _guess_columns(
     """Guess the columns and the domain of rows that are not in a layout and have no options."""
     prompt = _column(path, rows, "prompt", prompt_column, {answer_column} if answer_column else ())
     answer = _column(path, rows, "answer", answer_column, (prompt,))
-    texts = [_as_text(value) for row in rows if not _is_missing(value := row.cell(answer))]
+    values = [value for row in rows if not _is_missing(value := row.cell(answer))]
+    texts = [str(value).lower() if isinstance(value, bool) else str(value).strip() for value in values]
     after = _MARKER if texts and all(_MARKER in text for text in texts) else None
     if after:
         texts = [text.rpartition(after)[2].strip() for text in texts]
@@ -157,17 +157,17 @@ def _column(path: str, rows: Sequence[Row], what: str, given: str | None, taken:
     columns = list(rows[0].columns)
     listed = ", ".join(columns) or "none"
     if given is not None:
-        if given in columns or given.partition(".")[0] in columns:
+        if {given, given.partition(".")[0]} & {*columns}:
             return given
         raise UserError(
             f"{path} has no column {given!r} (columns: {listed}); give data.sources[].{what}_column one of them"
         )
     spelled = {column.lower(): column for column in reversed(columns) if column not in taken}
     names = USUAL_NAMES[f"{what}_column"]
-    for name in names:
-        if name not in spelled:
-            continue
-        for candidate in (spelled[name], *_keys(rows, spelled[name], names)):
+    for column in (spelled[name] for name in names if name in spelled):
+        inside = rows[0].values.get(column)  # of a column of objects, such as reward_model.ground_truth
+        keys = [f"{column}.{name}" for name in names if name in inside] if isinstance(inside, Mapping) else []
+        for candidate in (column, *keys):
             values = [value for row in rows if not _is_missing(value := row.cell(candidate))]
             if values and candidate not in taken and all(_fits(value, what) for value in values):
                 return candidate
@@ -175,28 +175,16 @@ def _column(path: str, rows: Sequence[Row], what: str, given: str | None, taken:
     raise UserError(f"{path}: no column is clearly {role} (columns: {listed}); give data.sources[].{what}_column")
 
 
-def _keys(rows: Sequence[Row], column: str, names: Sequence[str]) -> list[str]:
-    """Return the keys with a usual name inside a column of objects, such as reward_model.ground_truth."""
-    value = rows[0].values.get(column)
-    return [f"{column}.{name}" for name in names if name in value] if isinstance(value, Mapping) else []
-
-
 def _is_missing(value: Any) -> bool:
     """Whether a row has no value; the reading of the rows names such a row."""
     return value is MISSING or value is None or (isinstance(value, str) and not value.strip())
 
 
-def _as_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value).strip()
-
-
 def _fits(value: Any, what: str) -> bool:
     """Whether a value can be a question (text, messages) or an answer (text, a number, true or false)."""
-    if isinstance(value, str):
-        return True
-    if what == "prompt":
-        return isinstance(value, list) and bool(value) and all(isinstance(turn, Mapping) for turn in value)
-    return isinstance(value, int | float) and isfinite(value)
+    if what == "prompt" and isinstance(value, list):
+        return bool(value) and all(isinstance(turn, Mapping) for turn in value)
+    return isinstance(value, str) or (what == "answer" and isinstance(value, int | float) and isfinite(value))
 
 
 def _domain(path: str, column: str, texts: Sequence[str], words: Sequence[str]) -> tuple[str, str]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from string import ascii_lowercase
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from brorl.errors import UserError
 from brorl.format import short_repr
@@ -91,7 +92,7 @@ def find_choices(
 def option_groups(rows: Sequence[Row], given: Sequence[str] = ()) -> list[OptionGroup]:
     """Return the columns that have the form of options, those with a clear name first; or the `given` ones alone."""
     if given:
-        return [OptionGroup(tuple(given), frozenset(("label", "text", "index")), is_clear=True)]
+        return [OptionGroup(tuple(given), frozenset(get_args(Kind)), is_clear=True)]
     families = [family for family in _families(rows[0].columns) if _have_form(rows, family)]
     members = {name for family in families for name in family}
     single = [(name,) for name in _names(rows[0]) if name not in members and _have_form(rows, (name,))]
@@ -101,22 +102,27 @@ def option_groups(rows: Sequence[Row], given: Sequence[str] = ()) -> list[Option
 
 def _group(rows: Sequence[Row], columns: tuple[str, ...]) -> OptionGroup:
     plain, is_family = _plain(_stem(columns)), len(columns) > 1
+    first = None if is_family else cells(rows[0], columns)[0]
     is_clear = bool(_CLEAR.search(plain)) or (is_family and not plain)
-    if _WRONG.search(plain) and not is_family and not isinstance(_cell(rows[0], columns[0]), list):
-        return OptionGroup(columns, frozenset(), is_clear=False)  # a text cannot be joined with the right answer
-    kinds: set[Kind] = set()
-    if is_clear or (is_family and _POSSIBLE.search(plain)):
-        kinds = {"label", "text", "index"}
+    kinds: tuple[Kind, ...] = ()
+    if _WRONG.search(plain) and not is_family and not isinstance(first, list):
+        is_clear = False  # a text cannot be joined with the right answer
+    elif is_clear or (is_family and _POSSIBLE.search(plain)):
+        kinds = get_args(Kind)
     elif _POSSIBLE.search(plain):  # such a list can also hold spellings of one answer
-        kinds = {"label", "index"}
-    elif is_family or isinstance(_cell(rows[0], columns[0]), Mapping):
-        kinds = {"label"}
+        kinds = ("label", "index")
+    elif is_family or isinstance(first, Mapping):
+        kinds = ("label",)
     return OptionGroup(columns, frozenset(kinds), is_clear)
 
 
 def _have_form(rows: Sequence[Row], group: Sequence[str]) -> bool:
-    read = [read_options([_cell(row, name) for name in group]) for row in rows]
-    return sum(options is not None for options in read) >= _MOSTLY * len(rows)
+    return sum(read_options(cells(row, group)) is not None for row in rows) >= _MOSTLY * len(rows)
+
+
+def cells(row: Row, columns: Sequence[str]) -> list[Any]:
+    """Return the values of columns, None for those that a row does not have."""
+    return [None if (value := row.cell(column)) is MISSING else value for column in columns]
 
 
 def _names(row: Row) -> list[str]:
@@ -127,16 +133,15 @@ def _names(row: Row) -> list[str]:
 
 def _families(columns: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the columns whose names differ by a letter from A, or by a number from 0 or 1, in order."""
-    members: dict[str, dict[str, str]] = {}
+    members: dict[tuple[str, bool], dict[str, str]] = {}
     for name in columns:
         stem, mark = _split(name)
         if mark:
-            members.setdefault(f"{stem.lower()} {mark.isdigit()}", {})[mark.lower()] = name
+            members.setdefault((stem.lower(), mark.isdigit()), {})[mark.lower()] = name
+    orders = (list(ascii_lowercase), [str(n) for n in range(26)], [str(n) for n in range(1, 26)])
     families: list[tuple[str, ...]] = []
-    for marks in members.values():
-        enough = 2 if _split(next(iter(marks.values())))[0] else 3  # columns a and b alone can be anything
-        orders = (list(ascii_lowercase), [str(n) for n in range(26)], [str(n) for n in range(1, 26)])
-        starts = [order[: len(marks)] for order in orders if enough <= len(marks)]
+    for (stem, _), marks in members.items():
+        starts = [order[: len(marks)] for order in orders if len(marks) >= (2 if stem else 3)]  # a, b can be anything
         families += [tuple(marks[mark] for mark in start) for start in starts if {*start} == {*marks}]
     return families
 
@@ -165,21 +170,24 @@ def _fit(
 ) -> ChoiceColumns | None:
     """Return the columns if the answers name options in nearly all rows."""
     read = list(_read(rows, columns))
+    places = {first: [_place(one, first) for one in read] for first in (None, 0, 1)}
+
+    def fits(first: int | None) -> bool:
+        return len(read) - places[first].count(None) >= _MOSTLY * len(read)
+
     if not read:
         return None
     if columns.first is not None:
-        return columns if _fraction(read, columns.first) >= _MOSTLY else None
+        return columns if fits(columns.first) else None
     if sum(is_label(*one) for one in read) >= _MOSTLY * len(read):
         return columns if "label" in kinds else None
-    is_text = "text" in kinds and _fraction(read, None) >= _MOSTLY
-    bases = [base for base in (0, 1) if "index" in kinds and _fraction(read, base) >= _MOSTLY]
-    if is_text and all(_places(read, None) == _places(read, base) for base in bases):
+    is_text = "text" in kinds and fits(None)
+    bases = [base for base in (0, 1) if "index" in kinds and fits(base)]
+    if is_text and all(places[None] == places[base] for base in bases):
         return columns
     base = None if is_text or not bases else _base(_read(every, columns))
-    if base is not None:
-        return columns._replace(first=base)
-    if not bases:
-        return None
+    if base is not None or not bases:
+        return columns._replace(first=base) if bases else None
     meant = "the text or the index of an option" if is_text else "an index from 0 or from 1"
     why = "" if is_text else ": neither 0 nor the number of options occurs"
     raise UserError(
@@ -190,28 +198,15 @@ def _fit(
 
 def _read(rows: Iterable[Row], columns: ChoiceColumns) -> Iterator[_Read]:
     for row in rows:
-        options, answer = read_options([_cell(row, name) for name in columns.options]), _cell(row, columns.answer)
+        options, (answer,) = read_options(cells(row, columns.options)), cells(row, [columns.answer])
         if options is not None and answer is not None and str(answer).strip():
             yield options, answer
 
 
-def _cell(row: Row, name: str) -> Any:
-    value = row.cell(name)
-    return None if value is MISSING else value
-
-
-def _places(read: Sequence[_Read], first: int | None) -> list[int | None]:
-    places: list[int | None] = []
-    for options, answer in read:
-        try:
-            places.append(right_option(options, answer, first))
-        except ValueError:
-            places.append(None)
-    return places
-
-
-def _fraction(read: Sequence[_Read], first: int | None) -> float:
-    return sum(place is not None for place in _places(read, first)) / len(read)
+def _place(read: _Read, first: int | None) -> int | None:
+    with suppress(ValueError):
+        return right_option(*read, first)
+    return None
 
 
 def _base(read: Iterable[_Read]) -> int | None:

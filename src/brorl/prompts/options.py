@@ -39,26 +39,24 @@ def read_options(values: Sequence[Any]) -> Options | None:
 
     Empty values at the end are no options. A letter before each option, such as `(A)`, is its label and is removed.
     """
-    pairs = _pairs(decoded(values[0]) if len(values) == 1 else _joined(values))
+    one, *others = values
+    if len(others) == 1 and isinstance(others[0], list):
+        values = [one, *others[0]]
+    pairs = _pairs(values if others else decoded(one))
     while pairs and _is_missing(pairs[-1][1]):
         pairs.pop()
-    if not 2 <= len(pairs) <= len(ascii_uppercase) or not all(_is_text(text) for _, text in pairs):
+    are_texts = all(isinstance(text, str | int | float) and not isinstance(text, bool) for _, text in pairs)
+    if not are_texts or not 2 <= len(pairs) <= len(ascii_uppercase):
         return None
     texts = tuple(str(text) for _, text in pairs)
     given = tuple(str(label).strip() for label, _ in pairs if label is not None)
-    lettered = [re.match(rf"\s*(?:\({letter}\)|{letter}[).:])\s*(?=\S)", text) for letter, text in _lettered(texts)]
+    lettered = [
+        re.match(rf"\s*(?:\({letter}\)|{letter}[).:])\s*(?=\S)", text)
+        for letter, text in zip(ascii_uppercase, texts, strict=False)
+    ]
     if all(lettered):
         texts = tuple(text[match.end() :] for text, match in zip(texts, lettered, strict=True) if match)
     return Options(texts, given if len(set(given)) == len(texts) else tuple(ascii_uppercase[: len(texts)]))
-
-
-def _joined(values: Sequence[Any]) -> list[Any]:
-    one, *others = values
-    return [one, *others[0]] if len(others) == 1 and isinstance(others[0], list) else list(values)
-
-
-def _lettered(texts: Sequence[str]) -> list[tuple[str, str]]:
-    return list(zip(ascii_uppercase, texts, strict=False))
 
 
 def _pairs(value: Any) -> list[tuple[Any, Any]]:
@@ -99,9 +97,7 @@ def right_option(options: Options, answer: Any, first: int | None) -> int:
         if index is None or not 0 <= index - first < number:
             raise ValueError(f"is {short_repr(value)}, which is no index from {first} into {number} options")
         return index - first
-    named = _labeled(options, value)
-    stated = _places(options.texts, str(value)) or _places(options.texts, _without_letter(str(value), options))
-    found = set(named) | set(stated)
+    found = {*_labeled(options, value), *places(options.texts, str(value))}
     if len(found) != 1:
         several = "could name two of" if found else "is neither the label nor the text of one of"
         advice = "" if whole_number(value) is None else "; set first_option to 0 or 1 if it is an index"
@@ -117,7 +113,7 @@ def is_label(options: Options, answer: Any) -> bool:
 
 def _answer(options: Options, answer: Any) -> Any:
     """Return an answer that may be stored in a list: its only value, or a list that marks each option with 0 or 1."""
-    value = answer if isinstance(answer, str) and _places(options.texts, answer) else decoded(answer)
+    value = answer if isinstance(answer, str) and places(options.texts, answer) else decoded(answer)
     if not isinstance(value, list):
         return answer
     if len(value) == len(options.texts) and all(mark in (0, 1) for mark in value):
@@ -126,25 +122,16 @@ def _answer(options: Options, answer: Any) -> Any:
 
 
 def _labeled(options: Options, answer: Any) -> list[int]:
-    return _places([label.strip(_AROUND) for label in options.labels], str(answer).strip(_AROUND))
+    return places([label.strip(_AROUND) for label in options.labels], str(answer).strip(_AROUND))
 
 
-def _places(names: Sequence[str], wanted: str) -> list[int]:
+def places(names: Sequence[str], wanted: str) -> list[int]:
     """Return the places of a text, without regard to case if it stands nowhere as it is."""
     plain, given = " ".join(wanted.split()), [" ".join(name.split()) for name in names]
     for text, others in ((plain, given), (plain.casefold(), [name.casefold() for name in given])):
-        if places := [at for at, other in enumerate(others) if other == text]:
-            return places
+        if found := [at for at, other in enumerate(others) if other == text]:
+            return found
     return []
-
-
-def _without_letter(answer: str, options: Options) -> str:
-    """Return an answer such as `B) 21` without the label of an option."""
-    for label in options.labels:
-        match = re.match(rf"\s*\(?{re.escape(label.strip(_AROUND))}[).:]\s*(?=\S)", answer)
-        if match:
-            return answer[match.end() :]
-    return answer
 
 
 def whole_number(value: Any) -> int | None:
@@ -181,13 +168,9 @@ def shows_options(text: str, options: Sequence[str]) -> bool:
     spelled = " ".join(text.split())
     return all(
         re.search(rf"(?<![A-Za-z]){letter}\W{{1,4}}{re.escape(' '.join(option.split()))}", spelled)
-        for letter, option in _lettered(options)
+        for letter, option in zip(ascii_uppercase, options, strict=False)
     )
 
 
 def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip()) or value != value  # NaN
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str | int | float) and not isinstance(value, bool)

@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from brorl.prompts.boxed import Box, find_last_box
+from brorl.prompts.options import places
 from brorl.prompts.science import Choices
 from brorl.verification.domains.denial import denial_after, denial_before
 from brorl.verification.domains.later_answer import without_next_turn
@@ -176,11 +177,8 @@ def _option(statement: str, choices: Choices) -> int | None:
 
 def _option_of_text(text: str, choices: Choices) -> int | None:
     """Return the index of the option with a text, without regard to case if only one option has it."""
-    cleaned, text = _cleaned(choices.options), _clean(text)
-    for wanted, given in ((cleaned, text), ([option.casefold() for option in cleaned], text.casefold())):
-        if wanted.count(given) == 1:
-            return wanted.index(given)
-    return None
+    found = places(_cleaned(choices.options), _clean(text))
+    return found[0] if len(found) == 1 else None
 
 
 @lru_cache(maxsize=4096)
