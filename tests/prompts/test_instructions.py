@@ -39,11 +39,12 @@ def test_each_argument_is_needed_and_checked(kind: str) -> None:
     [("keywords:frequency", {"relation": "more than"}, "relation must be one of less than, at least"),
      ("keywords:frequency", {"relation": "less than", "frequency": 0}, "which no response can follow"),
      ("keywords:letter_frequency", {"letter": "ab"}, "must be one character"),
+     ("keywords:letter_frequency", {"letter": "\u0130"}, "must be one character"),
      ("language:response_language", {"language": "German"}, "must be one of af"),
      ("length_constraints:nth_paragraph_first_word", {"nth_paragraph": 4}, "nth_paragraph 4 above num_paragraphs 3"),
      ("length_constraints:nth_paragraph_first_word", {"first_word": "two words"}, "must be one word"),
      ("length_constraints:nth_paragraph_first_word", {"first_word": "don't"}, "must be one word without punctuation"),
-     ("length_constraints:number_paragraphs", {"num_paragraphs": 0}, "must be 1 or more"),
+     ("length_constraints:number_paragraphs", {"num_paragraphs": 0}, "must be between 1 and"),
      ("length_constraints:number_words", {"num_words": 10**9}, "must be between 0 and 1000000")],
 )  # fmt: skip
 def test_what_no_response_can_follow(kind: str, changed: dict[str, Any], problem: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import combinations, combinations_with_replacement, permutations
+from itertools import combinations, combinations_with_replacement, compress, permutations
 from math import gcd
 from typing import Self
 
@@ -143,16 +143,11 @@ def _reachable_values(
         for a, b in _reachable_values(left, memo):
             for c, d in right_values:
                 ad, bc, bd = a * d, b * c, b * d
-                candidates = [(ad + bc, bd), (ad - bc, bd), (bc - ad, bd), (a * c, bd)]
-                if c:
-                    candidates.append((ad, bc))
-                if a:
-                    candidates.append((bc, ad))
-                for numerator, denominator in candidates:
-                    divisor = gcd(numerator, denominator)
-                    if denominator < 0:
-                        divisor = -divisor
-                    values.add((numerator // divisor, denominator // divisor))
+                made = [(ad + bc, bd), (ad - bc, bd), (bc - ad, bd), (a * c, bd), (ad, bc), (bc, ad)]
+                for numerator, denominator in made:
+                    if denominator:
+                        divisor = gcd(numerator, denominator) * (1 if denominator > 0 else -1)
+                        values.add((numerator // divisor, denominator // divisor))
     memo[numbers] = frozenset(values)
     return memo[numbers]
 
@@ -160,13 +155,11 @@ def _reachable_values(
 def _two_parts(numbers: tuple[int, ...]) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Return the distinct splits of a multiset into two parts, neither empty; the first number is on the left."""
     rest = range(1, len(numbers))
-    parts: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
-    for size in range(len(numbers) - 1):
-        for chosen in combinations(rest, size):
-            left = (numbers[0], *(numbers[i] for i in chosen))
-            right = tuple(numbers[i] for i in rest if i not in chosen)
-            parts.add((left, right))
-    return parts
+    chosen = [places for size in range(len(numbers) - 1) for places in combinations(rest, size)]
+    return {
+        ((numbers[0], *(numbers[i] for i in places)), tuple(numbers[i] for i in rest if i not in places))
+        for places in chosen
+    }
 
 
 def numbers_are_held_out(numbers: Iterable[int], held_out_fraction: float, seed: int) -> bool:
@@ -185,24 +178,18 @@ def split_countdown(puzzles: Sequence[CountdownPuzzle], held_out_fraction: float
     Raises:
         ValueError: If the held-out fraction (of multisets) or the seed is out of its range.
     """
-    train: list[CountdownPuzzle] = []
-    held_out: list[CountdownPuzzle] = []
-    for puzzle in puzzles:
-        side = held_out if numbers_are_held_out(puzzle.numbers, held_out_fraction, seed) else train
-        side.append(puzzle)
+    is_held_out = [numbers_are_held_out(puzzle.numbers, held_out_fraction, seed) for puzzle in puzzles]
+    held_out = list(compress(puzzles, is_held_out))
     order = np.random.default_rng(seed).permutation(len(held_out))
-    return Split(train, [held_out[i] for i in order])
+    return Split([p for p, out in zip(puzzles, is_held_out, strict=True) if not out], [held_out[i] for i in order])
 
 
 def countdown_questions(puzzles: Iterable[CountdownPuzzle], source: str = COUNTDOWN_DOMAIN) -> list[Question]:
     """Return the questions of puzzles, in order, with the name of their source."""
     return [
         Question(
-            id=f"{source}-{'-'.join(map(str, puzzle.numbers))}-to-{puzzle.target}",
-            text=puzzle.text,
-            reference=puzzle.reference,
-            domain=COUNTDOWN_DOMAIN,
-            source=source,
+            f"{source}-{'-'.join(map(str, puzzle.numbers))}-to-{puzzle.target}",
+            puzzle.text, puzzle.reference, COUNTDOWN_DOMAIN, source,
         )
         for puzzle in puzzles
-    ]
+    ]  # fmt: skip

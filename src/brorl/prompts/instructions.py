@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,37 +35,25 @@ _FORM = '{"instructions": [{"kind": "length_constraints:number_words", "num_word
 _MAX_COUNT = 1_000_000
 
 
-def _count(value: Any) -> int:
+def _count(value: Any, least: int = 0) -> int:
     # Tables with missing cells store whole numbers as floats.
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value != int(value):
         raise ValueError(f"must be a whole number, got {short_repr(value)}")
-    if not 0 <= value <= _MAX_COUNT:
-        raise ValueError(f"must be between 0 and {_MAX_COUNT}, got {short_repr(value)}")
+    if not least <= value <= _MAX_COUNT:
+        raise ValueError(f"must be between {least} and {_MAX_COUNT}, got {short_repr(value)}")
     return int(value)
 
 
-def _place(value: Any) -> int:
-    if _count(value) < 1:
-        raise ValueError(f"must be 1 or more, got {short_repr(value)}")
-    return _count(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"must be a string, got {short_repr(value)}")
+def _text(value: Any, must_be: str = "a string", form: str = r"(?s).+") -> str:
+    if not isinstance(value, str) or not re.fullmatch(form, value.strip()):
+        raise ValueError(f"must be {must_be}, got {short_repr(value)}")
     return value.strip()
 
 
 def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise ValueError(f"must be a list of strings, got {short_repr(value)}")
-    return tuple(_text(text) for text in value)
-
-
-def _word(value: Any) -> str:
-    if any(character.isspace() or character in ".,?!'\"" for character in _text(value)):
-        raise ValueError(f"must be one word without punctuation, got {short_repr(value)}")
-    return _text(value)
+    return tuple(map(_text, value))
 
 
 def _letter(value: Any) -> str:
@@ -79,6 +68,7 @@ def _one_of(allowed: Sequence[str], value: Any) -> str:
     return str(value)
 
 
+_word = partial(_text, must_be="one word without punctuation", form=r"[^\s.,?!'\"]+")
 _relation, _language = partial(_one_of, RELATIONS), partial(_one_of, LANGUAGES)
 
 # Each argument, with a function that checks a value or raises a ValueError, and what it admits.
@@ -87,7 +77,7 @@ _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Value], str]] = {
     for names, check, admits in (
         ("frequency let_frequency num_sentences num_words num_placeholders num_bullets num_highlights num_sections "
          "capital_frequency", _count, "a whole number"),
-        ("num_paragraphs nth_paragraph", _place, "a whole number from 1"),
+        ("num_paragraphs nth_paragraph", partial(_count, least=1), "a whole number from 1"),
         ("keyword divider postscript_marker section_spliter prompt_to_repeat end_phrase", _text, "text"),
         ("keywords forbidden_words options", _texts, "a list of texts"),
         ("first_word", _word, "one word"),

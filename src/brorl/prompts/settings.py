@@ -98,11 +98,9 @@ class FileSource(Section):
     @classmethod
     def _absolute(cls, path: str) -> str:
         """Make a local path absolute, so that a run can be resumed from any folder."""
-        if not path.strip():
-            raise ValueError("data.sources[].path is empty; give it a value")
         local = Path(path).expanduser()
         is_pattern = not {*"*?["}.isdisjoint(path)
-        return str(local.absolute()) if exists(local) or is_pattern else path
+        return str(local.absolute()) if path.strip() and (exists(local) or is_pattern) else path
 
     @property
     def label(self) -> str:
@@ -121,14 +119,11 @@ class FileSource(Section):
 
     @model_validator(mode="after")
     def _texts_and_layout(self) -> Self:
-        for name in ("prompt_column", "answer_column", "domain", "split"):
-            if not getattr(self, name).strip():
-                raise ValueError(
-                    f"data.sources[].{name} is empty; give it a value, or leave it out if it has a default"
-                )
-        for name in ("name", "id_column", "domain_column", "answer_after", "subset"):
-            if getattr(self, name) == "":
-                raise ValueError(f"data.sources[].{name} is empty; give it a value, or null")
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if isinstance(value, str) and not (value if field.default is None else value.strip()):
+                otherwise = "null" if field.default is None else "leave it out if it has a default"
+                raise ValueError(f"data.sources[].{name} is empty; give it a value, or {otherwise}")
         _check_label(self.label)
         if self.layout is not None:
             from brorl.prompts.layouts.table import find_layout

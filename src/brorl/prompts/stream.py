@@ -6,6 +6,7 @@ exact proportion to their weights; the order of the sources is not random.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
@@ -16,6 +17,12 @@ import numpy as np
 
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.seeds import seed_sequence
+
+
+def _check_ids(prompts: Sequence[Prompt], problem: str) -> None:
+    twice = next((name for name, count in Counter(prompt.id for prompt in prompts).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(problem.format(repr(twice)))
 
 
 class PromptStream:
@@ -36,11 +43,7 @@ class PromptStream:
     def __init__(self, prompts: Sequence[Prompt], seed: int, source: int = 0) -> None:
         if not prompts:
             raise ValueError("a stream needs at least one prompt, got none; add data, or lower data.held_out_fraction")
-        ids: set[str] = set()
-        for prompt in prompts:
-            if prompt.id in ids:
-                raise ValueError(f"two prompts have the id {prompt.id!r}; give each prompt another id")
-            ids.add(prompt.id)
+        _check_ids(prompts, "two prompts have the id {}; give each prompt another id")
         self._prompts = tuple(prompts)
         self._seed = seed
         self._source = source
@@ -158,16 +161,9 @@ class PromptMixture:
                     f"the weight of a source must be a positive number, got {weight}; remove a source that "
                     "should not be used"
                 )
-        ids: set[str] = set()
-        for stream in streams:
-            for prompt in stream.prompts:
-                if prompt.id in ids:
-                    raise ValueError(
-                        f"two sources have a prompt with the id {prompt.id!r}; give each source another name"
-                    )
-                ids.add(prompt.id)
         exact = [Fraction(str(weight)) for weight in weights]
         self._streams = tuple(streams)
+        _check_ids(self.prompts, "two sources have a prompt with the id {}; give each source another name")
         self._fractions = tuple(weight / sum(exact) for weight in exact)
         self._turns = [0] * len(streams)
 

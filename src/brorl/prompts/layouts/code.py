@@ -75,7 +75,7 @@ def apps(row: Cells, _seed: int) -> Question:
     tests = _tests(
         question, _read_json(column, "input_output") if column else None, float(seconds[1]) if seconds else 0
     )
-    return _question(_question_text(question, row.get("starter_code") or "", tests), tests)
+    return _question(question, tests, row.get("starter_code") or "")
 
 
 def code_contests(row: Cells, _seed: int) -> Question:
@@ -89,7 +89,6 @@ def code_contests(row: Cells, _seed: int) -> Question:
         raise DroppedRow(_NO_TESTS)
     if row["input_file"] or row["output_file"]:
         raise DroppedRow(_USES_FILES)
-    _check_outputs(question, is_call=False)
     limit, solutions = row["time_limit"] or {}, row.get("solutions")
     pairs = zip(solutions["language"], solutions["solution"], strict=True) if solutions else ()
     tests = CodeTests(
@@ -98,7 +97,7 @@ def code_contests(row: Cells, _seed: int) -> Question:
         row["memory_limit_bytes"] or None,
         solution=next((code for language, code in pairs if language == 3), None),  # 3 is Python 3
     )
-    return _question(_question_text(question, "", tests), tests)
+    return _question(question, tests, "")
 
 
 def codeforces(row: Cells, _seed: int) -> Question:
@@ -120,11 +119,13 @@ def codeforces(row: Cells, _seed: int) -> Question:
         shown = "\n".join(f"Input:\n{case['input']}\nOutput:\n{case['output']}" for case in row["examples"])
         parts.append(f"## Examples\n{shown}")
     question = "\n\n".join(part.strip() for part in parts if part)
-    _check_outputs(question, is_call=False)
-    cases_of_question = _stdin_cases(question, list(cases), list(cases.values()), 1e-6)
     memory = row["memory_limit"]
-    tests = CodeTests(cases_of_question, row["time_limit"] or None, int(memory * 2**20) if memory else None)
-    return _question(_question_text(question, "", tests), tests)
+    tests = CodeTests(
+        _stdin_cases(question, list(cases), list(cases.values()), 1e-6),
+        row["time_limit"] or None,
+        int(memory * 2**20) if memory else None,
+    )
+    return _question(question, tests, "")
 
 
 def live_code_bench(row: Cells, _seed: int) -> Question:
@@ -133,14 +134,13 @@ def live_code_bench(row: Cells, _seed: int) -> Question:
     cases = [*_read_json(row["public_test_cases"], "public_test_cases"), *_private_cases(row["private_test_cases"])]
     if not cases:
         raise DroppedRow(_NO_TESTS)
-    _check_outputs(question, is_call=bool(starter.strip()))
     inputs, outputs = [case["input"] for case in cases], [case["output"] for case in cases]
     if cases[0]["testtype"] == "functional":
         function = _read_json(row["metadata"], "metadata")["func_name"]
         tests = CodeTests(_call_cases(question, function, inputs, outputs), prelude=PRELUDE)
     else:
         tests = CodeTests(_stdin_cases(question, inputs, outputs, 0.0, "lines"), prelude=PRELUDE)
-    return _question(_question_text(question, starter, tests), tests)
+    return _question(question, tests, starter)
 
 
 class _TextUnpickler(pickle.Unpickler):
@@ -178,7 +178,7 @@ def eurus2(row: Cells, seed: int) -> Question:
     question, answer = math.asked_text(row["prompt"]), cell_of(row, "reward_model.ground_truth")
     tests = _tests(question, _read_json(answer, "reward_model.ground_truth") if answer else None)
     names_form = not isinstance(tests.tests, CallCases) or tests.tests.function in question
-    return _question(question if names_form else _question_text(question, "", tests), tests)
+    return _question(question, tests, None if names_form else "")
 
 
 def human_eval(row: Cells, _seed: int) -> Question:
@@ -228,22 +228,19 @@ def _tests(question: str, cases: Any, seconds: float = 0.0) -> CodeTests:
     if not cases or not cases.get("inputs"):
         raise DroppedRow(_NO_TESTS)
     function, inputs, outputs = cases.get("fn_name"), cases["inputs"], cases["outputs"]
-    _check_outputs(question, is_call=bool(function))
     if function:
         return CodeTests(_call_cases(question, function, inputs, outputs), seconds or None, prelude=PRELUDE)
     return CodeTests(_stdin_cases(question, inputs, outputs, _NUMPY_CLOSE), seconds or None, prelude=PRELUDE)
 
 
-def _question_text(question: str, starter: str, tests: CodeTests) -> str:
-    """Return a question with the code to start from and the form of the answer."""
-    code = f"Start from this code:\n\n```python\n{starter.strip()}\n```\n\n" if starter.strip() else ""
-    form = _STDIN
-    if isinstance(tests.tests, CallCases):
-        form = f"Write the Python function `{tests.tests.function}`. {_ANSWER.format('code')}"
-    return f"{question.rstrip()}\n\n{code}{form}"
-
-
-def _question(text: str, tests: CodeTests) -> Question:
+def _question(text: str, tests: CodeTests, starter: str | None = None) -> Question:
+    """Return a question; with code to start from, which can be empty, the form of the answer follows it."""
+    if starter is not None:
+        code = f"Start from this code:\n\n```python\n{starter.strip()}\n```\n\n" if starter.strip() else ""
+        form = _STDIN
+        if isinstance(tests.tests, CallCases):
+            form = f"Write the Python function `{tests.tests.function}`. {_ANSWER.format('code')}"
+        text = f"{text.rstrip()}\n\n{code}{form}"
     return question_of(text, tests.to_text(), "code")
 
 
@@ -266,6 +263,7 @@ def _stdin_cases(
     question: str, inputs: Sequence[Any], outputs: Sequence[Any], tolerance: float, compare: Any = "tokens"
 ) -> StdinCases:
     """Return cases of a program; a list of lines is joined, as the judges do."""
+    _check_outputs(question, is_call=False)
     inputs, outputs = (
         ["\n".join(map(str, text)) if isinstance(text, list) else str(text) for text in texts]
         for texts in (inputs, outputs)
@@ -282,6 +280,7 @@ def _stdin_cases(
 
 def _call_cases(question: str, function: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> CallCases:
     """Return cases of a function, as the judges of APPS, TACO and PRIME read them; the question can allow any order."""
+    _check_outputs(question, is_call=True)
     arguments, expected = inputs, outputs
     if all(isinstance(text, str) for text in (*inputs, *outputs)):
         arguments = [[_read_json(line, "inputs") for line in text.split("\n")] for text in inputs]
