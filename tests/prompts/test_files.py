@@ -41,8 +41,8 @@ def some_rows(rng: np.random.Generator, count: int) -> list[dict[str, Any]]:
     return [{"prompt": f"{i}: {x} + {y} = ?", "answer": str(x + y)} for i, (x, y) in enumerate(zip(a, b, strict=True))]
 
 
-def read_questions(source: FileSource) -> list[Question]:
-    return list(read_source(source).questions)
+def read(path: Any, **settings: Any) -> list[Question]:
+    return list(read_source(FileSource(path=str(path), **{"name": "s", **settings})).questions)
 
 
 def pairs(questions: list[Question]) -> list[tuple[str, str]]:
@@ -51,7 +51,7 @@ def pairs(questions: list[Question]) -> list[tuple[str, str]]:
 
 def refusal(path: str, **settings: Any) -> str:
     with pytest.raises(UserError) as caught:
-        read_questions(FileSource(path=path, name="mine", **settings))
+        read(path, **settings)
     assert "\n" not in str(caught.value)
     return str(caught.value).replace(f"{Path.cwd()}/", "")  # paths are absolute
 
@@ -69,16 +69,8 @@ class TestFormats:
         path = write_lines(
             tmp_path / "q.jsonl", [{"q": "2?", "a": "so\n#### 2", "key": 7, "kind": "code", "other": None}]
         )
-        source = FileSource(
-            path=path,
-            name="mine",
-            prompt_column="q",
-            answer_column="a",
-            id_column="key",
-            domain_column="kind",
-            answer_after="####",
-        )
-        assert read_questions(source) == [Question("mine:7", "2?", "2", "code", "mine")]
+        columns = {"prompt_column": "q", "answer_column": "a", "id_column": "key", "domain_column": "kind"}
+        assert read(path, **columns, answer_after="####") == [Question("s:7", "2?", "2", "code", "s")]
 
     # U+2028, U+0085 and a carriage return end a line for str.splitlines, and not in a file of JSON lines.
     @given(
@@ -100,27 +92,25 @@ class TestFormats:
         (folder / "c.json").write_bytes(f"{end}[{f'{end}, '.join(lines)}{end}]{end}".encode(encoding))
         (folder / "d.json").write_bytes("".join(line + end for line in lines).encode(encoding))
         for name in "a.jsonl", "b.jsonl", "c.json", "d.json":
-            assert pairs(read_questions(FileSource(path=str(folder / name), name="mine"))) == rows
+            assert pairs(read(folder / name)) == rows
 
     def test_ids_are_line_numbers_and_blank_lines_count(self, tmp_path: Path) -> None:
         (tmp_path / "q.jsonl").write_text('\n{"prompt": "a", "answer": 1}\n \n{"prompt": "b", "answer": 2}')
-        assert [q.id for q in read_questions(FileSource(path=str(tmp_path / "q.jsonl"), name="s"))] == ["s:2", "s:4"]
+        assert [q.id for q in read(tmp_path / "q.jsonl")] == ["s:2", "s:4"]
 
     def test_parquet_gives_what_json_lines_give(self, tmp_path: Path, rng: np.random.Generator) -> None:
         rows = some_rows(rng, 3000)  # over several batches
         lines = write_lines(tmp_path / "q.jsonl", rows)
         parquet.write_table(pa.Table.from_pylist([{"other": [1], **row} for row in rows]), tmp_path / "q.parquet")
-        found = read_questions(FileSource(path=str(tmp_path / "q.parquet"), name="s"))
-        assert found == read_questions(FileSource(path=lines, name="s"))
+        found = read(tmp_path / "q.parquet")
+        assert found == read(lines)
         assert pairs(found) == [(row["prompt"], row["answer"]) for row in rows]
         assert found[2999].id == "s:3000"
 
     def test_numbers_become_their_shortest_text(self, tmp_path: Path) -> None:
         answers = [42, -3, 0.5, 1e-7, 2.0, 10**30]
         lines = write_lines(tmp_path / "q.jsonl", [{"prompt": i, "answer": a} for i, a in enumerate(answers)])
-        assert pairs(read_questions(FileSource(path=lines, name="s"))) == [
-            (str(i), str(a)) for i, a in enumerate(answers)
-        ]
+        assert pairs(read(lines)) == [(str(i), str(a)) for i, a in enumerate(answers)]
         columns = {
             "int8": pa.array([7], pa.int8()),
             "float32": pa.array([0.1], pa.float32()),
@@ -128,12 +118,7 @@ class TestFormats:
             "decimal": pa.array([Decimal("0.10")]),
         }
         parquet.write_table(pa.table({"prompt": ["?"], **columns}), tmp_path / "q.parquet")
-        found = {
-            name: read_questions(FileSource(path=str(tmp_path / "q.parquet"), name="s", answer_column=name))[
-                0
-            ].reference
-            for name in columns
-        }
+        found = {name: read(tmp_path / "q.parquet", answer_column=name)[0].reference for name in columns}
         assert found == {"int8": "7", "float32": "0.1", "float16": "0.1", "decimal": "0.10"}
 
     def test_folders_and_patterns_are_read_by_name(self, tmp_path: Path, rng: np.random.Generator) -> None:
@@ -145,7 +130,7 @@ class TestFormats:
         (tmp_path / "sub" / "c.json").write_text(json.dumps(rows[5:]))
         (tmp_path / "README.md").write_text("not data")
         write_lines(tmp_path / ".cache" / "x.jsonl", [{"prompt": "hidden", "answer": 0}])
-        found = read_questions(FileSource(path=str(tmp_path), name="s"))
+        found = read(tmp_path)
         assert pairs(found) == [(row["prompt"], row["answer"]) for row in rows]
         parts = [
             "a.parquet:1",
@@ -156,47 +141,39 @@ class TestFormats:
             *(f"sub/c.json:{i}" for i in range(1, 5)),
         ]
         assert [q.id for q in found] == [f"s:{part}" for part in parts]
-        assert read_questions(FileSource(path=f"{tmp_path}/**/*.js*", name="s")) == found[2:]
-        assert pairs(read_questions(FileSource(path=f"{tmp_path}/?.jsonl", name="s"))) == pairs(found[2:5])
+        assert read(f"{tmp_path}/**/*.js*") == found[2:]
+        assert pairs(read(f"{tmp_path}/?.jsonl")) == pairs(found[2:5])
 
     def test_patterns_may_be_relative(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_lines(tmp_path / "b.jsonl", [{"prompt": "b", "answer": 1}])
         write_lines(tmp_path / "a.jsonl", [{"prompt": "a", "answer": 1}])
         monkeypatch.chdir(tmp_path)
-        assert [q.id for q in read_questions(FileSource(path="*.jsonl", name="s"))] == ["s:a.jsonl:1", "s:b.jsonl:1"]
-        assert [q.id for q in read_questions(FileSource(path="b.jsonl", name="s"))] == ["s:1"]
+        assert [q.id for q in read("*.jsonl")] == ["s:a.jsonl:1", "s:b.jsonl:1"]
+        assert [q.id for q in read("b.jsonl")] == ["s:1"]
 
     def test_limit_reads_the_first_rows_and_no_further(self, tmp_path: Path, rng: np.random.Generator) -> None:
         rows = some_rows(rng, 5)
         path = write_lines(tmp_path / "q.jsonl", [*rows, "broken"])
-        assert pairs(read_questions(FileSource(path=path, name="s", limit=5))) == [
-            (r["prompt"], r["answer"]) for r in rows
-        ]
-        assert len(read_questions(FileSource(path=path, name="s", limit=2))) == 2
+        assert pairs(read(path, limit=5)) == [(r["prompt"], r["answer"]) for r in rows]
+        assert len(read(path, limit=2)) == 2
 
     def test_true_and_false_are_words(self, tmp_path: Path) -> None:
         path = write_lines(tmp_path / "q.jsonl", [{"prompt": "a", "answer": True}, {"prompt": "b", "answer": False}])
-        assert [q.reference for q in read_questions(FileSource(path=path, name="s"))] == ["true", "false"]
+        assert [q.reference for q in read(path)] == ["true", "false"]
 
     def test_an_answer_is_what_follows_its_last_marker(self, tmp_path: Path) -> None:
         path = write_lines(tmp_path / "q.jsonl", [{"prompt": "?", "answer": "#### 1 no\n####  1,000 \n"}])
-        assert read_questions(FileSource(path=path, name="s", answer_after="####"))[0].reference == "1,000"
+        assert read(path, answer_after="####")[0].reference == "1,000"
 
     def test_keys_inside_columns(self, tmp_path: Path) -> None:
         row = {"prompt": "?", "reward_model": {"ground_truth": "34", "style": "rule"}, "extra": {"index": {"i": 5}}}
         write_lines(tmp_path / "q.jsonl", [row])
         parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "q.parquet")
         for name in "q.jsonl", "q.parquet":
-            source = FileSource(
-                path=str(tmp_path / name),
-                name="s",
-                prompt_column="prompt",
-                answer_column="reward_model.ground_truth",
-                id_column="extra.index.i",
-            )
-            assert read_questions(source) == [Question("s:5", "?", "34", "math", "s")]
+            found = read(tmp_path / name, answer_column="reward_model.ground_truth", id_column="extra.index.i")
+            assert found == [Question("s:5", "?", "34", "math", "s")]
         literal = write_lines(tmp_path / "dots.jsonl", [{"prompt": "?", "a.b": "1", "a": {"b": "2"}}])
-        assert read_questions(FileSource(path=literal, name="s", answer_column="a.b"))[0].reference == "1"
+        assert read(literal, answer_column="a.b")[0].reference == "1"
 
     def test_messages_are_prompts_and_a_lone_one_is_its_text(self, tmp_path: Path) -> None:
         talk = [{"content": "Be brief.", "role": "system"}, {"role": "user", "content": "Hi {prompt}", "name": None}]
@@ -204,7 +181,7 @@ class TestFormats:
         write_lines(tmp_path / "q.jsonl", rows)
         parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "q.parquet")
         for name in "q.jsonl", "q.parquet":
-            first, second = read_questions(FileSource(path=str(tmp_path / name), name="s"))
+            first, second = read(tmp_path / name)
             assert first.messages == (Message("system", "Be brief."), Message("user", "Hi {prompt}"))
             assert (first.text, second.text, second.messages) == ("", "Hi {prompt}", ())
 
@@ -224,13 +201,13 @@ class TestTables:
         path = tmp_path_factory.mktemp("tables") / name
         with path.open("w", encoding="utf-8-sig", newline="") as file:
             csv.writer(file, delimiter=separator).writerows([("prompt", "answer"), *rows])
-        assert pairs(read_questions(FileSource(path=str(path), name="s"))) == rows
+        assert pairs(read(path)) == rows
 
     def test_numbers_stay_as_they_are_written(self, tmp_path: Path) -> None:
         answers = ["007", "1e3", "1.50", "TRUE", "1,000", "NA", " 5"]
         lines = [f'{i}?,"{answer}"' for i, answer in enumerate(answers)]
         (tmp_path / "q.csv").write_text("\n".join(["prompt,answer", *lines]))
-        found = read_questions(FileSource(path=str(tmp_path / "q.csv"), name="s"))
+        found = read(tmp_path / "q.csv")
         assert pairs(found) == [(f"{i}?", answer) for i, answer in enumerate(answers)]
 
     def test_ids_and_errors_have_the_line_in_which_a_row_begins(self, tmp_path: Path) -> None:
@@ -238,7 +215,7 @@ class TestTables:
         path.write_text('prompt,answer\n"two\nlines",2\n\n"four\nlines",4\n5,\n')
         assert refusal(str(path)) == f"{path} line 7: answer is empty; fill it in or delete the row"
         path.write_text('prompt,answer\n"two\nlines",2\n\n"four\nlines",4\n')
-        assert [q.id for q in read_questions(FileSource(path=str(path), name="s"))] == ["s:2", "s:5"]
+        assert [q.id for q in read(path)] == ["s:2", "s:5"]
 
     @pytest.mark.parametrize(
         ("raw", "message"),
@@ -264,11 +241,11 @@ class TestDataSets:
         saved.save_to_disk(str(tmp_path / "one"))
         datasets.DatasetDict(train=saved.select(range(7)), test=saved).save_to_disk(str(tmp_path / "two"))
         expected = [(row["prompt"], row["answer"]) for row in rows]
-        found = read_questions(FileSource(path=str(tmp_path / "one"), name="s"))
+        found = read(tmp_path / "one")
         assert pairs(found) == expected
         assert found[-1].id == "s:1500"
-        assert pairs(read_questions(FileSource(path=str(tmp_path / "two"), name="s"))) == expected[:7]
-        assert pairs(read_questions(FileSource(path=str(tmp_path / "two"), name="s", split="test"))) == expected
+        assert pairs(read(tmp_path / "two")) == expected[:7]
+        assert pairs(read(tmp_path / "two", split="test")) == expected
         path = str(tmp_path / "two")
         assert refusal(path, split="tset") == (
             f"{path} has no split 'tset' (splits: train, test); set data.sources[].split, or data.sources[].path: "
@@ -278,7 +255,7 @@ class TestDataSets:
             f"{path} (train) row 1 has no column 'solution' (columns: unused, prompt, answer); "
             "set data.sources[].answer_column: answer"
         )
-        assert pairs(read_questions(FileSource(path=f"{path}/test", name="s"))) == expected  # a split alone
+        assert pairs(read(f"{path}/test")) == expected  # a split alone
         (tmp_path / "one" / "state.json").write_text("{}")
         assert refusal(str(tmp_path / "one")).startswith(f"the dataset in {tmp_path}/one cannot be read (")
 
@@ -294,7 +271,7 @@ class TestDataSets:
                 writer.write_table(table, max_chunksize=7)
         monkeypatch.setitem(sys.modules, "datasets", None)
         for name in ("saved", "file.arrow", "stream.arrow"):
-            found = read_questions(FileSource(path=str(tmp_path / name), name="s"))
+            found = read(tmp_path / name)
             assert pairs(found) == [(row["prompt"], row["answer"]) for row in rows]
             assert [q.id for q in found] == [f"s:{i}" for i in range(1, 51)]
             assert guess_meaning(str(tmp_path / name)).source.answer_column == "answer"
@@ -314,15 +291,8 @@ class TestDataSets:
             return table.shuffle(seed=1)
 
         monkeypatch.setattr(datasets, "load_dataset", load)
-        source = FileSource(
-            path="openai/gsm8k",
-            name="gsm8k",
-            prompt_column="question",
-            answer_after="####",
-            subset="main",
-            split="test",
-        )
-        found = read_questions(source)
+        columns = {"prompt_column": "question", "answer_after": "####"}
+        found = read("openai/gsm8k", name="gsm8k", **columns, subset="main", split="test")
         assert pairs(found) == [(r["question"], r["question"][1:]) for r in table.shuffle(seed=1)]
         assert asked == [(("openai/gsm8k", "main"), {"split": "test"})]
         assert [q.id for q in found][:2] == ["gsm8k:1", "gsm8k:2"]
@@ -337,16 +307,15 @@ class TestDataSets:
 
         monkeypatch.setattr(datasets, "load_dataset", load)
         monkeypatch.chdir(tmp_path)
-        source = FileSource(path="openai/gsm8k@v1.2", subset="main", layout="gsm8k")
-        assert source.label == "gsm8k"
-        assert pairs(read_questions(source)) == [("q", "3")]
+        assert FileSource(path="openai/gsm8k@v1.2").label == "gsm8k"
+        assert pairs(read("openai/gsm8k@v1.2", subset="main", layout="gsm8k")) == [("q", "3")]
         assert asked == [(("openai/gsm8k", "main"), {"split": "train", "revision": "v1.2"})]
         assert layouts_of("openai/gsm8k@v1.2") == ["gsm8k"]
         hub = BenchmarkSource("gsm8k", path="openai/gsm8k@v1.2").hub
         assert hub == BenchmarkSource("gsm8k").hub._replace(id="openai/gsm8k@v1.2")
         (tmp_path / "openai").mkdir()
         write_lines(tmp_path / "openai" / "mine@home.jsonl", [DEFAULT])
-        assert len(read_questions(FileSource(path="openai/mine@home.jsonl"))) == 1
+        assert len(read("openai/mine@home.jsonl")) == 1
 
     def test_what_the_hub_says_is_passed_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The reason is that of datasets itself, about a folder of this shape."""
@@ -375,7 +344,7 @@ class TestDataSets:
             "openai/gsm8k is not a file here but may be a Hugging Face dataset, which needs the "
             "datasets package; run: pip install 'brorl[datasets]'"
         )
-        assert read_questions(FileSource(path=write_lines(tmp_path / "q.jsonl", [DEFAULT]), name="s"))
+        assert read(write_lines(tmp_path / "q.jsonl", [DEFAULT]))
 
 
 class TestPaths:
@@ -414,9 +383,9 @@ class TestPaths:
 
     def test_a_folder_of_splits_is_not_all_trained_on(self, tmp_path: Path) -> None:
         write_lines(tmp_path / "train-00.jsonl", [DEFAULT])
-        assert len(read_questions(FileSource(path=str(tmp_path), name="s"))) == 1
+        assert len(read(tmp_path)) == 1
         write_lines(tmp_path / "contest.jsonl", [DEFAULT])
-        assert len(read_questions(FileSource(path=str(tmp_path), name="s"))) == 1
+        assert len(read(tmp_path)) == 1
         write_lines(tmp_path / "test-00.jsonl", [DEFAULT])
         assert refusal(str(tmp_path)) == (
             f"the folder {tmp_path} contains several splits (train-00.jsonl, test-00.jsonl); name the files to train on, "
@@ -427,7 +396,7 @@ class TestPaths:
         """As Spark and Dask write them: a folder train.jsonl of parts."""
         (folder := tmp_path / "train.jsonl").mkdir()
         write_lines(folder / "part-0000.jsonl", [DEFAULT])
-        assert len(read_questions(FileSource(path=str(tmp_path), name="s"))) == 1
+        assert len(read(tmp_path)) == 1
 
     def test_a_file_without_permission(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = Path(write_lines(tmp_path / "q.jsonl", [DEFAULT]))
@@ -567,9 +536,7 @@ class TestRefusals:
         rows = some_rows(rng, 20)
         order = [*range(20), *rng.integers(0, 20, 30).tolist()]
         path = write_lines(tmp_path / "q.jsonl", [rows[i] for i in order])
-        assert pairs(read_questions(FileSource(path=path, name="s"))) == [
-            (row["prompt"], row["answer"]) for row in rows
-        ]
+        assert pairs(read(path)) == [(row["prompt"], row["answer"]) for row in rows]
 
 
 @pytest.mark.parametrize(

@@ -20,121 +20,57 @@ from brorl.prompts.settings import FileSource
 from each_row import each_row
 
 # Rows in the shape of the public datasets. Each has a question and its reference, or the reason why it is dropped.
-EURUS = [
-    {"role": "system", "content": "\nWhen tackling complex reasoning tasks, ...\n"},
-    {
-        "role": "user",
-        "content": "Find $x$ if $x + 1 = 3$.\n\nPresent the answer in LaTex format: \\boxed{Your answer}",
-    },
-]
-SKYWORK = [{"role": "user", "content": "How many primes are below 10?"}]
+BOX = "Present the answer in LaTex format: \\boxed{Your answer}"
 DAPO = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
     "$Answer (without quotes) where $Answer is the answer to the problem.\n\nIf $a = 2$,\n\nfind $a^5$.\n\nRemember to "
     'put your answer on its own line after "Answer:".'
 )
+
+
+def verl(question: str, answer: str, ability: str = "math") -> dict[str, Any]:
+    turns = [{"role": "system", "content": "\nWhen tackling ..."}, {"role": "user", "content": question}]
+    truth = {"ground_truth": answer, "style": "rule"}
+    return {"data_source": "x", "prompt": turns, "ability": ability, "reward_model": truth, "extra_info": {"index": 0}}
+
+
+CODE = verl("Sum.", '{"inputs": ["1\\n"], "outputs": ["1\\n"]}', "code")
+PRIMES = "How many primes are below 10?"
+AOPS = {"problem_source": "aops_c4_high_school_math", "inference_mode": "cot"}
 ROWS: dict[str, list[tuple[dict[str, Any], tuple[str, str] | str]]] = {
     "deepscaler": [
-        (
-            {"problem": "Find $x$.", "answer": "\\frac{1}{2}", "solution": "So \\boxed{7}."},
-            ("Find $x$.", "\\frac{1}{2}"),
-        ),
+        ({"problem": "Find $x$.", "answer": "\\frac{1}{2}", "solution": "\\boxed{7}."}, ("Find $x$.", "\\frac{1}{2}")),
         ({"problem": "Find $y$.", "answer": "", "solution": ""}, "no answer"),
         ({"problem": "Find $z$.", "answer": None, "solution": ""}, "no answer"),
         ({"problem": " ", "answer": "3", "solution": ""}, "no question"),
     ],
     "dapo": [
-        (
-            {
-                "data_source": "math_dapo",
-                "prompt": [{"content": DAPO, "role": "user"}],
-                "ability": "MATH",
-                "reward_model": {"ground_truth": "32", "style": "rule-lighteval/MATH_v2"},
-                "extra_info": {"index": "9a9b6eb4-a1cb-49d1-8c1e-62eaf2f74079"},
-            },
-            ("If $a = 2$,\n\nfind $a^5$.", "32"),
-        ),
-        (
-            {
-                "prompt": [{"content": "Add 1 and 1.", "role": "user"}],
-                "reward_model": {"ground_truth": "", "style": "rule"},
-            },
-            "no answer",
-        ),
+        (verl(DAPO, "32", "MATH"), ("If $a = 2$,\n\nfind $a^5$.", "32")), (verl("Add 1 and 1.", ""), "no answer"),
     ],
     "eurus2_math": [
-        (
-            {
-                "data_source": "numina_olympiads",
-                "prompt": EURUS,
-                "ability": "math",
-                "reward_model": {"ground_truth": "2", "style": "rule"},
-                "extra_info": {"index": 0, "split": "dummy"},
-            },
-            ("Find $x$ if $x + 1 = 3$.", "2"),
-        ),
-        (
-            {
-                "data_source": "taco",
-                "prompt": EURUS,
-                "ability": "code",
-                "reward_model": {"ground_truth": '{"inputs": ["1\\n"], "outputs": ["1\\n"]}', "style": "rule"},
-                "extra_info": {"index": 1, "split": "dummy"},
-            },
-            "the ability is code, not math",
-        ),
+        (verl(f"Find $x$ if $x + 1 = 3$.\n\n{BOX}", "2"), ("Find $x$ if $x + 1 = 3$.", "2")),
+        (CODE, "the ability is code, not math"),
     ],
     "skywork_math": [
-        (
-            {
-                "data_source": "train-math-numinamath1.5_olympiads",
-                "prompt": SKYWORK,
-                "ability": "math",
-                "reward_model": {"ground_truth": '["4"]', "style": "rule"},
-                "extra_info": {"index": 4, "model_difficulty": {"DeepSeek-R1-Distill-Qwen-1.5B": 6}},
-            },
-            ("How many primes are below 10?", "4"),
-        ),
-        ({"prompt": SKYWORK, "ability": "math", "reward_model": {"ground_truth": '["4", "four"]'}}, "several accepted"),
-        ({"prompt": SKYWORK, "ability": "math", "reward_model": {"ground_truth": "[]"}}, "no answer"),
-        ({"prompt": SKYWORK, "ability": "code", "reward_model": {"ground_truth": "{}"}}, "the ability is code"),
+        (verl(PRIMES, '["4"]'), (PRIMES, "4")), (verl(PRIMES, '["4", "four"]'), "several accepted"),
+        (verl(PRIMES, "[]"), "no answer"), (CODE, "the ability is code"),
     ],
     "open_math_reasoning": [
-        (
-            {
-                "problem": "Compute $1 + 1$.",
-                "problem_type": "has_answer_extracted",
-                "expected_answer": "2",
-                "problem_source": "aops_c4_high_school_math",
-                "inference_mode": "cot",
-            },
-            ("Compute $1 + 1$.", "2"),
-        ),
-        (
-            {"problem": "Prove it.", "problem_type": "converted_proof", "expected_answer": "5"},
-            "the problem_type is converted_proof, not has_answer_extracted",
-        ),
+        ({"problem": "1 + 1?", "problem_type": "has_answer_extracted", "expected_answer": "2", **AOPS},
+         ("1 + 1?", "2")),
+        ({"problem": "Prove it.", "problem_type": "converted_proof", "expected_answer": "5", **AOPS},
+         "the problem_type is converted_proof, not has_answer_extracted"),
     ],
     "gsm8k": [
-        (
-            {"question": "Eggs?", "answer": "She has 3 * 400 = <<3*400=1200>>1200.\n#### 1,200"},
-            ("Eggs?", "1200"),
-        ),
+        ({"question": "Eggs?", "answer": "She has 3 * 400 = <<3*400=1200>>1200.\n#### 1,200"}, ("Eggs?", "1200")),
         ({"question": "Cows?", "answer": "18"}, "no ####"),
     ],
     "math": [
-        (
-            {
-                "problem": "How?",
-                "level": "Level 5",
-                "type": "Algebra",
-                "solution": "As \\boxed{1}, $\\boxed{\\frac{1}{2}}$.",
-            },
-            ("How?", "\\frac{1}{2}"),
-        ),
-        ({"problem": "Why?", "level": "Level 1", "type": "Algebra", "solution": "It is 3."}, "no \\boxed{}"),
+        ({"problem": "How?", "level": "5", "type": "Algebra", "solution": "As \\boxed{1}, $\\boxed{\\frac{1}{2}}$."},
+         ("How?", "\\frac{1}{2}")),
+        ({"problem": "Why?", "level": "1", "type": "Algebra", "solution": "It is 3."}, "no \\boxed{}"),
     ],
-}
+}  # fmt: skip
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:

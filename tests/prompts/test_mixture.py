@@ -73,27 +73,26 @@ def test_each_source_keeps_its_own_order(weights: list[float], n: int) -> None:
         assert of_source == alone.take(len(of_source))
 
 
-@given(weights_of_sources, st.lists(st.integers(0, 20), max_size=4), st.lists(st.integers(0, 20), max_size=4))
-@settings(max_examples=40)
-def test_a_resumed_mixture_equals_the_uninterrupted_one(
-    weights: list[float], before: list[int], after: list[int]
+@given(weights_of_sources, *[st.lists(st.integers(0, 20), max_size=4)] * 2, st.integers(0, 1000))
+@settings(max_examples=60)
+def test_a_resumed_supply_equals_the_uninterrupted_one(
+    weights: list[float], before: list[int], after: list[int], seed: int
 ) -> None:
-    mixture = PromptMixture(streams(len(weights)), weights)
-    for n in before:
-        mixture.take(n)
-    state = json.loads(json.dumps(mixture.state_dict()))
-    resumed = PromptMixture(streams(len(weights)), weights)
-    resumed.take(7)
-    resumed.load_state_dict(state)
-    assert resumed.state_dict() == state
-    assert [resumed.take(n) for n in after] == [mixture.take(n) for n in after]
-    assert resumed.state_dict() == mixture.state_dict()
+    """A stream, and a mixture of streams, however many prompts are taken at a time."""
+    for make in (lambda: streams(1, len(weights), seed)[0], lambda: PromptMixture(streams(len(weights)), weights)):
+        supply, at_once, resumed = make(), make(), make()
+        taken = [prompt for n in before for prompt in supply.take(n)]
+        assert taken == at_once.take(sum(before))
+        state = json.loads(json.dumps(supply.state_dict()))
+        resumed.take(7)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        assert [resumed.take(n) for n in after] == [supply.take(n) for n in after]
+        assert resumed.state_dict() == supply.state_dict()
 
 
-def test_how_much_is_taken_at_a_time_does_not_change_the_order() -> None:
-    one_by_one, at_once = PromptMixture(streams(3), [5, 2, 1]), PromptMixture(streams(3), [5, 2, 1])
-    assert [p for _ in range(40) for p in one_by_one.take(1)] == at_once.take(40)
-    assert at_once.num_prompts == 3 + 4 + 5
+def test_a_mixture_counts_the_prompts_of_its_streams() -> None:
+    assert PromptMixture(streams(3), [5, 2, 1]).num_prompts == 3 + 4 + 5
 
 
 def refusal(mixture: PromptMixture, state: dict[str, object]) -> str:
