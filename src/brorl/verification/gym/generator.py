@@ -8,18 +8,17 @@ of sets of strings, which is the same in every worker.
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import difflib
 import json
 import random
 import typing
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from types import NoneType
 from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import DATASETS
 
@@ -34,9 +33,6 @@ _OWN = {"size": "num_questions", "seed": "seed"}  # settings of a dataset that a
 _SIZES = {"acre": 5_000, "gsm_symbolic": 1_000_000, "list_functions": 1_000_000, "word_ladder": 20_000}
 _SIZE = 500
 _PAGE = "docs/reference/gym.md"
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
-_LISTS = (list, tuple, Sequence)
-_UNWRITTEN = (datetime.time, datetime.date)  # a recipe has no values of these types
 
 
 def check(given: Sequence[str], configs: Mapping[str, Mapping[str, Any]], first: int, number: int) -> list[str] | str:
@@ -93,10 +89,8 @@ def _problem_of(name: str, config: Mapping[str, Any]) -> str | None:
         if key not in known:
             nearest = _nearest(key, known) or f"; {_PAGE} lists the settings"
             return f"has no setting {key!r} (settings: {', '.join(known) or 'none'}){nearest}"
-        if not _fits(value, types[key]):
-            return (
-                f"has the setting {key}: {value!r}, which must be {_described(types[key])}; {_PAGE} lists the settings"
-            )
+        if problem := _problem_of_value(value, types[key]):
+            return f"has the setting {key}: {value!r}, {problem}; {_PAGE} lists the settings"
     try:
         if config:
             _made(name, json.dumps(config), 0, _SIZE)
@@ -106,36 +100,19 @@ def _problem_of(name: str, config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value from a recipe has the type of a setting."""
-    parts, kind = typing.get_args(hint), typing.get_origin(hint) or hint
-    if kind is typing.Union:
-        return any(_fits(value, part) for part in parts)
-    if kind is typing.Literal:
-        return value in parts
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind in (int, bool, str, NoneType):
-        return type(value) is kind
-    if kind is tuple and not parts:  # some hold a text
-        return isinstance(value, list | str)
-    if kind in _LISTS:
-        inner = [part for part in parts if part is not Ellipsis]
-        return isinstance(value, list) and (len(inner) != 1 or all(_fits(item, inner[0]) for item in value))
-    return kind not in _UNWRITTEN and not dataclasses.is_dataclass(kind)
-
-
-def _described(hint: Any) -> str:
-    """Describe the values that `_fits` accepts."""
-    parts, kind = typing.get_args(hint), typing.get_origin(hint) or hint
-    if kind is typing.Union:
-        return " or ".join(_described(part) for part in parts)
-    if kind is typing.Literal:
-        return f"one of {', '.join(map(str, parts))}"
-    if kind in _LISTS:
-        inner = [part for part in parts if part is not Ellipsis]
-        return f"a list of items, each {_described(inner[0])}" if len(inner) == 1 else "a list or text"
-    return _KINDS.get(kind, "left out: a recipe cannot hold its value")
+def _problem_of_value(value: Any, hint: Any) -> str | None:
+    """Return why a value from a recipe is not of the type of a setting; None if it is."""
+    if hint is tuple:  # some hold a text
+        hint = str | tuple
+    try:
+        json.dumps(TypeAdapter(hint).validate_json(json.dumps(value), strict=True))
+    except ValidationError as error:
+        first = error.errors()[0]
+        item = next((f"whose item {place + 1}" for place in first["loc"] if isinstance(place, int)), "which")
+        return first["msg"].replace("Input should be", f"{item} must be")
+    except (PydanticUserError, TypeError):
+        return "which must be left out: a recipe cannot hold its value"
+    return None
 
 
 def _nearest(word: str, candidates: Sequence[str]) -> str:
