@@ -104,6 +104,8 @@ class TestApps:
         assert dropped("apps", apps("[Image]", **cases)) == "the question is an image"
         assert dropped("apps", apps(inputs=["1 2\n"], outputs=[])) == "the tests cannot be read"
         assert dropped("apps", apps(fn_name="f g", inputs=[[1]], outputs=[[1]])) == "the tests cannot be read"
+        several = apps("Return any valid order of the moves.", fn_name="f", inputs=[[1]], outputs=[[1]])
+        assert dropped("apps", several) == "several outputs are valid"
         broken = {**apps(), "input_output": '{"inputs": ["1'}
         assert dropped("apps", broken) == "the tests cannot be read"
         huge = {**apps(), "input_output": '{"fn_name": "f", "inputs": [[1]], "outputs": [' + "9" * 5000 + "]}"}

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scripted_programs import Request, ScriptedPool
 
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
@@ -21,6 +20,7 @@ from brorl.verification.sandbox.worker import Worker
 from brorl.verification.verifier import Verdict
 from case_tables import table
 from each_row import each_row
+from scripted_programs import Request, ScriptedPool
 
 TABLE = Path(__file__).parents[3] / "scripts" / "make_gym_table.py"
 MAZE = GymTask("maze", {"question": "?", "answer": "7", "metadata": {}})
