@@ -106,7 +106,7 @@ def _group(rows: Sequence[Row], columns: tuple[str, ...]) -> OptionGroup:
     is_clear = bool(_CLEAR.search(plain)) or (is_family and not plain)
     kinds: tuple[Kind, ...] = ()
     if _WRONG.search(plain) and not is_family and not isinstance(first, list):
-        is_clear = False  # a text cannot be joined with the right answer
+        kinds = ()  # a text cannot be joined with the right answer
     elif is_clear or (is_family and _POSSIBLE.search(plain)):
         kinds = get_args(Kind)
     elif _POSSIBLE.search(plain):  # such a list can also hold spellings of one answer
