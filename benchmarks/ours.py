@@ -21,9 +21,10 @@ from brorl.sampling import SamplingParams
 from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
+from brorl.verdict import Verdict
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.grade import grade
-from brorl.verification.verifier import Verdict, Verifier
+from brorl.verification.verifier import Verifier
 
 # As for TRL: the model stays practically the same in all steps.
 LEARNING_RATE = 1e-7

@@ -50,10 +50,10 @@ def policy_loss(model: PreTrainedModel, groups: Sequence[Group], advantages: Seq
     """
     trees = [group.tree for group in groups]
     logprob_K = torch.cat(tree_logprobs(model, trees))
-    weights = [node_weights(tree, advantage_L) for tree, advantage_L in zip(trees, advantages, strict=True)]
+    positive, negative = zip(*map(node_weights, trees, advantages), strict=True)
     old_logprob_K, positive_K, negative_K = (
         torch.as_tensor(np.concatenate(arrays)).to(logprob_K)
-        for arrays in ([t.logprob for t in trees], [w.positive_M for w in weights], [w.negative_M for w in weights])
+        for arrays in ([t.logprob for t in trees], positive, negative)
     )
     bounds = {"clip_low": CLIP_LOW, "clip_high": CLIP_HIGH, "denominator": loss_denominator(trees, "token_mean", None)}
     return clipped_policy_loss(logprob_K, old_logprob_K, positive_K, negative_K, **bounds).loss

@@ -94,7 +94,8 @@ def test_the_penalised_reward_equals_a_loop_over_each_response(estimator: str, r
     group = Group(Prompt("i", "t", tree.prompt_ids, "a", "d"), tree, correct_L, rng.normal(size=tree.num_responses))
     old_M, reference_M = rng.uniform(-3, -0.1, (2, tree.num_unique_tokens))
     got = penalized_group(
-        group, old_M, reference_M, KLPenalty(coefficient=0.3, estimator=estimator, placement="reward", clamp=1.0)
+        replace(group, old_logprob_M=old_M, reference_logprob_M=reference_M),
+        KLPenalty(coefficient=0.3, estimator=estimator, placement="reward", clamp=1.0),
     )
     clamped = 0
     for leaf, path in rollouts(tree):

@@ -73,9 +73,9 @@ def test_node_weights_equal_a_loop_over_rollouts(rng: np.random.Generator) -> No
         for node in path:
             positive[node] += max(advantage_L[leaf], 0.0)
             negative[node] += min(advantage_L[leaf], 0.0)
-    weights = node_weights(tree, advantage_L)
-    np.testing.assert_allclose(weights.positive_M, positive, rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(weights.negative_M, negative, rtol=1e-12, atol=1e-14)
+    positive_M, negative_M = node_weights(tree, advantage_L)
+    np.testing.assert_allclose(positive_M, positive, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(negative_M, negative, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("dual", [None, 1.6])

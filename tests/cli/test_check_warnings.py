@@ -12,7 +12,8 @@ from brorl.prompts.boxed import last_box
 from brorl.prompts.files import read_source
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.settings import FileSource, PromptFormat
-from brorl.verification.verifier import TrialResponses, Verdict
+from brorl.verdict import Verdict
+from brorl.verification.verifier import TrialResponses
 from choice_rows import SCHEMAS
 from run_support import command, save_tiny_model
 

@@ -15,10 +15,11 @@ from ray_cluster import ray_cluster
 
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
+from brorl.verdict import Verdict
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.domains.math import MathVerifier
 from brorl.verification.sandbox.pool import WorkerPool
-from brorl.verification.verifier import TrialResponses, Verdict, Verifier
+from brorl.verification.verifier import TrialResponses, Verifier
 
 pytest.importorskip("ray")
 pytestmark = [

@@ -13,8 +13,9 @@ from brorl.evaluation.benchmark import Benchmark
 from brorl.prompts.prompt import Prompt
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
+from brorl.verdict import Verdict, unverified_verdict
 from brorl.verification.grade import Grader
-from brorl.verification.verifier import Verdict, Verifier, unverified_verdict
+from brorl.verification.verifier import Verifier
 
 SAMPLING = SamplingParams(temperature=0.7, max_new_tokens=4)
 SEED = 99
@@ -74,7 +75,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_response() -> None:
         ks=(1, 2, 3, 6),
         seed=SEED,
     )
-    result = benchmark.record(benchmark.answer(FixedEngine()))
+    result = benchmark.record(*benchmark.answer(FixedEngine()))
     assert list(result["pass_at"]) == [1, 2, 3, 6]
     for k, estimate in result["pass_at"].items():
         fractions = []
@@ -116,7 +117,7 @@ def test_verifications_that_failed_are_counted_and_truncated_ones_verified_if_as
         texts = {(p, r) for p, r, done in distinct if done or accept}
         reasons = [i % 4 for i in range(len(texts))]
         changed = replace(benchmark, grader=grader(Failing(), accept))
-        result = changed.record(changed.answer(FixedEngine()))
+        result = changed.record(*changed.answer(FixedEngine()))
         assert result["verifier_timeouts"] == reasons.count(0)
         assert result["verifier_failures"] == reasons.count(1) + reasons.count(2)
     assert any(not done for _, _, done in distinct)
@@ -152,7 +153,7 @@ def test_pass_at_k_without_unverified_responses_is_that_of_the_subsets_of_the_ot
         lost = {pair for pair in texts if rng.random() < 0.4}
         graded = grader(LosingVerifier(lost), accept_truncated)
         benchmark = Benchmark(prompts, graded, SAMPLING, 6, (1, 2, 4), SEED)
-        answers = benchmark.answer(FixedEngine())
+        groups, seconds = benchmark.answer(FixedEngine())
         left = [
             [
                 r[0] == 5 and (done or accept_truncated)
@@ -162,11 +163,11 @@ def test_pass_at_k_without_unverified_responses_is_that_of_the_subsets_of_the_ot
             for i, (rs, fs) in enumerate(zip(ROLLOUTS, FINISHED, strict=True))
         ]
         num_lost = [6 - len(one) for one in left]
-        assert benchmark.num_unverified(answers) == sum(num_lost)
+        assert sum(group.num_unverified for group in groups) == sum(num_lost)
         fractions = {
             k: [np.mean([any(s) for s in combinations(one, k)]) for one in left if len(one) >= k] for k in (1, 2, 4)
         }
-        result = benchmark.record(answers)
+        result = benchmark.record(groups, seconds)
         if not all(fractions.values()):
             assert result is None
             continue

@@ -20,8 +20,8 @@ from brorl.evaluation.summary import summarize_all
 from brorl.prompts.prompt import Prompt
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
+from brorl.verdict import Verdict
 from brorl.verification.grade import Grader
-from brorl.verification.verifier import Verdict
 
 N = 12
 SAMPLING = SamplingParams(temperature=0.6, top_p=0.95, max_new_tokens=3)

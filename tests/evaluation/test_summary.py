@@ -5,11 +5,12 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from brorl.algorithms.groups import Group
 from brorl.evaluation.mean_interval import mean_with_interval
 from brorl.evaluation.summary import PromptResult, count, default_ks, summarize, summarize_all
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
-from brorl.verification.verifier import Verdict
+from brorl.verdict import Verdict
 
 N = 6
 
@@ -82,7 +83,7 @@ def test_counts_of_a_tree_are_those_of_its_rollouts(rng: np.random.Generator) ->
     for (tokens, _), done in zip(tree.responses(), tree.finished.tolist(), strict=True):
         reason_of[tokens, done] = str(rng.choice(reasons))
     verdicts = [Verdict(r == "correct", 0.0, None, r, 0.0) for r in reason_of.values()]
-    found = count(Prompt("a:1", "x", (9,), "r", "math", "a"), tree, verdicts)
+    found = count(Group.of_verdicts(Prompt("a:1", "x", (9,), "r", "math", "a"), tree, verdicts))
     every = [reason_of[tuple(r), f] for r, f in zip(rollouts, finished, strict=True)]
     assert found.num_correct == every.count("correct")
     assert found.num_truncated == finished.count(False)

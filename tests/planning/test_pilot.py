@@ -30,8 +30,8 @@ from brorl.sampling import SamplingParams
 from brorl.training.collect import Collector
 from brorl.training.learner import LearnerSettings
 from brorl.tree import RolloutTree
+from brorl.verdict import Verdict
 from brorl.verification.grade import Grader
-from brorl.verification.verifier import Verdict
 from small_models import flattened_logprobs, plain_logprobs, random_tree, rollouts, small_model
 
 TEMPERATURE = 0.9
@@ -330,7 +330,7 @@ def test_rounds_are_those_of_the_collector(rng: np.random.Generator) -> None:
         before = engine.rounds
         batch = collector.next_batch(step)
         rounds.append(engine.rounds - before)
-        sampled += len(batch.sampled_groups)
+        sampled += len(batch.verified)
     error = np.std(rounds) / np.sqrt(steps) + np.std(rounds) / np.sqrt(64 * 24)
     assert abs(np.mean(rounds) - mean_rounds(fraction, per_step)) < 5 * error
     assert sampled / steps == pytest.approx(per_step / fraction, rel=0.15)

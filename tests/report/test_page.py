@@ -381,23 +381,21 @@ def test_rollouts_on_the_page_are_those_stored(tmp_path: Path, rng: np.random.Ge
     for step in chosen:
         data, stored = unpacked(step.data), kept[step.step]
         assert step.responses == step.all_responses == sum(g.tree.num_responses for g in stored.groups)
-        for made, group, verdicts, texts in zip(
-            data["groups"], stored.groups, stored.verdicts, stored.texts, strict=True
-        ):
+        for made, group, texts in zip(data["groups"], stored.groups, stored.texts, strict=True):
             tree = group.tree
             assert [data["tokenIds"][i] for i in made["token"]] == tree.token.tolist()
             assert made["depth"] == [len(tree.path(i)) - 1 for i in range(tree.num_unique_tokens)]
             assert made["count"] == tree.count.tolist()
             right = np.zeros(tree.num_unique_tokens, int)
-            for leaf, count, verdict in zip(tree.leaf, tree.leaf_count, verdicts, strict=True):
+            for leaf, count, verdict in zip(tree.leaf, tree.leaf_count, group.verdicts, strict=True):
                 right[tree.path(int(leaf))] += count * verdict.correct
             assert made["rightBelow"] == right.tolist()
             logprob = [None if x == 1 else x / 1000 for x in made["logprob"]]
             for x, y in zip(logprob, tree.logprob.tolist(), strict=True):
                 assert (x is None and np.isnan(y)) or abs(x - y) <= 0.000501
             assert made["text"] == texts
-            assert made["extracted"] == [v.extracted for v in verdicts]
-            assert made["reason"] == [v.reason for v in verdicts]
+            assert made["extracted"] == [v.extracted for v in group.verdicts]
+            assert made["reason"] == [v.reason for v in group.verdicts]
             np.testing.assert_allclose(made["reward"], group.reward_L, rtol=1e-6)
             assert (made["rollouts"], made["right"]) == (tree.num_rollouts, group.num_correct)
 
@@ -413,7 +411,7 @@ def test_evaluations_on_the_page_are_the_first_the_best_and_the_last(tmp_path: P
     prompts = [group.prompt for group in random_step(rng, 3, 2).groups[:2]]
     stored = {step: held_out_answers(rng, prompts, 12) for step in scores}
     for step, answers in stored.items():
-        RunDirectory(run).write_responses("evaluations", step, answers.groups, answers.verdicts, answers.texts)
+        RunDirectory(run).write_responses("evaluations", step, answers.groups, answers.texts)
     chosen = choose_evaluations(read_run(run), token_text(None), 1_000_000)
     assert [step.step for step in chosen] == [0, 2, 4]
     for step in chosen:

@@ -243,7 +243,8 @@ def check_prompts(browser: Chromium, stored: dict[int, Stored]) -> None:
 
 
 def check_responses(browser: Chromium, stored: dict[int, Stored]) -> None:
-    group, verdicts, texts = (part[0] for part in (stored[4].groups, stored[4].verdicts, stored[4].texts))
+    group, texts = stored[4].groups[0], stored[4].texts[0]
+    verdicts = group.verdicts
     order = sorted(range(len(texts)), key=lambda i: -group.tree.leaf_count[i])[:20]
     cards = browser.value(
         """[...document.querySelectorAll('.response')].map((e) => ({

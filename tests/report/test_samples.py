@@ -59,15 +59,13 @@ def test_the_last_step_and_its_most_mixed_prompt_by_default(run: Run) -> None:
 @pytest.mark.parametrize("kind", ["all", "right", "wrong"])
 def test_responses_by_count_with_what_was_said_of_them(run: Run, kind: Kind) -> None:
     path, stored = run
-    for number, (group, verdicts, texts) in enumerate(
-        zip(stored[2].groups, stored[2].verdicts, stored[2].texts, strict=True), 1
-    ):
-        chosen = [i for i, v in enumerate(verdicts) if kind == "all" or v.correct == (kind == "right")]
+    for number, (group, texts) in enumerate(zip(stored[2].groups, stored[2].texts, strict=True), 1):
+        chosen = [i for i, v in enumerate(group.verdicts) if kind == "all" or v.correct == (kind == "right")]
         chosen.sort(key=lambda i: -group.tree.leaf_count[i])
         text = shown(path, step=2, prompt=str(number), kind=kind, limit=3, width=4000)
         place = 0
         for i in chosen[:3]:
-            verdict, nodes = verdicts[i], group.tree.path(int(group.tree.leaf[i]))
+            verdict, nodes = group.verdicts[i], group.tree.path(int(group.tree.leaf[i]))
             answer = "no answer found  " if verdict.reason in ("no answer", "no code block") else ""
             if verdict.extracted is not None:
                 answer = f"extracted answer: {visible_text(verdict.extracted.strip(), one_line=True)}  "
@@ -120,7 +118,7 @@ def test_nothing_acts_on_the_terminal(run: Run) -> None:
 def test_tables_fit_a_terminal(run: Run, rng: np.random.Generator) -> None:
     path, _ = run
     step = random_step(rng, 60, 12, long=500)
-    RunDirectory(path).write_responses("rollouts", 50, step.groups, step.verdicts, step.texts)
+    RunDirectory(path).write_responses("rollouts", 50, step.groups, step.texts)
     lines = shown(path).splitlines()
     table = [line for line in lines if re.match(r" *\d+ +\d+/\d+ ", line)]
     assert len(table) == MAX_PROMPTS
@@ -131,7 +129,7 @@ def test_tables_fit_a_terminal(run: Run, rng: np.random.Generator) -> None:
 
 def test_the_list_shows_questions_without_what_stands_around_them(tmp_path: Path, rng: np.random.Generator) -> None:
     step = random_step(rng, 3, 8)
-    RunDirectory(tmp_path).write_responses("rollouts", 1, step.groups, step.verdicts, step.texts)
+    RunDirectory(tmp_path).write_responses("rollouts", 1, step.groups, step.texts)
     (tmp_path / "config.yaml").touch()
     listed, _, responses = shown(tmp_path, width=300).partition("\nprompt ")
     for group in step.groups:
@@ -142,8 +140,8 @@ def test_the_list_shows_questions_without_what_stands_around_them(tmp_path: Path
 
 def test_kinds_that_do_not_occur(tmp_path: Path, rng: np.random.Generator) -> None:
     step = random_step(rng, 2, 8)
-    verdicts = [[replace(v, correct=False) for v in vs] for vs in step.verdicts]
-    RunDirectory(tmp_path).write_responses("rollouts", 1, step.groups, verdicts, step.texts)
+    groups = [replace(g, verdicts=[replace(v, correct=False) for v in g.verdicts]) for g in step.groups]
+    RunDirectory(tmp_path).write_responses("rollouts", 1, groups, step.texts)
     (tmp_path / "config.yaml").touch()
     assert "no prompt of this step has correct responses" in shown(tmp_path, kind="right")
     assert "no correct responses" in shown(tmp_path, prompt="2", kind="right")
@@ -172,7 +170,7 @@ def test_what_is_not_there_is_named_with_what_is(run: Run, tmp_path: Path) -> No
 def test_the_responses_to_held_out_prompts(run: Run, rng: np.random.Generator) -> None:
     path, _ = run
     answers = held_out_answers(rng, [group.prompt for group in random_step(rng, 2, 2).groups], 30)
-    RunDirectory(path).write_responses("evaluations", 3, answers.groups, answers.verdicts, answers.texts)
+    RunDirectory(path).write_responses("evaluations", 3, answers.groups, answers.texts)
     found = find_samples(path, step=3, held_out=True)
     assert [row.num_correct for row in found.rows] == [group.num_correct for group in answers.groups]
     assert [row.prompt_id for row in found.rows] == [group.prompt.id for group in answers.groups]

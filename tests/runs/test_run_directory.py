@@ -19,14 +19,14 @@ from brorl.runs import run_directory
 from brorl.runs.run_directory import RunDirectory
 from brorl.storage import replace_file
 from brorl.tree import RolloutTree
-from brorl.verification.verifier import Verdict
+from brorl.verdict import Verdict
 
 RESPONSES = [[5, 1], [5, 1], [5, 6, 1], [6, 6, 6, 6], [5, 1]]
 LOGPROBS = {(5,): -0.1, (5, 1): -0.25, (5, 6): -1.5, (5, 6, 1): -2.25, (6,): -3.0, (6, 6): -0.5}
 LOGPROBS |= {(6, 6, 6): -0.75, (6, 6, 6, 6): -0.125}
 
 
-def stored_group() -> tuple[Group, list[Verdict], list[str]]:
+def stored_group() -> tuple[Group, list[str]]:
     logprobs = [[LOGPROBS[tuple(r[: i + 1])] for i in range(len(r))] for r in RESPONSES]
     tree = RolloutTree.from_responses((2, 3), RESPONSES, logprobs, [r[-1] == 1 for r in RESPONSES])
     verdicts = [
@@ -36,7 +36,7 @@ def stored_group() -> tuple[Group, list[Verdict], list[str]]:
     ]
     prompt = Prompt("p-1", "2 3:", (2, 3), "2 3 -> 5", "countdown")
     reward_L = np.array([v.score - 0.5 for v in verdicts])
-    return Group(prompt, tree, np.array([v.correct for v in verdicts]), reward_L), verdicts, ["5", "5+6", "6666"]
+    return replace(Group.of_verdicts(prompt, tree, verdicts), reward_L=reward_L), ["5", "5+6", "6666"]
 
 
 def test_metrics_are_read_back_and_a_torn_last_line_is_not(tmp_path: Path) -> None:
@@ -52,8 +52,8 @@ def test_metrics_are_read_back_and_a_torn_last_line_is_not(tmp_path: Path) -> No
 
 
 def test_rollouts_read_back_equal_the_tree(tmp_path: Path) -> None:
-    group, verdicts, texts = stored_group()
-    RunDirectory(tmp_path).write_responses("rollouts", 12, [group], [verdicts], [texts])
+    group, texts = stored_group()
+    RunDirectory(tmp_path).write_responses("rollouts", 12, [group], [texts])
     assert [p.name for p in (tmp_path / "rollouts").iterdir()] == ["step-000012.parquet"]
     rows = pq.read_table(tmp_path / "rollouts/step-000012.parquet").to_pylist()
     paths = [(5, 1), (5, 6, 1), (6, 6, 6, 6)]
@@ -76,13 +76,13 @@ def test_rollouts_read_back_equal_the_tree(tmp_path: Path) -> None:
 
 def test_a_long_reference_is_not_repeated_in_every_row(tmp_path: Path, rng: np.random.Generator) -> None:
     """Files grow with the beginning of a long reference, not with its length, and still tell references apart."""
-    group, verdicts, texts = stored_group()
+    group, texts = stored_group()
     directory = RunDirectory(tmp_path)
     sizes, stored = [], []
     for place, length in enumerate((2_000, 1_000_000, 1_000_000)):
         reference = "".join(map(chr, rng.integers(97, 123, length)))
         prompt = replace(group.prompt, reference=reference)
-        directory.write_responses("rollouts", place, [replace(group, prompt=prompt)], [verdicts], [texts])
+        directory.write_responses("rollouts", place, [replace(group, prompt=prompt)], [texts])
         directory.write_held_out([prompt])
         rows = pq.read_table(tmp_path / f"rollouts/step-{place:06d}.parquet").to_pylist()
         (held_out,) = directory.read_held_out()
@@ -98,10 +98,10 @@ def test_a_long_reference_is_not_repeated_in_every_row(tmp_path: Path, rng: np.r
 
 
 def test_evaluations_are_stored_as_rollouts_are(tmp_path: Path) -> None:
-    group, verdicts, texts = stored_group()
+    group, texts = stored_group()
     directory = RunDirectory(tmp_path)
-    directory.write_responses("rollouts", 12, [group], [verdicts], [texts])
-    directory.write_responses("evaluations", 12, [group], [verdicts], [texts])
+    directory.write_responses("rollouts", 12, [group], [texts])
+    directory.write_responses("evaluations", 12, [group], [texts])
     rollouts, evaluation = (
         pq.read_table(tmp_path / f"{name}/step-000012.parquet") for name in ("rollouts", "evaluations")
     )
@@ -109,7 +109,7 @@ def test_evaluations_are_stored_as_rollouts_are(tmp_path: Path) -> None:
 
 
 def test_a_step_that_sampled_nothing_stores_an_empty_table(tmp_path: Path) -> None:
-    RunDirectory(tmp_path).write_responses("rollouts", 1, [], [], [])
+    RunDirectory(tmp_path).write_responses("rollouts", 1, [], [])
     table = pq.read_table(tmp_path / "rollouts/step-000001.parquet")
     assert table.num_rows == 0
     assert "token_ids" in table.column_names
@@ -117,12 +117,12 @@ def test_a_step_that_sampled_nothing_stores_an_empty_table(tmp_path: Path) -> No
 
 def test_rewind_removes_what_came_after(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
-    group, verdicts, texts = stored_group()
+    group, texts = stored_group()
     for step in range(5):
         directory.append_metrics({"step": step, "x": 0.1})
-        directory.write_responses("rollouts", step, [group], [verdicts], [texts])
+        directory.write_responses("rollouts", step, [group], [texts])
         if step % 2 == 0:
-            directory.write_responses("evaluations", step, [group], [verdicts], [texts])
+            directory.write_responses("evaluations", step, [group], [texts])
     with directory.metrics_file.open("a") as file:
         file.write('{"step": 5')
     for folder in ("rollouts", "evaluations"):
@@ -156,7 +156,7 @@ def test_what_cannot_be_written_is_a_storage_error_that_names_the_file(tmp_path:
         directory.append_metrics({"step": 0})
     directory.rollouts.write_text("a file")
     with pytest.raises(StorageError, match=r"could not write .*rollouts"):
-        directory.write_responses("rollouts", 1, [], [], [])
+        directory.write_responses("rollouts", 1, [], [])
     (tmp_path / "env.json").mkdir()
     with pytest.raises(StorageError, match=r"could not write .*env\.json"):
         directory.write_environment()

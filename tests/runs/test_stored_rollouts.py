@@ -20,7 +20,7 @@ STEP = 7
 @pytest.fixture
 def stored(tmp_path: Path, rng: np.random.Generator) -> Stored:
     made = random_step(rng, num_groups=5, num_rollouts=20)
-    RunDirectory(tmp_path).write_responses("rollouts", STEP, made.groups, made.verdicts, made.texts)
+    RunDirectory(tmp_path).write_responses("rollouts", STEP, made.groups, made.texts)
     return made
 
 
@@ -32,13 +32,13 @@ def test_groups_come_back_as_they_were(
     groups = list(read_groups(tmp_path, STEP))
     assert len(groups) == len(stored.groups)
     assert groups[1].prompt_id == groups[2].prompt_id  # two groups of one prompt, one after the other, stay two
-    for group, made, verdicts, texts in zip(groups, stored.groups, stored.verdicts, stored.texts, strict=True):
+    for group, made, texts in zip(groups, stored.groups, stored.texts, strict=True):
         check_tree(group.tree)
         assert group.tree.prompt_ids == ()
         for name in ("token", "parent", "count", "leaf", "leaf_count", "finished"):
             assert np.array_equal(getattr(group.tree, name), getattr(made.tree, name)), name
         assert np.array_equal(group.tree.logprob, made.tree.logprob.astype(np.float32), equal_nan=True)
-        said = [(v.correct, v.score, v.extracted, v.reason) for v in verdicts]
+        said = [(v.correct, v.score, v.extracted, v.reason) for v in made.verdicts]
         assert [(v.correct, v.score, v.extracted, v.reason) for v in group.verdicts] == said
         assert group.texts == tuple(texts)
         assert np.array_equal(group.reward_L, made.reward_L)
@@ -70,7 +70,7 @@ def test_steps_are_those_with_a_whole_file(tmp_path: Path) -> None:
 
 
 def test_a_step_that_sampled_nothing_has_no_groups(tmp_path: Path) -> None:
-    RunDirectory(tmp_path).write_responses("rollouts", 3, [], [], [])
+    RunDirectory(tmp_path).write_responses("rollouts", 3, [], [])
     assert list(read_groups(tmp_path, 3)) == []
 
 
@@ -96,7 +96,7 @@ def _reversed(table: pa.Table) -> pa.Table:
 def test_a_damaged_table_is_refused(tmp_path: Path, rng: np.random.Generator, harm, said: str) -> None:  # type: ignore[no-untyped-def]
     made = random_step(rng, num_groups=1, num_rollouts=40)
     assert made.groups[0].tree.num_responses > 2
-    RunDirectory(tmp_path).write_responses("rollouts", STEP, made.groups, made.verdicts, made.texts)
+    RunDirectory(tmp_path).write_responses("rollouts", STEP, made.groups, made.texts)
     file = tmp_path / "rollouts" / f"step-{STEP:06d}.parquet"
     pq.write_table(harm(pq.read_table(file)), file)
     with pytest.raises(UserError, match=said) as error:

@@ -17,8 +17,8 @@ from brorl.rollout.pool import SampleTask, SamplingPool
 from brorl.sampling import SamplingParams
 from brorl.training.async_source import AsyncSource
 from brorl.tree import RolloutTree
+from brorl.verdict import Verdict
 from brorl.verification.grade import Grader
-from brorl.verification.verifier import Verdict
 from foreground_source import ForegroundSource
 from virtual_pool import VirtualPool
 

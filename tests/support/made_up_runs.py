@@ -15,9 +15,9 @@ from brorl.prompts.prompt import Prompt
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.run_record import RunRecord
 from brorl.training.diagnostics import coverage_record
-from brorl.training.source import Batch, GradedPrompt
+from brorl.training.source import Batch
 from brorl.tree import RolloutTree
-from brorl.verification.verifier import Verdict
+from brorl.verdict import Verdict
 
 HOSTILE = (
     "</script><script>document.title='taken'</script>",
@@ -38,7 +38,6 @@ class Stored:
     """What was stored of a step."""
 
     groups: list[Group]
-    verdicts: list[list[Verdict]]
     texts: list[list[str]]
 
 
@@ -57,7 +56,7 @@ def random_tree(rng: np.random.Generator, num_rollouts: int, unknown: bool, voca
 
 def random_step(rng: np.random.Generator, num_groups: int, num_rollouts: int, long: int = 0) -> Stored:
     """Groups with random verdicts and hostile texts; of 3 two are of one prompt, of 4 one has no log-probs."""
-    groups, verdicts, texts = [], [], []
+    groups, texts = [], []
     for g in range(num_groups):
         name = HOSTILE[g % len(HOSTILE)]
         if num_groups > 2 and g == 2:
@@ -75,17 +74,15 @@ def random_step(rng: np.random.Generator, num_groups: int, num_rollouts: int, lo
             )
             for i, correct in enumerate(correct_L)
         ]  # fmt: skip
-        groups.append(Group(prompt, tree, correct_L, rng.normal(size=tree.num_responses)))
-        verdicts.append(made)
+        groups.append(Group(prompt, tree, correct_L, rng.normal(size=tree.num_responses), verdicts=made))
         texts.append([f"{HOSTILE[(g + i) % len(HOSTILE)]}{i}" for i in range(tree.num_responses)])
-    return Stored(groups, verdicts, texts)
+    return Stored(groups, texts)
 
 
 def step_record(rng: np.random.Generator, step: int, stored: Stored) -> dict[str, Any]:
     """A metrics record, made by the code that makes real ones where there is any."""
     groups = [g for g in stored.groups if np.isfinite(g.tree.logprob).all()]
-    prompts = [GradedPrompt(g, verdicts, g) for g, verdicts in zip(stored.groups, stored.verdicts, strict=True)]
-    batch = Batch(sampled=prompts, rounds=1)
+    batch = Batch(sampled=stored.groups, rounds=1)
     names = (
         "loss", "grad_norm", "clip_fraction", "old_policy_kl", "entropy", "learning_rate", "clip_low_fraction",
         "clip_high_fraction", "reference_kl", "masked_fraction",
@@ -116,9 +113,9 @@ def dropped_record(groups: Sequence[Group]) -> dict[str, int]:
 def fruitless_record(rng: np.random.Generator, step: int) -> dict[str, Any]:
     """The last line of a run that found no correct rollout: sampled, verified, and no update."""
     stored = random_step(rng, 4, 12)
-    groups = [replace(g, correct_L=np.zeros(g.tree.num_responses, np.bool_)) for g in stored.groups]
-    verdicts = [[Verdict(False, 0.0, None, "no answer", 0.0)] * len(vs) for vs in stored.verdicts]
-    record = step_record(rng, step, Stored(groups, verdicts, stored.texts))
+    wrong = Verdict(False, 0.0, None, "no answer", 0.0)
+    groups = [Group.of_verdicts(g.prompt, g.tree, [wrong] * g.tree.num_responses) for g in stored.groups]
+    record = step_record(rng, step, Stored(groups, stored.texts))
     for section in ("update", "coverage"):
         del record[section]
     return record | {"ended": "no group had both", "kept": {"groups": 0, "carried": 0, "samples": 0}}
@@ -128,7 +125,7 @@ def held_out_answers(rng: np.random.Generator, prompts: Sequence[Prompt], num_ro
     """Responses to held-out prompts, the same prompts each time."""
     made = random_step(rng, len(prompts), num_rollouts)
     groups = [replace(group, prompt=prompt) for group, prompt in zip(made.groups, prompts, strict=True)]
-    return Stored(groups, made.verdicts, made.texts)
+    return Stored(groups, made.texts)
 
 
 def evaluation(rng: np.random.Generator, num_samples: int = 8, ks: Sequence[int] = (1, 4, 8)) -> dict[str, Any]:
@@ -186,7 +183,7 @@ def make_run(
         stored = random_step(rng, num_groups, num_rollouts)
         records.append(step_record(rng, step, stored))
         if step % store_every == 0:
-            directory.write_responses("rollouts", step, stored.groups, stored.verdicts, stored.texts)
+            directory.write_responses("rollouts", step, stored.groups, stored.texts)
             kept[step] = stored
     records[2]["reference_reset"] = "2 steps since the last reset"
     records[3]["held_out_check"] = {
@@ -203,5 +200,5 @@ def make_run(
         prompts = [Prompt(f"held out {i}", f"{HOSTILE[i]}\n{i}", (3, 4), "ref", "held out") for i in range(3)]
         for step in (0, steps):
             answers = held_out_answers(rng, prompts, num_rollouts)
-            directory.write_responses("evaluations", step, answers.groups, answers.verdicts, answers.texts)
+            directory.write_responses("evaluations", step, answers.groups, answers.texts)
     return records, kept

@@ -32,8 +32,8 @@ from brorl.training.learner import LearnerSettings
 from brorl.training.loop import train
 from brorl.training.run import TrainingRun
 from brorl.training.tree_learner import TreeLearner
+from brorl.verdict import Verdict
 from brorl.verification.grade import Grader
-from brorl.verification.verifier import Verdict
 from foreground_source import ForegroundSource
 from local_pool import LocalPool
 from run_support import assert_same_run

@@ -20,7 +20,7 @@ from brorl.training.async_source import AsyncSource
 from brorl.training.collect import Collector
 from brorl.training.source import Batch, NoMixedGroupsError, UnverifiedError
 from brorl.tree import RolloutTree
-from brorl.verification.verifier import Verdict, unverified_verdict
+from brorl.verdict import Verdict, unverified_verdict
 from virtual_pool import VirtualPool
 
 
@@ -96,7 +96,7 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
         stale = sum(batch.staleness.late_at.values())
         assert stragglers != "wait" or stale == 0
         ended.update(g.prompt.id for g in batch.groups)
-        ended.update(g.prompt.id for g in batch.sampled_groups if not g.is_mixed)
+        ended.update(g.prompt.id for g in batch.verified if not g.is_mixed)
         ended["too stale"] += stale if stragglers == "drop" else 0
         pool.advance(learning[step % len(learning)])
         source.publish([], step)
@@ -284,7 +284,7 @@ def test_prompts_with_one_outcome_are_replaced_while_others_are_still_sampled() 
     source.publish([], 0)
     batches = steps_of(source, pool, 1, 15, [5.0])
     assert all(g.is_mixed for batch in batches for g in batch.groups)
-    sampled = [g for batch in batches for g in batch.sampled_groups]
+    sampled = [g for batch in batches for g in batch.verified]
     assert len({id(g.tree) for g in sampled}) == len(sampled)  # each is reported once
     unmixed = sum(not g.is_mixed for g in sampled)
     assert unmixed > 15
@@ -302,7 +302,7 @@ def test_gives_up_without_mixed_groups_and_keeps_what_it_had() -> None:
     with pytest.raises(NoMixedGroupsError, match=r"in 2 rounds in a row \(no rollout was correct\)") as caught:
         source.next_batch(1)
     assert caught.value.batch.num_mixed == 1
-    assert 1 + 2 * 3 <= len(caught.value.batch.sampled_groups) <= 1 + 3 * 3
+    assert 1 + 2 * 3 <= len(caught.value.batch.verified) <= 1 + 3 * 3
     (kept,) = source.state().carried
     assert kept.is_mixed
     assert source.state().attempts == 1

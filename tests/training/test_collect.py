@@ -21,8 +21,8 @@ from brorl.sampling import SamplingParams
 from brorl.training.collect import Collector, prompts_of_round
 from brorl.training.source import Batch, NoMixedGroupsError
 from brorl.tree import RolloutTree
+from brorl.verdict import CUT_OFF, Verdict
 from brorl.verification.grade import Grader
-from brorl.verification.verifier import CUT_OFF, Verdict
 
 NUM_ROLLOUTS = 6
 RIGHT, WRONG, END = 7, 8, 9
@@ -97,7 +97,7 @@ def test_refills_until_the_step_is_full() -> None:
     assert [g.num_correct for g in groups + surplus] == [c for _, c in engine.trees if 0 < c < NUM_ROLLOUTS]
     assert len(groups) == 4
     assert batch.rounds == len(engine.calls) > 1
-    assert len(batch.sampled_groups) == len(engine.trees)  # kept or not
+    assert len(batch.verified) == len(engine.trees)  # kept or not
     assert batch.summary()["groups_all_correct"] == sum(c == NUM_ROLLOUTS for _, c in engine.trees)
     assert batch.num_mixed == len(groups) + len(surplus)
 
@@ -169,7 +169,7 @@ def test_every_mixed_group_is_trained_on_once_and_in_order(per_step: int) -> Non
         assert groups[: len(before)] == before[:per_step]  # the oldest first
         trained += groups
         ever_carried += len(carried)
-        assert sum(g.tree.num_rollouts for g in batch.sampled_groups) == batch.summary()["samples"]
+        assert sum(g.tree.num_rollouts for g in batch.verified) == batch.summary()["samples"]
     expected = [tree for tree, correct in engine.trees if 0 < correct < NUM_ROLLOUTS]
     seen = [g.tree for g in trained + carried]
     assert len(seen) == len(expected)
@@ -321,7 +321,7 @@ def test_once_the_fraction_is_known_a_step_takes_one_round(rng: np.random.Genera
         waited.append(len(carried))
     assert engine.calls[0][0] == per_step
     assert 1.0 <= np.mean([batch.rounds for batch in batches[1:]]) < 1.3  # with as many as are missing it is 2.4
-    total = sum(len(batch.sampled_groups) for batch in batches)
+    total = sum(len(batch.verified) for batch in batches)
     assert sum(script[:total] == 3) == steps * per_step + waited[-1]  # what was found was trained on, or waits
     assert np.mean(waited) < per_step / 2
     assert max(waited) <= 2 * per_step
@@ -424,7 +424,7 @@ def test_a_group_has_the_version_of_the_weights_that_sampled_it() -> None:
     one, sampled_at, waited = collector(engine, max_tries=100), {}, 0
     for step in range(1, 21):
         groups, waiting, batch = collect(one, step)
-        sampled_at |= {id(g.tree): step - 1 for g in batch.sampled_groups}
+        sampled_at |= {id(g.tree): step - 1 for g in batch.verified}
         assert [g.version for g in groups + waiting] == [sampled_at[id(g.tree)] for g in groups + waiting]
         waited += sum(g.version < step - 1 for g in groups)
         one.publish([], step)

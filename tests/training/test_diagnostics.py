@@ -24,8 +24,8 @@ from brorl.training.diagnostics import Diagnostics, coverage_record
 from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
+from brorl.verdict import Verdict
 from brorl.verification.grade import Grader
-from brorl.verification.verifier import Verdict
 from exact_model import ExactModel
 from learner_support import learn
 from run_support import SMALL, command, metrics_without_times

@@ -513,10 +513,10 @@ def test_truncated_responses_can_be_left_out_of_the_loss(
 def test_a_chosen_subset_holds_no_truncated_response(rng: np.random.Generator) -> None:
     """The subset is unbiased for the responses that ended by themselves: their factors have a mean of 1."""
     tree = random_tree(rng, num_rollouts=20, branching=5)
-    group, advantage_L, draws = group_of(tree, rng), rng.normal(size=tree.num_responses), 1000
+    group, draws = replace(group_of(tree, rng), advantage_L=rng.normal(size=tree.num_responses)), 1000
     sum_L, factor_L = np.zeros(tree.num_responses), np.ones(tree.num_responses)
     for seed in range(draws):
-        chosen_responses = choose_trained(group, advantage_L, 1, True, np.random.default_rng(seed))
+        chosen_responses = choose_trained(group, 1, True, np.random.default_rng(seed))
         assert chosen_responses is not None
         place = {response: i for i, (response, _) in enumerate(tree.responses())}
         chosen = [place[response] for response, _ in chosen_responses.tree.responses()]

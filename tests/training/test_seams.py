@@ -41,8 +41,8 @@ from brorl.training.settings import CollapseLimits, PhaseSettings, ReferenceSett
 from brorl.training.source import Batch, GroupSource
 from brorl.training.stop_request import StopRequest
 from brorl.tree import RolloutTree
+from brorl.verdict import Verdict
 from brorl.verification.grade import Grader
-from brorl.verification.verifier import Verdict
 
 NUM_PROMPTS, PER_STEP, N, STEPS = 12, 3, 8, 6
 RIGHT, WRONG, END = 7, 8, 9

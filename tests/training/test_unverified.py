@@ -22,8 +22,8 @@ from brorl.training.learner import LearnerSettings
 from brorl.training.source import Batch, NoMixedGroupsError, UnverifiedError
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
-from brorl.verification.grade import Grader, num_unverified, verified
-from brorl.verification.verifier import Verdict, unverified_verdict
+from brorl.verdict import Verdict, unverified_verdict
+from brorl.verification.grade import Grader
 from learner_support import learn
 from small_models import flattened_logprobs, mostly_slow, random_tree, rollouts, small_model
 from tree_invariants import check_tree
@@ -95,6 +95,11 @@ def lost_texts(rng: np.random.Generator, trees: Sequence[RolloutTree], fraction:
     return {text for text in texts if rng.random() < fraction}
 
 
+def verified_groups(grader: Grader, prompts: Sequence[Prompt], trees: Sequence[RolloutTree]) -> list[Group]:
+    rewarded = [grader.rewarded(group, step=1) for group in grader.verify(prompts, trees)]
+    return [group.verified for group in rewarded if group.verified]
+
+
 def test_a_group_is_that_of_the_remaining_rollouts(rng: np.random.Generator) -> None:
     num_lost = 0
     for round_ in range(60):
@@ -103,23 +108,22 @@ def test_a_group_is_that_of_the_remaining_rollouts(rng: np.random.Generator) -> 
             tree = replace(tree, finished=np.ones(tree.num_responses, np.bool_))
         lost = lost_texts(rng, [tree], rng.random() if round_ % 6 else 1.0)
         grader = grader_of(LosingVerifier(always=lost))
-        (verdicts,) = grader.verdicts([prompt_of(tree)], [tree])
-        group = grader.group(prompt_of(tree), tree, verdicts, step=1)
+        (whole,) = grader.verify([prompt_of(tree)], [tree])
+        whole, verdicts = grader.rewarded(whole, step=1), whole.verdicts
+        group = whole.verified
         smaller = rebuilt(tree, lost)
-        assert num_unverified(tree, verdicts) == tree.num_rollouts - (smaller.num_rollouts if smaller else 0)
+        assert whole.num_unverified == tree.num_rollouts - (smaller.num_rollouts if smaller else 0)
         if smaller is None or (smaller.num_rollouts == 1 and smaller != tree):
             assert group is None
             num_lost += 1
             continue
         plain = grader_of(LosingVerifier())
-        (expected,) = plain.groups([prompt_of(tree)], [smaller], step=1)
-        assert expected is not None
+        expected = plain.rewarded(*plain.verify([prompt_of(tree)], [smaller]), step=1)
         group_tree, expected_tree = (replace(g.tree, logprob=np.round(g.tree.logprob, 12)) for g in (group, expected))
         check_tree(group_tree)
         assert group_tree == expected_tree
-        assert group.correct_L.tolist() == expected.correct_L.tolist() == [v.correct for v in verified(verdicts)]
+        assert group.correct_L.tolist() == expected.correct_L.tolist() == [v.correct for v in group.verdicts]
         assert group.reward_L.tolist() == expected.reward_L.tolist()
-        whole = grader.stored_group(prompt_of(tree), tree, verdicts, step=1)
         assert whole.tree == tree
         assert np.isnan(whole.reward_L).tolist() == [v.unverified for v in verdicts]
         assert whole.reward_L[~np.isnan(whole.reward_L)].tolist() == group.reward_L.tolist()
@@ -140,7 +144,7 @@ def test_a_lost_response_is_verified_again_after_all_others(rng: np.random.Gener
     prompts = [prompt_of(tree, f"p{i}") for i, tree in enumerate(trees)]
     verifier = Recording(always)
     verifier.once = once
-    verdicts_PL = grader_of(verifier, RewardShaping()).verdicts(prompts, trees)
+    verdicts_PL = [group.verdicts for group in grader_of(verifier, RewardShaping()).verify(prompts, trees)]
     texts_PL = [[decode(r) for r, _ in tree.responses()] for tree in trees]
     asked = [(p, t) for p, (ts, tree) in enumerate(zip(texts_PL, trees, strict=True))
              for t, done in zip(ts, tree.finished, strict=True) if done]  # fmt: skip
@@ -174,12 +178,10 @@ def test_a_step_is_that_of_the_batch_without_the_lost_rollouts(
     trees = random_trees(rng, 6)
     lost = lost_texts(rng, trees)
     prompts = [prompt_of(tree, f"p{i}") for i, tree in enumerate(trees)]
-    found = grader_of(LosingVerifier(always=lost)).groups(prompts, trees, step=1)
-    groups = [g for g in found if g is not None]
+    groups = verified_groups(grader_of(LosingVerifier(always=lost)), prompts, trees)
     smaller = [(p, t) for p, tree in zip(prompts, trees, strict=True) if (t := rebuilt(tree, lost)) is not None]
     smaller = [(p, t) for p, t in smaller if t.num_rollouts > 1]
-    plain = grader_of(LosingVerifier()).groups([p for p, _ in smaller], [t for _, t in smaller], step=1)
-    expected = [g for g in plain if g is not None]
+    expected = verified_groups(grader_of(LosingVerifier()), [p for p, _ in smaller], [t for _, t in smaller])
     assert sum(t.num_rollouts for t in trees) > sum(g.tree.num_rollouts for g in groups)
     model = small_model(seed=int(rng.integers(1 << 30)))
     settings = LearnerSettings(
@@ -200,7 +202,7 @@ def test_a_step_equals_plain_rows_of_the_verified_rollouts(rng: np.random.Genera
     trees = random_trees(rng, 4)
     lost = lost_texts(rng, trees)
     grader = grader_of(LosingVerifier(always=lost), RewardShaping())
-    groups = [g for g in grader.groups([prompt_of(t) for t in trees], trees, step=1) if g is not None]
+    groups = verified_groups(grader, [prompt_of(t) for t in trees], trees)
     model = small_model(seed=int(rng.integers(1 << 30)))
     plain = deepcopy(model)
     settings = LearnerSettings(
@@ -306,12 +308,12 @@ def check_against_draws(batch: Batch, engine: CoinEngine, lost: set[int]) -> Non
         draws.setdefault(prompt, []).extend(drawn)
     kept = {p: [r for r in drawn if r[0] not in lost] for p, drawn in draws.items()}
     alive = {p: rs for p, rs in kept.items() if len(rs) > 1 or len(rs) == len(draws[p])}
-    assert {g.prompt.token_ids[0] for g in batch.sampled_groups} == set(alive)
-    verdicts_of = [verified(p.verdicts) for p in batch.sampled if p.group]
-    for group, verdicts in zip(batch.sampled_groups, verdicts_of, strict=True):
+    assert {g.prompt.token_ids[0] for g in batch.verified} == set(alive)
+    for group in batch.verified:
         rest = alive[group.prompt.token_ids[0]]
         assert group.tree == RolloutTree.from_responses(group.tree.prompt_ids, rest)
-        assert [v.correct for v in verdicts] == group.correct_L.tolist() == [n % 2 == 1 for n in group.tree.token[::2]]
+        odd_L = [n % 2 == 1 for n in group.tree.token[::2]]
+        assert [v.correct for v in group.verdicts] == group.correct_L.tolist() == odd_L
         assert group.reward_L.tolist() == [float(c) for c in group.correct_L]
     num_lost = sum(len(draws[p]) - len(kept[p]) for p in draws)
     all_kept = [r for rs in alive.values() for r in rs]
@@ -334,12 +336,11 @@ def check_against_draws(batch: Batch, engine: CoinEngine, lost: set[int]) -> Non
         rows = [rs for p, rs in alive.items() if f"s{p % 2}" == name]
         assert one["groups"] == len(rows)
         assert one["accuracy"] == pytest.approx(np.mean([n % 2 for rs in rows for n, _ in rs]))
-    groups, verdicts_GL = batch.with_unverified()
-    assert len(groups) == len(draws)
-    for group, verdicts in zip(groups, verdicts_GL, strict=True):
+    assert len(batch.sampled) == len(draws)
+    for group in batch.sampled:
         drawn = draws[group.prompt.token_ids[0]]
         assert group.tree == RolloutTree.from_responses(group.tree.prompt_ids, drawn)
-        assert [v.unverified for v in verdicts] == [n in lost for n in group.tree.token[::2].tolist()]
+        assert [v.unverified for v in group.verdicts] == [n in lost for n in group.tree.token[::2].tolist()]
     complete = {g.prompt.token_ids[0] for g in batch.complete}
     assert complete == {p for p in alive if len(alive[p]) == len(draws[p])}
 
@@ -372,7 +373,7 @@ def test_sums_and_groups_are_those_of_the_verified_rollouts(dynamic: bool, rng: 
     batch = one.next_batch(1)
     check_against_draws(batch, engine_of(one), LOST)
     assert len(batch.groups) == 25
-    assert batch.incomplete
+    assert len(batch.complete) < len(batch.sampled)
     if dynamic:
         assert all(g.is_mixed for g in batch.groups)
 

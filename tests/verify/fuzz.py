@@ -18,8 +18,9 @@ from brorl.assemble.data import build_questions
 from brorl.config.reading import make_config, read_recipe
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN, countdown_puzzles
 from brorl.prompts.prompt import Prompt
+from brorl.verdict import OUT_OF_MEMORY, TIMEOUT, Verdict
 from brorl.verification.domains.countdown import CountdownVerifier
-from brorl.verification.verifier import OUT_OF_MEMORY, TIMEOUT, Verdict, Verifier
+from brorl.verification.verifier import Verifier
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "domains"

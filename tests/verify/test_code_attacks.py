@@ -9,9 +9,9 @@ from attacks.catalog import CATEGORIES
 from domains.code_answers import KINDS, WEAK, fenced, question_of, verify
 
 from brorl.prompts.code_tests import CallCases, StdinCases, TestCode
+from brorl.verdict import Verdict
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.verifier import Verdict
 
 pytestmark = pytest.mark.linux
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
+from brorl.verdict import Verdict
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.grade import grade
-from brorl.verification.verifier import Verdict
 
 EOS = 0
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
+from brorl.verdict import Verdict
 from brorl.verification.grade import Grader
-from brorl.verification.verifier import TrialResponses, Verdict
+from brorl.verification.verifier import TrialResponses
 
 
 class Unsafe:
@@ -42,8 +43,8 @@ def test_threads_take_turns_and_get_their_own_verdicts() -> None:
 
     def verdict(number: int) -> bool:
         tree = RolloutTree.from_responses((1,), [(number % 8,)] * 2)
-        (found,) = graders[number % 2].verdicts([prompt], [tree])
-        return found[0].correct
+        (found,) = graders[number % 2].verify([prompt], [tree])
+        return bool(found.correct_L[0])
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(verdict, range(16))) == [number % 8 == 4 for number in range(16)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from brorl.verification.verifier import UNVERIFIED, Verdict, is_failure, is_unverified, unverified_verdict
+from brorl.verdict import UNVERIFIED, Verdict, is_failure, is_unverified, unverified_verdict
 
 
 def test_an_unverified_verdict_has_no_outcome():

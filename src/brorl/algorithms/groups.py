@@ -1,21 +1,28 @@
-"""A group: one prompt's rollout tree with its verdicts and rewards, the unit that all algorithms work on."""
+"""A group: one prompt's rollout tree and what is known of it, the one record from the verifier to the gradient."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from brorl.prompts.prompt import Prompt
-from brorl.tree import BoolArray, FloatArray, RolloutTree
+from brorl.tree import BoolArray, FloatArray, IntArray, RolloutTree
+from brorl.verdict import Verdict
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """N rollouts of one prompt with their verdicts and rewards (L distinct responses)."""
+    """N rollouts of one prompt (L distinct responses, M nodes). Later stages add arrays, which are None until then."""
 
     prompt: Prompt  # the prompt
     tree: RolloutTree  # its rollouts
     correct_L: BoolArray  # raw verdict of each distinct response, before any shaping of rewards, shape [L]
-    reward_L: FloatArray  # reward of each distinct response, shape [L]
+    # reward of each distinct response, shape [L]; NaN where an infrastructure failure left it unverified
+    reward_L: FloatArray
     # Log-probs (nats) of the tree's nodes under the learner with the weights that sampled them, shape [M]. None while
     # the learner still holds these weights, where old log-probs are the engine's, and in asynchronous training, where
     # the old policy is that before the step.
@@ -23,6 +30,15 @@ class Group:
     # version of the weights that sampled the first tokens of the tree, and all tokens unless they were sampled in
     # segments: the number of the step whose update made them
     version: int = 0
+    # verdict of each distinct response, L of them; empty if they are not known. A checkpoint stores none: the step that
+    # sampled the group has reported them.
+    verdicts: Sequence[Verdict] = ()
+    # value of each further term of the reward by name, shape [L]; NaN where a response has none
+    terms_L: Mapping[str, FloatArray] = field(default_factory=dict)
+    reference_logprob_M: FloatArray | None = None  # log-probs (nats) of the nodes under the reference, shape [M]
+    advantage_L: FloatArray | None = None  # advantage of each distinct response, shape [L]
+    # One over the probability that the response was chosen to be back-propagated, shape [L]. None if all are.
+    factor_L: FloatArray | None = None
 
     def __post_init__(self) -> None:
         expected = (self.tree.num_responses,)
@@ -31,11 +47,19 @@ class Group:
                 f"correct_L and reward_L need one entry for each of {expected[0]} distinct responses, "
                 f"got shapes {self.correct_L.shape} and {self.reward_L.shape}"
             )
-        if self.old_logprob_M is not None and self.old_logprob_M.shape != self.tree.token.shape:
-            raise ValueError(
-                f"old_logprob_M needs one entry for each of {self.tree.token.size} nodes, got shape "
-                f"{self.old_logprob_M.shape}"
-            )
+        for name in ("old_logprob_M", "reference_logprob_M"):
+            value_M = getattr(self, name)
+            if value_M is not None and value_M.shape != self.tree.token.shape:
+                raise ValueError(
+                    f"{name} needs one entry for each of {self.tree.token.size} nodes, got shape {value_M.shape}"
+                )
+
+    @classmethod
+    def of_verdicts(cls, prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict]) -> Group:
+        """Return the group of a prompt's verified rollouts; a correct response has the reward 1, an incorrect one 0."""
+        correct_L = np.array([verdict.correct for verdict in verdicts], np.bool_)
+        reward_L = np.where([verdict.unverified for verdict in verdicts], np.nan, correct_L)
+        return cls(prompt, tree, correct_L, reward_L, verdicts=verdicts)
 
     @property
     def num_correct(self) -> int:
@@ -43,11 +67,53 @@ class Group:
         return int(self.tree.leaf_count[self.correct_L].sum())
 
     @property
+    def num_unverified(self) -> int:
+        """Number of rollouts that could not be verified because of an infrastructure failure."""
+        return int(self.tree.leaf_count[np.isnan(self.reward_L)].sum())
+
+    @property
     def is_mixed(self) -> bool:
-        """Whether some rollouts are correct and some are not: 0 < number correct < N.
+        """Whether some verified rollouts are correct and some are not: 0 < number correct < N.
 
         Dynamic sampling trains on mixed groups only. The raw verdict decides, before any shaping of rewards.
 
         Source: BroRL (arXiv 2510.01180), after DAPO (arXiv 2503.14476, Eq. 11).
         """
-        return 0 < self.num_correct < self.tree.num_rollouts
+        return 0 < self.num_correct < self.tree.num_rollouts - self.num_unverified
+
+    @cached_property
+    def verified(self) -> Group | None:
+        """The group of the verified rollouts, with a smaller N if some are unverified; this group if all are verified.
+
+        None if no rollout was verified, or only one of several: it has no other rollouts to be compared with.
+        """
+        verified_L = ~np.isnan(self.reward_L)
+        if verified_L.all():
+            return self
+        if self.tree.leaf_count[verified_L].sum() < 2:
+            return None
+        return self.select(np.flatnonzero(verified_L))
+
+    def select(self, leaf_K: IntArray) -> Group:
+        """Keep only some distinct responses, K of them in ascending order, K >= 1."""
+        tree, node_K = self.tree.select(leaf_K)
+        of_leaves = ("correct_L", "reward_L", "advantage_L", "factor_L")
+        kept: dict[str, Any] = {name: _entries(getattr(self, name), leaf_K) for name in of_leaves}
+        kept |= {name: _entries(getattr(self, name), node_K) for name in ("old_logprob_M", "reference_logprob_M")}
+        return replace(
+            self,
+            tree=tree,
+            verdicts=[self.verdicts[i] for i in leaf_K] if self.verdicts else (),
+            terms_L={name: value_L[leaf_K] for name, value_L in self.terms_L.items()},
+            **kept,
+        )
+
+
+def known(array: FloatArray | None) -> FloatArray:
+    """Return an array of a group that an earlier stage has added."""
+    assert array is not None
+    return array
+
+
+def _entries(values: FloatArray | BoolArray | None, index_K: IntArray) -> FloatArray | BoolArray | None:
+    return None if values is None else values[index_K]

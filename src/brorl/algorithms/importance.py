@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 import numpy as np
 
@@ -18,13 +18,6 @@ from brorl.algorithms.settings import ImportanceCorrection
 from brorl.tree import FloatArray, RolloutTree
 
 _LARGEST_LOG_RATIO = 20.0  # keeps exp and its sums finite; any useful bound is far inside
-
-
-class ImportanceFactors(NamedTuple):
-    """Factors of the policy term's weights."""
-
-    node_M: FloatArray  # factor of each node, >= 0, shape [M]
-    response_L: FloatArray  # factor of each distinct response, 0 or 1, shape [L]
 
 
 @dataclass(frozen=True)
@@ -80,8 +73,8 @@ class Mismatch:
 
 def importance_factors(
     tree: RolloutTree, old_logprob_M: FloatArray, correction: ImportanceCorrection
-) -> ImportanceFactors:
-    """Return the factors of a tree's nodes and responses.
+) -> tuple[FloatArray, FloatArray]:
+    """Return the factors of the policy term's weights, of a tree's nodes and of its responses.
 
     Args:
         tree: The rollouts, with the sampler's log-probs.
@@ -89,14 +82,14 @@ def importance_factors(
         correction: How the ratio is used.
 
     Returns:
-        The factors; all 1 for "none".
+        The factor of each node, >= 0, shape [M], and of each distinct response, 0 or 1, shape [L]; all 1 for "none".
 
     Raises:
         ValueError: If a log-prob of the sampler is unknown.
     """
     node_M, response_L = np.ones(tree.num_unique_tokens), np.ones(tree.num_responses)
     if correction.correction == "none":
-        return ImportanceFactors(node_M, response_L)
+        return node_M, response_L
     log_ratio_M = _log_ratio(tree, old_logprob_M)
     ratio_M = np.exp(log_ratio_M)
     match correction.correction:
@@ -110,7 +103,7 @@ def importance_factors(
             response_L = ((mean_L >= correction.low) & (mean_L <= correction.high)).astype(np.float64)
         case _:
             assert_never(correction.correction)
-    return ImportanceFactors(node_M, response_L)
+    return node_M, response_L
 
 
 def check_sampler_logprobs(trees: Sequence[RolloutTree]) -> None:

@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from brorl.algorithms.groups import Group
+from brorl.algorithms.groups import Group, known
 from brorl.algorithms.settings import KLEstimator, KLPenalty
-from brorl.tree import FloatArray
 
 
 def kl_estimates(logprob_K: Tensor, reference_logprob_K: Tensor, estimator: KLEstimator, clamp: float) -> Tensor:
@@ -50,18 +49,11 @@ def kl_estimates(logprob_K: Tensor, reference_logprob_K: Tensor, estimator: KLEs
             assert_never(estimator)
 
 
-def penalized_group(
-    group: Group,
-    logprob_M: FloatArray,
-    reference_logprob_M: FloatArray,
-    penalty: KLPenalty,
-) -> Group:
+def penalized_group(group: Group, penalty: KLPenalty) -> Group:
     """Subtract the KL penalty of each response from its reward; verdicts do not change.
 
     Args:
-        group: The group.
-        logprob_M: Log-probs of its tree's nodes under the policy that sampled, shape [M].
-        reference_logprob_M: Log-probs under the reference, shape [M].
+        group: The group, with the log-probs of the policy that sampled, and of the reference.
         penalty: Coefficient, estimator and clamp.
 
     Returns:
@@ -70,8 +62,8 @@ def penalized_group(
     Source: the KL reward of InstructGPT (arXiv 2203.02155, Eq. 2), per response as in RLOO (arXiv 2402.14740).
     """
     estimate_M = kl_estimates(
-        torch.from_numpy(np.array(logprob_M)),
-        torch.from_numpy(np.array(reference_logprob_M)),
+        torch.from_numpy(np.array(known(group.old_logprob_M))),
+        torch.from_numpy(np.array(known(group.reference_logprob_M))),
         penalty.estimator,
         penalty.clamp,
     ).numpy()

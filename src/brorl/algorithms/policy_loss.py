@@ -20,14 +20,7 @@ from brorl.algorithms.settings import Aggregation
 from brorl.tree import FloatArray, RolloutTree
 
 
-class NodeWeights(NamedTuple):
-    """Summed advantages of the rollouts through each node."""
-
-    positive_M: FloatArray  # sum of the positive ones, >= 0, shape [M]
-    negative_M: FloatArray  # sum of the negative ones, <= 0, shape [M]
-
-
-def node_weights(tree: RolloutTree, advantage_L: FloatArray) -> NodeWeights:
+def node_weights(tree: RolloutTree, advantage_L: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Sum the advantages of the rollouts through each node.
 
     Args:
@@ -35,10 +28,10 @@ def node_weights(tree: RolloutTree, advantage_L: FloatArray) -> NodeWeights:
         advantage_L: Advantage of each distinct response, shape [L]; its count is applied here.
 
     Returns:
-        The two weights of each node.
+        The sum of the positive and the sum of the negative advantages of each node, shape [M].
     """
     total_L = tree.leaf_count * advantage_L
-    return NodeWeights(tree.sum_below(np.maximum(total_L, 0.0)), tree.sum_below(np.minimum(total_L, 0.0)))
+    return tree.sum_below(np.maximum(total_L, 0.0)), tree.sum_below(np.minimum(total_L, 0.0))
 
 
 class PolicyLoss(NamedTuple):

@@ -24,9 +24,9 @@ from brorl.prompts.prompt import Prompt
 from brorl.prompts.settings import FileSource
 from brorl.reporting.visible_text import visible_text
 from brorl.table import Result, Table
+from brorl.verdict import is_failure, is_timeout
 from brorl.verification.domains.code import CODE_DOMAIN
 from brorl.verification.trial import Trial, VerifiedResponse, try_verifier
-from brorl.verification.verifier import is_failure, is_timeout
 
 if TYPE_CHECKING:
     from brorl.algorithms.groups import Group

@@ -23,7 +23,7 @@ from brorl.table import Result, Table
 if TYPE_CHECKING:
     from brorl.reporting.outline import Branch
     from brorl.tree import RolloutTree
-    from brorl.verification.verifier import Verdict
+    from brorl.verdict import Verdict
 
 SETTINGS = ("device", "dtype", "sampling.", "prompt.", "verification.")
 """The settings and sections of a recipe that apply to a sampled tree."""
@@ -228,6 +228,6 @@ def _sampled(
         workers = build_workers(config)
         with closing(workers):
             verifiers = build_verifiers(config, {question.domain}, workers)
-            found = Grader(verifiers, decode, config.rewards).verdicts([prompt] * len(trees), trees)
-        verdicts = tuple(map(tuple, found))
+            groups = Grader(verifiers, decode, config.rewards).verify([prompt] * len(trees), trees)
+        verdicts = tuple(tuple(group.verdicts) for group in groups)
     return SampledTree(prompt.text, tuple(name for name, _ in models), tuple(trees), verdicts, decode, lines)

@@ -93,14 +93,14 @@ class RemoteLearner:
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
         """Return groups that wait for a later step with their old log-probs; see `Learner`."""
-        old = self._call("with_old_logprobs", list(groups)) if groups else []
+        old = self._call("with_old_logprobs", _without_verdicts(groups)) if groups else []
         return [replace(group, old_logprob_M=old_M) for group, old_M in zip(groups, old, strict=True)]
 
     def learn(
         self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
     ) -> StepMetrics:
         """Make the updates of one step; see `Learner`."""
-        metrics: StepMetrics = self._call("learn", list(groups), estimate_advantages, seed, lr_scale)
+        metrics: StepMetrics = self._call("learn", _without_verdicts(groups), estimate_advantages, seed, lr_scale)
         return metrics
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
@@ -205,3 +205,8 @@ class RemoteLearner:
                 self._echo(report)
             else:
                 self._observe(report)
+
+
+def _without_verdicts(groups: Sequence[Group]) -> list[Group]:
+    """Return groups as a rank needs them: verdicts have texts, which no learner reads."""
+    return [replace(group, verdicts=(), terms_L={}) for group in groups]

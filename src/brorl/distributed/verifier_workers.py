@@ -14,7 +14,8 @@ from brorl.activity import Echo
 from brorl.distributed.supervisor import Supervisor, WorkerCall, WorkerPoolConfig
 from brorl.format import counted
 from brorl.prompts.prompt import Prompt
-from brorl.verification.verifier import TrialResponses, Verdict, Verifier, unverified_verdict
+from brorl.verdict import Verdict, unverified_verdict
+from brorl.verification.verifier import TrialResponses, Verifier
 
 _LOST = "a verifier worker was lost"
 

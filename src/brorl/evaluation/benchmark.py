@@ -8,27 +8,17 @@ from time import perf_counter
 from typing import Any
 
 from brorl.activity import Observe, Phase, unobserved
+from brorl.algorithms.groups import Group
 from brorl.evaluation.summary import count, summarize
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.rollout.engine import Sampler
 from brorl.sampling import SamplingParams
-from brorl.tree import RolloutTree
-from brorl.verification.grade import Grader, num_unverified
-from brorl.verification.verifier import Verdict
+from brorl.verification.grade import Grader
 
 _RECORDED = (
     "pass_at", "num_prompts", "num_samples", "solved", "truncation_rate", "verifier_timeouts", "verifier_failures",
     "unique_tokens", "sampled_tokens", "seconds",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Answers:
-    """The responses of one evaluation, P prompts in the benchmark's order."""
-
-    trees: Sequence[RolloutTree]  # the responses to each prompt
-    verdicts: Sequence[Sequence[Verdict]]  # for each prompt the verdict of each distinct response
-    seconds: float  # wall time of sampling and verifying
 
 
 @dataclass(frozen=True)
@@ -48,21 +38,17 @@ class Benchmark:
         """Hash of the prompts. Scores on different prompts cannot be compared."""
         return fingerprint(self.prompts)
 
-    def answer(self, sampler: Sampler) -> Answers:
-        """Sample and verify responses to all prompts."""
+    def answer(self, sampler: Sampler) -> tuple[list[Group], float]:
+        """Sample and verify responses to all prompts; return their groups, in order, and the wall time in seconds."""
         started = perf_counter()
         self.observe(Phase("evaluating"))
         token_ids = [p.token_ids for p in self.prompts]
         trees = sampler.sample(token_ids, self.num_samples, self.sampling, self.seed)
         self.observe(Phase("evaluating", f"verifying {sum(t.num_responses for t in trees):,} distinct responses"))
-        verdicts = self.grader.verdicts(self.prompts, trees)
-        return Answers(trees, verdicts, perf_counter() - started)
+        groups = self.grader.verify(self.prompts, trees)
+        return groups, perf_counter() - started
 
-    def num_unverified(self, answers: Answers) -> int:
-        """Return the number of responses that could not be verified because of infrastructure failures."""
-        return sum(map(num_unverified, answers.trees, answers.verdicts))
-
-    def record(self, answers: Answers) -> dict[str, Any] | None:
+    def record(self, groups: Sequence[Group], seconds: float) -> dict[str, Any] | None:
         """Return the numbers of an evaluation as the metrics store them.
 
         Returns:
@@ -72,8 +58,8 @@ class Benchmark:
             also their number (`num_unverified`) over all prompts and for each prompt. None if no prompt has enough
             verified responses for a k.
         """
-        results = list(map(count, self.prompts, answers.trees, answers.verdicts))
-        overall = asdict(summarize(results, self.ks, answers.seconds))
+        results = list(map(count, groups))
+        overall = asdict(summarize(results, self.ks, seconds))
         if len(overall["pass_at"]) < len(self.ks):
             return None
         lost = [result.num_unverified for result in results]

@@ -14,7 +14,7 @@ from brorl.evaluation.summary import count
 from brorl.format import duration
 from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
-from brorl.verification.grade import Grader, num_unverified
+from brorl.verification.grade import Grader
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,17 @@ class EvaluatedModel:
         token_ids = [prompt.token_ids for prompt in batch.prompts]
         trees = self.engine.sample(token_ids, self.num_samples, self.sampling, batch.seed)
         self.observe(Phase("verification"))
-        verdicts = self.grader.verdicts(batch.prompts, trees)
-        lost, responses = sum(map(num_unverified, trees, verdicts)), sum(tree.num_rollouts for tree in trees)
+        groups = self.grader.verify(batch.prompts, trees)
+        lost, responses = sum(group.num_unverified for group in groups), sum(tree.num_rollouts for tree in trees)
         if 2 * lost > responses:
-            reasons = Counter(v.reason for found in verdicts for v in found if v.unverified)
+            reasons = Counter(v.reason for group in groups for v in group.verdicts if v.unverified)
             raise UnverifiedResponsesError(
                 f"{lost:,} of {responses:,} responses could not be verified (most often: "
                 f"{reasons.most_common(1)[0][0]}); free memory and processes, then rerun the command to continue"
             )
         texts = [self.grader.texts(tree) for tree in trees]
-        stored = StoredBatch(tuple(map(count, batch.prompts, trees, verdicts)), perf_counter() - started)
-        store.write(batch, trees, verdicts, texts, stored)
+        stored = StoredBatch(tuple(map(count, groups)), perf_counter() - started)
+        store.write(batch, groups, texts, stored)
         return stored
 
 

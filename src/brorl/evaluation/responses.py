@@ -19,13 +19,12 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+from brorl.algorithms.groups import Group
 from brorl.errors import UserError, first_line
 from brorl.evaluation.summary import PromptResult
 from brorl.format import short_repr
 from brorl.prompts.prompt import Prompt, stored_reference
 from brorl.storage import dotted, parquet_bytes, replace_file, storage_errors
-from brorl.tree import RolloutTree
-from brorl.verification.verifier import Verdict
 
 _METADATA = b"brorl"
 _RERUN = "rerun the command"
@@ -191,8 +190,7 @@ class ResponseStore:
     def write(
         self,
         batch: PromptBatch,
-        trees: Sequence[RolloutTree],
-        verdicts: Sequence[Sequence[Verdict]],
+        groups: Sequence[Group],
         texts: Sequence[Sequence[str]],
         stored: StoredBatch,
     ) -> None:
@@ -200,8 +198,7 @@ class ResponseStore:
 
         Args:
             batch: The batch, P prompts.
-            trees: The tree of each prompt.
-            verdicts: For each prompt the verdict of each distinct response.
+            groups: The verified group of each prompt.
             texts: For each prompt the text of each distinct response.
             stored: Its counts and its time.
 
@@ -209,27 +206,22 @@ class ResponseStore:
             StorageError: If the file cannot be written.
         """
         metadata = {"results": [asdict(result) for result in stored.results], "seconds": stored.seconds}
-        table = _table(batch, trees, verdicts, texts)
+        table = _table(batch.data_set, groups, texts)
         table = table.replace_schema_metadata({_METADATA: json.dumps(metadata).encode()})
         file = self.file_of(batch)
         with storage_errors(file, _RERUN):
             replace_file(file, parquet_bytes(table))
 
 
-def _table(
-    batch: PromptBatch,
-    trees: Sequence[RolloutTree],
-    verdicts: Sequence[Sequence[Verdict]],
-    texts: Sequence[Sequence[str]],
-) -> pa.Table:
+def _table(data_set: str, groups: Sequence[Group], texts: Sequence[Sequence[str]]) -> pa.Table:
     """Return one row per distinct response. Lists of tokens stay arrays, which takes less memory."""
     rows = []
-    for prompt, tree, verdicts_L, text_L in zip(batch.prompts, trees, verdicts, texts, strict=True):
-        reference = stored_reference(prompt.reference)
-        for i, (verdict, text) in enumerate(zip(verdicts_L, text_L, strict=True)):
+    for group, text_L in zip(groups, texts, strict=True):
+        prompt, tree, reference = group.prompt, group.tree, stored_reference(group.prompt.reference)
+        for i, (verdict, text) in enumerate(zip(group.verdicts, text_L, strict=True)):
             path = tree.path(int(tree.leaf[i]))
             values = (
-                batch.data_set, prompt.id, prompt.domain, prompt.text, reference, text,
+                data_set, prompt.id, prompt.domain, prompt.text, reference, text,
                 tree.token[path].astype(np.int32), tree.logprob[path].astype(np.float32), int(tree.leaf_count[i]),
                 tree.num_rollouts, bool(tree.finished[i]), verdict.correct, verdict.score, verdict.extracted,
                 verdict.reason,

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from brorl.algorithms.groups import Group
 from brorl.evaluation.mean_interval import mean_with_interval
 from brorl.evaluation.pass_at_k import pass_at_k_of_each
 from brorl.format import Estimate
-from brorl.prompts.prompt import Prompt
-from brorl.tree import RolloutTree
-from brorl.verification.grade import num_unverified
-from brorl.verification.verifier import Verdict, is_failure, is_timeout
+from brorl.verdict import is_failure, is_timeout
 
 
 @dataclass(frozen=True)
@@ -81,29 +79,22 @@ def default_ks(num_samples: int) -> tuple[int, ...]:
     return (1, *(2**i for i in range(1, 9) if 2 ** (i + 1) <= num_samples))
 
 
-def count(prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict]) -> PromptResult:
-    """Count the correct, truncated and distinct responses to a prompt, and their tokens.
-
-    Args:
-        prompt: The prompt.
-        tree: Its responses.
-        verdicts: The verdict of each distinct response, L of them.
-    """
-    correct_L = np.array([verdict.correct for verdict in verdicts])
-    reasons = [verdict.reason for verdict in verdicts]
+def count(group: Group) -> PromptResult:
+    """Count the correct, truncated and distinct responses of a verified group, and their tokens."""
+    prompt, tree, reasons = group.prompt, group.tree, [verdict.reason for verdict in group.verdicts]
     return PromptResult(
         prompt_id=prompt.id,
         data_set=prompt.source,
         domain=prompt.domain,
         num_samples=tree.num_rollouts,
-        num_correct=int(tree.leaf_count[correct_L].sum()),
+        num_correct=group.num_correct,
         num_truncated=tree.num_truncated,
         num_distinct=tree.num_responses,
         sampled_tokens=tree.num_sampled_tokens,
         unique_tokens=tree.num_unique_tokens,
         verifier_timeouts=sum(map(is_timeout, reasons)),
         verifier_failures=sum(map(is_failure, reasons)),
-        num_unverified=num_unverified(tree, verdicts),
+        num_unverified=group.num_unverified,
     )
 
 

@@ -167,8 +167,8 @@ def prompt_gradient(
     kept = np.flatnonzero((count_L > 0) & (advantage_L != 0))
     if kept.size:
         tree, _ = group.tree.select(kept)
-        weights = node_weights(tree, advantage_L[kept] * count_L[kept] / tree.leaf_count)
-        _accumulate(model, tree, weights.positive_M + weights.negative_M, settings)
+        positive_M, negative_M = node_weights(tree, advantage_L[kept] * count_L[kept] / tree.leaf_count)
+        _accumulate(model, tree, positive_M + negative_M, settings)
     return _sketch([p for p in model.parameters() if p.requires_grad])
 
 

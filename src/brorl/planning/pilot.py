@@ -27,8 +27,7 @@ from brorl.sampling import SamplingParams
 from brorl.seeds import seed_sequence
 from brorl.training.learner import LearnerSettings
 from brorl.tree import fraction_cut
-from brorl.verification.grade import Grader, verified
-from brorl.verification.verifier import Verdict
+from brorl.verification.grade import Grader
 
 _SEED_TAG = 0x9140  # keeps the pilot's draws apart from those of training
 
@@ -87,10 +86,9 @@ class PilotParts:
 
 @dataclass(frozen=True)
 class SampledGroups:
-    """Groups of one call of the engine, with their verdicts and the time of each phase."""
+    """Groups of one call of the engine, with the time of each phase."""
 
     groups: list[Group]  # the groups all of whose rollouts were verified: a plan compares groups of one size
-    verdicts: list[list[Verdict]]  # for each of them the verdict of each distinct response
     num_incomplete: int  # number of prompts that were left out
     clock: Stopwatch  # the time of each phase
 
@@ -136,15 +134,12 @@ def sample(parts: PilotParts, prompts: Sequence[Prompt], num_rollouts: int, seed
     with clock("generation"):
         trees = parts.engine.sample([p.token_ids for p in prompts], num_rollouts, parts.sampling, seed)
     with clock("verification"):
-        verdicts = parts.grader.verdicts(prompts, trees)
-    complete = [i for i, verdict in enumerate(verdicts) if len(verified(verdict)) == len(verdict)]
+        groups = parts.grader.verify(prompts, trees)
+    complete = [parts.grader.rewarded(group, step=1) for group in groups if not group.num_unverified]
     if not complete:
-        reasons = Counter(v.reason for verdict in verdicts for v in verdict if v.unverified)
+        reasons = Counter(v.reason for group in groups for v in group.verdicts if v.unverified)
         raise UnverifiedResponsesError(
             f"each of the {len(prompts)} prompts of a call has rollouts that could not be verified (most often: "
             f"{reasons.most_common(1)[0][0]}); free memory and processes, then rerun the command"
         )
-    groups = [parts.grader.group(prompts[i], trees[i], verdicts[i], step=1) for i in complete]
-    return SampledGroups(
-        [g for g in groups if g is not None], [verdicts[i] for i in complete], len(prompts) - len(complete), clock
-    )
+    return SampledGroups(complete, len(prompts) - len(complete), clock)

@@ -168,7 +168,7 @@ class StepTimer:
         if self._parts.store_every:
             with clock("storing"):
                 texts = [self._parts.grader.texts(g.tree) for g in groups]
-                self._directory.write_responses("rollouts", 0, groups, sampled.verdicts, texts)
+                self._directory.write_responses("rollouts", 0, groups, texts)
         with clock("diagnostics"):
             coverage_record(groups)
         work = Work(

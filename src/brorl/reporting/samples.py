@@ -24,7 +24,7 @@ from brorl.reporting.reasons import why_no_held_out_responses, why_no_rollouts
 from brorl.reporting.visible_text import visible_text
 from brorl.runs.run_record import check_run, read_run
 from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
-from brorl.verification.verifier import NO_ANSWER, NO_CODE, Verdict
+from brorl.verdict import NO_ANSWER, NO_CODE, Verdict
 
 Kind = Literal["all", "wrong", "right"]
 MAX_PROMPTS = 20  # in the list; --prompt shows any of the others

@@ -29,7 +29,6 @@ from brorl.prompts.prompt import Prompt, stored_reference
 from brorl.runs.run_record import read_metrics
 from brorl.runs.stored_rollouts import Folder, responses_table
 from brorl.storage import parquet_bytes, replace_file, storage_errors
-from brorl.verification.verifier import Verdict
 
 Record = dict[str, Any]
 
@@ -131,7 +130,6 @@ class RunDirectory:
         folder: Folder,
         step: int,
         groups: Sequence[Group],
-        verdicts: Sequence[Sequence[Verdict]],
         texts: Sequence[Sequence[str]],
     ) -> None:
         """Store every distinct response that a step sampled, or those of an evaluation to some held-out prompts.
@@ -140,13 +138,12 @@ class RunDirectory:
             folder: "rollouts" of training, or responses of "evaluations".
             step: The step.
             groups: The groups sampled, kept or not, with unverified rollouts; the reward of these is not stored.
-            verdicts: For each group the verdict of each distinct response.
             texts: For each group the text of each distinct response.
         """
         target = self.path / folder / f"step-{step:06d}.parquet"
         with storage_errors(target):
             target.parent.mkdir(exist_ok=True)
-            replace_file(target, parquet_bytes(responses_table(step, groups, verdicts, texts)))
+            replace_file(target, parquet_bytes(responses_table(step, groups, texts)))
 
     def write_held_out(self, prompts: Sequence[Prompt]) -> None:
         """Write `held_out.json`: the prompts that evaluations are made on, in their order."""

@@ -21,7 +21,7 @@ from brorl.algorithms.groups import Group
 from brorl.errors import UserError
 from brorl.prompts.prompt import stored_reference
 from brorl.tree import BoolArray, FloatArray, RolloutTree
-from brorl.verification.verifier import Verdict
+from brorl.verdict import Verdict
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,16 +84,14 @@ class StoredGroup:
         return self.tree.prefix_logprob[self.tree.leaf] / self.tree.length
 
 
-def responses_table(
-    step: int, groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], texts: Sequence[Sequence[str]]
-) -> pa.Table:
+def responses_table(step: int, groups: Sequence[Group], texts: Sequence[Sequence[str]]) -> pa.Table:
     """Return the table of a step's groups, one row per distinct response; see `RunDirectory.write_responses`."""
     import pyarrow as pa
 
     trees = [group.tree for group in groups]
     sizes = [tree.num_responses for tree in trees]
     nodes_G = [tree.response_nodes() for tree in trees]
-    verdict_R = [verdict for of_group in verdicts for verdict in of_group]
+    verdict_R = [verdict for group in groups for verdict in group.verdicts]
     ends_R = np.cumsum([0, *(length for tree in trees for length in tree.length.tolist())])
 
     def of_groups(values: Iterable[Any]) -> list[Any]:

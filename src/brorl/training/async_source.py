@@ -10,18 +10,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from brorl.activity import Decoding
+from brorl.algorithms.groups import Group
 from brorl.rollout.engine import Sampler
 from brorl.rollout.pool import SampledTask, SampleTask, SamplingPool, sample_tasks
 from brorl.runs.checkpoint import SourceState
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
 from brorl.training.backlog import Backlog, Flight, Stragglers
-from brorl.training.source import Batch, GradedPrompt, GroupSource, RetryPolicy
+from brorl.training.source import Batch, GroupSource, RetryPolicy
 from brorl.tree import RolloutTree
 
 _POLL_S = 0.01  # the thread looks for results this often
@@ -50,7 +51,7 @@ class AsyncSource(GroupSource):
         self._changed = threading.Condition()  # guards everything below, and the pool
         self._backlog = Backlog(self.stream, self.prompts_per_step, self.max_staleness, self.stragglers)
         self._retries = RetryPolicy(self.max_tries, self.dynamic_sampling)
-        self._round: list[GradedPrompt] = []
+        self._round: list[Group] = []
         self._flights: dict[int, Flight] = {}  # by ticket
         self._in_verification: list[Flight] = []
         self._asked: dict[int, SampledTask | None] = {}  # tasks of the sampler, by ticket
@@ -212,29 +213,25 @@ class AsyncSource(GroupSource):
                     ended.append(flight)
         return bool(results), ended
 
-    def _verify(self, flights: Sequence[Flight]) -> list[GradedPrompt]:
+    def _verify(self, flights: Sequence[Flight]) -> list[Group]:
         """Verify the rollouts of prompts; needs no lock."""
         prompts = [flight.start.prompt for flight in flights]
         trees = [flight.tree for flight in flights if flight.tree is not None]
-        verdicts = self.grader.verdicts(prompts, trees)
         versions = [flight.start.version for flight in flights]
-        return [
-            self._graded(p, t, vs, version=version, step=version + 1)
-            for p, t, vs, version in zip(prompts, trees, verdicts, versions, strict=True)
-        ]
+        verified = zip(self.grader.verify(prompts, trees), versions, strict=True)
+        return [replace(self.grader.rewarded(g, version + 1), version=version) for g, version in verified]
 
-    def _add(self, flights: Sequence[Flight], graded: Sequence[GradedPrompt]) -> None:
+    def _add(self, flights: Sequence[Flight], groups: Sequence[Group]) -> None:
         """Add verified prompts, and begin others to replace those without a group to train on."""
         any_added = False
-        for flight, prompt in zip(flights, graded, strict=True):
-            kept = prompt.group if prompt.group and self._retries.keeps(prompt.group) else None
-            if not self._backlog.finish(flight.start.serial, kept):
+        for flight, group in zip(flights, groups, strict=True):
+            if not self._backlog.finish(flight.start.serial, next(iter(self._retries.kept([group])), None)):
                 continue  # it was dropped while it was verified
             any_added = True
-            self._batch.sampled.append(prompt)
+            self._batch.sampled.append(group)
             self._batch.rounds += flight.num_tasks
             self._batch.worker_seconds += flight.worker_seconds
-            self._round.append(prompt)
+            self._round.append(group)
             if len(self._round) == self.prompts_per_step:
                 self._retries.add(self._round)
                 self._round = []
@@ -256,10 +253,10 @@ class AsyncSource(GroupSource):
                         continue
                     self._changed.notify_all()
                 if ended:
-                    graded = self._verify(ended)
+                    groups = self._verify(ended)
                     with self._changed:
                         self._in_verification = []
-                        self._add(ended, graded)
+                        self._add(ended, groups)
         except BaseException as error:
             with self._changed:
                 self._error = error
@@ -268,7 +265,7 @@ class AsyncSource(GroupSource):
     def _wait(self) -> None:
         """Wait for progress, with the lock held, and report it. The observer may raise."""
         self._check()
-        trees = [group.tree for group in self._batch.sampled_groups]
+        trees = [group.tree for group in self._batch.verified]
         wanted = self.prompts_per_step * self.rollouts_per_prompt
         ready = min(self._backlog.num_ready * self.rollouts_per_prompt, wanted)
         longest = max((int(tree.length.max()) for tree in trees), default=0)

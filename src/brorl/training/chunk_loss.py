@@ -13,6 +13,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
+from brorl.algorithms.groups import known
 from brorl.algorithms.kl import kl_estimates
 from brorl.algorithms.policy_loss import PolicyLoss, SequenceLoss, cispo_loss, clipped_policy_loss, gspo_loss
 from brorl.algorithms.settings import KLPenalty, PolicyLossSettings
@@ -132,17 +133,15 @@ def response_losses(
     """
     losses: list[SequenceLoss] = [
         gspo_loss(
-            tree,
-            advantage_L,
+            group.tree,
+            known(group.advantage_L),
             new_M,
-            old_M,
+            known(group.old_logprob_M),
             clip_low=settings.clip.low,
             clip_high=settings.clip.high,
             denominator=batch.denominator,
         )
-        for tree, advantage_L, new_M, old_M in zip(
-            batch.trees, batch.advantages, logprobs, batch.old_logprobs, strict=True
-        )
+        for group, new_M in zip(batch.groups, logprobs, strict=True)
     ]
     low, high = sum(s.clipped_low for s in losses), sum(s.clipped_high for s in losses)
     sums = no_sums(batch.count_K.device)

@@ -8,7 +8,7 @@ step; their log-probs stay those of the policy that sampled them. Every prompt g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,7 +20,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.rollout.engine import Engine, Sampler
 from brorl.runs.checkpoint import SourceState
 from brorl.seeds import derived_seed
-from brorl.training.source import Batch, GradedPrompt, GroupSource, RetryPolicy
+from brorl.training.source import Batch, GroupSource, RetryPolicy
 from brorl.tree import IntArray, RolloutTree
 
 MEMORY = 0.8  # weight of the groups of a step when the next one chooses its rounds, that of its own being 1
@@ -105,37 +105,33 @@ class Collector(GroupSource):
         while len(kept) < self.prompts_per_step:
             number += 1
             self.observe(Round(step, number, len(kept), self.prompts_per_step, batch.fraction_cut))
-            prompts = self._round(step, batch, self.prompts_per_step - len(kept))
-            kept += [p.group for p in prompts if p.group and self._retries.keeps(p.group)]
-            self._retries.add(prompts)
+            groups = self._round(step, batch, self.prompts_per_step - len(kept))
+            kept += self._retries.kept(groups)
+            self._retries.add(groups)
             if self._retries.is_over:
                 self._carried, self._attempts = tuple(kept), self._attempts + 1
                 raise self._retries.error(batch)
         kept_before, sampled_before = self._seen
-        self._seen = (MEMORY * (kept_before + batch.num_mixed), MEMORY * (sampled_before + len(batch.sampled_groups)))
+        self._seen = (MEMORY * (kept_before + batch.num_mixed), MEMORY * (sampled_before + len(batch.verified)))
         batch.groups, surplus = kept[: self.prompts_per_step], kept[self.prompts_per_step :]
         with self.clock("training"):
             self._carried, self._attempts = tuple(self.keep_old_logprobs(surplus)), 0
         batch.num_carried = len(self._carried)
         return batch
 
-    def _round(self, step: int, batch: Batch, missing: int) -> list[GradedPrompt]:
+    def _round(self, step: int, batch: Batch, missing: int) -> list[Group]:
         """Sample as many prompts as should fill the step."""
         number = missing
         if self.dynamic_sampling:
-            kept, sampled = self._seen[0] + batch.num_mixed, self._seen[1] + len(batch.sampled_groups)
+            kept, sampled = self._seen[0] + batch.num_mixed, self._seen[1] + len(batch.verified)
             number = int(prompts_of_round(self.prompts_per_step, missing, kept, sampled))
         prompts = self.stream.take(number)
         trees = self._sample(prompts, step, batch)
         with self.clock("verification"):
-            verdicts = self.grader.verdicts(prompts, trees)
-        version = self.engine.version
-        graded = [
-            self._graded(p, t, vs, version=version, step=step)
-            for p, t, vs in zip(prompts, trees, verdicts, strict=True)
-        ]
-        batch.sampled += graded
-        return graded
+            verified = self.grader.verify(prompts, trees)
+        groups = [replace(self.grader.rewarded(g, step), version=self.engine.version) for g in verified]
+        batch.sampled += groups
+        return groups
 
     def _sample(self, prompts: Sequence[Prompt], step: int, batch: Batch) -> list[RolloutTree]:
         """Call the engine with a new seed."""

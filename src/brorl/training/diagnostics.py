@@ -62,7 +62,7 @@ class Diagnostics:
     def _draw(self, step: int, prompts: Sequence[Prompt]) -> list[Group | None]:
         seed = derived_seed(self.seed, step, _SEED_TAG)
         trees = self.sampler.sample([p.token_ids for p in prompts], self.held_out_rollouts, self.sampling, seed)
-        groups = self.grader.groups(prompts, trees, step)
+        groups = [self.grader.rewarded(group, step).verified for group in self.grader.verify(prompts, trees)]
         if not self.recompute_old_logprobs:
             return groups
         found = [group.tree for group in groups if group is not None]

@@ -16,7 +16,6 @@ import numpy as np
 from brorl.activity import Phase, Step
 from brorl.algorithms.groups import Group
 from brorl.cost import cost_of_step, total_cost
-from brorl.evaluation.benchmark import Answers, Benchmark
 from brorl.runs.checkpoint import EMA, TrainerState, mark_best, save_checkpoint
 from brorl.runs.model_card import write_card
 from brorl.runs.run_directory import Record
@@ -190,16 +189,16 @@ class Journal:
         benchmark, algorithm = self._run.measurements.benchmark, self._run.algorithm
         if benchmark is None:
             return {}
-        answers = benchmark.answer(algorithm.source.sampler)
+        groups, seconds = benchmark.answer(algorithm.source.sampler)
         if self._run.schedule.store_rollouts_every:
-            self._store_answers(benchmark, step, answers)
-        found = benchmark.record(answers)
+            self._store_answers(step, groups)
+        found = benchmark.record(groups, seconds)
         if found is None:
-            return {"evaluation_unverified": benchmark.num_unverified(answers)}
+            return {"evaluation_unverified": sum(group.num_unverified for group in groups)}
         if not (algorithm.averages and step):
             return {"evaluation": found}
         with self._average_in_place(step):
-            of_average = benchmark.record(benchmark.answer(algorithm.source.sampler))
+            of_average = benchmark.record(*benchmark.answer(algorithm.source.sampler))
         return {"evaluation": found} | ({} if of_average is None else {"ema_evaluation": of_average})
 
     @contextmanager
@@ -218,21 +217,16 @@ class Journal:
         """Store the rollouts of a step, unless the run stores none or carried groups filled the step."""
         outputs = self._run.outputs
         if self._run.schedule.store_rollouts_every and batch.sampled:
-            groups, verdicts = batch.with_unverified()
-            texts = [outputs.grader.texts(g.tree) for g in groups]
-            outputs.directory.write_responses("rollouts", step, groups, verdicts, texts)
+            groups = sorted(batch.sampled, key=lambda group: group.verified is None)  # those without a group come last
+            outputs.directory.write_responses("rollouts", step, groups, [outputs.grader.texts(g.tree) for g in groups])
 
-    def _store_answers(self, benchmark: Benchmark, step: int, answers: Answers) -> None:
+    def _store_answers(self, step: int, answered: Sequence[Group]) -> None:
         """Store the responses to the same few prompts at every evaluation, chosen by position, not by success."""
-        grader, num_prompts = self._run.outputs.grader, len(benchmark.prompts)
+        grader, num_prompts = self._run.outputs.grader, len(answered)
         chosen = np.linspace(0, num_prompts - 1, min(STORED_PROMPTS, num_prompts)).round().astype(int).tolist()
-        verdicts = [answers.verdicts[i] for i in chosen]
-        groups = [
-            grader.stored_group(benchmark.prompts[i], answers.trees[i], found, step)
-            for i, found in zip(chosen, verdicts, strict=True)
-        ]
+        groups = [grader.rewarded(answered[i], step) for i in chosen]
         texts = [grader.texts(g.tree) for g in groups]
-        self._run.outputs.directory.write_responses("evaluations", step, groups, verdicts, texts)
+        self._run.outputs.directory.write_responses("evaluations", step, groups, texts)
 
     def _save(self, regular: bool = True) -> None:
         """Write a checkpoint after the last step, and mark the best one."""

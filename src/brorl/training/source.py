@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,34 +17,13 @@ from torch import Tensor
 
 from brorl.activity import Observe, Stopwatch, unobserved
 from brorl.algorithms.groups import Group
-from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptSupply
 from brorl.rollout.engine import Sampler
 from brorl.runs.checkpoint import SourceState
 from brorl.sampling import SamplingParams
-from brorl.tree import FloatArray, RolloutTree, fraction_cut
-from brorl.verification.grade import Grader, num_unverified, term_values
-from brorl.verification.verifier import (
-    CUT_OFF,
-    NO_ANSWER,
-    NO_CODE,
-    TRUNCATED,
-    UNFINISHED,
-    Verdict,
-    is_failure,
-    is_timeout,
-)
-
-
-@dataclass(frozen=True, eq=False)
-class GradedPrompt:
-    """A sampled prompt with its verdicts."""
-
-    whole: Group  # all of its rollouts; the reward of an unverified response is NaN
-    verdicts: list[Verdict]  # the verdict of each distinct response of `whole`
-    group: Group | None  # its verified rollouts, which is `whole` if all were verified; None if there are too few
-    # value of each further term of the reward by name, shape [L] of `whole`; NaN where a response has none
-    terms_L: Mapping[str, FloatArray] = field(default_factory=dict)
+from brorl.tree import fraction_cut
+from brorl.verdict import CUT_OFF, NO_ANSWER, NO_CODE, TRUNCATED, UNFINISHED, Verdict, is_failure, is_timeout
+from brorl.verification.grade import Grader
 
 
 class Staleness(NamedTuple):
@@ -66,7 +45,8 @@ class Batch:
     """The groups of a step, and everything that was sampled for them."""
 
     groups: list[Group] = field(default_factory=list)  # the groups that the step trains on
-    sampled: list[GradedPrompt] = field(default_factory=list)  # every sampled prompt, trained on, carried, or dropped
+    # the group of every sampled prompt, trained on, carried, or dropped, with its unverified rollouts
+    sampled: list[Group] = field(default_factory=list)
     num_carried: int = 0  # groups that are carried to a later step
     rounds: int = 0  # number of calls of the engine
     attempt: int = 0  # how often the step had found no mixed group before
@@ -75,34 +55,24 @@ class Batch:
     staleness: Staleness | None = None  # how far sampling was ahead; None in synchronous training
 
     @property
-    def sampled_groups(self) -> list[Group]:
+    def verified(self) -> list[Group]:
         """The verified rollouts of each sampled prompt that has enough of them."""
-        return [p.group for p in self.sampled if p.group is not None]
+        return [group.verified for group in self.sampled if group.verified]
 
     @property
     def complete(self) -> list[Group]:
         """The sampled groups all of whose rollouts were verified."""
-        return [p.group for p in self.sampled if p.group is p.whole]
-
-    @property
-    def incomplete(self) -> list[GradedPrompt]:
-        """The sampled prompts with unverified rollouts."""
-        return [p for p in self.sampled if p.group is not p.whole]
+        return [group for group in self.sampled if group.verified is group]
 
     @property
     def num_mixed(self) -> int:
         """Number of mixed groups."""
-        return sum(g.is_mixed for g in self.sampled_groups)
+        return sum(g.is_mixed for g in self.verified)
 
     @property
     def fraction_cut(self) -> float:
         """The sampled rollouts that were cut at the length limit, as a fraction; 0 without a rollout."""
-        return fraction_cut([p.whole.tree for p in self.sampled])
-
-    def with_unverified(self) -> tuple[list[Group], list[list[Verdict]]]:
-        """Return all sampled prompts with all of their rollouts and verdicts; those without a group come last."""
-        prompts = sorted(self.sampled, key=lambda p: p.group is None)
-        return [p.whole for p in prompts], [p.verdicts for p in prompts]
+        return fraction_cut([group.tree for group in self.sampled])
 
     def summary(self) -> dict[str, Any]:
         """Return the sums over the sampled groups, for the metrics.
@@ -110,12 +80,12 @@ class Batch:
         Costs and lengths are those of all rollouts. Outcomes are those of the verified ones; if there are none, because
         carried groups filled the step, those of the step's groups.
         """
-        trees = [p.whole.tree for p in self.sampled]
-        groups = self.sampled_groups
+        trees = [group.tree for group in self.sampled]
+        groups = self.verified
         rollouts = sum(t.num_rollouts for t in trees)
         of_outcomes = groups or self.groups
         scored = max(sum(g.tree.num_rollouts for g in of_outcomes), 1)
-        reasons = [v.reason for p in self.sampled for v in p.verdicts]
+        reasons = [verdict.reason for group in self.sampled for verdict in group.verdicts]
         return {
             "rounds": self.rounds,
             "groups": len(groups),
@@ -143,9 +113,9 @@ class Batch:
     def _terms(self) -> dict[str, Any]:
         """Return the mean value of each further term of the reward, over the rollouts that have one; none if none."""
         sums: dict[str, list[float]] = {}
-        for prompt in self.sampled:
-            for name, value_L in prompt.terms_L.items():
-                count_L = prompt.whole.tree.leaf_count * ~np.isnan(value_L)
+        for group in self.sampled:
+            for name, value_L in group.terms_L.items():
+                count_L = group.tree.leaf_count * ~np.isnan(value_L)
                 both = sums.setdefault(name, [0.0, 0.0])
                 both[0] += float((count_L * np.nan_to_num(value_L)).sum())
                 both[1] += float(count_L.sum())
@@ -154,23 +124,22 @@ class Batch:
 
     def _unverified(self) -> dict[str, Any]:
         """Return the rollouts without a verdict and their reasons; nothing if all rollouts were verified."""
-        incomplete = self.incomplete
-        if not incomplete:
-            return {}
         counts: Counter[str] = Counter()
-        for prompt in incomplete:
-            for verdict, count in zip(prompt.verdicts, prompt.whole.tree.leaf_count.tolist(), strict=True):
+        for group in self.sampled:
+            for verdict, count in zip(group.verdicts, group.tree.leaf_count.tolist(), strict=True):
                 if verdict.unverified:
                     counts[verdict.reason] += count
+        if not counts:
+            return {}
         return {
             "samples_unverified": counts.total(),
-            "groups_unverified": sum(prompt.group is None for prompt in incomplete),
+            "groups_unverified": sum(group.verified is None for group in self.sampled),
             "unverified_reasons": dict(counts.most_common()),
         }
 
     def _dropped(self) -> dict[str, int]:
         """Return the rollouts and tokens that dynamic sampling dropped; carried groups do not count."""
-        trees = [g.tree for g in self.sampled_groups if not (self.keeps_all or g.is_mixed)]
+        trees = [g.tree for g in self.verified if not (self.keeps_all or g.is_mixed)]
         return {
             "samples_dropped": sum(t.num_rollouts for t in trees),
             "sampled_tokens_dropped": sum(t.num_sampled_tokens for t in trees),
@@ -179,7 +148,7 @@ class Batch:
 
     def _by_source(self) -> dict[str, Any]:
         """Return the outcomes by source of the prompts; nothing where there is one source."""
-        groups = self.sampled_groups
+        groups = self.verified
         sources = sorted({g.prompt.source for g in groups})
         if len(sources) < 2:
             return {}
@@ -275,18 +244,6 @@ class GroupSource(ABC):
         if self._before is not None:
             self.load_state(self._before)
 
-    def _graded(
-        self, prompt: Prompt, tree: RolloutTree, verdicts: list[Verdict], *, version: int, step: int
-    ) -> GradedPrompt:
-        """Reward the rollouts of a prompt that the weights of a version sampled."""
-        group = self.grader.group(prompt, tree, verdicts, step)
-        terms_L = term_values(verdicts, self.grader.shaping)
-        if group is None:
-            return GradedPrompt(self.grader.stored_group(prompt, tree, verdicts, step), verdicts, None, terms_L)
-        group = replace(group, version=version)
-        whole = group if group.tree is tree else self.grader.stored_group(prompt, tree, verdicts, step)
-        return GradedPrompt(whole, verdicts, group, terms_L)
-
 
 def _outcomes(groups: Sequence[Group]) -> dict[str, float]:
     samples = sum(g.tree.num_rollouts for g in groups)
@@ -311,21 +268,22 @@ class RetryPolicy:
     def __init__(self, max_tries: int, dynamic_sampling: bool) -> None:
         self._max_tries, self._dynamic_sampling = max_tries, dynamic_sampling
         self._failed = self._lost = 0
-        self._last: Sequence[GradedPrompt] = ()
+        self._last: Sequence[Group] = ()
 
     def restart(self) -> None:
         """Begin a step: rounds without a group are counted from zero."""
         self._failed = 0
 
-    def keeps(self, group: Group) -> bool:
-        """Whether a group is trained on."""
-        return group.is_mixed or not self._dynamic_sampling
+    def kept(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the verified rollouts of the groups that are trained on."""
+        enough = [group.verified for group in groups if group.verified]
+        return [group for group in enough if group.is_mixed or not self._dynamic_sampling]
 
-    def add(self, prompts: Sequence[GradedPrompt]) -> None:
+    def add(self, groups: Sequence[Group]) -> None:
         """Count a round."""
-        self._last = prompts
-        self._failed = 0 if any(p.group and self.keeps(p.group) for p in prompts) else self._failed + 1
-        self._lost = self._lost + 1 if 2 * _num_unverified(prompts) > _num_rollouts(prompts) else 0
+        self._last = groups
+        self._failed = 0 if self.kept(groups) else self._failed + 1
+        self._lost = self._lost + 1 if 2 * _num_unverified(groups) > _num_rollouts(groups) else 0
 
     @property
     def is_over(self) -> bool:
@@ -341,31 +299,31 @@ class RetryPolicy:
         return NoMixedGroupsError(why_not_mixed(self._last, self._max_tries), batch)
 
 
-def _num_rollouts(prompts: Sequence[GradedPrompt]) -> int:
-    return sum(p.whole.tree.num_rollouts for p in prompts)
+def _num_rollouts(groups: Sequence[Group]) -> int:
+    return sum(group.tree.num_rollouts for group in groups)
 
 
-def _num_unverified(prompts: Sequence[GradedPrompt]) -> int:
-    return sum(num_unverified(p.whole.tree, p.verdicts) for p in prompts)
+def _num_unverified(groups: Sequence[Group]) -> int:
+    return sum(group.num_unverified for group in groups)
 
 
-def _why_unverified(prompts: Sequence[GradedPrompt]) -> str:
-    reasons = Counter(v.reason for p in prompts for v in p.verdicts if v.unverified)
+def _why_unverified(groups: Sequence[Group]) -> str:
+    reasons = Counter(v.reason for group in groups for v in group.verdicts if v.unverified)
     return (
         f"most rollouts could not be verified because of infrastructure failures in {_MAX_LOST_ROUNDS} rounds in a row "
-        f"(in the last one {_num_unverified(prompts):,} of {_num_rollouts(prompts):,}, most often: "
+        f"(in the last one {_num_unverified(groups):,} of {_num_rollouts(groups):,}, most often: "
         f"{reasons.most_common(1)[0][0]}); free memory and processes, or lower verification.workers, and resume the run"
     )
 
 
-def why_not_mixed(prompts: Sequence[GradedPrompt], max_tries: int) -> str:
+def why_not_mixed(sampled: Sequence[Group], max_tries: int) -> str:
     """Explain why no group of the last round is mixed, and name a fix: silent failures first, difficulty last."""
-    groups = [p.group for p in prompts if p.group is not None]
+    groups = [group.verified for group in sampled if group.verified]
     solved = sum(g.num_correct > 0 for g in groups)
     state = "all rollouts were correct" if groups and solved == len(groups) else "no rollout was correct"
     if 0 < solved < len(groups):
         state = f"in {solved} of the last {len(groups)} groups all rollouts were correct, in the others none"
-    every = [verdict for p in prompts for verdict in p.verdicts]
+    every = [verdict for group in sampled for verdict in group.verdicts]
     cause = _lost_cause(every) or _cut_cause(groups)
     if cause is None and not solved:
         cause = _format_cause(every)

@@ -12,6 +12,7 @@ update is that of one process.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from transformers import PreTrainedModel
 from brorl.activity import Echo, Observe, Updating, unobserved
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
-from brorl.algorithms.kl import penalized_group
 from brorl.errors import DivergedError
 from brorl.model.forward import FlatForward
 from brorl.model.passes import ChunkSize, Passes
@@ -108,33 +108,27 @@ class TreeLearner:
             self._cost_line_shown = True
             self._begin([group.tree for group in groups])
 
-        scores = None
+        is_fresh = [group.old_logprob_M is None for group in groups]
         if settings.kl and settings.kl.placement == "reward":
-            scores = self._preparation.scores(groups)
-            groups = [penalized_group(g, *score, settings.kl) for g, score in zip(groups, scores, strict=True)]
+            groups = self._preparation.penalized(groups, settings.kl)
         advantages = self._ranks.of_first(lambda: estimate_advantages(groups))
-        inputs = self._preparation.prepare(groups, advantages, scores, np.random.default_rng(seed))
+        groups = [replace(group, advantage_L=a_L) for group, a_L in zip(groups, advantages, strict=True)]
+        batches, found = self._preparation.prepare(groups, is_fresh, np.random.default_rng(seed))
 
         updates: list[dict[str, float]] = []
-        for batch in inputs.batches:
-            self._observe(Updating(len(updates), len(inputs.batches)))
+        for batch in batches:
+            self._observe(Updating(len(updates), len(batches)))
             updates.append(self._update(batch, lr_scale))
-        metrics: dict[str, Any] = {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
+        metrics: dict[str, Any] = found | {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
         if self._reference is None:
             metrics["reference_kl"] = None
         if not settings.loss.entropy_coefficient:
             metrics["bonus_entropy"] = None
-        mismatch = inputs.mismatch
         retries, self._nodes.retries = self._nodes.retries, 0
         return StepMetrics(
             **metrics,
             entropy=-_token_mean([g.tree for g in groups]),
             learning_rate=self._learning_rate(lr_scale),
-            trained_nodes=sum(x.tree.num_unique_tokens for x in inputs.trained),
-            mismatch_mean=mismatch.mean if mismatch else None,
-            mismatch_max=mismatch.max if mismatch else None,
-            mismatch_kl=mismatch.kl if mismatch else None,
-            masked_fraction=inputs.masked_fraction,
             nodes_per_pass=self._nodes.value,
             out_of_memory_retries=retries,
         )

@@ -63,7 +63,7 @@ def take_pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, progr
         parts = PilotParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
         benchmark = build_benchmark(config, inputs, screen.observe)
         began = parts.now()
-        found = None if benchmark is None else benchmark.record(benchmark.answer(parts.engine))
+        found = None if benchmark is None else benchmark.record(*benchmark.answer(parts.engine))
         evaluation_seconds = parts.now() - began
         if found is None:
             raise UserError("the start could not be evaluated on the held-out prompts; run: brorl check")

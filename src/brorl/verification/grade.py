@@ -2,7 +2,7 @@
 
 A text is verified once per prompt, however many rollouts, token sequences and trees contain it. Each domain's verifier
 is called once, with all texts of its prompts, and once more with those that it could not verify because of an
-infrastructure failure. A `Grader` also turns verdicts into rewards and groups, of the verified rollouts only.
+infrastructure failure. A `Grader` makes groups of them, with rewards.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.rewards import shaped_rewards
 from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
-from brorl.tree import FloatArray, RolloutTree
-from brorl.verification.verifier import TRUNCATED, Verdict, Verifier, verdict_of, verify_distinct
+from brorl.tree import RolloutTree
+from brorl.verdict import TRUNCATED, Verdict, verdict_of
+from brorl.verification.verifier import Verifier, verify_distinct
 
 _FORMAT_TIMEOUT_S = 0.5  # a pattern can take exponential time on some texts
 
@@ -34,78 +35,36 @@ class Grader:
     max_new_tokens: int | None = None  # length limit of a response, for rewards that depend on the length
     lock: Lock = field(default_factory=Lock, repr=False, compare=False)  # verifiers share caches and worker processes
 
-    def verdicts(self, prompts: Sequence[Prompt], trees: Sequence[RolloutTree]) -> list[list[Verdict]]:
-        """Return the verdicts of all distinct responses; truncated ones are verified only if they can earn a reward."""
+    def verify(self, prompts: Sequence[Prompt], trees: Sequence[RolloutTree]) -> list[Group]:
+        """Verify all rollouts of P prompts; truncated ones only if they can earn a reward. Rewards are 1 and 0."""
         accept_truncated = self.shaping.stop_properly > 0
         with self.lock:
-            return grade(prompts, trees, self.verifiers, self.decode, accept_truncated=accept_truncated)
+            verdicts = grade(prompts, trees, self.verifiers, self.decode, accept_truncated=accept_truncated)
+        return list(map(Group.of_verdicts, prompts, trees, verdicts))
 
-    def texts(self, tree: RolloutTree) -> list[str]:
-        """Return the text of each distinct response."""
-        return [self.decode(tokens) for tokens, _ in tree.responses()]
-
-    def group(self, prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict], step: int) -> Group | None:
-        """Return the verified rollouts of a prompt with their rewards; steps count from 1.
-
-        Unverified responses leave the tree with all of their rollouts, and N of the group is smaller. None if no
-        rollout was verified, or only one of several: a single rollout has no other rollouts to be compared with.
-        """
-        kept = verified(verdicts)
-        if len(kept) < len(verdicts):
-            if not kept:
-                return None
-            tree, _ = tree.select(np.flatnonzero([not v.unverified for v in verdicts]))
-            if tree.num_rollouts < 2:
-                return None
-        return self._rewarded(prompt, tree, kept, step)
-
-    def stored_group(self, prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict], step: int) -> Group:
-        """Return all rollouts of a prompt, to be stored and shown; see `group` for the arguments.
-
-        The reward of an unverified response is NaN.
-        """
-        group = self._rewarded(prompt, tree, verdicts, step)
-        reward_L = np.where([v.unverified for v in verdicts], np.nan, group.reward_L)
-        return replace(group, reward_L=reward_L)
-
-    def _rewarded(self, prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict], step: int) -> Group:
-        correct_L = np.array([v.correct for v in verdicts])
-        pattern = self.shaping.format_pattern
+    def rewarded(self, group: Group, step: int) -> Group:
+        """Return a verified group with the rewards of a step, from 1 on; unverified responses have the reward NaN."""
+        tree, pattern, names = group.tree, self.shaping.format_pattern, self.shaping.terms
+        values = [verdict.terms or (None,) * len(names) for verdict in group.verdicts]
+        value_LK = np.array(values, np.float64).reshape(len(values), len(names))
+        terms_L = dict(zip(names, value_LK.T, strict=True))
         reward_L = shaped_rewards(
-            correct_L=correct_L,
-            score_L=np.array([v.score for v in verdicts]),
+            correct_L=group.correct_L,
+            score_L=np.array([v.score for v in group.verdicts]),
             length_L=tree.length,
             truncated_L=~tree.finished,
-            domain=prompt.domain,
+            domain=group.prompt.domain,
             step=step,
             shaping=self.shaping,
             formatted_L=None if pattern is None else np.array([has_format(text, pattern) for text in self.texts(tree)]),
             max_new_tokens=self.max_new_tokens,
-            terms_L=term_values(verdicts, self.shaping),
+            terms_L=terms_L,
         )
-        return Group(prompt, tree, correct_L, reward_L)
+        return replace(group, reward_L=np.where(np.isnan(group.reward_L), np.nan, reward_L), terms_L=terms_L)
 
-    def groups(self, prompts: Sequence[Prompt], trees: Sequence[RolloutTree], step: int) -> list[Group | None]:
-        """Verify and reward all rollouts of P prompts; see `group`."""
-        graded = zip(prompts, trees, self.verdicts(prompts, trees), strict=True)
-        return [self.group(prompt, tree, verdicts, step) for prompt, tree, verdicts in graded]
-
-
-def verified(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return the verdicts that were reached."""
-    return [verdict for verdict in verdicts if not verdict.unverified]
-
-
-def term_values(verdicts: Sequence[Verdict], shaping: RewardShaping) -> dict[str, FloatArray]:
-    """Return the values of each further term of the reward, shape [L]; NaN where a verdict has none."""
-    none = (None,) * len(shaping.terms)
-    values_LK = np.array([verdict.terms or none for verdict in verdicts], np.float64).reshape(len(verdicts), len(none))
-    return dict(zip(shaping.terms, values_LK.T, strict=True))
-
-
-def num_unverified(tree: RolloutTree, verdicts: Sequence[Verdict]) -> int:
-    """Return the number of rollouts whose response could not be verified because of an infrastructure failure."""
-    return int(tree.leaf_count[[v.unverified for v in verdicts]].sum())
+    def texts(self, tree: RolloutTree) -> list[str]:
+        """Return the text of each distinct response."""
+        return [self.decode(tokens) for tokens, _ in tree.responses()]
 
 
 def has_format(text: str, pattern: str) -> bool:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
-from brorl.verification.verifier import TRUNCATED, Verdict, Verifier, verdict_of, verify_distinct
+from brorl.verdict import TRUNCATED, Verdict, verdict_of
+from brorl.verification.verifier import Verifier, verify_distinct
 
 UNREADABLE = "unreadable reference"
 _AT_ONCE = 1024

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from brorl.prompts.prompt import Prompt
-from brorl.verification.verifier import Verdict, Verifier
+from brorl.verdict import Verdict
+from brorl.verification.verifier import Verifier
 
 _OTHERS = 4  # references of other prompts that are tried as wrong answers
 _MOST = 32  # prompts whose right response is tried

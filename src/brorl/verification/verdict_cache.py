@@ -14,7 +14,7 @@ from math import inf
 from time import monotonic
 
 from brorl.prompts.prompt import Prompt
-from brorl.verification.verifier import Verdict
+from brorl.verdict import Verdict
 
 Pair = tuple[str, str]  # a reference and an answer
 

@@ -8,11 +8,11 @@ from code_answers import Tests, verify
 from scripted_programs import Request, ScriptedPool, ScriptedWorker
 
 from brorl.prompts.code_tests import CallCases, StdinCases, TestCode
+from brorl.verdict import Verdict
 from brorl.verification import verdict_cache
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.code_judges import Clock, judge_test_code
 from brorl.verification.sandbox.replies import Fault, Reply
-from brorl.verification.verifier import Verdict
 from each_row import each_row
 
 ANSWER = "def f(x): return x"

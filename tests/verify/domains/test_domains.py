@@ -9,10 +9,11 @@ import pytest
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.tree import RolloutTree
+from brorl.verdict import Verdict
 from brorl.verification.domains import table
 from brorl.verification.grade import grade
 from brorl.verification.sandbox.pool import Workers
-from brorl.verification.verifier import TrialResponses, Verdict
+from brorl.verification.verifier import TrialResponses
 from run_support import command, save_tiny_model
 
 EVERY_CHARACTER = "".join(map(chr, range(32, 127)))

@@ -9,9 +9,9 @@ import pytest
 from brorl.errors import UserError
 from brorl.prompts.instructions import Instruction, Instructions
 from brorl.prompts.prompt import Prompt
+from brorl.verdict import Verdict
 from brorl.verification.domains import ifeval
 from brorl.verification.domains.ifeval import InstructionsVerifier
-from brorl.verification.verifier import Verdict
 from each_row import each_row
 
 NO_COMMA = Instruction("punctuation:no_comma", {})

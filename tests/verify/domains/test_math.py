@@ -8,8 +8,8 @@ import pytest
 from math_verify import parse, verify
 from nasty_answers import RESPONSES, boxed
 
+from brorl import verdict as reasons
 from brorl.prompts.prompt import Prompt
-from brorl.verification import verifier as reasons
 from brorl.verification.domains.math import MathVerifier, verify_by_form
 from brorl.verification.domains.single_answer import SEVERAL_ANSWERS
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool

@@ -10,10 +10,11 @@ from brorl.algorithms.settings import RewardShaping, RewardTerm
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
+from brorl.verdict import Verdict, is_failure
 from brorl.verification.domains.table import make_verifiers
-from brorl.verification.grade import Grader, term_values
+from brorl.verification.grade import Grader
 from brorl.verification.sandbox.pool import WorkerPool, Workers
-from brorl.verification.verifier import Verdict, Verifier, is_failure
+from brorl.verification.verifier import Verifier
 
 SOURCE = """
 import time
@@ -101,13 +102,11 @@ def test_the_reward_is_the_weighted_sum(workers: Workers, own: Path) -> None:
         {"sums": verifier_of(workers, own, "brief", "sometimes")}, lambda tokens: texts[tokens[0] - 5], shaping
     )
     prompt = Prompt("p", "2+2?", tree.prompt_ids, "4", "sums")
-    (verdicts,) = grader.verdicts([prompt], [tree])
-    group = grader.group(prompt, tree, verdicts, 1)
-    assert group is not None
+    group = grader.rewarded(*grader.verify([prompt], [tree]), step=1)
     wanted = []
     for tokens, _ in tree.responses():
         text = texts[tokens[0] - 5]
         last = 0.0 if text == "none" else 3.0 * (text != "none")
         wanted.append(2.0 * (len(text) / 10 - 0.5 * (10.0 - len(text)) + last))
     np.testing.assert_allclose(group.reward_L, wanted)
-    np.testing.assert_array_equal(np.isnan(term_values(verdicts, shaping)["sometimes"]), [t == "none" for t in texts])
+    np.testing.assert_array_equal(np.isnan(group.terms_L["sometimes"]), [t == "none" for t in texts])

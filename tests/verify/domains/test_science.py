@@ -8,9 +8,9 @@ import pytest
 
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.science import Choices, MeasuredAnswer
+from brorl.verdict import Verdict
 from brorl.verification.domains.science import ScienceVerifier
 from brorl.verification.sandbox.pool import WorkerPool
-from brorl.verification.verifier import Verdict
 
 CHOICES = Choices(("helium", "neon", "argon", "krypton"), 1)
 GRAVITY = MeasuredAnswer("9.81 m/s^2", 0.05).to_text()

@@ -7,9 +7,9 @@ import pytest
 
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
+from brorl.verdict import Verdict, is_failure
 from brorl.verification.domains.user_function import FunctionVerifier
 from brorl.verification.sandbox.pool import WorkerPool
-from brorl.verification.verifier import Verdict, is_failure
 from case_tables import table
 
 SOURCE = '''

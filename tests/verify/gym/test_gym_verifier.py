@@ -10,6 +10,7 @@ import pytest
 
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
+from brorl.verdict import Verdict
 from brorl.verification.gym.guards import EVALUATED, GUARDS
 from brorl.verification.gym.task import GymTask
 from brorl.verification.gym.verifier import GymVerifier, extract_answer
@@ -17,7 +18,6 @@ from brorl.verification.sandbox.judging import Judge, T
 from brorl.verification.sandbox.pool import ProgramPool, VerifierCall, WorkerPool
 from brorl.verification.sandbox.replies import Fault, JudgeTimeout, Limits, LostError, Reply, Undecided
 from brorl.verification.sandbox.worker import Worker
-from brorl.verification.verifier import Verdict
 from case_tables import table
 from each_row import each_row
 from scripted_programs import Request, ScriptedPool

@@ -16,6 +16,7 @@ from math import inf
 from brorl.errors import first_line
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.prompt import Prompt
+from brorl.verdict import CORRECT, CUT_OFF, NO_CODE, TOO_LONG, Verdict, unverified_verdict, verdict_of
 from brorl.verification.domains.code_checks import Check, Kind, ValueRule, parse_checks
 from brorl.verification.domains.code_extraction import MAX_CODE, extract_code
 from brorl.verification.domains.code_judges import (
@@ -35,16 +36,7 @@ from brorl.verification.sandbox.replies import JudgeTimeout, Undecided
 from brorl.verification.sandbox.values import MAX_DEPTH, NotPlainError, encode
 from brorl.verification.sandbox.worker import Worker
 from brorl.verification.verdict_cache import KEEP_TIMEOUT_S, Pair, VerdictCache
-from brorl.verification.verifier import (
-    CORRECT,
-    CUT_OFF,
-    NO_CODE,
-    TOO_LONG,
-    TrialResponses,
-    Verdict,
-    unverified_verdict,
-    verdict_of,
-)
+from brorl.verification.verifier import TrialResponses
 
 CODE_DOMAIN = "code"
 

@@ -18,10 +18,10 @@ from hashlib import blake2b
 from pathlib import Path
 
 from brorl.prompts.code_tests import StdinCases, TestCode
+from brorl.verdict import CORRECT, RAISED, TIMEOUT, WRONG
 from brorl.verification.domains.code_checks import Check
 from brorl.verification.sandbox.replies import REPLY_BYTES, Fault, Limits, Reply, fault_of
 from brorl.verification.sandbox.worker import OutsideError, Worker
-from brorl.verification.verifier import CORRECT, RAISED, TIMEOUT, WRONG
 
 SYNTAX_ERROR = "syntax error"
 WEAKLY_CORRECT = "correct (weak)"  # by test code that ran beside the answer

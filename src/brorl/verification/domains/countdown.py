@@ -14,8 +14,9 @@ from fractions import Fraction
 
 from brorl.prompts.countdown import CountdownPuzzle, is_countdown_reference
 from brorl.prompts.prompt import Prompt
+from brorl.verdict import CORRECT, Verdict, verdict_of
 from brorl.verification.domains.marked_answer import find_answer, writings
-from brorl.verification.verifier import CORRECT, TrialResponses, Verdict, verdict_of
+from brorl.verification.verifier import TrialResponses
 
 _MAX_CHARACTERS = 256  # without surrounding space
 _MAX_DEPTH = 32  # of nested parentheses

@@ -12,10 +12,11 @@ from math import isfinite
 from time import perf_counter
 
 from brorl.prompts.prompt import Prompt
+from brorl.verdict import RAISED, RETURNED, UNFINISHED, Verdict, verdict_of
 from brorl.verification.domains.user_function import FunctionVerifier
 from brorl.verification.sandbox.replies import Reply
 from brorl.verification.thoughts import ThoughtTags
-from brorl.verification.verifier import RAISED, RETURNED, UNFINISHED, TrialResponses, Verdict, Verifier, verdict_of
+from brorl.verification.verifier import TrialResponses, Verifier
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,14 @@ from functools import lru_cache
 
 from brorl.prompts.instructions import Instructions
 from brorl.prompts.prompt import Prompt
+from brorl.verdict import CORRECT, NO_ANSWER, Verdict, verdict_of
 from brorl.verification.domains.instructions.checks import broken
 from brorl.verification.domains.instructions.compliant import compliant_response
 from brorl.verification.domains.instructions.language import (
     LANGUAGE_KINDS,
     require_langdetect,
 )
-from brorl.verification.verifier import CORRECT, NO_ANSWER, TrialResponses, Verdict, malformed, verdict_of
+from brorl.verification.verifier import TrialResponses, malformed
 
 TOO_LONG = "response too long"
 BROKEN = "not followed"  # followed by the first instruction: `not followed: punctuation:no_comma`

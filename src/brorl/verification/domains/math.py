@@ -11,22 +11,14 @@ from math import inf
 from pathlib import Path
 
 from brorl.prompts.prompt import Prompt
+from brorl.verdict import CORRECT, NO_ANSWER, TOO_LONG, WRONG, Verdict, is_unverified, verdict_of
 from brorl.verification.domains.denial import denial_after
 from brorl.verification.domains.math_extraction import extract_answer, tidy
 from brorl.verification.domains.single_answer import SEVERAL_ANSWERS
 from brorl.verification.sandbox.pool import LoadError, WorkerPool
 from brorl.verification.sandbox.replies import Reply
 from brorl.verification.verdict_cache import Pair, VerdictCache
-from brorl.verification.verifier import (
-    CORRECT,
-    NO_ANSWER,
-    TOO_LONG,
-    WRONG,
-    TrialResponses,
-    Verdict,
-    is_unverified,
-    verdict_of,
-)
+from brorl.verification.verifier import TrialResponses
 
 MATH_DOMAIN = "math"
 MAX_ANSWER = 2_000

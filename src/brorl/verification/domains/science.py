@@ -16,6 +16,7 @@ from functools import lru_cache
 
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.science import Choices, MeasuredAnswer, read_science_reference
+from brorl.verdict import CORRECT, NO_ANSWER, TOO_LONG, WRONG, Verdict, verdict_of
 from brorl.verification.domains.chemistry import same_chemistry
 from brorl.verification.domains.choice import choose
 from brorl.verification.domains.math import MAX_ANSWER, MathVerifier, worker_verdict
@@ -31,16 +32,7 @@ from brorl.verification.domains.wording import (
 )
 from brorl.verification.sandbox.pool import WorkerPool
 from brorl.verification.verdict_cache import Pair, VerdictCache
-from brorl.verification.verifier import (
-    CORRECT,
-    NO_ANSWER,
-    TOO_LONG,
-    WRONG,
-    TrialResponses,
-    Verdict,
-    malformed,
-    verdict_of,
-)
+from brorl.verification.verifier import TrialResponses, malformed
 
 SCIENCE_DOMAIN = "science"
 OTHER_UNIT = "another unit"

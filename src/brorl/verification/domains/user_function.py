@@ -11,18 +11,11 @@ from collections.abc import Sequence
 
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
+from brorl.verdict import CORRECT, RETURNED, WRONG, Verdict, is_unverified, verdict_of
 from brorl.verification.sandbox.inside.functions import REWARD
 from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool
 from brorl.verification.sandbox.replies import Reply
-from brorl.verification.verifier import (
-    CORRECT,
-    RETURNED,
-    WRONG,
-    TrialResponses,
-    Verdict,
-    is_unverified,
-    verdict_of,
-)
+from brorl.verification.verifier import TrialResponses
 
 _KEYS = ("correct", "score", "extracted", "reason")
 

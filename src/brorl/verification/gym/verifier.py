@@ -13,6 +13,19 @@ from functools import partial
 from math import inf
 
 from brorl.prompts.prompt import Prompt
+from brorl.verdict import (
+    CORRECT,
+    CRASHED,
+    CUT_OFF,
+    NO_ANSWER,
+    OUT_OF_MEMORY,
+    TIMEOUT,
+    TOO_LONG,
+    WRONG,
+    Verdict,
+    unverified_verdict,
+    verdict_of,
+)
 from brorl.verification.domains.marked_answer import CLOSING, OPENING, find_answer
 from brorl.verification.gym.guards import EVALUATED
 from brorl.verification.gym.task import GymTask, require_reasoning_gym
@@ -28,21 +41,7 @@ from brorl.verification.sandbox.replies import (
 )
 from brorl.verification.sandbox.worker import Worker
 from brorl.verification.verdict_cache import KEEP_TIMEOUT_S, Pair, VerdictCache
-from brorl.verification.verifier import (
-    CORRECT,
-    CRASHED,
-    CUT_OFF,
-    NO_ANSWER,
-    OUT_OF_MEMORY,
-    TIMEOUT,
-    TOO_LONG,
-    WRONG,
-    TrialResponses,
-    Verdict,
-    malformed,
-    unverified_verdict,
-    verdict_of,
-)
+from brorl.verification.verifier import TrialResponses, malformed
 
 _MAX_ANSWER = 100_000
 _SCORING = "brorl.verification.gym.scoring"

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from brorl.errors import UserError
+from brorl.verdict import CRASHED, OUT_OF_MEMORY, TIMEOUT, UNVERIFIED
 from brorl.verification.sandbox.inside.confinement import TRUSTED
 from brorl.verification.sandbox.inside.functions import MAX_REPLY_BYTES, RAISED
 from brorl.verification.sandbox.judging import Judge, JudgeRun, T
@@ -31,7 +32,6 @@ from brorl.verification.sandbox.level import CHOICES, Level, choose_level
 from brorl.verification.sandbox.replies import Fault, Limits, LostError, Reply, Undecided
 from brorl.verification.sandbox.server import PreloadError, ServerSettings
 from brorl.verification.sandbox.worker import Worker
-from brorl.verification.verifier import CRASHED, OUT_OF_MEMORY, TIMEOUT, UNVERIFIED
 
 _MAX_LOADS = 3  # new workers that may end while they load a function
 _AT_ONCE = 32  # items in a call: enough that the message costs less than short items; a slow one holds up few

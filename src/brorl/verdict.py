@@ -1,0 +1,89 @@
+"""A verdict: what a verifier says of one response, and the reasons that the metrics count."""
+
+from dataclasses import dataclass
+from math import isfinite
+
+# The metrics count these reasons; every verifier uses exactly these texts.
+CORRECT = "correct"
+WRONG = "wrong answer"
+NO_ANSWER = "no answer"
+TOO_LONG = "answer too long"
+NO_CODE = "no code block"
+UNFINISHED = "unfinished thought"  # the response has no answer after it
+TRUNCATED = "truncated"
+TIMEOUT = "timeout"
+CUT_OFF = "timeout of all programs"  # the response had its part of the time of a batch
+OUT_OF_MEMORY = "out of memory"
+CRASHED = "verifier crashed"
+RAISED = "verifier raised"  # followed by the exception: `verifier raised ValueError: ...`
+RETURNED = "verifier returned"  # followed by the value: `verifier returned list, not a bool, ...`
+UNVERIFIED = "unverified"  # followed by the cause: `unverified: a worker was lost`
+_SEPARATOR = ": "
+
+
+def is_timeout(reason: str) -> bool:
+    """Whether a verdict's reason is that the verification took too long."""
+    return reason in (TIMEOUT, CUT_OFF)
+
+
+def is_failure(reason: str) -> bool:
+    """Whether a verdict's reason is a failure of the verifier, not of the response; timeouts are counted separately."""
+    return reason in (OUT_OF_MEMORY, CRASHED) or reason.startswith((f"{RAISED} ", f"{RETURNED} "))
+
+
+def is_unverified(reason: str) -> bool:
+    """Whether an infrastructure failure kept a verdict from being reached; the response caused all other failures."""
+    return reason == UNVERIFIED or reason.startswith(UNVERIFIED + _SEPARATOR)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of verifying one response.
+
+    Args:
+        correct: The raw outcome, from which dynamic sampling and pass@k are computed.
+        score: The number that the reward is computed from; 1.0 or 0.0 without partial credit. Finite.
+        extracted: The answer that was found in the response, None if there was none.
+        reason: `correct`, or the problem in a few words. `unverified: ...` is the reason of a verdict that was not
+            reached because of an infrastructure failure; such a response is neither correct nor incorrect.
+        seconds: Wall time of the verification, 0 or more: of finding the answer in this process, of the worker or the
+            programs, and of the comparison. If an earlier verdict was used again, only the first part.
+        terms: Values of the further terms of the reward, in the order of the settings; None for a term that does not
+            apply. Empty for a response that was not verified.
+
+    Raises:
+        ValueError: If the score is not finite, the time is negative, or an unverified response has an outcome.
+    """
+
+    correct: bool
+    score: float
+    extracted: str | None
+    reason: str
+    seconds: float
+    terms: tuple[float | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isfinite(self.score):
+            raise ValueError(f"a verdict's score must be finite, got {self.score}")
+        if not self.seconds >= 0:
+            raise ValueError(f"a verdict's seconds must be 0 or more, got {self.seconds}")
+        if self.unverified and (self.correct or self.score):
+            raise ValueError(
+                f"a verdict with the reason {self.reason!r} must not be correct and must have the score 0, "
+                f"got correct={self.correct}, score={self.score}"
+            )
+
+    @property
+    def unverified(self) -> bool:
+        """Whether an infrastructure failure kept the verifier from a decision: the response must not be scored."""
+        return is_unverified(self.reason)
+
+
+def verdict_of(reason: str, extracted: str | None = None, seconds: float = 0.0) -> Verdict:
+    """Return a verdict without partial credit: the reason `correct` alone is correct."""
+    return Verdict(reason == CORRECT, float(reason == CORRECT), extracted, reason, seconds)
+
+
+def unverified_verdict(cause: str, seconds: float = 0.0) -> Verdict:
+    """Return the verdict on a response that an infrastructure failure, such as `a worker was lost`, left unverified."""
+    return verdict_of(f"{UNVERIFIED}{_SEPARATOR}{cause}", seconds=seconds)
