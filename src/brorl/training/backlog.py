@@ -98,14 +98,6 @@ class Flight:
 Stragglers = Literal["train", "wait", "drop"]
 
 
-@dataclass(frozen=True, eq=False)
-class _Finished:
-    """A finished group that waits for its step."""
-
-    start: Start
-    group: Group
-
-
 @dataclass
 class Backlog:
     """Bounds and orders the prompts of an asynchronous source; it samples nothing.
@@ -128,7 +120,7 @@ class Backlog:
     _serials: int = 0
     _pending: deque[Prompt] = field(default_factory=deque)  # they start before those of the stream
     _under_way: dict[int, Start] = field(default_factory=dict)
-    _ready: list[_Finished] = field(default_factory=list)
+    _ready: dict[int, Group] = field(default_factory=dict)  # finished groups that wait, in the order of completion
     _open: dict[int, Prompt] = field(default_factory=dict)  # all starts that no step has reported yet
     _stale_ids: set[int] = field(default_factory=set)  # starts that are too stale for the bound
     _times_late: dict[str, int] = field(default_factory=dict)  # in a row, of each prompt
@@ -208,7 +200,7 @@ class Backlog:
         if serial not in self._stale_ids and start.prompt.id not in late:
             self._times_late.pop(start.prompt.id, None)
         if group is not None:
-            self._ready.append(_Finished(start, group))
+            self._ready[serial] = group
         return True
 
     def take(self, step: int) -> tuple[list[Group], Staleness] | None:
@@ -229,25 +221,25 @@ class Backlog:
             )
         if len(self._ready) < self.prompts_per_step:
             return None
-        by_age = sorted(self._ready, key=lambda done: done.start.version)  # stable: the order of completion
-        chosen = sorted(by_age[: self.prompts_per_step], key=lambda done: done.start.serial)
-        taken = {done.start.serial for done in chosen}
-        rest = [done for done in self._ready if done.start.serial not in taken]
+        by_age = sorted(self._ready, key=lambda serial: self._ready[serial].version)  # stable: the order of completion
+        chosen = sorted(by_age[: self.prompts_per_step])
+        rest = {serial: group for serial, group in self._ready.items() if serial not in chosen}
         if self.stragglers == "wait" and self._under_way and not self._in_time(step, rest):
             return None
+        groups = [self._ready[serial] for serial in chosen]
         self._ready = rest
         self._steps_taken = step
-        groups = [done.group for done in chosen]
-        updates = tuple(self._version - done.start.version for done in chosen)
+        updates = tuple(self._version - group.version for group in groups)
         num_late = sum(number > self.max_staleness for number in updates)
         maximum = max(self._times_late.values(), default=0)
         staleness = Staleness(updates, num_late, len(self._ready), len(self._under_way), dict(self._late_at), maximum)
         self.report()
         return groups, staleness
 
-    def _in_time(self, step: int, rest: list[_Finished]) -> bool:
+    def _in_time(self, step: int, rest: dict[int, Group]) -> bool:
         """Whether the steps after one can train all other groups and prompts in progress within the bound."""
-        versions = sorted(start.version for start in [*(done.start for done in rest), *self._under_way.values()])
+        begun: list[Start | Group] = [*rest.values(), *self._under_way.values()]
+        versions = sorted(one.version for one in begun)
         per_step = self.prompts_per_step
         return all(
             number <= per_step * (version + 1 + self.max_staleness - step) for number, version in enumerate(versions, 1)
@@ -266,11 +258,11 @@ class Backlog:
         if version != self._version:
             self._waves = 0
         self._version = self._steps_taken = version
-        starts = self._under_way | {done.start.serial: done.start for done in self._ready}
-        lengths = {done.start.serial: int(done.group.tree.length.max()) for done in self._ready} | length_of
-        late = {serial for serial, start in starts.items() if start.version < version - self.max_staleness}
+        begun: dict[int, Start | Group] = {**self._under_way, **self._ready}
+        lengths = {serial: int(group.tree.length.max()) for serial, group in self._ready.items()} | length_of
+        late = {serial for serial, one in begun.items() if one.version < version - self.max_staleness}
         for serial in late - self._stale_ids:
-            prompt, length = starts[serial].prompt, lengths.get(serial, 0)
+            prompt, length = begun[serial].prompt, lengths.get(serial, 0)
             self._times_late[prompt.id] = self._times_late.get(prompt.id, 0) + 1
             self._late_at[1 << length.bit_length() - 1 if length else 0] += 1
         self._stale_ids = late
@@ -278,20 +270,19 @@ class Backlog:
 
     def _drop(self) -> set[int]:
         """Drop the late prompts; return those of them that were in progress."""
-        ready = {done.start.serial: done.start for done in self._ready}
         for serial in sorted(self._stale_ids, reverse=True):
-            self._pending.appendleft((self._under_way.get(serial) or ready[serial]).prompt)
+            self._pending.appendleft((self._under_way.get(serial) or self._ready[serial]).prompt)
             self._open.pop(serial, None)
         under_way = self._stale_ids & self._under_way.keys()
         for serial in under_way:
             del self._under_way[serial]
-        self._ready = [done for done in self._ready if done.start.serial not in self._stale_ids]
+        self._ready = {serial: group for serial, group in self._ready.items() if serial not in self._stale_ids}
         self._stale_ids = set()
         return under_way
 
     def state(self) -> tuple[tuple[Group, ...], dict[str, Any]]:
         """Return the reported groups that wait, and the rest as plain values; all other prompts are sampled again."""
-        carried = tuple(done.group for done in self._ready if done.start.serial not in self._open)
+        carried = tuple(group for serial, group in self._ready.items() if serial not in self._open)
         prompts = [*self._pending, *(self._open[serial] for serial in sorted(self._open))]
         return carried, {
             "version": self._version,
@@ -313,11 +304,11 @@ class Backlog:
         self._version = self._steps_taken = plain["version"]
         self._waves = plain["waves"]
         self._pending = deque(prompt_of[name] for name in plain["pending"])
-        starts = [Start(i, group.prompt, group.version, 0, 0) for i, group in enumerate(carried, self._serials)]
-        self._serials += len(starts)  # numbers are never used twice: late results of earlier starts match none
-        self._ready = [_Finished(start, group) for start, group in zip(starts, carried, strict=True)]
+        self._ready = dict(enumerate(carried, self._serials))
+        self._serials += len(carried)  # numbers are never used twice: late results of earlier starts match none
         self._under_way, self._open = {}, {}
         oldest = self._version - self.max_staleness
-        self._stale_ids = {start.serial for start in starts if start.version < oldest}  # they have been counted
+        # they have been counted
+        self._stale_ids = {serial for serial, group in self._ready.items() if group.version < oldest}
         self._times_late = dict(plain["times_late"])
         self._late_at = Counter(dict(plain["late_at"]))
