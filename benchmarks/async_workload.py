@@ -121,7 +121,7 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
     prefix = min(len(prompt.token_ids) for prompt in base.stream.prompts)
     pool = VirtualPool(engine, args.workers, durations(args, seed, prefix))
     source = ForegroundSource(
-        pool=pool, stream=base.stream, grader=base.grader, sampling=base.sampling, rollouts_per_prompt=args.rollouts,
+        pool=pool, stream=base.stream, grader=base.grader, sampling=base.sampling, num_rollouts=args.rollouts,
         prompts_per_step=args.prompts, dynamic_sampling=True, max_tries=1000, seed=seed,
         max_staleness=arm.max_staleness, stragglers=arm.stragglers, segment_tokens=arm.segment_tokens,
     )  # fmt: skip

@@ -1,4 +1,6 @@
-"""A group is mixed exactly if some rollouts are correct and some are not, whatever their rewards."""
+"""Groups: which are mixed, and which rollouts and numbers are left of one."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,6 +8,8 @@ import pytest
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
+from brorl.verdict import unverified_verdict, verdict_of
+from small_models import random_tree
 
 PROMPT = Prompt("id", "text", (1, 2), "answer", "domain")
 TREE = RolloutTree.from_responses((1, 2), [(3,), (3,), (4,), (5,), (5,), (5,)])
@@ -45,3 +49,76 @@ def test_a_group_needs_one_verdict_and_one_reward_per_distinct_response(shape: t
         Group(PROMPT, TREE, np.zeros(shape, bool), right)
     with pytest.raises(ValueError, match="each of 3 distinct responses"):
         Group(PROMPT, TREE, right > 0, np.zeros(shape))
+
+
+def test_a_part_has_the_numbers_of_its_responses_and_of_their_prefixes(rng: np.random.Generator) -> None:
+    """Each number is looked up by its response or its prefix in a plain dictionary."""
+    tree = random_tree(rng, num_rollouts=30, branching=6)
+    of_leaves, of_nodes = ("reward_L", "advantage_L", "factor_L"), ("old_logprob_M", "reference_logprob_M")
+    numbers = {name: rng.normal(size=tree.num_responses) for name in of_leaves}
+    numbers |= {name: rng.normal(size=tree.num_unique_tokens) for name in of_nodes}
+    verdicts = [verdict_of("correct" if rng.random() < 0.5 else f"reason {i}") for i in range(tree.num_responses)]
+    correct_L = np.array([verdict.correct for verdict in verdicts])
+    terms_L = {"brief": rng.normal(size=tree.num_responses)}
+    prompt = Prompt("id", "text", tree.prompt_ids, "answer", "domain")
+    whole = Group(prompt, tree, correct_L, verdicts=verdicts, terms_L=terms_L, version=3, **numbers)
+
+    def looked_up(group: Group) -> dict[object, object]:
+        """By response with its ending, and by prefix."""
+        endings = [
+            (tokens, bool(done)) for (tokens, _), done in zip(group.tree.responses(), group.tree.finished, strict=True)
+        ]
+        found: dict[object, object] = {}
+        for i, ending in enumerate(endings):
+            found[ending] = (
+                group.verdicts[i], group.correct_L[i], group.terms_L["brief"][i],
+                group.tree.leaf_count[i], *(getattr(group, name)[i] for name in of_leaves),
+            )  # fmt: skip
+        for node in range(group.tree.num_unique_tokens):
+            prefix = tuple(group.tree.token[group.tree.path(node)].tolist())
+            found[prefix] = tuple(getattr(group, name)[node] for name in of_nodes)
+        return found
+
+    every = looked_up(whole)
+    for _ in range(20):
+        chosen = np.flatnonzero(rng.random(tree.num_responses) < 0.4)
+        if chosen.size:
+            part = whole.select(chosen)
+            assert looked_up(part).items() <= every.items()
+            kept = {tree.responses()[i][0] for i in chosen}
+            assert {tokens for tokens, _ in part.tree.responses()} == kept
+            assert part.version == 3
+
+
+def test_arrays_that_are_not_known_stay_unknown_in_a_part() -> None:
+    part = group([True, False, True]).select(np.array([0, 2]))
+    assert part.old_logprob_M is part.reference_logprob_M is part.advantage_L is part.factor_L is None
+    assert part.verdicts == ()
+    assert part.correct_L.tolist() == [True, True]
+
+
+@pytest.mark.parametrize("lost", [[], [0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]])
+def test_unverified_responses_are_neither_correct_nor_incorrect(lost: list[int]) -> None:
+    """Against plain counting over the rollouts: the responses have 2, 1 and 3, and the last one is incorrect."""
+    verdicts = [verdict_of("correct"), verdict_of("correct"), verdict_of("wrong answer")]
+    marked = [unverified_verdict("a worker was lost") if i in lost else v for i, v in enumerate(verdicts)]
+    one = Group.of_verdicts(PROMPT, TREE, marked)
+    left = [i for i in (0, 0, 1, 2, 2, 2) if i not in lost]
+    right = sum(i < 2 for i in left)
+    assert (one.num_unverified, one.num_correct) == (6 - len(left), right)
+    assert one.is_mixed == (0 < right < len(left))
+    assert np.isnan(one.reward_L).tolist() == [i in lost for i in range(3)]
+    if len(left) < 2:
+        assert one.verified is None
+        return
+    assert one.verified is not None
+    assert (one.verified is one) == (not lost)
+    assert one.verified.tree.leaf_count.tolist() == [left.count(i) for i in sorted(set(left))]
+    assert one.verified.reward_L.tolist() == [float(i < 2) for i in sorted(set(left))]
+    assert one.verified.is_mixed == one.is_mixed
+
+
+@pytest.mark.parametrize("name", ["old_logprob_M", "reference_logprob_M"])
+def test_log_probs_need_one_entry_per_node(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} needs one entry for each of 3 nodes, got shape"):
+        replace(group([True, False, True]), **{name: np.zeros(4)})

@@ -71,7 +71,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_response() -> None:
         prompts=[Prompt(f"p{i}", f"{i}", (10 + i,), "5", "first") for i in range(3)],
         grader=grader(FirstNumberVerifier()),
         sampling=SAMPLING,
-        num_samples=6,
+        num_rollouts=6,
         ks=(1, 2, 3, 6),
         seed=SEED,
     )
@@ -104,7 +104,7 @@ def test_verifications_that_failed_are_counted_and_truncated_ones_verified_if_as
         prompts=[Prompt(f"p{i}", f"{i}", (10 + i,), "5", "first") for i in range(3)],
         grader=grader(Failing()),
         sampling=SAMPLING,
-        num_samples=6,
+        num_rollouts=6,
         ks=(1,),
         seed=SEED,
     )
@@ -126,7 +126,7 @@ def test_verifications_that_failed_are_counted_and_truncated_ones_verified_if_as
 def test_fingerprint_tells_other_prompts() -> None:
     prompts = [Prompt(f"p{i}", f"{i}", (10 + i,), "5", "first") for i in range(3)]
     one = Benchmark(prompts, grader(FirstNumberVerifier()), SAMPLING, 6, (1,), SEED)
-    assert one.fingerprint == replace(one, num_samples=9).fingerprint
+    assert one.fingerprint == replace(one, num_rollouts=9).fingerprint
     for other in (prompts[:2], prompts[::-1], [*prompts[:2], replace(prompts[2], reference="6")]):
         assert replace(one, prompts=other).fingerprint != one.fingerprint
 

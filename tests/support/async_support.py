@@ -120,7 +120,7 @@ def source_over(
         "stream": PromptStream(prompts_of(num_prompts), seed=0),
         "grader": grader(),
         "sampling": SamplingParams(max_new_tokens=64),
-        "rollouts_per_prompt": N,
+        "num_rollouts": N,
         "prompts_per_step": per_step,
         "dynamic_sampling": True,
         "max_tries": 20,

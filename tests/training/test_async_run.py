@@ -70,7 +70,7 @@ def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) 
             {"first": FirstToken()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping(stop_properly=1.0)
         ),
         sampling=SamplingParams(max_new_tokens=5),
-        rollouts_per_prompt=32,
+        num_rollouts=32,
         dynamic_sampling=False,
         segment_tokens=segment,
         stragglers="wait",
@@ -204,7 +204,7 @@ def async_run(path: Path, segment: int | None, die_at: int = 0) -> tuple[Trainin
     pool = VirtualPool(NativeEngine(copy.deepcopy(model), engine.stop_token_ids), 2, by_tokens)
     source = ForegroundSource(
         pool=pool, stream=collector.stream, grader=collector.grader, sampling=collector.sampling,
-        rollouts_per_prompt=16, prompts_per_step=3, dynamic_sampling=True, max_tries=200, seed=config.seed,
+        num_rollouts=16, prompts_per_step=3, dynamic_sampling=True, max_tries=200, seed=config.seed,
         max_staleness=2, stragglers="train", segment_tokens=segment, prompts_per_task=2,
     )  # fmt: skip
     learn = learner.learn
@@ -272,11 +272,11 @@ def test_weights_are_those_of_a_synchronous_run_without_staleness(rng: np.random
         if is_async:
             source: Any = source_over(
                 VirtualPool(engine, 2, by_tokens), stream=stream, grader=grader, sampling=sampling,
-                rollouts_per_prompt=16, dynamic_sampling=False, staleness=0,
+                num_rollouts=16, dynamic_sampling=False, staleness=0,
             )  # fmt: skip
         else:
             source = Collector(
-                engine=OneByOne(engine), stream=stream, grader=grader, sampling=sampling, rollouts_per_prompt=16,  # type: ignore[arg-type]
+                engine=OneByOne(engine), stream=stream, grader=grader, sampling=sampling, num_rollouts=16,  # type: ignore[arg-type]
                 prompts_per_step=3, dynamic_sampling=False, max_tries=20, seed=0,
             )  # fmt: skip
         source.publish(learner.weights(), 0)

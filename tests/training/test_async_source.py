@@ -126,7 +126,7 @@ def test_without_staleness_the_groups_are_those_of_the_collector(learning: list[
     engine = WordyEngine(fraction)
     collector = Collector(
         engine=engine, stream=PromptStream(prompts_of(11), 0), grader=grader(), max_tries=20, seed=seed,
-        sampling=SamplingParams(max_new_tokens=64), rollouts_per_prompt=N, prompts_per_step=3, dynamic_sampling=mixed,
+        sampling=SamplingParams(max_new_tokens=64), num_rollouts=N, prompts_per_step=3, dynamic_sampling=mixed,
     )  # fmt: skip
     source.publish([], 0)
     for step in range(1, 8):

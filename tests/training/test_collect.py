@@ -75,7 +75,7 @@ def collector(engine: ScriptedEngine, *, per_step: int = 4, dynamic: bool = True
         stream=PromptStream(prompts(10), seed=0),
         grader=Grader({"scripted": RightVerifier()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping()),
         sampling=SamplingParams(max_new_tokens=3),
-        rollouts_per_prompt=NUM_ROLLOUTS,
+        num_rollouts=NUM_ROLLOUTS,
         prompts_per_step=per_step,
         dynamic_sampling=dynamic,
         max_tries=max_tries,

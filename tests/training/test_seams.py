@@ -130,7 +130,7 @@ def run_of(learner: Learner, engine: Engine, path: Path, stop_at: int = STEPS) -
     grader = Grader({"first": FirstTokenVerifier()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping())
     sampling = SamplingParams(max_new_tokens=2)
     source = Collector(
-        engine=engine, stream=PromptStream(prompts, 0), grader=grader, sampling=sampling, rollouts_per_prompt=N,
+        engine=engine, stream=PromptStream(prompts, 0), grader=grader, sampling=sampling, num_rollouts=N,
         prompts_per_step=PER_STEP, dynamic_sampling=True, max_tries=20, seed=0,
     )  # fmt: skip
     diagnostics = Diagnostics(source.sampler, learner, grader, sampling, 0, 2, False, 0)

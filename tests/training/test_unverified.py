@@ -287,7 +287,7 @@ def collector(
         stream=PromptStream(prompts, seed=0),
         grader=grader_of(verifier, RewardShaping()),
         sampling=SamplingParams(max_new_tokens=2),
-        rollouts_per_prompt=8,
+        num_rollouts=8,
         prompts_per_step=6,
         dynamic_sampling=True,
         max_tries=20,

@@ -114,7 +114,7 @@ def place_async_source(
         stream=inputs.prompts.train,
         grader=inputs.grader,
         sampling=config.sampling.params,
-        rollouts_per_prompt=config.rollouts_per_prompt,
+        num_rollouts=config.rollouts_per_prompt,
         prompts_per_step=config.prompts_per_step,
         dynamic_sampling=config.dynamic_sampling.enabled,
         max_tries=config.dynamic_sampling.max_tries,

@@ -28,7 +28,7 @@ class Benchmark:
     prompts: Sequence[Prompt]  # the prompts
     grader: Grader  # verifies responses
     sampling: SamplingParams  # sampling parameters
-    num_samples: int  # responses per prompt, n
+    num_rollouts: int  # responses per prompt, n
     ks: tuple[int, ...]  # values of k for pass@k, each 1 to n
     seed: int  # seed of the sampling, the same for every evaluation
     observe: Observe = unobserved  # called at the start of each phase
@@ -43,7 +43,7 @@ class Benchmark:
         started = perf_counter()
         self.observe(Phase("evaluating"))
         token_ids = [p.token_ids for p in self.prompts]
-        trees = sampler.sample(token_ids, self.num_samples, self.sampling, self.seed)
+        trees = sampler.sample(token_ids, self.num_rollouts, self.sampling, self.seed)
         self.observe(Phase("evaluating", f"verifying {sum(t.num_responses for t in trees):,} distinct responses"))
         groups = self.grader.verify(self.prompts, trees)
         return groups, perf_counter() - started

@@ -23,7 +23,7 @@ class EvaluatedModel:
 
     engine: Engine  # samples responses
     sampling: SamplingParams  # sampling parameters
-    num_samples: int  # responses per prompt, n
+    num_rollouts: int  # responses per prompt, n
     grader: Grader  # verifies responses
     observe: Observe = unobserved  # called at the start of each phase
 
@@ -37,7 +37,7 @@ class EvaluatedModel:
         started = perf_counter()
         self.observe(Phase("generation", f"{len(batch.prompts)} prompts of {batch.data_set}"))
         token_ids = [prompt.token_ids for prompt in batch.prompts]
-        trees = self.engine.sample(token_ids, self.num_samples, self.sampling, batch.seed)
+        trees = self.engine.sample(token_ids, self.num_rollouts, self.sampling, batch.seed)
         self.observe(Phase("verification"))
         groups = self.grader.verify(batch.prompts, trees)
         lost, responses = sum(group.num_unverified for group in groups), sum(tree.num_rollouts for tree in trees)

@@ -190,7 +190,7 @@ class AsyncSource(GroupSource):
             return
         for start in self._backlog.start():
             seed = derived_seed(self.seed, start.version + 1, start.wave)
-            self._submit(Flight(start, self.sampling, self.rollouts_per_prompt, self.segment_tokens, seed))
+            self._submit(Flight(start, self.sampling, self.num_rollouts, self.segment_tokens, seed))
 
     def _submit(self, flight: Flight) -> bool:
         """Submit the next task of a prompt; False if it is done."""
@@ -266,8 +266,8 @@ class AsyncSource(GroupSource):
         """Wait for progress, with the lock held, and report it. The observer may raise."""
         self._check()
         trees = [group.tree for group in self._batch.verified]
-        wanted = self.prompts_per_step * self.rollouts_per_prompt
-        ready = min(self._backlog.num_ready * self.rollouts_per_prompt, wanted)
+        wanted = self.prompts_per_step * self.num_rollouts
+        ready = min(self._backlog.num_ready * self.num_rollouts, wanted)
         longest = max((int(tree.length.max()) for tree in trees), default=0)
         self.observe(Decoding(ready, wanted, sum(tree.num_unique_tokens for tree in trees), longest))
         self._await_work()

@@ -139,4 +139,4 @@ class Collector(GroupSource):
         draw = (batch.attempt << _ROUND_BITS) + batch.rounds
         with self.clock("generation"):
             seed = derived_seed(self.seed, step, draw)
-            return self.engine.sample([p.token_ids for p in prompts], self.rollouts_per_prompt, self.sampling, seed)
+            return self.engine.sample([p.token_ids for p in prompts], self.num_rollouts, self.sampling, seed)

@@ -198,7 +198,7 @@ class GroupSource(ABC):
     stream: PromptSupply  # the training prompts
     grader: Grader  # verifies and rewards responses
     sampling: SamplingParams  # how responses are sampled
-    rollouts_per_prompt: int  # N
+    num_rollouts: int  # rollouts of each prompt, N
     prompts_per_step: int  # number of groups that a step trains on, P
     dynamic_sampling: bool  # false keeps every group
     max_tries: int  # give up after this many rounds in a row without a mixed group
