@@ -50,10 +50,9 @@ def policy_loss(model: PreTrainedModel, groups: Sequence[Group], advantages: Seq
     """
     trees = [group.tree for group in groups]
     logprob_K = torch.cat(tree_logprobs(model, trees))
-    positive, negative = zip(*map(node_weights, trees, advantages), strict=True)
+    of_trees = [(tree.logprob, *node_weights(tree, a_L)) for tree, a_L in zip(trees, advantages, strict=True)]
     old_logprob_K, positive_K, negative_K = (
-        torch.as_tensor(np.concatenate(arrays)).to(logprob_K)
-        for arrays in ([t.logprob for t in trees], positive, negative)
+        torch.as_tensor(np.concatenate(arrays)).to(logprob_K) for arrays in zip(*of_trees, strict=True)
     )
     bounds = {"clip_low": CLIP_LOW, "clip_high": CLIP_HIGH, "denominator": loss_denominator(trees, "token_mean", None)}
     return clipped_policy_loss(logprob_K, old_logprob_K, positive_K, negative_K, **bounds).loss
