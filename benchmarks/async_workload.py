@@ -109,7 +109,7 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
         "rollouts_per_prompt": args.rollouts, "prompts_per_step": args.prompts, "seed": seed, "engine.threads": 1,
         "optimizer.old_logprobs": "recompute", "importance.correction": "truncate", "optimizer.mini_batches": 2,
         "optimizer.learning_rate": args.learning_rate, "optimizer.reference_batch": None,
-        "sampling.max_new_tokens": 16, "evaluation.num_prompts": args.held_out, "evaluation.num_samples": 16,
+        "sampling.max_new_tokens": 16, "evaluation.num_prompts": args.held_out, "evaluation.rollouts_per_prompt": 16,
         "evaluation.ks": [1], "report": False,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:

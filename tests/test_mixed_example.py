@@ -180,7 +180,7 @@ def test_a_short_run_learns_from_all_four_domains(tmp_path: Path) -> None:
     run("python", "examples/mixed/make_model.py", "runs/mixed_model", "--steps", "60")
     run(
         "brorl", "train", "examples/mixed/recipe.yaml", "--output_dir", "runs/mixed", "--steps", "4",
-        "--rollouts_per_prompt", "128", "--evaluation.num_prompts", "8", "--evaluation.num_samples", "16",
+        "--rollouts_per_prompt", "128", "--evaluation.num_prompts", "8", "--evaluation.rollouts_per_prompt", "16",
         "--evaluation.ks", "[1,16]", "--evaluation.every", "4",
     )  # fmt: skip
     records = [json.loads(line) for line in (tmp_path / "runs/mixed/metrics.jsonl").read_text().splitlines()]

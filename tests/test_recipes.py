@@ -123,7 +123,11 @@ def test_the_papers_numbers() -> None:
     first, second = config("prorl"), config("brorl")
     assert (first.rollouts_per_prompt, first.prompts_per_step, first.samples_per_step) == (16, 512, 8192)
     assert (second.rollouts_per_prompt, second.prompts_per_step, second.samples_per_step) == (512, 128, 65536)
-    assert (second.evaluation.temperature, second.evaluation.top_p, second.evaluation.num_samples) == (0.6, 0.95, 16)
+    assert (second.evaluation.temperature, second.evaluation.top_p, second.evaluation.rollouts_per_prompt) == (
+        0.6,
+        0.95,
+        16,
+    )
     assert (first.sampling.max_new_tokens, second.sampling.max_new_tokens) == (8192, 16384 - 1024)
     corrections = []
     for stage in (first, second):

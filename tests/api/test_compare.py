@@ -141,8 +141,8 @@ def test_the_same_call_and_the_folder_give_the_same_result_without_new_runs(
     assert (again.answer, again.tables) == (compared.answer, compared.tables)
     assert capsys.readouterr().out == ""
     assert {p: p.stat().st_mtime_ns for p in compared.path.glob("arms/*/*/*")} == before
-    with pytest.raises(UserError, match="num_samples would change it"):
-        compare(compared.path, evaluation={"num_samples": 3})
+    with pytest.raises(UserError, match="rollouts_per_prompt would change it"):
+        compare(compared.path, evaluation={"rollouts_per_prompt": 3})
     with pytest.raises(UserError, match="--output-dir would change it"):
         compare(compared.path, output_dir="elsewhere")
 

@@ -167,7 +167,7 @@ def test_the_training_of_a_run_does_not_limit_its_evaluation(
     run = tmp_path / "run"
     shutil.copytree(short_run, run)
     settings = yaml.safe_load((run / "config.yaml").read_text())
-    settings["evaluation"] |= {"num_samples": 16, "ks": [1, 16], "every": 1, "num_prompts": 4}
+    settings["evaluation"] |= {"rollouts_per_prompt": 16, "ks": [1, 16], "every": 1, "num_prompts": 4}
     settings["importance"]["correction"] = "truncate"
     settings["optimizer"]["old_logprobs"] = "recompute"
     for name, value in of_training.items():
@@ -181,7 +181,10 @@ def test_the_training_of_a_run_does_not_limit_its_evaluation(
     samples = arguments.get("samples", 8)
     temperature = arguments.get("temperature", 1.0)
     request = _request(_Options(str(run), (), samples, (1,), temperature, 1.0, None, None, 0, overrides))
-    assert (request.config.evaluation.num_samples, request.config.evaluation.temperature) == (samples, temperature)
+    assert (request.config.evaluation.rollouts_per_prompt, request.config.evaluation.temperature) == (
+        samples,
+        temperature,
+    )
 
 
 def test_the_stored_settings_name_what_decides_responses_and_verdicts() -> None:

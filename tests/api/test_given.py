@@ -31,7 +31,7 @@ PUZZLES = [  # which the tokenizer of the shipped model can encode
 ]
 SMALL: dict[str, Any] = {
     "rollouts_per_prompt": 4, "prompts_per_step": 2, "steps": 2, "sampling.max_new_tokens": 12, "report": False,
-    "optimizer.mini_batches": 1, "evaluation.num_prompts": 2, "evaluation.num_samples": 2, "evaluation.ks": [1],
+    "optimizer.mini_batches": 1, "evaluation.num_prompts": 2, "evaluation.rollouts_per_prompt": 2, "evaluation.ks": [1],
     "dynamic_sampling.enabled": False, "engine.threads": 1, "diagnostics.held_out_check_every": 0,
     "verification.workers": 1, "rewards.stop_properly": 1.0, "prompt.template": "{prompt}",
 }  # fmt: skip

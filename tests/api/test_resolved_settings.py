@@ -27,8 +27,11 @@ def test_nested_and_dotted_overrides_are_those_of_the_command_line(rng: np.rando
     nested = {"steps": steps, "evaluation": {"every": every}, "sampling.top_k": top_k}
     for given in ("quickstart", read_recipe("quickstart"), resolve_config("quickstart", {})):
         assert resolve_config(given, nested) == expected
-    config = resolve_config({"model": "quickstart", "evaluation": {"num_samples": 8, "ks": [1]}}, nested)
-    assert (config.evaluation.every, config.evaluation.num_samples) == (every, 8)  # the other keys of a section stay
+    config = resolve_config({"model": "quickstart", "evaluation": {"rollouts_per_prompt": 8, "ks": [1]}}, nested)
+    assert (config.evaluation.every, config.evaluation.rollouts_per_prompt) == (
+        every,
+        8,
+    )  # the other keys of a section stay
 
 
 def test_settings_that_are_mappings_are_replaced_as_a_whole() -> None:

@@ -25,7 +25,7 @@ from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 from brorl.rollout.native.engine import NativeEngine
 from choice_rows import SCHEMAS
 
-FEW = {"evaluation.num_samples": 4, "evaluation.ks": [1], "engine.threads": 1}
+FEW = {"evaluation.rollouts_per_prompt": 4, "evaluation.ks": [1], "engine.threads": 1}
 
 
 def request(data: tuple[str, ...] = (), limit: int | None = 3, **settings: object) -> Request:

@@ -227,7 +227,7 @@ def test_run_has_the_parts_of_its_config(tiny: Path, tmp_path: Path) -> None:
     assert (schedule.steps, schedule.checkpoint_every, schedule.store_rollouts_every) == (9, 4, 3)
     assert (schedule.evaluate_every, run.outputs.keep_checkpoints) == (6, 2)
     assert (run.algorithm.seed, collector.seed) == (5, 5)
-    assert (collector.prompts_per_step, collector.rollouts_per_prompt) == (7, 11)
+    assert (collector.prompts_per_step, collector.num_rollouts) == (7, 11)
     assert (collector.dynamic_sampling, collector.max_tries) == (False, 13)
     assert (state.step, state.source.carried) == (0, ())
     assert run.measurements.benchmark is not None

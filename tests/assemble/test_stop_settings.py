@@ -21,7 +21,8 @@ from brorl.tree import RolloutTree
 from run_support import save_tiny_model
 
 TINY = {
-    "data.sources": {"task": "countdown", "max_number": 5}, "evaluation.num_prompts": 2, "evaluation.num_samples": 8,
+    "data.sources": {"task": "countdown", "max_number": 5}, "evaluation.num_prompts": 2,
+    "evaluation.rollouts_per_prompt": 8,
     "evaluation.ks": [1],
     "sampling.max_new_tokens": 8, "engine.threads": 1,
 }  # fmt: skip

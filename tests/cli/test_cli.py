@@ -245,7 +245,12 @@ def test_run_that_finds_no_mixed_group_ends_well_and_says_why(tiny: Path) -> Non
         "--sampling.max_new_tokens=4",
         "--output_dir=run",
     ]
-    arguments += ["--evaluation.num_prompts=2", "--evaluation.num_samples=4", "--evaluation.ks=[1]", f"--model={tiny}"]
+    arguments += [
+        "--evaluation.num_prompts=2",
+        "--evaluation.rollouts_per_prompt=4",
+        "--evaluation.ks=[1]",
+        f"--model={tiny}",
+    ]
     outcome = command("train", *arguments, "--dynamic_sampling.max_tries=2")
     assert outcome.code == 1, outcome.err  # not one step was made
     assert (

@@ -280,8 +280,8 @@ def test_arms_that_are_measured_differently_are_refused(tmp_path: Path) -> None:
     recipe = tmp_path / "other.yaml"
     for text, words in (
         (
-            "evaluation: {num_prompts: 192, num_samples: 8, ks: [1]}",
-            "evaluation.num_samples is 256 for N=512 and 8 for N=16",
+            "evaluation: {num_prompts: 192, rollouts_per_prompt: 8, ks: [1]}",
+            "evaluation.rollouts_per_prompt is 256 for N=512 and 8 for N=16",
         ),
         (
             "data: {split_seed: 5, held_out_fraction: 0.2, "

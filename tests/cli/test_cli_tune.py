@@ -70,7 +70,7 @@ def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
     options = dict(option.removeprefix("--").split("=") for option in TINY if "{" not in option)
     settings = {
         **{name: parse_yaml(value, name) for name, value in options.items()}, "engine.clock": "cpu",
-        "evaluation.num_prompts": 16, "evaluation.num_samples": 8, "prompts_per_step": 2,
+        "evaluation.num_prompts": 16, "evaluation.rollouts_per_prompt": 8, "prompts_per_step": 2,
         "optimizer.learning_rate": 3e-5,
         "data.sources": [{"task": "countdown", "num_numbers": 3, "max_number": 7}],
     }  # fmt: skip
@@ -228,7 +228,7 @@ def test_every_source_gives_prompts_to_the_race_and_to_the_final() -> None:
 def test_a_race_leaves_out_prompts_that_were_not_verified_in_every_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = make_config(read_recipe("quickstart"), {"evaluation.num_samples": 8, "evaluation.ks": [1]}, "")
+    config = make_config(read_recipe("quickstart"), {"evaluation.rollouts_per_prompt": 8, "evaluation.ks": [1]}, "")
     arms = tuple(ArmPlan(name, config) for name in (OWN, "other"))
     plan = TunePlan("pass@1", 1, 60.0, 8.0, 2, 1, "here", {}, (0, 3), arms)
     lost = {OWN: None, "other": np.array([0, 2, 0])}

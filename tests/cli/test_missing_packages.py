@@ -25,7 +25,7 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [
         f"--model={model}", "--data.sources=[{path: rows.jsonl, layout: ifeval}]", "--data.held_out_fraction=0.25",
         "--rollouts_per_prompt=2", "--prompts_per_step=2", "--optimizer.mini_batches=1", "--steps=1",
-        "--sampling.max_new_tokens=4", "--evaluation.num_prompts=1", "--evaluation.num_samples=2",
+        "--sampling.max_new_tokens=4", "--evaluation.num_prompts=1", "--evaluation.rollouts_per_prompt=2",
         "--evaluation.ks=[1]", "--dynamic_sampling.enabled=false", "--engine.threads=1", "--report=false",
         "--output_dir=run",
     ]  # fmt: skip

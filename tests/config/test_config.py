@@ -19,6 +19,7 @@ from brorl.config.reading import (
 from brorl.config.resuming import CHANGEABLE_ON_RESUME, first_change, fixed_settings
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
+from brorl.evaluation.settings import EvaluationSettings
 from each_row import each_row
 from run_support import command
 
@@ -354,7 +355,7 @@ WRONG = {
     "evaluation.every": [-1],
     "budget.limit": [0],
     "evaluation.num_prompts": [-1],
-    "evaluation.num_samples": [0],
+    "evaluation.rollouts_per_prompt": [0],
     "evaluation.ks": [5, [], [0, 1], [1, 1000], [1.5]],
     "evaluation.temperature": [-1],
     "engine.memory_gib": [0],
@@ -440,7 +441,10 @@ BFLOAT16 = {"engine.dtype": "bfloat16"}
             ["rewards.cosine_length.on_steps = 6", "rewards.cosine_length.every_steps = 5"],
         ),
         ({"steps": None}, ["steps = null", "budget.limit"]),
-        ({"evaluation.ks": [1, 9], "evaluation.num_samples": 8}, ["evaluation.ks", "evaluation.num_samples = 8", "9"]),
+        (
+            {"evaluation.ks": [1, 9], "evaluation.rollouts_per_prompt": 8},
+            ["evaluation.ks", "evaluation.rollouts_per_prompt = 8", "9"],
+        ),
     ],
 )
 def test_values_that_do_not_fit_together(settings: dict[str, Any], parts: list[str]) -> None:
@@ -620,3 +624,12 @@ def test_local_models_and_verifiers_are_kept_by_absolute_paths(tmp_path: Path, m
     assert config.model == str(tmp_path / "step-1")
     assert config.verification.functions == {"a": f"{tmp_path}/rules.py:judge", "b": "rules:judge"}
     assert make_config({}, {"model": "some/hub-id"}, "my.yaml").model == "some/hub-id"
+
+
+def test_the_earlier_name_of_the_responses_of_an_evaluation_is_read() -> None:
+    """Runs and recipes of earlier versions have it; together with the new name it is an error."""
+    old = make_config(read_recipe("quickstart"), {}, "").model_dump()["evaluation"]
+    number = old.pop("rollouts_per_prompt")
+    assert EvaluationSettings(**old, num_samples=number + 1).rollouts_per_prompt == number + 1
+    with pytest.raises(ValueError, match="num_samples"):
+        EvaluationSettings(**old, num_samples=number, rollouts_per_prompt=number)

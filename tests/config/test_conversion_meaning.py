@@ -242,7 +242,11 @@ def test_settings_of_the_run_in_verl() -> None:
     assert (config.tracking.project, config.tracking.run_name) == ("sums", "first")
     assert config.engine.vllm.tensor_parallel == 4
     assert [source.label for source in config.evaluation.sources] == ["test", "test-2"]
-    assert (config.evaluation.num_samples, config.evaluation.ks, config.evaluation.temperature) == (8, (1, 8), 0.6)
+    assert (config.evaluation.rollouts_per_prompt, config.evaluation.ks, config.evaluation.temperature) == (
+        8,
+        (1, 8),
+        0.6,
+    )
     assert config.data.sources[0].limit == 500  # type: ignore[union-attr]
 
 

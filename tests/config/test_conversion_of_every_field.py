@@ -255,7 +255,7 @@ LORA, VLLM, KL = {"use_peft": True, "lora_target_modules": ["q_proj"]}, {"use_vl
 CONVERTED: list[tuple[str, Any, dict[str, Any], str, Any]] = [
     ("learning_rate", 5e-6, {}, "optimizer.learning_rate", 5e-6),
     ("num_generations", 16, {}, "rollouts_per_prompt", 16),
-    ("num_generations_eval", 6, {}, "evaluation.num_samples", 6),
+    ("num_generations_eval", 6, {}, "evaluation.rollouts_per_prompt", 6),
     ("max_completion_length", 700, {}, "sampling.max_new_tokens", 700),
     ("max_prompt_length", 300, {}, "data.max_prompt_tokens", 300),
     ("generation_batch_size", 128, {}, "prompts_per_step", 32),

@@ -50,7 +50,7 @@ RUN = (
     "--verification.functions={parity: 'parity.py:check'}", "--sampling.max_new_tokens=8",
     "--dynamic_sampling.enabled=false", "--optimizer.mini_batches=1", "--optimizer.schedule=constant",
     "--optimizer.warmup_updates=0", "--optimizer.learning_rate=1e-5", "--optimizer.reference_batch=null",
-    "--evaluation.num_prompts=2", "--evaluation.num_samples=2", "--evaluation.ks=[1]", "--engine.threads=1",
+    "--evaluation.num_prompts=2", "--evaluation.rollouts_per_prompt=2", "--evaluation.ks=[1]", "--engine.threads=1",
 )  # fmt: skip
 
 

@@ -445,7 +445,7 @@ def test_a_training_run_learns(kept: tuple[str, ...], tmp_path: Path) -> None:
         *(f"--output_dir={tmp_path / 'run'}", "--steps=10", "--rollouts_per_prompt=64", "--prompts_per_step=8"),
         *(
             "--evaluation.num_prompts=40",
-            "--evaluation.num_samples=32",
+            "--evaluation.rollouts_per_prompt=32",
             "--evaluation.every=10",
             "--evaluation.ks=[1, 4]",
         ),

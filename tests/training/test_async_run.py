@@ -173,7 +173,7 @@ def test_an_exception_in_the_background_reaches_the_loop() -> None:
 
 OVERRIDES = {
     "prompts_per_step": 3, "rollouts_per_prompt": 16, "optimizer.mini_batches": 2, "evaluation.num_prompts": 2,
-    "evaluation.num_samples": 2, "evaluation.ks": [1], "evaluation.every": 3, "evaluation.keep_best": False,
+    "evaluation.rollouts_per_prompt": 2, "evaluation.ks": [1], "evaluation.every": 3, "evaluation.keep_best": False,
     "sampling.max_new_tokens": 16, "steps": 6, "checkpoint_every": 2, "keep_checkpoints": 0, "engine.threads": 1,
     "optimizer.old_logprobs": "recompute", "importance.correction": "truncate", "report": False,
     "optimizer.learning_rate": 3e-4, "optimizer.reference_batch": None,

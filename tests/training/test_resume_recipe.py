@@ -28,7 +28,7 @@ RECIPE = (
     "--optimizer.mini_batches=2",
     "--evaluation.every=1",
     "--evaluation.num_prompts=2",
-    "--evaluation.num_samples=8",
+    "--evaluation.rollouts_per_prompt=8",
     "--evaluation.ks=[1, 8]",
     "--report=false",
 )

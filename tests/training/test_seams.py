@@ -290,7 +290,7 @@ def test_only_the_source_holds_an_engine(tmp_path: Path) -> None:
     """Diagnostics and evaluation see a sampler that samples with the weights that the source published last."""
     overrides = {
         "prompts_per_step": 2, "rollouts_per_prompt": 8, "optimizer.mini_batches": 1, "evaluation.num_prompts": 2,
-        "evaluation.num_samples": 2, "evaluation.ks": [1], "sampling.max_new_tokens": 6, "steps": 2,
+        "evaluation.rollouts_per_prompt": 2, "evaluation.ks": [1], "sampling.max_new_tokens": 6, "steps": 2,
         "diagnostics.held_out_check_every": 1, "diagnostics.held_out_rollouts": 2, "dynamic_sampling.enabled": False,
     }  # fmt: skip
     with torch.random.fork_rng():

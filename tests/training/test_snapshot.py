@@ -92,7 +92,12 @@ def test_an_average_of_other_shapes_is_refused() -> None:
 @pytest.mark.slow
 def test_a_run_evaluates_its_averaged_weights_and_saves_them(tmp_path: Path) -> None:
     """A run that starts from them has the same evaluation at its start."""
-    settings = (*SMALL, "--evaluation.num_prompts=16", "--evaluation.num_samples=32", "--optimizer.ema_decay=0.9")
+    settings = (
+        *SMALL,
+        "--evaluation.num_prompts=16",
+        "--evaluation.rollouts_per_prompt=32",
+        "--optimizer.ema_decay=0.9",
+    )
     fast = ("--steps=3", "--optimizer.learning_rate=3e-3", "--evaluation.every=3", "--optimizer.schedule=cosine")
     outcome = command("train", *settings, *fast, "--output_dir", tmp_path / "run")
     assert outcome.code == 0, outcome.err

@@ -186,7 +186,7 @@ def _request(options: _Options) -> Request:
     overrides |= {
         **WITHOUT_TRAINING,
         "model": checkpoint.model,
-        "evaluation.num_samples": options.samples,
+        "evaluation.rollouts_per_prompt": options.samples,
         "evaluation.ks": list(options.ks),
         "evaluation.temperature": options.temperature,
         "evaluation.top_p": options.top_p,
@@ -330,7 +330,7 @@ def _compare_with_own(name: str, run_config: Path, settings: Mapping[str, Any]) 
         return []
     evaluation = config.evaluation
     greedy = evaluation.temperature == 0
-    samples, ks = (1, (1,)) if greedy else (evaluation.num_samples, evaluation.ks)
+    samples, ks = (1, (1,)) if greedy else (evaluation.rollouts_per_prompt, evaluation.ks)
     limit = config.max_evaluated_tokens
     here_prompts = sum(data["prompts"] for data in settings["data"].values())
     pairs = {

@@ -168,8 +168,8 @@ optimizer:
   mini_batches: 2  # updates per step; each needs at least one prompt
 evaluation:
   num_prompts: {min(starter.num_held_out, 32)}  # held-out questions for pass@k
-  num_samples: 16  # responses per question
-  ks: [1, 16]  # pass@1 and pass@16; a k is at most num_samples
+  rollouts_per_prompt: 16  # responses per question
+  ks: [1, 16]  # pass@1 and pass@16; a k is at most rollouts_per_prompt
   every: 10  # steps between evaluations; the start and the end are always evaluated
 engine:
   threads: 0  # CPU threads; 0: by the size of the model; brorl check measures them{functions}

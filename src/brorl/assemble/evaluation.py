@@ -162,7 +162,7 @@ def load_evaluated_model(
     evaluated = EvaluatedModel(
         engine,
         inputs.sampling,
-        config.evaluation.num_samples,
+        config.evaluation.rollouts_per_prompt,
         Grader(verifiers, build_decode(config, inputs.tokenizer), config.rewards),
         observe=observe,
     )
@@ -174,9 +174,9 @@ def _fingerprint(config: TrainConfig) -> str:
     return weights_fingerprint(build_sampling_model(config.model_copy(update={"device": "cpu"}), config.model))
 
 
-def prompts_per_batch(num_samples: int, max_new_tokens: int) -> int:
+def prompts_per_batch(num_rollouts: int, max_new_tokens: int) -> int:
     """Return the number of prompts in a batch: fewer if their responses may be long, so that less work can be lost."""
-    return min(_MAX_PROMPTS, max(_MIN_PROMPTS, _BATCH_TOKENS // (num_samples * max_new_tokens)))
+    return min(_MAX_PROMPTS, max(_MIN_PROMPTS, _BATCH_TOKENS // (num_rollouts * max_new_tokens)))
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:
@@ -250,7 +250,7 @@ def _check_memory(
 ) -> int:
     """Reject an evaluation whose weights and responses do not fit into memory; return the number of weights."""
     device = choose_device(config.device)
-    samples = config.evaluation.num_samples
+    samples = config.evaluation.rollouts_per_prompt
     largest = min(prompts_per_batch(samples, limit), max(map(len, prompts_of.values())))
     longest = max(len(prompt.token_ids) for prompts in prompts_of.values() for prompt in prompts)
     settings = MemorySettings(
@@ -300,7 +300,7 @@ def _settings(
     engine = config.engine.model_dump(include={"kind", "dtype"}, exclude_defaults=True)
     return {
         "checkpoint": config.model,
-        "samples": config.evaluation.num_samples,
+        "samples": config.evaluation.rollouts_per_prompt,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "max_new_tokens": sampling.max_new_tokens,
@@ -310,7 +310,7 @@ def _settings(
         "device": _device_type(config, device),
         **({"engine": engine} if engine else {}),
         **({"prompts_per_task": config.cluster.prompts_per_task} if config.cluster.enabled else {}),
-        "prompts_per_part": prompts_per_batch(config.evaluation.num_samples, sampling.max_new_tokens),
+        "prompts_per_part": prompts_per_batch(config.evaluation.rollouts_per_prompt, sampling.max_new_tokens),
         "accept_truncated": config.rewards.stop_properly > 0,
         "verification": {
             "timeout_s": verification.timeout_s,

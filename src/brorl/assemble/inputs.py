@@ -230,7 +230,9 @@ def _workload(config: TrainConfig, prompts: Prompts) -> Workload:
     return Workload(
         prompt_tokens=prompts.longest,
         max_new_tokens=max(response_limits(config).values()),
-        num_rows=max(steps_at_once * config.samples_per_step, len(prompts.held_out) * config.evaluation.num_samples),
+        num_rows=max(
+            steps_at_once * config.samples_per_step, len(prompts.held_out) * config.evaluation.rollouts_per_prompt
+        ),
         num_prompts=-(-config.prompts_per_step // config.optimizer.mini_batches),
     )
 

@@ -221,7 +221,7 @@ def build_benchmark(config: TrainConfig, inputs: RunInputs, observe: Observe) ->
         SamplingParams(
             temperature=evaluation.temperature, top_p=evaluation.top_p, max_new_tokens=config.max_evaluated_tokens
         ),
-        evaluation.num_samples,
+        evaluation.rollouts_per_prompt,
         evaluation.ks,
         config.seed + _EVALUATION_SEED,
         observe=observe,

@@ -176,7 +176,7 @@ def _options(every: Mapping[str, Any]) -> dict[str, Any]:
     if chat := nested(every, "chat_template_kwargs"):
         settings["prompt.chat_template_options"] = chat
     if number_ := every.get("num_generations_eval"):
-        settings |= {"evaluation.num_samples": int(number_), "evaluation.ks": sorted({1, int(number_)})}
+        settings |= {"evaluation.rollouts_per_prompt": int(number_), "evaluation.ks": sorted({1, int(number_)})}
     if every.get("sync_ref_model"):
         settings["reference.reset_every"] = int(every.get("ref_model_sync_steps", 512))
     return settings

@@ -298,9 +298,9 @@ def _engine(every: Mapping[str, Any], remarks: list[str]) -> dict[str, Any]:
         found["prompt.chat_template_options"] = chat
     if f"{_R}val_kwargs.n" in every or f"{_R}val_kwargs.temperature" in every:
         samples = int(every.get(f"{_R}val_kwargs.n", 1))
-        found |= {"evaluation.num_samples": samples, "evaluation.ks": sorted({1, samples})}
+        found |= {"evaluation.rollouts_per_prompt": samples, "evaluation.ks": sorted({1, samples})}
     if every.get(f"{_R}val_kwargs.do_sample") is False:
-        found |= {"evaluation.temperature": 0.0, "evaluation.num_samples": 1, "evaluation.ks": [1]}
+        found |= {"evaluation.temperature": 0.0, "evaluation.rollouts_per_prompt": 1, "evaluation.ks": [1]}
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, field_validator, model_validator
 
 from brorl.prompts.settings import EvaluationSource, as_sources
 from brorl.section import Section
@@ -23,7 +23,13 @@ class EvaluationSettings(Section):
         description="held-out prompts of each source that evaluations during training leave out, for a final "
         "comparison on prompts that no tuning has used; `brorl eval` leaves out none",
     )
-    num_samples: int = Field(256, ge=1, description="responses per prompt")
+    rollouts_per_prompt: int = Field(
+        256,
+        ge=1,
+        # runs and recipes of earlier versions have the second name
+        validation_alias=AliasChoices("rollouts_per_prompt", "num_samples"),
+        description="responses per prompt",
+    )
     ks: Annotated[tuple[int, ...], Field(strict=False)] = Field(
         (1, 16, 256), description="values of k for which pass@k is reported"
     )
@@ -51,9 +57,10 @@ class EvaluationSettings(Section):
 
     @model_validator(mode="after")
     def _samples_suffice(self) -> Self:
-        if not self.ks or min(self.ks) < 1 or max(self.ks) > self.num_samples:
+        if not self.ks or min(self.ks) < 1 or max(self.ks) > self.rollouts_per_prompt:
             raise ValueError(
-                f"evaluation.ks must be between 1 and evaluation.num_samples = {self.num_samples}, got {self.ks}"
+                f"evaluation.ks must be between 1 and evaluation.rollouts_per_prompt = {self.rollouts_per_prompt}, got "
+                f"{self.ks}"
             )
         if self.best_k is not None and self.best_k not in self.ks:
             raise ValueError(

@@ -233,7 +233,7 @@ def _courses(plan: TunePlan, runs: Sequence[ArmRun]) -> list[Course]:
             raise UserError(f"the run {run.directory} has no evaluation at its rung; rerun the command")
         evaluations.append([score_at(read[0], "seconds", spent) for spent in (0.0, *run.budget.eval_points)])
     kept = verified_prompts([score for of_run in evaluations for score in of_run])
-    measure, n = Measure(plan.k), plan.own.config.evaluation.num_samples
+    measure, n = Measure(plan.k), plan.own.config.evaluation.rollouts_per_prompt
     return [
         Course(
             run.arm,
