@@ -5,7 +5,6 @@ import time
 import numpy as np
 import pytest
 from code_answers import Tests, verify
-from scripted_programs import Request, ScriptedPool, ScriptedWorker
 
 from brorl.prompts.code_tests import CallCases, StdinCases, TestCode
 from brorl.verdict import Verdict
@@ -14,6 +13,7 @@ from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.code_judges import Clock, judge_test_code
 from brorl.verification.sandbox.replies import Fault, Reply
 from each_row import each_row
+from scripted_programs import Request, ScriptedPool, ScriptedWorker
 
 ANSWER = "def f(x): return x"
 
