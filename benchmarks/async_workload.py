@@ -34,7 +34,7 @@ from scipy.stats import t
 
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.settings import AdvantageSettings
-from brorl.assemble.run import build_run
+from brorl.assemble import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.pool import SampleTask

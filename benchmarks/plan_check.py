@@ -36,7 +36,7 @@ FRESH_SEED = 987_654
 
 def child_train(num_rollouts: int, steps: int, seed: int) -> dict[str, Any]:
     """Train in this process and return seconds, memory and fractions of its metrics."""
-    from brorl.assemble.run import build_run
+    from brorl.assemble import build_run
     from brorl.config.reading import make_config, read_recipe
     from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
     from brorl.runs.run_directory import RunDirectory
@@ -70,9 +70,9 @@ def child_train(num_rollouts: int, steps: int, seed: int) -> dict[str, Any]:
 
 def child_sample(num_rollouts: int, num_prompts: int) -> dict[str, Any]:
     """Sample fresh prompts and return the fraction of mixed groups and the unique tokens of a group."""
-    from brorl.assemble.inputs import prepare
     from brorl.config.reading import make_config, read_recipe
     from brorl.planning.pilot import PilotParts, sample
+    from brorl.training.inputs import prepare
 
     config = make_config(read_recipe("quickstart"), {"seed": FRESH_SEED}, "quickstart")
     parts = PilotParts.load(config, prepare(config, config.model))

@@ -31,7 +31,7 @@ if _SEED == "random":
 def puzzles_are_made_once() -> Iterator[None]:
     """Making the puzzles is half of what a small command takes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("brorl.assemble.data.countdown_puzzles", lru_cache(countdown_puzzles))
+        patch.setattr("brorl.evaluation.questions.countdown_puzzles", lru_cache(countdown_puzzles))
         yield
 
 

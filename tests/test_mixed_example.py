@@ -16,14 +16,16 @@ import numpy as np
 import pytest
 import torch
 
-from brorl.assemble.data import all_questions, build_questions
+from brorl.algorithms.settings import RewardShaping
 from brorl.config.reading import make_config, read_recipe
+from brorl.evaluation.questions import all_questions, build_questions
 from brorl.prompts.code_tests import CallCases, CodeTests
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.prompts.science import read_science_reference
 from brorl.verification.domains.table import make_verifiers
 from brorl.verification.sandbox.pool import Workers
+from brorl.verification.settings import VerificationSettings
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples" / "mixed"
@@ -114,7 +116,7 @@ def test_right_and_wrong_responses_are_verified_as_such(
     draw = Random(int(rng.integers(2**32)))
     row_of = {f"{maker.text_of(d, row)}": row for d in DOMAINS for row in rows(d)}
     with Workers() as workers:
-        verifiers = make_verifiers(DOMAINS, {}, workers)
+        verifiers = make_verifiers(DOMAINS, VerificationSettings(), RewardShaping(), workers)
         for domain in DOMAINS:
             chosen = draw.sample([question for question in questions if question.domain == domain], 20)
             for right in (True, False):

@@ -8,13 +8,13 @@ import pytest
 
 import brorl
 from brorl.algorithms.settings import AdvantageSettings
-from brorl.assemble.learner import build_learner_settings
 from brorl.config.reading import builtin_recipes, make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.model.forward import TreeForward
 from brorl.prompts.layouts.table import LAYOUTS
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import FileSource, GymSource
+from brorl.training.learner import LearnerSettings
 from brorl.verification.domains.table import DOMAINS
 from brorl.verification.gym.sets import OUT_OF_DISTRIBUTION, SETS
 
@@ -73,7 +73,7 @@ def test_the_second_stage_differs_only_where_the_paper_says(first: str, second: 
     one, other = (config(name).model_dump() for name in (first, second))
     assert {k for k in one["evaluation"] if one["evaluation"][k] != other["evaluation"][k]} <= {"every"}
     assert {k for k in one["sampling"] if one["sampling"][k] != other["sampling"][k]} <= {"max_new_tokens"}
-    rates = [build_learner_settings(config(n), (0,), TreeForward()).learning_rate for n in (first, second)]
+    rates = [LearnerSettings.from_recipe(config(n), (0,), TreeForward()).learning_rate for n in (first, second)]
     assert rates[1] == pytest.approx(sqrt(8) * rates[0])
     assert config(second).samples_per_step == 8 * config(first).samples_per_step
     assert config(first).prompts_per_step == 4 * config(second).prompts_per_step
@@ -108,7 +108,7 @@ def test_the_recipes_of_clusters_differ_from_the_papers_in_sizes_alone(name: str
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_published_recipes_make_a_learner(name: str) -> None:
     recipe = config(name)
-    learner = build_learner_settings(recipe, (0,), TreeForward())
+    learner = LearnerSettings.from_recipe(recipe, (0,), TreeForward())
     assert recipe.prompts_per_step % learner.mini_batches == 0
     assert (learner.kl is not None) == (recipe.kl.coefficient > 0)
 
@@ -132,7 +132,7 @@ def test_the_papers_numbers() -> None:
     corrections = []
     for stage in (first, second):
         assert stage.data.max_prompt_tokens + (stage.evaluation.max_new_tokens or 0) == 32768
-        learner = build_learner_settings(stage, (0,), TreeForward())
+        learner = LearnerSettings.from_recipe(stage, (0,), TreeForward())
         assert (learner.loss.kind, learner.loss.clip_low, learner.loss.clip_high) == ("ppo", 0.2, 0.27)
         assert (stage.optimizer.learning_rate, learner.mini_batches) == (1e-6, 8)
         assert learner.kl is not None

@@ -26,11 +26,11 @@ import numpy as np
 import brorl
 from brorl.algorithms.groups import Group
 from brorl.algorithms.outcome_weights import maxrl
-from brorl.assemble.inputs import prepare
 from brorl.config.reading import make_config, read_recipe
 from brorl.planning.gradient_noise import prompt_gradient
 from brorl.planning.pilot import PilotParts, sample
 from brorl.table import Table
+from brorl.training.inputs import prepare
 
 PROMPTS, ROLLOUTS = 64, 1024
 NUMBERS = (16, 32, 64, 128, 256, 512)

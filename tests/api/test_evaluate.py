@@ -28,8 +28,8 @@ pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 @pytest.fixture(autouse=True)
 def several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brorl.assemble.evaluation._MIN_PROMPTS", 2)
-    monkeypatch.setattr("brorl.assemble.evaluation._MAX_PROMPTS", 2)
+    monkeypatch.setattr("brorl.evaluation.preparation._MIN_PROMPTS", 2)
+    monkeypatch.setattr("brorl.evaluation.preparation._MAX_PROMPTS", 2)
 
 
 def content(folder: Path) -> list[dict[str, Any]]:

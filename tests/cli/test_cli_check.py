@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brorl.assemble.inputs import prepare
 from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.planning import step_forecast
 from brorl.planning.pilot import PilotParts
 from brorl.planning.step_cost import StepTiming, mean_rounds
 from brorl.planning.step_timing import StepTimer
+from brorl.training.inputs import prepare
 from brorl.tree import RolloutTree
 from run_support import SMALL, command, refused, save_tiny_model
 

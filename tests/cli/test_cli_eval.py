@@ -30,8 +30,8 @@ pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 @pytest.fixture(autouse=True)
 def several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brorl.assemble.evaluation._MIN_PROMPTS", 2)
-    monkeypatch.setattr("brorl.assemble.evaluation._MAX_PROMPTS", 2)
+    monkeypatch.setattr("brorl.evaluation.preparation._MIN_PROMPTS", 2)
+    monkeypatch.setattr("brorl.evaluation.preparation._MAX_PROMPTS", 2)
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +189,8 @@ def test_a_run_gives_its_held_out_questions_and_its_last_checkpoint(run: Path) -
     assert record("a")["settings"]["max_new_tokens"] == 16  # the run's
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before  # nothing of the run has changed
 
-    from brorl.assemble.data import build_questions
     from brorl.config.reading import make_config, read_recipe
+    from brorl.evaluation.questions import build_questions
 
     config = make_config(read_recipe(str(run / "config.yaml")), {"evaluation.num_prompts": 3}, "the run")
     (source,) = build_questions(config)
@@ -315,7 +315,7 @@ def test_a_failure_removes_only_a_folder_that_it_made(monkeypatch: pytest.Monkey
     def fails(*_: object) -> None:
         raise UserError("it does not work")
 
-    monkeypatch.setattr("brorl.assemble.evaluation.load_evaluated_model", fails)
+    monkeypatch.setattr("brorl.assemble.build_evaluation", fails)
     Path("mine").mkdir()
     assert "it does not work" in outcome_of_failure("mine")
     assert "it does not work" in outcome_of_failure("new")

@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 import brorl
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.api.tune import _seconds
-from brorl.assemble.data import build_questions
 from brorl.comparison import report as comparison_report
 from brorl.comparison.arm_plans import ArmPlan
 from brorl.comparison.arms import RunScores, Score
 from brorl.config.reading import make_config, parse_yaml, read_recipe
 from brorl.cost import Budget, Cost
 from brorl.errors import UserError
+from brorl.evaluation.questions import build_questions
 from brorl.format import Estimate
 from brorl.tuning import race as module
 from brorl.tuning.answer import TuningResult, recipe_for

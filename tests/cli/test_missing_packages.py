@@ -34,7 +34,7 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def without_langdetect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "langdetect", None)
-    monkeypatch.setattr("brorl.assemble.run.build_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("brorl.training.local_parts.build_model", lambda *_: pytest.fail("the model was loaded"))
     ifeval._instructions.cache_clear()
 
 

@@ -340,7 +340,7 @@ def _without_model(*_: Any) -> Any:
 
 def test_a_cluster_needs_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error comes first."""
-    monkeypatch.setattr("brorl.assemble.cluster.find_spec", lambda _: None)
+    monkeypatch.setattr("brorl.distributed.placement.find_spec", lambda _: None)
     outcome = command("train", *_RUN, "--cluster.nodes=1", "--output_dir", tmp_path / "run")
     assert outcome.code == 2
     assert "pip install 'brorl[ray]'" in outcome.said

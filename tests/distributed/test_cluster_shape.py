@@ -10,15 +10,15 @@ import torch
 
 pytest.importorskip("ray")
 
-from brorl.assemble.cluster import build_cluster, place_learner, place_pool
-from brorl.assemble.inputs import RunInputs
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.distributed.cluster import RayCluster
+from brorl.distributed.placement import build_cluster, place_learner, place_pool
 from brorl.distributed.rollout_workers import EngineWorker
 from brorl.distributed.settings import ClusterSettings
 from brorl.errors import UserError
 from brorl.rollout.pool import SampleTask
 from brorl.sampling import SamplingParams
+from brorl.training.inputs import RunInputs
 
 
 def test_processes_that_take_turns_share_cpus(rng: np.random.Generator) -> None:
@@ -83,7 +83,7 @@ def test_processes_that_share_a_gpu_are_told_so(placement: str, dtype: str, monk
 
     monkeypatch.setattr("brorl.distributed.rollout_workers.RayRolloutPool", Pool)
     monkeypatch.setattr("brorl.distributed.remote_learner.RemoteLearner", lambda *given: made.update(sent=given[-1]))
-    monkeypatch.setattr("brorl.assemble.cluster.VllmEngine", lambda settings, *_, **__: settings)
+    monkeypatch.setattr("brorl.distributed.placement.VllmEngine", lambda settings, *_, **__: settings)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     place_pool(cluster, config, 9)
     place_learner(cluster, config, RunInputs("quickstart", *[None] * 8), Path(), print)  # type: ignore[arg-type]

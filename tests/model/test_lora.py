@@ -15,13 +15,13 @@ from test_hook_check import EXACT, REFUSED, tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
 from brorl.algorithms.groups import Group
-from brorl.assemble.engine import send_adapted
 from brorl.errors import UserError
 from brorl.model.load import load_model, load_tokenizer
 from brorl.model.logprobs import tree_logprobs
 from brorl.model.lora import adapter_shapes, add_adapter, target_layers
 from brorl.model.settings import LoraSettings
 from brorl.prompts.prompt import Prompt
+from brorl.rollout.chosen_engine import send_adapted
 from brorl.rollout.native.engine import NativeEngine
 from brorl.runs.checkpoint import TrainerState, load_state, save_checkpoint
 from brorl.sampling import SamplingParams

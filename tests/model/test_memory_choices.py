@@ -11,13 +11,13 @@ import torch
 from ruamel.yaml import YAML
 from transformers import PreTrainedConfig
 
-from brorl.assemble import inputs
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.memory_choices import MemoryChoices
 from brorl.model.memory_plan import MemoryPlan, MemorySettings, ModelMemory, Workload, check
 from brorl.model.settings import LoraSettings
+from brorl.training import memory
 from small_models import small_model
 
 GIB = 1 << 30
@@ -109,8 +109,8 @@ def test_the_change_that_the_error_names_is_accepted(
 ) -> None:
     """From the message of a run on a GPU into its recipe, and through the check again."""
     free = 0
-    monkeypatch.setattr(inputs, "choose_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(inputs, "available_bytes", lambda _: free)
+    monkeypatch.setattr(memory, "choose_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(memory, "available_bytes", lambda _: free)
     model_config = config_of(hidden=64 * int(rng.integers(18, 24)))
     prompts: Any = SimpleNamespace(longest=100, held_out=())
     recipe = {"dtype": dtype, "kl.coefficient": 0.1, "engine.memory_gib": 2, "sampling.max_new_tokens": 300}
@@ -118,7 +118,7 @@ def test_the_change_that_the_error_names_is_accepted(
 
     def checked(changes: dict[str, Any]) -> tuple[TrainConfig, MemoryPlan, str | None]:
         config = make_config({}, recipe | changes, "test")
-        return config, *inputs.check_memory(config, model_config, prompts)
+        return config, *memory.check_memory(config, model_config, prompts)
 
     free = 1 << 50
     _, plan, warning = checked({})

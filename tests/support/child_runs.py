@@ -164,10 +164,10 @@ def _import_everything() -> None:
     import torch.utils.serialization.config
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import brorl.assemble.data
-    import brorl.assemble.run
+    import brorl.assemble
     import brorl.config.reading
     import brorl.console.progress
+    import brorl.evaluation.questions
     import brorl.trackers
     from brorl.model.load import load_model, load_tokenizer
 
@@ -175,7 +175,7 @@ def _import_everything() -> None:
     load_tokenizer("quickstart")  # fills caches of transformers
     load_model("quickstart", torch.device("cpu"), torch.float32)
     pyarrow.Table.from_pylist([{"imports": "pandas, where it is installed"}])
-    brorl.assemble.data.countdown_puzzles = puzzles = lru_cache(brorl.assemble.data.countdown_puzzles)
+    brorl.evaluation.questions.countdown_puzzles = puzzles = lru_cache(brorl.evaluation.questions.countdown_puzzles)
     for max_number in (5, 7):  # those of the tests
         puzzles(3, max_number, range(1, 100))
     util.spawnv_passfds = _fork_program

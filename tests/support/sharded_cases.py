@@ -13,8 +13,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from brorl.algorithms.groups import Group
-from brorl.assemble.inputs import prepare
-from brorl.assemble.learner import build_rank
 from brorl.config.reading import make_config
 from brorl.errors import UserError
 from brorl.model import logits as logits_module
@@ -25,7 +23,9 @@ from brorl.model.logits import LOGITS_PER_BLOCK, MAX_LOGITS
 from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
 from brorl.model.sharding import full_tensor, shard
+from brorl.training.inputs import prepare
 from brorl.training.learner import LearnerSettings, StepMetrics
+from brorl.training.local_parts import build_rank
 from brorl.training.ranks import ALONE, Ranks, load_on_first_rank
 from brorl.training.tree_learner import TreeLearner
 from small_models import small_model, use_exact_norms

@@ -16,7 +16,7 @@ from torch import Tensor
 from async_support import by_tokens, source_over
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.settings import AdvantageSettings, ImportanceCorrection, RewardShaping
-from brorl.assemble.run import build_run
+from brorl.assemble import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brorl.assemble.run import CLOCKS
 from brorl.cost import Budget, Cost, cost_of_step, total_cost
 from run_support import SMALL, command
 
@@ -168,7 +167,7 @@ def test_marks_are_passed_once() -> None:
 def test_seconds_are_those_of_the_chosen_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU clock is replaced by one that ticks once per look: all seconds are then whole numbers."""
     ticks = count()
-    monkeypatch.setitem(CLOCKS, "cpu", lambda: float(next(ticks)))
+    monkeypatch.setattr("brorl.rollout.settings.process_time", lambda: float(next(ticks)))
     for clock, whole in (("cpu", True), ("wall", False)):
         outcome = command(
             "train", *SMALL, *QUIET[:3], "--steps=2", f"--engine.clock={clock}", "--output_dir", tmp_path / clock

@@ -12,7 +12,6 @@ import pytest
 from brorl.algorithms import outcome_weights
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
-from brorl.assemble.run import build_schedule
 from brorl.comparison.arm_plans import ArmPlan, run_config
 from brorl.comparison.reading import read_run
 from brorl.config.reading import make_config
@@ -21,6 +20,7 @@ from brorl.cost import Budget, Cost, total_cost
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
 from brorl.training.objective import Objective
+from brorl.training.schedule import Schedule
 from brorl.training.settings import PhaseSettings
 from brorl.tree import RolloutTree
 from case_tables import table
@@ -176,11 +176,11 @@ def test_the_share_spent_is_the_larger_of_steps_and_budget(rng: np.random.Genera
     for _ in range(20):
         limit, steps = float(rng.uniform(10, 99)), int(rng.integers(5, 50))
         spent, done = float(rng.uniform(0, limit)), int(rng.integers(0, steps))
-        schedule = build_schedule(
+        schedule = Schedule.from_recipe(
             make_config({"steps": steps, "budget": {"unit": "seconds", "limit": limit}}, {}, "test")
         )
         assert schedule.fraction_spent(done, Cost(seconds=spent)) == pytest.approx(max(done / steps, spent / limit))
-    alone = build_schedule(make_config({"budget": {"unit": "samples", "limit": 200}}, {}, "test"))
+    alone = Schedule.from_recipe(make_config({"budget": {"unit": "samples", "limit": 200}}, {}, "test"))
     assert alone.fraction_spent(3, Cost(samples=50)) == pytest.approx(0.25)
 
 

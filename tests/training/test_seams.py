@@ -17,7 +17,7 @@ from brorl.activity import Phase, Stopwatch
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings, RewardShaping
-from brorl.assemble.run import build_run
+from brorl.assemble import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.cost import Budget
 from brorl.evaluation.settings import EvaluationSettings

@@ -14,8 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from brorl.assemble.data import build_questions
 from brorl.config.reading import make_config, read_recipe
+from brorl.evaluation.questions import build_questions
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN, countdown_puzzles
 from brorl.prompts.prompt import Prompt
 from brorl.verdict import OUT_OF_MEMORY, TIMEOUT, Verdict

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from brorl.assemble.data import build_questions
+from brorl.algorithms.settings import RewardShaping
 from brorl.config.reading import make_config, read_recipe
+from brorl.evaluation.questions import build_questions
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.instructions import KINDS, Instructions
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.verification.domains.table import make_verifiers
 from brorl.verification.sandbox.pool import Workers
+from brorl.verification.settings import VerificationSettings
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "domains"
@@ -49,7 +51,7 @@ def check(domain: str, questions: dict[str, Question], workers: Workers) -> None
     rows = stored(domain)
     prompts = [Prompt(q.id, q.text, (1,), q.reference, q.domain) for q in (questions[str(row["id"])] for row in rows)]
     assert {prompt.domain for prompt in prompts} == {domain}
-    verifier = make_verifiers([domain], {}, workers)[domain]
+    verifier = make_verifiers([domain], VerificationSettings(), RewardShaping(), workers)[domain]
     assert verifier.check_references([prompt.reference for prompt in prompts]) == {}
     verdicts = verifier.verify_all([(p, str(row["response"])) for p, row in zip(prompts, rows, strict=True)])
     wrong = [

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.code_tests import CodeTests, StdinCases
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
@@ -100,7 +101,7 @@ RIGHT = {
 @pytest.mark.linux
 def test_no_built_in_verifier_judges_thoughts(workers: Workers) -> None:
     """The same for all: the answer counts, in a thought or not, and an open thought is no answer."""
-    verifiers = table.make_verifiers(RIGHT, {}, workers)
+    verifiers = table.make_verifiers(RIGHT, VerificationSettings(), RewardShaping(), workers)
     for domain, (reference, right, wrong) in RIGHT.items():
         items = [
             (PLAIN, right, True),
@@ -120,7 +121,7 @@ def test_no_built_in_verifier_judges_thoughts(workers: Workers) -> None:
 
 @pytest.mark.linux
 def test_the_rule_can_be_switched_off(workers: Workers) -> None:
-    verifier = table.make_verifiers(["math"], {}, workers, thought_tags=None)["math"]
+    verifier = table.make_verifiers(["math"], VerificationSettings(thought_tags=None), RewardShaping(), workers)["math"]
     items = [(Prompt("q", OPENED, (1,), "42", "math"), text) for text in ("\\boxed{42}", "<think>\\boxed{42}")]
     assert [verdict.correct for verdict in verifier.verify_all(items)] == [True, True]
 
@@ -132,14 +133,17 @@ def whole(response: str, reference: str) -> bool:
 
 @pytest.mark.linux
 def test_the_functions_of_users_see_thoughts(workers: Workers) -> None:
-    verifier = table.make_verifiers(["own"], {"own": f"{__file__}:whole"}, workers)["own"]
+    settings = VerificationSettings(functions={"own": f"{__file__}:whole"})
+    verifier = table.make_verifiers(["own"], settings, RewardShaping(), workers)["own"]
     items = [(Prompt("q", OPENED, (1,), "42", "own"), text) for text in ("<think>.</think>42", "42")]
     assert [verdict.correct for verdict in verifier.verify_all(items)] == [True, False]
 
 
 def test_a_trial_answers_without_a_thought() -> None:
     """A prompt that opens a thought would leave the trial's right response in it."""
-    verifier: Verifier = table.make_verifiers(["countdown"], {}, Workers())["countdown"]
+    verifier: Verifier = table.make_verifiers(["countdown"], VerificationSettings(), RewardShaping(), Workers())[
+        "countdown"
+    ]
     prompts = [Prompt(str(n), OPENED, (1,), f"6 {n} -> {6 * n}", "countdown", "", f"6 times {n}?") for n in (7, 8)]
     trial = try_verifier(verifier, prompts)
     assert trial.right.verdict.correct
@@ -148,7 +152,7 @@ def test_a_trial_answers_without_a_thought() -> None:
 
 def test_stored_responses_are_judged_with_the_prompt_that_opened_their_thought() -> None:
     question = Question("q", "42 from 6 and 7?", "6 7 -> 42", "countdown")
-    verifiers = table.make_verifiers(["countdown"], {}, Workers())
+    verifiers = table.make_verifiers(["countdown"], VerificationSettings(), RewardShaping(), Workers())
     stored = [
         StoredResponse(f"rows.jsonl:{n}", "q", None, "6*7", prompt=text) for n, text in enumerate((None, PLAIN, OPENED))
     ]

@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 import pytest
 
+from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.table import make_verifiers
 from brorl.verification.sandbox.pool import Workers
+from brorl.verification.settings import VerificationSettings
 from brorl.verification.verifier import verify_distinct
 
 FILES = sorted(Path(__file__).with_name("verdict_cases").glob("*.cases"))
@@ -88,7 +90,7 @@ def test_verdicts(file: Path, workers: Workers) -> None:
         at: (Prompt(str(at), "?", (1,), case.reference, domain), case.response)
         for at, (case, domain) in enumerate(zip(cases, domains, strict=True))
     }
-    verdict_of = verify_distinct(items, make_verifiers(domains, {}, workers))
+    verdict_of = verify_distinct(items, make_verifiers(domains, VerificationSettings(), RewardShaping(), workers))
     verdicts = [verdict_of[at] for at in items]
     print_rates(file, cases, [verdict.correct for verdict in verdicts])
     assert all(verdict.score == float(verdict.correct) for verdict in verdicts)

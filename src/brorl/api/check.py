@@ -30,8 +30,8 @@ from brorl.verification.trial import Trial, VerifiedResponse, try_verifier
 
 if TYPE_CHECKING:
     from brorl.algorithms.groups import Group
-    from brorl.assemble.inputs import RunInputs
     from brorl.planning.step_forecast import StepForecast
+    from brorl.training.inputs import RunInputs
 
 _ANSWER = "reference answer"
 _MIN_SLOWDOWN = 1.2  # times as slow: less is noise
@@ -85,9 +85,9 @@ def check(
 
 def _checked(config: TrainConfig, name: str, timing: bool, report: _Report, again: str) -> CheckResult:
     """Check the parts that need torch; `again` trains with the same settings."""
-    from brorl.assemble.inputs import input_lines, prepare  # imports torch
-    from brorl.assemble.run import check_start
     from brorl.trackers import require_package
+    from brorl.training.inputs import input_lines, prepare  # imports torch
+    from brorl.training.restoring import check_start
 
     for tracker in config.tracking.to:
         require_package(tracker)
@@ -209,9 +209,9 @@ def _verified_line(name: str, verified: VerifiedResponse) -> str:
 
 def _forecast(config: TrainConfig, inputs: RunInputs, echo: Echo) -> StepForecast:
     """Load the model and run a few small steps in a temporary folder."""
-    from brorl.assemble.engine import numbers_of_threads
     from brorl.planning.pilot import PilotParts
     from brorl.planning.step_forecast import forecast_step
+    from brorl.rollout.threads import numbers_of_threads
 
     with ExitStack() as ends, TemporaryDirectory(prefix="brorl-check-") as scratch:
         parts = PilotParts.load(config, inputs, on_end=ends.callback, echo=echo)

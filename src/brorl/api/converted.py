@@ -111,7 +111,7 @@ def conversion_summary(conversion: Conversion, output: Path) -> list[str]:
 
 def _checked(config: TrainConfig) -> str:
     """Return what the checks say that need no model: settings, files, and the rows of the data on this machine."""
-    from brorl.assemble.data import build_questions, check_split  # imports numpy
+    from brorl.evaluation.questions import build_questions, check_split  # imports numpy
 
     sources = (*config.data.sources, *config.evaluation.sources)
     try:

@@ -19,30 +19,22 @@ from rich.text import Text
 
 from brorl.activity import Observe, Phase, unobserved
 from brorl.api.recipe import resolve_config
-from brorl.assemble.data import (
-    SourceQuestions,
-    all_questions,
-    build_questions,
-    check_first_rows,
-    model_positions,
-    no_held_out_prompt,
-    no_train_prompt,
-    prompt_problems,
-    removed_lines,
-    response_limits,
-)
-from brorl.assemble.verification import (
-    build_verifiers,
-    build_workers,
-    check_domain_names,
-    untrusted_domains,
-)
 from brorl.config.reading import QUESTION_FILES, ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.errors import UserError
+from brorl.evaluation.questions import (
+    SourceQuestions,
+    all_questions,
+    build_questions,
+    check_domain_names,
+    check_first_rows,
+    removed_lines,
+)
+from brorl.evaluation.references import check_left, check_source_references
 from brorl.format import counted, listed
 from brorl.paths import exists, is_file, is_folder
+from brorl.prompts.fit import model_positions, prompt_problems
 from brorl.prompts.guess import guess_meaning
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
@@ -50,7 +42,10 @@ from brorl.prompts.rendering import drop_long, render
 from brorl.prompts.settings import FileSource
 from brorl.reporting.visible_text import visible_text
 from brorl.table import Result, Table
+from brorl.training.prompts import no_held_out_prompt, no_train_prompt
+from brorl.verification.domains.table import make_verifiers, untrusted_domains
 from brorl.verification.sandbox.level import choose_level
+from brorl.verification.sandbox.pool import Workers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -326,19 +321,17 @@ def _summary(source: SourceQuestions, kind: str, fraction: float, train: _Previe
 
 def _check(config: TrainConfig, sources: Sequence[SourceQuestions]) -> list[str]:
     """Check domains and reference answers as training does; return lines about public datasets and skipped checks."""
-    from brorl.assemble.inputs import check_left, check_source_references  # imports torch
-
     notes = []
     domains = {question.domain for question in all_questions(sources)}
     checked = {*domains}
-    if untrusted := untrusted_domains(config, domains):
+    if untrusted := untrusted_domains(config.verification, domains):
         try:
             choose_level(config.verification.sandbox)
         except UserError as error:
             notes.append(f"not checked: the reference answers of {listed(untrusted)}: {error}")
             checked -= {*untrusted}
-    with build_workers(config) as workers:
-        verifiers = build_verifiers(config, checked, workers)
+    with Workers.from_settings(config.verification) as workers:
+        verifiers = make_verifiers(checked, config.verification, config.rewards, workers)
         check_domain_names(config, domains)
         check_left(config, sources, verifiers)
         return notes + check_source_references(verifiers, sources)
@@ -371,7 +364,7 @@ def _render_preview(questions: Sequence[Question], config: TrainConfig, model: _
     prompts = render(questions, style, model[0])
     kept = drop_long(prompts, config.data.max_prompt_tokens)[0] if config.data.max_prompt_tokens else prompts
     advice = ", or set data.max_prompt_tokens"
-    problems = [*prompt_problems(config.model, kept, response_limits(config), *model, advice)]
+    problems = [*prompt_problems(config.model, kept, config.response_limits, *model, advice)]
     return _Preview(_examples(prompts), _examples(kept), problems)
 
 

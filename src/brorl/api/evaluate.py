@@ -27,9 +27,9 @@ from brorl.runs import RUNS
 from brorl.storage import output_folder
 
 if TYPE_CHECKING:
-    from brorl.assemble.evaluation import EvaluationInputs
-    from brorl.assemble.evaluation_data import Request
     from brorl.distributed.cluster import RayCluster
+    from brorl.evaluation.data_sets import Request
+    from brorl.evaluation.preparation import EvaluationInputs
     from brorl.evaluation.report import EvaluationResult
     from brorl.evaluation.responses import ResponseStore, StoredBatch
 
@@ -170,7 +170,7 @@ def _sets(data: Any, checkpoint: str | Path) -> tuple[tuple[str, ...], tuple[str
 
 def _request(options: _Options) -> Request:
     """Return the settings of the evaluation: those of the checkpoint's run, if it has one, with the options."""
-    from brorl.assemble.evaluation_data import Request
+    from brorl.evaluation.data_sets import Request
 
     checkpoint = resolve_checkpoint(options.checkpoint)
     overrides = dict(options.overrides)
@@ -200,8 +200,8 @@ def _request(options: _Options) -> Request:
 
 
 def _evaluate(options: _Options, request: Request, echo: Echo, observe: Observe) -> EvaluationResult:
-    from brorl.assemble.cluster import build_cluster
-    from brorl.assemble.evaluation import prepare_evaluation
+    from brorl.distributed.placement import build_cluster
+    from brorl.evaluation.preparation import prepare_evaluation
     from brorl.evaluation.responses import ResponseStore
     from brorl.runs.run_directory import RunDirectory
 
@@ -266,13 +266,13 @@ def _sample(
     parts: ExitStack,
 ) -> list[StoredBatch]:
     """Load the model and evaluate all batches that are not stored."""
-    from brorl.assemble.evaluation import load_evaluated_model
+    from brorl.assemble import build_evaluation
     from brorl.evaluation.evaluate import evaluate_batches
     from brorl.model.source import commit_of, find_model
     from brorl.runs.run_directory import RunDirectory
 
     observe(Phase("loading", "model"))
-    model, weights = load_evaluated_model(inputs, observe, cluster, parts.callback, echo)
+    model, weights = build_evaluation(inputs, observe, cluster, parts.callback, echo)
     store.begin({**inputs.settings, "weights": weights})
     done = sum(store.file_of(batch).is_file() for batch in inputs.batches)
     if done:

@@ -104,11 +104,11 @@ def plan(
     config, source = _resolve(checkpoint, recipe, given)
 
     with Screen(silent=not progress) as screen, ExitStack() as ends:  # before torch
-        from brorl.assemble.inputs import prepare
         from brorl.planning.figure import draw_plan
         from brorl.planning.next_commands import estimator_settings, next_commands
         from brorl.planning.pilot import PilotParts
         from brorl.planning.report import PlanReport, plan_record
+        from brorl.training.inputs import prepare
 
         screen.observe(Phase("loading", "data"))
         memory: list[Table] = []

@@ -54,7 +54,7 @@ def check_cheaply(config: TrainConfig) -> None:
                 f"{setting}: there is no file {file} (working folder {Path.cwd()}); write the verifier, or fix the path"
             )
 
-    from brorl.assemble.data import check_first_rows  # imports numpy
+    from brorl.evaluation.questions import check_first_rows  # imports numpy
 
     check_first_rows(config)
 

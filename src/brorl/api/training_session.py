@@ -17,14 +17,13 @@ import torch
 import brorl
 from brorl.activity import Activity, Phase
 from brorl.api.training_result import TrainingResult
-from brorl.assemble.cluster import build_cluster
-from brorl.assemble.inputs import learner_device
-from brorl.assemble.run import build_run
+from brorl.assemble import build_run
 from brorl.config.reading import dump_yaml, parse_yaml
 from brorl.config.resuming import fixed_settings
 from brorl.config.settings import TrainConfig
 from brorl.console.progress import TrainingProgress
 from brorl.console.screen import Screen
+from brorl.distributed.placement import build_cluster
 from brorl.distributed.settings import ClusterSettings
 from brorl.errors import LearnerLostError, UserError
 from brorl.format import counted
@@ -44,6 +43,7 @@ from brorl.runs.model_card import upload_command
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.storage import replace_file, storage_errors
 from brorl.trackers import open_trackers, require_package
+from brorl.training.inputs import learner_device
 from brorl.training.journal import Ending
 from brorl.training.loop import train as train_run
 from brorl.training.run import TrainingRun

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,7 +191,7 @@ def _question(config: TrainConfig | None, text: str, reference: str | None, doma
         if chosen is None:
             raise UserError("--reference needs the domain of its verifier; add --domain math, or another")
         return Question("prompt", text, reference, chosen)
-    from brorl.assemble.data import build_questions
+    from brorl.evaluation.questions import build_questions
 
     for source in () if config is None else build_questions(config):
         for question in (*source.held_out, *source.train):
@@ -204,30 +203,29 @@ def _question(config: TrainConfig | None, text: str, reference: str | None, doma
 def _sampled(
     config: TrainConfig, question: Question, models: Sequence[tuple[str, str]], rollouts: int, lines: int, seed: int
 ) -> SampledTree:
-    import torch
-
-    from brorl.assemble.engine import build_engine
-    from brorl.assemble.verification import build_decode, build_verifiers, build_workers
-    from brorl.model.forward import choose_forward
-    from brorl.model.load import choose_device, load_model, load_tokenizer
+    from brorl.model.load import load_tokenizer
+    from brorl.model.settings import LoraSettings
     from brorl.prompts.rendering import render
+    from brorl.rollout.chosen_engine import load_engine
+    from brorl.verification.domains.table import make_verifiers
     from brorl.verification.grade import Grader
+    from brorl.verification.sandbox.pool import Workers
+    from brorl.verification.thoughts import make_decode
 
-    device, trees, sampling = choose_device(config.device), [], config.sampling.params
+    merged = config.model_copy(update={"lora": LoraSettings()})  # adapters are merged
+    trees, sampling = [], config.sampling.params
     tokenizer = load_tokenizer(models[-1][1], config.sampling.stop)
     (prompt,) = render([question], config.prompt, tokenizer)
-    decode, context = build_decode(config, tokenizer), len(prompt.token_ids) + sampling.max_new_tokens
+    decode = make_decode(tokenizer, config.verification.thoughts, config.sampling.stop)
+    context = len(prompt.token_ids) + sampling.max_new_tokens
     for _, name in models:
-        model = load_model(name, device, getattr(torch, config.dtype))
-        forward = choose_forward(model, config.engine.forward, context)
-        engine = build_engine(config, name, model, tokenizer, forward, context)
+        _, engine = load_engine(merged, name, tokenizer, context)
         (tree,) = engine.sample([prompt.token_ids], rollouts, sampling, seed)
         trees.append(tree)
     verdicts = None
     if question.domain:
-        workers = build_workers(config)
-        with closing(workers):
-            verifiers = build_verifiers(config, {question.domain}, workers)
+        with Workers.from_settings(config.verification) as workers:
+            verifiers = make_verifiers({question.domain}, config.verification, config.rewards, workers)
             groups = Grader(verifiers, decode, config.rewards).verify([prompt] * len(trees), trees)
         verdicts = tuple(tuple(group.verdicts) for group in groups)
     return SampledTree(prompt.text, tuple(name for name, _ in models), tuple(trees), verdicts, decode, lines)

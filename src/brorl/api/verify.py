@@ -17,11 +17,10 @@ from typing import Any
 from rich.text import Text
 
 from brorl.activity import Phase
-from brorl.assemble.evaluation_data import read_all_questions
-from brorl.assemble.verification import build_verifiers, build_workers, sandbox_lines
 from brorl.config.reading import flat_settings
 from brorl.console.screen import Screen
 from brorl.errors import UserError
+from brorl.evaluation.data_sets import read_all_questions
 from brorl.format import counted
 from brorl.paths import exists, is_folder
 from brorl.prompts.question import Question
@@ -29,7 +28,8 @@ from brorl.reporting.visible_text import visible_text
 from brorl.runs.response_files import ResponseColumns, find_responses, read_responses, run_of
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result, Table
-from brorl.verification.domains.table import unreadable_references
+from brorl.verification.domains.table import make_verifiers, sandbox_lines
+from brorl.verification.references import unreadable_references
 from brorl.verification.rescoring import (
     Agreement,
     RescoredResponse,
@@ -39,6 +39,7 @@ from brorl.verification.rescoring import (
     match_questions,
     rescore,
 )
+from brorl.verification.sandbox.pool import Workers
 
 SETTINGS = ("verification.",)
 """The settings of a recipe that apply to it."""
@@ -260,9 +261,9 @@ def _verify(
         raise UserError(_no_match(path, data, responses, [question.id for question in questions]))
     asked = list({question.id: question for _, question in known}.values())
     domains = {question.domain for question in asked}
-    with build_workers(config) as workers:
-        verifiers = build_verifiers(config, domains, workers)
-        for line in sandbox_lines(config, domains):
+    with Workers.from_settings(config.verification) as workers:
+        verifiers = make_verifiers(domains, config.verification, config.rewards, workers)
+        for line in sandbox_lines(config.verification, domains):
             screen.echo(line)
         screen.observe(Phase("checking", "reference answers"))
         unreadable = unreadable_references(verifiers, asked)

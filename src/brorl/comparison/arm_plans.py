@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from brorl.assemble.cluster import check_ray
-from brorl.assemble.inputs import prepare
 from brorl.config.reading import (
     ConfigOrPath,
     builtin_recipes,
@@ -27,11 +25,13 @@ from brorl.config.reading import (
 )
 from brorl.config.settings import TrainConfig
 from brorl.cost import Budget, Unit
+from brorl.distributed.placement import check_ray
 from brorl.errors import UserError
 from brorl.format import counted, memory_size
 from brorl.model.free_memory import available_bytes
 from brorl.model.load import choose_device
 from brorl.runs.run_directory import RunDirectory, held_out_record
+from brorl.training.inputs import prepare
 
 _LONGEST_NAME = 14  # characters of an arm's name that tables and figures can repeat
 _OWNED = {

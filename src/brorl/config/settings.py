@@ -127,6 +127,14 @@ class TrainConfig(Section):
         return self.lora if self.lora.rank else None
 
     @property
+    def response_limits(self) -> dict[str, int]:
+        """Length limits of responses in training and evaluation by setting; 0 where the evaluation has none."""
+        return {
+            "sampling.max_new_tokens": self.sampling.max_new_tokens,
+            "evaluation.max_new_tokens": self.evaluation.max_new_tokens or 0,
+        }
+
+    @property
     def max_evaluated_tokens(self) -> int:
         """Length limit of a response in an evaluation."""
         return self.evaluation.max_new_tokens or self.sampling.max_new_tokens

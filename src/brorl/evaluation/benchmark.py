@@ -9,12 +9,14 @@ from typing import Any
 
 from brorl.activity import Observe, Phase, unobserved
 from brorl.algorithms.groups import Group
+from brorl.config.settings import TrainConfig
 from brorl.evaluation.summary import count, summarize
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.rollout.engine import Sampler
 from brorl.sampling import SamplingParams
 from brorl.verification.grade import Grader
 
+_SEED_OFFSET = 1_000_003  # keeps the draws apart from those of training
 _RECORDED = (
     "pass_at", "num_prompts", "num_samples", "solved", "truncation_rate", "verifier_timeouts", "verifier_failures",
     "unique_tokens", "sampled_tokens", "seconds",
@@ -32,6 +34,18 @@ class Benchmark:
     ks: tuple[int, ...]  # values of k for pass@k, each 1 to n
     seed: int  # seed of the sampling, the same for every evaluation
     observe: Observe = unobserved  # called at the start of each phase
+
+    @classmethod
+    def from_recipe(
+        cls, config: TrainConfig, prompts: Sequence[Prompt], grader: Grader, observe: Observe = unobserved
+    ) -> Benchmark | None:
+        """Make the evaluation of the held-out prompts of a run; None without any."""
+        if not prompts:
+            return None
+        settings = config.evaluation
+        sampling = SamplingParams(settings.temperature, settings.top_p, max_new_tokens=config.max_evaluated_tokens)
+        seed = config.seed + _SEED_OFFSET
+        return cls(prompts, grader, sampling, settings.rollouts_per_prompt, settings.ks, seed, observe=observe)
 
     @property
     def fingerprint(self) -> str:

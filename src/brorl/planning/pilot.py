@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -13,19 +12,17 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Echo, Observe, Stopwatch, unobserved
 from brorl.algorithms.groups import Group
-from brorl.assemble.engine import OnEnd, build_engine, end_engine
-from brorl.assemble.inputs import RunInputs
-from brorl.assemble.learner import build_forward, build_learner_forward, build_learner_settings, build_model
-from brorl.assemble.run import CLOCKS
 from brorl.config.settings import TrainConfig
 from brorl.errors import UnverifiedResponsesError
-from brorl.model.load import end_tokens
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptSupply
+from brorl.rollout.chosen_engine import OnEnd
 from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
 from brorl.seeds import seed_sequence
+from brorl.training.inputs import RunInputs
 from brorl.training.learner import LearnerSettings
+from brorl.training.local_parts import LocalParts
 from brorl.tree import fraction_cut
 from brorl.verification.grade import Grader
 
@@ -58,25 +55,19 @@ class PilotParts:
         echo: Echo = lambda _: None,
     ) -> PilotParts:
         """Load the model and make the parts; `on_end` receives a function that ends the engine."""
-        model = build_model(config, inputs, observe)
-        forward, tokenizer = build_forward(config, inputs, model, echo), inputs.tokenizer
-        engine = build_engine(config, inputs.model_path, model, tokenizer, forward, inputs.context, observe, echo)
-        on_end(partial(end_engine, engine))
-        forward = build_learner_forward(config, model, forward, echo)
+        parts = LocalParts.load(config, inputs, observe, on_end, echo)
         return cls(
-            engine=engine,
-            model=model,
+            engine=parts.engine,
+            model=parts.model,
             stream=inputs.prompts.train,
             grader=inputs.grader,
             sampling=config.sampling.params,
-            learner_settings=build_learner_settings(
-                config, end_tokens(model, tokenizer, config.sampling.stop), forward
-            ),
+            learner_settings=parts.learner_settings,
             prompts_per_step=config.prompts_per_step,
             dynamic_sampling=config.dynamic_sampling.enabled,
             store_every=config.store_rollouts_every,
             seed=config.seed,
-            now=CLOCKS[config.engine.clock],
+            now=config.engine.now,
         )
 
     def generator(self, purpose: int) -> np.random.Generator:

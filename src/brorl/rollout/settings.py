@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from time import perf_counter, process_time
 from typing import Literal
 
 from pydantic import Field
@@ -82,3 +84,8 @@ class EngineSettings(Section):
         "lengthen; for a model on the CPU with one thread, without verifiers in worker processes",
     )  # fmt: skip
     vllm: VllmEngineSettings = VllmEngineSettings()
+
+    @property
+    def now(self) -> Callable[[], float]:
+        """The clock."""
+        return process_time if self.clock == "cpu" else perf_counter

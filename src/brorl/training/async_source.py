@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from brorl.activity import Decoding
+from brorl.activity import Decoding, Observe, Stopwatch
 from brorl.algorithms.groups import Group
+from brorl.config.settings import TrainConfig
+from brorl.prompts.stream import PromptSupply
 from brorl.rollout.engine import Sampler
 from brorl.rollout.pool import SampledTask, SampleTask, SamplingPool, sample_tasks
 from brorl.runs.checkpoint import SourceState
@@ -24,6 +26,7 @@ from brorl.seeds import derived_seed
 from brorl.training.backlog import Backlog, Flight, Stragglers
 from brorl.training.source import Batch, GroupSource, RetryPolicy
 from brorl.tree import RolloutTree
+from brorl.verification.grade import Grader
 
 _POLL_S = 0.01  # the thread looks for results this often
 _OBSERVE_S = 0.1  # a caller that waits reports this often
@@ -45,6 +48,36 @@ class AsyncSource(GroupSource):
     stragglers: Stragglers  # what happens to prompts that take longer; see `Backlog`
     segment_tokens: int | None = None  # tokens of a segment; None samples rollouts in one piece
     prompts_per_task: int = 1  # prompts of a task of the `sampler`; a task of training has one prompt
+
+    @classmethod
+    def from_recipe(
+        cls,
+        config: TrainConfig,
+        stream: PromptSupply,
+        grader: Grader,
+        pool: SamplingPool,
+        clock: Stopwatch,
+        observe: Observe,
+    ) -> AsyncSource:
+        """Make the source of a run."""
+        settings = config.cluster
+        return cls(
+            pool=pool,
+            stream=stream,
+            grader=grader,
+            sampling=config.sampling.params,
+            num_rollouts=config.rollouts_per_prompt,
+            prompts_per_step=config.prompts_per_step,
+            dynamic_sampling=config.dynamic_sampling.enabled,
+            max_tries=config.dynamic_sampling.max_tries,
+            seed=config.seed,
+            max_staleness=settings.max_staleness,
+            stragglers=settings.stragglers,
+            segment_tokens=settings.segment_tokens,
+            prompts_per_task=settings.prompts_per_task,
+            clock=clock,
+            observe=observe,
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,14 +14,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from brorl.activity import Round
+from brorl.activity import Observe, Round, Stopwatch
 from brorl.algorithms.groups import Group
+from brorl.config.settings import TrainConfig
 from brorl.prompts.prompt import Prompt
+from brorl.prompts.stream import PromptSupply
 from brorl.rollout.engine import Engine, Sampler
 from brorl.runs.checkpoint import SourceState
 from brorl.seeds import derived_seed
+from brorl.training.learner import Learner
 from brorl.training.source import Batch, GroupSource, RetryPolicy
 from brorl.tree import IntArray, RolloutTree
+from brorl.verification.grade import Grader
 
 MEMORY = 0.8  # weight of the groups of a step when the next one chooses its rounds, that of its own being 1
 MOST_STEPS = 6  # most prompts of a round, in steps: an estimate that is too low must not sample without end
@@ -64,6 +68,33 @@ class Collector(GroupSource):
     engine: Engine  # samples trees
     # adds the old log-probs to groups that are carried to a later step
     keep_old_logprobs: Callable[[Sequence[Group]], list[Group]] = list
+
+    @classmethod
+    def from_recipe(
+        cls,
+        config: TrainConfig,
+        stream: PromptSupply,
+        grader: Grader,
+        engine: Engine,
+        learner: Learner,
+        clock: Stopwatch,
+        observe: Observe,
+    ) -> Collector:
+        """Make the source of a run."""
+        return cls(
+            engine=engine,
+            stream=stream,
+            grader=grader,
+            sampling=config.sampling.params,
+            num_rollouts=config.rollouts_per_prompt,
+            prompts_per_step=config.prompts_per_step,
+            dynamic_sampling=config.dynamic_sampling.enabled,
+            max_tries=config.dynamic_sampling.max_tries,
+            seed=config.seed,
+            keep_old_logprobs=learner.with_old_logprobs,
+            clock=clock,
+            observe=observe,
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,6 +14,7 @@ import numpy as np
 
 from brorl.activity import Stopwatch
 from brorl.algorithms.groups import Group
+from brorl.config.settings import TrainConfig
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.engine import Sampler
@@ -47,6 +48,23 @@ class Diagnostics:
     recompute_old_logprobs: bool  # take the old log-probs from the learner, as its update does
     seed: int  # seed of the run
     clock: Stopwatch = field(default_factory=Stopwatch)  # adds up the seconds of drawing held-out rollouts
+
+    @classmethod
+    def from_recipe(
+        cls, config: TrainConfig, sampler: Sampler, learner: Learner, grader: Grader, clock: Stopwatch
+    ) -> Diagnostics:
+        """Make the diagnostics of a run."""
+        return cls(
+            sampler=sampler,
+            learner=learner,
+            grader=grader,
+            sampling=config.sampling.params,
+            check_every=config.diagnostics.held_out_check_every,
+            held_out_rollouts=config.diagnostics.held_out_rollouts,
+            recompute_old_logprobs=config.recompute_old_logprobs,
+            seed=config.seed,
+            clock=clock,
+        )
 
     def hold_out(self, step: int, groups: Sequence[Group]) -> list[Group | None]:
         """Draw the rollouts of a held-out check before the update of a step; none if no check is due.

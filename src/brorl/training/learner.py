@@ -12,6 +12,7 @@ from torch import Tensor
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
+from brorl.config.settings import TrainConfig
 from brorl.model.forward import Forward, TreeForward
 from brorl.model.logits import NextToken
 from brorl.model.settings import States
@@ -49,6 +50,39 @@ class LearnerSettings:
     forward: Forward = field(default_factory=TreeForward)  # how trees go through the model
     # on CUDA, whether the first step measures if rows are faster than trees, where trees share little
     measures_rows: bool = False
+
+    @classmethod
+    def from_recipe(cls, config: TrainConfig, stop_token_ids: tuple[int, ...], forward: Forward) -> LearnerSettings:
+        """Make the settings of a run's learner; `stop_token_ids` are empty if responses have only a length limit."""
+        optimizer, sampling = config.optimizer, config.sampling
+        return cls(
+            learning_rate=config.learning_rate,
+            mini_batches=optimizer.mini_batches,
+            next_token=NextToken(
+                temperature=sampling.temperature,
+                min_new_tokens=sampling.min_new_tokens if stop_token_ids else 0,
+                stop_token_ids=stop_token_ids,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+            ),
+            betas=optimizer.betas,
+            weight_decay=optimizer.weight_decay,
+            max_grad_norm=optimizer.max_grad_norm,
+            warmup_updates=optimizer.warmup_updates,
+            states=optimizer.states,
+            ema_decay=optimizer.ema_decay,
+            max_responses_per_outcome=optimizer.max_responses_per_outcome,
+            recompute_old_logprobs=config.recompute_old_logprobs,
+            max_nodes=config.engine.nodes_per_pass,
+            autocast=config.autocasts,
+            loss=config.loss,
+            kl=config.kl if config.kl.coefficient else None,
+            importance=config.importance,
+            max_new_tokens=sampling.max_new_tokens,
+            offload_reference=config.reference.offload,
+            forward=forward,
+            measures_rows=config.engine.forward == "auto" and config.engine.attention == "auto",
+        )
 
     def __post_init__(self) -> None:
         if self.importance.correction != "none" and not self.recompute_old_logprobs:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
+from brorl.config.settings import TrainConfig
 from brorl.runs.run_directory import Record
 from brorl.training.schedule import is_regular
 from brorl.training.settings import PhaseSettings
@@ -44,6 +45,13 @@ class Objective:
         self._recorded: int | None = None  # the last phase with a line in the metrics
         self._best: float | None = None
         self._stalled = 0
+
+    @classmethod
+    def from_recipe(cls, config: TrainConfig) -> Objective:
+        """Make the objective of a run: its phases, or one of the whole run."""
+        phases = config.phases or (PhaseSettings(name="train", advantage=config.advantage),)
+        rate, decay = config.optimizer.learning_rate, config.optimizer.decay
+        return cls(phases, rate, config.rollouts_per_prompt, config.evaluation.every, decay)
 
     @property
     def phase(self) -> PhaseSettings:

@@ -11,6 +11,7 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
+from brorl.config.settings import TrainConfig
 from brorl.cost import UNIT_WORDS, Budget, Cost
 from brorl.runs.run_directory import Record
 from brorl.training.settings import ReferenceSettings
@@ -132,6 +133,19 @@ class Schedule:
     store_rollouts_every: int  # steps between stored rollouts; 0 stores no responses, of evaluations either
     reference: ReferenceSchedule  # when the reference policy is reset
     pause_at: float | None = None  # part of the budget at which the run pauses; None does not pause
+
+    @classmethod
+    def from_recipe(cls, config: TrainConfig) -> Schedule:
+        """Make the schedule of a run."""
+        return cls(
+            budget=config.total_budget,
+            steps=config.steps,
+            evaluate_every=config.evaluation.every,
+            checkpoint_every=config.checkpoint_every,
+            store_rollouts_every=config.store_rollouts_every,
+            reference=ReferenceSchedule(config.reference),
+            pause_at=config.budget.pause_at,
+        )
 
     def pauses(self, before: Cost, spent: Cost) -> bool:
         """Return whether a run pauses after a step, from the costs before and with it."""

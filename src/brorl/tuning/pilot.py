@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brorl.activity import Phase
-from brorl.assemble.data import build_questions
-from brorl.assemble.inputs import prepare
-from brorl.assemble.run import build_benchmark
 from brorl.config.reading import with_settings
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.errors import UserError
+from brorl.evaluation.benchmark import Benchmark
+from brorl.evaluation.questions import build_questions
 from brorl.format import Estimate, interval
 from brorl.planning.pilot import PilotParts
 from brorl.planning.report import PlanReport
 from brorl.planning.step_timing import NoMixedGroupError
+from brorl.training.inputs import prepare
 from brorl.tuning.candidates import ROLLOUTS
 
 _FEWEST_PROMPTS = 16  # held out, for the race and for the final each
@@ -61,7 +61,7 @@ def take_pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, progr
         screen.observe(Phase("loading", "data"))
         inputs = prepare(config, config.model)
         parts = PilotParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
-        benchmark = build_benchmark(config, inputs, screen.observe)
+        benchmark = Benchmark.from_recipe(config, inputs.prompts.held_out, inputs.grader, screen.observe)
         began = parts.now()
         found = None if benchmark is None else benchmark.record(*benchmark.answer(parts.engine))
         evaluation_seconds = parts.now() - began

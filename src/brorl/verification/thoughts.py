@@ -7,10 +7,12 @@ that the answer only names, in a block or a span of code, begins or ends nothing
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
+
+from brorl.model.stop_strings import Decode, StopStrings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -86,8 +88,11 @@ class ThoughtTags:
 THINK = ThoughtTags()
 
 
-def make_decode(tokenizer: PreTrainedTokenizerBase, tags: ThoughtTags | None) -> Callable[[Sequence[int]], str]:
-    """Return the function from a response's token ids to its text, without special tokens other than the tags."""
+def make_decode(tokenizer: PreTrainedTokenizerBase, tags: ThoughtTags | None, stop: Iterable[str] = ()) -> Decode:
+    """Return the function from a response's token ids to what a verifier sees of it.
+
+    That is its text without special tokens other than the tags, and without the text of `sampling.stop` that ends it.
+    """
     added = tokenizer.added_tokens_decoder.items()
     special = {token_id: token.content for token_id, token in added if token.special}
     kept = {token_id for token_id, text in special.items() if tags and text in (tags.opening, tags.closing)}
@@ -99,4 +104,4 @@ def make_decode(tokenizer: PreTrainedTokenizerBase, tags: ThoughtTags | None) ->
         ids = [token_id for token_id in token_ids if token_id not in removed]
         return str(tokenizer.decode(ids, skip_special_tokens=False))
 
-    return decode
+    return partial(StopStrings(tokenizer, stop).text, decode=decode)

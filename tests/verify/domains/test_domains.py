@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
 from brorl.verification.domains import table
 from brorl.verification.grade import grade
+from brorl.verification.references import unreadable_references
 from brorl.verification.sandbox.pool import Workers
+from brorl.verification.settings import VerificationSettings
 from brorl.verification.verifier import TrialResponses
 from run_support import command, save_tiny_model
 
@@ -51,7 +54,7 @@ def write_rows(*answers: str) -> None:
 
 
 def test_grading_uses_it() -> None:
-    verifiers = table.make_verifiers(["parity"], {}, Workers())
+    verifiers = table.make_verifiers(["parity"], VerificationSettings(), RewardShaping(), Workers())
     prompts = [Prompt(name, "?", (1,), name, "parity") for name in ("even", "odd")]
     tree = RolloutTree.from_responses((1,), [(2, 3), (2,), (2, 2, 2)])
     graded = grade(prompts, [tree, tree], verifiers, lambda tokens: "x" * len(tokens))
@@ -65,8 +68,8 @@ def test_grading_uses_it() -> None:
 def test_its_references_are_checked_with_those_of_other_domains() -> None:
     references = {"parity": ["odd", "seven", "even", "seven"], "countdown": ["3 5 -> 8", "5 3 -> 8", "4"]}
     questions = [Question(f"{d}:{i}", "?", r, d) for d, own in references.items() for i, r in enumerate(own)]
-    verifiers = table.make_verifiers(references, {}, Workers())
-    found = [(question.id, problem) for question, problem in table.unreadable_references(verifiers, questions)]
+    verifiers = table.make_verifiers(references, VerificationSettings(), RewardShaping(), Workers())
+    found = [(question.id, problem) for question, problem in unreadable_references(verifiers, questions)]
     assert [name for name, _ in found] == ["countdown:1", "countdown:2", "parity:1", "parity:3"]
     assert {problem for name, problem in found if name.startswith("parity")} == {"is no parity"}
     assert all(problem.startswith("is not a countdown puzzle") for name, problem in found if "count" in name)
@@ -97,7 +100,8 @@ def test_check_and_init_use_it(tmp_path: Path) -> None:
 def test_a_function_of_the_user_replaces_a_verifier_of_the_table(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def same(response, reference): return response == reference\n")
     with Workers() as workers:
-        verifiers = table.make_verifiers(["parity", "own"], dict.fromkeys(("parity", "own"), "own.py:same"), workers)
+        settings = VerificationSettings(functions=dict.fromkeys(("parity", "own"), "own.py:same"))
+        verifiers = table.make_verifiers(["parity", "own"], settings, RewardShaping(), workers)
         for domain, verifier in verifiers.items():
             prompt = Prompt("p", "?", (1,), "seven", domain)
             assert verifier.check_references(["seven"]) == {}

@@ -14,6 +14,7 @@ from brorl.verdict import Verdict, is_failure
 from brorl.verification.domains.table import make_verifiers
 from brorl.verification.grade import Grader
 from brorl.verification.sandbox.pool import WorkerPool, Workers
+from brorl.verification.settings import VerificationSettings
 from brorl.verification.verifier import Verifier
 
 SOURCE = """
@@ -53,8 +54,9 @@ def own(tmp_path: Path) -> Path:
 
 
 def verifier_of(workers: Workers, own: Path, *names: str) -> Verifier:
-    terms = {name: f"{own}:{name}" for name in names}
-    return make_verifiers(["sums"], {"sums": f"{own}:right"}, workers, terms=terms)["sums"]
+    terms = {name: RewardTerm(function=f"{own}:{name}", weight=1.0) for name in names}
+    settings = VerificationSettings(functions={"sums": f"{own}:right"})
+    return make_verifiers(["sums"], settings, RewardShaping(terms=terms), workers)["sums"]
 
 
 def ask(verifier: Verifier, *responses: str) -> list[Verdict]:

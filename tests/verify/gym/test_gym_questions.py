@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brorl.assemble.data import build_questions
 from brorl.config.reading import make_config
 from brorl.errors import UserError
+from brorl.evaluation.questions import build_questions
 from brorl.prompts.settings import GymSource
 from brorl.verification.gym import questions
 from brorl.verification.gym.questions import read_gym

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from brorl.assemble.data import build_questions
 from brorl.config.reading import make_config, read_recipe
+from brorl.evaluation.questions import build_questions
 from brorl.verification.gym import taskset
 from run_support import command, refused, save_tiny_model
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 
+from brorl.algorithms.settings import RewardShaping
 from brorl.errors import UserError
+from brorl.format import listed
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
-from brorl.prompts.question import Question
 from brorl.verification.domains.code import CODE_DOMAIN, CodeVerifier
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.domains.domain_verifier import DomainVerifier
@@ -17,8 +18,10 @@ from brorl.verification.domains.science import SCIENCE_DOMAIN, ScienceVerifier
 from brorl.verification.domains.user_function import FunctionVerifier
 from brorl.verification.gym.task import GYM_DOMAIN
 from brorl.verification.gym.verifier import GymVerifier
+from brorl.verification.sandbox.inside.confinement import UNSAFE
+from brorl.verification.sandbox.level import choose_level
 from brorl.verification.sandbox.pool import Workers
-from brorl.verification.thoughts import THINK, ThoughtTags
+from brorl.verification.settings import VerificationSettings
 from brorl.verification.verifier import Verifier
 
 DOMAINS: dict[str, Callable[..., Verifier]] = {
@@ -41,32 +44,23 @@ WITH_FRACTIONS = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN)
 
 
 def make_verifiers(
-    domains: Iterable[str],
-    functions: Mapping[str, str],
-    workers: Workers,
-    with_fractions: bool = False,
-    as_messages: bool = False,
-    thought_tags: ThoughtTags | None = THINK,
-    terms: Mapping[str, str] | None = None,
+    domains: Iterable[str], settings: VerificationSettings, rewards: RewardShaping, workers: Workers
 ) -> dict[str, Verifier]:
-    """Make the verifier of each domain, sorted by domain.
+    """Make the verifier of each domain, sorted by domain; a user's function replaces a built-in verifier.
 
     Args:
         domains: The domains.
-        functions: Import path of the user's function by domain; it replaces a built-in verifier.
+        settings: The functions, and which tags are around thoughts, which a user's function sees and others do not.
+        rewards: Whether incorrect responses are scored too, where the domain is in `WITH_FRACTIONS`, and further terms.
         workers: Processes for the verifiers that need them.
-        with_fractions: Score incorrect responses where the domain is in `WITH_FRACTIONS`.
-        as_messages: Give completions to reward functions with TRL's signature as lists of messages.
-        thought_tags: Tags of thoughts, which built-in verifiers do not see; None if they see all of a response. A
-            user's function always does.
-        terms: Import path of the function of each further term of the reward, by name.
 
     Raises:
         UserError: If a domain has no verifier, or a function cannot be loaded.
     """
+    functions, as_messages = settings.functions, settings.completions == "messages"
     term_functions = {
-        name: FunctionVerifier(workers.pool, path, name, as_messages, section="rewards.terms")
-        for name, path in (terms or {}).items()
+        name: FunctionVerifier(workers.pool, term.function, name, as_messages, section="rewards.terms")
+        for name, term in rewards.terms.items()
     }
     verifiers: dict[str, Verifier] = {}
     for domain in sorted({*domains}):
@@ -74,8 +68,8 @@ def make_verifiers(
             own = FunctionVerifier(workers.pool, functions[domain], domain, as_messages)
             verifiers[domain] = DomainVerifier(own, None, term_functions)
         elif domain in DOMAINS:
-            options = {"partial_credit": True} if with_fractions and domain in WITH_FRACTIONS else {}
-            verifiers[domain] = DomainVerifier(DOMAINS[domain](workers, **options), thought_tags, term_functions)
+            options = {"partial_credit": True} if rewards.partial_credit and domain in WITH_FRACTIONS else {}
+            verifiers[domain] = DomainVerifier(DOMAINS[domain](workers, **options), settings.thoughts, term_functions)
         else:
             raise UserError(
                 f"the data has questions of the domain {domain!r}, which has no verifier (domains with one: "
@@ -85,13 +79,25 @@ def make_verifiers(
     return verifiers
 
 
-def unreadable_references(
-    verifiers: Mapping[str, Verifier], questions: Sequence[Question]
-) -> list[tuple[Question, str]]:
-    """Return the questions whose reference answer no response can match, each with the problem, domain by domain."""
-    problems_of: list[tuple[Question, str]] = []
-    for domain, verifier in verifiers.items():
-        own = [question for question in questions if question.domain == domain]
-        problems = verifier.check_references(sorted({question.reference for question in own}))
-        problems_of += [(question, problems[question.reference]) for question in own if question.reference in problems]
-    return problems_of
+def untrusted_domains(settings: VerificationSettings, domains: Iterable[str]) -> list[str]:
+    """Return the domains whose verifier runs the code of responses."""
+    remaining = {*domains} - {*settings.functions}
+    return [domain for domain in UNTRUSTED if domain in remaining]
+
+
+def sandbox_lines(settings: VerificationSettings, domains: Iterable[str]) -> list[str]:
+    """Return a line with the active level of the sandbox, if a domain runs the code of responses.
+
+    Raises:
+        UserError: If the level does not hold on this machine.
+    """
+    untrusted = untrusted_domains(settings, domains)
+    if not untrusted:
+        return []
+    level = choose_level(settings.sandbox).name
+    if level == UNSAFE:
+        return [
+            f"warning: no sandbox: verification.sandbox = {UNSAFE} runs the code of responses ({listed(untrusted)}) "
+            "with your files, your processes and your network; set verification.sandbox: auto to confine it"
+        ]
+    return [f"sandbox of untrusted code ({listed(untrusted)}): {level}"]

@@ -32,6 +32,7 @@ from brorl.verification.sandbox.level import CHOICES, Level, choose_level
 from brorl.verification.sandbox.replies import Fault, Limits, LostError, Reply, Undecided
 from brorl.verification.sandbox.server import PreloadError, ServerSettings
 from brorl.verification.sandbox.worker import Worker
+from brorl.verification.settings import VerificationSettings
 
 _MAX_LOADS = 3  # new workers that may end while they load a function
 _AT_ONCE = 32  # items in a call: enough that the message costs less than short items; a slow one holds up few
@@ -340,6 +341,13 @@ class Workers:
 
     pool: WorkerPool = field(default_factory=WorkerPool)  # calls trusted functions with limits of time and memory
     programs: ProgramPool = field(default_factory=ProgramPool)  # runs untrusted code
+
+    @classmethod
+    def from_settings(cls, settings: VerificationSettings) -> Self:
+        """Make both pools."""
+        number = settings.workers or None
+        pool = WorkerPool(number, settings.timeout_s, settings.memory_mib << 20)
+        return cls(pool, ProgramPool(number, settings.sandbox, batch_timeout_s=settings.batch_timeout_s))
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""The parts of a run on a cluster, from its settings: the machines, the learner ranks, the rollout workers.
+"""The parts of a run on a cluster: the machines, the learner ranks, the rollout workers, the verifier workers.
 
 Engine and learner have the protocols of the training loop; their work is done in other processes. Ray is imported when
 the first of these functions is called.
@@ -17,25 +17,27 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from brorl.activity import Echo, Observe, Stopwatch
-from brorl.assemble.engine import build_engine, build_sampling_model, build_vllm_settings, send_adapted
-from brorl.assemble.inputs import ModelInputs, RunInputs
-from brorl.assemble.learner import build_rank
-from brorl.assemble.verification import build_verifiers, build_workers
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.model.forward import choose_forward
+from brorl.evaluation.preparation import weights_fingerprint
 from brorl.model.kernels import use_kernels
 from brorl.model.load import end_tokens_of, load_tokenizer
 from brorl.model.source import find_model
 from brorl.model.stop_strings import StopStrings
+from brorl.rollout.chosen_engine import build_sampling_model, build_vllm_settings, load_engine, send_adapted
 from brorl.rollout.engine import Engine
 from brorl.rollout.pool import PooledEngine
 from brorl.rollout.vllm import VllmEngine
 from brorl.seeds import derived_seed
 from brorl.training.async_source import AsyncSource
+from brorl.training.collect import Collector
+from brorl.training.inputs import ModelInputs, RunInputs
 from brorl.training.learner import Learner
+from brorl.training.local_parts import build_rank
 from brorl.training.ranks import Backend, join
 from brorl.training.source import GroupSource
+from brorl.verification.domains.table import make_verifiers
+from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
 
 if TYPE_CHECKING:
@@ -104,30 +106,27 @@ def place_pool(cluster: RayCluster, config: TrainConfig, context: int) -> RayRol
     return pool
 
 
-def place_async_source(
-    cluster: RayCluster, config: TrainConfig, inputs: RunInputs, clock: Stopwatch, observe: Observe
+def place_source(
+    cluster: RayCluster,
+    config: TrainConfig,
+    inputs: RunInputs,
+    learner: Learner,
+    clock: Stopwatch,
+    observe: Observe,
 ) -> GroupSource:
-    """Start the rollout workers, and return a source that samples ahead of the learner."""
-    pool, settings = place_pool(cluster, config, inputs.context), config.cluster
-    source = AsyncSource(
-        pool=pool,
-        stream=inputs.prompts.train,
-        grader=inputs.grader,
-        sampling=config.sampling.params,
-        num_rollouts=config.rollouts_per_prompt,
-        prompts_per_step=config.prompts_per_step,
-        dynamic_sampling=config.dynamic_sampling.enabled,
-        max_tries=config.dynamic_sampling.max_tries,
-        seed=config.seed,
-        max_staleness=settings.max_staleness,
-        stragglers=settings.stragglers,
-        segment_tokens=settings.segment_tokens,
-        prompts_per_task=settings.prompts_per_task,
-        clock=clock,
-        observe=observe,
-    )
+    """Start the rollout workers, and return a source over them that samples in turn with the learner, or ahead."""
+    if config.cluster.mode == "sync":
+        engine = place_engine(cluster, config, inputs.context, observe)
+        return Collector.from_recipe(config, inputs.prompts.train, inputs.grader, engine, learner, clock, observe)
+    pool = place_pool(cluster, config, inputs.context)
+    source = AsyncSource.from_recipe(config, inputs.prompts.train, inputs.grader, pool, clock, observe)
     cluster.on_release(source.close)  # before the pool
     return source
+
+
+def remote_fingerprint(config: TrainConfig) -> str:
+    """Return the fingerprint of the weights of a model, which is loaded for it in a process of the cluster."""
+    return weights_fingerprint(build_sampling_model(_on(config, gpus=0), config.model))
 
 
 def place_verifiers(
@@ -183,16 +182,15 @@ def _make_engine(config: TrainConfig, context: int, shares_gpu: bool) -> Engine:
             model = build_sampling_model(_on(config, gpus=0), config.model)
             send_adapted(engine, model, config.model)
         return engine
-    model = build_sampling_model(config, config.model)
-    forward = choose_forward(model, config.engine.forward, context)
-    return build_engine(config, config.model, model, tokenizer, forward, context)
+    return load_engine(config, config.model, tokenizer, context)[1]
 
 
 def _make_verifiers(config: TrainConfig, domains: tuple[str, ...], folder: Path) -> Mapping[str, Verifier]:
     """Make the verifiers of a verifier worker, in its process; a user's functions may be relative to `folder`."""
     if folder.is_dir():
         os.chdir(folder)
-    return build_verifiers(config, domains, build_workers(config))
+    workers = Workers.from_settings(config.verification)
+    return make_verifiers(domains, config.verification, config.rewards, workers)
 
 
 def _make_learner(

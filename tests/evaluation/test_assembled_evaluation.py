@@ -10,18 +10,19 @@ import pytest
 import torch
 
 from brorl.activity import Echo
-from brorl.assemble import evaluation
-from brorl.assemble.cluster import _make_verifiers
-from brorl.assemble.engine import build_sampling_model
-from brorl.assemble.evaluation import load_evaluated_model, prepare_evaluation, prompts_per_batch, weights_fingerprint
-from brorl.assemble.evaluation_data import Request, parse_data, read_all_questions, read_sets
+from brorl.assemble import build_evaluation
 from brorl.config.reading import make_config, read_recipe
+from brorl.distributed.placement import _make_verifiers
 from brorl.errors import UserError
+from brorl.evaluation import preparation
+from brorl.evaluation.data_sets import Request, parse_data, read_all_questions, read_sets
+from brorl.evaluation.preparation import prepare_evaluation, prompts_per_batch, weights_fingerprint
 from brorl.model.load import load_model
 from brorl.model.memory_plan import MemoryPlan
 from brorl.prompts.benchmarks import BenchmarkSource
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
+from brorl.rollout.chosen_engine import build_sampling_model
 from brorl.rollout.native.engine import NativeEngine
 from choice_rows import SCHEMAS
 
@@ -103,17 +104,17 @@ def test_what_does_not_fit_into_memory_is_refused_before_the_weights_are_loaded(
 ) -> None:
     ready = prepare_evaluation(request())
     assert sum(len(batch.prompts) for batch in ready.batches) == 3
-    monkeypatch.setattr("brorl.assemble.evaluation.available_bytes", lambda _: 300_000)
+    monkeypatch.setattr("brorl.evaluation.preparation.available_bytes", lambda _: 300_000)
     with pytest.raises(UserError, match=r"needs .* of memory, and 0 MiB are available: .*weights"):
         prepare_evaluation(request())
 
 
 def test_on_a_gpu_the_matrices_that_the_engine_joins_count(monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[MemoryPlan] = []
-    monkeypatch.setattr(evaluation, "check", lambda plan, _: plans.append(plan))
-    monkeypatch.setattr(evaluation, "available_bytes", lambda _: None)
+    monkeypatch.setattr(preparation, "check", lambda plan, _: plans.append(plan))
+    monkeypatch.setattr(preparation, "available_bytes", lambda _: None)
     prepare_evaluation(request())
-    monkeypatch.setattr(evaluation, "choose_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(preparation, "choose_device", lambda _: torch.device("cuda"))
     ready = prepare_evaluation(request())
     model = build_sampling_model(ready.request.config.model_copy(update={"device": "cpu"}), ready.request.config.model)
     joined = sum(
@@ -134,7 +135,7 @@ def test_the_engine_of_an_evaluation_speaks_to_the_user(monkeypatch: pytest.Monk
         made(engine, *args, echo=echo, **options)
 
     monkeypatch.setattr(NativeEngine, "__init__", speaking)
-    load_evaluated_model(prepare_evaluation(request()), echo=lines.append)
+    build_evaluation(prepare_evaluation(request()), echo=lines.append)
     assert lines == ["no graphs"]
 
 
@@ -149,7 +150,7 @@ def test_what_a_run_says_of_other_domains_is_no_mistake_here() -> None:
 def test_truncated_responses_are_verified_where_the_run_rewards_them() -> None:
     for fraction in (0.0, 0.5):
         ready = prepare_evaluation(request(**{"rewards.stop_properly": fraction}))
-        evaluated, _ = load_evaluated_model(ready)
+        evaluated, _ = build_evaluation(ready)
         assert evaluated.grader.shaping.stop_properly == fraction
         assert ready.settings["accept_truncated"] == (fraction > 0)
 

@@ -13,18 +13,19 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from brorl.activity import Observe, unobserved
-from brorl.assemble import cluster, engine
-from brorl.assemble.engine import build_vllm_settings
-from brorl.assemble.inputs import input_lines, prepare
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
+from brorl.distributed import placement
 from brorl.errors import UserError
 from brorl.model.forward import choose_forward
 from brorl.model.load import load_model, load_tokenizer
 from brorl.model.lora import saved_adapter
 from brorl.model.settings import LoraSettings
+from brorl.rollout import chosen_engine as engine
+from brorl.rollout.chosen_engine import build_vllm_settings
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.vllm_process import VllmSettings
+from brorl.training.inputs import input_lines, prepare
 from run_support import SMALL, command
 
 SETTINGS = {"engine.kind": "vllm", "device": "cpu", "data.sources": {"task": "countdown", "max_number": 5}}
@@ -70,7 +71,7 @@ def test_settings_that_contradict_vllm_are_rejected_when_read(settings: dict[str
 def test_training_that_vllm_cannot_sample_is_rejected_before_the_data_is_read(
     settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brorl.assemble.inputs.build_questions", lambda _: pytest.fail("the data was read"))
+    monkeypatch.setattr("brorl.training.inputs.build_questions", lambda _: pytest.fail("the data was read"))
     with pytest.raises(UserError, match=message):
         prepare(config(**settings), "quickstart")
 
@@ -87,7 +88,7 @@ def test_adapters_in_float32_on_a_gpu_are_rejected(several: dict[str, Any], monk
 
 
 def test_a_learner_without_a_gpu_is_rejected_before_the_data_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brorl.assemble.inputs.build_questions", lambda _: pytest.fail("the data was read"))
+    monkeypatch.setattr("brorl.training.inputs.build_questions", lambda _: pytest.fail("the data was read"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     settings = {"device": "cuda", "cluster.nodes": 1, "cluster.gpus_per_rollout_worker": 1, "engine.kind": "native"}
     with pytest.raises(UserError, match=r"learns on CPUs; set cluster\.gpus_per_learner_rank: 1, or device: auto"):
@@ -187,8 +188,8 @@ def test_an_adapter_is_given_to_the_engine_at_its_start(
     model, tokenizer = engine.build_sampling_model(settings, str(tmp_path)), load_tokenizer("quickstart")
     forward = choose_forward(model, "auto", 64)
     if worker:
-        monkeypatch.setattr(cluster, "VllmEngine", Started)
-        cluster._make_engine(settings.model_copy(update={"model": str(tmp_path)}), 64, shares_gpu=False)
+        monkeypatch.setattr(placement, "VllmEngine", Started)
+        placement._make_engine(settings.model_copy(update={"model": str(tmp_path)}), 64, shares_gpu=False)
     else:
         engine.build_engine(settings, str(tmp_path), model, tokenizer, forward, 64)
     if rank:
@@ -266,7 +267,7 @@ def test_the_engine_has_the_gpus_of_its_placement(
 
 @pytest.mark.usefixtures("installed")
 def test_too_few_gpus_are_rejected_before_the_data_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brorl.assemble.inputs.build_questions", lambda _: pytest.fail("the data was read"))
+    monkeypatch.setattr("brorl.training.inputs.build_questions", lambda _: pytest.fail("the data was read"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UserError, match=r"needs 3 GPUs, .*torch finds 2; set engine\.vllm\.placement: colocated"):

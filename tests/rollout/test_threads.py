@@ -10,20 +10,20 @@ import pytest
 import torch
 
 from brorl.api.check import _threads_line
-from brorl.assemble import engine
-from brorl.assemble.inputs import prepare
 from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.model import kernels
 from brorl.planning import step_forecast
 from brorl.planning.pilot import PilotParts
 from brorl.planning.step_timing import StepTimer
+from brorl.rollout import threads
+from brorl.training.inputs import prepare
 from run_support import SMALL, command
 
 
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setattr(engine, "_AT_START", 4)
+    monkeypatch.setattr(threads, "_AT_START", 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
     monkeypatch.chdir(tmp_path)
     before = torch.get_num_threads()
@@ -40,21 +40,21 @@ def config_of(**settings: Any) -> TrainConfig:
     [({}, 9_999_999, 1), ({}, 10_000_000, 4), ({"engine.threads": 3}, 1, 3), ({"cluster.nodes": 1}, 1, 4)],
 )
 def test_a_small_model_gets_one_thread(settings: dict[str, Any], num_weights: int, number: int) -> None:
-    engine.set_threads_and_kernels(config_of(**settings), num_weights)
+    threads.set_threads_and_kernels(config_of(**settings), num_weights)
     assert torch.get_num_threads() == number
 
 
 def test_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5}, raising=False)
-    engine.set_threads_and_kernels(config_of(), 10**9)
+    threads.set_threads_and_kernels(config_of(), 10**9)
     assert torch.get_num_threads() == 2
-    assert engine.numbers_of_threads(config_of()) == [1, 2]
+    assert threads.numbers_of_threads(config_of()) == [1, 2]
 
 
 @pytest.mark.parametrize("choice", ["auto", "off"])
 def test_the_kernels_are_those_of_the_settings(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_choice", "other")
-    engine.set_threads_and_kernels(config_of(**{"engine.compile": choice}), 1)
+    threads.set_threads_and_kernels(config_of(**{"engine.compile": choice}), 1)
     assert kernels._choice == choice
 
 
@@ -70,11 +70,11 @@ def test_a_missing_compiler_ends_a_run_that_needs_it_before_it_starts(monkeypatc
 @pytest.mark.slow
 @pytest.mark.parametrize("small", [0, 10_000_000])
 def test_a_resume_has_the_threads_that_the_run_chose(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_SMALL", small)
+    monkeypatch.setattr(threads, "_SMALL", small)
     chosen = 1 if small else 4
     assert command("train", *SMALL, "--engine.threads=0", "--steps=1", "--output_dir=run").code == 0
     assert f"\n  threads: {chosen}\n" in Path("run/config.yaml").read_text()
-    monkeypatch.setattr(engine, "_SMALL", 10_000_000 - small)  # another version would choose the other number
+    monkeypatch.setattr(threads, "_SMALL", 10_000_000 - small)  # another version would choose the other number
     assert command("resume", "run", "--steps=2").code == 0
     assert json.loads(Path("run/env.json").read_text())["threads"] == chosen
 

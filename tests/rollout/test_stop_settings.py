@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 
 import brorl
-from brorl.assemble.engine import build_engine
-from brorl.assemble.evaluation import load_evaluated_model, prepare_evaluation
-from brorl.assemble.evaluation_data import Request
-from brorl.assemble.inputs import prepare
-from brorl.assemble.learner import build_forward, build_learner_settings, build_model
+from brorl.assemble import build_evaluation
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
+from brorl.evaluation.data_sets import Request
+from brorl.evaluation.preparation import prepare_evaluation
 from brorl.model.load import end_tokens, load_tokenizer
+from brorl.rollout.chosen_engine import build_engine
+from brorl.training.inputs import prepare
+from brorl.training.learner import LearnerSettings
+from brorl.training.local_parts import build_forward, build_model
 from brorl.tree import RolloutTree
 from run_support import save_tiny_model
 
@@ -57,7 +59,7 @@ def test_a_run_of_a_model_without_an_end_token(endless: Path) -> None:
     model = build_model(settings, inputs)
     assert end_tokens(model, inputs.tokenizer, STOP) == ()
     forward = build_forward(settings, inputs, model)
-    build_learner_settings(settings, (), forward)  # no stop token is forbidden in the first tokens
+    LearnerSettings.from_recipe(settings, (), forward)  # no stop token is forbidden in the first tokens
     engine = build_engine(settings, str(endless), model, inputs.tokenizer, forward, inputs.context)
     prompts = [prompt.token_ids for prompt in inputs.prompts.held_out]
     for tree in engine.sample(prompts, 64, settings.sampling.params, seed=1):
@@ -68,7 +70,7 @@ def test_an_evaluation_ends_its_responses_as_the_run_does(endless: Path) -> None
     settings = config(endless, **{"sampling.stop": STOP})
     ready = prepare_evaluation(Request(settings, (), belongs_to_run=True, own_template=False, limit=2))
     assert ready.settings["stop"] == STOP
-    evaluated, _ = load_evaluated_model(ready)
+    evaluated, _ = build_evaluation(ready)
     (tree,) = evaluated.engine.sample([ready.batches[0].prompts[0].token_ids], 64, ready.sampling, seed=1)
     assert_stopped(tree, endless, evaluated.grader.decode)
 

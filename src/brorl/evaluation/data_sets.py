@@ -10,10 +10,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from brorl.assemble.data import all_questions, build_questions, check_split, dropped_line, read_rows_of
 from brorl.config.reading import builtin_recipes, make_config, parse_yaml, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
+from brorl.evaluation.questions import all_questions, build_questions, check_split, dropped_line, read_rows_of
 from brorl.paths import is_file
 from brorl.prompts.benchmarks import BENCHMARKS, BenchmarkSource, read_benchmark
 from brorl.prompts.files import SourceReading

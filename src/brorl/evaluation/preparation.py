@@ -1,47 +1,26 @@
-"""An evaluation from its settings: prompts of named benchmarks, files and puzzles, verifiers, engine.
+"""The checked inputs of an evaluation: prompts of named benchmarks, files and puzzles, verifiers.
 
 Cheap checks come first: the data's rows, the verifiers, the tokenizer and the prompts, the memory, the reference
-answers. The model's weights are loaded last.
+answers. The model's weights are not loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from brorl.activity import Echo, Observe, Phase, unobserved
-from brorl.assemble.cluster import place_engine, place_verifiers
-from brorl.assemble.data import prompt_problems
-from brorl.assemble.engine import (
-    OnEnd,
-    build_engine,
-    build_sampling_model,
-    check_engine,
-    end_engine,
-    set_threads_and_kernels,
-)
-from brorl.assemble.evaluation_data import QuestionSet, Request, read_sets
-from brorl.assemble.verification import (
-    build_decode,
-    build_verifiers,
-    build_workers,
-    check_references,
-    sandbox_lines,
-)
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.evaluation.evaluate import EvaluatedModel
+from brorl.evaluation.data_sets import QuestionSet, Request, read_sets
 from brorl.evaluation.responses import PromptBatch, split_into_batches
 from brorl.model.device import in_float64
-from brorl.model.forward import choose_forward
 from brorl.model.free_memory import available_bytes
-from brorl.model.load import check_vocabulary, choose_device, load_tokenizer
+from brorl.model.load import choose_device, load_tokenizer
 from brorl.model.memory_plan import (
     MemoryLine,
     MemoryPlan,
@@ -50,18 +29,17 @@ from brorl.model.memory_plan import (
     check,
     plan_memory,
 )
-from brorl.model.settings import LoraSettings
 from brorl.model.source import find_model, read_config
+from brorl.prompts.fit import prompt_problems
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.prompts.rendering import drop_long, render
-from brorl.rollout.engine import Engine
+from brorl.rollout.chosen_engine import check_engine
+from brorl.rollout.threads import set_threads_and_kernels
 from brorl.sampling import SamplingParams
-from brorl.verification.domains.table import unreadable_references
-from brorl.verification.grade import Grader
+from brorl.verification.domains.table import make_verifiers, sandbox_lines
+from brorl.verification.references import check_references, unreadable_references
+from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
-
-if TYPE_CHECKING:
-    from brorl.distributed.cluster import RayCluster
 
 _BATCH_TOKENS, _MIN_PROMPTS, _MAX_PROMPTS = 2**19, 8, 64
 LONGEST_RESPONSE = 32_768  # the paper's context
@@ -80,6 +58,12 @@ class EvaluationInputs(NamedTuple):
     unreadable: dict[str, list[str]]  # ids of questions whose reference answer the verifier cannot read, by dataset
     notes: list[str]  # lines for the user
 
+    @property
+    def context(self) -> int:
+        """Tokens of the longest prompt and the longest response together."""
+        longest = max(len(prompt.token_ids) for batch in self.batches for prompt in batch.prompts)
+        return longest + self.sampling.max_new_tokens
+
 
 def prepare_evaluation(request: Request) -> EvaluationInputs:
     """Read, check and encode the data, and check the memory.
@@ -93,7 +77,8 @@ def prepare_evaluation(request: Request) -> EvaluationInputs:
     model_config = read_config(find_model(config.model))
     sets = read_sets(request)
     questions = [question for data_set in sets for question in data_set.questions]
-    verifiers = build_verifiers(config, {question.domain for question in questions}, build_workers(config))
+    domains, workers = {question.domain for question in questions}, Workers.from_settings(config.verification)
+    verifiers = make_verifiers(domains, config.verification, config.rewards, workers)
     tokenizer = load_tokenizer(config.model, config.sampling.stop)
     prompts_of, notes = _render(sets, request, tokenizer)
     limit = _response_limit(request, prompts_of, model_config)
@@ -103,7 +88,7 @@ def prepare_evaluation(request: Request) -> EvaluationInputs:
         raise UserError(problem)
     set_threads_and_kernels(config, _check_memory(config, model_config, prompts_of, limit))
     unreadable = _check_references(sets, verifiers)
-    notes += sandbox_lines(config, verifiers)
+    notes += sandbox_lines(config.verification, verifiers)
     notes += [data_set.note for data_set in sets if data_set.note]
     notes += [
         f"{name}: the verifier cannot read {len(ids)} of its reference answers ({ids[0]}, ...); at most a response "
@@ -123,55 +108,6 @@ def prepare_evaluation(request: Request) -> EvaluationInputs:
         unreadable=unreadable,
         notes=notes,
     )
-
-
-def load_evaluated_model(
-    inputs: EvaluationInputs,
-    observe: Observe = unobserved,
-    cluster: RayCluster | None = None,
-    on_end: OnEnd = lambda _: None,
-    echo: Echo = lambda _: None,
-) -> tuple[EvaluatedModel, str]:
-    """Load the model.
-
-    Returns:
-        The model with its verifiers, and a fingerprint of its weights.
-
-    Raises:
-        UserError: If the model cannot be loaded.
-    """
-    config = inputs.request.config.model_copy(update={"lora": LoraSettings()})  # adapters are merged
-    longest = max(len(prompt.token_ids) for batch in inputs.batches for prompt in batch.prompts)
-    context = longest + inputs.sampling.max_new_tokens
-    verifiers = inputs.verifiers
-    engine: Engine
-    if cluster is None:
-        model = build_sampling_model(config, config.model)
-        check_vocabulary(config.model, model, inputs.tokenizer)
-        forward = choose_forward(model, config.engine.forward, context)
-        engine = build_engine(config, config.model, model, inputs.tokenizer, forward, context, observe, echo)
-        on_end(partial(end_engine, engine))
-        weights = weights_fingerprint(model)
-    else:
-        observe(Phase("starting", "cluster"))
-        cluster.start()
-        observe(Phase("loading", "model"))
-        verifiers = place_verifiers(cluster, config, verifiers)
-        engine = place_engine(cluster, config, context, observe)
-        weights = cluster.call(_fingerprint, config)
-    evaluated = EvaluatedModel(
-        engine,
-        inputs.sampling,
-        config.evaluation.rollouts_per_prompt,
-        Grader(verifiers, build_decode(config, inputs.tokenizer), config.rewards),
-        observe=observe,
-    )
-    return evaluated, weights
-
-
-def _fingerprint(config: TrainConfig) -> str:
-    """Return the fingerprint of the weights of a model, which is loaded for it."""
-    return weights_fingerprint(build_sampling_model(config.model_copy(update={"device": "cpu"}), config.model))
 
 
 def prompts_per_batch(num_rollouts: int, max_new_tokens: int) -> int:
@@ -274,17 +210,13 @@ def _check_memory(
 
 def _check_references(sets: Sequence[QuestionSet], verifiers: Mapping[str, Verifier]) -> dict[str, list[str]]:
     """Reject unreadable reference answers in the user's own data; return the ids of those in published benchmarks."""
-    own = [question for data_set in sets if not data_set.published for question in data_set.questions]
-    check_references(verifiers, own)
-    unreadable: dict[str, list[str]] = {}
-    for data_set in sets:
-        ids = (
-            [question.id for question, _ in unreadable_references(verifiers, data_set.questions)]
-            if data_set.published
-            else []
-        )
-        unreadable |= {data_set.name: ids} if ids else {}
-    return unreadable
+    check_references(verifiers, [question for one in sets if not one.published for question in one.questions])
+    found = {
+        one.name: [question.id for question, _ in unreadable_references(verifiers, one.questions)]
+        for one in sets
+        if one.published
+    }
+    return {name: ids for name, ids in found.items() if ids}
 
 
 def _settings(

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from brorl.assemble.verification import check_references
 from brorl.errors import UserError
 from brorl.prompts.question import Question
+from brorl.verification.references import check_references
 
 
 class Unreadable:

@@ -1,8 +1,7 @@
-"""The engine of a run, an evaluation or a plan, and the CPU threads of torch."""
+"""The engine that the settings choose, for a run, an evaluation, a plan or a rollout worker."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TypeAlias, assert_never
 
@@ -12,26 +11,29 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from brorl.activity import Echo, Observe, unobserved
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.model.forward import FlatForward, TreeForward
+from brorl.model.forward import FlatForward, TreeForward, choose_forward
 from brorl.model.kernels import use_kernels
-from brorl.model.load import choose_device, end_tokens, load_model
+from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model
 from brorl.model.source import find_model, read_config
 from brorl.model.stop_strings import StopStrings
 from brorl.rollout.engine import Engine, Sampler
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.vllm import VllmEngine, check_sampling
 from brorl.rollout.vllm_process import VllmSettings, check_installed
+from brorl.sampling import SamplingParams
 
-_SMALL = 10_000_000  # weights; with fewer, threads wait for each other longer than they work once a core is shared
-_AT_START = torch.get_num_threads()
 OnEnd: TypeAlias = Callable[[Callable[[], object]], object]  # receives functions to call after the work
 
 
-def check_engine(config: TrainConfig) -> None:
-    """Check that the engine is installed, and that the machine has what it needs.
+def check_engine(config: TrainConfig, sampling: SamplingParams | None = None) -> None:
+    """Check that the engine is installed, that the machine has what it needs, and that it can draw the rollouts.
+
+    Args:
+        config: The settings.
+        sampling: How rollouts are drawn; None where that is not known yet.
 
     Raises:
-        UserError: If it is not, or has not.
+        UserError: If it is not, or has not, or cannot.
     """
     if config.engine.kind != "vllm":
         return
@@ -45,6 +47,11 @@ def check_engine(config: TrainConfig) -> None:
             "engine.kind = vllm has no kernels for adapters in float32 on a GPU, and dtype = float32; set dtype: "
             "bfloat16, or engine.kind: native"
         )
+    if sampling is not None:
+        try:
+            check_sampling(sampling)
+        except ValueError as error:
+            raise UserError(str(error)) from error
 
 
 def _check_gpus(config: TrainConfig) -> None:
@@ -68,20 +75,6 @@ def _check_gpus(config: TrainConfig) -> None:
             f"engine.vllm.tensor_parallel = {vllm.tensor_parallel} for the engine, and torch finds {num_gpus}; set "
             "engine.vllm.placement: colocated"
         )
-
-
-def check_training_sampling(config: TrainConfig) -> None:
-    """Check that the engine can draw the rollouts of training.
-
-    Raises:
-        UserError: If it cannot.
-    """
-    if config.engine.kind != "vllm":
-        return
-    try:
-        check_sampling(config.sampling.params)
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def build_engine(
@@ -110,10 +103,8 @@ def build_engine(
         observe: Receives the progress of sampling.
         echo: Receives lines for the user.
     """
-    stop_token_ids, stop = (
-        end_tokens(model, tokenizer, config.sampling.stop),
-        StopStrings(tokenizer, config.sampling.stop),
-    )
+    stop = StopStrings(tokenizer, config.sampling.stop)
+    stop_token_ids = end_tokens(model, tokenizer, config.sampling.stop)
     match config.engine.kind:
         case "vllm":
             engine = VllmEngine(build_vllm_settings(config, source, context), stop_token_ids, observe, stop, echo)
@@ -144,6 +135,21 @@ def build_engine(
             )
         case _:
             assert_never(config.engine.kind)
+
+
+def load_engine(
+    config: TrainConfig,
+    source: str,
+    tokenizer: PreTrainedTokenizerBase,
+    context: int,
+    observe: Observe = unobserved,
+    echo: Echo = lambda _: None,
+) -> tuple[PreTrainedModel, Engine]:
+    """Load a model that only samples, and make its engine; see `build_engine` for the arguments."""
+    model = build_sampling_model(config, source)
+    check_vocabulary(source, model, tokenizer)
+    forward = choose_forward(model, config.engine.forward, context)
+    return model, build_engine(config, source, model, tokenizer, forward, context, observe, echo)
 
 
 def send_adapted(engine: VllmEngine, model: PreTrainedModel, source: str) -> None:
@@ -207,29 +213,3 @@ def build_sampling_model(config: TrainConfig, source: str) -> PreTrainedModel:
     """
     dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}[config.dtype]
     return load_model(source, choose_device(config.device), dtype, config.adapters)
-
-
-def set_threads_and_kernels(config: TrainConfig, num_weights: int) -> None:
-    """Set the threads of torch to `engine.threads`, or choose them by the size of the model; set the kernels.
-
-    Raises:
-        KernelsError: If `engine.compile` is on, and the kernels cannot be compiled.
-    """
-    use_kernels(config.engine.compile)
-    chosen = 1 if _computes_here(config) and num_weights < _SMALL else _all_threads()
-    torch.set_num_threads(config.engine.threads or chosen)
-
-
-def numbers_of_threads(config: TrainConfig) -> list[int]:
-    """Return the numbers of threads to compare: one and all; none if the model is elsewhere or there is one core."""
-    return [1, _all_threads()] if _computes_here(config) and _all_threads() > 1 else []
-
-
-def _computes_here(config: TrainConfig) -> bool:
-    """Whether the model computes on the CPU of this process."""
-    return not config.cluster.enabled and choose_device(config.device).type == "cpu"
-
-
-def _all_threads() -> int:
-    """Return the default of torch, at most the cores that this process may use."""
-    return min(_AT_START, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else _AT_START

@@ -5,51 +5,40 @@ Cheap checks come first, and the model's weights are not loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from brorl.assemble.data import (
-    Prompts,
-    SourceQuestions,
+from brorl.config.settings import TrainConfig
+from brorl.errors import UserError
+from brorl.evaluation.questions import (
     all_questions,
-    build_prompts,
     build_questions,
-    check_split,
+    check_domain_names,
     dropped_line,
     removed_lines,
-    response_limits,
 )
-from brorl.assemble.engine import check_engine, check_training_sampling, set_threads_and_kernels
-from brorl.assemble.verification import (
-    build_decode,
-    build_verifiers,
-    build_workers,
-    check_domain_names,
-    check_references,
-    sandbox_lines,
-)
-from brorl.config.settings import TrainConfig
-from brorl.distributed.settings import ClusterSettings
-from brorl.errors import UserError
+from brorl.evaluation.references import check_left, check_source_references
 from brorl.format import counted
 from brorl.model.context_limit import attention_limit
-from brorl.model.free_memory import available_bytes
 from brorl.model.load import choose_device, load_tokenizer
-from brorl.model.memory_choices import MemoryChoices
-from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, check, plan_memory
+from brorl.model.memory_plan import MemoryPlan
 from brorl.model.source import find_model, read_config
 from brorl.model.stop_strings import StopStrings
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
+from brorl.rollout.chosen_engine import check_engine
+from brorl.rollout.threads import set_threads_and_kernels
 from brorl.seeds import derived_seed
 from brorl.table import Table
-from brorl.training.collect import MOST_STEPS
-from brorl.verification.domains.table import unreadable_references
+from brorl.training.memory import check_memory
+from brorl.training.prompts import Prompts, build_prompts
+from brorl.verification.domains.table import make_verifiers, sandbox_lines
 from brorl.verification.grade import Grader
+from brorl.verification.references import unreadable_references
 from brorl.verification.sandbox.pool import Workers
-from brorl.verification.verifier import Verifier
+from brorl.verification.thoughts import make_decode
 
 
 @dataclass(frozen=True)
@@ -92,13 +81,12 @@ def prepare(config: TrainConfig, model_path: str, show: Callable[[Table], None] 
             f"device = {config.device} needs GPUs, and cluster.gpus_per_learner_rank = 0 learns on CPUs; set "
             "cluster.gpus_per_learner_rank: 1, or device: auto"
         )
-    check_engine(config)
-    check_training_sampling(config)
+    check_engine(config, config.sampling.params)
     model_config = read_config(find_model(model_path))
     sources = build_questions(config)
     questions = all_questions(sources)
-    workers = build_workers(config)
-    verifiers = build_verifiers(config, {question.domain for question in questions}, workers)
+    workers, domains = Workers.from_settings(config.verification), {question.domain for question in questions}
+    verifiers = make_verifiers(domains, config.verification, config.rewards, workers)
     check_domain_names(config, verifiers)
     check_left(config, sources, verifiers)
     tokenizer = load_tokenizer(model_path, config.sampling.stop)
@@ -110,7 +98,7 @@ def prepare(config: TrainConfig, model_path: str, show: Callable[[Table], None] 
             "cluster.segment_tokens, or set sampling.stop to special tokens alone"
         )
     prompts = build_prompts(config, sources, tokenizer, model_config)
-    context = prompts.longest + max(response_limits(config).values())
+    context = prompts.longest + max(config.response_limits.values())
     check_window(config, model_config, context)
     memory, warning = check_memory(config, model_config, prompts, show)
     set_threads_and_kernels(config, memory.num_weights)
@@ -119,7 +107,8 @@ def prepare(config: TrainConfig, model_path: str, show: Callable[[Table], None] 
         notes += check_source_references(verifiers, sources)
     elif INSTRUCTIONS_DOMAIN in verifiers:  # this machine can lack the package that some instructions need
         unreadable_references({INSTRUCTIONS_DOMAIN: verifiers[INSTRUCTIONS_DOMAIN]}, questions)
-    grader = Grader(verifiers, build_decode(config, tokenizer), config.rewards, config.sampling.max_new_tokens)
+    decode = make_decode(tokenizer, config.verification.thoughts, config.sampling.stop)
+    grader = Grader(verifiers, decode, config.rewards, config.sampling.max_new_tokens)
     memory_line = memory.summary if warning is None else f"warning: {warning}"
     return RunInputs(model_path, tokenizer, context, prompts, grader, workers, memory, memory_line, notes)
 
@@ -139,109 +128,11 @@ def check_window(config: TrainConfig, model_config: PreTrainedConfig, context: i
         )
 
 
-def check_left(config: TrainConfig, sources: Sequence[SourceQuestions], verifiers: Mapping[str, Verifier]) -> None:
-    """Check that questions are left to train on and to evaluate on.
-
-    Raises:
-        UserError: If none are left. An unreadable reference answer comes first: it is the more basic fault of a file.
-    """
-    try:
-        check_split(config, sources)
-    except UserError:
-        check_source_references(verifiers, sources)
-        raise
-
-
-def check_source_references(verifiers: Mapping[str, Verifier], sources: Sequence[SourceQuestions]) -> list[str]:
-    """Reject unreadable reference answers in the user's own data.
-
-    Returns:
-        A line for the unreadable reference answers of each public dataset.
-
-    Raises:
-        UserError: On the first one in the user's own data.
-    """
-    check_references(verifiers, all_questions([source for source in sources if not source.published]))
-    notes = []
-    for source in sources:
-        unreadable = unreadable_references(verifiers, all_questions([source])) if source.published else []
-        if unreadable:
-            question, problem = unreadable[0]
-            notes.append(
-                f"warning: {source.name}: no response can match the reference answer of "
-                f"{counted(len(unreadable), 'question')}, such as {question.name}: {question.reference[:60]!r}, which "
-                f"{problem}"
-            )
-    return notes
-
-
-def check_memory(
-    config: TrainConfig, model_config: PreTrainedConfig, prompts: Prompts, show: Callable[[Table], None] | None = None
-) -> tuple[MemoryPlan, str | None]:
-    """Predict the memory of a run, without loading its model.
-
-    Args:
-        config: The settings of the run.
-        model_config: The config of its model.
-        prompts: Its prompts.
-        show: Receives the table of the ways to train by their memory, if the run fits and the free memory is known.
-
-    Returns:
-        The prediction, and a warning if it fits unless responses reach the length limit.
-
-    Raises:
-        UserError: If the certain part of it exceeds the available memory; it names the smallest change that fits.
-    """
-    settings, workload = _memory_settings(config), _workload(config, prompts)
-    # other machines hold the parts of a run on a cluster
-    available = None if config.cluster.enabled else available_bytes(choose_device(config.device))
-    plan = plan_memory(model_config, settings, workload, available)
-    if available is None:
-        return plan, None
-    warning = check(plan, available, lambda: MemoryChoices(model_config, settings, workload, available).fix())
-    if show is not None:
-        show(MemoryChoices(model_config, settings, workload, available).table())
-    return plan, warning
-
-
-def _memory_settings(config: TrainConfig) -> MemorySettings:
-    device = choose_device(config.device).type
-    offloaded = config.reference.offload and device != "cpu"
-    return MemorySettings(
-        dtype=config.dtype,
-        engine_bytes=int(config.engine.memory_gib * 2**30),
-        lora=config.adapters,
-        reference=config.kl.coefficient > 0 and not offloaded,
-        average=config.optimizer.ema_decay is not None,
-        states=config.optimizer.states,
-        nodes_per_pass=config.engine.nodes_per_pass,
-        gradient_checkpointing=config.engine.gradient_checkpointing,
-        forward=config.engine.forward,
-        attention=config.engine.attention,
-        device=device,
-        separate_engine=config.engine.kind == "vllm",
-        engine_apart=config.engine.vllm.placement == "apart",
-        keeps_cache=config.engine.kind == "native" and device == "cuda" and config.engine.cuda_graphs != "off",
-    )
-
-
-def _workload(config: TrainConfig, prompts: Prompts) -> Workload:
-    steps_at_once = MOST_STEPS if config.dynamic_sampling.enabled else 1
-    return Workload(
-        prompt_tokens=prompts.longest,
-        max_new_tokens=max(response_limits(config).values()),
-        num_rows=max(
-            steps_at_once * config.samples_per_step, len(prompts.held_out) * config.evaluation.rollouts_per_prompt
-        ),
-        num_prompts=-(-config.prompts_per_step // config.optimizer.mini_batches),
-    )
-
-
 def input_lines(inputs: RunInputs, config: TrainConfig) -> list[str]:
     """Return lines for the user about the sandbox, dropped data and predicted memory."""
-    lines = [*sandbox_lines(config, inputs.grader.verifiers), *inputs.notes]
+    lines = [*sandbox_lines(config.verification, inputs.grader.verifiers), *inputs.notes]
     lines += removed_lines(inputs.prompts.dropped, inputs.prompts.asked, config)
-    if not config.cluster.enabled and config.cluster != ClusterSettings():
+    if not config.cluster.enabled and config.cluster.model_dump(exclude_defaults=True):
         lines.append("cluster.nodes = 0: the run has one process, and the other settings of `cluster` have no effect")
     if config.dtype == "float32" and learner_device(config).startswith("cuda"):
         correct = " and importance.correction: truncate" if config.importance.correction == "none" else ""

@@ -15,22 +15,23 @@ from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import PolicyLossSettings
 from brorl.api.data import describe_data
-from brorl.assemble.data import build_questions, check_split
-from brorl.assemble.engine import build_engine
-from brorl.assemble.inputs import input_lines, prepare
-from brorl.assemble.learner import build_forward, build_learner_forward, build_learner_settings, build_model
-from brorl.assemble.run import build_run
+from brorl.assemble import build_run
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
+from brorl.evaluation.questions import build_questions, check_split
 from brorl.model.forward import FlatForward, Forward, TreeForward
 from brorl.model.logits import NextToken
 from brorl.model.logprobs import tree_logprobs
 from brorl.prompts.prompt import Prompt
+from brorl.rollout.chosen_engine import build_engine
 from brorl.rollout.engine import Engine
 from brorl.runs.run_directory import RunDirectory
 from brorl.sampling import SamplingParams
 from brorl.training.collect import Collector
+from brorl.training.inputs import input_lines, prepare
+from brorl.training.learner import LearnerSettings
+from brorl.training.local_parts import build_forward, build_learner_forward, build_model
 from brorl.training.loop import train
 from brorl.tree import RolloutTree
 from brorl.verification.sandbox.level import choose_level
@@ -91,8 +92,10 @@ def test_each_estimator_is_the_one_that_was_asked_for(tiny: Path) -> None:
 
 def test_learning_rate_follows_the_square_root_rule_only_if_a_reference_is_given(tiny: Path) -> None:
     plain = {"rollouts_per_prompt": 64, "prompts_per_step": 8, "optimizer.learning_rate": 1e-4}
-    assert build_learner_settings(config(tiny, **plain), (0,), TreeForward()).learning_rate == 1e-4
-    scaled = build_learner_settings(config(tiny, **plain, **{"optimizer.reference_batch": 128}), (0,), TreeForward())
+    assert LearnerSettings.from_recipe(config(tiny, **plain), (0,), TreeForward()).learning_rate == 1e-4
+    scaled = LearnerSettings.from_recipe(
+        config(tiny, **plain, **{"optimizer.reference_batch": 128}), (0,), TreeForward()
+    )
     assert scaled.learning_rate == pytest.approx(1e-4 * sqrt(64 * 8 / 128))
 
 
@@ -110,7 +113,7 @@ def test_learner_gets_every_setting(tiny: Path) -> None:
         "optimizer.max_responses_per_outcome": 7,
         "engine.nodes_per_pass": 99,
     }
-    settings = build_learner_settings(config(tiny, **given), (0,), TreeForward())
+    settings = LearnerSettings.from_recipe(config(tiny, **given), (0,), TreeForward())
     assert settings.mini_batches == 3
     assert (settings.loss, settings.max_new_tokens) == (PolicyLossSettings(dual_clip=2.5), 9)
     assert settings.next_token == NextToken(0.7, 2, (0,))
@@ -118,10 +121,10 @@ def test_learner_gets_every_setting(tiny: Path) -> None:
     assert (settings.weight_decay, settings.max_grad_norm, settings.warmup_updates) == (0.01, 0.5, 6)
     assert (settings.max_responses_per_outcome, settings.max_nodes) == (7, 99)
     assert (settings.recompute_old_logprobs, settings.autocast) == (False, False)
-    assert build_learner_settings(
+    assert LearnerSettings.from_recipe(
         config(tiny, **{"optimizer.old_logprobs": "recompute"}), (0,), TreeForward()
     ).recompute_old_logprobs
-    low = build_learner_settings(config(tiny, dtype="bfloat16"), (0,), TreeForward())
+    low = LearnerSettings.from_recipe(config(tiny, dtype="bfloat16"), (0,), TreeForward())
     assert low.autocast
     assert low.recompute_old_logprobs
 
@@ -134,7 +137,7 @@ def test_a_rounded_copy_samples_and_the_learner_corrects_for_it(tiny: Path) -> N
     model = build_model(settings, inputs)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     forward = build_forward(settings, inputs, model)
-    learner = build_learner_settings(settings, (0,), forward)
+    learner = LearnerSettings.from_recipe(settings, (0,), forward)
     assert learner.recompute_old_logprobs
     assert not learner.autocast
 
@@ -166,7 +169,7 @@ def test_the_learner_has_packed_passes_on_cuda_where_they_can_be(tiny: Path, mon
     model, flat, packed = build_model(config(tiny), ready), FlatForward("a window"), TreeForward()
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(
-        "brorl.assemble.learner.with_packed_passes", lambda *_, **named: (calls.append(named), packed)[1]
+        "brorl.training.local_parts.with_packed_passes", lambda *_, **named: (calls.append(named), packed)[1]
     )
 
     def chosen(**settings: str) -> Forward:

@@ -1,22 +1,55 @@
-"""The learner of a run: in one process, or one rank of several."""
+"""The model of a process, its engine and its learner: of a run, of a plan, of a rank of the learner."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel
 
 from brorl.activity import Echo, Observe, Phase, unobserved
-from brorl.assemble.inputs import ModelInputs
 from brorl.config.settings import TrainConfig
 from brorl.model.forward import FlatForward, Forward, TreeForward, choose_forward, with_packed_passes, without_windows
 from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model
-from brorl.model.logits import NextToken
 from brorl.model.sharding import shard
+from brorl.rollout.chosen_engine import OnEnd, build_engine, end_engine
+from brorl.rollout.engine import Engine
+from brorl.training.inputs import ModelInputs
 from brorl.training.learner import LearnerSettings
 from brorl.training.ranks import ALONE, Ranks, load_on_first_rank
 from brorl.training.tree_learner import TreeLearner
+
+
+@dataclass(frozen=True)
+class LocalParts:
+    """The parts of a run in one process."""
+
+    model: PreTrainedModel  # the model to train
+    engine: Engine  # samples from it, or from a copy
+    learner_settings: LearnerSettings  # how it is trained
+
+    @classmethod
+    def load(
+        cls,
+        config: TrainConfig,
+        inputs: ModelInputs,
+        observe: Observe = unobserved,
+        on_end: OnEnd = lambda _: None,
+        echo: Echo = lambda _: None,
+    ) -> LocalParts:
+        """Load the model and make the parts; `on_end` receives a function that ends the engine.
+
+        Raises:
+            UserError: If the model cannot be loaded, or does not fit the settings.
+        """
+        tokenizer, stop = inputs.tokenizer, config.sampling.stop
+        model = build_model(config, inputs, observe)
+        forward = build_forward(config, inputs, model, echo)
+        engine = build_engine(config, inputs.model_path, model, tokenizer, forward, inputs.context, observe, echo)
+        on_end(partial(end_engine, engine))
+        forward = build_learner_forward(config, model, forward, echo)
+        return cls(model, engine, LearnerSettings.from_recipe(config, end_tokens(model, tokenizer, stop), forward))
 
 
 def build_model(
@@ -86,39 +119,6 @@ def build_learner_forward(
     return with_packed_passes(model, plain, echo, autocast=config.autocasts, failed_anywhere=failed_anywhere)
 
 
-def build_learner_settings(config: TrainConfig, stop_token_ids: tuple[int, ...], forward: Forward) -> LearnerSettings:
-    """Return the learner's settings."""
-    optimizer, sampling = config.optimizer, config.sampling
-    return LearnerSettings(
-        learning_rate=config.learning_rate,
-        mini_batches=optimizer.mini_batches,
-        next_token=NextToken(
-            temperature=sampling.temperature,
-            min_new_tokens=sampling.min_new_tokens if stop_token_ids else 0,
-            stop_token_ids=stop_token_ids,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-        ),
-        betas=optimizer.betas,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.max_grad_norm,
-        warmup_updates=optimizer.warmup_updates,
-        states=optimizer.states,
-        ema_decay=optimizer.ema_decay,
-        max_responses_per_outcome=optimizer.max_responses_per_outcome,
-        recompute_old_logprobs=config.recompute_old_logprobs,
-        max_nodes=config.engine.nodes_per_pass,
-        autocast=config.autocasts,
-        loss=config.loss,
-        kl=config.kl if config.kl.coefficient else None,
-        importance=config.importance,
-        max_new_tokens=sampling.max_new_tokens,
-        offload_reference=config.reference.offload,
-        forward=forward,
-        measures_rows=config.engine.forward == "auto" and config.engine.attention == "auto",
-    )
-
-
 def build_rank(
     config: TrainConfig,
     inputs: ModelInputs,
@@ -142,13 +142,13 @@ def build_rank(
     if ranks.size == 1:
         model, (forward, stop_token_ids) = load()
         forward = build_learner_forward(config, model, forward, echo)
-        return TreeLearner(model, build_learner_settings(config, stop_token_ids, forward), echo, observe)
+        return TreeLearner(model, LearnerSettings.from_recipe(config, stop_token_ids, forward), echo, observe)
     model, weights, (forward, stop_token_ids) = load_on_first_rank(
         ranks, lambda: load(torch.device("cpu")), config.adapters, config.engine.gradient_checkpointing
     )
     if isinstance(forward, TreeForward):  # only its modules gather the weights of a sharded model
         forward = replace(forward, model_pass=replace(forward.model_pass, lean=False))
-    settings = build_learner_settings(config, stop_token_ids, forward)
+    settings = LearnerSettings.from_recipe(config, stop_token_ids, forward)
     shard(model, weights, choose_device(config.device), settings.autocast)
     settings = replace(settings, forward=build_learner_forward(config, model, forward, echo, ranks))
     return TreeLearner(model, settings, echo, observe, ranks)

@@ -1,0 +1,141 @@
+"""A run and an evaluation from their settings. This file names their parts in order; each part makes itself.
+
+Cheap checks come first: the data's rows, the verifiers, the tokenizer and the prompts, the memory. The model's weights
+are loaded last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from brorl.activity import Echo, Observe, Phase, Stopwatch, unobserved
+from brorl.config.settings import TrainConfig
+from brorl.distributed.placement import place_engine, place_learner, place_source, place_verifiers, remote_fingerprint
+from brorl.evaluation.benchmark import Benchmark
+from brorl.evaluation.evaluate import EvaluatedModel
+from brorl.evaluation.preparation import EvaluationInputs, weights_fingerprint
+from brorl.model.settings import LoraSettings
+from brorl.rollout.chosen_engine import OnEnd, end_engine, load_engine
+from brorl.runs.checkpoint import TrainerState
+from brorl.runs.run_directory import Record, RunDirectory
+from brorl.training.collect import Collector
+from brorl.training.diagnostics import Diagnostics
+from brorl.training.inputs import input_lines, prepare
+from brorl.training.learner import Learner
+from brorl.training.local_parts import LocalParts
+from brorl.training.monitor import Monitor
+from brorl.training.objective import Objective
+from brorl.training.restoring import find_start, restore
+from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
+from brorl.training.schedule import Schedule
+from brorl.training.source import GroupSource
+from brorl.training.tree_learner import TreeLearner
+from brorl.verification.grade import Grader
+from brorl.verification.thoughts import make_decode
+
+if TYPE_CHECKING:
+    from brorl.distributed.cluster import RayCluster
+
+
+def build_run(
+    config: TrainConfig,
+    directory: RunDirectory,
+    report: Callable[[Record], None],
+    echo: Echo = lambda _: None,
+    observe: Observe = unobserved,
+    cluster: RayCluster | None = None,
+    on_end: OnEnd = lambda _: None,
+) -> tuple[TrainingRun, TrainerState]:
+    """Make the parts of a run, at its last checkpoint or at its start.
+
+    Args:
+        config: The run's settings.
+        directory: The run's files.
+        report: Receives every metrics record.
+        echo: Receives lines for the user.
+        observe: Receives the activity of the parts.
+        cluster: Where the engine and the learner work; None for this process. It is started after the cheap checks.
+        on_end: Receives a function that ends the engine, if this process has one.
+
+    Returns:
+        The run, and the state that its parts hold.
+
+    Raises:
+        UserError: If the data, the model, the tokenizer or the machine's memory does not fit.
+    """
+    checkpoint = find_start(config, directory)
+    observe(Phase("loading", "data"))
+    inputs = prepare(config, str(checkpoint) if checkpoint else config.model)
+    for line in input_lines(inputs, config):
+        echo(line)
+    clock = Stopwatch(observe, config.engine.now)
+    source: GroupSource
+    learner: Learner
+    if cluster is None:
+        parts = LocalParts.load(config, inputs, observe, on_end, echo)
+        learner = TreeLearner(parts.model, parts.learner_settings, echo, observe)
+        source = Collector.from_recipe(
+            config, inputs.prompts.train, inputs.grader, parts.engine, learner, clock, observe
+        )
+    else:
+        observe(Phase("starting", "cluster"))
+        cluster.start()
+        observe(Phase("loading", "model"))
+        learner = place_learner(cluster, config, inputs, directory.path, observe)
+        verifiers = place_verifiers(cluster, config, inputs.grader.verifiers)
+        inputs = replace(inputs, grader=replace(inputs.grader, verifiers=verifiers))
+        source = place_source(cluster, config, inputs, learner, clock, observe)
+        learner.num_parameters()  # waits for the ranks, which load the model while the workers start
+    if not config.cluster.verifier_workers:
+        inputs.workers.pool.start()
+    averages = config.optimizer.ema_decay is not None
+    run = TrainingRun(
+        Algorithm(source, Objective.from_recipe(config), learner, config.seed, averages),
+        Schedule.from_recipe(config),
+        Measurements(
+            Diagnostics.from_recipe(config, source.sampler, learner, inputs.grader, clock),
+            Benchmark.from_recipe(config, inputs.prompts.held_out, inputs.grader, observe),
+            Monitor(config.collapse, config.evaluation),
+        ),
+        Outputs(directory, inputs.tokenizer, config.keep_checkpoints, inputs.grader, report, observe),
+        clock,
+    )
+    return run, restore(run, config, checkpoint)
+
+
+def build_evaluation(
+    inputs: EvaluationInputs,
+    observe: Observe = unobserved,
+    cluster: RayCluster | None = None,
+    on_end: OnEnd = lambda _: None,
+    echo: Echo = lambda _: None,
+) -> tuple[EvaluatedModel, str]:
+    """Load the model of an evaluation; see `build_run` for the arguments.
+
+    Returns:
+        The model with its verifiers, and a fingerprint of its weights.
+
+    Raises:
+        UserError: If the model cannot be loaded.
+    """
+    config = inputs.request.config.model_copy(update={"lora": LoraSettings()})  # adapters are merged
+    verifiers = inputs.verifiers
+    if cluster is None:
+        model, engine = load_engine(config, config.model, inputs.tokenizer, inputs.context, observe, echo)
+        on_end(partial(end_engine, engine))
+        weights = weights_fingerprint(model)
+    else:
+        observe(Phase("starting", "cluster"))
+        cluster.start()
+        observe(Phase("loading", "model"))
+        verifiers = place_verifiers(cluster, config, verifiers)
+        engine = place_engine(cluster, config, inputs.context, observe)
+        weights = cluster.call(remote_fingerprint, config)
+    decode = make_decode(inputs.tokenizer, config.verification.thoughts, config.sampling.stop)
+    grader = Grader(verifiers, decode, config.rewards)
+    return EvaluatedModel(
+        engine, inputs.sampling, config.evaluation.rollouts_per_prompt, grader, observe=observe
+    ), weights

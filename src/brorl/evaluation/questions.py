@@ -1,0 +1,179 @@
+"""The questions of a run, to train on and held out to evaluate on, before any model is loaded.
+
+A question that is evaluated on is removed from the training questions of every source. Bad rows are errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from brorl.config.settings import TrainConfig
+from brorl.errors import UserError
+from brorl.format import counted
+from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
+from brorl.prompts.files import SourceReading, check_first_row, read_source
+from brorl.prompts.layouts.table import reasons
+from brorl.prompts.question import Question, drop_asked, split_held_out
+from brorl.prompts.settings import CountdownSource, FileSource, GymSource
+from brorl.verification.gym.questions import read_gym
+
+
+@dataclass(frozen=True)
+class SourceQuestions:
+    """The questions of one source."""
+
+    name: str  # its name
+    weight: float  # its fraction of the training prompts, relative to other sources; 0 if it is only evaluated on
+    train: Sequence[Question]  # questions to train on
+    held_out: Sequence[Question]  # questions to evaluate on, in a seeded order; at most `evaluation.num_prompts`
+    num_held_out: int = 0  # number of questions held out, evaluated on or not
+    asked: int = 0  # number of training questions that were dropped because another source evaluates on them
+    num_rows: int = 0  # rows read; 0 if the questions were generated
+    num_repeated: int = 0  # rows that repeat a question with the same answer
+    dropped: Mapping[str, int] = field(default_factory=dict)  # rows that the layout dropped, by reason
+    published: bool = False  # whether it is in the layout of a public dataset, whose rows the user cannot correct
+
+
+def check_first_rows(config: TrainConfig) -> None:
+    """Check the first row of each file on this machine, before anything large is imported or read.
+
+    Raises:
+        UserError: If there is no such file, or its first row is not a question with an answer.
+    """
+    for source in (*config.data.sources, *(config.evaluation.sources if _last_evaluated(config) else ())):
+        if isinstance(source, FileSource):
+            check_first_row(source)
+
+
+def build_questions(config: TrainConfig) -> list[SourceQuestions]:
+    """Read all sources.
+
+    Raises:
+        UserError: If a row cannot be used, or two sources have one name.
+    """
+    sources = [_split(source, config) for source in config.data.sources]
+    if _last_evaluated(config):
+        sources += [_questions(only, config, held_out_fraction=1.0) for only in config.evaluation.sources]
+    names = [source.name for source in sources]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated:
+        raise UserError(f"two sources have the same name, {repeated!r}; set a different `name` for one of them")
+    asked = [question for source in sources for question in source.held_out]
+    kept = [drop_asked(source.train, asked) for source in sources]
+    return [
+        replace(source, train=train, held_out=source.held_out[config.evaluation.skip_prompts :], asked=asked)
+        for source, (train, asked) in zip(sources, kept, strict=True)
+    ]
+
+
+def check_split(config: TrainConfig, sources: Sequence[SourceQuestions]) -> None:
+    """Check that questions are left to train on and to evaluate on.
+
+    Raises:
+        UserError: If a source has no training question, or an evaluation has no question.
+    """
+    if config.evaluation.num_prompts and not any(source.held_out for source in sources):
+        skip = config.evaluation.skip_prompts
+        lower = f", lower evaluation.skip_prompts = {skip}" if skip else ""
+        raise UserError(
+            "there is no held-out question for evaluation; raise data.held_out_fraction, set evaluation.sources"
+            f"{lower}, or set evaluation.num_prompts: 0"
+        )
+    for source in sources:
+        if not source.train and source.weight:
+            raise UserError(
+                f"data.sources: {source.name} has no question left for training; "
+                "lower data.held_out_fraction, or add rows"
+            )
+
+
+def check_domain_names(config: TrainConfig, domains: Iterable[str]) -> None:
+    """Reject settings for domains that the data of the recipe does not have.
+
+    Raises:
+        UserError: On the first one.
+    """
+    known = sorted({*domains})
+    for setting, named in (
+        ("rewards.domain_weights", config.rewards.domain_weights),
+        ("verification.functions", config.verification.functions),
+        ("prompt.domain_templates", config.prompt.domain_templates),
+    ):
+        unused = next((name for name in named if name not in known), None)
+        if unused is not None:
+            raise UserError(
+                f"{setting} names the domain {unused!r}, but the domains of the data are {', '.join(known)}; "
+                "fix the name, or set data.sources[].domain"
+            )
+
+
+def removed_lines(num_too_long: int, num_asked: int, config: TrainConfig) -> list[str]:
+    """Return lines about prompts that are too long, and about training questions that are also evaluated on."""
+    lines = []
+    if num_too_long:
+        maximum = counted(config.data.max_prompt_tokens or 0, "token")
+        lines.append(f"dropped: {counted(num_too_long, 'prompt')} of more than {maximum} (data.max_prompt_tokens)")
+    if num_asked:
+        lines.append(f"removed from training: {counted(num_asked, 'question')} of the evaluation data")
+    return lines
+
+
+def dropped_line(name: str, num_rows: int, dropped: Mapping[str, int]) -> str:
+    """Return a line about the rows of a source that its layout dropped; empty if there are none."""
+    number = sum(dropped.values())
+    return f"{name}: {number:,} of {num_rows:,} rows were dropped ({reasons(dropped)})" if number else ""
+
+
+def _split(source: CountdownSource | GymSource | FileSource, config: TrainConfig) -> SourceQuestions:
+    data = config.data
+    if not isinstance(source, CountdownSource):
+        return replace(_questions(source, config, data.held_out_fraction), weight=source.weight)
+    targets = range(source.min_target, source.max_target + 1)
+    puzzles = countdown_puzzles(source.num_numbers, source.max_number, targets)
+    train, held_out = (
+        countdown_questions(part, source.label)
+        for part in split_countdown(puzzles, data.held_out_fraction, data.split_seed)
+    )
+    return SourceQuestions(source.label, source.weight, train, held_out[: _last_evaluated(config)], len(held_out))
+
+
+def _questions(source: FileSource | GymSource, config: TrainConfig, held_out_fraction: float) -> SourceQuestions:
+    """Read a source. One for evaluation only has weight 0, unless the caller gives it one."""
+    reading = read_rows_of(source, config)
+    train, held_out = split_held_out(reading.questions, held_out_fraction, config.data.split_seed)
+    return SourceQuestions(
+        source.label,
+        0.0,
+        train,
+        held_out[: _last_evaluated(config)],
+        len(held_out),
+        num_rows=reading.num_rows,
+        num_repeated=reading.num_repeated,
+        dropped=reading.dropped,
+        published=isinstance(source, GymSource) or source.layout is not None,
+    )
+
+
+def read_rows_of(source: FileSource | GymSource, config: TrainConfig) -> SourceReading:
+    """Read or generate the questions of a source.
+
+    Raises:
+        UserError: If a setting is wrong or a row cannot be used.
+    """
+    if isinstance(source, GymSource):
+        groups = {"data.sources": config.data.sources, "evaluation.sources": config.evaluation.sources}
+        places = [f"{name}[{at}]" for name, group in groups.items() for at, item in enumerate(group) if item is source]
+        return read_gym(source, config.verification.workers or None, *places[:1])
+    return read_source(source, config.data.split_seed)
+
+
+def _last_evaluated(config: TrainConfig) -> int:
+    """Return the number of a source's held-out questions that are skipped or evaluated; 0 without evaluation."""
+    evaluation = config.evaluation
+    return evaluation.skip_prompts + evaluation.num_prompts if evaluation.num_prompts else 0
+
+
+def all_questions(sources: Sequence[SourceQuestions]) -> list[Question]:
+    """Return the questions of all sources, to train and to evaluate on."""
+    return [question for source in sources for part in (source.train, source.held_out) for question in part]
