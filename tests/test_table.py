@@ -67,17 +67,6 @@ def test_a_notebook_shows_every_cell_escaped() -> None:
     assert found == [("b", "<t>"), *cells, ("small", "a & b")]
 
 
-def test_parts_hold_every_column_once() -> None:
-    whole = Table("t", tuple("abcdefghij"), (tuple("0123456789"),), ("note",))
-    split = whole.parts(10)  # a column takes 1, and 2 in between
-    assert ["".join(one.columns) for one in split] == ["abcd", "aefg", "ahij"]
-    assert ["".join(one.rows[0]) for one in split] == ["0123", "0456", "0789"]
-    assert [one.notes for one in split] == [(), (), ("note",)]
-    assert whole.parts(28) == [whole]
-    assert len(whole.parts(27)) == 2
-    assert len(whole.parts(1)) == 9
-
-
 def test_rows_need_a_cell_for_every_column() -> None:
     with pytest.raises(ValueError, match="needs 2 cells, not 1"):
         Table("t", ("a", "b"), (("1",),))

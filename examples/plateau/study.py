@@ -21,7 +21,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
@@ -29,20 +28,20 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from equal_score import at_equal_score
 
 from brorl.comparison.arms import (
     Arm,
     Comparison,
     HeldOutPrompt,
-    Measure,
     RunScores,
     Score,
     scores_at,
     start_scores,
 )
-from brorl.comparison.equal import at_equal_cost, at_equal_score, scores_at_cost
+from brorl.comparison.coverage import coverage_change
+from brorl.comparison.equal import equal_amount, scores_at_cost
 from brorl.comparison.matching import costs_at
-from brorl.comparison.prompt_changes import coverage_change
 from brorl.config.reading import parse_yaml
 from brorl.cost import Cost, Unit, cost_of_step, short_amount
 from brorl.evaluation.paired import (
@@ -267,20 +266,20 @@ def verdict_tables(task: str, stage: str, verdict: Comparison) -> Iterator[Table
     """Yield the arms, their course, and the differences that the stage asks for, at equal cost and at equal pass@1."""
     arms = {arm.name: arm for arm in verdict.arms}
     budget, ks, what = verdict.budget, verdict.ks, f"`{task}`, {stage}, {counted(len(verdict.arms[0].runs), 'seed')}"
-    start = digits(start_scores(verdict, Measure(k)).mean() for k in ks)
+    start = digits(start_scores(verdict, k).mean() for k in ks)
     names = tuple(f"pass@{k}" for k in ks)
 
     rows = []
     for arm in verdict.arms:
         costs, change = costs_at(arm, verdict.unit, budget), coverage_change(verdict, arm, budget, ks[-1])
         spent = (short(costs[name].mean) for name in ("steps", "samples", "unique_tokens"))
-        ends = (interval(mean_over_runs(scores_at(verdict, arm, budget, Measure(k)))) for k in ks)
+        ends = (interval(mean_over_runs(scores_at(verdict, arm, budget, k))) for k in ks)
         rows.append((arm.name, *spent, *ends, f"{change.gained.mean:.1f} / {change.lost.mean:.1f}"))
     columns = ("arm", "steps", "samples", "unique tokens", *names, "puzzles gained / lost")
     yield Table(f"{what}: after {budget:g} {verdict.unit}; at the start {start}", columns, tuple(rows))
 
     rows = [
-        (name, *(digits(scores_at(verdict, arm, at, Measure(k)).mean() for k in ks) for at in verdict.eval_points))
+        (name, *(digits(scores_at(verdict, arm, at, k).mean() for k in ks) for at in verdict.eval_points))
         for name, arm in arms.items()
     ]
     columns = ("arm", *(short_amount(at, verdict.unit) for at in verdict.eval_points))
@@ -302,11 +301,10 @@ def verdict_tables(task: str, stage: str, verdict: Comparison) -> Iterator[Table
     yield Table(f"{what}: differences at equal cost", ("arms", "at", *names), tuple(rows), notes)
 
     for b, a in pairs:
-        equal = at_equal_score(replace(verdict, arms=(a, b)), ks[-1])
-        if equal is not None and (found := equal.arms[-1]).difference is not None:
-            reached = " and ".join(f"{one.spent:.0f} s ({one.arm})" for one in equal.arms)
-            text = f"{what}: pass@{equal.k} at a pass@1 of {equal.level:.3f}, at {reached}"
-            yield Table(text, ("arms", f"pass@{equal.k}"), ((f"{b.name} minus {a.name}", signed(found.difference)),))
+        if (equal := at_equal_score(verdict, a, b, ks[-1])) is not None:
+            reached = f"{equal.spent[0]:.0f} s ({a.name}) and {equal.spent[1]:.0f} s ({b.name})"
+            text = f"{what}: pass@{ks[-1]} at a pass@1 of {equal.level:.3f}, at {reached}"
+            yield Table(text, ("arms", f"pass@{ks[-1]}"), ((f"{b.name} minus {a.name}", signed(equal.difference)),))
 
 
 def _needed(verdict: Comparison, pairs: list[tuple[Arm, Arm]]) -> Iterator[str]:
@@ -337,13 +335,11 @@ def _differences(
     The last line compares the end of b with the evaluation at which a had its best mean pass@1, chosen on the same
     puzzles: it favors a.
     """
-    measures = [Measure(k) for k in verdict.ks]
-    two = replace(verdict, arms=(a, b))
     for unit in units:
-        amount = at_equal_cost(two, unit).amount
-        sides = [[scores_at_cost(two, arm, unit, amount, m) for arm in (a, b)] for m in measures]
+        amount = equal_amount((a, b), unit)
+        sides = [[scores_at_cost(verdict, arm, unit, amount, k) for arm in (a, b)] for k in verdict.ks]
         known = [(x, y) for x, y in sides if x is not None and y is not None]
-        if len(known) == len(measures):
+        if len(known) == len(verdict.ks):
             yield (
                 short_amount(amount, unit) + ("" if unit == "seconds" else f" {unit.replace('_', ' ')}"),
                 [_level(x, y) for x, y in known],
@@ -351,7 +347,7 @@ def _differences(
     best = max(verdict.eval_points, key=lambda at: float(scores_at(verdict, a, at).mean()))
     yield (
         f"best of the second, {short_amount(best, verdict.unit)}",
-        [_level(scores_at(verdict, a, best, m), scores_at(verdict, b, verdict.budget, m)) for m in measures],
+        [_level(scores_at(verdict, a, best, k), scores_at(verdict, b, verdict.budget, k)) for k in verdict.ks],
     )
 
 
@@ -382,7 +378,7 @@ def draw(verdicts: dict[str, Comparison], path: str) -> None:
         for arm in verdict.arms:
             name = f"N = {arm.num_rollouts}" if numbers.count(arm.num_rollouts) == 1 else arm.name
             curves = [
-                np.stack([scores_at(verdict, arm, at, Measure(i)).mean(1) for at in points]) for i in (1, k)
+                np.stack([scores_at(verdict, arm, at, i).mean(1) for at in points]) for i in (1, k)
             ]  # [T, S] each
             style = {"color": COLORS[arm.num_rollouts or 0], "linestyle": "--" if "paper" in arm.name else "-"}
             for axis, curve_TS in zip((of_1, of_k), curves, strict=True):

@@ -10,13 +10,12 @@ import html
 import io
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
 
 _WIDTH = 80  # of a terminal
 _PAGE = '<pre style="white-space:pre; overflow-x:auto; line-height:1.2">{code}</pre>'
-_WORDS = 24  # of a column of words, which can be folded to it
 _HEADING = 9  # characters that a heading may always take; a longer one is broken unless the cells below are as long
 
 
@@ -115,33 +114,6 @@ class Table:
         notes = "".join(f"<p><small>{html.escape(note)}</small></p>" for note in self.notes)
         return f"<table>{caption}{head}<tbody>{body}</tbody></table>{notes}"
 
-    def parts(self, width: int = _WIDTH) -> list[Table]:
-        """Split a table that is too wide for a terminal into several that repeat the first column.
-
-        The notes stay with the last part. The parts are as even as possible.
-        """
-        widths = [
-            max(max((len(row[i]) for row in self.rows), default=0), *map(len, _folded(column, _HEADING).split("\n")))
-            for i, column in enumerate(self.columns)
-        ]
-        widths = [min(wide, _WORDS) if i in self.words else wide for i, wide in enumerate(widths)]
-        number = len(self.columns) - 1
-        sizes = [-(-number // num_parts) for num_parts in range(1, number + 1)]
-        size = next((s for s in sizes if _fit(widths, s, width)), 1)
-        if size == number:
-            return [self]
-        starts = range(1, number + 1, size)
-        return [
-            replace(
-                self,
-                title=self.title if start == 1 else f"{self.title}, continued",
-                columns=(self.columns[0], *self.columns[start : start + size]),
-                rows=tuple((row[0], *row[start : start + size]) for row in self.rows),
-                notes=self.notes if start == starts[-1] else (),
-            )
-            for start in starts
-        ]
-
     def _headings(self) -> tuple[str, ...]:
         """Return the headings on one line each."""
         return tuple(re.sub(r"(?<=-)\n|\n(?=/)", "", column).replace("\n", " ") for column in self.columns)
@@ -150,11 +122,6 @@ class Table:
 def _folded(heading: str, width: int) -> str:
     """Break the lines of a heading that are longer than a width, between words if possible."""
     return "\n".join(part for line in heading.split("\n") for part in wrap(line, width, break_on_hyphens=False))
-
-
-def _fit(widths: list[int], size: int, width: int) -> bool:
-    """Return whether the first column fits together with any part of `size` columns, 2 characters apart."""
-    return all(widths[0] + sum(w + 2 for w in widths[i : i + size]) <= width for i in range(1, len(widths), size))
 
 
 def _cell(text: str) -> str:

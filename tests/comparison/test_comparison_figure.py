@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from comparisons import evaluation_at, levels, score_SP, sentences, synthetic
+from comparisons import evaluation_at, score_SP, sentences, synthetic
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
@@ -91,13 +91,18 @@ def test_an_overshoot_stands_where_it_was_spent_and_an_early_ending_at_the_mark(
     assert y[1] == y[2] == y[3]
 
 
-def test_task_panels_name_the_kind() -> None:
-    comparison = levels([[2, 2], [2, 20]], num_tasks=2, num_prompts=20)
-    axes = panels(make_figure(results_of(comparison)))
-    titles = [axis.get_title(loc="left") for axis in axes[6:]]
-    assert [" ".join(title.split()) for title in titles] == [
-        f"task-{i} (10) N=16 degrades while N=512 improves" for i in range(2)
-    ]
+def test_the_best_arm_of_each_budget_has_a_large_dot_that_is_filled_where_its_lead_is_shown(
+    rng: np.random.Generator,
+) -> None:
+    comparison = synthetic(rng, numbers=(16, 64, 512), num_tasks=1, overshoot={2: 0.2})
+    results = results_of(comparison)
+    colors, axes = arm_colors(comparison), panels(make_figure(results))[:2]
+    for axis, k in zip(axes, (1, 16), strict=True):
+        score_AM = np.array([means(comparison, arm, k)[1:] for arm in comparison.arms[:2]])  # the third one overshot
+        dots = [line for line in axis.get_lines() if line.get_markersize() == 8]
+        assert [float(dot.get_ydata()[0]) for dot in dots] == pytest.approx(score_AM.max(0), abs=1e-12)
+        assert [dot.get_markeredgecolor() for dot in dots] == [colors[f"N={(16, 64)[a]}"] for a in score_AM.argmax(0)]
+        assert [dot.get_markerfacecolor() != "white" for dot in dots] == [b.lead_shown for b in results.best[k]]
 
 
 def test_many_tasks_are_cut_to_those_with_the_most_prompts(

@@ -11,7 +11,7 @@ from scipy import stats
 from brorl.comparison.arms import Comparison
 from brorl.comparison.report import comparison_record
 from brorl.comparison.results import results_of
-from brorl.comparison.tables import against_first_table, coverage_table, equal_score_table
+from brorl.comparison.tables import coverage_table, equal_table
 from brorl.evaluation.paired import (
     CorrectedInterval,
     corrected_level,
@@ -81,30 +81,30 @@ class TestTables:
 
     def test_differences_from_the_first(self, comparison: Comparison) -> None:
         found = results_of(comparison)
-        known = [(one, k) for one in found.against_first for k in (1, 16) if one.equal[k].difference is not None]
+        known = [(one, k) for one in found.equal for k in (1, 16) if one.differences[k] is not None]
         number = len(known)
         assert number > 6
         first, *others = comparison.arms
         shown = {}
         for one, k in known:
-            if one.equal[k].unit != "seconds":
+            if one.unit != "seconds":
                 continue
             arm = next(arm for arm in others if arm.name == one.arm)
             d_SP = score_SP(comparison, arm, 40.0, k) - score_SP(comparison, first, 40.0, k)
             half = half_width(d_SP, 1 - 0.05 / number)
-            corrected, own = one.corrected[k], one.equal[k].difference
+            corrected, own = one.corrected[k], one.differences[k]
             assert corrected.num_intervals == number
             assert corrected.interval.low == pytest.approx(max(d_SP.mean() - half, -1), abs=1e-9)
             assert corrected.interval.high == pytest.approx(min(d_SP.mean() + half, 1), abs=1e-9)
             shown[arm.name, k] = mark_of(own.difference, half)
         assert shown["N=128", 1] == " **"
-        parts = against_first_table(found).parts(1000)
-        rows = {row[0].split(",")[0]: row for row in parts[0].rows if row[0].endswith(" s")}
+        table = equal_table(found)
+        rows = {row[0].split(",")[0]: row for row in table.rows if row[0].endswith(" s")}
         for (arm, k), mark in shown.items():
-            assert rows[arm][1 if k == 1 else 2].endswith(f"]{mark}")
-        assert f"corrected for the {number} intervals of this table" in parts[-1].notes[1]
-        record = comparison_record(results_of(comparison))["against_first"]
-        for one, kept in zip(found.against_first, record, strict=True):
+            assert rows[arm][2 if k == 1 else 4].endswith(f"]{mark}")
+        assert f"corrected for the {number} intervals of this table" in table.notes[1]
+        record = comparison_record(results_of(comparison))["at_equal_cost"]
+        for one, kept in zip(found.equal, record, strict=True):
             for k in (1, 16):
                 corrected = one.corrected[k]
                 assert kept["corrected"][str(k)] == (
@@ -129,37 +129,6 @@ class TestTables:
             assert row[-1].endswith(f"]{mark_of(one.expected_change, half)}")
         assert "for the 4 intervals of this table" in table.notes[-1]
 
-    @pytest.mark.parametrize(("number", "mark", "conclusion", "of_two"), [
-        (2, "", "no difference shown", "no difference shown"),
-        (7, " *", "no difference shown", "N=16 leads"),
-        (20, " **", "N=16 leads", "N=16 leads"),
-    ])  # fmt: skip
-    def test_coverage_at_equal_pass_1(self, number: int, mark: str, conclusion: str, of_two: str) -> None:
-        """The conclusion of a table of two differences is corrected, that of the same two arms alone is not."""
-        comparison = apart_at_equal_score(number)
-        sweep = results_of(comparison).equal_score
-        assert sweep is not None
-        assert [one.corrected and one.corrected.num_intervals for one in sweep.arms] == [None, 2, 2]
-        table = equal_score_table(results_of(comparison))
-        assert table.rows[1][3].endswith(f"]{mark}")
-        assert table.rows[1][4] == conclusion
-        assert "for the 2 intervals of this table" in table.notes[1]
-        alone = equal_score_table(results_of(replace(comparison, arms=comparison.arms[:2])))
-        assert alone.rows[1][3:] == (table.rows[1][3].removesuffix(mark), of_two)
-        assert len(alone.notes) == 1
-
-
-def apart_at_equal_score(number: int) -> Comparison:
-    """Three arms of equal pass@1, the second with 15 correct responses more on so many prompts and fewer on others."""
-    comparison = levels([[8, 16], [8, 16], [8, 16]], numbers=(16, 64, 512), num_prompts=40)
-    arm, index_P = comparison.arms[1], np.arange(40)
-    more_P = 15 * ((index_P >= 40 - number).astype(int) - (index_P < number))
-    runs = []
-    for run in arm.runs:
-        last = replace(run.scores[-1], num_correct_P=run.scores[-1].num_correct_P + more_P)
-        runs.append(replace(run, scores=(*run.scores[:-1], last)))
-    return replace(comparison, arms=(comparison.arms[0], replace(arm, runs=tuple(runs)), comparison.arms[2]))
-
 
 def few_seeds_apart(gap: int) -> Comparison:
     """Three arms, the second ahead by `gap` correct responses on average, one more or less with some seeds."""
@@ -175,10 +144,10 @@ def few_seeds_apart(gap: int) -> Comparison:
 
 def test_a_sweep_calls_only_a_corrected_difference_higher() -> None:
     """t(2) is 4.3 at 95%, so a gap of 4 with a standard error of 0.58 excludes 0; corrected for 12 it does not."""
-    table = against_first_table(results_of(few_seeds_apart(4)))
+    table = equal_table(results_of(few_seeds_apart(4)))
     row = next(row for row in table.rows if row[0].startswith("N=64, ") and row[0].endswith(" s"))
-    assert row[1].endswith("] *")
-    clear = against_first_table(results_of(few_seeds_apart(16)))
+    assert row[2].endswith("] *")
+    clear = equal_table(results_of(few_seeds_apart(16)))
     row = next(row for row in clear.rows if row[0].startswith("N=64, ") and row[0].endswith(" s"))
-    assert row[1].startswith("+0.500 [")
-    assert row[1].endswith("] **")
+    assert row[2].startswith("+0.500 [")
+    assert row[2].endswith("] **")

@@ -8,8 +8,8 @@ import pytest
 from comparisons import arm_of, comparison_of, run_of, score_of
 from numpy.typing import NDArray
 
-from brorl.comparison.arms import Arm, Comparison, Measure, RunScores
-from brorl.comparison.equal import at_equal_cost, scores_at_cost
+from brorl.comparison.arms import Arm, Comparison, RunScores
+from brorl.comparison.equal import EqualCost, at_equal_cost, scores_at_cost
 from brorl.cost import Cost
 
 N, P = 8, 7
@@ -50,6 +50,10 @@ def read_off(run: RunScores, amount: float, k: int) -> list[float]:
     return [float(np.interp(amount, at, curve)) for curve in curves]
 
 
+def second_at_equal_cost(comparison: Comparison, k: int = 1) -> EqualCost:
+    return at_equal_cost(comparison, comparison.arms[1], "samples", (k,))
+
+
 def random_comparison(rng: np.random.Generator) -> Comparison:
     slow = arm_of("N=16", [random_run(rng, s, 60) for s in (1, 0, 2)])
     fast = arm_of("N=512", [random_run(rng, s, 50, (20, 45), 8) for s in (0, 1, 2)], 512)
@@ -59,41 +63,33 @@ def random_comparison(rng: np.random.Generator) -> Comparison:
 @pytest.mark.parametrize("k", [1, 4])
 def test_scores_lie_on_lines_between_evaluations(rng: np.random.Generator, k: int) -> None:
     comparison = random_comparison(rng)
-    found = at_equal_cost(comparison, "samples", Measure(k))
+    found = second_at_equal_cost(comparison, k)
     runs = [run for arm in comparison.arms for run in arm.runs]
     assert found.amount == min(run.scores[-1].cost.samples for run in runs)
     means = []
-    for arm, estimate in zip(comparison.arms, found.scores, strict=True):
+    for arm in comparison.arms:
         expected = [read_off(run, found.amount, k) for run in sorted(arm.runs, key=lambda r: r.seed)]
-        np.testing.assert_allclose(
-            scores_at_cost(comparison, arm, "samples", found.amount, Measure(k)),
-            expected,
-            atol=1e-12,
-        )
+        at_cost = scores_at_cost(comparison, arm, "samples", found.amount, k)
+        np.testing.assert_allclose(at_cost, expected, atol=1e-12)
         means.append(np.mean(expected))
-        assert estimate is not None
-        assert estimate.value == pytest.approx(means[-1])
-    assert found.difference is not None
-    assert found.difference.seeds_paired
-    assert found.difference.difference.value == pytest.approx(means[1] - means[0])
+    score, difference = found.scores[k], found.differences[k]
+    assert score is not None
+    assert score.value == pytest.approx(means[1])
+    assert difference is not None
+    assert difference.seeds_paired
+    assert difference.difference.value == pytest.approx(means[1] - means[0])
 
 
 def test_a_run_that_ended_early_keeps_its_last_score_and_does_not_limit_the_others(rng: np.random.Generator) -> None:
     ended = random_run(rng, 0, 5, ended_early="nothing was left to learn")
     other = random_run(rng, 0, 1000)
     comparison = comparison_of([arm_of("N=16", [ended]), arm_of("N=512", [other], 512)], [1.0], N)
-    found = at_equal_cost(comparison, "samples")
+    found = second_at_equal_cost(comparison)
     assert found.amount == other.scores[-1].cost.samples > ended.scores[-1].cost.samples
-    assert found.scores[0] is not None
-    assert found.scores[0].value == pytest.approx(ended.scores[-1].num_correct_P.mean() / N)
-    assert found.not_evaluated == ()
-
-
-def test_three_arms_have_scores_and_no_difference(rng: np.random.Generator) -> None:
-    arms = [arm_of(f"N={n}", [random_run(rng, 0, n)], n) for n in (4, 8, 16)]
-    found = at_equal_cost(comparison_of(arms, [1.0], N), "unique_tokens")
-    assert len(found.scores) == 3
-    assert found.difference is None
+    difference = found.differences[1]
+    assert difference is not None
+    gap = other.scores[-1].num_correct_P.mean() / N - ended.scores[-1].num_correct_P.mean() / N
+    assert difference.difference.value == pytest.approx(gap)
 
 
 @pytest.mark.parametrize(
@@ -114,15 +110,11 @@ def test_two_arms_of_one_distribution_show_no_lead(
     for _ in range(20):
         logit_P = rng.normal(-1.5, 1, 100)
         arms = [one_curve(rng, "often", logit_P, (250, 500, 1000)), one_curve(rng, "rarely", logit_P, evaluated)]
-        found = at_equal_cost(comparison_of(arms, [1000.0], 32), "samples")
+        found = second_at_equal_cost(comparison_of(arms, [1000.0], 32))
         assert found.amount == 1000
-        assert (found.difference is not None) == (found.scores[1] is not None) == known
-        assert found.not_evaluated == (() if known else ("rarely",))
-        assert found.scores[0] is not None
-        assert found.scores[0].value == pytest.approx(
-            np.mean([run.scores[3].num_correct_P for run in arms[0].runs]) / 32
-        )
-        leads += found.difference is not None and found.difference.conclusion != "no difference shown"
+        difference = found.differences[1]
+        assert (difference is not None) == (found.scores[1] is not None) == known
+        leads += difference is not None and difference.conclusion != "no difference shown"
     assert leads <= 8  # nominally 1 of 20, and 12% with a line between 700 and 1,400
     if not known:
         assert scores_at_cost(comparison_of(arms, [1000.0], 32), arms[1], "samples", 1000) is None
@@ -131,6 +123,6 @@ def test_two_arms_of_one_distribution_show_no_lead(
 def test_one_run_that_was_evaluated_late_leaves_its_arm_without_a_score(rng: np.random.Generator) -> None:
     late = random_run(rng, 1, 400)
     arms = [arm_of(f"N={n}", [random_run(rng, 0, 90), *([late] if n == 16 else [])], n) for n in (8, 16, 32)]
-    found = at_equal_cost(comparison_of(arms, [1.0], N), "samples")
-    assert [score is None for score in found.scores] == [False, True, False]
-    assert found.not_evaluated == ("N=16",)
+    comparison = comparison_of(arms, [1.0], N)
+    found = [at_equal_cost(comparison, arm, "samples", (1,)) for arm in arms[1:]]
+    assert [(one.scores[1] is None, one.differences[1] is None) for one in found] == [(True, True), (False, False)]

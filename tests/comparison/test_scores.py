@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from comparisons import arm_of, comparison_of, run_of, score_of
 
-from brorl.comparison.arms import PASS_1, Measure, have_same_seeds, scores_at, start_scores
+from brorl.comparison.arms import have_same_seeds, scores_at, start_scores
 from brorl.cost import Cost
-from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
+from brorl.evaluation.pass_at_k import pass_at_k
 
 
 def test_arms_of_a_comparison_are_paired_by_seed(rng: np.random.Generator) -> None:
@@ -22,10 +22,10 @@ def test_arms_of_a_comparison_are_paired_by_seed(rng: np.random.Generator) -> No
     comparison = comparison_of(arms, [10], 8)
     assert have_same_seeds(*arms)
     a_SP, b_SP = counts[0, [1, 0, 2], 1], counts[1, [2, 1, 0], 1]  # by seed: 1, 4, 9
-    for measure, estimate in ((PASS_1, pass_at_k), (Measure(3), pass_at_k), (Measure(3, worst=True), worst_at_k)):
+    for k in (1, 3):
         for arm, of_arm in zip(arms, (a_SP, b_SP), strict=True):
-            expected_SP = np.stack([estimate(row, 8, measure.k) for row in of_arm])
-            np.testing.assert_array_equal(scores_at(comparison, arm, 10, measure), expected_SP)
+            expected_SP = np.stack([pass_at_k(row, 8, k) for row in of_arm])
+            np.testing.assert_array_equal(scores_at(comparison, arm, 10, k), expected_SP)
     np.testing.assert_array_equal(scores_at(comparison, arms[1], 0), counts[1, [2, 1, 0], 0] / 8)
     other = arm_of("c", [run_of(s, [score_of(Cost(), counts[0, 0, 0])]) for s in (4, 1, 1)])
     assert not have_same_seeds(arms[0], other)
@@ -41,10 +41,4 @@ def test_the_start_is_averaged_over_the_runs_of_a_seed(rng: np.random.Generator)
         for name, of_arm in zip("ab", counts, strict=True)
     ]
     expected = [(pass_at_k(counts[0, s], 8, 2) + pass_at_k(counts[1, s], 8, 2)) / 2 for s in range(2)]
-    np.testing.assert_allclose(start_scores(comparison_of(arms, [1], 8), Measure(2)), expected, atol=1e-15)
-
-
-def test_names_of_measures() -> None:
-    assert [measure.name for measure in (PASS_1, Measure(16), Measure(16, worst=True))] == [
-        "pass@1", "pass@16", "worst@16"
-    ]  # fmt: skip
+    np.testing.assert_allclose(start_scores(comparison_of(arms, [1], 8), 2), expected, atol=1e-15)

@@ -12,7 +12,6 @@ from brorl.evaluation.paired import mean_over_runs
 
 
 def test_scores_per_token_are_correct_responses_over_tokens(rng: np.random.Generator) -> None:
-    sources = [["algebra", "logic", "games"][i % 3] for i in range(24)]
     counts, tokens = rng.integers(0, 5, (2, 3, 2, 24)), rng.integers(4, 900, (2, 3, 2, 24))
     arms = [
         arm_of(name, [
@@ -21,30 +20,17 @@ def test_scores_per_token_are_correct_responses_over_tokens(rng: np.random.Gener
         ])
         for name, of_arm in zip("ab", zip(counts, tokens, strict=True), strict=True)
     ]  # fmt: skip
-    comparison = comparison_of(arms, [10], 4, sources=sources)
-    rows = token_efficiency(comparison, arms[1], 10)
-    assert [row.task for row in rows] == ["all", "algebra", "games", "logic"]
-    starts = token_efficiency(comparison)
-    assert {row.arm for row in starts} == {"start"}
+    comparison = comparison_of(arms, [10], 4)
     for found, of_runs in (
-        (rows, [(1, s, 1) for s in range(3)]),
-        (starts, [((0, 1), s, 0) for s in range(3)]),  # runs of one seed together
+        (token_efficiency(comparison, arms[1], 10), [(1, s, 1) for s in range(3)]),
+        (token_efficiency(comparison), [((0, 1), s, 0) for s in range(3)]),  # runs of one seed together
     ):
-        for row in found:
-            chosen = [p for p in range(24) if row.task in ("all", sources[p])]
-            correct = [[np.mean(counts[run][..., p]) for p in chosen] for run in of_runs]
-            spent = [[np.mean(tokens[run][..., p]) for p in chosen] for run in of_runs]
-            responses = 4 * len(chosen) * len(of_runs)
-            assert row.num_prompts == len(chosen)
-            assert row.score.value == pytest.approx(sum(map(sum, correct)) / responses)
-            assert row.tokens.value == pytest.approx(sum(map(sum, spent)) / responses)
-            assert row.per_thousand is not None
-            assert row.per_thousand.value == pytest.approx(1000 * sum(map(sum, correct)) / sum(map(sum, spent)))
-            assert row.per_thousand.low <= row.per_thousand.value <= row.per_thousand.high
-            assert row.score == mean_over_runs(np.array(correct) / 4)
-            assert row.tokens == mean_over_runs(np.array(spent) / 4, highest=inf)
-    one_task = comparison_of(arms, [10], 4)
-    assert [row.task for row in token_efficiency(one_task, arms[0], 10)] == ["all"]
+        correct = [[np.mean(counts[run][..., p]) for p in range(24)] for run in of_runs]
+        spent = [[np.mean(tokens[run][..., p]) for p in range(24)] for run in of_runs]
+        assert found.tokens == mean_over_runs(np.array(spent) / 4, highest=inf)
+        assert found.per_thousand is not None
+        assert found.per_thousand.value == pytest.approx(1000 * sum(map(sum, correct)) / sum(map(sum, spent)))
+        assert found.per_thousand.low <= found.per_thousand.value <= found.per_thousand.high
 
 
 def test_interval_of_the_ratio_covers_it() -> None:
@@ -60,7 +46,7 @@ def test_interval_of_the_ratio_covers_it() -> None:
     for _ in range(300):
         correct, tokens = experiment(60)
         arms = [arm_of("a", [run_of(0, [score_of(Cost(), correct, tokens)])])]
-        (row,) = token_efficiency(comparison_of(arms, [10], 8), arms[0], 0)
+        row = token_efficiency(comparison_of(arms, [10], 8), arms[0], 0)
         assert row.per_thousand is not None
         covered += row.per_thousand.low <= truth <= row.per_thousand.high
     assert 0.90 <= covered / 300 <= 0.99
@@ -68,7 +54,7 @@ def test_interval_of_the_ratio_covers_it() -> None:
 
 def test_responses_without_tokens_have_no_score_per_token() -> None:
     arms = [arm_of("a", [run_of(0, [score_of(Cost(), [0, 1], [0, 0])])])]
-    (row,) = token_efficiency(comparison_of(arms, [10], 2), arms[0], 0)
+    row = token_efficiency(comparison_of(arms, [10], 2), arms[0], 0)
     assert row.per_thousand is None
 
 

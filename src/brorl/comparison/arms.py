@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from brorl.cost import Cost, Unit, amount
-from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
+from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.tree import FloatArray, IntArray
 
 
@@ -106,26 +106,6 @@ class Comparison:
         return np.array([i for i, prompt in enumerate(self.prompts) if prompt.source == task])
 
 
-@dataclass(frozen=True)
-class Measure:
-    """A score of a prompt: pass@k (one of k responses is correct: coverage) or worst@k (all are: sharpness)."""
-
-    k: int = 1  # number of responses
-    worst: bool = False  # whether it is worst@k
-
-    @property
-    def name(self) -> str:
-        """Its name: pass@1, pass@16, worst@16."""
-        return f"{'worst' if self.worst else 'pass'}@{self.k}"
-
-    def of(self, num_correct: IntArray, num_samples: int) -> FloatArray:
-        """Return the scores of prompts with so many correct responses among n."""
-        return (worst_at_k if self.worst else pass_at_k)(num_correct, num_samples, self.k)
-
-
-PASS_1 = Measure()
-
-
 def score_at(run: RunScores, unit: Unit, spent: float) -> Score:
     """Return the first evaluation of a run at which it had spent an amount of a unit; 0 is the start.
 
@@ -154,15 +134,15 @@ def num_correct_at(comparison: Comparison, arm: Arm, spent: float) -> IntArray:
     return np.stack([score_at(run, comparison.unit, spent).num_correct_P for run in runs])
 
 
-def scores_at(comparison: Comparison, arm: Arm, spent: float, measure: Measure = PASS_1) -> FloatArray:
-    """Return an arm's score on each prompt after `spent` of the budget, shape [S, P], by seed."""
-    return np.stack([measure.of(row_P, comparison.num_samples) for row_P in num_correct_at(comparison, arm, spent)])
+def scores_at(comparison: Comparison, arm: Arm, spent: float, k: int = 1) -> FloatArray:
+    """Return an arm's pass@k on each prompt after `spent` of the budget, shape [S, P], by seed."""
+    return np.stack([pass_at_k(row_P, comparison.num_samples, k) for row_P in num_correct_at(comparison, arm, spent)])
 
 
-def start_scores(comparison: Comparison, measure: Measure = PASS_1) -> FloatArray:
-    """Return the checkpoint's scores as measured with each seed, shape [seeds of all arms, P]."""
+def start_scores(comparison: Comparison, k: int = 1) -> FloatArray:
+    """Return the checkpoint's pass@k as measured with each seed, shape [seeds of all arms, P]."""
     return np.stack([
-        np.mean([measure.of(score.num_correct_P, comparison.num_samples) for score in of_seed], axis=0)
+        np.mean([pass_at_k(score.num_correct_P, comparison.num_samples, k) for score in of_seed], axis=0)
         for of_seed in starts_by_seed(comparison.arms)
     ])  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter
 from scipy.optimize import isotonic_regression
 
 from brorl.comparison.arms import Comparison
@@ -96,16 +96,6 @@ def cost_axis(axis: Axes, unit: Unit, *, max_ticks: int = 5) -> None:
     axis.locator_params(axis="x", nbins=max_ticks)
     axis.set_xlabel(axis_label(unit), fontsize=9, color=INK)
     axis.set_xlim(left=0)
-
-
-def log_cost_axis(axis: Axes, unit: Unit, eval_points: Sequence[float]) -> None:
-    """Label a logarithmic axis of costs at some of the evaluation points."""
-    axis.set_xscale("log")
-    every = -(-len(eval_points) // 7)
-    ticks = list(eval_points[::-1][::every])
-    axis.set_xticks(ticks, [tick_text(tick, unit) for tick in ticks])
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.set_xlabel(f"{axis_label(unit)} (log scale)", fontsize=9.5, color=INK)
 
 
 def tick_text(value: float, unit: Unit) -> str:

@@ -1,6 +1,6 @@
 """The figure of a comparison: scores against cost from the checkpoint on, the same in other units, and by task.
 
-Its title is the answer. At most 24 tasks are shown, those with the most prompts. `frontier_figure` draws sweeps.
+Its title is the answer. At most 24 tasks are shown, those with the most prompts.
 
 Source: the panels of BroRL (arXiv 2510.01180), Figures 1 and 4.
 """
@@ -15,9 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
-from brorl.comparison.arms import Comparison, Measure, score_at, scores_at
+from brorl.comparison.arms import Comparison, score_at, scores_at
 from brorl.comparison.axes import INK, arm_colors, axis_label, cost_axis, draw_start, key_handles, label_ends, style
-from brorl.comparison.results import ComparisonResults, with_names
+from brorl.comparison.results import ComparisonResults
 from brorl.comparison.text import answer_of
 from brorl.cost import UNITS, Unit
 from brorl.tree import FloatArray, IntArray
@@ -56,7 +56,7 @@ def _curves(
     for arm in comparison.arms:
         costs, scores = [], []
         for point in (0.0, *comparison.eval_points):
-            score_SP = scores_at(comparison, arm, point, Measure(k))
+            score_SP = scores_at(comparison, arm, point, k)
             scores.append((score_SP if prompts is None else score_SP[:, prompts]).mean(1))
             spent = [score_at(run, comparison.unit, point).cost.of(unit) for run in arm.runs]
             costs.append(float(np.mean(np.maximum(spent, point) if unit == comparison.unit else spent)))
@@ -73,6 +73,7 @@ def _draw_scores(part: SubFigure, results: ComparisonResults) -> None:
     for axis, k in zip(axes, results.end_ks, strict=True):
         curves = _curves(comparison, comparison.unit, k)
         _draw_lines(axis, comparison, comparison.unit, curves)
+        _draw_best(axis, results, k)
         axis.set_title(f"pass@{k} on held-out prompts ({spread})", fontsize=10, color=INK, loc="left")
         cost_axis(axis, comparison.unit)
         axis.margins(y=0.12)
@@ -83,6 +84,18 @@ def _draw_scores(part: SubFigure, results: ComparisonResults) -> None:
         ends = {name: float(score_MS[-1].mean()) for name, (_, score_MS) in curves.items()}
         labels = {name: (end, f"{name}  {end:.3f}") for name, end in ends.items()}
         label_ends(axis, axis.get_xlim()[1], labels, arm_colors(comparison))
+
+
+def _draw_best(axis: Axes, results: ComparisonResults, k: int) -> None:
+    """Draw a large dot at the best arm of each budget, filled where its lead over the second is shown."""
+    colors, points = arm_colors(results.comparison), results.comparison.eval_points
+    for best in results.best[k]:
+        if not best.is_tied:
+            color, at = colors[best.arm], results.arms[best.arm][points.index(best.eval_point)]
+            axis.plot(
+                at.costs[results.comparison.unit].mean, at.pass_at[k].value, "o", markersize=8, markeredgewidth=1.8,
+                markeredgecolor=color, markerfacecolor=color if best.lead_shown else "white", zorder=4,
+            )  # fmt: skip
 
 
 def _draw_other_units(part: SubFigure, results: ComparisonResults) -> None:
@@ -128,9 +141,8 @@ def _draw_trade(axis: Axes, results: ComparisonResults) -> None:
 
 
 def _draw_tasks(part: SubFigure, results: ComparisonResults, tasks: list[str]) -> None:
-    """Draw pass@1 of each task against the unit of the budget, with the trend in the title."""
+    """Draw pass@1 of each task against the unit of the budget."""
     comparison = results.comparison
-    trends = {} if results.pair is None else {t.task: with_names(t.kind, *results.names) for t in results.pair.trends}
     rows = -(-len(tasks) // _TASKS_A_ROW)
     axes = part.subplots(rows, _TASKS_A_ROW, sharex=True, squeeze=False)
     for index, task in enumerate(tasks):
@@ -138,8 +150,7 @@ def _draw_tasks(part: SubFigure, results: ComparisonResults, tasks: list[str]) -
         curves = _curves(comparison, comparison.unit, prompts=prompts)
         _draw_lines(axis, comparison, comparison.unit, curves, small=True)
         title = f"{task if len(task) <= 24 else f'{task[:21]}...'} ({len(prompts)})"
-        trend = f"\n{fill(trends[task], 32)}" if trends else ""
-        axis.set_title(f"{title}{trend}", fontsize=8.5, color=INK, loc="left")
+        axis.set_title(title, fontsize=8.5, color=INK, loc="left")
         cost_axis(axis, comparison.unit, max_ticks=3)
         axis.set_xlabel("")
         axis.tick_params(labelbottom=index + _TASKS_A_ROW >= len(tasks))

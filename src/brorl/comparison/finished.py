@@ -29,9 +29,7 @@ class FinishedComparison(Result):
     answer: tuple[str, ...]  # the answer; and what the letters stand for, if the arms have letters as names
     caveats: tuple[str, ...]  # what limits the answer, at most three sentences or so
     tables: tuple[Table, ...]  # the tables; the first one shows the answer
-    # the written files: `comparison.json`, `comparison.md`, `comparison.png`, `frontier.png` for more than two arms,
-    # and `comparison.html`
-    files: tuple[Path, ...]
+    files: tuple[Path, ...]  # `comparison.json`, `comparison.md`, `comparison.png` and `comparison.html`
     next: NextCommand  # the command that follows, with the reason for it
 
     @property
@@ -47,7 +45,7 @@ class FinishedComparison(Result):
     @property
     def difference(self) -> PairedDifference | None:
         """pass@1 of the second arm minus the first, with its interval and conclusion; None for more than two arms."""
-        return None if self.results.pair is None else self.results.pair.differences[1]
+        return None if self.results.pair is None else self.results.pair[1]
 
     def parts(self) -> Iterator[str | Text | Table]:
         """Yield the answer, the table that shows it, its caveats, the files and the next command."""

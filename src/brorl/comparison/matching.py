@@ -16,10 +16,8 @@ from brorl.comparison.arms import Arm, Comparison, Score, score_at, starts_by_se
 from brorl.cost import Cost, Unit
 from brorl.evaluation.paired import mean_over_runs
 from brorl.format import Estimate
-from brorl.tree import FloatArray
 
 TOLERANCE = 0.05  # a run is matched if it spent at most this fraction more than the evaluation point
-ALL_TASKS = "all"
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,11 @@ def match_at(arms: Sequence[Arm], unit: Unit, eval_point: float) -> tuple[RunMat
     )
 
 
+def is_matched(arm: Arm, unit: Unit, eval_point: float) -> bool:
+    """Return whether all runs of an arm are matched at an evaluation point."""
+    return all(run.matched for run in match_at([arm], unit, eval_point))
+
+
 def costs_at(arm: Arm, unit: Unit, eval_point: float) -> dict[str, Spread]:
     """Return the costs of an arm's runs at an evaluation point: steps, seconds, samples, sampled and unique tokens."""
     costs = [score_at(run, unit, eval_point).cost for run in arm.runs]
@@ -95,43 +98,28 @@ def training_efficiency(arm: Arm) -> dict[str, Spread | None]:
 
 @dataclass(frozen=True)
 class TokenEfficiency:
-    """An arm's score on a task, and the length of its responses."""
+    """The length of an arm's responses, and what they score for it."""
 
-    arm: str
-    task: str  # the prompts' source; "all" for all prompts
-    num_prompts: int
-    score: Estimate
     tokens: Estimate  # mean tokens of a response
-    # correct responses per 1,000 tokens generated, 1,000 times the ratio of the two; None without tokens
+    # correct responses per 1,000 tokens generated, 1,000 times pass@1 over `tokens`; None without tokens
     per_thousand: Estimate | None
 
 
-def token_efficiency(comparison: Comparison, arm: Arm | None = None, spent: float = 0.0) -> tuple[TokenEfficiency, ...]:
-    """Return an arm's score per token: for all prompts first, then by task if there are several.
+def token_efficiency(comparison: Comparison, arm: Arm | None = None, spent: float = 0.0) -> TokenEfficiency:
+    """Return an arm's score per token over all prompts; without an arm that of the checkpoint that all runs start from.
 
-    Without an arm it is that of the checkpoint that all runs start from, as the arm "start".
+    The interval of the ratio is that of its linearization in the two means (the delta method).
     """
     scores: Sequence[Sequence[Score]] = starts_by_seed(comparison.arms)
     if arm is not None:
         scores = [[score_at(run, comparison.unit, spent)] for run in arm.runs]
-    n, tasks = comparison.num_samples, comparison.task_names()
-    correct_SP = np.stack([np.mean([s.num_correct_P for s in of_seed], 0) for of_seed in scores]) / n
-    tokens_SP = np.stack([np.mean([s.sampled_tokens_P for s in of_seed], 0) for of_seed in scores]) / n
-    name = "start" if arm is None else arm.name
-    chosen = [(task, comparison.prompts_of(task)) for task in tasks] if len(tasks) > 1 else []
-    return (
-        _efficiency(name, ALL_TASKS, correct_SP, tokens_SP),
-        *(_efficiency(name, task, correct_SP[:, of_task], tokens_SP[:, of_task]) for task, of_task in chosen),
+    correct_SP, tokens_SP = (
+        np.stack([np.mean([getattr(s, name) for s in of_seed], 0) for of_seed in scores]) / comparison.num_samples
+        for name in ("num_correct_P", "sampled_tokens_P")
     )
-
-
-def _efficiency(arm: str, task: str, correct_SP: FloatArray, tokens_SP: FloatArray) -> TokenEfficiency:
-    """Summarize a task; the interval of the ratio is that of its linearization in the two means (the delta method)."""
-    mean_tokens = float(tokens_SP.mean())
-    per_thousand = None
+    mean_tokens, per_thousand = float(tokens_SP.mean()), None
     if mean_tokens > 0:
         ratio = float(correct_SP.mean()) / mean_tokens
         linear_SP = ratio + (correct_SP - ratio * tokens_SP) / mean_tokens
         per_thousand = mean_over_runs(1000 * linear_SP, highest=inf)
-    tokens = mean_over_runs(tokens_SP, highest=inf)
-    return TokenEfficiency(arm, task, tokens_SP.shape[1], mean_over_runs(correct_SP), tokens, per_thousand)
+    return TokenEfficiency(mean_over_runs(tokens_SP, highest=inf), per_thousand)

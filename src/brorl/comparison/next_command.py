@@ -33,7 +33,7 @@ def next_command(results: ComparisonResults, folder: Path) -> NextCommand:
     if not all(Path(recipe).is_file() for recipe in recipes):  # an arm is a finished run, which gives the budget
         return NextCommand("to look at the runs", shlex.join(["brorl", "report", *first_runs]))
     seeds = max(len(arm.runs) for arm in comparison.arms)
-    unshown = results.pair is not None and results.pair.differences[1].conclusion == "no difference shown"
+    unshown = results.pair is not None and results.pair[1].conclusion == "no difference shown"
     needed = next(iter(results.seeds_needed.values()), None)
     if unshown and results.matched and needed and needed.enough_prompts and needed.seeds > seeds:
         return NextCommand(

@@ -13,13 +13,11 @@ from typing import Any
 
 from brorl.comparison.arms import Arm, Comparison, RunScores, scores_at, start_scores
 from brorl.comparison.axes import PNG
+from brorl.comparison.coverage import CoverageChange
 from brorl.comparison.figure import make_figure
-from brorl.comparison.frontier import Frontier
-from brorl.comparison.frontier_figure import make_frontier_figure
 from brorl.comparison.matching import TOLERANCE
 from brorl.comparison.next_command import NextCommand
-from brorl.comparison.prompt_changes import CoverageChange
-from brorl.comparison.results import ComparisonResults, Pair
+from brorl.comparison.results import START, ComparisonResults
 from brorl.comparison.tables import tables_of
 from brorl.comparison.text import MOST_CAVEATS, caveats_of, match_words, sentences_of
 from brorl.cost import amount
@@ -30,22 +28,17 @@ from brorl.storage import json_ready, replace_file, storage_errors
 
 
 def write_report(results: ComparisonResults, folder: Path, following: NextCommand) -> list[Path]:
-    """Write the files; `frontier.png` only for more than two arms, and the page last.
+    """Write the files, and return them; the page is the last.
 
     Raises:
         StorageError: If a file could not be written.
     """
-    files = [folder / f"comparison.{ending}" for ending in ("json", "md", "png")]
+    files = [folder / f"comparison.{ending}" for ending in ("json", "md", "png", "html")]
     with storage_errors(folder):
         replace_file(files[0], json.dumps(comparison_record(results), indent=1).encode())
         replace_file(files[1], markdown(results).encode())
         make_figure(results).savefig(files[2], **PNG)
-        if results.frontiers:
-            files.append(folder / "frontier.png")
-            make_frontier_figure(results).savefig(files[3], **PNG)
-        page = comparison_page(results, files[2:], following)
-        files.append(folder / "comparison.html")
-        replace_file(files[-1], page.encode())
+        replace_file(files[3], comparison_page(results, files[2:3], following).encode())
     return files
 
 
@@ -87,16 +80,14 @@ def comparison_record(results: ComparisonResults) -> dict[str, Any]:
         "num_prompts": len(comparison.prompts),
         "num_samples": comparison.num_samples,
         "ks": results.ks,
-        "start": {"pass_at": results.start, "efficiency": [e for e in results.efficiency if e.arm == "start"]},
+        "start": {"pass_at": results.start, "efficiency": results.efficiency[START]},
         "arms": [_arm(results, arm, change) for arm, change in zip(comparison.arms, results.coverage, strict=True)],
         "runs_at_budget": results.matches,
+        "differences": results.differences,
         "at_equal_cost": results.equal,
-        "coverage_at_equal_pass_1": results.equal_score,
+        "best": {f"pass@{k}": best for k, best in results.best.items()},
         "tasks": results.tasks,
-        "pair": None if results.pair is None else _pair(results.pair),
-        "against_first": results.against_first,
         "seeds_needed": results.seeds_needed,
-        "frontiers": {frontier.measure.name: _frontier(frontier) for frontier in results.frontiers},
         "prompts": _prompts(comparison),
     }
     plain: dict[str, Any] = json_ready(record)
@@ -110,9 +101,9 @@ def _arm(results: ComparisonResults, arm: Arm, coverage: CoverageChange) -> dict
         "num_rollouts": arm.num_rollouts,
         "prompts_per_step": arm.prompts_per_step,
         "differs": arm.differs,
-        "at_eval_points": [{**json_ready(at), "costs": {"arm": arm.name, **at.costs}} for at in results.arms[arm.name]],
-        "training": {"arm": arm.name, **results.training[arm.name]},
-        "efficiency": [e for e in results.efficiency if e.arm == arm.name],
+        "at_eval_points": results.arms[arm.name],
+        "training": results.training[arm.name],
+        "efficiency": results.efficiency[arm.name],
         "coverage": coverage,
         "runs": [_run(run, results) for run in arm.runs],
     }
@@ -132,25 +123,6 @@ def _run(run: RunScores, results: ComparisonResults) -> dict[str, Any]:
     ]
     told = {field.name: getattr(run, field.name) for field in fields(run) if field.name != "scores"}
     return {**told, "evaluations": evaluations}
-
-
-def _pair(pair: Pair) -> dict[str, Any]:
-    """Return the differences of B minus A."""
-    return {
-        "differences": pair.differences,
-        "by_eval_point": [{"eval_point": point, "differences": by_k} for point, by_k in pair.by_point.items()],
-        "worst": pair.worst,
-        "worst_at": None if pair.worst_at is None else dict(zip(("start", "a", "b"), pair.worst_at, strict=True)),
-        "tasks": pair.trends,
-        "coverage": pair.coverage,
-        "seeds_ahead": pair.seeds_ahead,
-    }
-
-
-def _frontier(frontier: Frontier) -> dict[str, Any]:
-    measure = frontier.measure
-    name = "worst@k" if measure.worst else "pass@1" if measure.k == 1 else "best@k"
-    return {**json_ready(frontier), "measure": name, "k": measure.k}
 
 
 def _prompts(comparison: Comparison) -> list[dict[str, Any]]:

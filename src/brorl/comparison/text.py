@@ -11,7 +11,7 @@ from statistics import median
 
 from brorl.comparison.arms import Arm, Comparison
 from brorl.comparison.matching import TOLERANCE
-from brorl.comparison.results import ComparisonResults, Pair, with_names
+from brorl.comparison.results import ComparisonResults, with_names
 from brorl.cost import UNIT_WORDS, Unit, amount, short_amount
 from brorl.evaluation.paired import PairedDifference
 from brorl.format import Estimate, interval, listed, p_value, short, short_time, signed
@@ -31,7 +31,7 @@ def sentences_of(results: ComparisonResults) -> tuple[str, ...]:
 
 def answer_of(results: ComparisonResults) -> str:
     """Return the answer in one sentence: of two arms whether the second won, of more which is best at the budget."""
-    return _sweep_answer(results) if results.pair is None else _pair_answer(results, results.pair)
+    return _sweep_answer(results) if results.pair is None else _pair_answer(results, results.pair[1])
 
 
 def caveats_of(results: ComparisonResults) -> tuple[str, ...]:
@@ -45,10 +45,10 @@ def caveats_of(results: ComparisonResults) -> tuple[str, ...]:
         for run in results.matches
         if run.ended_early is not None
     ]
-    certainty = _seeds_of_sweep(results) if pair is None else _certainty(pair, results.names[1])
+    certainty = _seeds_of_sweep(results) if pair is None else _certainty(pair[1], results.names[1])
     caveats = [
         *matched, " ".join(_slow_runs(results)), " ".join(ended),
-        *(_left_out_words(results) if pair is None else _changed_at_equal_budget(results, pair)),
+        *(_left_out_words(results) if pair is None else _changed_at_equal_budget(results, pair[1])),
         *unverified_words(comparison), *_differing_settings(comparison.arms),
         " ".join(f"{note[0].upper()}{note[1:]}." for note in comparison.notes),
         certainty, _seeds_needed(results), _limits(comparison),
@@ -74,8 +74,8 @@ def match_words(results: ComparisonResults) -> str:
     )
 
 
-def _pair_answer(results: ComparisonResults, pair: Pair) -> str:
-    difference, (a, b) = pair.differences[1], results.names
+def _pair_answer(results: ComparisonResults, difference: PairedDifference) -> str:
+    a, b = results.names
     at_a, at_b = (f"{results.arms[name][-1].pass_at[1].value:.3f}" for name in (a, b))
     matched, shown = results.matched, "No difference shown"
     if difference.conclusion != "no difference shown":
@@ -92,23 +92,22 @@ def _pair_answer(results: ComparisonResults, pair: Pair) -> str:
 
 def _sweep_answer(results: ComparisonResults) -> str:
     """Return which arm is best at the whole budget, and whether its lead is shown."""
-    frontier, budget = results.frontiers[0], amount(results.budget, results.comparison.unit)
-    at_budget = frontier.at(results.budget)
-    over = [name for name, point in at_budget.items() if not point.matched]
-    best = next((b for b in frontier.best if b.eval_point == results.budget), None)
+    budget = amount(results.budget, results.comparison.unit)
+    over = [name for name, points in results.arms.items() if not points[-1].matched]
+    best = next((b for b in results.best[1] if b.eval_point == results.budget), None)
     if best is None:
-        kept = [name for name in at_budget if name not in over]
+        kept = [name for name in results.names if name not in over]
         who = f"only {kept[0]} kept to it" if kept else "every arm overshot it"
         return f"At {budget} of training nothing can be compared: {who}."
     where = f"Of the arms that kept to {budget} ({listed(over)} did not)" if over else f"At {budget} of training each"
-    score = interval(at_budget[best.arm].score)
+    score = interval(results.arms[best.arm][-1].pass_at[1])
     if best.is_tied:
-        return f"{where}, {best.arm} and {best.second} scored the same {frontier.measure.name}, {score}."
+        return f"{where}, {best.arm} and {best.second} scored the same pass@1, {score}."
     shown = "No winner shown"
     if best.lead_shown:
         shown = f"{best.arm} won{' with this one seed' if results.seeds_text == '1 seed' else ''}"
     return (
-        f"{shown}: {where[0].lower()}{where[1:]}, {best.arm} scored the highest {frontier.measure.name}, {score}, "
+        f"{shown}: {where[0].lower()}{where[1:]}, {best.arm} scored the highest pass@1, {score}, "
         f"{_higher_or_lower(best.lead)} than {best.second}{_interval_words(best.lead)}, {results.seeds_text}."
     )
 
@@ -132,13 +131,14 @@ def _slow_runs(results: ComparisonResults) -> list[str]:
     return lines
 
 
-def _changed_at_equal_budget(results: ComparisonResults, pair: Pair) -> list[str]:
+def _changed_at_equal_budget(results: ComparisonResults, at_end: PairedDifference) -> list[str]:
     """Return a sentence if the conclusion is another one where all runs had spent exactly the same of the budget."""
     unit = results.comparison.unit
     equal = next((e for e in results.equal if e.unit == unit), None)
-    if equal is None or equal.difference is None or equal.difference.conclusion == pair.differences[1].conclusion:
+    there = equal.differences[1] if equal is not None else None
+    if equal is None or there is None or there.conclusion == at_end.conclusion:
         return []
-    (a, b), there = results.names, equal.difference
+    a, b = results.names
     spent = [f"{name} {_in_short(points[-1].costs[unit].mean, unit)}" for name, points in results.arms.items()]
     return [
         f"The conclusion changes where all runs had spent exactly the same: at {amount(equal.amount, unit)} each, "
@@ -150,15 +150,14 @@ def _changed_at_equal_budget(results: ComparisonResults, pair: Pair) -> list[str
 
 def _left_out_words(results: ComparisonResults) -> list[str]:
     """Name the arms that are not compared at an evaluation point before the last."""
-    frontier, unit = results.frontiers[0], results.comparison.unit
-    last = max(point.eval_point for point in frontier.points)
-    left_out: dict[str, list[str]] = {}
-    for point in frontier.points:
-        if not point.matched and point.eval_point < last:
-            left_out.setdefault(point.arm, []).append(short_amount(point.eval_point, unit))
-    if not left_out:
+    unit = results.comparison.unit
+    left_out = {
+        arm: [short_amount(at.eval_point, unit) for at in points[:-1] if not at.matched]
+        for arm, points in results.arms.items()
+    }
+    places = "; ".join(f"{arm} at {listed(points)}" for arm, points in left_out.items() if points)
+    if not places:
         return []
-    places = "; ".join(f"{arm} at {listed(points)}" for arm, points in left_out.items())
     return [f"Not compared, because a run overshot by over {TOLERANCE:.0%}: {places}{_counted(unit)}."]
 
 
@@ -173,9 +172,8 @@ def unverified_words(comparison: Comparison) -> list[str]:
     ]
 
 
-def _certainty(pair: Pair, b: str) -> str:
+def _certainty(difference: PairedDifference, b: str) -> str:
     """Return the number of seeds, the variation that the interval covers, and the test that disagrees, if any."""
-    difference, ahead = pair.differences[1], pair.seeds_ahead
     covers = {
         "prompts and seeds": "other prompts and other seeds",
         "prompts": "other prompts, not for other seeds",
@@ -185,8 +183,8 @@ def _certainty(pair: Pair, b: str) -> str:
     lines = [f"{_seeds(difference).capitalize()} an arm: the interval (95%) allows for {covers}."]
     if min(difference.num_seeds) == 1:
         lines.append("With one seed, only these trained models are compared; another seed may reverse the order.")
-    elif ahead is not None:
-        lines.append(f"{b} was ahead in {ahead} of {difference.num_seeds[0]} seeds.")
+    elif difference.seeds_ahead is not None:
+        lines.append(f"{b} was ahead in {difference.seeds_ahead} of {difference.num_seeds[0]} seeds.")
     test = difference.prompt_test
     if test is not None and difference.conclusion == "no difference shown" and test.p_two_sided < 0.05:
         lines.append(

@@ -109,6 +109,7 @@ class PairedDifference:
     seeds_paired: bool  # whether the arms have the same seeds, so that runs are paired
     num_prompts: int  # P
     num_seeds: tuple[int, int]  # runs of A and of B
+    seeds_ahead: int | None  # seeds in which B's mean is above A's; None unless runs are paired
 
     def at_level(self, level: float) -> Estimate:
         """Return `difference` with its interval at another level between 0 and 1."""
@@ -173,6 +174,7 @@ def paired_difference(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_p
         seeds_paired=seeds_paired,
         num_prompts=score_a_SP.shape[1],
         num_seeds=(len(score_a_SP), len(score_b_SP)),
+        seeds_ahead=int((score_b_SP.mean(1) > score_a_SP.mean(1) + ROUNDING).sum()) if seeds_paired else None,
     )
 
 

@@ -84,7 +84,7 @@ def conclude(
         )
     else:
         each, seeds = amount(final.results.budget, "seconds"), min(len(arm.runs) for arm in final.arms)
-        differences = final.results.pair.differences
+        differences = final.results.pair
         measured = ", ".join(
             f"{signed(differences[of].difference)} in pass@{of}" for of in dict.fromkeys((k, 1, max(plan.start)))
         )

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from brorl.comparison.arm_plans import ArmPlan, check_arms
 from brorl.comparison.arm_runs import ArmRun, progress_of
-from brorl.comparison.arms import Measure, Score, score_at
+from brorl.comparison.arms import Score, score_at
 from brorl.comparison.finished import FinishedComparison, finished_comparison
 from brorl.comparison.plan import Arguments, ComparisonPlan, plan_in
 from brorl.comparison.reading import read_run, verified_prompts
@@ -25,6 +25,7 @@ from brorl.config.reading import with_settings
 from brorl.config.settings import TrainConfig
 from brorl.cost import amount
 from brorl.errors import UserError
+from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import counted, duration, interval
 from brorl.planning import Aim
 from brorl.runs.run_directory import RunDirectory
@@ -233,12 +234,12 @@ def _courses(plan: TunePlan, runs: Sequence[ArmRun]) -> list[Course]:
             raise UserError(f"the run {run.directory} has no evaluation at its rung; rerun the command")
         evaluations.append([score_at(read[0], "seconds", spent) for spent in (0.0, *run.budget.eval_points)])
     kept = verified_prompts([score for of_run in evaluations for score in of_run])
-    measure, n = Measure(plan.k), plan.own.config.evaluation.rollouts_per_prompt
+    n = plan.own.config.evaluation.rollouts_per_prompt
     return [
         Course(
             run.arm,
             str(plan.arm(run.arm).config.advantages),
-            *(measure.of(score.num_correct_P[kept], n)[None] for score in of_run),
+            *(pass_at_k(score.num_correct_P[kept], n, plan.k)[None] for score in of_run),
         )
         for run, of_run in zip(runs, evaluations, strict=True)
     ]
