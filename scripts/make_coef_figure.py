@@ -1,6 +1,6 @@
 """Draw docs/figures/coef.png: how much each estimator weighs a prompt, and where its gradient goes, at two N.
 
-In: nothing. Out: the figure, from `brorl.theory.outcome_weights` and `brorl.theory.outcome_weights`.
+In: nothing. Out: the figure, from the formula of coef(N, p) in docs/explanation/theory.md.
 
     python scripts/make_coef_figure.py
 """
@@ -14,14 +14,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
+from scipy.special import expit, logit
+from scipy.stats import beta, binom
 
 from brorl.algorithms import outcome_weights
-from brorl.theory.outcome_weights import BIN_EDGES, gradient_coefficient, gradient_fraction, prompt_fraction, rate_cells
-from brorl.theory.pass_rates import PassRates
 
 FIGURE = Path(__file__).resolve().parent.parent / "docs" / "figures" / "coef.png"
 NUMBERS = (16, 512)
-PASS_RATES = PassRates(0.381, 2.027, never=0.30)  # as many mixed groups as BroRL publishes, at N = 16 and 512
+# as many mixed groups as BroRL publishes, at N = 16 and 512: 30% of the prompts are never solved, the others are a Beta
+NEVER, BETA = 0.30, beta(0.381, 2.027)
+BIN_EDGES = (1 / 512, 1 / 64, 1 / 16, 1 / 4, 3 / 4)  # pass rates between the bins of difficulty
 ESTIMATORS = {
     "REINFORCE++": (outcome_weights.reinforce_pp_baseline, "#1f5fa8", "-"),
     "GRPO": (outcome_weights.grpo, "#3a8f5c", "--"),
@@ -60,6 +62,13 @@ def weights(num_rollouts: int) -> dict[str, np.ndarray]:
     return found
 
 
+def coefficient(weight_C: np.ndarray, rate_G: np.ndarray) -> np.ndarray:
+    """Return coef(N, p) of a weight w(N, c), shape [N + 1], at some pass rates."""
+    num_rollouts = weight_C.size - 1
+    chance_GC = binom.pmf(np.arange(num_rollouts - 1), num_rollouts - 2, rate_G[:, None])
+    return (1 - 1 / num_rollouts) * chance_GC @ weight_C[1:-1]
+
+
 def draw_coefficients(axis: Axes, num_rollouts: int) -> None:
     """Draw coef(N, p) against p, and its limit 1/p."""
     rate_G = np.geomspace(1e-4, 0.9, 300)
@@ -68,7 +77,7 @@ def draw_coefficients(axis: Axes, num_rollouts: int) -> None:
                   color="#8a8f98", fontsize=9)  # fmt: skip
     for name, weight_C in weights(num_rollouts).items():
         _, color, style = ESTIMATORS[name]
-        coefficient_G = gradient_coefficient(weight_C, rate_G)
+        coefficient_G = coefficient(weight_C, rate_G)
         axis.plot(rate_G, coefficient_G, style, color=color, linewidth=2.2)
         below = name == "pass@16"
         axis.annotate(name, (rate_G[0], coefficient_G[0]), xytext=(4, -5 if below else 4), color=color, fontsize=10,
@@ -88,11 +97,13 @@ def draw_coefficients(axis: Axes, num_rollouts: int) -> None:
 
 def draw_fractions(axis: Axes, num_rollouts: int) -> None:
     """Draw the fraction of prompts and of each estimator's gradient by difficulty, as stacked bars."""
-    rate_G, share_G = rate_cells(PASS_RATES)
-    solvable_G = np.where((rate_G > 0) & (rate_G < 1), share_G, 0.0)
-    bars = {"prompts*": prompt_fraction(rate_G, solvable_G)}
+    edge_E = expit(np.unique(np.concatenate([np.arange(-20, 20.1, 0.2), logit(BIN_EDGES)])))
+    rate_G, share_G = (edge_E[1:] + edge_E[:-1]) / 2, (1 - NEVER) * np.diff(BETA.cdf(edge_E))
+    amounts = {"prompts*": share_G}
     for name, weight_C in weights(num_rollouts).items():
-        bars[name] = gradient_fraction(gradient_coefficient(weight_C, rate_G), rate_G, share_G)
+        amounts[name] = coefficient(weight_C, rate_G) * rate_G * (1 - rate_G) * share_G
+    bin_G = np.searchsorted(BIN_EDGES, rate_G)
+    bars = {name: np.bincount(bin_G, amount_G) / amount_G.sum() for name, amount_G in amounts.items()}
     slots = ["prompts*", *ESTIMATORS]
     edges = ["0", *(f"1/{1 / e:.0f}" for e in BIN_EDGES[:-1]), "3/4", "1"]
     for index, color in enumerate(BIN_COLORS):

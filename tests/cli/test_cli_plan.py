@@ -68,7 +68,7 @@ def test_a_run_gives_its_settings_and_its_last_checkpoint(short_run: Path) -> No
     assert (
         f"brorl train {short_run / 'config.yaml'} --model {short_run / 'checkpoints' / 'step-000001'}" in outcome.said
     )
-    assert re.search(r"--output_dir null --advantage\.estimator \w+ --rollouts_per_prompt", outcome.said)
+    assert re.search(r"--output_dir null --rollouts_per_prompt", outcome.said)
 
 
 @pytest.mark.parametrize(*table(__file__, "what_cannot_work_is_said_before_any_work"))

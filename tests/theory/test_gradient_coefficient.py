@@ -1,4 +1,4 @@
-"""coef(N, p) and the gradient's noise: enumeration of all outcomes, closed forms, sums over all counts."""
+"""coef(N, p), what an outcome weight makes of a prompt's gradient: enumeration of all outcomes, closed forms."""
 
 import re
 from functools import cache, partial
@@ -11,8 +11,15 @@ from scipy.stats import binom
 from brorl.algorithms import outcome_weights
 from brorl.algorithms.outcome_weights import OutcomeWeight
 from brorl.algorithms.settings import AdvantageSettings
-from brorl.theory.outcome_weights import gradient_coefficient, gradient_moments, noise_to_known_rates, noise_to_rloo
 from brorl.training.objective import annealed
+
+
+def gradient_coefficient(weight_C: np.ndarray, pass_rate_G: np.ndarray) -> np.ndarray:
+    """coef(N, p) = (1 - 1/N) E[w(N, 1 + C)] with C ~ Binomial(N - 2, p): the mean gradient is coef(N, p) grad p."""
+    num_rollouts = weight_C.shape[-1] - 1
+    chance_GC = binom.pmf(np.arange(num_rollouts - 1), num_rollouts - 2, np.asarray(pass_rate_G)[:, None])
+    return np.asarray((1 - 1 / num_rollouts) * weight_C[..., 1:-1] @ chance_GC.T)
+
 
 LARGE = (2, 3, 16, 512, pytest.param(4096, marks=pytest.mark.slow))
 
@@ -28,23 +35,20 @@ def rates(rng: np.random.Generator) -> np.ndarray:
 
 def enumerated(
     weight_C: np.ndarray, logits_V: np.ndarray, right: int, reward_V: np.ndarray | None = None
-) -> tuple[np.ndarray, float]:
-    """E[g] and E|g|^2 - |E g|^2 over all V^N draws from a softmax whose first outcomes are right.
+) -> np.ndarray:
+    """E[g] over all V^N draws from a softmax whose first outcomes are right.
 
     Rewards are 0 and 1 unless `reward_V` is given.
     """
     num_rollouts, prob_V = weight_C.size - 1, np.exp(logits_V) / np.exp(logits_V).sum()
     score_VV = np.eye(logits_V.size) - prob_V
-    first, second = np.zeros_like(logits_V), 0.0
+    first = np.zeros_like(logits_V)
     for draws in np.ndindex(*[logits_V.size] * num_rollouts):
         correct = np.array([y < right for y in draws], np.float64)
         reward = correct if reward_V is None else reward_V[list(draws)]
         advantage = weight_C[int(correct.sum())] * (reward - reward.mean())
-        gradient = advantage @ score_VV[list(draws)] / num_rollouts
-        chance = np.prod(prob_V[list(draws)])
-        first += chance * gradient
-        second += chance * gradient @ gradient
-    return first, second - first @ first
+        first += np.prod(prob_V[list(draws)]) * (advantage @ score_VV[list(draws)]) / num_rollouts
+    return first
 
 
 def shaped_expectation(weight_C: np.ndarray, prob_V: np.ndarray, reward_V: np.ndarray, right: int) -> np.ndarray:
@@ -65,46 +69,16 @@ def shaped_expectation(weight_C: np.ndarray, prob_V: np.ndarray, reward_V: np.nd
     return (1 - 1 / num_rollouts) * (classes + rate * gradient(correct_V))
 
 
-def softmax_parts(logits_V: np.ndarray, right: int) -> tuple[float, np.ndarray, float, float]:
-    """P, its gradient by differences, and the traces of the score's covariance in the two classes."""
-
-    def p(z: np.ndarray) -> float:
-        e = np.exp(z)
-        return float(e[:right].sum() / e.sum())
-
-    steps = 1e-6 * np.eye(logits_V.size)
-    gradient = np.array([(p(logits_V + d) - p(logits_V - d)) / 2e-6 for d in steps])
-    prob_V = np.exp(logits_V) / np.exp(logits_V).sum()
-    traces = []
-    for members in (slice(None, right), slice(right, None)):
-        fraction = prob_V[members] / prob_V[members].sum()
-        score = np.eye(logits_V.size)[members] - prob_V
-        traces.append(float(fraction @ (score**2).sum(1) - ((fraction @ score) ** 2).sum()))
-    return p(logits_V), gradient, *traces
-
-
 @pytest.mark.parametrize("num_rollouts", [2, 3, 5])
-def test_mean_and_variance_are_those_of_all_outcomes(num_rollouts: int, rng: np.random.Generator) -> None:
+def test_mean_is_that_of_all_outcomes(num_rollouts: int, rng: np.random.Generator) -> None:
     """For any weight: also one that is negative, and one that differs at c = 0 and N."""
     for right in (1, 2, 3):
         weight_C, logits_V = rng.normal(size=num_rollouts + 1), rng.normal(size=4)
-        p, gradient, correct, incorrect = softmax_parts(logits_V, right)
-        mean, variance = enumerated(weight_C, logits_V, right)
-        moments = gradient_moments(weight_C, np.array([p]))
-        np.testing.assert_allclose(mean, moments.coefficient * gradient, atol=1e-9)
-        np.testing.assert_allclose(gradient_coefficient(weight_C, [p]), moments.coefficient, rtol=1e-12)
-        found = moments.variance(gradient @ gradient, correct, incorrect)
-        np.testing.assert_allclose(found, variance, rtol=1e-7)
-
-
-@pytest.mark.parametrize("num_rollouts", [2, 5, 16, 77, 512, 4096])
-def test_the_coefficient_is_the_sum_over_the_other_rollouts(num_rollouts: int, rng: np.random.Generator) -> None:
-    """The definition: rollout i is correct or not, and j of the N - 1 others are; all counts are summed."""
-    weight_C, rate_G = rng.normal(size=num_rollouts + 1), rates(rng)
-    j = np.arange(num_rollouts)
-    chance_GJ = binom.pmf(j, num_rollouts - 1, rate_G[:, None])
-    summand_J = weight_C[j + 1] * (num_rollouts - 1 - j) / num_rollouts + weight_C[j] * j / num_rollouts
-    np.testing.assert_allclose(gradient_coefficient(weight_C, rate_G), chance_GJ @ summand_J, rtol=1e-9, atol=1e-12)
+        prob_V, steps = np.exp(logits_V) / np.exp(logits_V).sum(), 1e-6 * np.eye(4)
+        passes = [[np.exp(z)[:right].sum() / np.exp(z).sum() for z in (logits_V - d, logits_V + d)] for d in steps]
+        gradient = np.array([(after - before) / 2e-6 for before, after in passes])
+        coefficient = gradient_coefficient(weight_C, np.array([prob_V[:right].sum()]))
+        np.testing.assert_allclose(enumerated(weight_C, logits_V, right), coefficient * gradient, atol=1e-9)
 
 
 @pytest.mark.parametrize("num_rollouts", LARGE)
@@ -149,52 +123,6 @@ def test_grpo_is_the_weighted_count_of_all_groups(rng: np.random.Generator) -> N
         np.testing.assert_allclose(found_G, expected_G, rtol=1e-9)
     far = gradient_coefficient(tabulate(outcome_weights.grpo, 2**16), [0.2, 0.5])
     np.testing.assert_allclose(far, [1 / 0.4, 2], rtol=1e-4)
-
-
-def test_the_noise_of_rloo_is_the_least(rng: np.random.Generator) -> None:
-    """Against the enumerated E over groups: E[w^2 x(1-x)] E[x(1-x)] / E[w x(1-x)]^2, over prompts and counts."""
-    rate_G, share_G = rng.uniform(0, 1, 9), rng.dirichlet(np.ones(9))
-    for num_rollouts in (2, 6, 40):
-        c = np.arange(num_rollouts + 1)
-        x_C = c / num_rollouts
-        group_C = share_G @ binom.pmf(c, num_rollouts, rate_G[:, None]) * x_C * (1 - x_C)
-        for weight in (outcome_weights.rloo, outcome_weights.grpo, outcome_weights.maxrl):
-            weight_C = tabulate(weight, num_rollouts)
-            ratio = (group_C @ weight_C**2) * group_C.sum() / (group_C @ weight_C) ** 2
-            assert noise_to_rloo(weight_C, rate_G, share_G) == pytest.approx(ratio, rel=1e-10)
-            assert noise_to_rloo(weight_C, rate_G, share_G) >= 1 - 1e-12
-        assert noise_to_rloo(tabulate(outcome_weights.rloo, num_rollouts), rate_G, share_G) == pytest.approx(1)
-
-
-def test_the_price_of_unknown_rates_is_that_of_its_model(rng: np.random.Generator) -> None:
-    """The variance over that of RLOO gradients, each times the exact coefficient of its prompt."""
-    rate_G, share_G = rng.uniform(0.01, 0.9, 5), rng.dirichlet(np.ones(5))
-    rloo = gradient_moments(tabulate(outcome_weights.rloo, 24), rate_G).variance(0.0, 1.0, 1.0)
-    for weight in (outcome_weights.grpo, outcome_weights.maxrl, partial(outcome_weights.pass_at_k, k=5)):
-        moments = gradient_moments(tabulate(weight, 24), rate_G)
-        expected = moments.variance(0.0, 1.0, 1.0) @ share_G / (moments.coefficient**2 * rloo @ share_G)
-        found = noise_to_known_rates(tabulate(weight, 24), rate_G, share_G)
-        assert found == pytest.approx(expected, rel=1e-10)
-        assert found > 1
-
-
-def test_several_weights_are_computed_together(rng: np.random.Generator) -> None:
-    weight_EC, rate_G = rng.uniform(0, 1, (3, 34)), rng.uniform(0, 1, 6)
-    together = gradient_coefficient(weight_EC, rate_G)
-    np.testing.assert_allclose(together, [gradient_coefficient(row, rate_G) for row in weight_EC], rtol=1e-12)
-    noise = noise_to_rloo(weight_EC, rate_G, np.ones(6))
-    np.testing.assert_allclose(noise, [noise_to_rloo(row, rate_G, np.ones(6)) for row in weight_EC], rtol=1e-12)
-
-
-def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="N >= 2"):
-        gradient_coefficient([1.0, 1.0], [0.5])
-    with pytest.raises(ValueError, match=r"must be in \[0, 1\]"):
-        gradient_coefficient([1.0, 1.0, 1.0], [1.5])
-    with pytest.raises(ValueError, match="no gradient"):
-        gradient_moments([1.0, 1.0, 1.0], [0.0])
-    with pytest.raises(ValueError, match="no gradient"):
-        noise_to_rloo([1.0, 1.0, 1.0], [0.0, 1.0], [0.5, 0.5])
 
 
 def test_the_table_of_the_documentation_is_computed() -> None:
@@ -253,7 +181,7 @@ def test_the_falling_order_of_the_documentation_is_computed() -> None:
 @pytest.mark.parametrize("num_rollouts", [2, 3, 5])
 def test_the_expectation_with_shaped_rewards(num_rollouts: int, rng: np.random.Generator) -> None:
     logits_V, reward_V, weight_C = rng.normal(size=5), rng.normal(size=5), rng.random(num_rollouts + 1)
-    expected, _ = enumerated(weight_C, logits_V, 2, reward_V)
+    expected = enumerated(weight_C, logits_V, 2, reward_V)
     prob_V = np.exp(logits_V) / np.exp(logits_V).sum()
     np.testing.assert_allclose(shaped_expectation(weight_C, prob_V, reward_V, 2), expected, atol=1e-12)
 

@@ -13,7 +13,6 @@ objective is maximized. This module is the table of weights, one function each:
 | `maxrl` | N/c (1 - C(N-1-c, T) / C(N-1, T)) | sum_{k<=T} pass@k / k; for large T that of log pass@1 |
 
 With W_k the weight of pass@k, `maxrl` is sum_{k<=T} W_k / k.
-`brorl.theory.outcome_weights` computes the expectation for any weight.
 """
 
 from __future__ import annotations

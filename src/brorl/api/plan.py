@@ -17,7 +17,6 @@ from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.errors import UserError
 from brorl.format import plain
-from brorl.planning import AIMS, Aim
 from brorl.runs import RUNS
 from brorl.storage import output_folder, replace_file, storage_errors
 from brorl.table import Result, Table
@@ -71,7 +70,6 @@ def plan(
     pilot_rollouts: int = 64,
     rollouts: Sequence[int] = ROLLOUTS,
     seconds_per_step: float | None = None,
-    aim: Aim = "pass@1",
     output_dir: str | Path = RUNS / "plan",
     progress: bool = True,
     **overrides: Any,
@@ -90,7 +88,6 @@ def plan(
         pilot_rollouts: Rollouts of each, an even number >= 4.
         rollouts: Numbers of rollouts per prompt to compare, 2 to 2^20; the recipe's own number is added.
         seconds_per_step: Time budget of a step, > 0 (default: the time of the recipe's own N and prompts).
-        aim: What to recommend an N and an estimator for: `pass@1`, `pass@k` (pass@16), or `coverage` of rare successes.
         output_dir: Folder of the files; an earlier plan in it is replaced.
         progress: Print the output of the command.
         overrides: Settings that replace those of the recipe, nested or by dotted name.
@@ -99,13 +96,13 @@ def plan(
         UserError: If an argument, the data, the model or the machine's memory does not fit, or no group of the pilot is
             mixed.
     """
-    _check(pilot_prompts, pilot_rollouts, rollouts, seconds_per_step, aim)
+    _check(pilot_prompts, pilot_rollouts, rollouts, seconds_per_step)
     given = flat_settings(overrides)
     config, source = _resolve(checkpoint, recipe, given)
 
     with Screen(silent=not progress) as screen, ExitStack() as ends:  # before torch
         from brorl.planning.figure import draw_plan
-        from brorl.planning.next_commands import estimator_settings, next_commands
+        from brorl.planning.next_commands import next_commands
         from brorl.planning.pilot import PilotParts
         from brorl.planning.report import PlanReport, plan_record
         from brorl.training.inputs import prepare
@@ -126,14 +123,13 @@ def plan(
             for line in (*_announcement(config, parts, *pilot), *note):
                 screen.console.print(line, soft_wrap=True, markup=False)
             screen.console.print(*memory)
-            report = PlanReport.measure(config, parts, pilot, rollouts, folder, screen.dim, seconds_per_step, aim)
+            report = PlanReport.measure(config, parts, pilot, rollouts, folder, screen.dim, seconds_per_step)
             with storage_errors(folder):
                 replace_file(folder / "plan.json", json.dumps(plan_record(report), indent=2).encode())
                 draw_plan(report, folder / "plan.png")
             named = given if checkpoint is None else {**given, "model": config.model}
-            planned = {**named, **estimator_settings(config, report.choice.estimator)}
             is_of_a_run = checkpoint is not None and source == resolve_checkpoint(str(checkpoint)).run_config
-            commands = next_commands(report, source, planned, is_of_a_run) if isinstance(source, str | Path) else ()
+            commands = next_commands(report, source, named, is_of_a_run) if isinstance(source, str | Path) else ()
             result = PlanResult(folder, report, *(commands or (None, None)))
             screen.console.print(result, soft_wrap=True)
             return result
@@ -162,9 +158,7 @@ def plan_command(
         raise KeyboardInterrupt("stopped") from None
 
 
-def _check(
-    pilot_prompts: int, pilot_rollouts: int, rollouts: Sequence[int], seconds_per_step: float | None, aim: Aim
-) -> None:
+def _check(pilot_prompts: int, pilot_rollouts: int, rollouts: Sequence[int], seconds_per_step: float | None) -> None:
     if not rollouts or min(rollouts) < 2 or max(rollouts) > _MAX_ROLLOUTS:
         raise UserError(f"rollouts: every number must be between 2 and {_MAX_ROLLOUTS:,}, got {list(rollouts)}")
     if pilot_prompts < _MIN_PROMPTS:
@@ -176,8 +170,6 @@ def _check(
         )
     if seconds_per_step is not None and not 0 < seconds_per_step < float("inf"):
         raise UserError(f"seconds_per_step must be above 0 and finite, got {seconds_per_step}")
-    if aim not in AIMS:
-        raise UserError(f"--aim must be one of {', '.join(AIMS)}, got {aim}")
 
 
 def _resolve(

@@ -16,10 +16,10 @@ from brorl.config.reading import ConfigOrPath, builtin_recipes, flat_settings
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.format import in_seconds
-from brorl.planning import AIMS, Aim
 from brorl.runs import RUNS
 from brorl.runs.run_record import TUNE_FILE
 from brorl.storage import output_folder
+from brorl.tuning import AIMS, Aim
 
 if TYPE_CHECKING:
     from brorl.tuning.answer import TuningResult

@@ -47,10 +47,7 @@ def _recommendation(report: PlanReport) -> str:
     row = report.plan.recommended
     if row is None:
         return ""
-    return (
-        f"For {report.aim}: N = {row.num_rollouts} with {row.budget_prompts} prompts per step, "
-        f"{report.choice.estimator}\n"
-    )
+    return f"For pass@1: N = {row.num_rollouts} with {row.budget_prompts} prompts per step\n"
 
 
 def _shortened(model: str) -> str:

@@ -8,27 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from brorl.config.reading import options_of
-from brorl.config.settings import TrainConfig
 from brorl.format import plain
-from brorl.planning.estimators import FOR_PASS_1, K
 from brorl.planning.recommendation import PlanRow, RolloutPlan
 from brorl.planning.report import PlanReport
 
 _NOT_COMPARED = ("rollouts_per_prompt", "prompts_per_step", "seed", "steps", "evaluation.every")  # compare sets these
 _COMPARED_STEPS = 100  # length of the recommended comparison
 _LARGE_N = 512
-
-
-def estimator_settings(config: TrainConfig, estimator: str) -> dict[str, Any]:
-    """Return the settings that change the recipe's estimator to the recommended one, with its default options."""
-    without_phases: dict[str, Any] = {"phases": []} if config.phases else {}  # they replace `advantage`
-    advantage = config.advantage
-    if estimator == advantage.estimator and estimator in FOR_PASS_1:
-        return without_phases
-    kept = {"estimator": estimator, "batch_scale": advantage.batch_scale}
-    wanted = type(advantage).model_validate(kept).model_dump()
-    changed = {f"advantage.{name}": value for name, value in wanted.items() if getattr(advantage, name) != value}
-    return without_phases | changed
 
 
 def next_commands(
@@ -49,8 +35,7 @@ def next_commands(
         trained["output_dir"] = None  # the run's own directory is not empty
     trained |= others | {"rollouts_per_prompt": row.num_rollouts, "prompts_per_step": row.budget_prompts}
     train = ["brorl", "train", str(recipe), *options_of(trained)]
-    minimum = K + 1 if report.choice.estimator == "pass_at_k" else 2
-    if not (sweep := _sweep(plan, row, minimum)):
+    if not (sweep := _sweep(plan, row)):
         return shlex.join(train), None
     compared = {"from": model} if model else {}
     compared |= {name: value for name, value in others.items() if name not in _NOT_COMPARED}
@@ -59,9 +44,9 @@ def next_commands(
     return shlex.join(train), shlex.join(compare)
 
 
-def _sweep(plan: RolloutPlan, chosen: PlanRow, minimum: int) -> list[str]:
-    """Return the options that compare a few N of the plan from `least` on, each with the prompts that fit its time."""
-    fitting = [row for row in plan.rows if row.budget_prompts and row.num_rollouts >= minimum]
+def _sweep(plan: RolloutPlan, chosen: PlanRow) -> list[str]:
+    """Return the options that compare a few N of the plan, each with the prompts that fit its time."""
+    fitting = [row for row in plan.rows if row.budget_prompts]
     if not fitting:
         return []
     wanted = {fitting[0].num_rollouts, plan.rows[plan.recipe].num_rollouts, chosen.num_rollouts, _LARGE_N}

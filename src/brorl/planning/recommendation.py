@@ -40,7 +40,6 @@ class StepSettings:
     mini_batches: int  # updates per step, and the least number of groups in a step
     dynamic_sampling: bool  # whether only mixed groups are kept, and the batch is refilled
     max_prompts: int  # largest number of groups in a step
-    estimator: str = "reinforce_pp_baseline"  # the recipe's own `advantage.estimator`, or `phases` if it has several
 
     @classmethod
     def of(cls, config: TrainConfig, num_prompts: int) -> StepSettings:
@@ -51,7 +50,6 @@ class StepSettings:
             mini_batches=config.optimizer.mini_batches,
             dynamic_sampling=config.dynamic_sampling.enabled,
             max_prompts=max(num_prompts, config.prompts_per_step),
-            estimator="phases" if config.phases else config.advantage.estimator,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isinf, isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,8 +15,6 @@ from rich.text import Text
 
 from brorl.config.settings import TrainConfig
 from brorl.format import Estimate, interval, memory_size, plain
-from brorl.planning import Aim
-from brorl.planning.estimators import FINAL_ORDERS, RARE, Choice, EstimatorGuide, K
 from brorl.planning.pilot import PilotParts
 from brorl.planning.recommendation import NEARLY_BEST, PlanRow, RolloutPlan, StepSettings, make_plan
 from brorl.planning.step_cost import prompts_at_once
@@ -37,19 +35,12 @@ class PlanReport:
     # memory of a step above the loaded model with the recipe's prompts, per row; None if unknown
     memory_bytes: Sequence[int | None]
     budget_memory_bytes: Sequence[int | None]  # the same with the prompts that fit in the budget
-    guide: EstimatorGuide  # the estimators at every N, and the choice for each aim
-    aim: Aim = "pass@1"  # the aim that the plan recommends an N for
 
     @classmethod
     def of(
-        cls,
-        plan: RolloutPlan,
-        measured: PlanMeasurements,
-        settings: StepSettings,
-        names: tuple[str, str],
-        aim: Aim = "pass@1",
+        cls, plan: RolloutPlan, measured: PlanMeasurements, settings: StepSettings, names: tuple[str, str]
     ) -> PlanReport:
-        """Choose the N for the aim, predict the memory of each row's step, and put everything together."""
+        """Predict the memory of each row's step, and put everything together."""
 
         def memory(index: int, num_prompts: int) -> int | None:
             if measured.memory is None or not num_prompts:
@@ -61,9 +52,7 @@ class PlanReport:
 
         at_recipe = [memory(i, settings.prompts_per_step) for i in range(len(plan.rows))]
         at_budget = [memory(i, row.budget_prompts) for i, row in enumerate(plan.rows)]
-        guide = EstimatorGuide.of(plan, settings.estimator)
-        plan = replace(plan, chosen=guide.choices[aim].index)
-        return cls(plan, measured, settings, *names, at_recipe, at_budget, guide, aim)
+        return cls(plan, measured, settings, *names, at_recipe, at_budget)
 
     @classmethod
     def measure(
@@ -75,7 +64,6 @@ class PlanReport:
         folder: Path,
         announce: Callable[[str], None],
         seconds_per_step: float | None = None,
-        aim: Aim = "pass@1",
     ) -> PlanReport:
         """Take a pilot, time some steps, and make the plan from them.
 
@@ -83,26 +71,22 @@ class PlanReport:
             config: The recipe.
             parts: The parts of its run.
             pilot: Prompts of the pilot, and rollouts of each.
-            rollouts: Numbers of rollouts to compare; the recipe's own is added.
+            rollouts: Numbers of rollouts to compare; the recipe's own is added, and those that its objective refuses
+                are left out.
             folder: Where rollouts are stored meanwhile.
             announce: Gets a line at the beginning of each part.
             seconds_per_step: Time budget of a step; None for the time of the recipe's own.
-            aim: What to recommend an N for.
 
         Raises:
             NoMixedGroupError: If no group of the pilot is mixed.
         """
-        compared = np.array(sorted({*rollouts, config.rollouts_per_prompt}))
+        fewest = max((a.k + 1 for a in config.advantages if a.estimator == "pass_at_k"), default=2)
+        compared = np.array(sorted({*(n for n in rollouts if n >= fewest), config.rollouts_per_prompt}))
         with TemporaryDirectory(dir=folder, prefix=".pilot-") as scratch:
             measured = measure(parts, *pilot, compared, Path(scratch), announce)
         settings = StepSettings.of(config, parts.stream.num_prompts)
         plan = make_plan(measured.counts, measured.cost, settings, seconds_per_step, parts.generator(3))
-        return cls.of(plan, measured, settings, (config.model, str(parts.model.device)), aim)
-
-    @property
-    def choice(self) -> Choice:
-        """The recommendation."""
-        return self.guide.choices[self.aim]
+        return cls.of(plan, measured, settings, (config.model, str(parts.model.device)))
 
     def __rich__(self) -> Group:
         """Return the recommendation, the pilot, the tables and the reasons."""
@@ -178,80 +162,29 @@ def budget_table(report: PlanReport) -> Table:
     return Table(title, columns, tuple(rows), tuple(notes), words=frozenset({4}), strong=strong)
 
 
-def rare_table(report: PlanReport) -> Table:
-    """Return the fraction of the gradient that goes to rare successes, and the noise, of each estimator at each N."""
-    names, rows = ("reinforce_pp_baseline", "grpo", "maxrl", "pass_at_k"), []
-    for row in report.plan.rows:
-        at = report.guide.at(row.num_rollouts)
-        cells = (f"{at[n].rare:.0%}, {at[n].noise:.2f}" if n in at else f"needs N > {K}" for n in names)
-        rows.append((f"{row.num_rollouts:,}", *cells))
-    title = f"Gradient fraction of prompts with pass rate below 1/{1 / RARE:.0f}, and noise (RLOO: 1)"
-    return Table(title, ("N", *names[:-1], f"pass_at_k {K}"), tuple(rows), words=frozenset())
-
-
-def difficulty_table(report: PlanReport) -> Table:
-    """Return the fraction of the gradient by difficulty, for each estimator at the recommended N, or the recipe's."""
-    row = report.plan.recommended or report.plan.rows[report.plan.recipe]
-    lines = {"fraction of the prompts": report.guide.prompts}
-    for name, at in report.guide.at(row.num_rollouts).items():
-        lines[f"{name} {K}" if name == "pass_at_k" else name] = at.fractions
-    title = f"Gradient fraction by pass rate at N = {row.num_rollouts:,}"
-    rows = tuple((name, *(f"{fraction:.0%}" for fraction in fractions)) for name, fractions in lines.items())
-    return Table(title, ("", "<1/512", "<1/64", "<1/16", "<1/4", "<3/4", ">3/4"), rows)
-
-
-def aim_table(report: PlanReport) -> Table:
-    """Return the recommendation for each aim."""
-    rows = []
-    for aim, choice in report.guide.choices.items():
-        row = None if choice.index is None else report.plan.rows[choice.index]
-        cells = ("does not fit", "-") if row is None else (f"{row.num_rollouts:,}", f"{row.budget_prompts:,}")
-        rows.append((aim, choice.estimator, *cells))
-    strong = frozenset({list(report.guide.choices).index(report.aim)})
-    columns = ("aim", "advantage.estimator", "N", "prompts")
-    return Table("Recommendation by --aim", columns, tuple(rows), words=frozenset({0, 1}), strong=strong)
-
-
-_TABLES = (fraction_table, step_table, budget_table, rare_table, difficulty_table, aim_table)
+_TABLES = (fraction_table, step_table, budget_table)
 
 
 def advice(report: PlanReport) -> list[str]:
     """Return the recommendation, its reasons and its limits, as sentences."""
     plan, settings = report.plan, report.settings
     budget = f"{seconds_text(plan.budget)} s per step"
-    if plan.recommended is None and plan.best is not None:
-        return [report.choice.reason]
     if plan.recommended is None:
         return [
             f"no N fits in {budget} with {settings.mini_batches} prompts, one for each mini-batch; raise "
             "--seconds-per-step, or lower optimizer.mini_batches"
         ]
-    if report.aim == "pass@1":
-        against, reasons = _against_recipe(plan, plan.recommended, settings), [*_alternatives(plan, plan.recommended)]
-    else:
-        against, reasons = "", [report.choice.reason]
-    estimator = report.choice.estimator
-    own = "" if estimator == settings.estimator else f" (the recipe has {settings.estimator})"
+    against = _against_recipe(plan, plan.recommended, settings)
     return [
-        f"For {report.aim} in {budget} on this machine: N = {plan.recommended.num_rollouts} with "
-        f"{plan.recommended.budget_prompts} prompts per step and advantage.estimator = {estimator}{own}{against}.",
-        *reasons,
+        f"For pass@1 in {budget} on this machine: N = {plan.recommended.num_rollouts} with "
+        f"{plan.recommended.budget_prompts} prompts per step{against}.",
+        *_alternatives(plan, plan.recommended),
         _next_factor(plan, plan.recommended),
         _limits(report, plan.recommended),
         "The noise of one step's gradient and the fraction of mixed groups are not the final result: rare successes, "
-        f"later policies and the optimizer count too (docs/explanation/theory.md).{_long_run(report.aim)}",
+        "the objective, later policies and the optimizer count too (docs/explanation/theory.md). brorl tune measures "
+        "what ends higher.",
     ]
-
-
-def _long_run(aim: Aim) -> str:
-    order = FINAL_ORDERS[aim]
-    if order is None:
-        return ""
-    return (
-        f" In brorl's study long runs ended higher in {aim} with MaxRL whose order falls to {order}: "
-        f"advantage.estimator: maxrl, advantage.final_order: {order}, optimizer.schedule: cosine "
-        "(docs/how-to/broaden.md)."
-    )
 
 
 def _against_recipe(plan: RolloutPlan, chosen: PlanRow, settings: StepSettings) -> str:
@@ -339,18 +272,6 @@ def plan_record(report: PlanReport) -> dict[str, Any]:
             "seconds_per_step": plan.budget,
             "rollouts_per_prompt": plan.recommended and plan.recommended.num_rollouts,
             "prompts_per_step": plan.recommended and plan.recommended.budget_prompts,
-            "aim": report.aim,
-            "estimator": report.choice.estimator,
-            "aims": [
-                {
-                    "aim": aim,
-                    "estimator": choice.estimator,
-                    "rollouts_per_prompt": None if choice.index is None else numbers[choice.index],
-                    "prompts_per_step": None if choice.index is None else plan.rows[choice.index].budget_prompts,
-                    "reason": choice.reason,
-                }
-                for aim, choice in report.guide.choices.items()
-            ],
             "least_noise": None if plan.best is None else numbers[plan.best],
             "tied": [numbers[i] for i in plan.tied],
             "lines": advice(report),
@@ -361,7 +282,6 @@ def plan_record(report: PlanReport) -> dict[str, Any]:
         "pilot": report.measured.summary,
         "rows": rows,
         "pass_rates": plan.pass_rates,
-        "estimators": {"prompts": report.guide.prompts, "rows": report.guide.rows},
         "gradient": {
             "mean_squared": float(plan.moments.mean_squared),
             "between_prompts": float(plan.moments.between),

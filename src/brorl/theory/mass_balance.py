@@ -16,12 +16,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, e, inf, isfinite, sqrt
+from math import inf, sqrt
 from numbers import Integral
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import xlog1py
 
 from brorl.tree import BoolArray, FloatArray
 
@@ -223,43 +222,6 @@ def pooled_change(outcomes: Outcomes, logit_step: ArrayLike) -> tuple[float, flo
     lifted, pressed = _mass(pull_V, outcomes.correct_V), _mass(pull_V, ~outcomes.correct_V)
     first_order = outcomes.q_neg * lifted - outcomes.q_pos * pressed
     return first_order, float(step_V.max()) ** 2 / 8
-
-
-def expected_unsampled_square(outcomes: Outcomes, num_rollouts: int) -> tuple[float, float]:
-    """Return the expected second moments of the correct and of the incorrect outcomes that N independent draws miss.
-
-    E[U_pos,2] = sum over P of p_i^2 (1 - p_i)^N, and E[U_neg,2] the same over the others.
-
-    Raises:
-        ValueError: If the number of rollouts is not a whole number >= 1.
-
-    Source: BroRL (arXiv 2510.01180), Lemma 2 and Corollary 3.
-    """
-    check_num_rollouts(num_rollouts)
-    missed_V = np.exp(xlog1py(num_rollouts, -outcomes.p_V))  # (1 - p)^N; a plain power loses small p times large N
-    value_V = outcomes.p_V**2 * missed_V
-    return _mass(value_V, outcomes.correct_V), _mass(value_V, ~outcomes.correct_V)
-
-
-def sufficient_num_rollouts(outcomes: Outcomes) -> int | float:
-    """Return a number of rollouts from which the guarantee of `MassBalance.cannot_fall` holds in the mean.
-
-        N = max(Q_pos / (e Q_neg P_2), Q_neg / (e Q_pos N_2)), rounded up
-
-    From this N on, E[U_pos,2] <= Q_neg P_2 and E[U_neg,2] <= Q_pos N_2. That bounds averages, so a single draw of this
-    size may still lower the correct mass. It is sufficient only: the expected change is not negative at any N.
-
-    Returns:
-        An int, at least 2 (the maximum is never below 4 / e). Infinity if all of the mass is correct, or none of it:
-        then no N is enough.
-
-    Source: derived here from Corollary 3 of BroRL (arXiv 2510.01180) by p (1 - p)^N <= 1 / (e N).
-    """
-    needed = [
-        outcomes.q_pos / (e * room) if (room := outcomes.q_neg * outcomes.p_2) else inf,
-        outcomes.q_neg / (e * room) if (room := outcomes.q_pos * outcomes.n_2) else inf,
-    ]
-    return ceil(max(needed)) if isfinite(max(needed)) else inf
 
 
 def boolean_mask(mask: ArrayLike, name: str, num_outcomes: int) -> BoolArray:

@@ -1,1 +1,6 @@
 """Everything of `brorl tune`: pilot, candidates, race, clock, final and answer."""
+
+from typing import Literal, get_args
+
+Aim = Literal["pass@1", "pass@k", "coverage"]  # what a tuning is for
+AIMS: tuple[Aim, ...] = get_args(Aim)

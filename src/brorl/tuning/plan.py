@@ -16,9 +16,9 @@ from brorl.config.reading import dump_yaml, make_config, with_settings
 from brorl.cost import Budget
 from brorl.errors import UserError
 from brorl.format import Estimate, exact
-from brorl.planning import Aim
 from brorl.runs.run_record import TUNE_FILE
 from brorl.storage import replace_file, storage_errors
+from brorl.tuning import Aim
 from brorl.tuning.standings import RUNGS
 
 _TUNING_SEED = 1000  # of the race; the final has the seeds from 0

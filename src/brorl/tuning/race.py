@@ -27,9 +27,9 @@ from brorl.cost import amount
 from brorl.errors import UserError
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import counted, duration, interval
-from brorl.planning import Aim
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.run_record import SPEC_FILE
+from brorl.tuning import Aim
 from brorl.tuning.answer import TuningResult, conclude
 from brorl.tuning.candidates import OWN, candidates
 from brorl.tuning.clock import FEWEST_SEEDS, USED, TuneClock
