@@ -38,9 +38,8 @@ def test_a_machine_with_another_version(
 
     from brorl.distributed import examination
 
-    facts = examination.examine_cluster(address, tmp_path)
-    head = facts.nodes[0]
-    strange = replace(facts, nodes=[head, replace(head, address="10.9.9.9", versions={**head.versions, "torch": "1"})])
+    (head,) = examination.examine_cluster(address, tmp_path)
+    strange = [head, replace(head, address="10.9.9.9", versions={**head.versions, "torch": "1"})]
     monkeypatch.setattr("brorl.api.doctor.examine_cluster", lambda *_: strange)
     assert main(["doctor", "--cluster", address]) == 1
     text = " ".join(capsys.readouterr().out.split())

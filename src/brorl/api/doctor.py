@@ -89,13 +89,13 @@ def doctor() -> Diagnosis:
 def diagnose_cluster(address: str, folder: Path) -> Diagnosis:
     """Examine all machines of a running Ray cluster, and the folder that they should share."""
     try:
-        facts = examine_cluster(address, folder)
+        nodes = examine_cluster(address, folder := folder.resolve())
     except ModuleNotFoundError as error:
         raise UserError(f"a cluster needs Ray ({error}); run: pip install 'brorl[ray]'") from error
-    faults = tuple(find_faults(facts))
+    faults = tuple(find_faults(nodes, folder))
     columns = ("machine", *_COMPARED)
-    notes = (f"shared folder: {facts.folder}", "the first machine is the head")
-    rows = tuple((n.address, *(n.versions.get(name, "none") for name in _COMPARED)) for n in facts.nodes)
+    notes = (f"shared folder: {folder}", "the first machine is the head")
+    rows = tuple((n.address, *(n.versions.get(name, "none") for name in _COMPARED)) for n in nodes)
     machines = Table("Cluster", columns, rows, notes, frozenset(range(len(columns))))
     title = counted(len(faults), "fault") if faults else "No faults"
     checked = () if faults else ("versions, connections and the shared folder were checked",)

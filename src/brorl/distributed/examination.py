@@ -1,7 +1,7 @@
 """The examination of a Ray cluster: versions, the shared folder, and who reaches whom; one line and one fix a fault.
 
-The first machine, the head, is the standard that the others are compared with. One actor on each machine gathers facts
-and connects to the others. It leaves the cluster and the shared folder as they were.
+The first machine, the head, is the standard that the others are compared with. One task on each machine reads its
+versions, uses the folder and connects to the others. It leaves the cluster and the shared folder as they were.
 """
 
 from __future__ import annotations
@@ -34,17 +34,8 @@ class NodeFacts:
     address: str  # its IP address
     # version of each installed package, and of `python`, `CUDA` and `NCCL` where there is a GPU
     versions: Mapping[str, str]
-    folder_problem: str | None  # why the shared folder cannot be used; None if it can
-    # the addresses to which it cannot connect, with the reason
-    refused: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ClusterFacts:
-    """The machines of a cluster, of which the first one is the head, and the folder that all of them should share."""
-
-    nodes: Sequence[NodeFacts]
-    folder: Path
+    folder_problem: str | None = None  # why the shared folder cannot be used; None if it can
+    refused: Mapping[str, str] = field(default_factory=dict)  # addresses to which it cannot connect, with the reason
 
 
 @dataclass(frozen=True)
@@ -58,42 +49,31 @@ class Fault:
         return f"{self.problem}; {self.fix}"
 
 
-def find_faults(facts: ClusterFacts) -> list[Fault]:
-    """Return the faults of a cluster, in the order in which they should be fixed."""
-    head, *others = facts.nodes
-    standard = f"the head {head.address}"
-    return [
-        *(f for node in others for f in version_faults(node.address, node.versions, standard, head.versions)),
-        *(
-            Fault(
-                f"{node.address} cannot connect to {end} ({reason})",
-                "open all TCP ports from 1024 on between the machines of the cluster",
-            )
-            for node in facts.nodes
-            for end, reason in node.refused.items()
-        ),
-        *(
-            Fault(
-                f"{node.address} cannot use the shared folder {facts.folder}: {node.folder_problem}",
-                "mount the same shared storage at the same path on every machine, writable for this user",
-            )
-            for node in facts.nodes
-            if node.folder_problem is not None
-        ),
+def find_faults(nodes: Sequence[NodeFacts], folder: Path) -> list[Fault]:
+    """Return the faults of a cluster, whose first machine is the head, in the order in which they should be fixed."""
+    head, *others = nodes
+    faults = [
+        f for n in others for f in version_faults(n.address, n.versions, f"the head {head.address}", head.versions)
     ]
+    fix = "open all TCP ports from 1024 on between the machines of the cluster"
+    faults += [
+        Fault(f"{node.address} cannot connect to {end} ({reason})", fix)
+        for node in nodes
+        for end, reason in node.refused.items()
+    ]
+    fix = "mount the same shared storage at the same path on every machine, writable for this user"
+    faults += [
+        Fault(f"{node.address} cannot use the shared folder {folder}: {node.folder_problem}", fix)
+        for node in nodes
+        if node.folder_problem is not None
+    ]
+    return faults
 
 
 def version_faults(
     machine: str, versions: Mapping[str, str], standard: str, expected: Mapping[str, str]
 ) -> Iterator[Fault]:
-    """Yield a fault for each version of a machine that differs.
-
-    Args:
-        machine: The machine.
-        versions: Its versions.
-        standard: The machine that it is compared with.
-        expected: The versions of that machine.
-    """
+    """Yield a fault for each version of a machine that differs from that of the machine called `standard`."""
     for name in sorted(expected):
         if versions.get(name) != expected[name]:
             has = f"{name} {versions[name]}" if name in versions else f"no {name}"
@@ -120,13 +100,14 @@ def version_reader() -> Callable[[], dict[str, str]]:
     return read
 
 
-def gather_facts(address: str, folder: Path, token: str) -> NodeFacts:
+def gather_facts(address: str, folder: Path, token: str, ends: Mapping[str, int]) -> NodeFacts:
     """Gather the facts of this machine; it needs neither Ray nor a GPU.
 
     Args:
         address: Its address in the cluster.
         folder: The shared folder, which another machine has written `token` into.
         token: Name and content of that file.
+        ends: Port of each other machine that accepts connections, by address.
     """
     import torch
 
@@ -135,7 +116,19 @@ def gather_facts(address: str, folder: Path, token: str) -> NodeFacts:
         versions["CUDA"] = str(torch.version.cuda)
         if torch.distributed.is_nccl_available():
             versions["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return NodeFacts(address, versions, _folder_problem(folder, token, address))
+    with ThreadPoolExecutor(max(len(ends), 1)) as pool:  # all at once: each unreachable address takes the whole timeout
+        reasons = dict(zip(ends, pool.map(_refusal, ends.items()), strict=True))
+    refused = {end: reason for end, reason in reasons.items() if reason is not None}
+    return NodeFacts(address, versions, _folder_problem(folder, token, address), refused)
+
+
+def _refusal(end: tuple[str, int]) -> str | None:
+    """Return why this machine cannot connect to an address and port; None if it can."""
+    try:
+        socket.create_connection(end, timeout=_CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        return str(error)
+    return None
 
 
 def _folder_problem(folder: Path, token: str, address: str) -> str | None:
@@ -155,55 +148,12 @@ def own_file(folder: Path, token: str, address: str) -> Path:
     return folder / f"{token}.{address}"
 
 
-def refused_connections(ports: Mapping[str, int]) -> dict[str, str]:
-    """Connect to other machines.
-
-    Args:
-        ports: For each address a port that accepts connections.
-
-    Returns:
-        The addresses that cannot be reached, with the reason.
-    """
-
-    def reason(end: tuple[str, int]) -> str | None:
-        try:
-            socket.create_connection(end, timeout=_CONNECT_TIMEOUT_S).close()
-        except OSError as error:
-            return str(error)
-        return None
-
-    if not ports:
-        return {}
-    with ThreadPoolExecutor(len(ports)) as pool:  # all at once: each unreachable address takes the whole timeout
-        reasons = pool.map(reason, ports.items())
-        return {address: why for address, why in zip(ports, reasons, strict=True) if why is not None}
-
-
-class _Examiner:
-    """Gathers the facts of its machine; Ray makes this class an actor."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._listener: socket.socket | None = None
-
-    def facts(self, folder: Path, token: str) -> NodeFacts:
-        return gather_facts(self._address, folder, token)
-
-    def listen(self) -> int:
-        self._listener = socket.create_server((self._address, 0), backlog=1024)
-        port: int = self._listener.getsockname()[1]
-        return port
-
-    def refused(self, ports: Mapping[str, int]) -> dict[str, str]:
-        return refused_connections(ports)
-
-
-def examine_cluster(address: str, folder: Path) -> ClusterFacts:
-    """Gather the facts of all machines of a running cluster.
+def examine_cluster(address: str, folder: Path) -> list[NodeFacts]:
+    """Gather the facts of all machines of a running cluster, the head first.
 
     Args:
         address: HOST:PORT of its head, or `auto` for a cluster that runs on this machine.
-        folder: The folder that all machines should share.
+        folder: The folder that all machines should share, an absolute path.
 
     Raises:
         UserError: If there is no cluster at the address, this machine cannot write into the folder, or a machine does
@@ -218,27 +168,24 @@ def examine_cluster(address: str, folder: Path) -> ClusterFacts:
     def order(node: Mapping[str, Any]) -> tuple[bool, str]:
         return "node:__internal_head__" not in node["Resources"], node["NodeManagerAddress"]
 
-    folder = folder.resolve()
     join_cluster(address)
     try:
         with _token_file(folder) as token:
             nodes = sorted((n for n in ray.nodes() if n["Alive"]), key=order)
-            addresses = [str(node["NodeManagerAddress"]) for node in nodes]
-            actor: Any = ray.remote(num_cpus=0, max_restarts=0)(_Examiner)
-            examiners = [
-                actor.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(a)
-                for node, a in zip(nodes, addresses, strict=True)
+            ports = {str(n["NodeManagerAddress"]): int(n["NodeManagerPort"]) for n in nodes}
+            task: Any = ray.remote(num_cpus=0, max_retries=0)(gather_facts)
+            waiting = {}
+            for node, own in zip(nodes, ports, strict=True):
+                there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                others = {end: port for end, port in ports.items() if end != own}
+                waiting[own] = task.options(scheduling_strategy=there).remote(own, folder, token, others)
+            facts = [_answer(reference, own) for own, reference in waiting.items()]
+            return [
+                node
+                if node.folder_problem or own_file(folder, token, node.address).exists()
+                else replace(node, folder_problem="it is not the same folder")
+                for node in facts
             ]
-            facts = _answers([e.facts.remote(folder, token) for e in examiners], addresses)
-            ports = dict(zip(addresses, _answers([e.listen.remote() for e in examiners], addresses), strict=True))
-            others = [{a: p for a, p in ports.items() if a != own} for own in addresses]
-            refused = _answers([e.refused.remote(o) for e, o in zip(examiners, others, strict=True)], addresses)
-            for i, node in enumerate(facts):
-                problem = node.folder_problem
-                if problem is None and not own_file(folder, token, node.address).exists():
-                    problem = "it is not the same folder"
-                facts[i] = replace(node, folder_problem=problem, refused=refused[i])
-            return ClusterFacts(facts, folder)
     finally:
         ray.shutdown()
 
@@ -261,18 +208,15 @@ def _token_file(folder: Path) -> Iterator[str]:
             file.unlink(missing_ok=True)
 
 
-def _answers(references: Sequence[Any], addresses: Sequence[str]) -> list[Any]:
-    """Return the answers of all machines."""
+def _answer(reference: Any, address: str) -> NodeFacts:
     import ray
 
-    answers: list[Any] = []
-    for reference, address in zip(references, addresses, strict=True):
-        try:
-            answers.append(ray.get(reference, timeout=_TIMEOUT_S))
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            reason = str(error).strip().splitlines()[-1]
-            raise UserError(
-                f"the machine {address} of the cluster does not answer ({reason}); check there that brorl is "
-                "installed in the environment that `ray start` used"
-            ) from error
-    return answers
+    try:
+        facts: NodeFacts = ray.get(reference, timeout=_TIMEOUT_S)
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise UserError(
+            f"the machine {address} of the cluster does not answer ({reason}); check there that brorl is installed in "
+            "the environment that `ray start` used"
+        ) from error
+    return facts
