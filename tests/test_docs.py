@@ -23,6 +23,7 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 from brorl.reporting.page.page import make_page
+from brorl.reporting.page.summary import COSTS, SCORES
 from brorl.runs.run_record import read_run
 from brorl.training.settings import PhaseSettings
 from brorl.verification.domains.table import DOMAINS
@@ -252,9 +253,8 @@ def test_the_page_about_the_report_names_its_parts(runs: list[Path]) -> None:
     assert sorted(chart for _, chart in rows) == sorted(charts)
     sections = [name.strip() for name, _ in rows if name.strip()]
     assert [*sections, "Rollouts", "Settings and machine"] == re.findall(r"<h2[^>]*-title\">(.*?)</h2>", html)
-    tiles = re.findall(r"^\| ([^`|]+) \|", section(page, "The tiles"), re.MULTILINE)[1:]
-    source = (ROOT / "src" / "brorl" / "reporting" / "page" / "summary.py").read_text("utf-8")
-    assert {name for cell in tiles for name in cell.split(", ")} == set(re.findall(r'Tile\("([^"]+)"', source))
+    columns = re.findall(r"^\| ([^`|]+) \|", section(page, "The summary"), re.MULTILINE)[1:]
+    assert {name for cell in columns for name in cell.split(", ")} == {*SCORES, *COSTS}
 
 
 def test_the_settings_of_other_trainers_map_to_settings() -> None:

@@ -1,7 +1,4 @@
-"""An answer as one HTML file: the answer, its tables, figures and conditions, and the next command.
-
-The file is complete, and its content security policy blocks all requests.
-"""
+"""An answer as one HTML file: the answer, its tables, figures and conditions, and the next command."""
 
 from __future__ import annotations
 
@@ -11,8 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-import brorl
-from brorl.reporting.page.embedding import fill, head, resource
+from brorl.reporting.page.embedding import Section, page
 from brorl.table import Table
 
 
@@ -32,27 +28,23 @@ class Answer:
 
 def answer_page(content: Answer) -> str:
     """Return the page of an answer."""
-    answer, *more = content.sentences
-    shown = [
+    answer, *more = map(escape, content.sentences)
+    first, *others = [
         f'<div class="scroll" tabindex="0" role="region" aria-label="table">{table._repr_html_()}</div>'
         for table in content.tables
     ]
     pictures = [(path.stem, base64.b64encode(path.read_bytes()).decode("ascii")) for path in content.figures]
-    return fill(resource("answer.html"), {
-        "HEAD": head(f"{content.command}: {content.title}"),
-        "BRAND": escape(content.command),
-        "TITLE": escape(content.title),
-        "ANSWER": escape(answer),
-        "MORE": "".join(f"<p>{escape(line)}</p>" for line in more),
-        "MATCHED": escape(content.basis),
-        "FIRST_TABLE": shown[0],
-        "FIGURES": "".join(
-            f'<img class="figure" alt="{escape(name)}: {escape(answer)}" src="data:image/png;base64,{data}">'
-            for name, data in pictures
-        ),
-        "TABLES": "".join(shown[1:]),
-        "CAVEATS": f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in content.caveats)}</ul>",
-        "WHY": escape(content.following[0]),
-        "COMMAND": escape(content.following[1]),
-        "VERSION": escape(brorl.__version__),
-    })  # fmt: skip
+    figures = "".join(
+        f'<img class="figure" alt="{escape(name)}: {answer}" src="data:image/png;base64,{data}">'
+        for name, data in pictures
+    )
+    summary = [f'<p class="answer">{answer}</p>', *(f"<p>{line}</p>" for line in more)]
+    summary += [f'<p class="explanation">{escape(content.basis)}</p>', first]
+    why, command = map(escape, content.following)
+    sections = [
+        Section("figure", "Figure", figures),
+        Section("tables", "Tables", "".join(others)),
+        Section("caveats", "Caveats", f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in content.caveats)}</ul>"),
+        Section("next", "Next", f'<p>{why}:</p>\n<pre class="prompt-text text">{command}</pre>'),
+    ]
+    return page(content.command, content.title, "\n".join(summary), sections)

@@ -1,4 +1,7 @@
-"""Data inside an HTML file: ASCII that is safe inside a script element. Model output stays data."""
+"""The one HTML file that every page is: its frame, and data in ASCII that is safe inside a script element.
+
+The file is complete, and its content security policy blocks all requests. Model output stays data.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,23 @@ import base64
 import gzip
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from math import isfinite
 from typing import Any
+
+import brorl
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of a page."""
+
+    id: str
+    title: str  # its heading, and the text of its link
+    body: str  # HTML
 
 
 def to_json(value: Any) -> str:
@@ -35,9 +50,49 @@ def fill(template: str, parts: Mapping[str, str]) -> str:
     return re.sub(r"\{\{([A-Z_]+)\}\}", lambda match: parts[match[1]], template)
 
 
-def head(title: str, mark: str = "") -> str:
-    """Return the head that all pages share: the policy that blocks all requests, the theme and the style."""
-    return fill(resource("head.html"), {"TITLE": escape(title), "STYLE": resource("page.css"), "MARK": mark})
+def page(
+    command: str,
+    name: str,
+    summary: str,
+    sections: Sequence[Section],
+    *,
+    mark: str = "",
+    controls: str = "",
+    credit: str = "",
+    scripts: str = "",
+) -> str:
+    """Return a page: what stands above the first heading, then the sections.
+
+    Args:
+        command: The command that made it: brorl compare.
+        name: What it shows.
+        summary: HTML of the first section, which has no heading.
+        sections: The others.
+        mark: A comment in the first line.
+        controls: HTML of the header.
+        credit: A sentence at the end.
+        scripts: HTML after all sections.
+    """
+    shown = [f'<section id="summary" aria-label="Summary">\n{summary}\n</section>']
+    shown += [
+        f'<section id="{s.id}" aria-labelledby="{s.id}-title"><h2 id="{s.id}-title">{escape(s.title)}</h2>\n{s.body}\n'
+        "</section>"
+        for s in sections
+    ]
+    return fill(resource("page.html"), {
+        "TITLE": escape(f"{command}: {name}"),
+        "STYLE": resource("page.css"),
+        "MARK": mark,
+        "SECOND": sections[0].id,
+        "BRAND": escape(command),
+        "NAME": escape(name),
+        "NAV": "\n".join(f'<a href="#{s.id}">{escape(s.title)}</a>' for s in sections),
+        "CONTROLS": controls,
+        "SECTIONS": "\n".join(shown),
+        "VERSION": escape(brorl.__version__),
+        "CREDIT": credit,
+        "SCRIPTS": scripts,
+    })  # fmt: skip
 
 
 def resource(name: str) -> str:

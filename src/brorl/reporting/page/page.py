@@ -15,11 +15,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import brorl
 from brorl.cost import cost_of_step
 from brorl.errors import UserError
 from brorl.reporting.page.charts import Chart, cost_charts, coverage_charts, learning_charts, optimization_charts
-from brorl.reporting.page.embedding import fill, head, resource, to_json
+from brorl.reporting.page.embedding import Section, fill, page, resource, to_json
 from brorl.reporting.page.rollouts import (
     StepRollouts,
     choose_evaluations,
@@ -27,9 +26,9 @@ from brorl.reporting.page.rollouts import (
     load_tokenizer,
     token_text,
 )
-from brorl.reporting.page.summary import HEADINGS, Tile, best_evaluation, notes, summary_row, tiles
+from brorl.reporting.page.summary import COSTS, SCORES, best_evaluation, cost_row, notes, score_rows
 from brorl.reporting.page.traces import plotly_text
-from brorl.reporting.reasons import why_no_held_out_responses, why_no_rollouts
+from brorl.reporting.reasons import reason, why_no_evaluation, why_no_held_out_responses, why_no_rollouts
 from brorl.reporting.visible_text import visible_text
 from brorl.runs import RUNS
 from brorl.runs.run_record import RunRecord, differing_settings, number, read_runs
@@ -40,10 +39,18 @@ REPORT = "report.html"
 ROLLOUT_BYTES = 4_000_000  # with plotly's 4.8 MB the page stays below 10 MB
 _EVALUATION_FRACTION = 4  # the responses of evaluations may take a quarter of these bytes
 _MAX_STEPS = 40  # most steps with rollouts on the page, over all runs
-_TABLE_NOTE = (
-    "Held-out scores: at the first evaluation → at the last one, with 95% intervals over prompts. Time: that of the "
-    "steps, without evaluations and checkpoints. Dropped: rollouts of groups that were not mixed."
+_SCORES_NOTE = (
+    "Intervals (95%) are over prompts. A score rose or fell clearly if the interval of its change excludes 0."
 )
+_COSTS_NOTE = (
+    "Dropped: rollouts of groups that were not mixed, which give no gradient. Verified: distinct responses. Time: that "
+    "of the steps, without evaluations and checkpoints."
+)
+_GROUP_NOTE = (
+    "A group is all N rollouts of one prompt in one step. A mixed group has correct and incorrect rollouts. Only mixed "
+    "groups give a gradient."
+)
+_NEEDS_SCRIPTS = '<noscript><p class="empty">The charts and rollouts on this page need JavaScript.</p></noscript>'
 _MARK = "<!-- brorl report -->"  # in the first lines of every page, so that a report replaces no other file
 
 
@@ -90,43 +97,51 @@ class _RunPart:
 def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> str:
     """Make the report of at least one run, with at most `rollout_bytes` of compressed rollouts over all runs."""
     parts = [_run_part(run, rollout_bytes // len(runs), max(_MAX_STEPS // len(runs), 2)) for run in runs]
-    charts = {
-        "LEARNING": learning_charts(runs),
-        "COVERAGE": coverage_charts(runs),
-        "COST": cost_charts(runs),
-        "OPTIMIZATION": optimization_charts(runs),
+    charts = [learning_charts(runs), coverage_charts(runs), cost_charts(runs), optimization_charts(runs)]
+    learning, coverage, cost, optimization = ("\n".join(map(_card, some)) for some in charts)
+    everything = [chart for some in charts for chart in some]
+    data = {
+        "runs": [_run_data(part) for part in parts],
+        "charts": [_chart_data(chart) for chart in everything if chart.traces],
+        "histogram": next((chart.histogram for chart in everything if chart.histogram), None),
     }
-    everything = [chart for some in charts.values() for chart in some]
-    plotly = (files("plotly") / "package_data" / "plotly.min.js").read_text("utf-8")
-    title = ", ".join(run.name for run in runs)
-    return fill(resource("template.html"), {
-        "HEAD": head(f"brorl report: {title}", f"\n{_MARK}"),
-        "TITLE": escape(title),
-        "VERSION": escape(brorl.__version__),
-        "SUMMARY": _summary(runs),
-        "NOTES": _notes(runs),
-        **{name: "\n".join(map(_card, some)) for name, some in charts.items()},
-        "LEFT_OUT": _items(
-            runs, [(evaluations_shown(part.run, part.evaluations), left_out(part.run, part.rollouts)) for part in parts]
-        ),
-        "SETTINGS": _settings(runs),
-        "MACHINE": _machine(runs),
-        "DATA": to_json(
-            {
-                "runs": [_run_data(part) for part in parts],
-                "charts": [_chart_data(chart) for chart in everything if chart.traces],
-                "histogram": next((chart.histogram for chart in everything if chart.histogram), None),
-            }
-        ),
-        "ROLLOUTS": "\n".join(
-            f'<script type="application/gzip" id="{folder}-{i}-{step.step}">{step.data}</script>'
-            for folder in ("rollouts", "evaluations")
-            for i, part in enumerate(parts)
-            for step in getattr(part, folder)
-        ),
-        "PLOTLY": plotly.replace("</script", "<\\/script"),
-        "SCRIPT": "\n".join(map(resource, ("charts.js", "rollouts.js", "tree.js", "responses.js", "page.js"))),
-    })  # fmt: skip
+    omitted = _items(
+        runs, [(evaluations_shown(part.run, part.evaluations), left_out(part.run, part.rollouts)) for part in parts]
+    )
+    sections = [
+        Section("learning", "Learning", f'<div class="cards">{learning}</div>'),
+        Section("coverage", "Coverage of N rollouts", f'{_note(_GROUP_NOTE)}<div class="cards">{coverage}</div>'),
+        Section("cost", "Cost", f'<div class="cards">{cost}</div>'),
+        Section("optimization", "Optimization", f'<div class="cards">{optimization}</div>'),
+        Section("rollouts", "Rollouts", fill(resource("browser.html"), {"LEFT_OUT": omitted})),
+        Section("settings", "Settings and machine", f"{_settings(runs)}\n<h3>Machine</h3>\n{_machine(runs)}"),
+    ]
+    return page(
+        "brorl report",
+        ", ".join(run.name for run in runs),
+        f"{_summary(runs)}\n{_notes(runs)}\n{_NEEDS_SCRIPTS}",
+        sections,
+        mark=f"\n{_MARK}",
+        controls=resource("controls.html"),
+        credit=" Charts are drawn by plotly.js (MIT license).",
+        scripts=_scripts(parts, data),
+    )
+
+
+def _scripts(parts: Sequence[_RunPart], data: Mapping[str, Any]) -> str:
+    """Return the data of the charts, the rollouts, and the scripts that draw them."""
+    rollouts = "\n".join(
+        f'<script type="application/gzip" id="{folder}-{i}-{step.step}">{step.data}</script>'
+        for folder in ("rollouts", "evaluations")
+        for i, part in enumerate(parts)
+        for step in getattr(part, folder)
+    )
+    plotly = (files("plotly") / "package_data" / "plotly.min.js").read_text("utf-8").replace("</script", "<\\/script")
+    own = "\n".join(map(resource, ("charts.js", "rollouts.js", "tree.js", "responses.js", "page.js")))
+    return (
+        f'<script type="application/json" id="data">{to_json(data)}</script>\n{rollouts}\n'
+        f'<script>\n{plotly}\n</script>\n<script>\n"use strict";\n(() => {{\n{own}\n}})();\n</script>'
+    )
 
 
 def _run_part(run: RunRecord, max_bytes: int, max_steps: int) -> _RunPart:
@@ -152,25 +167,25 @@ def _card(chart: Chart) -> str:
 
 
 def _summary(runs: Sequence[RunRecord]) -> str:
-    """Return the tiles of one run, or a table of several."""
+    """Return the tables of held-out scores and of costs."""
+    scores = [score_rows(run) for run in runs]
+    learned = f'<p class="empty">{escape(reason(runs, why_no_evaluation))}</p>'
+    if any(scores):
+        learned = _by_run(runs, SCORES, scores) + _note(_SCORES_NOTE)
+    return learned + _by_run(runs, COSTS, [[cost_row(run)] for run in runs]) + _note(_COSTS_NOTE)
+
+
+def _by_run(runs: Sequence[RunRecord], headings: Sequence[str], rows: Sequence[Sequence[Sequence[str]]]) -> str:
+    """Return a table with the rows of each run; of several, the first column has the name and the color of the run."""
     if len(runs) == 1:
-        return f'<div class="tiles">{"".join(_tile(tile) for tile in tiles(runs[0]))}</div>'
-    rows = [list(map(escape, summary_row(run))) for run in runs]
-    for i, row in enumerate(rows):
-        row[0] = f'<span class="swatch" data-run="{i}"></span>{row[0]}'
-    return _table(HEADINGS, rows) + f'<p class="explanation">{_TABLE_NOTE}</p>'
+        return _table(headings, [list(map(escape, row)) for row in rows[0]])
+    names = [f'<span class="swatch" data-run="{i}"></span>{escape(run.name)}' for i, run in enumerate(runs)]
+    cells = [[name, *map(escape, row)] for name, of_run in zip(names, rows, strict=True) for row in of_run]
+    return _table(("run", *headings), cells)
 
 
-def _tile(tile: Tile) -> str:
-    figures = "".join(
-        f"<dt>{escape(figure.label)}</dt><dd><b>{escape(figure.value)}</b>"
-        + "".join(f"<span>{escape(detail)}</span>" for detail in figure.details)
-        + "</dd>"
-        for figure in tile.figures
-    )
-    numbers = f"<dl>{figures}</dl>" if figures else ""
-    text = f"<p>{escape(tile.text)}</p>" if tile.text else ""
-    return f'<article class="tile {tile.tone}"><h2>{escape(tile.title)}</h2>{numbers}{text}</article>'
+def _note(text: str) -> str:
+    return f'<p class="explanation">{escape(text)}</p>'
 
 
 def _notes(runs: Sequence[RunRecord]) -> str:

@@ -1,4 +1,4 @@
-"""The summary above the charts: tiles for one run, a row of a table for each of several, and notes on every run.
+"""The summary above the charts: held-out scores and their changes, the cost, and notes on every run.
 
 Both ends of a change of a held-out score have the same prompts, so the interval of the change is narrower than those of
 the two scores.
@@ -7,67 +7,54 @@ the two scores.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from statistics import fmean
 from typing import Literal
 
 from brorl.cost import UNITS, total_cost
 from brorl.evaluation.paired import Conclusion, conclusion_of, difference_interval
 from brorl.evaluation.pass_at_k import pass_at_k
-from brorl.format import Estimate, duration, interval
-from brorl.reporting.reasons import why_no_change, why_no_update
+from brorl.format import Estimate, duration, interval, signed
 from brorl.runs.run_record import Record, RunRecord, number, total
 from brorl.runs.stored_rollouts import step_list
 
-HEADINGS = (
-    "run", "steps", "prompts x N", "held-out pass@1", "at the largest k", "rollouts", "dropped", "tokens sampled",
-    "computed", "time",
+SCORES = ("score", "first evaluation", "last evaluation", "change", "clearly", "best evaluation")
+COSTS = (
+    "steps", "prompts x N", "rollouts", "dropped", "verified", "tokens sampled", "computed", "time", "evaluations",
 )  # fmt: skip
-_ENDS = 25  # most steps at either end of the run over which the reward is averaged
-_NO_LONGER_ROSE = "its evaluations no longer rose (evaluation.patience)"
+_NONE = "–"  # noqa: RUF001
 
 Direction = Literal["rose", "fell", "unclear"]
 _DIRECTIONS: dict[Conclusion, Direction] = {"B leads": "rose", "A leads": "fell", "no difference shown": "unclear"}
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A number of a tile: the number as text, its name, and further lines."""
-
-    value: str
-    label: str
-    details: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A tile: its color, its numbers, and a sentence below them, which may be empty."""
-
-    title: str
-    tone: Literal["good", "bad", "plain"]
-    figures: tuple[Figure, ...]
-    text: str = ""
+def score_rows(run: RunRecord) -> list[tuple[str, ...]]:
+    """Return the cells of `SCORES` for each held-out pass@k of a run."""
+    best, rows = best_evaluation(run), []
+    for k, ends in _scores(run).items():
+        at = (run.evaluations[0], run.evaluations[-1])
+        cells = [f"{interval(end)} {_when(record)}" for end, record in zip(ends, at, strict=False)]
+        change = direction = _NONE
+        if len(ends) > 1:
+            direction, difference = score_change(run, k)
+            change = _NONE if difference is None else signed(difference)
+        elsewhere = best is not None and best is not run.evaluations[-1] and k == _best_k(run, best)
+        at_best = f"{_score(best, k).value:.3f} {_when(best)}" if best is not None and elsewhere else _NONE
+        rows.append((f"pass@{k}", *cells, *[_NONE] * (2 - len(cells)), change, direction, at_best))
+    return rows
 
 
-def tiles(run: RunRecord) -> list[Tile]:
-    """Return the tiles of a run."""
-    return [*_score_tiles(run), _cost_tile(run), *_dropped_tile(run), _progress_tile(run)]
-
-
-def summary_row(run: RunRecord) -> tuple[str, ...]:
-    """Return the cells of a run, in the order of `HEADINGS`."""
+def cost_row(run: RunRecord) -> tuple[str, ...]:
+    """Return the cells of `COSTS` for a run."""
     cost, dropped = total_cost(run.records), _dropped(run, "samples")
     return (
-        run.name,
         steps_done(run),
         _batch(run),
-        _before_after(run, 0),
-        _before_after(run, -1),
         f"{cost.samples:,}",
         f"{dropped[0]:,} ({_fraction(*dropped)})" if dropped else "not counted",
+        f"{total(run.steps, 'sampling', 'distinct_responses'):,.0f}",
         f"{cost.sampled_tokens:,}",
-        _fraction(cost.unique_tokens, cost.sampled_tokens),
+        f"{cost.unique_tokens:,} ({_fraction(cost.unique_tokens, cost.sampled_tokens)})",
         duration(cost.seconds),
+        duration(total(run.evaluations, "evaluation", "seconds")),
     )
 
 
@@ -105,6 +92,8 @@ def notes(run: RunRecord) -> list[str]:
     lines += [f"An infrastructure failure stopped the run at step {r['step']}: {r['stopped']}." for r in stops]
     if retries := total(run.steps, "update", "out_of_memory_retries"):
         lines.append(f"Memory ran out {retries:.0f} times. Smaller passes with the same gradients followed.")
+    if not {"stopped", "ended"} & set(run.records[-1]) and _is_unfinished(run):
+        lines.append("The metrics end here: the run is not finished, or it was stopped.")
     return lines + _coverage_note(run)
 
 
@@ -169,91 +158,6 @@ def _scores(run: RunRecord) -> dict[int, list[Estimate]]:
     return {k: [_score(record, k) for record in ends] for k in ks}
 
 
-def _score_tiles(run: RunRecord) -> list[Tile]:
-    scores = _scores(run)
-    if len(run.evaluations) < 2 or not scores:
-        return [_learning_tile(run)]
-    figures: dict[Direction, tuple[Figure, ...]] = {"rose": (), "fell": (), "unclear": ()}
-    for k, (before, after) in scores.items():
-        direction, difference = score_change(run, k)
-        figures[direction] += (_change_figure(run, k, before, after, difference),)
-    rose, fell, unclear = figures.values()
-    made = [
-        Tile("Scores that rose", "good" if rose else "plain", rose, "" if rose else "No held-out score clearly rose."),
-        Tile("Scores that fell", "bad" if fell else "plain", fell, "" if fell else "No held-out score clearly fell."),
-    ]
-    return [*made, Tile("No clear change", "plain", unclear)] if unclear else made
-
-
-def _change_figure(run: RunRecord, k: int, before: Estimate, after: Estimate, difference: Estimate | None) -> Figure:
-    first, last = run.evaluations[0], run.evaluations[-1]
-    details = [f"95% intervals: {_ends(before)} {_when(first)}, {_ends(after)} {_when(last)}"]
-    if difference:
-        ends = difference.value, difference.low, difference.high
-        rounded = Estimate(*(round(end, 3) + 0.0 for end in ends))  # + 0.0: never -0.000
-        details.insert(0, f"change {rounded.value:+.3f} {_ends(rounded, '+')}")
-    best = best_evaluation(run)
-    if best is not None and best is not last and k == _best_k(run, best):
-        details.append(f"best: {_score(best, k).value:.3f} {_when(best)}")
-    return Figure(_unbroken(f"{before.value:.3f} → {after.value:.3f}"), f"held-out pass@{k}", tuple(details))
-
-
-def _learning_tile(run: RunRecord) -> Tile:
-    """Return the tile of a run without two evaluations: its scores, or its reward in training."""
-    figures = [
-        Figure(
-            f"{score.value:.3f}", f"held-out pass@{k}", (f"95% interval {_ends(score)} {_when(run.evaluations[0])}",)
-        )
-        for k, (score,) in _scores(run).items()
-    ]
-    rewards = [value for r in run.updates if (value := number(r, "sampling", "reward")) is not None]
-    if (size := min(_ENDS, len(rewards) // 2)) and not figures:
-        steps = "step" if size == 1 else f"{size} steps"
-        details = (f"means of the first {steps} and of the last {steps}, which have different prompts",)
-        means = _unbroken(f"{fmean(rewards[:size]):.3f} → {fmean(rewards[-size:]):.3f}")
-        figures.append(Figure(means, "reward in training", details))
-    return Tile("Learning", "plain", tuple(figures), why_no_change(run))
-
-
-def _cost_tile(run: RunRecord) -> Tile:
-    cost = total_cost(run.records)
-    evaluating = total(run.evaluations, "evaluation", "seconds")
-    verified = total(run.steps, "sampling", "distinct_responses")
-    computed = f"{_fraction(cost.unique_tokens, cost.sampled_tokens)} of {cost.sampled_tokens:,} tokens sampled"
-    more = (f"evaluations took another {duration(evaluating)}",) if evaluating else ()
-    figures = (
-        Figure(duration(cost.seconds), "time of the steps", more),
-        Figure(f"{cost.samples:,}", "rollouts sampled", (f"{verified:,.0f} distinct responses verified",)),
-        Figure(f"{cost.unique_tokens:,}", "tokens computed", (computed,)),
-    )
-    return Tile("Cost", "plain", figures)
-
-
-def _dropped_tile(run: RunRecord) -> list[Tile]:
-    figures = tuple(
-        Figure(f"{dropped[0]:,}", label, (f"{_fraction(*dropped)} of those {verb}",))
-        for name, label, verb in (("samples", "rollouts", "sampled"), ("unique_tokens", "tokens computed", "computed"))
-        if (dropped := _dropped(run, name))
-    )
-    text = "Groups that are not mixed give no gradient."
-    return [Tile("Dropped by dynamic sampling", "plain", figures, text)] if figures else []
-
-
-def _progress_tile(run: RunRecord) -> Tile:
-    last = run.records[-1]
-    if "stopped" in last:
-        text = f"An infrastructure failure stopped the run at step {last['step']}: most rollouts could not be verified."
-    elif "ended" not in last:
-        text = "The metrics end here: the run is not finished, or it was stopped." if _is_unfinished(run) else ""
-    elif "update" in last:
-        why = "signs of collapse" if last["ended"] == last.get("collapse") else _NO_LONGER_ROSE
-        text = f"The run ended early, after step {last['step']}: {why}."
-    else:
-        why = "" if run.updates else f" {why_no_update(run)}"
-        text = f"The run ended early, at step {last['step']}: too few mixed groups.{why}"
-    return Tile("Progress", "plain", (Figure(steps_done(run), "steps", (f"prompts x N: {_batch(run)}",)),), text)
-
-
 def _is_unfinished(run: RunRecord) -> bool:
     """Return whether the settings leave the run more to do."""
     planned, limit, unit = (run.settings.get(name, "null") for name in ("steps", "budget.limit", "budget.unit"))
@@ -277,15 +181,6 @@ def _batch(run: RunRecord) -> str:
     return f"{prompts or '?'} x {rollouts or '?'}"
 
 
-def _before_after(run: RunRecord, index: int) -> str:
-    """Return the score of the smallest (0) or the largest (-1) k at both ends, as text that breaks at the arrow."""
-    scores = list(_scores(run).items())
-    if not scores:
-        return "not evaluated"
-    k, ends = scores[index]
-    return f"pass@{k}: " * (index != 0) + " → ".join(_unbroken(interval(score)) for score in ends)
-
-
 def _coverage_note(run: RunRecord) -> list[str]:
     scores = _scores(run)
     k = max(scores, default=1)
@@ -301,15 +196,7 @@ def _coverage_note(run: RunRecord) -> list[str]:
 
 
 def _fraction(part: float, whole: float) -> str:
-    return f"{part / whole:.1%}" if whole else "–"  # noqa: RUF001
-
-
-def _ends(estimate: Estimate, sign: str = "") -> str:
-    return _unbroken(f"[{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]")
-
-
-def _unbroken(text: str) -> str:
-    return text.replace(" ", "\u00a0")
+    return f"{part / whole:.1%}" if whole else _NONE
 
 
 def _when(record: Record) -> str:
