@@ -439,21 +439,6 @@ def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_steps_are_tried_first_and_get_fewer_prompts_if_they_are_too_long(tmp_path: Path) -> None:
-    """A step of 16 x 2 samples is below 4% of the budget; with the groups that are drawn again it is more."""
-    folder = tmp_path / "out"
-    unit = ("--match=samples", "--budget=1400", "--seeds=1", "--marks=1")
-    outcome = command("compare", "quickstart", *SWEEP, *unit, *TINY, "--output-dir", folder)
-    assert outcome.code == 0, outcome
-    assert "fewer prompts per step (N=8 2 -> 1, N=16 2 -> 1), because a step of N=16 takes" in outcome.said
-    assert [arm.prompts_per_step for arm in read_comparison(folder).arms] == [1, 1]
-    assert {path.name for path in folder.iterdir()} >= {"compare.json", "arms"}
-    assert not [*folder.glob("trial-*")]
-    remarks = json.loads((folder / "comparison.json").read_text())["verdict"]
-    assert any(remark.startswith("Fewer prompts per step") for remark in remarks)
-
-
-@pytest.mark.slow
 def test_steps_that_never_fit_are_refused_after_a_few_of_them(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     unit = ("--match=samples", "--budget=100", "--seeds=1", "--marks=1")

@@ -29,9 +29,8 @@ def is_right(text: str) -> bool:
         return False
 
 
-def test_the_tree_of_a_prompt_is_drawn_with_its_verdicts(tmp_path: Path) -> None:
-    page = tmp_path / "tree.html"
-    outcome = command("tree", "quickstart", PUZZLE, "--rollouts=128", "--lines=12", f"--output={page}")
+def test_the_tree_of_a_prompt_is_drawn_with_its_verdicts() -> None:
+    outcome = command("tree", "quickstart", PUZZLE, "--rollouts=128", "--lines=12")
     assert outcome.code == 0, outcome.err
     sampled = brorl.sample("quickstart", "make 22 from 7, 3, 5", rollouts=128)
     assert sampled.verdicts is not None
@@ -43,7 +42,6 @@ def test_the_tree_of_a_prompt_is_drawn_with_its_verdicts(tmp_path: Path) -> None
     assert first
     assert (int(first[1]), int(first[2])) == (128, round(100 * right / 128))
     assert f"quickstart: 128 rollouts, {len(responses)} distinct" in outcome.out
-    assert page.read_text().count("<details") == 1 + sampled.outline.size
 
 
 def test_a_run_is_drawn_beside_its_start(short_run: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from brorl.comparison.matching import TOLERANCE
-from brorl.comparison.plan import Arguments, ComparisonPlan, fit_steps, plan_for
+from brorl.comparison.plan import Arguments, ComparisonPlan, fit_budget, plan_for
 from brorl.errors import UserError
 
 SWEEP = {"rollouts_per_prompt": [16, 512], "prompts_per_step": [512, 16]}
@@ -24,34 +24,13 @@ def prompts(plan: ComparisonPlan) -> list[int]:
 
 def test_steps_that_fit_change_nothing() -> None:
     plan, asked = planned(budget=30)
-    assert fit_steps(plan, asked, {"N=16": 1.2, "N=512": 0.1}) == plan
-
-
-@pytest.mark.parametrize("unit", ["seconds", "samples", "unique_tokens"])
-@pytest.mark.parametrize("cost", [1.6, 4.7, 20.0])
-def test_all_arms_get_fewer_prompts_by_one_factor_if_steps_are_too_long(unit: Any, cost: float) -> None:
-    plan, asked = planned(match=unit, budget=30)
-    fitted = fit_steps(plan, asked, {"N=16": cost, "N=512": cost / 2})
-    (few, many), (step_few, step_many) = prompts(fitted), (512 / cost, 16 / cost)
-    assert (fitted.budget, fitted.eval_points) == (30, plan.eval_points)
-    assert cost * few / 512 <= TOLERANCE * 30  # a step is as long as it has prompts
-    assert few / 512 > 0.6 * TOLERANCE * 30 / cost
-    assert 16 * few / 512 - 1 < many <= 16 * few / 512 + 1
-    assert [arm.config.optimizer.mini_batches for arm in fitted.arms] == [min(4, few), min(4, many)]
-    assert [arm.asked for arm in fitted.arms] == [arm.config for arm in plan.arms]
-    (note,) = fitted.notes
-    assert f"N=16 512 -> {few}, N=512 16 -> {many}" in note
-    assert step_few > step_many
-    budget = re.search(r"--budget ([\d.]+)$", note)
-    assert budget is not None  # with it, nothing is changed
-    plan, asked = planned(match=unit, budget=float(budget[1]))
-    assert fit_steps(plan, asked, {"N=16": cost, "N=512": cost / 2}) == plan
+    assert fit_budget(plan, asked, {"N=16": 1.2, "N=512": 0.1}) == plan
 
 
 @pytest.mark.parametrize("cost", [0.4, 1.6, 47.0])
 def test_a_budget_that_was_not_given_is_that_of_24_steps_and_at_least_30_seconds(cost: float) -> None:
     plan, asked = planned()
-    fitted = fit_steps(plan, asked, {"N=16": cost, "N=512": 0.1})
+    fitted = fit_budget(plan, asked, {"N=16": cost, "N=512": 0.1})
     assert prompts(fitted) == [512, 16]
     assert fitted.budget == pytest.approx(max(30.0, 24 * cost), rel=0.1)
     assert fitted.budget >= max(30.0, 24 * cost)
@@ -62,17 +41,19 @@ def test_a_budget_that_was_not_given_is_that_of_24_steps_and_at_least_30_seconds
     assert planned(marks=[10.0, 40.0])[0].budget == 40
 
 
-def test_steps_that_never_fit_are_refused_with_a_budget_that_is_enough() -> None:
-    plan, asked = planned(budget=1)
-    cost = {"N=16": 8.0, "N=512": 4.0}
-    with pytest.raises(UserError, match="a step of N=16 takes 8 seconds, more than 5% of 1 second") as refusal:
-        fit_steps(plan, asked, cost)
-    few, all_ = map(float, re.findall(r"--budget ([\d.]+)", str(refusal.value)))
-    assert few < all_
-    plan, asked = planned(budget=few)
-    assert min(prompts(fit_steps(plan, asked, cost))) == 1
-    plan, asked = planned(budget=all_)
-    assert fit_steps(plan, asked, cost) == plan
+@pytest.mark.parametrize("unit", ["seconds", "samples", "unique_tokens"])
+@pytest.mark.parametrize("cost", [1.6, 8.0, 20.0])
+def test_a_budget_that_is_too_small_is_refused_with_one_that_is_enough(unit: Any, cost: float) -> None:
+    plan, asked = planned(match=unit, budget=30)
+    costs = {"N=16": cost, "N=512": cost / 2}
+    with pytest.raises(UserError, match=f"a step of N=16 takes .*, more than {TOLERANCE:.0%} of 30 ") as refusal:
+        fit_budget(plan, asked, costs)
+    (enough,) = re.findall(r"--budget ([\d.]+)", str(refusal.value))
+    plan, asked = planned(match=unit, budget=float(enough))
+    assert fit_budget(plan, asked, costs) == plan
+    (percent,) = re.findall(r"to (\d+)% or less", str(refusal.value))
+    plan, asked = planned(match=unit, budget=30)  # a step is as long as it has prompts
+    assert fit_budget(plan, asked, {arm: (int(percent) - 0.5) / 100 * cost for arm, cost in costs.items()}) == plan
 
 
 @pytest.mark.parametrize(("own", "values"), [(16, [16, 512]), (64, [64, 512]), (512, [16, 512]), (2048, [16, 2048])])
@@ -84,16 +65,14 @@ def test_one_recipe_is_compared_at_its_own_n_and_at_another(own: int, values: li
 
 
 def test_a_folder_continues_with_the_command_that_began_it(tmp_path: Any) -> None:
-    """Also if its plan chose the budget, or lowered the prompts; another budget or other prompts are refused."""
-    for budget, other in ((None, 5), (30, 31)):
-        plan, asked = planned(budget=budget)
-        fitted = fit_steps(plan, asked, {"N=16": 4.7, "N=512": 1.0})
-        assert fitted.notes
-        folder = tmp_path / str(budget)
-        fitted.write(folder, "a machine", 1)
-        assert plan_for(folder, asked) == fitted
-        assert plan_for(folder, replace(asked, seeds=7)).seeds == 7
-        with pytest.raises(UserError, match="contains a comparison with budget"):
-            plan_for(folder, replace(asked, budget=other))
-        with pytest.raises(UserError, match="contains a comparison of other arms"):
-            plan_for(folder, replace(asked, sweep={**SWEEP, "prompts_per_step": [256, 16]}))
+    """Also if its plan chose the budget; another budget or other prompts are refused."""
+    plan, asked = planned()
+    fitted = fit_budget(plan, asked, {"N=16": 4.7, "N=512": 1.0})
+    assert fitted.notes
+    fitted.write(tmp_path, "a machine", 1)
+    assert plan_for(tmp_path, asked) == fitted
+    assert plan_for(tmp_path, replace(asked, seeds=7)).seeds == 7
+    with pytest.raises(UserError, match="contains a comparison with budget"):
+        plan_for(tmp_path, replace(asked, budget=5))
+    with pytest.raises(UserError, match="contains a comparison of other arms"):
+        plan_for(tmp_path, replace(asked, sweep={**SWEEP, "prompts_per_step": [256, 16]}))

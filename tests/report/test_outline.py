@@ -2,13 +2,12 @@
 
 import re
 from collections import Counter
-from html.parser import HTMLParser
 from math import exp, isnan
 
 import numpy as np
 import pytest
 
-from brorl.reporting.outline import Branch, lines_of, numbers_of, outline_of, outline_page
+from brorl.reporting.outline import Branch, lines_of, numbers_of, outline_of
 from brorl.tree import RolloutTree
 from made_up_runs import random_tree
 
@@ -90,32 +89,6 @@ def test_the_numbers_of_a_branch() -> None:
     assert numbers_of(rare, 0, 2000) == ("1", "5.5e-30", "100%")
 
 
-class Texts(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: Counter[str] = Counter()
-        self.texts: list[str] = []
-
-    def handle_starttag(self, tag: str, _attrs: object) -> None:
-        self.tags[tag] += 1
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-
-def test_the_page_has_every_branch_and_no_markup_of_the_model(rng: np.random.Generator) -> None:
-    tree = random_tree(rng, 30, unknown=False)
-    root = outline_of([tree, tree], [np.ones(tree.num_responses, bool)] * 2)
-    page = outline_page("a <tree>", "<b>", ("before", "after"), root, lambda tokens: "<script>" * bool(tokens), True)
-    read = Texts()
-    read.feed(page)
-    assert read.tags["details"] == 1 + root.size
-    assert read.tags["script"] == 0
-    assert "<b>" in read.texts
-    assert read.texts.count("<script>") == root.size
-    assert "rgb(76,161,108)" in page  # all correct
-
-
 @pytest.mark.slow
 def test_a_path_may_have_thousands_of_forks() -> None:
     """At each of them one rollout leaves; more than Python can recurse."""
@@ -131,20 +104,6 @@ def test_a_path_may_have_thousands_of_forks() -> None:
     assert root.size == 2 * forks
     lines = lines_of(root, letters, 10)
     assert len(lines) == 10 + sum(line.branch is None for line in lines)
-    page = outline_page("a path", "start", ("model",), root, letters, True)
-    assert page.count("<details") == page.count("</details>") == 1 + 2 * forks
-    names = [name for name in re.findall(r'class="p">([^<]*)<', page) if name]
-    assert (names[1], names[50], names[-1]) == ("0.5", "8.9e-16", "0.5")
-    assert max(map(len, names)) < 9
-
-
-def test_a_long_prompt_stays_as_it_is_and_wraps() -> None:
-    tree = RolloutTree.from_responses((1,), [[1], [2]])
-    root = outline_of([tree], [np.ones(2, bool)])
-    prompt = "first line\nsecond \x1b line " + "word " * 500
-    page = outline_page("a prompt", prompt, ("model",), root, letters, False)
-    assert "first line\nsecond \\x1b line word" in page
-    assert "white-space:pre-wrap" in page
 
 
 def test_no_tree_is_an_error() -> None:

@@ -37,8 +37,8 @@ def compare(
 ) -> FinishedComparison:
     """Train arms from one checkpoint with one budget, and return which is better.
 
-    Three steps of every arm come first. Steps that are too long for the budget get fewer prompts, and a budget that was
-    not given is raised; a line states it. The runs are child processes on their own cores or GPUs. A stopped comparison
+    Three steps of every arm come first: a budget that is too small for their length is raised, with a line that states
+    it, or refused if it was given. The runs are child processes on their own cores or GPUs. A stopped comparison
     continues with the same call, or with its folder as the only argument; finished runs are not repeated.
 
     Args:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from brorl.errors import UserError
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN, CountdownPuzzle
 from brorl.prompts.question import Question
 from brorl.prompts.settings import FileSource
-from brorl.storage import replace_file, storage_errors
 from brorl.table import Result, Table
 
 if TYPE_CHECKING:
@@ -76,13 +74,6 @@ class SampledTree(Result):
         names = self.names if len(self.names) > 1 else ("",)
         headings = [f"{name}\n{what}".strip() for name in names for what in ("rollouts", "prob.", "correct")[:used]]
         return Table("", ("the tree", *headings), tuple(rows), words=frozenset({0}))
-
-    def page(self) -> str:
-        """Return the tree as one HTML page."""
-        from brorl.reporting.outline import outline_page
-
-        title = f"{self.tree.num_rollouts} rollouts of one prompt as a tree"
-        return outline_page(title, self.prompt, self.names, self.outline, self.decode, self.verdicts is not None)
 
     def parts(self) -> Iterator[Any]:
         """Yield the tree, and what it saved."""
@@ -153,22 +144,15 @@ def sample(
     return _sampled(config, question, models, rollouts, lines, seed)
 
 
-def tree_command(checkpoint: str, prompt: str, *, output: str | None = None, **options: Any) -> SampledTree:
+def tree_command(checkpoint: str, prompt: str, **options: Any) -> SampledTree:
     """Draw a tree as a command.
 
     Args:
         checkpoint: A model (`quickstart`, a folder, a hub id), a run (its last checkpoint), or a checkpoint in one.
         prompt: The question, as in the data of the run, or a puzzle such as `make 22 from 3 5 7`.
-        output: Also write the whole tree as an HTML page.
         options: Those of `sample`.
     """
-    sampled = sample(checkpoint, prompt, **options)
-    if output is not None:
-        file = Path(output).expanduser()
-        with storage_errors(file):
-            replace_file(file, sampled.page().encode())
-        print(f"the whole tree: open {shlex.quote(output)} in a browser")  # noqa: T201
-    return sampled
+    return sample(checkpoint, prompt, **options)
 
 
 def _start_of(checkpoint: Checkpoint) -> str:

@@ -55,20 +55,6 @@ class ArmPlan:
     config: TrainConfig  # its settings, without seed, output directory and budget
     run: Path | None = None  # the directory of a finished run; None if the arm is still to be run
     title: str = ""  # its full name if the short name is a letter; else empty
-    asked_settings: Mapping[str, int] | None = None  # those that were lowered to fit the budget, as they were
-
-    @property
-    def asked(self) -> TrainConfig:
-        """Its settings as they were asked for."""
-        return with_settings(self.config, self.asked_settings or {}, self.name)
-
-    def with_prompts(self, number: int) -> ArmPlan:
-        """Return the arm with fewer prompts per step, and no more mini-batches than these."""
-        updates = self.config.optimizer.mini_batches
-        before = {"prompts_per_step": self.config.prompts_per_step, "optimizer.mini_batches": updates}
-        lowered = {"prompts_per_step": number, "optimizer.mini_batches": min(updates, number)}
-        config = with_settings(self.config, lowered, self.name)
-        return replace(self, config=config, asked_settings=before)
 
     @property
     def full_name(self) -> str:

@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
-from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,7 @@ class ComparisonPlan:
                 "prompts_per_step": arm.config.prompts_per_step, "differs": different,
                 "run": str(arm.run) if arm.run else None,
                 "runs": [{"seed": arm.config.seed, "path": str(arm.run)}] if arm.run else runs,
-                "settings": arm.config.model_dump(mode="json"), "asked": arm.asked_settings,
+                "settings": arm.config.model_dump(mode="json"),
             })  # fmt: skip
         return {
             "brorl": brorl.__version__, "checkpoint": self.arms[0].config.model, "unit": self.unit,
@@ -163,7 +162,6 @@ def _read_plan(folder: Path) -> ComparisonPlan:
             config=make_config(arm["settings"], {}, source),
             run=Path(arm["run"]) if arm["run"] else None,
             title=arm.get("title", ""),
-            asked_settings=arm.get("asked"),
         )
         for arm in spec["arms"]
     )
@@ -230,12 +228,13 @@ def _number(given: str | float) -> float | None:
         return None
 
 
-def fit_steps(plan: ComparisonPlan, arguments: Arguments, cost_of: Mapping[str, float]) -> ComparisonPlan:
+def fit_budget(plan: ComparisonPlan, arguments: Arguments, cost_of: Mapping[str, float]) -> ComparisonPlan:
     """Return the plan with a budget that is not much exceeded by the last step of a run.
 
-    A budget that was not given rises. Below one that was given, all arms get fewer prompts per step, by one factor.
+    A budget that was not given rises. `cost_of` is the cost of a step by arm, in the unit of the budget.
 
-    `cost_of` is the cost of a step by arm, in the unit of the budget.
+    Raises:
+        UserError: If a budget that was given is too small.
     """
     unit, slowest = plan.unit, max(cost_of, key=cost_of.__getitem__)
     least = _two_digits(_MARGIN * cost_of[slowest] / TOLERANCE)
@@ -245,18 +244,11 @@ def fit_steps(plan: ComparisonPlan, arguments: Arguments, cost_of: Mapping[str, 
     if arguments.budget is None and (arguments.marks is None or isinstance(arguments.marks, int)):
         note = f"the budget is {amount(least, unit)}, because {step}; another one: --budget X"
         return replace(plan, budget=least, eval_points=_points_of(arguments, least, unit), notes=(*plan.notes, note))
-    before = [arm.config.prompts_per_step for arm in plan.arms]
-    step += f", more than {TOLERANCE:.0%} of {amount(plan.budget, unit)}"
-    fewer = [floor(plan.budget / least * number) for number in before]
-    if not all(fewer):
-        raise UserError(
-            f"{step}, so the arms would not be matched, also with fewer prompts per step; give --budget "
-            f"{exact(_two_digits(least / min(before)))} or more, or --budget {exact(least)} to keep the prompts"
-        )
-    arms = tuple(arm.with_prompts(number) for arm, number in zip(plan.arms, fewer, strict=True))
-    changed = ", ".join(f"{arm.name} {b} -> {number}" for arm, b, number in zip(arms, before, fewer, strict=True))
-    note = f"fewer prompts per step ({changed}), because {step}; the prompts as given fit with --budget {exact(least)}"
-    return replace(plan, arms=arms, notes=(*plan.notes, note))
+    raise UserError(
+        f"{step}, more than {TOLERANCE:.0%} of {amount(plan.budget, unit)}, so the arms would not be matched; give "
+        f"--budget {exact(least)} or more, or lower prompts_per_step of all arms by one factor, to "
+        f"{plan.budget / least:.0%} or less"
+    )
 
 
 def _two_digits(value: float) -> float:
@@ -348,7 +340,7 @@ def _require_same(folder: Path, before: ComparisonPlan, now: ComparisonPlan, arg
         old, new = getattr(before, attribute), getattr(now, attribute)
         if old != new:
             raise UserError(f"{folder} contains a comparison with {name} {old}, not {new}; choose another --output-dir")
-    if [(arm.asked, arm.run) for arm in before.arms] != [(arm.asked, arm.run) for arm in now.arms]:
+    if [(arm.config, arm.run) for arm in before.arms] != [(arm.config, arm.run) for arm in now.arms]:
         raise UserError(
             f"{folder} contains a comparison of other arms ({', '.join(arm.full_name for arm in before.arms)}) or with "
             f"other settings; choose another --output-dir, or continue that one: brorl compare {folder}"

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from brorl.comparison.arm_plans import run_config
 from brorl.comparison.arm_runs import ArmRun, progress_of
-from brorl.comparison.plan import TRIAL, Arguments, ComparisonPlan, arm_folders, fit_steps
+from brorl.comparison.plan import TRIAL, Arguments, ComparisonPlan, arm_folders, fit_budget
 from brorl.comparison.run_processes import finish_runs
 from brorl.comparison.slots import Slot
 from brorl.comparison.view import ComparisonView
@@ -27,13 +27,13 @@ _QUICK = {"evaluation.num_prompts": 1, "tracking.to": []}
 def fitted(
     plan: ComparisonPlan, arguments: Arguments, folder: Path, slots: Sequence[Slot], console: Console
 ) -> ComparisonPlan:
-    """Return the plan with steps that fit its budget, from a few steps of every arm; steps as the unit always fit."""
+    """Return the plan with a budget that fits a few steps of every arm; steps as the unit always fit."""
     if plan.unit == "steps" or any(arm.run is not None for arm in plan.arms):
         return plan
     console.print("a few steps of each arm, for their cost", markup=False)
     with output_folder(folder), RunDirectory(folder).locked():
         cost_of = costs_of_steps(plan, folder, slots)
-        return fit_steps(plan, arguments, cost_of) if cost_of else plan
+        return fit_budget(plan, arguments, cost_of) if cost_of else plan
 
 
 def costs_of_steps(plan: ComparisonPlan, folder: Path, slots: Sequence[Slot]) -> dict[str, float]:

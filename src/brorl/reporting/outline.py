@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from html import escape
 from itertools import count
 from math import exp, isnan, nan
 
@@ -20,16 +19,6 @@ from numpy.typing import NDArray
 from brorl.format import counted, probability
 from brorl.reporting.visible_text import visible_text
 from brorl.tree import RolloutTree
-
-_COLORS = ((214, 96, 77), (247, 233, 168), (76, 161, 108))  # incorrect, half, correct
-_OPENED = 0.1  # a branch of the page is open if this fraction of the rollouts of a tree pass through it
-_STYLE = """body{font:14px/1.5 ui-monospace,monospace;margin:2em;color:#2b2f36}
-h1{font-size:1.4em}.n,.p{flex:none;display:inline-block;width:4.5em;color:#5b626d;text-align:right;white-space:nowrap}
-.p{width:5.5em;margin-right:1.2em}.names{padding-left:1em;margin-bottom:.3em}
-summary{display:flex;align-items:baseline;list-style:none}summary::-webkit-details-marker{display:none}
-summary::before{content:"▸";flex:none;width:1em}details[open]>summary::before{content:"▾"}
-.leaf>summary::before{content:""}summary:hover{background:#f3f4f6}
-b{font-weight:600;border-radius:3px;padding:0 .2em;white-space:pre-wrap;overflow-wrap:anywhere;min-width:2em}"""
 
 
 @dataclass(eq=False)
@@ -158,52 +147,3 @@ def numbers_of(branch: Branch, k: int, num_rollouts: int) -> tuple[str, str, str
         return "", "", ""
     certain = known if not isnan(known) else number / num_rollouts
     return f"{number:,}", probability(certain), f"{branch.correct_K[k] / number:.0%}"
-
-
-def outline_page(
-    title: str, prompt: str, names: Sequence[str], root: Branch, decode: Callable[[Sequence[int]], str], verified: bool
-) -> str:
-    """Return an outline as one HTML page without scripts; every branch can be opened and closed."""
-    headings = "".join(f'<span class="n">{escape(name)}</span><span class="p"></span>' for name in names)
-    body = "".join(_details(root, decode, prompt, verified))
-    legend = "count, and the probability of the text up to there" + (
-        "; color: from incorrect (red) to correct (green)" if verified else ""
-    )
-    return f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<style>{_STYLE}</style></head>
-<body><h1>{escape(title)}</h1><p>{escape(legend)}</p><p class="names">{headings}</p>{body}</body></html>
-"""
-
-
-def _details(root: Branch, decode: Callable[[Sequence[int]], str], prompt: str, verified: bool) -> Iterator[str]:
-    """Yield the parts of the outline: a branch, what is below it, and its end."""
-    waiting: list[tuple[Branch | None, int]] = [(root, 0)]  # with its depth; None is the end of a branch
-    while waiting:
-        branch, depth = waiting.pop()
-        if branch is None:
-            yield "</details>"
-            continue
-        numbers, is_large = [], False
-        for k, total in enumerate(root.count_K):
-            number, certain, _ = numbers_of(branch, k, total)
-            numbers.append(f'<span class="n">{number}</span><span class="p">{certain}</span>')
-            is_large = is_large or branch.count_K[k] >= _OPENED * max(total, 1)
-        text = prompt if branch is root else visible_text(decode(branch.tokens), one_line=True)
-        color = f";background:{_color(branch)}" if verified else ""
-        shown = f'<b style="margin-left:min({1.2 * depth:.1f}em,40vw){color}">{escape(visible_text(text))}</b>'
-        kind = "" if branch.branches else ' class="leaf"'
-        yield f"<details{kind}{' open' if is_large else ''}><summary>{''.join(numbers)}{shown}</summary>"
-        waiting.append((None, depth))
-        waiting += [(below, depth + 1) for below in branch.branches[::-1]]
-
-
-def _color(branch: Branch) -> str:
-    """Return the color of the correct fraction in the last tree that has rollouts here."""
-    k = next(k for k in reversed(range(len(branch.count_K))) if branch.count_K[k])
-    fraction = 2 * branch.correct_K[k] / branch.count_K[k]
-    low, high = (_COLORS[0], _COLORS[1]) if fraction < 1 else (_COLORS[1], _COLORS[2])
-    part = fraction % 1 if fraction < 2 else 1.0
-    mixed = (round(a + (b - a) * part) for a, b in zip(low, high, strict=True))
-    return f"rgb({','.join(map(str, mixed))})"
