@@ -48,8 +48,8 @@ from brorl.evaluation.paired import (
     conclusion_of,
     corrected_level,
     difference_interval,
-    difference_parts,
     mean_over_runs,
+    paired_difference,
     seeds_needed,
 )
 from brorl.format import Estimate, counted, interval, short, signed
@@ -311,7 +311,7 @@ def _needed(verdict: Comparison, pairs: list[tuple[Arm, Arm]]) -> Iterator[str]:
     """Yield the seeds and puzzles that would show a difference of .02 in pass@1 at the end, if they are known."""
     for b, a in pairs:
         ends = (scores_at(verdict, arm, verdict.budget) for arm in (a, b))
-        if needed := seeds_needed(difference_parts(*ends, seeds_paired=True)):
+        if needed := seeds_needed(paired_difference(*ends, seeds_paired=True).parts):
             size = f"{needed.seeds} seeds and {needed.prompts:,} puzzles"
             yield f"A difference of {needed.half_width:g} in pass@1, {b.name} minus {a.name}, takes {size}."
 

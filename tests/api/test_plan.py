@@ -52,7 +52,7 @@ def test_the_function_plans_as_the_command_does(capsys: pytest.CaptureFixture[st
     assert isinstance(result, PlanResult)
     assert imread(result.path / "plan.png").std() > 0.05
     assert [row.num_rollouts for row in result.report.plan.rows] == [4, 16, 64]
-    assert [row["memory_bytes"] for row in mine["rows"]] == list(result.report.memory_bytes)
+    assert [row["memory_bytes"] for row in mine["rows"]] == [row.memory_bytes for row in result.report.plan.rows]
     assert result.recommended is not None
     assert result.train_command is not None
     words = shlex.split(result.train_command)

@@ -10,7 +10,7 @@ from scipy import stats
 
 from brorl.comparison.report import comparison_record
 from brorl.comparison.results import results_of
-from brorl.evaluation.paired import VariancePart, VarianceParts, difference_interval, difference_parts, seeds_needed
+from brorl.evaluation.paired import VariancePart, VarianceParts, difference_interval, paired_difference, seeds_needed
 
 FloatArray = NDArray[np.float64]
 
@@ -74,7 +74,7 @@ def test_scores_of_these_variances_have_that_interval(rng: np.random.Generator) 
         a_SP = rng.uniform(0.3, 0.6, (num_seeds, num_prompts))
         b_SP = a_SP + 0.01 + of_seeds_S[:, None] + of_prompts_P
         interval = difference_interval(a_SP, b_SP, seeds_paired=True)
-        return (interval.high - interval.low) / 2, difference_parts(a_SP, b_SP, seeds_paired=True)
+        return (interval.high - interval.low) / 2, paired_difference(a_SP, b_SP, seeds_paired=True).parts
 
     found = seeds_needed(half(3)[1])
     assert found is not None
@@ -86,7 +86,7 @@ def test_scores_of_these_variances_have_that_interval(rng: np.random.Generator) 
 def test_one_seed_or_one_prompt_gives_no_number(rng: np.random.Generator) -> None:
     for shape in ((1, 20), (3, 1), (1, 1)):
         a, b = rng.random(shape), rng.random(shape)
-        assert seeds_needed(difference_parts(a, b, seeds_paired=True)) is None
+        assert seeds_needed(paired_difference(a, b, seeds_paired=True).parts) is None
 
 
 class TestText:

@@ -57,7 +57,7 @@ def row(num_rollouts: int, prompts: int, to_best: float) -> PlanRow:
 
 def report(**changes: object) -> PlanReport:
     plan = RolloutPlan(
-        rows=[row(16, 40, 1.5), row(64, 20, 1.0), row(256, 10, 1.04), row(1024, 0, nan)],
+        rows=[row(16, 40, 1.5), row(64, 20, 1.0), replace(row(256, 10, 1.04), memory_bytes=3 << 30), row(1024, 0, nan)],
         budget=1.0,
         recipe=1,
         best=1,
@@ -82,8 +82,7 @@ def report(**changes: object) -> PlanReport:
         memory=None,
         rows_JD=np.ones((4, 3)),
     )  # fmt: skip
-    memory: list[int | None] = [50 << 20, 60 << 20, 3 << 30, None]
-    return PlanReport(plan, measured, SETTINGS, "quickstart", "cpu", memory, memory)
+    return PlanReport(plan, measured, SETTINGS, "quickstart", "cpu")
 
 
 def shown(renderable: object, width: int = 80) -> str:
@@ -187,17 +186,18 @@ def test_memory_of_steps_that_do_not_fit_is_unknown() -> None:
     measured = replace(full.measured, memory=Memory())  # type: ignore[arg-type]
     every = replace(SETTINGS, dynamic_sampling=False)
     known = PlanReport.of(full.plan, measured, every, ("quickstart", "cpu"))
-    assert known.memory_bytes == [256, 1024, 4096, 16384]
-    assert known.budget_memory_bytes == [640, 1280, 2560, None]
+    assert [r.memory_bytes for r in known.plan.rows] == [256, 1024, 4096, 16384]
+    assert [r.budget_memory_bytes for r in known.plan.rows] == [640, 1280, 2560, None]
     refilled = PlanReport.of(
         full.plan, measured, SETTINGS, ("quickstart", "cpu")
     )  # a round has the groups to be dropped
-    for plan_row, some, all_kept in zip(full.plan.rows, refilled.memory_bytes, known.memory_bytes, strict=True):
+    for plan_row, other in zip(refilled.plan.rows, known.plan.rows, strict=True):
+        some, all_kept = plan_row.memory_bytes, other.memory_bytes
         assert some is not None
         assert all_kept is not None
         assert all_kept / plan_row.mixed.value < some <= 1.5 * all_kept / plan_row.mixed.value
     unknown = PlanReport.of(full.plan, full.measured, SETTINGS, ("quickstart", "cpu"))
-    assert unknown.memory_bytes == unknown.budget_memory_bytes == [None] * 4
+    assert {(r.memory_bytes, r.budget_memory_bytes) for r in unknown.plan.rows} == {(None, None)}
 
 
 def test_a_long_path_does_not_leave_the_figure(tmp_path: Path) -> None:

@@ -186,11 +186,6 @@ def difference_interval(
     return parts.interval(value, (-1.0, 1.0), level)
 
 
-def difference_parts(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_paired: bool) -> VarianceParts:
-    """Return only the `parts` of `paired_difference`; arguments and errors are the same."""
-    return _paired(score_a_SP, score_b_SP, seeds_paired)[1]
-
-
 def conclusion_of(difference: Estimate) -> Conclusion:
     """Return the conclusion from a difference of B minus A: a lead if its interval excludes 0."""
     if difference.low > ROUNDING:

@@ -70,6 +70,9 @@ class PlanRow:
     budget_seconds: float  # seconds of a step with these prompts
     budget_noise: Estimate  # relative gradient noise of that step
     to_best: Estimate  # its noise divided by that of the best N
+    # memory above the loaded model of a step with the recipe's prompts, and of one with those that fit; None if unknown
+    memory_bytes: int | None = None
+    budget_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isinf, isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +21,7 @@ from brorl.planning.step_cost import prompts_at_once
 from brorl.planning.step_timing import PlanMeasurements, measure
 from brorl.storage import json_ready
 from brorl.table import Table
+from brorl.tree import FloatArray
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,6 @@ class PlanReport:
     settings: StepSettings  # the recipe's settings of a step
     model: str  # name of the model
     device: str  # device of the measurements
-    # memory of a step above the loaded model with the recipe's prompts, per row; None if unknown
-    memory_bytes: Sequence[int | None]
-    budget_memory_bytes: Sequence[int | None]  # the same with the prompts that fit in the budget
 
     @classmethod
     def of(
@@ -42,17 +40,22 @@ class PlanReport:
     ) -> PlanReport:
         """Predict the memory of each row's step, and put everything together."""
 
-        def memory(index: int, num_prompts: int) -> int | None:
+        def memory(row: PlanRow, rows_D: FloatArray, num_prompts: int) -> int | None:
             if measured.memory is None or not num_prompts:
                 return None
-            row, rows_D = plan.rows[index], measured.rows_JD[index]
             nodes_per_update = row.trained_nodes * num_prompts / settings.mini_batches
             at_once = prompts_at_once(row.mixed.value, num_prompts) if settings.dynamic_sampling else num_prompts
             return measured.memory.predict(rows_D, row.num_rollouts, at_once, nodes_per_update)
 
-        at_recipe = [memory(i, settings.prompts_per_step) for i in range(len(plan.rows))]
-        at_budget = [memory(i, row.budget_prompts) for i, row in enumerate(plan.rows)]
-        return cls(plan, measured, settings, *names, at_recipe, at_budget)
+        rows = [
+            replace(
+                row,
+                memory_bytes=memory(row, rows_D, settings.prompts_per_step),
+                budget_memory_bytes=memory(row, rows_D, row.budget_prompts),
+            )
+            for row, rows_D in zip(plan.rows, measured.rows_JD, strict=True)
+        ]
+        return cls(replace(plan, rows=rows), measured, settings, *names)
 
     @classmethod
     def measure(
@@ -126,11 +129,11 @@ def _beyond_pilot(report: PlanReport) -> tuple[str, ...]:
 def step_table(report: PlanReport) -> Table:
     """Return the table of the costs of a step with the recipe's number of prompts, and the noise of its gradient."""
     rows = []
-    for row, memory in zip(report.plan.rows, report.memory_bytes, strict=True):
+    for row in report.plan.rows:
         total = row.seconds["total"]
         main = [row.seconds[p] for p in ("generation", "verification", "training")]
         phases = "/".join(f"{s:.2f}" for s in (*main, total - sum(main)))
-        size = "unknown" if memory is None else memory_size(memory)
+        size = "unknown" if row.memory_bytes is None else memory_size(row.memory_bytes)
         rows.append((_number(row), seconds_text(total), phases, size, format_noise(row.noise)))
     columns = ("N", "seconds", "sample/verify/train/rest", "memory", "gradient noise")
     title = f"A step with {report.settings.prompts_per_step} prompts"
@@ -258,14 +261,6 @@ def _limits(report: PlanReport, chosen: PlanRow) -> str:
 def plan_record(report: PlanReport) -> dict[str, Any]:
     """Return the content of `plan.json`; a missing value or end of an interval is null."""
     plan = report.plan
-    rows = [
-        {
-            **vars(row),
-            "memory_bytes": memory,
-            "budget_memory_bytes": at_budget,
-        }
-        for row, memory, at_budget in zip(plan.rows, report.memory_bytes, report.budget_memory_bytes, strict=True)
-    ]
     numbers = [row.num_rollouts for row in plan.rows]
     record: dict[str, Any] = json_ready({
         "recommendation": {
@@ -280,7 +275,7 @@ def plan_record(report: PlanReport) -> dict[str, Any]:
         "device": report.device,
         "recipe": report.settings,
         "pilot": report.measured.summary,
-        "rows": rows,
+        "rows": plan.rows,
         "pass_rates": plan.pass_rates,
         "gradient": {
             "mean_squared": float(plan.moments.mean_squared),
