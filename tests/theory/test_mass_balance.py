@@ -1,7 +1,6 @@
 """Mass balance against autograd softmax steps, exact fractions, and enumeration of all draws."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from fractions import Fraction
 from itertools import product
 from math import ceil, e, inf
