@@ -22,7 +22,7 @@ BFLOAT16 = {"dtype": "bfloat16", "importance.correction": "truncate", "optimizer
 LOGGERS_OF_THE_CONSOLE = ("console", "none", "file")
 """Names of loggers that stand for what every run prints and stores."""
 LARGEST_CLIP_OF_RESPONSES = 0.1
-"""A wider clip has no effect on the ratio of a whole response, and is refused by `config.conflicts`."""
+"""A wider clip has no effect on the ratio of a whole response, and is refused by `config.settings`."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Each section checks its own settings; `TrainConfig` composes the sections, and c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -17,14 +18,13 @@ from brorl.algorithms.settings import (
     PolicyLossSettings,
     RewardShaping,
 )
-from brorl.config.conflicts import conflicts
 from brorl.cost import Budget
 from brorl.distributed.settings import ClusterSettings
 from brorl.evaluation.settings import EvaluationSettings
 from brorl.model.settings import LoraSettings
 from brorl.paths import is_folder
 from brorl.prompts.settings import DataSettings, PromptFormat
-from brorl.rollout.settings import EngineSettings
+from brorl.rollout.settings import VLLM_RANKS, EngineSettings
 from brorl.sampling import SamplingSettings
 from brorl.section import AsList, Section
 from brorl.trackers import TrackingSettings
@@ -167,3 +167,210 @@ class TrainConfig(Section):
         for conflict in conflicts(self):
             raise ValueError(conflict)
         return self
+
+
+def conflicts(config: TrainConfig) -> Iterator[str]:
+    """Yield the conflicts between settings of different sections, the most basic ones first."""
+    if config.steps is None and config.budget.limit is None:
+        yield "steps = null needs a budget to end the run; set budget.limit, or a number of steps"
+    yield from _of_phases(config)
+    yield from _of_groups(config)
+    yield from _of_engine(config)
+    if config.cluster.enabled:
+        yield from _of_cluster(config)
+    yield from _of_learner(config)
+    evaluation, patience = config.evaluation, config.reference.reset_patience
+    if not evaluation.num_prompts and evaluation.sources:
+        yield "evaluation.sources needs evaluations, but evaluation.num_prompts = 0 switches them off; raise it"
+    for name, wanted in (("reference.reset_patience", patience), ("evaluation.patience", evaluation.patience)):
+        if wanted and not (evaluation.every and evaluation.num_prompts):
+            off = "evaluation.num_prompts" if evaluation.every else "evaluation.every"
+            yield f"{name} counts regular evaluations, but {off} = 0 switches them off; set it above 0"
+
+
+def _of_phases(config: TrainConfig) -> Iterator[str]:
+    if not config.phases:
+        return
+    ends = [phase.until for phase in config.phases]
+    if ends[-1] != 1 or ends != sorted({*ends}):
+        yield f"phases: `until` must rise from phase to phase, to 1 in the last one, not {ends}"
+    if config.advantage != AdvantageSettings():
+        yield (
+            "phases replace `advantage`, and both are set; move the settings of `advantage` into the phases, or set "
+            "phases: []"
+        )
+    if config.phases[-1].until_coverage_stalls:
+        yield (
+            f"phases: {config.phases[-1].name} is the last phase, which only the budget ends; remove its "
+            "until_coverage_stalls"
+        )
+    waiting = next((phase.name for phase in config.phases if phase.until_coverage_stalls), None)
+    if waiting is not None and max(config.evaluation.ks) == 1:
+        yield f"phases: {waiting} ends when coverage stalls, but evaluation.ks has only pass@1; add a larger k"
+    if waiting is not None and not (config.evaluation.every and config.evaluation.num_prompts):
+        yield (
+            f"phases: {waiting} ends when coverage stalls, which needs regular evaluations; set evaluation.every and "
+            "evaluation.num_prompts above 0"
+        )
+
+
+def _of_groups(config: TrainConfig) -> Iterator[str]:
+    number = config.rollouts_per_prompt
+    for advantage in config.advantages:
+        if advantage.estimator == "pass_at_k" and advantage.k >= number:
+            yield (
+                f"advantage.k = {advantage.k} needs more than {advantage.k} rollouts per prompt, but "
+                f"rollouts_per_prompt = {number}; raise it, or lower advantage.k"
+            )
+    if config.rewards.overlong_tokens > config.sampling.max_new_tokens:
+        yield (
+            f"rewards.overlong_tokens = {config.rewards.overlong_tokens} is more than sampling.max_new_tokens = "
+            f"{config.sampling.max_new_tokens}; lower rewards.overlong_tokens"
+        )
+
+
+def _of_engine(config: TrainConfig) -> Iterator[str]:
+    engine, has_cluster = config.engine, config.cluster.enabled
+    if engine.clock == "cpu" and (engine.threads != 1 or config.device not in ("auto", "cpu")):
+        yield (
+            "engine.clock = cpu counts the CPU time of one thread; set engine.threads: 1 and device: cpu, or "
+            "engine.clock: wall"
+        )
+    if engine.clock == "cpu" and has_cluster:
+        yield "engine.clock = cpu counts the time of one process, and a cluster has several; set engine.clock: wall"
+    if engine.dtype == "bfloat16":
+        yield from _of_sampling_dtype(config)
+    if config.device == "mps":
+        yield from _of_apple_gpu(config)
+    if config.lora.quantization != "none":
+        yield from _of_quantization(config)
+    if engine.kind != "vllm":
+        return
+    if config.dtype == "float64":
+        yield "engine.kind = vllm has no float64; set dtype: float32 or bfloat16"
+    if engine.clock == "cpu":
+        yield "engine.clock = cpu does not count the process of engine.kind = vllm; set engine.clock: wall"
+    if has_cluster and engine.vllm.weight_transfer == "ipc":
+        yield (
+            "engine.vllm.weight_transfer = ipc shares memory of the learner in the process of the loop, and "
+            f"cluster.nodes = {config.cluster.nodes} places it elsewhere; set engine.vllm.weight_transfer: auto"
+        )
+    if has_cluster and engine.vllm.placement == "apart":
+        yield (
+            f"engine.vllm.placement = apart is for a run of one process, and cluster.nodes = {config.cluster.nodes}; "
+            "remove it, and set cluster.placement: apart"
+        )
+    if config.lora.quantization != "none":
+        yield (
+            f"engine.kind = vllm samples with whole weights, and lora.quantization = {config.lora.quantization} learns "
+            "with rounded ones; set lora.quantization: none, or engine.kind: native"
+        )
+    if config.lora.rank > VLLM_RANKS[-1]:
+        yield (
+            f"engine.kind = vllm has adapters of at most rank {VLLM_RANKS[-1]}, and lora.rank = {config.lora.rank}; "
+            "lower it, or set engine.kind: native"
+        )
+
+
+def _of_apple_gpu(config: TrainConfig) -> Iterator[str]:
+    if config.dtype == "float64":
+        yield "dtype = float64, and an Apple GPU has no float64; set dtype: float32, or device: cpu"
+    if config.engine.kind == "vllm":
+        yield "engine.kind = vllm does not sample on an Apple GPU; set engine.kind: native"
+    if config.cluster.enabled:
+        yield f"device = mps is one GPU, and cluster.nodes = {config.cluster.nodes} needs several; set cluster.nodes: 0"
+
+
+def _of_quantization(config: TrainConfig) -> Iterator[str]:
+    if not config.lora.rank:
+        yield "lora.quantization = nf4 freezes the weights, and lora.rank = 0 trains them; set lora.rank, such as 16"
+    if config.dtype == "float64":
+        yield "lora.quantization = nf4 computes in float32 or bfloat16, and dtype = float64; set dtype: float32"
+    if config.cluster.enabled:
+        yield (
+            f"lora.quantization = nf4 is for a run of one process, and cluster.nodes = {config.cluster.nodes}; set "
+            "cluster.nodes: 0, or lora.quantization: none"
+        )
+
+
+def _of_sampling_dtype(config: TrainConfig) -> Iterator[str]:
+    if config.engine.kind == "vllm":
+        yield "engine.dtype = bfloat16 is for engine.kind = native; vllm has the numbers of dtype; remove engine.dtype"
+    if config.dtype != "float32" or config.device not in ("auto", "cpu"):
+        yield (
+            f"engine.dtype = bfloat16 samples for a float32 model on a CPU, and dtype = {config.dtype} with device = "
+            f"{config.device}; set engine.dtype: auto, or dtype: float32 and device: cpu"
+        )
+    if config.importance.correction == "none":
+        yield (
+            "engine.dtype = bfloat16 samples from rounded weights, and importance.correction = none does not correct "
+            "for that; set importance.correction: truncate"
+        )
+
+
+def _of_cluster(config: TrainConfig) -> Iterator[str]:
+    cluster, engine = config.cluster, config.engine
+    gpus, parallel = cluster.gpus_per_rollout_worker, engine.vllm.tensor_parallel
+    if engine.kind == "native" and gpus > 1:
+        yield (
+            f"cluster.gpus_per_rollout_worker = {gpus}, and engine.kind = native samples on one GPU; set "
+            "cluster.gpus_per_rollout_worker: 1 with more cluster.rollout_workers, or engine.kind: vllm"
+        )
+    if engine.kind == "vllm" and gpus and gpus != parallel:
+        yield (
+            f"cluster.gpus_per_rollout_worker = {gpus}, and engine.vllm.tensor_parallel = {parallel} is the number of "
+            "GPUs that an engine uses; set both to the same number"
+        )
+    if config.device == "cpu" and gpus + cluster.gpus_per_learner_rank:
+        yield (
+            "device = cpu uses no GPU, and the workers of the cluster have some; set device: auto, or "
+            "cluster.gpus_per_rollout_worker: 0 and cluster.gpus_per_learner_rank: 0"
+        )
+    if config.device.startswith("cuda") and not gpus:
+        yield (
+            f"device = {config.device} needs GPUs, and cluster.gpus_per_rollout_worker = 0 samples on CPUs; set "
+            "cluster.gpus_per_rollout_worker: 1, or device: auto"
+        )
+    if cluster.mode == "async" and config.optimizer.ema_decay:
+        yield (
+            "optimizer.ema_decay evaluates averaged weights, and with cluster.mode = async the rollout workers sample "
+            "for training meanwhile; remove it, or set cluster.mode: sync"
+        )
+    if cluster.mode == "async" and cluster.max_staleness and config.importance.correction == "none":
+        yield (
+            f"cluster.mode = async trains on rollouts of weights that are up to {cluster.max_staleness} updates old, "
+            "and importance.correction = none does not correct for that; set importance.correction: truncate and "
+            "optimizer.old_logprobs: recompute, or cluster.max_staleness: 0"
+        )
+
+
+def _of_learner(config: TrainConfig) -> Iterator[str]:
+    optimizer, loss, correction = config.optimizer, config.loss, config.importance.correction
+    if optimizer.states == "8bit" and config.dtype == "float64":
+        yield (
+            "optimizer.states = 8bit rounds AdamW's moments, and dtype = float64 is for exact comparisons; set "
+            "dtype: float32, or optimizer.states: device"
+        )
+    if optimizer.mini_batches > config.prompts_per_step:
+        yield (
+            f"optimizer.mini_batches = {optimizer.mini_batches} is more than prompts_per_step = "
+            f"{config.prompts_per_step}, and every mini-batch needs at least one prompt; set "
+            f"optimizer.mini_batches: {config.prompts_per_step}"
+        )
+    wide = [name for name in ("clip_low", "clip_high") if (getattr(loss, name) or 0) > 0.1]
+    if loss.kind == "gspo" and wide:
+        yield (
+            "loss.kind = gspo clips the ratio of whole responses, which stays close to 1, and "
+            f"loss.{wide[0]} = {getattr(loss, wide[0])} has no effect; set loss.clip_low: 3e-4 and loss.clip_high: 4e-4"
+        )
+    if correction != "none" and not config.recompute_old_logprobs:
+        yield (
+            f"importance.correction = {correction} needs the learner's own log-probs, but optimizer.old_logprobs = "
+            "engine; set optimizer.old_logprobs: recompute"
+        )
+    reset = config.reference.first_reset
+    if reset and not config.kl.coefficient:
+        yield (
+            f"reference.{reset} = {getattr(config.reference, reset)} resets the reference of the KL penalty, but "
+            "kl.coefficient = 0 switches that penalty off; set kl.coefficient above 0"
+        )

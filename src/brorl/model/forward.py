@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Literal, assert_never
+from typing import assert_never
 
 import numpy as np
 from torch._inductor.runtime.cache_dir_utils import cache_dir
@@ -27,6 +27,7 @@ from brorl.model.lean import has_lean_layout
 from brorl.model.logits import embeds_last
 from brorl.model.logprobs import DEFAULT_PASS, ModelPass, chunk_logprobs, default_max_nodes
 from brorl.model.node_outputs import ChunkLogprobs
+from brorl.model.settings import ForwardChoice
 from brorl.model.tree_attention import HooksError
 from brorl.model.tree_batch import AttentionChoice
 from brorl.tree import FloatArray, RolloutTree
@@ -50,9 +51,6 @@ def flat_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
     """Return each distinct response's cost in tokens on the flat path, shape [L]: its prompt and all of its tokens."""
     length_L = len(tree.prompt_ids) + tree.length
     return length_L + cost_per_position * length_L * (length_L - 1) / 2
-
-
-ForwardChoice = Literal["auto", "tree", "flat"]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ that the attention function receives. Models whose layers do not all attend exac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,10 +15,8 @@ from transformers import PreTrainedModel
 
 from brorl.model.context_limit import carries_state
 from brorl.model.model_shape import setting
+from brorl.model.settings import ForwardChoice
 from brorl.model.tree_attention import HookedPass, HooksError, tree_attention
-
-if TYPE_CHECKING:
-    from brorl.model.forward import ForwardChoice
 
 
 class KVShape(NamedTuple):

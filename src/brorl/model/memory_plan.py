@@ -17,7 +17,6 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from brorl.errors import UserError
-from brorl.model.forward import ForwardChoice
 from brorl.model.image_text import auto_class, freeze_images
 from brorl.model.kernels import kernels
 from brorl.model.kv_shape import KVShape, shapes_or_guess
@@ -35,7 +34,7 @@ from brorl.model.logprobs import default_max_nodes
 from brorl.model.lora import ALL_LINEAR, adapter_shapes, target_layers
 from brorl.model.model_shape import ModelShape
 from brorl.model.moments import moment_bytes
-from brorl.model.settings import LoraSettings, States
+from brorl.model.settings import ForwardChoice, LoraSettings, States
 from brorl.model.tiled_attention import SCORES_PER_TILE
 from brorl.model.tree_attention import PREFILL_TOKENS
 from brorl.model.tree_batch import AttentionChoice

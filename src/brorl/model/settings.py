@@ -8,6 +8,7 @@ from pydantic import Field
 
 from brorl.section import Names, Section
 
+ForwardChoice = Literal["auto", "tree", "flat"]  # how rollouts go through the model
 States = Literal["device", "host", "8bit"]  # where AdamW's moments are: on the device, on the CPU, in 8 bits
 
 

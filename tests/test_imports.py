@@ -1,0 +1,72 @@
+"""No module imports itself through others, also for its types alone."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import brorl
+
+PACKAGE = Path(brorl.__file__).parent
+
+
+def imports_at_the_top(folder: Path) -> dict[str, set[str]]:
+    """Return the modules of a package that each one imports outside of functions, with those for type checkers.
+
+    The package itself is no part of it: its functions are imported on first use, and modules read its version.
+    """
+    files = {".".join(file.relative_to(folder.parent).with_suffix("").parts): file for file in folder.rglob("*.py")}
+    modules = {name.removesuffix(".__init__"): file for name, file in files.items()}
+    del modules[folder.name]
+    found: dict[str, set[str]] = {}
+    for name, file in modules.items():
+        named = [name for node in statements(ast.parse(file.read_text("utf-8"))) for name in names_in(node)]
+        found[name] = {part for part in named if part in modules} - {name}
+    return found
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements of a module that run when it is imported, or that a type checker reads."""
+    for child in ast.iter_child_nodes(node):
+        is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case) and not is_function:
+            yield child
+            yield from statements(child)
+
+
+def names_in(node: ast.AST) -> list[str]:
+    """Return the names of modules that a statement imports, some of which may be names in a module."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return []
+
+
+def in_circles(imports: Mapping[str, set[str]]) -> set[str]:
+    """Return the modules that are left when those that import none of the others are taken away, again and again."""
+    left = {name: set(imported) for name, imported in imports.items()}
+    for graph in (left, {name: {other for other in imports if name in imports[other]} for name in imports}):
+        while done := {name for name, others in graph.items() if name in left and not others & left.keys()}:
+            for name in done:
+                del left[name]
+    return {*left}
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    assert in_circles(imports_at_the_top(PACKAGE)) == set()
+
+
+def test_a_circle_is_found(tmp_path: Path) -> None:
+    sources = {
+        "__init__": "from p import a",
+        "a": "from p import b",
+        "b": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.c import C",
+        "c": "import p.a",
+        "above": "import p.a",
+        "below": "def f():\n    import p.above",
+    }
+    folder = tmp_path / "p"
+    folder.mkdir()
+    for name, source in sources.items():
+        (folder / f"{name}.py").write_text(source)
+    assert in_circles(imports_at_the_top(folder)) == {"p.a", "p.b", "p.c"}
