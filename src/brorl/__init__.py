@@ -52,10 +52,6 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)
-    if name.islower():  # a command
-        from brorl.api.python_words import with_python_words
-
-        value = with_python_words(value)
     globals()[name] = value
     return value
 

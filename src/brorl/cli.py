@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, TextIO, Union, get_args, 
 import brorl
 from brorl.errors import CLOSED, STOPPED, UserError, nearest
 from brorl.training.stop_request import on_stop, stop_signals
+from brorl.wording import shell_words
 
 
 class Command(NamedTuple):
@@ -168,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Command line without the program's name; by default that of the process.
     """
     try:
-        with on_stop(_interrupt, [number for number in stop_signals() if number != signal.SIGINT]):
+        with shell_words(), on_stop(_interrupt, [number for number in stop_signals() if number != signal.SIGINT]):
             return _flushed(_run, list(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
         print(f"brorl: {error}", file=sys.stderr)  # noqa: T201

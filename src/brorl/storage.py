@@ -18,6 +18,7 @@ from time import time
 from typing import Any
 
 from brorl.errors import StorageError, UserError
+from brorl.wording import option
 
 _LOCK = "used"
 _GRACE_S = 60.0  # a younger folder may not have its lock yet, or its processes may still be ending
@@ -54,7 +55,7 @@ def output_folder(path: Path) -> Iterator[Path]:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"cannot write to --output-dir {path} ({error.strerror}); choose a folder that you may write to"
+            f"cannot write to {option('output-dir', path)} ({error.strerror}); choose a folder that you may write to"
         ) from error
     try:
         yield path

@@ -22,10 +22,6 @@ _HEADING = 9  # characters that a heading may always take; a longer one is broke
 class Result:
     """The result of a command: its `parts` are text on a terminal and HTML in a notebook."""
 
-    def words(self, advice: str) -> str:
-        """Return advice on options as it is; the result of a function has `python_words.in_python` in its place."""
-        return advice
-
     @property
     def exit_code(self) -> int:
         """Exit code of the command."""

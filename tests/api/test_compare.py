@@ -42,7 +42,7 @@ def test_a_run_keeps_the_evaluations_that_end_it_and_never_pauses(
     run = run_config(ArmPlan("arm", config), 0, tmp_path, Budget("steps", 9))
     assert (run.evaluation.every, run.evaluation.patience) == (every, config.evaluation.patience)
     assert (run.budget.limit, run.budget.pause_at) == (9, None)
-    with pytest.raises(UserError, match=r"budget\.pause_at is decided by the comparison; use --budget"):
+    with pytest.raises(UserError, match=r"budget\.pause_at is decided by the comparison; use budget"):
         compare("quickstart", "quickstart-16", **{"budget.pause_at": 2.0})
 
 
@@ -143,19 +143,19 @@ def test_the_same_call_and_the_folder_give_the_same_result_without_new_runs(
     assert {p: p.stat().st_mtime_ns for p in compared.path.glob("arms/*/*/*")} == before
     with pytest.raises(UserError, match="rollouts_per_prompt would change it"):
         compare(compared.path, evaluation={"rollouts_per_prompt": 3})
-    with pytest.raises(UserError, match="--output-dir would change it"):
+    with pytest.raises(UserError, match="output_dir would change it"):
         compare(compared.path, output_dir="elsewhere")
 
 
 @pytest.mark.slow
 def test_wrong_arguments_are_errors_before_any_work(tmp_path: Path) -> None:
     for arguments, words in (
-        ({"jobs": 0}, "--jobs: at least 1 is needed, got 0"),
+        ({"jobs": 0}, "^jobs: at least 1 is needed, got 0"),
         ({"match": "hours", "budget": 1}, "'hours' is not a unit"),
-        ({"sweep": {"rollouts_per_prompt": [8, 16]}, "budget": "soon"}, "--budget: a time such as"),
+        ({"sweep": {"rollouts_per_prompt": [8, 16]}, "budget": "soon"}, "^budget: a time such as"),
         ({"sweep": {"rollouts_per_prompt": [8, 16]}, "budget": 4, "marks": [5]}, "up to the budget of 4, got 5"),
         ({"budget": 4, "evaluation": {"evry": 5}}, "did you mean evaluation.every"),
-        ({"budget": 4, "seed": 5}, "seed is decided by the comparison; use --seeds N"),
+        ({"budget": 4, "seed": 5}, "seed is decided by the comparison; use seeds=N"),
     ):
         with pytest.raises(UserError, match=words):
             compare(output_dir=tmp_path / "out", **arguments)  # type: ignore[arg-type]

@@ -203,10 +203,10 @@ def test_the_stored_settings_name_what_decides_responses_and_verdicts() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"ks": [16]}, "--ks: pass@16 needs 16 responses per prompt"),
-        ({"ks": []}, "--ks: expected numbers of at least 1, not []"),
-        ({"max_new_tokens": 0}, "--max-new-tokens: expected a number of at least 1, not 0"),
-        ({"temperature": float("nan")}, "--temperature: expected a number of at least 0, not nan"),
+        ({"ks": [16]}, "ks: pass@16 needs 16 responses per prompt"),
+        ({"ks": []}, "ks: expected numbers of at least 1, not []"),
+        ({"max_new_tokens": 0}, "max_new_tokens: expected a number of at least 1, not 0"),
+        ({"temperature": float("nan")}, "temperature: expected a number of at least 0, not nan"),
         ({"loss": {"clip_high": 0.3}}, "loss.clip_high is not a setting of an evaluation; the settings are: device"),
         ({"model": "other"}, "model is not a setting of an evaluation"),
         ({"prompt": {"template": "none"}}, "prompt.template must have {prompt} once"),

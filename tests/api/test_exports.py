@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import brorl
-from brorl.api.python_words import in_python
 from brorl.api.verify import verify
 
 COMMANDS = {
@@ -105,25 +104,3 @@ def test_errors_name_arguments_and_not_options(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("mine")
     with pytest.raises(brorl.UserError, match="; give another output, or move it away"):
         brorl.report(tmp_path, output=tmp_path / "report.html")
-
-
-@pytest.mark.parametrize(
-    ("option", "argument"),
-    [
-        ("raise --budget to 640 or more", "raise budget to 640 or more"),
-        ("--jobs 3: there are 2 cores", "jobs=3: there are 2 cores"),
-        ("train with --steps 1,200.", "train with steps=1200."),
-        ("recipes, or --sweep KEY=V,V,...", "recipes, or sweep={'KEY': [V, V, ...]}"),
-        ("--output-dir /a/b.c exists", "output_dir='/a/b.c' exists"),
-        ("use --match steps --budget N", "use match='steps' budget=N"),
-        ("give it with --from", "give it with checkpoint"),
-        ("use --jobs 1, or --cluster.nodes 0", "use jobs=1, or cluster={'nodes': 0}"),
-        ("only --seeds and --jobs may", "only seeds and jobs may"),
-        ("continue that one: brorl compare out --seeds 3", "continue that one: brorl compare out --seeds 3"),
-        ("see brorl train --help", "see brorl train --help"),
-        ("name them: --data RECIPE | FILE", "name them: data=RECIPE | FILE"),
-        ("a -- b, one--two, ---", "a -- b, one--two, ---"),
-    ],
-)  # fmt: skip
-def test_options_become_arguments(option: str, argument: str) -> None:
-    assert in_python(option) == argument

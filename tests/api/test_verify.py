@@ -147,7 +147,7 @@ def test_the_command_writes_verdicts_and_requires_agreement() -> None:
 @pytest.mark.parametrize(
     ("row", "options", "said"),
     [
-        ({"id": "1", "text": "x"}, {}, "line 1 has no column 'response' (columns: id, text); give --response-column"),
+        ({"id": "1", "text": "x"}, {}, "line 1 has no column 'response' (columns: id, text); give response_column"),
         ({"id": "1", "response": 3}, {}, "line 1: response must be a string, got a number; write one response per row"),
         ({"response": "x"}, {}, "line 1 has neither the id nor the text of its question (columns: response;"),
         ({"id": "1", "response": "x", "correct": "yes"}, {}, "the stored verdict is 'yes', not true, false, 1 or 0"),
@@ -180,7 +180,7 @@ def test_a_whole_number_as_a_float_is_an_id(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("hello", 'write one object per line, such as {"id": ..., "response": ...}'),
+        ("hello", 'write one object per line, such as {"COLUMN": VALUE, ...}'),
         (f'{{"id": {"9" * 5000}}}', "a number has more than 4,300 digits; write it as text"),
         ("", "r.jsonl contains no responses; give a file with at least one"),
     ],
@@ -195,9 +195,9 @@ def test_a_file_that_holds_no_responses(content: str, said: str) -> None:
 def test_what_cannot_be_verified() -> None:
     data, responses = sums(1), write("r.jsonl", [{"id": "1", "response": boxed(2)}])
     for keywords, said in (
-        ({"data": None}, "r.jsonl does not belong to a run; name its questions: --data"),
+        ({"data": None}, "r.jsonl does not belong to a run; name its questions: data"),
         ({"steps": 3}, "steps is not a setting of brorl verify"),
-        ({"data": " "}, "--data is empty; name the questions"),
+        ({"data": " "}, "^data is empty; name the questions"),
         ({"output": "none/verdicts.jsonl"}, "there is no folder none; create it, or choose another file"),
     ):
         with pytest.raises(UserError, match=said):
@@ -209,7 +209,7 @@ def test_what_cannot_be_verified() -> None:
     assert "contains no stored verdicts" in command("verify", responses, f"--data={data}", "--require-agreement").err
     Path("run").mkdir()
     Path("run/config.yaml").write_text("steps: 1\n")
-    with pytest.raises(UserError, match="the run run stored no rollouts; train with --store_rollouts_every 1"):
+    with pytest.raises(UserError, match="the run run stored no rollouts; train with store_rollouts_every=1"):
         verify("run")
 
 
@@ -247,7 +247,7 @@ def test_reasons_that_are_not_listed_are_counted(rng: np.random.Generator) -> No
     listed = [(row[1], int(row[2])) for row in table.rows]
     assert [count for _, count in listed[:-1]] == sorted(counts.values(), reverse=True)[:12]
     assert listed[-1] == ("8 other reasons", sum(counts.values()) - sum(count for _, count in listed[:-1]))
-    assert "not listed: 8 rarer reasons; --output FILE writes the reason of every response" in table.notes
+    assert "not listed: 8 rarer reasons; output=FILE writes the reason of every response" in table.notes
 
 
 def test_a_number_in_a_reason_is_explained_and_others_are_not() -> None:

@@ -301,7 +301,7 @@ def test_a_model_of_no_run_needs_data(tiny: Path, run: Path, tmp_path: Path) -> 
     assert "line 1 has no question for aime24 (columns: text, right; expected one of problem, question" in said
     said = refusal(tiny, f"--data={wrong}")
     assert (
-        "no column is clearly the reference answer (columns: text, right); give answer_column, as in --data '{path"
+        "no column is clearly the reference answer (columns: text, right); name it with answer_column, as in --data "
         in said
     )
     assert "cannot encode the prompt" in refusal(run, f"--data=aime24={aime_file(tmp_path)}")
@@ -345,7 +345,7 @@ def aime_file(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("mine.jsonl", "give prompt_column, as in --data '{path: "),
+        ("mine.jsonl", "name it with prompt_column, as in --data '{path: "),
         ("aime", "did you mean the benchmark aime2"),
         ("GSM8k", "did you mean the benchmark gsm8k?"),
     ],

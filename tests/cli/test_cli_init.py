@@ -133,11 +133,11 @@ def test_puzzles_are_for_the_shipped_model() -> None:
 def test_a_domain_of_ones_own() -> None:
     write("cities.jsonl", [{"q": f"Capital of {i}?", "a": f"City {chr(97 + i)}"} for i in range(20)])
     said = refusal("cities.jsonl")
-    assert "no column is clearly the question (columns: q, a); give --prompt-column NAME" in said
+    assert "no column is clearly the question (columns: q, a); name it with --prompt-column NAME" in said
     said = refusal("cities.jsonl", "--prompt-column=q")
-    assert "no column is clearly the reference answer (columns: q, a); give --answer-column NAME" in said
+    assert "no column is clearly the reference answer (columns: q, a); name it with --answer-column NAME" in said
     said = refusal("cities.jsonl", "--prompt-column=q", "--answer-column=a")
-    assert "such as 'City a', do not look like numbers or formulas; give --domain and write a" in said
+    assert "such as 'City a', do not look like numbers or formulas; give --domain math if they are" in said
     outcome = command("init", "cities.jsonl", "--prompt-column=q", "--answer-column=a", "--domain=cities")
     assert outcome.code == 0
     assert "write the verifier first" in outcome.said
@@ -150,7 +150,7 @@ def test_a_domain_of_ones_own() -> None:
 
 def test_what_cannot_work_is_refused(rng: np.random.Generator) -> None:
     data = write("a.jsonl", sums(rng, 30, "prompt", "answer"))
-    assert "has no column 'x' (columns: prompt, answer, note); give --answer-column" in refusal(
+    assert "has no column 'x' (columns: prompt, answer, note); name one of them with --answer-column" in refusal(
         data, "--answer-column=x"
     )
     said = refusal("none.jsonl")
@@ -270,7 +270,7 @@ def test_options_without_an_answer_are_refused_with_the_options_of_the_command()
     )
     write("p.jsonl", [{"question": f"{i}?", "choices": ["red", "blue", "pink"], "answer": 1 + i % 2} for i in range(9)])
     said = refusal("p.jsonl")
-    assert "give --first-option, the index of the first option: 0 or 1" in said
+    assert "give --first-option N, the index of the first option: 0 or 1" in said
     assert command("init", "p.jsonl", "--first-option=1").code == 0
     assert source_of("mine.yaml").first_option == 1
     options = ("--options-column=x", "--options-column=y", "--answer-column=right", "--output=b.yaml")

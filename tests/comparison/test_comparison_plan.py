@@ -48,7 +48,7 @@ def test_a_budget_that_is_too_small_is_refused_with_one_that_is_enough(unit: Any
     costs = {"N=16": cost, "N=512": cost / 2}
     with pytest.raises(UserError, match=f"a step of N=16 takes .*, more than {TOLERANCE:.0%} of 30 ") as refusal:
         fit_budget(plan, asked, costs)
-    (enough,) = re.findall(r"--budget ([\d.]+)", str(refusal.value))
+    (enough,) = re.findall(r"budget=([\d.]+)", str(refusal.value))
     plan, asked = planned(match=unit, budget=float(enough))
     assert fit_budget(plan, asked, costs) == plan
     (percent,) = re.findall(r"to (\d+)% or less", str(refusal.value))

@@ -58,7 +58,7 @@ def test_a_busy_machine_is_told_where_seconds_are_matched(
     out = io.StringIO()
     plan = plan_for(None, Arguments(overrides=settings))
     ComparisonView(Console(file=out), []).announce(plan, "a machine", Path("out"), 1)
-    assert ("--engine.clock cpu --engine.threads 1" in out.getvalue()) == is_warned
+    assert ("engine={'clock': 'cpu'} engine={'threads': 1}" in out.getvalue()) == is_warned
 
 
 @pytest.mark.parametrize("unit", ["seconds", "samples", "unique_tokens"])

@@ -120,7 +120,7 @@ def test_sentences_say_what_the_numbers_say() -> None:
     assert "cannot distinguish N = 64 and 256" in lines[1]
     assert "taken as 8%" in lines[1]
     assert "From N = 256, 4 times the rollouts raise the fraction of mixed groups from 0.94 to 0.97" in lines[2]
-    assert "--pilot-prompts 32" in lines[3]
+    assert "pilot_prompts=32" in lines[3]
     assert "not the final result" in lines[4]
     assert "docs/explanation/theory.md" in lines[4]
 
@@ -136,7 +136,7 @@ def test_sentences_say_what_the_numbers_say() -> None:
 def test_what_is_uncertain_is_said() -> None:
     unseen = report(p_value=0.3)
     assert "Uncertain: the mean gradient of 8 prompts is not significantly different from 0" in advice(unseen)[3]
-    assert "--pilot-prompts 32" in advice(unseen)[3]
+    assert "pilot_prompts=32" in advice(unseen)[3]
     assert "3 numbers of rollouts are tied" in advice(report(tied=[0, 1, 2]))[3]
     rows = report().plan.rows
     wide = replace(rows[2], mixed=Estimate(0.7, 0.5, 0.9))
@@ -148,7 +148,7 @@ def test_nothing_fits() -> None:
     (line,) = advice(report(rows=rows, chosen=None, best=None, tied=[]))
     assert "no N fits in 1.00 s" in line
     assert "4 prompts" in line
-    assert "--seconds-per-step" in line
+    assert "seconds_per_step" in line
     shown(budget_table(report(rows=rows, chosen=None, best=None, tied=[])))
 
 

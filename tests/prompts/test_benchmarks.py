@@ -111,7 +111,7 @@ def test_a_row_that_is_no_question_is_refused_in_one_line(row: dict[str, Any], s
         with pytest.raises(UserError, match=re.escape(f"{place} 1 {said}")) as refused:
             read_benchmark(BenchmarkSource("aime24", str(path)))
         assert "\n" not in str(refused.value)
-        assert "--data '{path: ..., prompt_column: ..., answer_column: ...}'" in str(refused.value)
+        assert "data='{path: ..., prompt_column: ..., answer_column: ...}'" in str(refused.value)
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:

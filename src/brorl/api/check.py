@@ -27,6 +27,7 @@ from brorl.table import Result, Table
 from brorl.verdict import is_failure, is_timeout
 from brorl.verification.domains.code import CODE_DOMAIN
 from brorl.verification.trial import Trial, VerifiedResponse, try_verifier
+from brorl.wording import option
 
 if TYPE_CHECKING:
     from brorl.algorithms.groups import Group
@@ -111,7 +112,7 @@ def _checked(config: TrainConfig, name: str, timing: bool, report: _Report, agai
     report.show_tables(memory)
     forecast = None
     if timing:
-        report.show("loading the model and timing a few small steps (--no-timing skips this)", style="dim")
+        report.show(f"loading the model and timing a few small steps ({option('no-timing')} skips this)", style="dim")
         forecast = _forecast(config, inputs, report.show)
         report.show(*_forecast_lines(forecast, config))
     report.show(*_thought_lines(config, inputs, () if forecast is None else forecast.groups))

@@ -16,6 +16,7 @@ from brorl.cost import Unit
 from brorl.errors import UserError
 from brorl.runs import RUNS
 from brorl.runs.run_record import SPEC_FILE
+from brorl.wording import option
 
 if TYPE_CHECKING:
     from brorl.comparison.finished import FinishedComparison
@@ -87,7 +88,7 @@ def compare(
     if plan.unit == "seconds" and machine != before.get("machine", machine):
         raise UserError(
             f"{folder} was started on {before['machine']}, and this is {machine}: a comparison in seconds cannot "
-            "continue here; use the same --jobs, or start a new one in another --output-dir"
+            f"continue here; use the same {option('jobs')}, or start a new one in another {option('output-dir')}"
         )
     check_arms(plan.arms, plan.unit, plan.seeds, len(slots))
     if not before:
@@ -122,23 +123,25 @@ def _marks(text: str | None) -> int | list[float] | None:
     try:
         return [float(part) for part in text.split(",")] if "," in text else int(text)
     except ValueError:
-        raise UserError(f"--marks: a number of evaluation points, or amounts like 10,20,40, not {text!r}") from None
+        raise UserError(
+            f"{option('marks')}: a number of evaluation points, or amounts like 10,20,40, not {text!r}"
+        ) from None
 
 
 def _sweep(options: Sequence[str]) -> dict[str, list[Any]]:
     """Return the values of the swept settings."""
     known = {name for name, _ in settings_of(TrainConfig)}
     sweep: dict[str, list[Any]] = {}
-    for option in options:
-        name, equals, values = option.partition("=")
+    for text in options:
+        name, equals, values = text.partition("=")
         name = name.replace("-", "_")
         if not equals:
-            raise UserError(f"--sweep {option}: expected KEY=V,V,... such as rollouts_per_prompt=16,64,512")
+            raise UserError(f"{option('sweep', text)}: expected KEY=V,V,... such as rollouts_per_prompt=16,64,512")
         if name not in known:
             raise UserError(unknown_setting(name))
         if name in sweep:
-            raise UserError(f"--sweep: {name} is given twice; put all its values into one")
-        sweep[name] = parse_yaml(values if values.startswith("[") else f"[{values}]", f"--sweep {name}")
+            raise UserError(f"{option('sweep')}: {name} is given twice; put all its values into one")
+        sweep[name] = parse_yaml(values if values.startswith("[") else f"[{values}]", option("sweep", name))
     return sweep
 
 
@@ -150,7 +153,8 @@ def _folder_and_plan(arguments: Arguments, output_dir: str | Path | None) -> tup
     if isinstance(first, str | Path) and (Path(first) / SPEC_FILE).is_file():
         if output_dir is not None:
             raise UserError(
-                f"{first} is a comparison already, and --output-dir would change it; only --seeds and --jobs may"
+                f"{first} is a comparison already, and {option('output-dir')} would change it; only {option('seeds')} "
+                f"and {option('jobs')} may"
             )
         return Path(first), plan_in(Path(first), arguments)
     if output_dir is None:

@@ -23,6 +23,7 @@ from brorl.prompts.files import read_source
 from brorl.prompts.rows import is_local
 from brorl.prompts.settings import FileSource
 from brorl.storage import dotted
+from brorl.wording import option
 
 _OF_TRL = {
     "num_generations", "max_completion_length", "scale_rewards", "loss_type", "epsilon", "beta", "num_iterations",
@@ -63,9 +64,11 @@ def read_conversion(file: Path, num_prompts: int | None = None) -> Conversion:
     try:
         config = parse_yaml(file.read_text("utf-8"), str(file))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--from {file}: {getattr(error, 'strerror', None) or error}; give a YAML config") from error
+        raise UserError(
+            f"{option('from', file)}: {getattr(error, 'strerror', None) or error}; give a YAML config"
+        ) from error
     if not isinstance(config, dict):
-        raise UserError(f"--from {file} is not a mapping of settings; give the YAML config of TRL or verl")
+        raise UserError(f"{option('from', file)} is not a mapping of settings; give the YAML config of TRL or verl")
     found = convert(config, str(file), num_prompts)
     number = None if num_prompts else _num_prompts(found.settings.get("data.sources", []))
     return found if number is None else convert(config, str(file), number)

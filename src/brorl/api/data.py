@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 from statistics import median
@@ -46,6 +47,7 @@ from brorl.training.prompts import no_held_out_prompt, no_train_prompt
 from brorl.verification.domains.table import make_verifiers, untrusted_domains
 from brorl.verification.sandbox.level import choose_level
 from brorl.verification.sandbox.pool import Workers
+from brorl.wording import in_recipe, option, source_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -198,25 +200,27 @@ def data(
             reference answer.
     """
     if show < 0:
-        raise UserError(f"--show: expected a number of at least 0, not {show}")
+        raise UserError(f"{option('show')}: expected a number of at least 0, not {show}")
 
     with Screen(silent=not progress) as screen:
         if isinstance(config_or_path, str | Path) and is_file(Path(config_or_path) / "config.yaml"):
             config_or_path = Path(config_or_path) / "config.yaml"  # of a run
         file = _questions_file(config_or_path)
+        named: list[str] = []  # settings in an error
         try:
-            if file is not None:  # without evaluation, so that no question is held out
-                guess = guess_meaning(file).source
-                source = guess.model_dump(exclude_defaults=True)
-                sources = {"sources": [source], "held_out_fraction": 0.0}
-                config_or_path = {"data": sources, "evaluation": {"num_prompts": 0}}
-            config = resolve_config(config_or_path, overrides)
-            check_first_rows(config)
-            result = describe_data(config, show, file is None or "model" in overrides, screen.observe)
+            with source_words(in_recipe if file is None else partial(_of_file, named)):
+                if file is not None:  # without evaluation, so that no question is held out
+                    guess = guess_meaning(file).source
+                    source = guess.model_dump(exclude_defaults=True)
+                    sources = {"sources": [source], "held_out_fraction": 0.0}
+                    config_or_path = {"data": sources, "evaluation": {"num_prompts": 0}}
+                config = resolve_config(config_or_path, overrides)
+                check_first_rows(config)
+                result = describe_data(config, show, file is None or "model" in overrides, screen.observe)
         except UserError as error:
-            if file is None:
+            if file is None or not named:
                 raise
-            raise UserError(_of_file(str(error), file)) from error
+            raise UserError(f"{error} ({_hint(file)})") from error
     return result if file is None else replace(result, notes=(*result.notes, _guessed_line(guess, file)))
 
 
@@ -241,10 +245,12 @@ def _is_list(file: Path) -> bool:
     return False
 
 
-def _of_file(message: str, file: str) -> str:
-    """Return an error of a file of questions, in which no setting of a recipe can be wrong."""
-    message = message.replace("data.sources[].path", "RECIPE")
-    return f"{message} ({_hint(file)})" if "data.sources[]" in message else message
+def _of_file(named: list[str], key: str, value: object) -> str:
+    """Return a setting of a file of questions, which only a recipe can set, and add it to the named ones."""
+    if key == "path":
+        return "RECIPE" if value is None else f"RECIPE: {value}"
+    named.append(key)
+    return in_recipe(key, value)
 
 
 def _hint(file: str) -> str:
@@ -282,7 +288,9 @@ def describe_data(config: TrainConfig, show: int, with_model: bool = True, obser
     observe(Phase("encoding", "prompts"))
     model = _load(config, notes) if with_model else None
     if not with_model:
-        notes.append("lengths are in characters, because no model was named; --model NAME checks the prompts")
+        notes.append(
+            f"lengths are in characters, because no model was named; {option('model', 'NAME')} checks the prompts"
+        )
     kinds = {source.label: source.kind for source in (*config.data.sources, *config.evaluation.sources)}
     total = sum(source.weight for source in sources if source.train)
     parts = [

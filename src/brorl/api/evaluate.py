@@ -25,6 +25,7 @@ from brorl.errors import UserError
 from brorl.format import listed
 from brorl.runs import RUNS
 from brorl.storage import output_folder
+from brorl.wording import option
 
 if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
@@ -64,7 +65,7 @@ class _Options:
 
     def __post_init__(self) -> None:
         limit = self.max_new_tokens
-        for option, value, is_right, expected in (
+        for name, value, is_right, expected in (
             ("samples", self.samples, 1 <= self.samples <= _MAX_SAMPLES, f"a number from 1 to {_MAX_SAMPLES:,}"),
             ("temperature", self.temperature, 0 <= self.temperature < float("inf"), "a number of at least 0"),
             ("top-p", self.top_p, 0 < self.top_p <= 1, "a number above 0 and at most 1"),
@@ -73,18 +74,23 @@ class _Options:
             ("ks", list(self.ks), bool(self.ks) and self.ks[0] >= 1, "numbers of at least 1"),
         ):
             if not is_right:
-                raise UserError(f"--{option}: expected {expected}, not {value}")
+                raise UserError(f"{option(name)}: expected {expected}, not {value}")
         if self.temperature == 0 and self.samples > 1:
             raise UserError(
-                f"--temperature 0 is greedy: all {self.samples} responses to a prompt would be the same, and pass@k "
-                "would be pass@1; add --samples 1, or use a temperature above 0"
+                f"{option('temperature', 0)} is greedy: all {self.samples} responses to a prompt would be the same, "
+                "and pass@k "
+                f"would be pass@1; add {option('samples', 1)}, or use a temperature above 0"
             )
         if not all(text.strip() for text in self.data):
-            raise UserError("--data: the value is empty; name a benchmark, file, hub id or puzzle, or omit --data")
+            raise UserError(
+                f"{option('data')}: the value is empty; name a benchmark, file, hub id or puzzle, or omit "
+                f"{option('data')}"
+            )
         if self.ks[-1] > self.samples:
             raise UserError(
-                f"--ks: pass@{self.ks[-1]} needs {self.ks[-1]} responses per prompt, but --samples is {self.samples}; "
-                f"raise --samples to {self.ks[-1]} or more, or remove {self.ks[-1]} from --ks"
+                f"{option('ks')}: pass@{self.ks[-1]} needs {self.ks[-1]} responses per prompt, but "
+                f"{option('samples')} is {self.samples}; "
+                f"raise {option('samples')} to {self.ks[-1]} or more, or remove {self.ks[-1]} from {option('ks')}"
             )
         if wrong := next(
             (name for name in self.overrides if name not in _SINGLE and not name.startswith(_SECTIONS)), None
@@ -179,7 +185,7 @@ def _request(options: _Options) -> Request:
         overrides.pop("cluster.segment_tokens", None)
     limit = overrides.pop("evaluation.num_prompts", None)
     if limit is not None and (type(limit) is not int or limit < 1):
-        raise UserError(f"--evaluation.num_prompts: expected a whole number of at least 1, not {limit!r}")
+        raise UserError(f"{option('evaluation.num_prompts')}: expected a whole number of at least 1, not {limit!r}")
     settings = {} if checkpoint.recipe is None else read_recipe(checkpoint.recipe)
     settings.pop("cluster", None)  # of the run; an evaluation needs another one, or none
     own_limit = settings.get("evaluation", {}).get("max_new_tokens")

@@ -23,6 +23,7 @@ from brorl.prompts.files import read_source
 from brorl.prompts.guess import guess_meaning
 from brorl.runs import RUNS
 from brorl.storage import replace_file, storage_errors
+from brorl.wording import in_recipe, source_words
 
 FOLDER = "given"
 """Folder of these files in a run directory."""
@@ -31,16 +32,6 @@ _DOMAIN = "own"  # of rows with a function of their own
 _COLUMNS = "reward_columns"  # the reference answer, where functions read several columns
 Reward: TypeAlias = Callable[..., object]
 Rewards: TypeAlias = "Reward | Mapping[str, Reward | tuple[Reward, float]]"
-_IN_WORDS_OF_ROWS = (
-    ("give data.sources[].prompt_column", "name that column prompt"),
-    (
-        "give data.sources[].domain and write a verifier for it (docs/how-to/verifiers.md), the domain math if they "
-        "are mathematics, or another data.sources[].answer_column",
-        "give reward=FUNCTION, which verifies responses, or name another column answer",
-    ),
-    ("and give data.sources[].answer_column", "and name it answer"),
-    ("give data.sources[].answer_column", "name that column answer"),
-)
 
 
 class Term(NamedTuple):
@@ -200,19 +191,24 @@ def _guessed(file: Path, model: str | None, answer: str | None, domain: str | No
     """Guess what the columns of rows mean, as `brorl init` does."""
     path = str(file)
     try:
-        guess = guess_meaning(path, None, answer, domain)
-        if domain is not None:  # its function gets the column as it is
-            guess = guess._replace(source=guess.source.model_copy(update={"answer_after": None}))
-        starter = make_starter(path, model, guess, read_source(guess.source), "")
+        with source_words(_of_rows):
+            guess = guess_meaning(path, None, answer, domain)
+            if domain is not None:  # its function gets the column as it is
+                guess = guess._replace(source=guess.source.model_copy(update={"answer_after": None}))
+            starter = make_starter(path, model, guess, read_source(guess.source), "")
     except UserError as error:
-        message = str(error).replace(f"{path}: ", "").replace(f"{path} has", "there is").replace(path, "the rows")
-        for old, new in _IN_WORDS_OF_ROWS:
-            message = message.replace(old, new)
-        raise UserError(f"data: {message}") from None
+        raise UserError(str(error).replace(path, "data")) from None  # the caller has given no file
     recipe = parse_yaml(recipe_text(starter, path), path)
     recipe.pop("verification", None)  # the functions are given
     (source,) = settings_of_data(starter)["data.sources"]
     return _Rows(recipe, source, (f"data: {counted(len(starter.reading.questions), 'question')}", *guesses(starter)))
+
+
+def _of_rows(key: str, value: object) -> str:
+    """Return a setting of rows, whose columns have names that are recognized."""
+    if key == "domain":
+        return "a recipe with domain: math" if value == "math" else "reward=FUNCTION"
+    return f"the column name {key.removesuffix('_column')}" if key.endswith("_column") else in_recipe(key, value)
 
 
 def _with_answers(rows: list[dict[str, Any]], needed: Sequence[str]) -> tuple[list[dict[str, Any]], str | None]:

@@ -7,7 +7,6 @@ Nothing is imported that needs torch.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +19,13 @@ from brorl.prompts.files import read_source
 from brorl.prompts.guess import guess_meaning
 from brorl.storage import replace_file, storage_errors
 from brorl.verification.gym.taskset import PREFIX, SCORE, read_taskset
+from brorl.wording import in_recipe, option, source_words
 
 _MOST_TASKS = 10_000  # of a taskset
-_OPTIONS = ("prompt_column", "answer_column", "options_column", "first_option", "domain")  # of a source
+_OPTIONS = {  # of a source, with placeholders
+    **dict.fromkeys(("prompt_column", "answer_column", "options_column", "domain"), "NAME"),
+    "first_option": "N",
+}
 
 
 def init(
@@ -59,12 +62,14 @@ def init(
     """
     output = Path(output)
     if output.exists():
-        raise UserError(f"{output} already exists; choose another name with --output")
+        raise UserError(f"{output} already exists; choose another name with {option('output')}")
     trainer_file = None if trainer_config is None else Path(trainer_config).expanduser()
     conversion = None if trainer_file is None else read_conversion(trainer_file)
     own_model = {"model": model} if model else {}
     if conversion is not None and not own_model and "model" not in conversion.settings:
-        raise UserError(f"{trainer_config} names no model; give it, such as --model Qwen/Qwen2.5-0.5B-Instruct")
+        raise UserError(
+            f"{trainer_config} names no model; give it, such as {option('model', 'Qwen/Qwen2.5-0.5B-Instruct')}"
+        )
     if data_file is None:
         if conversion is None or "data.sources" not in conversion.settings:
             named = "" if trainer_config is None else f": {trainer_config} names no data"
@@ -81,15 +86,15 @@ def init(
         data_file = _write_tasks(name, taskset_config, output.parent)
         prompt_column, answer_column, domain = "prompt", "answer", name
     elif taskset_config is not None:
-        raise UserError(f"--taskset-config is for tasksets, and {data_file} is a file; give {PREFIX}NAME, or remove it")
-    try:
+        raise UserError(
+            f"{option('taskset-config')} is for tasksets, and {data_file} is a file; give {PREFIX}NAME, or remove it"
+        )
+    with source_words(_as_option):
         guess = guess_meaning(data_file, prompt_column, answer_column, domain, options_column, first_option)
         if function == SCORE:  # answers are JSON
             source = guess.source.model_copy(update={"answer_after": None})
             guess = guess._replace(domain_reason="the rewards of the taskset", source=source)
         reading = read_source(guess.source)
-    except UserError as error:  # it names settings of a recipe
-        raise UserError(_as_options(str(error))) from error
     starter = make_starter(data_file, model, guess, reading, function)
     if trainer_file is None:
         _write(output, recipe_text(starter, str(output)))
@@ -100,15 +105,15 @@ def init(
     print("\n".join(conversion_summary(conversion, output)))  # noqa: T201
 
 
-def _as_options(message: str) -> str:
-    """Return an error about the settings of a source with the options of the command."""
-    message = message.replace("data.sources[].path:", "DATA_FILE").replace("data.sources[].path", "DATA_FILE")
-    for setting in _OPTIONS:
-        option = f"--{setting.replace('_', '-')}"
-        message = message.replace(f"data.sources[].{setting}:", option)
-        message = re.sub(rf"(?<=give )data\.sources\[\]\.{setting}(?=$|;)", f"{option} NAME", message)
-        message = message.replace(f"data.sources[].{setting}", option)
-    return message
+def _as_option(key: str, value: object) -> str:
+    """Return the option or argument of the command that is a setting of a source."""
+    if key == "path":
+        return "DATA_FILE" if value is None else f"DATA_FILE {value}"
+    return (
+        option(key.replace("_", "-"), _OPTIONS[key] if value is None else value)
+        if key in _OPTIONS
+        else in_recipe(key, value)
+    )
 
 
 def _write(output: Path, text: str) -> None:
@@ -119,17 +124,21 @@ def _write(output: Path, text: str) -> None:
         with output.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise StorageError(f"could not write {output}: {error.strerror}; choose another --output") from error
+        raise StorageError(f"could not write {output}: {error.strerror}; choose another {option('output')}") from error
 
 
 def _write_tasks(name: str, config: str | None, folder: Path) -> str:
     """Write the tasks of a taskset of `verifiers` into a data file beside the recipe, and return its path."""
-    settings = {} if config is None else parse_yaml(config, "--taskset-config")
+    settings = {} if config is None else parse_yaml(config, option("taskset-config"))
     if not isinstance(settings, dict):
-        raise UserError(f"--taskset-config must be a mapping of settings, such as {{split: train}}, got {config!r}")
+        raise UserError(
+            f"{option('taskset-config')} must be a mapping of settings, such as {{split: train}}, got {config!r}"
+        )
     file = folder / f"{Path(name).name}.jsonl"
     if file.exists():
-        raise UserError(f"{file} already exists; remove it, or write the recipe into another folder with --output")
+        raise UserError(
+            f"{file} already exists; remove it, or write the recipe into another folder with {option('output')}"
+        )
     rows = list(read_taskset(name, settings, _MOST_TASKS))
     with storage_errors(file, "run the command again"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from brorl.format import plain
 from brorl.runs import RUNS
 from brorl.storage import output_folder, replace_file, storage_errors
 from brorl.table import Result, Table
+from brorl.wording import option
 
 if TYPE_CHECKING:
     from brorl.planning.pilot import PilotParts
@@ -115,7 +116,7 @@ def plan(
         if pilot_prompts > parts.stream.num_prompts:
             raise UserError(
                 f"pilot_prompts = {pilot_prompts} is more than the {parts.stream.num_prompts} training prompts; lower "
-                "--pilot-prompts"
+                f"{option('pilot-prompts')}"
             )
         note = _note(recipe is None and source == RECIPE, given)
         with output_folder(Path(output_dir).expanduser()) as folder:
@@ -150,7 +151,7 @@ def plan_command(
         options: Those of `plan`.
     """
     if data is not None:
-        options["data.sources"] = parse_yaml(data, "--data")
+        options["data.sources"] = parse_yaml(data, option("data"))
     try:
         plan(checkpoint, **options)
     except KeyboardInterrupt:
@@ -181,7 +182,7 @@ def _resolve(
     if checkpoint is not None:
         replaced["model"], run_config = resolve_checkpoint(str(checkpoint))
         if "model" in given:
-            raise UserError(f"{checkpoint} and --model both name a model; give one of them")
+            raise UserError(f"{checkpoint} and {option('model')} both name a model; give one of them")
     source = recipe or run_config or RECIPE
     return resolve_config(source, replaced), source
 
@@ -191,10 +192,11 @@ def _note(is_default: bool, given: Mapping[str, Any]) -> list[str]:
     if not is_default:
         return []
     if "data.sources" in given:
-        return [f"no --recipe: all settings except the prompts are those of {RECIPE}"]
+        return [f"no {option('recipe')}: all settings except the prompts are those of {RECIPE}"]
     return [
-        f"no --recipe: the plan is for the arithmetic puzzles of {RECIPE}; plan your own prompts with --recipe "
-        "mine.yaml or --data FILE"
+        f"no {option('recipe')}: the plan is for the arithmetic puzzles of {RECIPE}; plan your own prompts with "
+        f"{option('recipe')} "
+        f"mine.yaml or {option('data', 'FILE')}"
     ]
 
 

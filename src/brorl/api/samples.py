@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brorl.errors import UserError
+from brorl.wording import option
 
 if TYPE_CHECKING:
     from brorl.reporting.samples import Kind, Samples
@@ -38,7 +39,7 @@ def samples(
         UserError: If the run, the step or the prompt does not exist, with the existing ones.
     """
     if limit < 1:
-        raise UserError(f"--limit: expected a number of at least 1, not {limit}")
+        raise UserError(f"{option('limit')}: expected a number of at least 1, not {limit}")
 
     from brorl.reporting.samples import find_samples
 
@@ -57,5 +58,5 @@ def samples_command(run: str, *, wrong: bool = False, right: bool = False, **arg
         arguments: Those of `samples`.
     """
     if wrong and right:
-        raise UserError("--right: not allowed with argument --wrong (see brorl samples --help)")
+        raise UserError(f"{option('right')}: not allowed with argument {option('wrong')} (see brorl samples --help)")
     return samples(run, kind="wrong" if wrong else "right" if right else "all", **arguments)

@@ -15,6 +15,7 @@ from brorl.runs import RUNS
 from brorl.storage import output_folder, storage_errors
 from brorl.theory.simulator import SimulationResult, SimulationSettings
 from brorl.theory.simulator import simulate as simulate_one
+from brorl.wording import option
 
 
 def simulate(
@@ -89,12 +90,12 @@ def _seeds(text: str) -> tuple[int, ...]:
     first, dash, last = text.partition("-")
     if dash and first.strip().isdecimal() and last.strip().isdecimal():
         if int(last) < int(first):
-            raise UserError(f"--seeds: the range {text!r} is empty; give the lower seed first, such as 0-4")
+            raise UserError(f"{option('seeds')}: the range {text!r} is empty; give the lower seed first, such as 0-4")
         return tuple(range(int(first), int(last) + 1))
     try:
         seeds = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise UserError(f"--seeds: expected whole numbers such as 0,1,2, not {text!r}") from None
+        raise UserError(f"{option('seeds')}: expected whole numbers such as 0,1,2, not {text!r}") from None
     _require_distinct("seeds", seeds)
     return seeds
 

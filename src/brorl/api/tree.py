@@ -16,6 +16,7 @@ from brorl.prompts.countdown import COUNTDOWN_DOMAIN, CountdownPuzzle
 from brorl.prompts.question import Question
 from brorl.prompts.settings import FileSource
 from brorl.table import Result, Table
+from brorl.wording import option
 
 if TYPE_CHECKING:
     from brorl.reporting.outline import Branch
@@ -85,7 +86,7 @@ class SampledTree(Result):
                 f"{unique:,} computed: {sampled / unique:.1f}x fewer"
             )
         if self.verdicts is None:
-            yield self.words("no verdicts: the prompt is not in the data; give its reference answer with --reference")
+            yield f"no verdicts: the prompt is not in the data; give its reference answer with {option('reference')}"
 
     def __repr__(self) -> str:
         return f"SampledTree({self.tree.num_rollouts} rollouts of {self.prompt!r})"
@@ -121,9 +122,9 @@ def sample(
         UserError: If an argument is wrong, or the model or the prompt does not fit.
     """
     if not 1 <= rollouts <= _MAX_ROLLOUTS:
-        raise UserError(f"--rollouts: a number from 1 to {_MAX_ROLLOUTS:,} is needed, got {rollouts}")
+        raise UserError(f"{option('rollouts')}: a number from 1 to {_MAX_ROLLOUTS:,} is needed, got {rollouts}")
     if lines < 1:
-        raise UserError(f"--lines: at least 1 is needed, got {lines}")
+        raise UserError(f"{option('lines')}: at least 1 is needed, got {lines}")
     if not prompt.strip():
         raise UserError("the prompt is empty; give a question, such as 'make 22 from 3 5 7'")
     given = flat_settings(overrides)
@@ -158,7 +159,7 @@ def tree_command(checkpoint: str, prompt: str, **options: Any) -> SampledTree:
 def _start_of(checkpoint: Checkpoint) -> str:
     """Return the model that the run of a checkpoint started from."""
     if checkpoint.run_config is None:
-        raise UserError("--against start: only a run has a start; name the other model")
+        raise UserError(f"{option('against', 'start')}: only a run has a start; name the other model")
     return make_config(read_recipe(str(checkpoint.run_config)), {}, str(checkpoint.run_config)).model
 
 
@@ -173,7 +174,9 @@ def _question(config: TrainConfig | None, text: str, reference: str | None, doma
         domains = {source.domain for source in sources if isinstance(source, FileSource)}
         chosen = domain or (domains.pop() if len(domains) == 1 else None)
         if chosen is None:
-            raise UserError("--reference needs the domain of its verifier; add --domain math, or another")
+            raise UserError(
+                f"{option('reference')} needs the domain of its verifier; add {option('domain', 'math')}, or another"
+            )
         return Question("prompt", text, reference, chosen)
     from brorl.evaluation.questions import build_questions
 

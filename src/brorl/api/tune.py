@@ -20,6 +20,7 @@ from brorl.runs import RUNS
 from brorl.runs.run_record import TUNE_FILE
 from brorl.storage import output_folder
 from brorl.tuning import AIMS, Aim
+from brorl.wording import option
 
 if TYPE_CHECKING:
     from brorl.tuning.answer import TuningResult
@@ -75,16 +76,17 @@ def tune(
         asked = {"aim": aim, "seeds": seeds, "recipe": recipe, **overrides}
         if changed := next((name for name, value in asked.items() if value is not None), None):
             raise UserError(
-                f"{folder} is a tuning already, and --{changed} would change it; only --jobs and --budget may"
+                f"{folder} is a tuning already, and {option(changed)} would change it; only {option('jobs')} and "
+                f"{option('budget')} may"
             )
         plan = TunePlan.read(folder)
         if budget is not None:
             plan = replace(plan, seconds=seconds)
     else:
         if aim not in (None, *AIMS):
-            raise UserError(f"--aim must be one of {', '.join(AIMS)}, got {aim}")
+            raise UserError(f"{option('aim')} must be one of {', '.join(AIMS)}, got {aim}")
         if seeds is not None and seeds < 2:
-            raise UserError(f"--seeds: at least 2 are needed, got {seeds}")
+            raise UserError(f"{option('seeds')}: at least 2 are needed, got {seeds}")
         config = _own_config(start, recipe, flat_settings(overrides))
         with output_folder(folder):
             plan = begin(config, folder, aim or "pass@1", seconds, seeds or 5, jobs, progress)
@@ -99,7 +101,7 @@ def tune(
 def _seconds(budget: str | float) -> float:
     seconds = in_seconds(budget)
     if not seconds:
-        raise UserError(f"--budget: a time such as 90s, 30m or 8h is needed, got {budget}")
+        raise UserError(f"{option('budget')}: a time such as 90s, 30m or 8h is needed, got {budget}")
     return seconds
 
 
@@ -111,10 +113,10 @@ def _own_config(start: ConfigOrPath | None, recipe: ConfigOrPath | None, given: 
     is_recipe = not isinstance(start, str | Path) or str(start) in builtin_recipes() or Path(start).is_file()
     if start is None or is_recipe:
         if recipe is not None and start is not None:
-            raise UserError(f"{start} is a recipe, and --recipe names another; give one of them")
+            raise UserError(f"{start} is a recipe, and {option('recipe')} names another; give one of them")
         return resolve_config("quickstart" if start is None and recipe is None else start or recipe or "", given)
     if "model" in given:
-        raise UserError(f"{start} and --model both name a model; give one of them")
+        raise UserError(f"{start} and {option('model')} both name a model; give one of them")
     model, run_config = resolve_checkpoint(str(start))
     return resolve_config(recipe or run_config or "quickstart", {**given, "model": model})
 
@@ -124,12 +126,13 @@ def _folder(start: ConfigOrPath | None, output_dir: str | Path | None) -> Path:
     if isinstance(start, str | Path) and (Path(start) / TUNE_FILE).is_file():
         if output_dir is not None:
             raise UserError(
-                f"{start} is a tuning already, and --output-dir would change it; only --jobs and --budget may"
+                f"{start} is a tuning already, and {option('output-dir')} would change it; only {option('jobs')} and "
+                f"{option('budget')} may"
             )
         return Path(start)
     folder = RUNS / f"tune-{datetime.now():%Y%m%d-%H%M%S}" if output_dir is None else Path(output_dir).expanduser()
     if (folder / TUNE_FILE).is_file():
         raise UserError(f"{folder} holds a tuning already; continue it with: brorl tune {shlex.quote(str(folder))}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--output-dir {folder} exists and is not empty; choose another folder")
+        raise UserError(f"{option('output-dir', folder)} exists and is not empty; choose another folder")
     return folder

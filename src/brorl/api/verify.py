@@ -40,6 +40,7 @@ from brorl.verification.rescoring import (
     rescore,
 )
 from brorl.verification.sandbox.pool import Workers
+from brorl.wording import option
 
 SETTINGS = ("verification.",)
 """The settings of a recipe that apply to it."""
@@ -103,7 +104,8 @@ class VerifyResult(Result):
         notes = ["# stands for a number"] if any("#" in row[1] for row in rows) else []
         if hidden:
             notes.append(
-                f"not listed: {counted(hidden, 'rarer reason')}; --output FILE writes the reason of every response"
+                f"not listed: {counted(hidden, 'rarer reason')}; {option('output', 'FILE')} writes the reason of "
+                "every response"
             )
         tables = [Table("verdicts", columns, tuple(rows), tuple(notes), words=frozenset({0, 1}))]
         if self.agreement.number:
@@ -212,15 +214,19 @@ def verify(
     if data is None:
         run = run_of(str(file))
         if run is None:
-            raise UserError(f"{file} does not belong to a run; name its questions: --data RECIPE | BENCHMARK | FILE")
+            raise UserError(
+                f"{file} does not belong to a run; name its questions: {option('data', 'RECIPE')} | BENCHMARK | FILE"
+            )
         data = str(run)
     if not data.strip():
-        raise UserError("--data is empty; name the questions: --data RECIPE | BENCHMARK | FILE")
+        raise UserError(f"{option('data')} is empty; name the questions: {option('data', 'RECIPE')} | BENCHMARK | FILE")
     target = None if output is None else Path(output).expanduser()
     if target is not None and not is_folder(target.parent):
-        raise UserError(f"--output {output}: there is no folder {target.parent}; create it, or choose another file")
+        raise UserError(
+            f"{option('output', output)}: there is no folder {target.parent}; create it, or choose another file"
+        )
     if target is not None and exists(target):
-        raise UserError(f"--output {output} exists; choose another file")
+        raise UserError(f"{option('output', output)} exists; choose another file")
 
     columns = ResponseColumns(response_column, id_column, correct_column)
     with Screen(silent=not progress) as screen:
@@ -244,7 +250,10 @@ def verify_command(*, require_agreement: bool = False, **arguments: Any) -> Veri
         return result
     Screen().console.print(result, soft_wrap=True)
     if not result.agreement.number:
-        raise UserError("--require-agreement: the file contains no stored verdicts; add them, or give --correct-column")
+        raise UserError(
+            f"{option('require-agreement')}: the file contains no stored verdicts; add them, or give "
+            f"{option('correct-column')}"
+        )
     return 0 if result.agrees else 1
 
 
@@ -282,7 +291,8 @@ def _no_match(path: str, data: str, responses: Sequence[StoredResponse], ids: Se
         return f"{path} contains no responses; give a file with at least one"
     return (
         f"no response of {path} belongs to a question of {data} (ids there: {', '.join(ids[:_UNKNOWN])}, ...; first "
-        f"response: {_named(responses[0])}); name the data of the responses with --data, or their id with --id-column"
+        f"response: {_named(responses[0])}); name the data of the responses with {option('data')}, or their id with "
+        f"{option('id-column')}"
     )
 
 

@@ -32,19 +32,9 @@ from brorl.model.free_memory import available_bytes
 from brorl.model.load import choose_device
 from brorl.runs.run_directory import RunDirectory, held_out_record
 from brorl.training.inputs import prepare
+from brorl.wording import option
 
 _LONGEST_NAME = 14  # characters of an arm's name that tables and figures can repeat
-_OWNED = {
-    "seed": "--seeds N, which runs seeds 0 to N-1",
-    "output_dir": "--output-dir",
-    "model": "--from",
-    "steps": "--match steps --budget N",
-    "budget.unit": "--match",
-    "budget.limit": "--budget",
-    "budget.marks": "--marks",
-    "budget.pause_at": "--budget",
-    "evaluation.every": "--marks",
-}
 
 
 @dataclass(frozen=True)
@@ -62,11 +52,26 @@ class ArmPlan:
         return f"{self.name} ({self.title})" if self.title else self.name
 
 
+def _owned() -> dict[str, str]:
+    """Return the settings that the comparison decides, with the options to use instead."""
+    return {
+        "seed": f"{option('seeds', 'N')}, which runs seeds 0 to N-1",
+        "output_dir": option("output-dir"),
+        "model": option("from"),
+        "steps": f"{option('match', 'steps')} {option('budget', 'N')}",
+        "budget.unit": option("match"),
+        "budget.limit": option("budget"),
+        "budget.marks": option("marks"),
+        "budget.pause_at": option("budget"),
+        "evaluation.every": option("marks"),
+    }
+
+
 def reject_owned(overrides: Mapping[str, Any]) -> None:
     """Raise a UserError for a setting that the comparison decides, with the option to use instead."""
-    owned = next((name for name in overrides if name in _OWNED), None)
-    if owned:
-        raise UserError(f"--{owned} is decided by the comparison; use {_OWNED[owned]}")
+    owned = _owned()
+    if name := next((name for name in overrides if name in owned), None):
+        raise UserError(f"{option(name)} is decided by the comparison; use {owned[name]}")
 
 
 def read_arms(recipes: Sequence[ConfigOrPath], settings: Mapping[str, Any]) -> list[ArmPlan]:
@@ -84,7 +89,7 @@ def read_arms(recipes: Sequence[ConfigOrPath], settings: Mapping[str, Any]) -> l
         elif path.is_dir() and name not in builtin_recipes():
             raise UserError(
                 f"{recipe} is a folder without a run; an arm is a recipe or a finished run (a checkpoint is given with "
-                "--from, and the folder of a comparison alone)"
+                f"{option('from')}, and the folder of a comparison alone)"
             )
         else:
             plans.append(ArmPlan(path.stem, make_config(read_recipe(name), settings, name)))
@@ -94,18 +99,24 @@ def read_arms(recipes: Sequence[ConfigOrPath], settings: Mapping[str, Any]) -> l
 def sweep_arms(recipe: ConfigOrPath, settings: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]) -> list[ArmPlan]:
     """Make one arm of a recipe per value of the swept settings, which change together, with settings for all arms."""
     if isinstance(recipe, str | Path) and _is_run(Path(recipe)):
-        raise UserError(f"{recipe} is a run, and --sweep makes new ones; give the recipe: {recipe}/config.yaml")
+        raise UserError(
+            f"{recipe} is a run, and {option('sweep')} makes new ones; give the recipe: {recipe}/config.yaml"
+        )
     reject_owned(sweep)
     lengths = {name: len(values) for name, values in sweep.items()}
     if len({*lengths.values()}) > 1 or min(lengths.values()) < 2:
         given = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise UserError(f"--sweep: settings change together and need as many values each, at least two ({given})")
+        raise UserError(
+            f"{option('sweep')}: settings change together and need as many values each, at least two ({given})"
+        )
     if both := next((name for name in sweep if name in settings), None):
-        raise UserError(f"--{both} and --sweep {both} both set it; remove one")
+        raise UserError(f"{option(both)} and {option('sweep')} both set it; remove one")
     rows = list(zip(*sweep.values(), strict=True))
     arms = [*map(repr, rows)]
     if repeated := next((arm for arm in arms if arms.count(arm) > 1), None):
-        raise UserError(f"--sweep: two arms would have the same values {repeated}; every arm needs different values")
+        raise UserError(
+            f"{option('sweep')}: two arms would have the same values {repeated}; every arm needs different values"
+        )
     given_settings = settings_in(recipe)
     name_of_recipe = str(recipe) if isinstance(recipe, str | Path) else "the recipe"
     plans = []
@@ -147,7 +158,7 @@ def labeled(names: Sequence[str]) -> list[tuple[str, str]]:
 def check_arms(plans: Sequence[ArmPlan], unit: Unit, seeds: int, jobs: int) -> None:
     """Raise a UserError if arms cannot be compared in a unit, or cannot run: the memory of `jobs` runs adds up."""
     if len(plans) < 2:
-        raise UserError("a comparison needs two recipes, or one recipe and --sweep KEY=VALUE,VALUE,...")
+        raise UserError(f"a comparison needs two recipes, or one recipe and {option('sweep', 'KEY=VALUE,VALUE,...')}")
     if len(plans) == 2 and not differences([plan.config for plan in plans])[0]:
         raise UserError(
             f"{plans[0].full_name} and {plans[1].full_name} do not differ in any setting; there is nothing to compare"
@@ -163,14 +174,14 @@ def _check_same(first: ArmPlan, other: ArmPlan, unit: Unit) -> None:
     if first.config.model != other.config.model:
         raise UserError(
             f"{first.full_name} starts from {first.config.model} and {other.full_name} from {other.config.model}; arms "
-            f"must start from the same checkpoint: --from {shlex.quote(str(first.config.model))}"
+            f"must start from the same checkpoint: {option('from', first.config.model)}"
         )
     theirs = _measured_by(other.config)
     clocks = [plan.config.engine.clock for plan in (first, other)]
     if unit == "seconds" and clocks[0] != clocks[1]:
         raise UserError(
             f"the seconds of the arms are those of different clocks: engine.clock is {clocks[0]} for {first.full_name} "
-            f"and {clocks[1]} for {other.full_name}; give one value for both: --engine.clock ..."
+            f"and {clocks[1]} for {other.full_name}; give one value for both: {option('engine.clock', '...')}"
         )
     different = {name: value for name, value in _measured_by(first.config).items() if value != theirs[name]}
     if different:
@@ -226,7 +237,7 @@ def _check_ready(plans: Sequence[ArmPlan], seeds: int, jobs: int) -> None:
     together = sum(largest[:jobs])
     if device.type == "cpu" and available is not None and together > available:
         fit = next((number for number in range(jobs - 1, 0, -1) if sum(largest[:number]) <= available), None)
-        fix = "lower engine.memory_gib or prompts_per_step" if fit is None else f"use --jobs {fit}"
+        fix = "lower engine.memory_gib or prompts_per_step" if fit is None else f"use {option('jobs', fit)}"
         raise UserError(
             f"{counted(jobs, 'run')} in parallel need {memory_size(together)} of memory, and "
             f"{memory_size(available)} are available; {fix}"

@@ -31,6 +31,7 @@ from brorl.errors import UserError
 from brorl.format import exact, in_seconds, plain
 from brorl.runs.run_record import SPEC_FILE
 from brorl.storage import replace_file, storage_errors
+from brorl.wording import option
 
 DEFAULT_ARMS = ("plateau-16", "plateau-512")
 _DEFAULT_POINTS = 4  # of the default arms
@@ -129,12 +130,13 @@ def arm_folders(arms: Sequence[ArmPlan]) -> dict[str, str]:
 
 def plan_in(folder: Path, arguments: Arguments) -> ComparisonPlan:
     """Read the plan of a folder; `seeds` may add to its seeds, and no other argument may be given."""
-    options = {"sweep": "--sweep", "checkpoint": "--from", "match": "--match", "budget": "--budget", "marks": "--marks"}
-    given = [option for name, option in options.items() if getattr(arguments, name)]
-    given += [f"--{name}" for name in arguments.overrides or ()]
+    options = {"sweep": "sweep", "checkpoint": "from", "match": "match", "budget": "budget", "marks": "marks"}
+    given = [option(named) for name, named in options.items() if getattr(arguments, name)]
+    given += [option(name) for name in arguments.overrides or ()]
     if given:
         raise UserError(
-            f"{folder} is a comparison already, and {given[0]} would change it; only --seeds and --jobs may"
+            f"{folder} is a comparison already, and {given[0]} would change it; only {option('seeds')} and "
+            f"{option('jobs')} may"
         )
     return _with_seeds(_read_plan(folder), arguments.seeds, folder)
 
@@ -149,7 +151,7 @@ def plan_for(folder: Path | None, arguments: Arguments) -> ComparisonPlan:
         _require_same(folder, before, plan, arguments)
         return _with_seeds(before, arguments.seeds, folder)
     if not folder.is_dir() or any(not path.name.startswith(TRIAL) for path in folder.iterdir()):
-        raise UserError(f"--output-dir {folder} exists and is not empty; choose another folder")
+        raise UserError(f"{option('output-dir', folder)} exists and is not empty; choose another folder")
     return plan
 
 
@@ -174,7 +176,7 @@ def _with_seeds(before: ComparisonPlan, seeds: int | None, folder: Path) -> Comp
     if seeds is None or seeds == before.seeds:
         return before
     if seeds < before.seeds:
-        raise UserError(f"{folder} has {before.seeds} seeds already; --seeds can only add to them")
+        raise UserError(f"{folder} has {before.seeds} seeds already; {option('seeds')} can only add to them")
     return replace(before, seeds=seeds, seeds_before=(*before.seeds_before, before.seeds))
 
 
@@ -182,17 +184,18 @@ def _new_plan(arguments: Arguments) -> ComparisonPlan:
     arms, notes = _arms(arguments)
     unit: Unit = arguments.match or "seconds"
     if unit not in UNITS:
-        raise UserError(f"--match: {unit!r} is not a unit; the units are {', '.join(UNITS)}")
+        raise UserError(f"{option('match')}: {unit!r} is not a unit; the units are {', '.join(UNITS)}")
     seeds = _SEEDS if arguments.seeds is None else arguments.seeds
     if seeds < 1:
-        raise UserError(f"--seeds: at least 1 is needed, got {seeds}")
+        raise UserError(f"{option('seeds')}: at least 1 is needed, got {seeds}")
     amounts = _amounts_of_finished_run(arms, unit)
     budget = _budget(arguments, unit, amounts)
     if not amounts:
         return ComparisonPlan(arms, unit, budget, _points_of(arguments, budget, unit), seeds, notes=notes)
     if arguments.marks:
         raise UserError(
-            "--marks cannot be combined with a finished run, whose evaluation points both arms have; remove --marks"
+            f"{option('marks')} cannot be combined with a finished run, whose evaluation points both arms have; "
+            f"remove {option('marks')}"
         )
     last = next((at for at in amounts if abs(at - budget) <= _CLOSE * budget), None)
     if last is None:
@@ -213,11 +216,11 @@ def _budget(arguments: Arguments, unit: Unit, amounts: Sequence[float]) -> float
     budget = in_seconds(given) if unit == "seconds" else _number(given)
     if budget is None:
         example = "a time such as 90, 90s, 5m or 8h" if unit == "seconds" else f"a number of {UNIT_WORDS[unit]}"
-        raise UserError(f"--budget: {example} is needed, got {given}")
+        raise UserError(f"{option('budget')}: {example} is needed, got {given}")
     if not 0 < budget < float("inf"):
-        raise UserError(f"--budget: an amount above 0 is needed, got {exact(budget)}")
+        raise UserError(f"{option('budget')}: an amount above 0 is needed, got {exact(budget)}")
     if unit == "steps" and not budget.is_integer():
-        raise UserError(f"--budget: a whole number of steps is needed, got {exact(budget)}")
+        raise UserError(f"{option('budget')}: a whole number of steps is needed, got {exact(budget)}")
     return budget
 
 
@@ -242,11 +245,11 @@ def fit_budget(plan: ComparisonPlan, arguments: Arguments, cost_of: Mapping[str,
         return plan
     step = f"a step of {slowest} takes {plain(cost_of[slowest], 2)} {UNIT_WORDS[unit]}"
     if arguments.budget is None and (arguments.marks is None or isinstance(arguments.marks, int)):
-        note = f"the budget is {amount(least, unit)}, because {step}; another one: --budget X"
+        note = f"the budget is {amount(least, unit)}, because {step}; another one: {option('budget', 'X')}"
         return replace(plan, budget=least, eval_points=_points_of(arguments, least, unit), notes=(*plan.notes, note))
     raise UserError(
         f"{step}, more than {TOLERANCE:.0%} of {amount(plan.budget, unit)}, so the arms would not be matched; give "
-        f"--budget {exact(least)} or more, or lower prompts_per_step of all arms by one factor, to "
+        f"{option('budget', exact(least))} or more, or lower prompts_per_step of all arms by one factor, to "
         f"{plan.budget / least:.0%} or less"
     )
 
@@ -264,7 +267,7 @@ def _arms(arguments: Arguments) -> tuple[tuple[ArmPlan, ...], tuple[str, ...]]:
     settings = dict(overrides) | ({} if arguments.checkpoint is None else {"model": arguments.checkpoint})
     if arguments.sweep:
         if len(recipes) > 1:
-            raise UserError(f"--sweep makes the arms of one recipe, not of {len(recipes)}")
+            raise UserError(f"{option('sweep')} makes the arms of one recipe, not of {len(recipes)}")
         return tuple(sweep_arms(recipes[0] if recipes else _SWEPT, settings, arguments.sweep)), ()
     arms = tuple(read_arms(recipes or DEFAULT_ARMS, settings))
     if len(arms) > 1:
@@ -277,7 +280,7 @@ def _arms(arguments: Arguments) -> tuple[tuple[ArmPlan, ...], tuple[str, ...]]:
         )
     own = arms[0].config.rollouts_per_prompt
     values = (_FEW, own) if own >= _MANY else (own, _MANY)
-    note = "one recipe at two N; another comparison: a second recipe, or --sweep KEY=V,V,..."
+    note = f"one recipe at two N; another comparison: a second recipe, or {option('sweep', 'KEY=V,V,...')}"
     settings = {name: value for name, value in settings.items() if name != _ROLLOUTS}
     return tuple(sweep_arms(recipes[0], settings, {_ROLLOUTS: values})), (note,)
 
@@ -295,7 +298,7 @@ def _amounts_of_finished_run(arms: Sequence[ArmPlan], unit: Unit) -> list[float]
     if unit == "seconds":
         raise UserError(
             f"the seconds of {runs[0]} were measured earlier, under another load, and cannot be matched now; use "
-            "--match samples, unique_tokens or steps, or give its recipe to run it again"
+            f"{option('match')} samples, unique_tokens or steps, or give its recipe to run it again"
         )
     read = read_run(runs[0], 0, Budget("samples", 1))
     amounts = sorted({score.cost.of(unit) for score in read[0].scores} - {0.0}) if read else []
@@ -318,12 +321,14 @@ def _eval_points(marks: int | Sequence[float] | None, budget: float, unit: Unit)
     if marks is None or isinstance(marks, int):
         number = _NUM_POINTS if marks is None else marks
         if number < 1:
-            raise UserError(f"--marks: a number of evaluation points, or amounts like 10,20,40, not {number}")
+            raise UserError(f"{option('marks')}: a number of evaluation points, or amounts like 10,20,40, not {number}")
         points = [budget * 2 ** (-i / 2) for i in range(number)]
     else:
         if not all(0 < point <= budget for point in marks):
             given = ",".join(map(exact, marks))
-            raise UserError(f"--marks: amounts must be above 0 and up to the budget of {exact(budget)}, got {given}")
+            raise UserError(
+                f"{option('marks')}: amounts must be above 0 and up to the budget of {exact(budget)}, got {given}"
+            )
         points = [*marks, budget]
     if unit == "steps":
         points = [max(round(point), 1) for point in points]
@@ -339,9 +344,11 @@ def _require_same(folder: Path, before: ComparisonPlan, now: ComparisonPlan, arg
     for name, attribute in wanted:
         old, new = getattr(before, attribute), getattr(now, attribute)
         if old != new:
-            raise UserError(f"{folder} contains a comparison with {name} {old}, not {new}; choose another --output-dir")
+            raise UserError(
+                f"{folder} contains a comparison with {name} {old}, not {new}; choose another {option('output-dir')}"
+            )
     if [(arm.config, arm.run) for arm in before.arms] != [(arm.config, arm.run) for arm in now.arms]:
         raise UserError(
             f"{folder} contains a comparison of other arms ({', '.join(arm.full_name for arm in before.arms)}) or with "
-            f"other settings; choose another --output-dir, or continue that one: brorl compare {folder}"
+            f"other settings; choose another {option('output-dir')}, or continue that one: brorl compare {folder}"
         )

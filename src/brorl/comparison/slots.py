@@ -13,6 +13,7 @@ from brorl.errors import UserError
 from brorl.format import counted
 from brorl.model.load import choose_device
 from brorl.runs.run_directory import processor_name
+from brorl.wording import option
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,14 @@ class Slot:
 def slots_for(jobs: int | None, arms: Sequence[ArmPlan]) -> list[Slot]:
     """Return a slot for each run that is in progress at the same time."""
     if jobs is not None and jobs < 1:
-        raise UserError(f"--jobs: at least 1 is needed, got {jobs}")
+        raise UserError(f"{option('jobs')}: at least 1 is needed, got {jobs}")
     device = arms[0].config.device
     if _num_machines(arms):
         if jobs not in (None, 1):
             raise UserError(
-                f"--jobs {jobs}: the arms train on a cluster, and each run needs the whole cluster; use --jobs 1, or "
-                "--cluster.nodes 0"
+                f"{option('jobs', jobs)}: the arms train on a cluster, and each run needs the whole cluster; use "
+                f"{option('jobs', 1)}, or "
+                f"{option('cluster.nodes', 0)}"
             )
         return cpu_slots(1, 0) if choose_device(device).type == "cpu" else [Slot()]
     if choose_device(device).type == "cpu":
@@ -40,7 +42,9 @@ def slots_for(jobs: int | None, arms: Sequence[ArmPlan]) -> list[Slot]:
     if device != "mps" and ":" not in device:
         return gpu_slots(jobs)
     if jobs not in (None, 1):
-        raise UserError(f"--jobs {jobs}: device = {device} is one GPU, and runs cannot share one; use --jobs 1")
+        raise UserError(
+            f"{option('jobs', jobs)}: device = {device} is one GPU, and runs cannot share one; use {option('jobs', 1)}"
+        )
     return [Slot()]
 
 
@@ -67,7 +71,8 @@ def gpu_slots(num: int | None) -> list[Slot]:
     devices = visible or [str(i) for i in range(torch.cuda.device_count())]
     if num is not None and num > len(devices):
         raise UserError(
-            f"--jobs {num}: there are {len(devices)} GPUs, and runs cannot share one; use --jobs {len(devices)}"
+            f"{option('jobs', num)}: there are {len(devices)} GPUs, and runs cannot share one; use "
+            f"{option('jobs', len(devices))}"
         )
     return [Slot(device=device) for device in devices[:num]]
 
@@ -78,12 +83,14 @@ def cpu_slots(num: int | None, threads: int) -> list[Slot]:
     num = num or max(1, len(cores) // (threads or len(cores)))
     if num > len(cores):
         raise UserError(
-            f"--jobs {num}: there are {len(cores)} cores, and runs cannot share one; use --jobs {len(cores)}"
+            f"{option('jobs', num)}: there are {len(cores)} cores, and runs cannot share one; use "
+            f"{option('jobs', len(cores))}"
         )
     each = len(cores) // num
     if num > 1 and threads > each:
         raise UserError(
-            f"--jobs {num}: each run would get {each} of {len(cores)} cores, and engine.threads = {threads}; use "
-            f"--jobs {max(len(cores) // threads, 1)}, or --engine.threads {each}"
+            f"{option('jobs', num)}: each run would get {each} of {len(cores)} cores, and engine.threads = {threads}; "
+            "use "
+            f"{option('jobs', max(len(cores) // threads, 1))}, or {option('engine.threads', each)}"
         )
     return [Slot(frozenset(cores[i * each : (i + 1) * each])) for i in range(num)]

@@ -16,8 +16,8 @@ from brorl.cost import UNIT_WORDS, amount, short_amount
 from brorl.evaluation.paired import CorrectedInterval, TTest, conclusion_of
 from brorl.format import Estimate, interval, p_value, short, short_time, signed, significant_interval
 from brorl.table import Table
+from brorl.wording import option
 
-_NOT_KNOWN = "-: a run was not evaluated close enough to that cost; a larger --marks adds evaluation points."
 _LONGEST_VALUE = 9  # characters of a setting in a column
 
 
@@ -187,7 +187,9 @@ def equal_table(results: ComparisonResults) -> Table:
         *([_marks_note(number)] if number else []),
     ]
     if any(score is None for equal in results.equal for score in equal.scores.values()):
-        notes.append(_NOT_KNOWN)
+        notes.append(
+            f"-: a run was not evaluated close enough to that cost; a larger {option('marks')} adds evaluation points."
+        )
     columns = ("arm, spent", *(column for k in results.end_ks for column in (f"pass@{k}", f"minus {first}")))
     return Table("At equal cost", columns, tuple(rows), tuple(notes))
 

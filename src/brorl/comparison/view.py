@@ -22,6 +22,7 @@ from brorl.cost import UNIT_WORDS, amount
 from brorl.format import counted, duration, plain
 from brorl.runs.checkpoint import last_checkpoint
 from brorl.runs.run_directory import RunDirectory
+from brorl.wording import option
 
 _BUSY = 0.25  # of the cores that a comparison uses: more other work than that slows its steps
 
@@ -122,7 +123,7 @@ class ComparisonView:
             self._print(
                 f"warning: the machine is busy (load {load:.1f} on {counted(cores, 'core')}, and these runs use "
                 f"{num_cores}), which changes how many steps fit into a second; stop the other programs, or match CPU "
-                "time: --engine.clock cpu --engine.threads 1"
+                f"time: {option('engine.clock', 'cpu')} {option('engine.threads', 1)}"
             )
 
     def _print(self, line: str) -> None:

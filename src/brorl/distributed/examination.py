@@ -16,6 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from brorl.errors import UserError
+from brorl.wording import option
 
 PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")  # whose versions must be equal on all machines
 _CONNECT_TIMEOUT_S = 3.0
@@ -199,7 +200,7 @@ def _token_file(folder: Path) -> Iterator[str]:
     except OSError as error:
         raise UserError(
             f"this machine cannot write into the shared folder {folder} ({error.strerror or error}); pass a folder on "
-            "shared storage: --folder DIR"
+            f"shared storage: {option('folder', 'DIR')}"
         ) from error
     try:
         yield token

@@ -22,6 +22,7 @@ from brorl.prompts.question import Question, split_held_out
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource, PromptFormat
 from brorl.verification.gym.sets import BENCHMARKS as GYM_BENCHMARKS
+from brorl.wording import option, source_words
 
 _NO_LIMIT = 2**31
 NAMES = (*BENCHMARKS, *GYM_BENCHMARKS)
@@ -64,7 +65,9 @@ def read_sets(request: Request) -> list[QuestionSet]:
     names = [data_set.name for data_set in sets]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
-        raise UserError(f"two datasets have the same name, {repeated!r}; rename one: --data '{{path: ..., name: ...}}'")
+        raise UserError(
+            f"two datasets have the same name, {repeated!r}; rename one: {option('data', '{path: ..., name: ...}')}"
+        )
     if request.limit is None:
         return sets
     seed = request.config.data.split_seed
@@ -92,19 +95,21 @@ def parse_data(text: str) -> DataSource:
         return GYM_BENCHMARKS[text]
     if equals and re.fullmatch(r"\w+", name):
         if name not in BENCHMARKS or not path:
-            raise UserError(f"--data {text}: NAME in NAME=PATH must be one of {', '.join(BENCHMARKS)}")
+            raise UserError(f"{option('data', text)}: NAME in NAME=PATH must be one of {', '.join(BENCHMARKS)}")
         return BenchmarkSource(name, path)
-    value = parse_yaml(text, "--data") if text.lstrip().startswith("{") else text
+    value = parse_yaml(text, option("data")) if text.lstrip().startswith("{") else text
     if isinstance(value, dict) and "benchmark" in value:
         known = BenchmarkSource.__dataclass_fields__
         wrong = next((key for key in value if key not in known or not isinstance(value[key], str | None)), None)
         if wrong is not None:
-            raise UserError(f"--data {text}: key {wrong!r}; use the keys {', '.join(known)}, each with a text value")
+            raise UserError(
+                f"{option('data', text)}: key {wrong!r}; use the keys {', '.join(known)}, each with a text value"
+            )
         try:
             return BenchmarkSource(**value)
         except ValueError as error:
-            raise UserError(f"--data {text}: {error}") from error
-    (source,) = make_config({"data": {"sources": [value]}}, {}, "--data").data.sources
+            raise UserError(f"{option('data', text)}: {error}") from error
+    (source,) = make_config({"data": {"sources": [value]}}, {}, option("data")).data.sources
     return source
 
 
@@ -159,15 +164,23 @@ def naming_data(text: str, source: DataSource) -> Iterator[None]:
     Raises:
         UserError: The error inside, with the option and the names of benchmarks like it.
     """
+    named: list[str] = []  # settings in an error
+
+    def words(key: str, value: object) -> str:
+        named.append(key)
+        shown = option("data") if key == "path" else key
+        return shown if value is None else f"{shown}: {value}"
+
     try:
-        yield
+        with source_words(words):
+            yield
     except (UserError, ValueError) as error:
-        message = str(error).replace("data.sources[].path", "--data").replace("data.sources[].", "")
-        if isinstance(source, FileSource) and ("has no column" in message or "; give " in message):
-            message += f", as in --data '{{path: {source.path}, prompt_column: NAME}}'"
+        message = f"{option('data', text)}: {error}"
+        if isinstance(source, FileSource) and any(key.endswith("_column") for key in named):
+            message += f", as in {option('data', f'{{path: {source.path}, prompt_column: NAME}}')}"
         if text not in NAMES and (near := get_close_matches(text.lower(), NAMES, 3, 0.7)):
             message += f"; did you mean the benchmark {' or '.join(near)}?"
-        raise UserError(message if message.startswith("--data") else f"--data {text}: {message}") from error
+        raise UserError(message) from error
 
 
 def _public_set(name: str, origin: str, reading: SourceReading, request: Request, own: PromptFormat) -> QuestionSet:
@@ -190,7 +203,8 @@ def _held_out(request: Request, own: PromptFormat) -> list[QuestionSet]:
     config = request.config
     if not request.belongs_to_run or not (config.data.held_out_fraction or config.evaluation.sources):
         raise UserError(
-            f"{config.model} is not from a run with held-out questions; choose the data to evaluate on: --data "
+            f"{config.model} is not from a run with held-out questions; choose the data to evaluate on: "
+            f"{option('data')} "
             f"{' | '.join(NAMES)} | FILE | HUB_ID | countdown"
         )
     limit = _NO_LIMIT if request.limit is None else request.limit
@@ -226,7 +240,7 @@ def read_all_questions(data: str, overrides: Mapping[str, Any]) -> tuple[TrainCo
         try:
             settings = read_recipe(recipe)
         except UserError as error:
-            raise UserError(f"--data {recipe}: {error}") from error
+            raise UserError(f"{option('data', recipe)}: {error}") from error
         return _all(make_config(settings, overrides, recipe))
     config = make_config({}, overrides, "the options")
     source = parse_data(data)

@@ -40,6 +40,7 @@ from brorl.verification.domains.table import make_verifiers, sandbox_lines
 from brorl.verification.references import check_references, unreadable_references
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
+from brorl.wording import option
 
 _BATCH_TOKENS, _MIN_PROMPTS, _MAX_PROMPTS = 2**19, 8, 64
 LONGEST_RESPONSE = 32_768  # the paper's context
@@ -83,7 +84,7 @@ def prepare_evaluation(request: Request) -> EvaluationInputs:
     prompts_of, notes = _render(sets, request, tokenizer)
     limit = _response_limit(request, prompts_of, model_config)
     all_prompts = [prompt for prompts in prompts_of.values() for prompt in prompts]
-    problems = prompt_problems(config.model, all_prompts, {"--max-new-tokens": limit}, tokenizer, model_config)
+    problems = prompt_problems(config.model, all_prompts, {option("max-new-tokens"): limit}, tokenizer, model_config)
     if problem := next(problems, None):
         raise UserError(problem)
     set_threads_and_kernels(config, _check_memory(config, model_config, prompts_of, limit))
@@ -199,7 +200,7 @@ def _check_memory(
     )
     training = plan_memory(model_config, settings, Workload(longest, limit, num_rows=largest * samples))
     weights = training.kept[0].num_bytes // (2 if config.dtype == "bfloat16" else 1)  # trained weights are float32
-    smaller = "--dtype bfloat16" if config.dtype != "bfloat16" else "another model"
+    smaller = option("dtype", "bfloat16") if config.dtype != "bfloat16" else "another model"
     of_engine = ("sampling copy", "sampling cache") if settings.separate_engine else ("joined weights",)
     engine = [line for line in training.kept if line.name in of_engine]
     kept = (MemoryLine("weights", weights, smaller), *engine)

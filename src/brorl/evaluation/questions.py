@@ -17,6 +17,7 @@ from brorl.prompts.layouts.table import reasons
 from brorl.prompts.question import Question, drop_asked, split_held_out
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 from brorl.verification.gym.questions import read_gym
+from brorl.wording import of_source
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def check_domain_names(config: TrainConfig, domains: Iterable[str]) -> None:
         if unused is not None:
             raise UserError(
                 f"{setting} names the domain {unused!r}, but the domains of the data are {', '.join(known)}; "
-                "fix the name, or set data.sources[].domain"
+                f"fix the name, or set {of_source('domain')}"
             )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from brorl.evaluation.summary import EvaluationSummary, PromptResult, Summary
 from brorl.format import counted, interval
 from brorl.table import Result, Table
+from brorl.wording import option
 
 _ENVIRONMENT = ("processor", "cuda", "platform", "threads", "python", "packages")  # of a session
 
@@ -109,7 +110,7 @@ def remarks(result: EvaluationResult) -> list[str]:
     if overall.truncation_rate > 0.05:
         lines.append(
             f"{overall.truncation_rate:.0%} of the responses were cut at {result.settings['max_new_tokens']:,} tokens; "
-            "with a higher --max-new-tokens, more of them may be correct"
+            f"with a higher {option('max-new-tokens')}, more of them may be correct"
         )
     if differing := [name for name in _ENVIRONMENT if any(s.get(name) != sessions[0].get(name) for s in sessions)]:
         lines.append(

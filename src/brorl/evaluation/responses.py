@@ -25,6 +25,7 @@ from brorl.evaluation.summary import PromptResult
 from brorl.format import short_repr
 from brorl.prompts.prompt import Prompt, stored_reference
 from brorl.storage import dotted, parquet_bytes, replace_file, storage_errors
+from brorl.wording import option
 
 _METADATA = b"brorl"
 _RERUN = "rerun the command"
@@ -110,17 +111,18 @@ class ResponseStore:
             others = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".") and p.name != "env.json")
             if others:
                 raise UserError(
-                    f"--output-dir {self.path} is not empty ({others[0]}, ...) and contains no evaluation; choose "
+                    f"{option('output-dir', self.path)} is not empty ({others[0]}, ...) and contains no evaluation; "
+                    "choose "
                     "another folder"
                 )
             return
-        stored = dict(dotted(_read_json(self.settings_file, "choose another --output-dir")))
+        stored = dict(dotted(_read_json(self.settings_file, f"choose another {option('output-dir')}")))
         wanted = dict(dotted(json.loads(json.dumps(settings))))
         for name in (*wanted, *(stored if complete else ())):
             old, new = stored.get(name), wanted.get(name)
             if old != new:
                 raise UserError(
-                    f"--output-dir {self.path} contains another evaluation: {name} is {_shown(old)} there and "
+                    f"{option('output-dir', self.path)} contains another evaluation: {name} is {_shown(old)} there and "
                     f"{_shown(new)} here; choose another folder, or use the settings of that evaluation to continue it"
                 )
 

@@ -22,6 +22,7 @@ from brorl.planning.step_timing import PlanMeasurements, measure
 from brorl.storage import json_ready
 from brorl.table import Table
 from brorl.tree import FloatArray
+from brorl.wording import option
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def advice(report: PlanReport) -> list[str]:
     if plan.recommended is None:
         return [
             f"no N fits in {budget} with {settings.mini_batches} prompts, one for each mini-batch; raise "
-            "--seconds-per-step, or lower optimizer.mini_batches"
+            f"{option('seconds-per-step')}, or lower optimizer.mini_batches"
         ]
     against = _against_recipe(plan, plan.recommended, settings)
     return [
@@ -226,7 +227,7 @@ def _next_factor(plan: RolloutPlan, chosen: PlanRow) -> str:
     """Return the gain and the cost of the recipe's N, or else of a larger one, at the recipe's number of prompts."""
     larger = [row for row in plan.rows if row.num_rollouts > chosen.num_rollouts]
     if not larger:
-        return f"No N above {chosen.num_rollouts} was compared; --rollouts sets the numbers."
+        return f"No N above {chosen.num_rollouts} was compared; {option('rollouts')} sets the numbers."
     recipe = plan.rows[plan.recipe]
     other = recipe if recipe in larger else larger[min(1, len(larger) - 1)]
     factor = plain(other.num_rollouts / chosen.num_rollouts)
@@ -242,7 +243,7 @@ def _next_factor(plan: RolloutPlan, chosen: PlanRow) -> str:
 def _limits(report: PlanReport, chosen: PlanRow) -> str:
     """Return how certain the plan is, and how to make it more certain."""
     plan, summary = report.plan, report.measured.summary
-    more = f"--pilot-prompts {4 * summary.num_prompts}"
+    more = option("pilot-prompts", 4 * summary.num_prompts)
     reasons = []
     if not plan.gradient_seen:
         reasons.append(

@@ -30,6 +30,7 @@ from brorl.runs.run_directory import RunDirectory
 from brorl.training.diagnostics import coverage_record
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import FloatArray, IntArray
+from brorl.wording import option
 
 _CALLS = 4  # of the engine for the pilot: one to warm up, and three that are timed
 _REPEATS = 3
@@ -129,7 +130,8 @@ def _nothing_mixed(groups: Sequence[Group]) -> str:
     return (
         f"none of the {len(groups)} prompts has both correct and incorrect rollouts among {groups[0].tree.num_rollouts}"
         f" (all correct: {solved}, all incorrect: {len(groups) - solved}), so there is no pass rate and no gradient to "
-        "plan from; raise --pilot-rollouts or --pilot-prompts, or choose other prompts or another model"
+        f"plan from; raise {option('pilot-rollouts')} or {option('pilot-prompts')}, or choose other prompts or "
+        "another model"
     )
 
 

@@ -19,6 +19,7 @@ from brorl.prompts.layouts.layout import DroppedRow
 from brorl.prompts.layouts.math import ANSWERS, CONTEXT, QUESTIONS, SOLUTIONS, benchmark_row
 from brorl.prompts.rows import read_rows
 from brorl.prompts.settings import FileSource
+from brorl.wording import option
 
 _NAMES = [*QUESTIONS, *ANSWERS, *SOLUTIONS, CONTEXT]
 _SPELLINGS = {spelling for name in _NAMES for spelling in (name, name.capitalize(), name.title(), name.upper())}
@@ -133,7 +134,7 @@ def read_benchmark(source: BenchmarkSource, seed: int = 0) -> SourceReading:
             raise UserError(
                 f"{row.location} has {reason} for {source.benchmark} (columns: {', '.join(row.columns) or 'none'}; "
                 f"expected one of {', '.join(expected)}{in_box if expected is ANSWERS else ''}); name the columns: "
-                "--data '{path: ..., prompt_column: ..., answer_column: ...}'"
+                f"{option('data', '{path: ..., prompt_column: ..., answer_column: ...}')}"
             ) from None
     if not questions:
         raise UserError(f"{hub.id} is empty; {source.benchmark} needs at least one row")

@@ -19,6 +19,7 @@ from brorl.prompts.options import choice_question, read_options, right_option
 from brorl.prompts.question import Message, Question
 from brorl.prompts.row_files import MISSING, Row
 from brorl.prompts.settings import FileSource
+from brorl.wording import of_source
 
 # Names of these columns in other datasets, the most specific first.
 USUAL_NAMES = {
@@ -80,8 +81,8 @@ def _reference(row: Row, source: FileSource) -> str:
         return text
     if marker not in text:
         raise ValueError(
-            f"{column} has no {marker!r} ({short_repr(text)}); fix the row, or remove data.sources[].answer_after to "
-            "take the whole column"
+            f"{column} has no {marker!r} ({short_repr(text)}); fix the row, or remove "
+            f"{of_source('answer_after')} to take the whole column"
         )
     reference = text.rpartition(marker)[2].strip()
     if not reference:
@@ -97,7 +98,7 @@ def _choices(row: Row, question: str, source: FileSource, seed: int) -> tuple[st
     if options is None:
         raise ValueError(
             f"{names} is {short_repr(cells[0] if len(cells) == 1 else cells)}, and not 2 to 26 options; fix or delete "
-            "the row, or set data.sources[].options_column to a column with a list of texts"
+            f"the row, or set {of_source('options_column')} to a column with a list of texts"
         )
     if answer is None or not str(answer).strip():
         _text(answer, source.answer_column, "")
@@ -123,12 +124,10 @@ def _cell(row: Row, source: FileSource, setting: str, column: str | None = None)
     # the name but for case, a usual name, or one of similar spelling
     names = (column.lower(), *USUAL_NAMES.get(setting, ()), *difflib.get_close_matches(column.lower(), lower, n=1))
     meant = next((lower[name] for name in names if name in lower), None)
-    advice = f"{setting}: {meant}" if meant else f"{setting} to one of them"
+    advice = of_source(setting, meant) if meant else f"{of_source(setting)} to one of them"
     if known := layouts_of(source.path):
-        advice = f"layout: {' or '.join(known)}, which reads this dataset"
-    raise ValueError(
-        f"has no column {column!r} (columns: {', '.join(row.columns) or 'none'}); set data.sources[].{advice}"
-    )
+        advice = f"{of_source('layout', ' or '.join(known))}, which reads this dataset"
+    raise ValueError(f"has no column {column!r} (columns: {', '.join(row.columns) or 'none'}); set {advice}")
 
 
 def _text(value: Any, column: str, advice: str) -> str:
@@ -164,7 +163,7 @@ def _answer_advice(answer: Any, row: Row, source: FileSource) -> str:
         )
     if first is not None:
         inside = f"{source.answer_column}.{first}"
-        return f"name the key that contains the answer, as in data.sources[].answer_column: {inside}"
+        return f"name the key that contains the answer, as in {of_source('answer_column', inside)}"
     return "an answer is one text or number: write the one answer, or JSON text if your verifier reads a structure"
 
 

@@ -23,6 +23,7 @@ from brorl.prompts.question import Question
 from brorl.prompts.row_files import Row
 from brorl.prompts.rows import is_local, read_rows
 from brorl.prompts.settings import FileSource
+from brorl.wording import of_source
 
 CONTRADICTION = "the same question with different answers"
 
@@ -68,7 +69,7 @@ def read_source(source: FileSource, seed: int = 0) -> SourceReading:
             raise UserError(
                 f"{row.location} has the {source.id_column} {question.id.partition(':')[2]!r} of "
                 f"{location_of_id[question.id]} again; ids must be distinct: fix them, or remove "
-                "data.sources[].id_column to number the rows"
+                f"{of_source('id_column')} to number the rows"
             )
         digest = blake2b(question.key.encode(), digest_size=16).digest()
         rows[digest] += 1
@@ -78,7 +79,7 @@ def read_source(source: FileSource, seed: int = 0) -> SourceReading:
                 raise UserError(_contradiction(earlier, question))
             contradicted.add(digest)
     if not number:
-        raise UserError(f"{source.path} is empty; data.sources[].path must contain at least one row")
+        raise UserError(f"{source.path} is empty; {of_source('path')} must contain at least one row")
     if contradicted:
         dropped[CONTRADICTION] = sum(rows[digest] for digest in contradicted)
     kept = [question for digest, question in first.items() if digest not in contradicted]

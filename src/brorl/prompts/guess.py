@@ -26,6 +26,7 @@ from brorl.prompts.question import Question
 from brorl.prompts.row_files import MISSING, Row
 from brorl.prompts.rows import read_rows
 from brorl.prompts.settings import FileSource
+from brorl.wording import of_source
 
 _ROWS = 200  # that the guess is made from
 _MARKER = "####"  # before the answer in GSM8K's form
@@ -160,7 +161,7 @@ def _column(path: str, rows: Sequence[Row], what: str, given: str | None, taken:
         if {given, given.partition(".")[0]} & {*columns}:
             return given
         raise UserError(
-            f"{path} has no column {given!r} (columns: {listed}); give data.sources[].{what}_column one of them"
+            f"{path} has no column {given!r} (columns: {listed}); name one of them with {of_source(f'{what}_column')}"
         )
     spelled = {column.lower(): column for column in reversed(columns) if column not in taken}
     names = USUAL_NAMES[f"{what}_column"]
@@ -172,7 +173,9 @@ def _column(path: str, rows: Sequence[Row], what: str, given: str | None, taken:
             if values and candidate not in taken and all(_fits(value, what) for value in values):
                 return candidate
     role = "the question" if what == "prompt" else "the reference answer"
-    raise UserError(f"{path}: no column is clearly {role} (columns: {listed}); give data.sources[].{what}_column")
+    raise UserError(
+        f"{path}: no column is clearly {role} (columns: {listed}); name it with {of_source(f'{what}_column')}"
+    )
 
 
 def _is_missing(value: Any) -> bool:
@@ -199,15 +202,15 @@ def _domain(path: str, column: str, texts: Sequence[str], words: Sequence[str]) 
     if solutions and all(last_box(text) is not None for text in solutions):
         raise UserError(
             f"{path}: column {column!r} contains whole solutions with the answer in \\boxed{{}}; write the answers "
-            "into another column and give data.sources[].answer_column"
+            f"into another column and name it with {of_source('answer_column')}"
         )
     if sum(map(_looks_mathematical, texts)) >= _MOSTLY * len(texts):
         return _MATH_DOMAIN, "the answers look like numbers or formulas"
     strange = next(text for text in texts if not _looks_mathematical(text))
     raise UserError(
         f"{path}: the answers in column {column!r}, such as {strange[:60]!r}, do not look like numbers or formulas; "
-        "give data.sources[].domain and write a verifier for it (docs/how-to/verifiers.md), the domain math if they "
-        "are mathematics, or another data.sources[].answer_column"
+        f"give {of_source('domain', 'math')} if they are mathematics, {of_source('domain', 'NAME')} with a verifier "
+        f"that you write (docs/how-to/verifiers.md), or name another column with {of_source('answer_column')}"
     )
 
 

@@ -17,6 +17,7 @@ from brorl.errors import UserError
 from brorl.format import short_repr
 from brorl.prompts.options import Options, is_label, read_options, right_option, whole_number
 from brorl.prompts.row_files import MISSING, Row
+from brorl.wording import of_source
 
 _MOSTLY = 0.9
 _WRONG = re.compile(r"distractor|incorrect|wrong|false")
@@ -84,8 +85,8 @@ def find_choices(
     raise UserError(
         f"{path}: {clear.name} {'looks' if len(clear.columns) == 1 else 'look'} like the options of multiple-choice "
         f"questions, and {f'column {answer!r} does not name' if answer else 'no column names'} the right one "
-        f"(columns: {', '.join(rows[0].columns)}); give data.sources[].answer_column, with the letter, the "
-        "index or the text of an option, or data.sources[].domain, such as math, to leave the options out"
+        f"(columns: {', '.join(rows[0].columns)}); give {of_source('answer_column')}, with the letter, the "
+        f"index or the text of an option, or {of_source('domain')}, such as math, to leave the options out"
     )
 
 
@@ -192,7 +193,7 @@ def _fit(
     why = "" if is_text else ": neither 0 nor the number of options occurs"
     raise UserError(
         f"{path}: the answers in column {columns.answer!r}, such as {short_repr(read[0][1])}, can be {meant}{why}; "
-        "give data.sources[].first_option, the index of the first option: 0 or 1"
+        f"give {of_source('first_option')}, the index of the first option: 0 or 1"
     )
 
 

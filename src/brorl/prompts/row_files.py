@@ -21,7 +21,7 @@ import numpy as np
 from brorl.errors import UserError, first_line
 from brorl.prompts.json_text import JSON_NAMES, problem_of
 
-ROW_FORM = '{"prompt": ..., "answer": ...}'
+ROW_FORM = '{"COLUMN": VALUE, ...}'
 MISSING = object()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from brorl.errors import UserError, first_line
 from brorl.paths import is_file, is_folder, split_revision
 from brorl.prompts.row_files import READERS, Row, arrow_rows, read_arrow_files
+from brorl.wording import of_source
 
 _PROBE_TIMEOUT_S = 4.0
 _SUFFIXES = tuple(READERS)
@@ -56,7 +57,7 @@ def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
         return
     if subset is not None:
         raise UserError(
-            f"{path} is not a Hugging Face dataset, so it has no subset {subset!r}; remove data.sources[].subset"
+            f"{path} is not a Hugging Face dataset, so it has no subset {subset!r}; remove {of_source('subset')}"
         )
     wild = [i for i, part in enumerate(local.parts) if glob.has_magic(part)]
     root = local if is_folder(local) else Path(*local.parts[: wild[0]]) if wild else local.parent
@@ -67,7 +68,7 @@ def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
             for row in reader(file, wanted):
                 yield row._replace(part=part) if part else row
         except OSError as error:
-            raise UserError(f"{file} cannot be read ({error.strerror or error}); check data.sources[].path") from error
+            raise UserError(f"{file} cannot be read ({error.strerror or error}); check {of_source('path')}") from error
 
 
 def _files_of(path: str, local: Path) -> list[Path] | None:
@@ -87,13 +88,13 @@ def _files_of(path: str, local: Path) -> list[Path] | None:
         files = [file for file in found if file.is_file() and file.suffix.lower() in _SUFFIXES]
         if not files:
             raise UserError(
-                f"no file matches {path} ({', '.join(_SUFFIXES)}; working folder {Path.cwd()}); fix data.sources[].path"
+                f"no file matches {path} ({', '.join(_SUFFIXES)}; working folder {Path.cwd()}); fix {of_source('path')}"
             )
         return files
     hub_id, _ = split_revision(path)
     if local.suffix.lower() in (*_SUFFIXES, ".txt", ".gz") or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", hub_id):
         raise UserError(
-            f"there is no file or folder {path} (working folder {Path.cwd()}); fix data.sources[].path "
+            f"there is no file or folder {path} (working folder {Path.cwd()}); fix {of_source('path')} "
             "(the id of a Hugging Face dataset looks like openai/gsm8k)"
         )
     return None
@@ -109,14 +110,14 @@ def _files_in(path: str, folder: Path) -> list[Path]:
         and not any(part.startswith(".") for part in file.relative_to(folder).parts)
     )
     if not files:
-        raise UserError(f"the folder {path} contains no {', '.join(_SUFFIXES)} file; fix data.sources[].path")
+        raise UserError(f"the folder {path} contains no {', '.join(_SUFFIXES)} file; fix {of_source('path')}")
     names = [file.relative_to(folder).as_posix() for file in files]
     train_files = [name for name in names if re.search(r"(?<![a-z])train(?![a-z])", name.lower())]
     test_files = [name for name in names if re.search(rf"(?<![a-z])({'|'.join(_OTHER_SPLITS)})(?![a-z])", name.lower())]
     if train_files and test_files:
         raise UserError(
             f"the folder {path} contains several splits ({train_files[0]}, {test_files[0]}); name the files to train "
-            f"on, such as data.sources[].path: {folder / train_files[0]}"
+            f"on, such as {of_source('path', folder / train_files[0])}"
         )
     return files
 
@@ -135,8 +136,8 @@ def _saved_rows(folder: Path, split: str, wanted: Collection[str]) -> Iterator[R
             splits = json.loads((folder / "dataset_dict.json").read_text("utf-8"))["splits"]
             if split not in splits:
                 raise UserError(
-                    f"{folder} has no split {split!r} (splits: {', '.join(splits)}); set data.sources[].split, or "
-                    f"data.sources[].path: {folder / splits[0]}"
+                    f"{folder} has no split {split!r} (splits: {', '.join(splits)}); set {of_source('split')}, or "
+                    f"{of_source('path', folder / splits[0])}"
                 )
             where = folder / split
         state = json.loads((where / "state.json").read_text("utf-8"))
@@ -165,7 +166,7 @@ def _data_set_rows(path: str, subset: str | None, split: str, wanted: Collection
     except Exception as error:  # the network, the hub, or the dataset's files
         raise UserError(
             f"the Hugging Face dataset {path} ({'' if subset is None else f'subset {subset}, '}split {split}) "
-            f"cannot be loaded: {first_line(error)}; check data.sources[].path, subset and split, and the "
+            f"cannot be loaded: {first_line(error)}; check {of_source('path')}, subset and split, and the "
             "connection (there is no local file or folder of this name either)"
         ) from error
     columns = list(rows.column_names)

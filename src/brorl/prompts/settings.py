@@ -12,6 +12,7 @@ from brorl.errors import UserError
 from brorl.paths import exists, split_revision
 from brorl.prompts.question import Message, Question
 from brorl.section import Names, Section, listed
+from brorl.wording import of_source
 
 _PLACEHOLDER = "{prompt}"
 GYM_SETS = ALL, PRORL = ("all", "prorl")
@@ -123,7 +124,7 @@ class FileSource(Section):
             value = getattr(self, name)
             if isinstance(value, str) and not (value if field.default is None else value.strip()):
                 otherwise = "null" if field.default is None else "leave it out if it has a default"
-                raise ValueError(f"data.sources[].{name} is empty; give it a value, or {otherwise}")
+                raise ValueError(f"{of_source(name)} is empty; give it a value, or {otherwise}")
         _check_label(self.label)
         if self.layout is not None:
             from brorl.prompts.layouts.table import find_layout
@@ -133,7 +134,7 @@ class FileSource(Section):
             given = next((name for name in _OF_A_LAYOUT if getattr(self, name) != fields[name].default), None)
             if given:
                 raise ValueError(
-                    f"data.sources[].{given}: the layout {self.layout} sets it; remove {given}, or remove layout and "
+                    f"{of_source(given)}: the layout {self.layout} sets it; remove {given}, or remove layout and "
                     "name the columns"
                 )
         self._check_options()
@@ -142,16 +143,16 @@ class FileSource(Section):
     def _check_options(self) -> None:
         if not self.options_column:
             if self.first_option is not None:
-                raise ValueError("data.sources[].first_option has no effect without options_column; set or remove it")
+                raise ValueError(f"{of_source('first_option')} has no effect without options_column; set or remove it")
             return
         if not all(name.strip() for name in self.options_column):
-            raise ValueError("data.sources[].options_column has an empty name; name columns, or remove it")
+            raise ValueError(f"{of_source('options_column')} has an empty name; name columns, or remove it")
         if self.answer_after is not None:
-            raise ValueError("data.sources[].answer_after has no effect with options_column; remove one of them")
+            raise ValueError(f"{of_source('answer_after')} has no effect with options_column; remove one of them")
         if self.domain == "math" and self.domain_column is None:
             raise ValueError(
-                "data.sources[].options_column needs the verifier of multiple choice; set "
-                "data.sources[].domain: science"
+                f"{of_source('options_column')} needs the verifier of multiple choice; set "
+                f"{of_source('domain', 'science')}"
             )
 
 
@@ -206,7 +207,8 @@ class GymSource(Section):
 def _check_label(label: str) -> None:
     if ":" in label:
         raise ValueError(
-            f"data.sources[].name: {label!r} must have no colon, which separates the parts of ids; choose another name"
+            f"{of_source('name', repr(label))} must have no colon, which separates the parts of ids; "
+            "choose another name"
         )
 
 

@@ -5,7 +5,7 @@ Control characters are written out. Stored responses to held-out prompts are sho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import StringIO
 from math import inf, isfinite
@@ -25,6 +25,7 @@ from brorl.reporting.visible_text import visible_text
 from brorl.runs.run_record import check_run, read_run
 from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
 from brorl.verdict import NO_ANSWER, NO_CODE, Verdict
+from brorl.wording import option
 
 Kind = Literal["all", "wrong", "right"]
 MAX_PROMPTS = 20  # in the list; --prompt shows any of the others
@@ -68,10 +69,6 @@ class Samples:
     kind: Kind  # of the responses to show
     limit: int  # most responses to show
 
-    def words(self, advice: str) -> str:
-        """Return advice on options as it is; the result of a function has `python_words.in_python` in its place."""
-        return advice
-
     def __repr__(self) -> str:
         return f"Samples({str(self.run)!r}: {len(self.rows)} prompts at step {self.step})"
 
@@ -87,11 +84,11 @@ class Samples:
             yield from _prompt_list(self.rows, options.max_width)
             if len(self.rows) > MAX_PROMPTS:
                 shown = f"{MAX_PROMPTS} of {len(self.rows)} prompts, evenly spaced by pass rate"
-                yield Text(self.words(f"{shown}; --prompt NUMBER shows any"))
+                yield Text(f"{shown}; {option('prompt', 'NUMBER')} shows any")
         if self.group is None or self.number is None:
             yield Text(f"\nno prompt of this step has {_KIND_NAMES[self.kind]}")
         else:
-            yield from _responses(self.group, self.number, self.kind, self.limit, self.words)
+            yield from _responses(self.group, self.number, self.kind, self.limit)
 
     def _repr_html_(self) -> str:
         console = Console(record=True, width=120, file=StringIO(), highlight=False)
@@ -193,9 +190,7 @@ def _prompt_list(rows: tuple[PromptRow, ...], width: int) -> Iterator[Renderable
     yield table
 
 
-def _responses(
-    group: StoredGroup, number: int, kind: Kind, limit: int, words: Callable[[str], str]
-) -> Iterator[RenderableType]:
+def _responses(group: StoredGroup, number: int, kind: Kind, limit: int) -> Iterator[RenderableType]:
     """Yield a prompt and its most frequent responses."""
     tree, kind_name, chosen = group.tree, _KIND_NAMES[kind], _of_kind(group, kind)
     order = chosen[np.argsort(-tree.leaf_count[chosen], kind="stable")]
@@ -215,7 +210,7 @@ def _responses(
     elif order.size > limit:
         left = int(tree.leaf_count[order[limit:]].sum())
         yield Text(
-            f"\n{order.size - limit} more {kind_name} ({left} rollouts); {words(f'--limit {order.size}')} shows all"
+            f"\n{order.size - limit} more {kind_name} ({left} rollouts); {option('limit', order.size)} shows all"
         )
 
 

@@ -14,17 +14,17 @@ from typing import Any
 from brorl.errors import UserError
 from brorl.paths import exists, is_file
 from brorl.prompts.json_text import JSON_NAMES
-from brorl.prompts.row_files import MISSING, ROW_FORM, Row
+from brorl.prompts.row_files import MISSING, Row
 from brorl.prompts.rows import read_rows
 from brorl.runs.stored_rollouts import stored_steps
 from brorl.verification.rescoring import StoredResponse
+from brorl.wording import option, source_words
 
 _IDS = ("prompt_id", "question_id", "id", "task_id", "problem_id")
 _PROMPT = "prompt"
 _QUESTIONS = ("question", _PROMPT, "problem", "instruction")
 _VERDICTS = ("correct", "is_correct", "passed")
 _REASON = "reason"
-_ROW_FORM = '{"id": ..., "response": ...}'
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ def find_responses(path: str) -> str:
         steps = stored_steps(local)
         if not steps:
             raise UserError(
-                f"the run {path} stored no rollouts; train with --store_rollouts_every 1, or give the file of an "
+                f"the run {path} stored no rollouts; train with {option('store_rollouts_every', 1)}, or give the file "
+                "of an "
                 f"evaluation such as {local / 'evaluations'}"
             )
         return str(local / "rollouts" / f"step-{steps[-1]:06d}.parquet")
@@ -80,15 +81,13 @@ def read_responses(path: str, columns: ResponseColumns) -> Iterator[StoredRespon
     """
     named = [columns.response, columns.question_id, columns.correct]
     wanted = {*_IDS, *_QUESTIONS, *_VERDICTS, _REASON, *(name for name in named if name)}
-    try:
+    with source_words(lambda key, _value: "FILE" if key == "path" else key):
         for row in read_rows(path, None, "train", wanted):
             yield _response(row, columns)
-    except UserError as error:
-        raise UserError(str(error).replace("data.sources[].path", "FILE").replace(ROW_FORM, _ROW_FORM)) from error
 
 
 def _response(row: Row, columns: ResponseColumns) -> StoredResponse:
-    text = _named(row, columns.response, "give --response-column")
+    text = _named(row, columns.response, f"give {option('response-column')}")
     if not isinstance(text, str):
         kind = _kind(text)
         raise UserError(f"{row.location}: {columns.response} must be a string, got {kind}; write one response per row")
@@ -98,7 +97,7 @@ def _response(row: Row, columns: ResponseColumns) -> StoredResponse:
         listed = ", ".join(row.columns) or "none"
         raise UserError(
             f"{row.location} has neither the id nor the text of its question (columns: {listed}; expected "
-            f"{', '.join((*_IDS, *_QUESTIONS))}); add one, or give --id-column"
+            f"{', '.join((*_IDS, *_QUESTIONS))}); add one, or give {option('id-column')}"
         )
     reason = _first(row, (_REASON,))
     correct = _verdict(row, columns)
@@ -125,10 +124,11 @@ def _named(row: Row, column: str, fix: str) -> Any:
 def _id(row: Row, columns: ResponseColumns) -> str | None:
     """Return the id of the question, None if there is none; a whole number that was stored as 3.0 is 3."""
     column = columns.question_id
-    value = _named(row, column, "fix --id-column") if column else _first(row, _IDS)
+    value = _named(row, column, f"fix {option('id-column')}") if column else _first(row, _IDS)
     if isinstance(value, bool | list | Mapping):
         raise UserError(
-            f"{row.location}: the id of the question is {_kind(value)}; write text or a number, or fix --id-column"
+            f"{row.location}: the id of the question is {_kind(value)}; write text or a number, or fix "
+            f"{option('id-column')}"
         )
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -138,12 +138,13 @@ def _id(row: Row, columns: ResponseColumns) -> str | None:
 def _verdict(row: Row, columns: ResponseColumns) -> bool | None:
     """Return the stored verdict, None if there is none."""
     column = columns.correct
-    value = _named(row, column, "fix --correct-column") if column else _first(row, _VERDICTS)
+    value = _named(row, column, f"fix {option('correct-column')}") if column else _first(row, _VERDICTS)
     if value is None:
         return None
     if value not in (0, 1):  # True == 1
         raise UserError(
-            f"{row.location}: the stored verdict is {value!r}, not true, false, 1 or 0; fix it, or set --correct-column"
+            f"{row.location}: the stored verdict is {value!r}, not true, false, 1 or 0; fix it, or set "
+            f"{option('correct-column')}"
         )
     return bool(value)
 

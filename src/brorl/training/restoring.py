@@ -20,6 +20,7 @@ from brorl.runs.resumable import check_resumable, go_back
 from brorl.runs.run_directory import RunDirectory
 from brorl.training.learner import Learner
 from brorl.training.run import TrainingRun
+from brorl.wording import option
 
 
 def find_start(config: TrainConfig, directory: RunDirectory) -> Path | None:
@@ -58,7 +59,9 @@ def restore(run: TrainingRun, config: TrainConfig, checkpoint: Path | None) -> T
     except UserError as error:
         raise UserError(f"{error}; {go_back(directory)}") from error
     if config.steps is not None and state.step > config.steps:
-        raise UserError(f"the run has already made {state.step} steps, but steps = {config.steps}; raise --steps")
+        raise UserError(
+            f"the run has already made {state.step} steps, but steps = {config.steps}; raise {option('steps')}"
+        )
     if not checkpoint and config.optimizer.from_checkpoint:
         _take_optimizer(learner, config.model)
     try:

@@ -36,6 +36,7 @@ from brorl.tuning.clock import FEWEST_SEEDS, USED, TuneClock
 from brorl.tuning.pilot import StartPilot, take_pilot, with_tuning_prompts
 from brorl.tuning.plan import NUM_EVALUATIONS, TunePlan
 from brorl.tuning.standings import RUNGS, Course, Standing, race_cost, room_after, standings
+from brorl.wording import option
 
 _FEWEST = 4  # arms, the user's own recipe among them, unless there are fewer candidates
 _STEPS_TO_A_RUNG = 25  # of the user's recipe, at least, in the first part of the race
@@ -51,7 +52,8 @@ def train_race(plan: TunePlan, folder: Path, jobs: int | None, console: Console)
         found = slots_for(plan.jobs if jobs is None else jobs, [plan.own])
         if (machine := machine_of(found, [plan.own])) != plan.machine:
             raise UserError(
-                f"{folder} was started on {plan.machine}, and this is {machine}; use the same --jobs and machine"
+                f"{folder} was started on {plan.machine}, and this is {machine}; use the same {option('jobs')} and "
+                "machine"
             )
         return found
 
@@ -128,7 +130,8 @@ def begin(
     k = max(k for k in config.evaluation.ks if k <= most)
     if k == 1 and aim != "pass@1":
         raise UserError(
-            f"--aim {aim}: evaluation.ks has no k from 2 to {max(most, _K)}; set --evaluation.ks '[1, {_K}]'"
+            f"{option('aim', aim)}: evaluation.ks has no k from 2 to {max(most, _K)}; set "
+            f"{option('evaluation.ks', [1, _K])}"
         )
     slots = slots_for(jobs, [ArmPlan(OWN, config)])
     config, tuning = with_tuning_prompts(config)
@@ -172,9 +175,11 @@ def _size_of_race(
             return number, run_seconds
         needed = least * (runs + finals) / USED + evaluated
     raise UserError(
-        f"--budget {duration(seconds)} is too short: a step of the recipe takes {pilot.step_seconds:.2g} s, each "
+        f"{option('budget', duration(seconds))} is too short: a step of the recipe takes {pilot.step_seconds:.2g} s, "
+        "each "
         f"run of the race needs {_STEPS_TO_A_RUNG} steps before it is judged, and an evaluation takes "
-        f"{pilot.evaluation_seconds:.2g} s; give at least {duration(1.2 * needed + spent)}, more --jobs, or a recipe "
+        f"{pilot.evaluation_seconds:.2g} s; give at least {duration(1.2 * needed + spent)}, more {option('jobs')}, or "
+        "a recipe "
         "with shorter steps or fewer held-out responses"
     )
 

@@ -12,6 +12,7 @@ from brorl.verification.domains.code import CODE_DOMAIN
 from brorl.verification.domains.math import MATH_DOMAIN
 from brorl.verification.gym.task import GYM_DOMAIN
 from brorl.verification.verifier import Verifier
+from brorl.wording import of_source
 
 _ONLY_JSON = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN)
 
@@ -49,10 +50,10 @@ def _advice(question: Question) -> str:
     is_object = question.domain != MATH_DOMAIN and question.reference.lstrip().startswith("{")  # in math, a set
     if is_object or question.domain in _ONLY_JSON:  # the whole answer is JSON text, never its last part
         return (
-            "fix or delete the row, set data.sources[].layout if it is a row of a public dataset, or set another "
+            f"fix or delete the row, set {of_source('layout')} if it is a row of a public dataset, or set another "
             "domain or your own verifier in verification.functions"
         )
     return (
-        "fix or delete the row, set data.sources[].answer_after to the text before the answer, or set another domain "
+        f"fix or delete the row, set {of_source('answer_after')} to the text before the answer, or set another domain "
         "or your own verifier in verification.functions"
     )

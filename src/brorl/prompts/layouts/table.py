@@ -18,6 +18,7 @@ from brorl.prompts.layouts import code, instructions, math, science
 from brorl.prompts.layouts.layout import Cells, Layout
 from brorl.prompts.question import Question
 from brorl.prompts.row_files import Row
+from brorl.wording import of_source
 
 _CONTEST = "description, public_tests, private_tests, generated_tests, solutions, time_limit, memory_limit_bytes"
 _CODEFORCES = (
@@ -119,7 +120,7 @@ def find_layout(name: str) -> Layout:
         return LAYOUTS[name]
     near = get_close_matches(name.lower(), LAYOUTS, 1)
     advice = f"did you mean {near[0]}?" if near else f"the layouts are {', '.join(LAYOUTS)}"
-    raise ValueError(f"data.sources[].layout: {name!r} is not a layout; {advice}")
+    raise ValueError(f"{of_source('layout', repr(name))} is not a layout; {advice}")
 
 
 def layouts_of(data_set: str) -> list[str]:
@@ -152,7 +153,7 @@ def all_dropped(path: str, layout: Layout, dropped: Counter[str]) -> UserError:
     """Return the error for data of which no row is left."""
     return UserError(
         f"the layout {layout.name} dropped all {dropped.total():,} rows of {path} ({reasons(dropped)}); choose another "
-        "data.sources[].layout, split or file"
+        f"{of_source('layout')}, split or file"
     )
 
 
@@ -161,11 +162,11 @@ def _other_layout(row: Row, layout: Layout, problem: str) -> UserError:
     columns = set(row.columns)
     fitting = [name for name, other in LAYOUTS.items() if columns.issuperset(other.columns) and other is not layout]
     if fitting:
-        advice = f"set data.sources[].layout to one that fits these columns: {' or '.join(fitting)}"
+        advice = f"set {of_source('layout')} to one that fits these columns: {' or '.join(fitting)}"
     elif columns.issuperset(layout.columns):
         advice = "fix or delete the row"
     else:
-        advice = "no layout fits these columns; name them with data.sources[].prompt_column and answer_column"
+        advice = f"no layout fits these columns; name them with {of_source('prompt_column')} and answer_column"
     return UserError(
         f"{row.location} is not of the layout {layout.name}: {problem} (columns: {', '.join(row.columns) or 'none'}); "
         f"{advice}"

@@ -34,6 +34,7 @@ from brorl.runs import RUNS
 from brorl.runs.run_record import RunRecord, differing_settings, number, read_runs
 from brorl.runs.stored_rollouts import step_list, stored_steps
 from brorl.storage import replace_file, storage_errors
+from brorl.wording import option
 
 REPORT = "report.html"
 ROLLOUT_BYTES = 4_000_000  # with plotly's 4.8 MB the page stays below 10 MB
@@ -72,13 +73,17 @@ def write_report(runs: Sequence[Path], output: Path | None = None) -> Report:
     """Write the report of some run directories; see `brorl.report`."""
     target = output or (runs[0] / REPORT if len(runs) == 1 else RUNS / REPORT)
     if target.is_dir():
-        raise UserError(f"--output {target} is a folder; give the name of a file in it, such as {target / REPORT}")
+        raise UserError(
+            f"{option('output', target)} is a folder; give the name of a file in it, such as {target / REPORT}"
+        )
     if target.exists():
         with target.open("rb") as file:
             if _MARK.encode() not in file.read(200):
-                raise UserError(f"{target} exists and is not a report; give another --output, or move it away")
+                raise UserError(
+                    f"{target} exists and is not a report; give another {option('output')}, or move it away"
+                )
     content = make_page(read_runs(runs)).encode()
-    with storage_errors(target, "rerun the command, or give another --output"):
+    with storage_errors(target, f"rerun the command, or give another {option('output')}"):
         target.parent.mkdir(parents=True, exist_ok=True)
         replace_file(target, content)
     return Report(target, len(content))

@@ -23,6 +23,7 @@ from brorl.verification.sandbox.level import choose_level
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.settings import VerificationSettings
 from brorl.verification.verifier import Verifier
+from brorl.wording import of_source
 
 DOMAINS: dict[str, Callable[..., Verifier]] = {
     CODE_DOMAIN: lambda workers, partial_credit=False: CodeVerifier(
@@ -73,7 +74,7 @@ def make_verifiers(
         else:
             raise UserError(
                 f"the data has questions of the domain {domain!r}, which has no verifier (domains with one: "
-                f"{', '.join(sorted({*DOMAINS, *functions}))}); set data.sources[].domain, or add your own: "
+                f"{', '.join(sorted({*DOMAINS, *functions}))}); set {of_source('domain')}, or add your own: "
                 f"verification.functions: {{{domain}: package.module:function}}"
             )
     return verifiers

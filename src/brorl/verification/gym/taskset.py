@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, get_origin
 
 from brorl.errors import UserError
+from brorl.wording import option
 
 PREFIX = "verifiers:"
 SCORE = f"{__name__}:score"
@@ -58,7 +59,7 @@ def read_taskset(name: str, config: Mapping[str, Any], limit: int) -> Iterator[d
         why = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
         raise UserError(
             f"{PREFIX}{name} cannot be read ({type(error).__name__}: {why}); install its package, and give its "
-            "settings with --taskset-config"
+            f"settings with {option('taskset-config')}"
         ) from error
     if problem:
         raise UserError(f"{PREFIX}{name} {problem}")
@@ -131,7 +132,7 @@ def _taskset(settings: str) -> Any:
 def _problem(taskset: Any, tasks: list[Any]) -> str | None:
     """Return why one response to one prompt does not decide the rewards of a taskset; None if it does."""
     if not tasks:
-        return "has no tasks; change its settings with --taskset-config"
+        return f"has no tasks; change its settings with {option('taskset-config')}"
     if type(taskset).toolsets(taskset.config):
         return "has tools; brorl trains on tasks of one turn"
     different = {(type(task), task.config.model_dump_json()): task for task in tasks}
@@ -165,9 +166,10 @@ def _problem_of_rewards(task: Any) -> str | None:
     most = sum(max(weight, 0.0) for weight in weights.values())
     if round(most, _DECIMALS) > 1:
         listed = ", ".join(f"{name}: {weight:g}" for name, weight in weights.items())
+        smaller = f"{{task: {{rewards: {{{next(iter(weights))}: {{weight: 0.5}}}}}}}}"
         return (
             f"has rewards of up to {most:g} together ({listed}), and 1 means correct; lower their weights: "
-            f"--taskset-config '{{task: {{rewards: {{{next(iter(weights))}: {{weight: 0.5}}}}}}}}'"
+            f"{option('taskset-config', smaller)}"
         )
     return None
 
