@@ -25,7 +25,7 @@ from brorl.prompts.settings import FileSource
 from brorl.reporting.visible_text import visible_text
 from brorl.table import Result, Table
 from brorl.verdict import is_failure, is_timeout
-from brorl.verification.domains.code import CODE_DOMAIN
+from brorl.verification.domains.table import CODE_DOMAIN
 from brorl.verification.trial import Trial, VerifiedResponse, try_verifier
 from brorl.wording import option
 

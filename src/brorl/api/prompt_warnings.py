@@ -16,8 +16,7 @@ from brorl.prompts.row_files import Row
 from brorl.prompts.rows import read_rows
 from brorl.prompts.science import Choices, read_science_reference
 from brorl.prompts.settings import FileSource
-from brorl.verification.domains.math import MATH_DOMAIN
-from brorl.verification.domains.science import SCIENCE_DOMAIN
+from brorl.verification.domains.table import MATH_DOMAIN, SCIENCE_DOMAIN
 from brorl.verification.verifier import Verifier
 
 _ROWS = 50  # that are searched for options

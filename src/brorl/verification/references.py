@@ -8,8 +8,7 @@ from brorl.errors import UserError
 from brorl.format import counted
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.prompts.question import Question
-from brorl.verification.domains.code import CODE_DOMAIN
-from brorl.verification.domains.math import MATH_DOMAIN
+from brorl.verification.domains.table import CODE_DOMAIN, MATH_DOMAIN
 from brorl.verification.gym.task import GYM_DOMAIN
 from brorl.verification.verifier import Verifier
 from brorl.wording import of_source

@@ -20,7 +20,6 @@ from brorl.verification.sandbox.replies import Reply
 from brorl.verification.verdict_cache import Pair, VerdictCache
 from brorl.verification.verifier import TrialResponses
 
-MATH_DOMAIN = "math"
 MAX_ANSWER = 2_000
 """Characters of the longest answer that is compared."""
 _COMPARE, _CHECK = (f"{Path(__file__).with_name('math_worker.py')}:{name}" for name in ("compare", "check"))

@@ -34,7 +34,6 @@ from brorl.verification.sandbox.pool import WorkerPool
 from brorl.verification.verdict_cache import Pair, VerdictCache
 from brorl.verification.verifier import TrialResponses, malformed
 
-SCIENCE_DOMAIN = "science"
 OTHER_UNIT = "another unit"
 
 Call = tuple[str, str, float]  # reference, answer, tolerance

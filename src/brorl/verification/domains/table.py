@@ -1,23 +1,23 @@
-"""The verifier of each domain. A new domain needs a new file beside this one and a line in `DOMAINS`."""
+"""The verifier of each domain. A new domain needs a new file beside this one and a line in `DOMAINS`.
+
+Only the verifiers that are made are imported.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 from brorl.algorithms.settings import RewardShaping
 from brorl.errors import UserError
 from brorl.format import listed
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
-from brorl.verification.domains.code import CODE_DOMAIN, CodeVerifier
-from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.domains.domain_verifier import DomainVerifier
-from brorl.verification.domains.ifeval import InstructionsVerifier
-from brorl.verification.domains.math import MATH_DOMAIN, MathVerifier
-from brorl.verification.domains.science import SCIENCE_DOMAIN, ScienceVerifier
 from brorl.verification.domains.user_function import FunctionVerifier
 from brorl.verification.gym.task import GYM_DOMAIN
-from brorl.verification.gym.verifier import GymVerifier
 from brorl.verification.sandbox.inside.confinement import UNSAFE
 from brorl.verification.sandbox.level import choose_level
 from brorl.verification.sandbox.pool import Workers
@@ -25,17 +25,35 @@ from brorl.verification.settings import VerificationSettings
 from brorl.verification.verifier import Verifier
 from brorl.wording import of_source
 
+CODE_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN = "code", "math", "science"
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """What makes the built-in verifier of a domain from the workers; its module is imported by the first call."""
+
+    module: str  # in the package verification
+    name: str  # of its class
+    arguments: Callable[[Workers], tuple[Any, ...]] = lambda _workers: ()  # of the class
+
+    def __call__(self, workers: Workers, **options: bool) -> Verifier:
+        """Import the verifier and make it."""
+        module = import_module(f"brorl.verification.{self.module}")
+        verifier: Verifier = getattr(module, self.name)(*self.arguments(workers), **options)
+        return verifier
+
+
 DOMAINS: dict[str, Callable[..., Verifier]] = {
-    CODE_DOMAIN: lambda workers, partial_credit=False: CodeVerifier(
-        workers.programs, workers.pool.timeout_s, workers.pool.memory_bytes, partial_credit
+    CODE_DOMAIN: BuiltIn(
+        "domains.code",
+        "CodeVerifier",
+        lambda workers: (workers.programs, workers.pool.timeout_s, workers.pool.memory_bytes),
     ),
-    COUNTDOWN_DOMAIN: lambda _workers: CountdownVerifier(),
-    GYM_DOMAIN: lambda workers, partial_credit=False: GymVerifier(
-        workers.programs, workers.pool.timeout_s, partial_credit
-    ),
-    INSTRUCTIONS_DOMAIN: lambda _workers, partial_credit=False: InstructionsVerifier(partial_credit),
-    MATH_DOMAIN: lambda workers: MathVerifier(workers.pool),
-    SCIENCE_DOMAIN: lambda workers: ScienceVerifier(workers.pool),
+    COUNTDOWN_DOMAIN: BuiltIn("domains.countdown", "CountdownVerifier"),
+    GYM_DOMAIN: BuiltIn("gym.verifier", "GymVerifier", lambda workers: (workers.programs, workers.pool.timeout_s)),
+    INSTRUCTIONS_DOMAIN: BuiltIn("domains.ifeval", "InstructionsVerifier"),
+    MATH_DOMAIN: BuiltIn("domains.math", "MathVerifier", lambda workers: (workers.pool,)),
+    SCIENCE_DOMAIN: BuiltIn("domains.science", "ScienceVerifier", lambda workers: (workers.pool,)),
 }
 """What makes the built-in verifier of each domain from the workers."""
 UNTRUSTED = (CODE_DOMAIN, GYM_DOMAIN)
