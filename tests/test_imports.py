@@ -1,12 +1,19 @@
-"""No module imports itself through others, also for its types alone."""
+"""No module imports itself through others, also for its types alone; a step does not load what it does not use."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pytest
+
 import brorl
+from brorl.verification.domains.table import DOMAINS
+from run_support import SMALL
 
 PACKAGE = Path(brorl.__file__).parent
+MOST_MODULES = 226  # of the package, in the process of a step
 
 
 def imports_at_the_top(folder: Path) -> dict[str, set[str]]:
@@ -70,3 +77,14 @@ def test_a_circle_is_found(tmp_path: Path) -> None:
     for name, source in sources.items():
         (folder / f"{name}.py").write_text(source)
     assert in_circles(imports_at_the_top(folder)) == {"p.a", "p.b", "p.c"}
+
+
+@pytest.mark.slow
+def test_a_step_loads_only_the_verifiers_that_it_uses(tmp_path: Path) -> None:
+    program = "import sys; from brorl.cli import main; main(); print(*sys.modules, sep='\\n')"
+    arguments = ("train", *SMALL, "--steps=1", f"--output_dir={tmp_path / 'run'}")
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+    loaded = {name for name in done.stdout.split() if name.startswith("brorl.")}
+    verifiers = {f"brorl.verification.domains.{domain}" for domain in DOMAINS}
+    assert loaded & verifiers == {"brorl.verification.domains.countdown"}
+    assert len(loaded) <= MOST_MODULES
