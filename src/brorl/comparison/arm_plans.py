@@ -110,7 +110,7 @@ def sweep_arms(recipe: ConfigOrPath, settings: Mapping[str, Any], sweep: Mapping
             f"{option('sweep')}: settings change together and need as many values each, at least two ({given})"
         )
     if both := next((name for name in sweep if name in settings), None):
-        raise UserError(f"{option(both)} and {option('sweep')} both set it; remove one")
+        raise UserError(f"{option(both)} and {option('sweep')} {both} both set it; remove one")
     rows = list(zip(*sweep.values(), strict=True))
     arms = [*map(repr, rows)]
     if repeated := next((arm for arm in arms if arms.count(arm) > 1), None):
