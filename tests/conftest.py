@@ -20,6 +20,8 @@ from run_support import SMALL, command
 
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # as an active environment
 os.environ["OMP_NUM_THREADS"] = "1"  # the models are tiny, and tests run in parallel; child processes inherit it
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported; see interpreted_kernels
 _SEED = os.environ.get("BRORL_TEST_SEED", "0")  # "random", or a number
 settings.register_profile("brorl", deadline=None, print_blob=True, derandomize=_SEED == "0")  # no timed assertions
 settings.load_profile("brorl")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from brorl.model import gpu_kernels
 from brorl.model.device import at_least_float32
 from brorl.model.kernels import kernels_of
 from brorl.model.product import add_product, linear, product
@@ -76,6 +77,14 @@ def query_key_value(
     if torch.is_grad_enabled():
         made: tuple[Tensor, Tensor, Tensor] = _QueryKeyValue.apply(*arguments)  # type: ignore[no-untyped-call]
         return made
+    if gpu_kernels.suit(x_Th):
+        from brorl.model.triton_layer import rotate
+
+        mixed = product(rms_norm(x_Th, norm), *map_).unflatten(1, (-1, angles.key_cos.shape[1]))
+        norms = (*query_norm, *key_norm) if query_norm and key_norm else None
+        query, key, value = _split(mixed, num_heads)
+        rotate(mixed, angles.key_cos, angles.key_sin, num_heads, key.shape[1], angles.scale, norms)
+        return query, key, value
     if kernels_of(x_Th) or query_norm is not None:
         return _query_key_value(*arguments)[0]
     mixed = product(rms_norm(x_Th, norm), *map_).unflatten(1, (-1, angles.key_cos.shape[1]))
@@ -102,7 +111,12 @@ def add_gated_mlp(x_Th: Tensor, norm: Norm, gate: Linear, up: Linear, down: Line
 
 def add_joined_mlp(x_Th: Tensor, norm: Norm, gate_and_up: Linear, down: Linear) -> Tensor:
     """Do what `add_gated_mlp` does with one product for `gate` and `up`, without gradients and kernels in C."""
-    gate, up = product(rms_norm(x_Th, norm), *gate_and_up).chunk(2, 1)
+    both = product(rms_norm(x_Th, norm), *gate_and_up)
+    if gpu_kernels.suit(both):
+        from brorl.model.triton_layer import gated
+
+        return add_product(x_Th, gated(both), *down)
+    gate, up = both.chunk(2, 1)
     return add_product(x_Th, torch.nn.functional.silu(gate, inplace=True).mul_(up), *down)
 
 

@@ -52,7 +52,7 @@ def test_an_arena_holds_what_it_foresees(rng: np.random.Generator, limit: int, m
         rows_D.append(num_rows)
         arena.place(np.sort(rng.integers(0, min(before, num_rows), num_rows)), np.arange(num_rows), depth - 1, depth)
         assert arena.value[0].shape[0] >= num_rows
-        assert arena.key[1].shape[3] == arena.value[1].shape[2] >= depth
+        assert arena.key[1].shape[2] == arena.value[1].shape[2] >= depth
         written = num_rows * (depth - 1) * per_token // 2 if arena.num_tokens > source else 0
         peak = max(peak, prompt_tokens * per_token + arena.num_bytes + num_rows * per_row + written)
         assert prompt_tokens * per_token + arena.num_bytes + num_rows * per_row <= limit
@@ -75,11 +75,11 @@ def test_rows_find_their_tokens_in_an_arena(rng: np.random.Generator) -> None:
             paths = [[*(paths[s] if paths else []), x] for s, x in zip(source_R.tolist(), numbers, strict=True)]
             expected = torch.tensor(paths)
             for layer in range(3):
-                arena.key[layer][:num_rows, ..., position] = torch.from_numpy(numbers)[:, None, None] + layer
+                arena.key[layer][:num_rows, :, position] = torch.from_numpy(numbers)[:, None, None] + layer
                 arena.value[layer][:num_rows, :, position] = torch.from_numpy(numbers)[:, None, None] - layer
                 key, value = arena.key[layer][:num_rows], arena.value[layer][:num_rows]
                 assert torch.isfinite(key).all()
-                assert torch.equal(key[:, 0, -1, : position + 1], expected + layer)
+                assert torch.equal(key[:, 0, : position + 1, -1], expected + layer)
                 assert torch.equal(value[:, -1, : position + 1, 0], expected - layer)
         assert arena.addresses == address
 

@@ -51,8 +51,8 @@ class Arena:
         self._max_slots = self._slot_tokens = self._prompt_bytes = 0
         self._num_tokens = 0
         self._views: list[Tensor] = []  # the stores, divided into slots
-        self.key: list[Tensor] = []  # of each layer, shape [slots, K, D, tokens]
-        self.value: list[Tensor] = []  # of each layer, shape [slots, K, tokens, D]
+        self.key: list[Tensor] = []  # of each layer, shape [slots, K, tokens, D]
+        self.value: list[Tensor] = []  # the same
 
     @property
     def num_bytes(self) -> int:
@@ -127,8 +127,8 @@ class Arena:
         source, target = to_device(np.stack([source_R[moved], slot_R[moved]]), self._empty.device)
         layer_bytes = moved.size * stored_tokens * self.memory.largest_layer
         step = 1 if grows else max(1, _COPIED_AT_ONCE // layer_bytes)  # one layer may be read after it is written
-        for index, (old, new) in enumerate(zip(before, self._views, strict=True)):
-            old, new = (view.narrow(4 - index % 2, 0, stored_tokens) for view in (old, new))
+        for views in zip(before, self._views, strict=True):
+            old, new = (view.narrow(3, 0, stored_tokens) for view in views)
             for layers in map(slice, range(0, new.shape[0], step), range(step, new.shape[0] + step, step)):
                 new[layers][:, target] = old[layers][:, source]
 
@@ -178,8 +178,8 @@ class Arena:
         stores = iter(self._stores)
         self._views = []
         for shape in self._layers_of:
-            for widths in ((shape.key_dim, tokens), (tokens, shape.value_dim)):
-                sizes = slots, shape.num_heads, *widths
+            for dim in (shape.key_dim, shape.value_dim):
+                sizes = slots, shape.num_heads, tokens, dim
                 self._views.append(next(stores)[:, : prod(sizes)].unflatten(1, sizes))
         self.key, self.value = ([self._empty] * len(self._shapes) for _ in range(2))
         for index, layers in enumerate(self._layers_of.values()):

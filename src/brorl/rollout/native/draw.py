@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from brorl.model import gpu_kernels
 from brorl.model.device import at_least_float32, to_device
 from brorl.model.kernels import kernels_of
 from brorl.model.logits import LOGITS_PER_DRAW, MASSES_PER_DRAW, smallest_kept, softmax_lse, tokens_per_mass
@@ -107,6 +108,9 @@ def draw_tokens(
         return kernels.draw_tokens(
             logits_RV, sampling.temperature, torch.from_numpy(row_K), torch.from_numpy(uniform_K)
         )
+    if _in_kernels(logits_RV, sampling):
+        row, uniform = (to_device(x_K, logits_RV.device) for x_K in (row_K, uniform_K))
+        return _draw_in_kernels(logits_RV, row, uniform, sampling)
     size = max(1, LOGITS_PER_DRAW // logits_RV.shape[1])
     starts = range(0, logits_RV.shape[0], size)
     edges = np.searchsorted(row_K, [*starts, logits_RV.shape[0]]).tolist()
@@ -120,12 +124,28 @@ def draw_tokens(
 
 def draw_for_rows(logits_RV: Tensor, uniform_R: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
     """Draw one token for each row, as `draw_tokens` does; every number is on the device, shapes [R]."""
+    if _in_kernels(logits_RV, sampling):
+        row_R = torch.arange(logits_RV.shape[0], device=logits_RV.device)
+        return _draw_in_kernels(logits_RV, row_R, uniform_R, sampling)
     size = max(1, LOGITS_PER_DRAW // logits_RV.shape[1])
     blocks = [
         _draw_tokens(logits, torch.arange(logits.shape[0], device=logits.device), uniform, sampling)
         for logits, uniform in zip(logits_RV.split(size), uniform_R.split(size), strict=True)
     ]
     return _joined(blocks)
+
+
+def _in_kernels(logits_RV: Tensor, sampling: SamplingParams) -> bool:
+    plain = sampling.temperature and sampling.top_p == 1 and not sampling.top_k
+    return bool(plain) and logits_RV.stride(1) == 1 and gpu_kernels.suit(logits_RV)
+
+
+def _draw_in_kernels(
+    logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: SamplingParams
+) -> tuple[Tensor, Tensor]:
+    from brorl.rollout.native.triton_draw import draw
+
+    return draw(logits_RV, row_K, uniform_K, sampling.temperature, tokens_per_mass(logits_RV.shape[1]))
 
 
 def _joined(blocks: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

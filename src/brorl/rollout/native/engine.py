@@ -8,6 +8,7 @@ not fit wait, and are decoded afterwards from their prefix, with the same unifor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,12 +16,14 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Echo, Observe, unobserved
 from brorl.errors import UserError
+from brorl.model import gpu_kernels
 from brorl.model.forward import FlatForward, TreeForward, choose_forward
 from brorl.model.kernels import kernels_of
 from brorl.model.lean import LeanPass
 from brorl.model.stop_strings import StopStrings
 from brorl.model.tree_attention import HookedPass
 from brorl.rollout.engine import rollouts_of_prompts
+from brorl.rollout.native import kernel_check
 from brorl.rollout.native.arena import Arena
 from brorl.rollout.native.decoder import Decoder, ModelCacheDecoder, PagedDecoder
 from brorl.rollout.native.draw import DrawRule, Uniforms
@@ -94,6 +97,8 @@ class NativeEngine:
                 "set engine.cuda_graphs: auto"
             )
         self._graphs = graphs_on(model.device, graphs, echo) if isinstance(self._forward, TreeForward) else None
+        self._echo = echo
+        self._use_kernels: bool | None = None  # in Triton, on a GPU; None before their trial
         self._kept: SlotDecoder | None = None  # what graphs read and write stays from call to call
 
     def row_costs(self, max_rows: int, max_tokens: int) -> Callable[[IntArray, int], int] | None:
@@ -132,6 +137,21 @@ class NativeEngine:
         decoder = SlotDecoder(self.model, packed, cache, rule, self._graphs, draws=draws_on(self.model.device))
         self._kept = None if self._graphs is None else decoder
         return decoder
+
+    def _kernels_agree(self, decoder: Decoder) -> bool:
+        """Try the kernels in Triton at the first call; say if they cannot be used."""
+        model, forward = self.model, self._forward
+        if self._use_kernels is None:
+            self._use_kernels = False
+            on_gpu = model.device.type in gpu_kernels.DEVICES
+            if on_gpu and isinstance(decoder, SlotDecoder) and isinstance(forward, TreeForward):
+                memory = RowMemory.of(model, forward.kv_shapes, 1 << 40, kernel_check.MAX_ROWS, kernel_check.MAX_TOKENS)
+                trial = partial(SlotDecoder, model, decoder.packed, rule=decoder.rule, graphs=None, draws=False)
+                reason = kernel_check.why_not(lambda: trial(arena=Arena(model, forward.kv_shapes, memory)))
+                if reason is not None:
+                    self._echo(f"decoding uses no kernels in Triton: {reason}")
+                self._use_kernels = reason is None
+        return self._use_kernels
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -176,7 +196,8 @@ class NativeEngine:
                 prompts, rollouts_P, decoder, rule, Uniforms(seed, rollouts_P, first),
                 stop=self._stop, shares_prefixes=self._share_prefixes, observe=self._observe,
             )  # fmt: skip
-            return growth.grow()
+            with gpu_kernels.gpu_kernels(self._kernels_agree(decoder)):
+                return growth.grow()
         except BaseException:
             self._kept = None  # it may hold numbers that are not finite
             raise

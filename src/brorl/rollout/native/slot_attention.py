@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from brorl.model import gpu_kernels
 from brorl.model.device import to_device
 from brorl.model.tree_attention import PromptCache, WindowContext
 from brorl.rollout.native.arena import Arena, reserved_tokens
@@ -34,8 +35,8 @@ class SlotPrompts:
         self._keeps = keeps
         self._stores: list[Tensor] = []  # keys and values of each layer in turn
         self._bias, self._length = torch.empty(0), torch.empty(0, dtype=torch.int64)
-        self.key: list[Tensor] = []  # per layer, shape [K, P, D, S]
-        self.value: list[Tensor] = []  # per layer, shape [K, P, S, D]
+        self.key: list[Tensor] = []  # per layer, shape [K, P, S, D]
+        self.value: list[Tensor] = []  # the same
         self.bias: Tensor | None = None  # -inf for padding, else 0, shape [P, 1, S]; None if nothing is padded
         self.length = np.empty(0, np.int64)  # tokens of each prompt
         self.length_P = self._length  # the same on the device
@@ -60,8 +61,7 @@ class SlotPrompts:
         tokens = reserved_tokens(cache.value[0].shape[2]) if self._keeps else cache.value[0].shape[2]
         layers = [(cache.key.pop(0), cache.value.pop(0)) for _ in range(len(cache.key))]
         self.length = cache.length
-        pairs = ((key.permute(1, 0, 3, 2), value.transpose(0, 1)) for key, value in layers)
-        self._put([x for pair in pairs for x in pair], tokens)
+        self._put([x.transpose(0, 1) for pair in layers for x in pair], tokens)
 
     def keep(self, prompts: IntArray) -> None:
         """Keep some prompts, in the given order."""
@@ -71,20 +71,18 @@ class SlotPrompts:
         self._put([x for pair in pairs for x in pair], self.shape[1], chosen)
 
     def _put(self, parts: list[Tensor], tokens: int, chosen: Tensor | None = None) -> None:
-        """Write keys [K, P, D, S] and values [K, P, S, D] of all layers; with padding to so many tokens."""
+        """Write keys and values of all layers, [K, P, S, D]; with padding to so many tokens."""
         num_prompts = power_of_two(self.length.size) if self._keeps else self.length.size
         stores, views = self._stores, []
         self._stores = []
         for index, part in enumerate(parts):
             part = part if chosen is None else part[:, chosen]
-            is_key = index % 2 == 0
-            sizes = [part.shape[0], num_prompts, *part.shape[2:]]
-            sizes[3 if is_key else 2] = tokens
+            sizes = part.shape[0], num_prompts, tokens, part.shape[3]
             store = stores[index] if stores and self._keeps else part.new_empty(0)
             if store.numel() < np.prod(sizes):
                 store = part.new_zeros(int(np.prod(sizes)))  # zeros: padding gets a weight of 0, so it must be finite
             view = store[: int(np.prod(sizes))].view(sizes)
-            view[:, : part.shape[1], : part.shape[2], : part.shape[3]] = part
+            view[:, : part.shape[1], : part.shape[2]] = part
             self._stores.append(store)
             views.append(view)
         self.key, self.value = views[::2], views[1::2]
@@ -180,14 +178,20 @@ class SlotContext(WindowContext):
     ) -> Tensor:
         """Store the new keys and values, then attend; see `WindowContext`."""
         key, value = (x[layer][: self._num_slots] for x in (self._arena.key, self._arena.value))
-        key.index_copy_(3, self._position, key_TKD[..., None])
+        if gpu_kernels.suit(query_THD) and key.shape == value.shape:
+            from brorl.rollout.native.triton_attention import Prompts, attend
+
+            of_prompts = self._prompts.key[layer], self._prompts.value[layer], self._prompts.length_P
+            level = Prompts(*of_prompts, self._grid.shape[1], self._grid.slot_C, self._grid.cell_R)
+            return attend(query_THD, key_TKD, value_TKD, key, value, level, self._position, window)
+        key.index_copy_(2, self._position, key_TKD[:, :, None])
         value.index_copy_(2, self._position, value_TKD[:, :, None])
         query = query_THD.unflatten(1, (key.shape[1], -1))  # [R, K, G, D]
         num_groups = query.shape[2]
         # All reserved tokens, not only those in use: memory is read in one stream, and no shape changes.
         bias_T, bias_P1S = self._hidden(window)
-        of_row = torch.baddbmm(bias_T, query.flatten(0, 1), key.flatten(0, 1)).unflatten(0, key.shape[:2])
-        of_prompt = self._grid.spread(query) @ self._prompts.key[layer]  # [K, P, W * G, S]
+        of_row = torch.baddbmm(bias_T, query.flatten(0, 1), key.flatten(0, 1).mT).unflatten(0, key.shape[:2])
+        of_prompt = self._grid.spread(query) @ self._prompts.key[layer].mT  # [K, P, W * G, S]
         if bias_P1S is not None:
             of_prompt += bias_P1S
         weight = torch.cat([self._grid.gather(of_prompt, num_groups), of_row], 3).softmax(3)

@@ -1,0 +1,181 @@
+"""The attention of slots in two kernels: to the keys of their prompt, and to their own, merged with one softmax.
+
+Memory is read once, and only that of the tokens in use. Notation: see `slot_attention`; C cells of a grid of prompts
+and slots.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from brorl.model.gpu_kernels import rows_of
+
+_NO_WINDOW = 1 << 30  # tokens
+_LEAST = 16  # rows and columns of a product
+_PROMPT_BYTES, _OWN_BYTES = 1 << 13, 1 << 12  # of keys that a program reads at once
+
+
+class Prompts(NamedTuple):
+    """A layer's keys and values of prompts, and where the slots are among them."""
+
+    key_KPSD: Tensor
+    value_KPSD: Tensor
+    length_P: Tensor
+    width: int  # slots of a prompt at most
+    slot_C: Tensor | None  # the slot of each cell; None if the cells are the slots
+    cell_R: Tensor | None  # the cell of each slot
+
+
+def attend(
+    query_RHD: Tensor,
+    key_RKD: Tensor,
+    value_RKD: Tensor,
+    own_key_RKTD: Tensor,
+    own_value_RKTD: Tensor,
+    prompts: Prompts,
+    position: Tensor,
+    window: int | None,
+) -> Tensor:
+    """Store the new keys and values of slots, then attend to the prompt and to the slot.
+
+    Args:
+        query_RHD: Scaled queries.
+        key_RKD: New keys.
+        value_RKD: New values.
+        own_key_RKTD: Keys of the slots; dense.
+        own_value_RKTD: Values of the slots; dense.
+        prompts: The prompts.
+        position: Where the new tokens are in their slots, shape [1].
+        window: Tokens that a new token sees, itself included; None for all.
+
+    Returns:
+        Shape [R, H, D].
+    """
+    query_RHD, key_RKD, value_RKD = (rows_of(x) for x in (query_RHD, key_RKD, value_RKD))
+    num_slots, num_heads, dim = query_RHD.shape
+    num_kv_heads, num_tokens = own_key_RKTD.shape[1:3]
+    num_prompts, prompt_tokens = prompts.key_KPSD.shape[1:3]
+    groups, num_cells = num_heads // num_kv_heads, num_prompts * prompts.width
+    window = window or _NO_WINDOW
+    shape = num_kv_heads, num_cells, groups
+    sum_KCGD, mass_KCG, top_KCG = (
+        torch.empty(s, dtype=torch.float32, device=query_RHD.device) for s in ((*shape, dim), shape, shape)
+    )
+    slot_C, cell_R = (x if x is not None else position for x in (prompts.slot_C, prompts.cell_R))
+    queries = 64 if query_RHD.dtype.itemsize == 2 else _LEAST  # float32 is multiplied without tensor cores
+    token_bytes = dim * query_RHD.dtype.itemsize
+    sizes = {"G": groups, "D": dim, "BLOCK_D": max(_LEAST, triton.next_power_of_2(dim))}
+    sizes["GRID"] = prompts.slot_C is not None
+    _attend_prompts[triton.cdiv(prompts.width * groups, queries), num_prompts, num_kv_heads](
+        query_RHD, prompts.key_KPSD, prompts.value_KPSD, prompts.length_P, position, slot_C, sum_KCGD, mass_KCG,
+        top_KCG, prompts.width, num_prompts, prompt_tokens, window, ROW=query_RHD.stride(0), BLOCK_M=queries,
+        BLOCK_S=_tokens_at_once(_PROMPT_BYTES, token_bytes), **sizes,
+    )  # fmt: skip
+    out_RHD = torch.empty(query_RHD.shape, dtype=query_RHD.dtype, device=query_RHD.device)
+    _attend_own[num_slots, num_kv_heads](
+        query_RHD, key_RKD, value_RKD, own_key_RKTD, own_value_RKTD, position, cell_R, sum_KCGD, mass_KCG, top_KCG,
+        out_RHD, num_cells, num_tokens, window, QUERY_ROW=query_RHD.stride(0), KEY_ROW=key_RKD.stride(0),
+        VALUE_ROW=value_RKD.stride(0), K=num_kv_heads, BLOCK_G=max(_LEAST, triton.next_power_of_2(groups)),
+        BLOCK_T=_tokens_at_once(_OWN_BYTES, token_bytes), num_warps=2, num_stages=2, **sizes,
+    )  # fmt: skip
+    return out_RHD
+
+
+def _tokens_at_once(num_bytes: int, token_bytes: int) -> int:
+    power: int = triton.next_power_of_2(token_bytes)
+    return max(_LEAST, num_bytes // power)
+
+
+@triton.jit(do_not_specialize=["width", "num_prompts", "tokens", "window"])
+def _attend_prompts(
+    query, key, value, length, position, slot_of_cell, total, mass, top, width, num_prompts, tokens, window,
+    G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, GRID: tl.constexpr, ROW: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    prompt, head = tl.program_id(1), tl.program_id(2)
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # G queries of each slot of the prompt
+    inside = row < width * G
+    cell = prompt * width + row // G
+    slot = cell.to(tl.int64)
+    if GRID:
+        slot = tl.load(slot_of_cell + cell, mask=inside, other=0)
+    d = tl.arange(0, BLOCK_D)
+    queries = query + slot[:, None] * ROW + ((head * G + row % G) * D)[:, None] + d[None, :]
+    q = tl.load(queries, mask=inside[:, None] & (d < D)[None, :], other=0.0)
+    end = tl.load(length + prompt)
+    first = tl.maximum(end + tl.load(position) - window + 1, 0)
+    start = (head * num_prompts + prompt).to(tl.int64) * tokens * D
+    m = tl.full([BLOCK_M], -1e30, tl.float32)  # finite, also where a window hides all tokens
+    mass_M = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for begin in range(first // BLOCK_S * BLOCK_S, end, BLOCK_S):
+        s = begin + tl.arange(0, BLOCK_S)
+        seen = (s >= first) & (s < end)
+        at = start + s[:, None] * D + d[None, :]
+        within = seen[:, None] & (d < D)[None, :]
+        k = tl.load(key + at, mask=within, other=0.0)
+        score = tl.where(seen[None, :], tl.dot(q, tl.trans(k), input_precision="ieee"), float("-inf"))
+        new_m = tl.maximum(m, tl.max(score, 1))
+        weight = tl.exp(score - new_m[:, None])
+        kept = tl.exp(m - new_m)
+        v = tl.load(value + at, mask=within, other=0.0)
+        mass_M = mass_M * kept + tl.sum(weight, 1)
+        acc = tl.dot(weight.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
+        m = new_m
+    place = (head * num_prompts * width + cell).to(tl.int64) * G + row % G
+    tl.store(total + place[:, None] * D + d[None, :], acc, mask=inside[:, None] & (d < D)[None, :])
+    tl.store(mass + place, mass_M, mask=inside)
+    tl.store(top + place, m, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_cells", "tokens", "window"])
+def _attend_own(
+    query, new_key, new_value, key, value, position, cell_of_slot, total, mass, top, out, num_cells, tokens, window,
+    G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, GRID: tl.constexpr, QUERY_ROW: tl.constexpr,
+    KEY_ROW: tl.constexpr, VALUE_ROW: tl.constexpr, K: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    end = tl.load(position)
+    g, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
+    inside_d = d < D
+    inside = (g < G)[:, None] & inside_d[None, :]
+    q = tl.load(query + slot * QUERY_ROW + (head * G + g[:, None]) * D + d[None, :], mask=inside, other=0.0)
+    k_D = tl.load(new_key + slot * KEY_ROW + head * D + d, mask=inside_d, other=0.0)
+    v_D = tl.load(new_value + slot * VALUE_ROW + head * D + d, mask=inside_d, other=0.0)
+    start = (slot * K + head) * tokens * D
+    tl.store(key + start + end * D + d, k_D, mask=inside_d)
+    tl.store(value + start + end * D + d, v_D, mask=inside_d)
+
+    cell = slot
+    if GRID:
+        cell = tl.load(cell_of_slot + slot)
+    place = (head * num_cells + cell) * G + g
+    of_prompt = tl.load(top + place, mask=g < G, other=-1e30)
+    of_token = tl.sum(q.to(tl.float32) * k_D.to(tl.float32)[None, :], 1)
+    m = tl.maximum(of_prompt, of_token)
+    kept, weight = tl.exp(of_prompt - m), tl.exp(of_token - m)
+    mass_M = tl.load(mass + place, mask=g < G, other=0.0) * kept + weight
+    acc = tl.load(total + place[:, None] * D + d[None, :], mask=inside, other=0.0) * kept[:, None]
+    acc += weight[:, None] * v_D.to(tl.float32)[None, :]
+    first = tl.maximum(end - window + 1, 0)
+    for begin in range(first // BLOCK_T * BLOCK_T, end, BLOCK_T):
+        t = begin + tl.arange(0, BLOCK_T)
+        seen = (t >= first) & (t < end)
+        at = start + t[:, None] * D + d[None, :]
+        within = seen[:, None] & inside_d[None, :]
+        k = tl.load(key + at, mask=within, other=0.0)
+        score = tl.where(seen[None, :], tl.dot(q, tl.trans(k), input_precision="ieee"), float("-inf"))
+        new_m = tl.maximum(m, tl.max(score, 1))
+        weight_T = tl.exp(score - new_m[:, None])
+        rest = tl.exp(m - new_m)
+        v = tl.load(value + at, mask=within, other=0.0)
+        mass_M = mass_M * rest + tl.sum(weight_T, 1)
+        acc = tl.dot(weight_T.to(v.dtype), v, acc * rest[:, None], input_precision="ieee")
+        m = new_m
+    at = out + (slot * K + head) * G * D + g[:, None] * D + d[None, :]
+    tl.store(at, acc / mass_M[:, None], mask=inside)
