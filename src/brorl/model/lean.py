@@ -109,14 +109,22 @@ class LeanPass:
         return [x.data_ptr() for x in (*(copy for copy, _ in self._copies), self._cos, self._sin)]
 
     def row_logits(
-        self, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None
+        self,
+        token_T: Tensor,
+        position_T: Tensor,
+        context: AttentionContext,
+        rows: Tensor | None,
+        out: Tensor | None = None,
     ) -> RowLogits:
-        """Run the model; see `PackedPass.row_logits`."""
+        """Run the model; see `PackedPass.row_logits`. The logits may be written to `out`, without gradients."""
         check_positions(self._model, context)
         hidden_Rh = self._hidden(token_T, position_T, context, rows)
         vocabulary = self._head.weight.shape[0]
         if self._dtype is None and hidden_Rh.shape[0] * vocabulary > MAX_LOGITS:
             return RowLogits(hidden_Rh, self._model.get_output_embeddings(), vocabulary)
+        weight, bias = self._head
+        if out is not None and bias is None and weight.dtype is hidden_Rh.dtype is out.dtype:
+            return RowLogits(torch.mm(hidden_Rh, weight.T, out=out))
         mapped = linear if torch.is_grad_enabled() else product
         return RowLogits(mapped(hidden_Rh, *self._head))
 

@@ -213,11 +213,16 @@ class SlotDecoder:
         state, position = self._state, self._state.position
         token_R = state.token_SB[:num_slots].index_select(1, position % BLOCK)[:, 0]
         context = SlotContext(self.arena, self._prompts, grid, position, num_slots, longest)
-        logits = self.packed.row_logits(token_R, state.start_S[:num_slots] + position, context, None).whole()
-        if self._graphs is None:
-            self._logits = logits
+        inputs = token_R, state.start_S[:num_slots] + position, context, None
+        kept = None if self._graphs is None else self._logits[:num_slots]
+        if isinstance(self.packed, LeanPass):
+            logits = self.packed.row_logits(*inputs, kept).whole()
         else:
-            self._logits[:num_slots].copy_(logits)
+            logits = self.packed.row_logits(*inputs).whole()
+        if kept is None:
+            self._logits = logits
+        elif logits is not kept:
+            kept.copy_(logits)
         if forbidden is None:
             return
         after = (position + 1) % BLOCK
