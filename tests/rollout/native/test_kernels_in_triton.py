@@ -21,7 +21,7 @@ from brorl.rollout.native.rows import RowMemory
 from brorl.rollout.native.slot_attention import Grid, SlotContext, SlotPrompts, cells_of
 from brorl.sampling import SamplingParams
 from interpreted_kernels import DEVICE, kernels_on_this_machine
-from small_models import mostly_slow, small_model
+from small_models import small_model
 
 # The largest error relative to the largest number. The kernels round once, the inputs are rounded before.
 ERRORS = {torch.float32: 3e-6, torch.bfloat16: 1e-2}
@@ -189,7 +189,8 @@ def engines_of(
     return NativeEngine(model, EOS, echo=lines.append), lines
 
 
-@pytest.mark.parametrize("architecture", mostly_slow(["llama", "qwen3", "hooked"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "hooked"])
 def test_an_engine_with_the_kernels_samples_what_one_without_them_does(
     architecture: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
