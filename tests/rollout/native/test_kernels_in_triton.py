@@ -183,7 +183,7 @@ def engines_of(
     """Return an engine that decodes as on a GPU, and the lines that it says."""
     monkeypatch.setattr(gpu_kernels, "DEVICES", {DEVICE})
     monkeypatch.setattr(native, "draws_on", lambda _: True)
-    monkeypatch.setattr(kernels, "_choice", "off")  # those in C
+    monkeypatch.setattr(kernels, "_load", lambda: "none in C")
     model = small_model(architecture, seed=int(rng.integers(1 << 30)), scale=0.3, dtype=dtype).to(DEVICE)
     lines: list[str] = []
     return NativeEngine(model, EOS, echo=lines.append), lines
@@ -235,3 +235,12 @@ def test_kernels_that_cannot_be_compiled_are_not_used(
     monkeypatch.setattr("brorl.rollout.native.triton_attention.attend", fails)
     engine.sample([[1, 2], [3]], 3, SamplingParams(max_new_tokens=4), seed=1)
     assert lines == ["decoding uses no kernels in Triton: RuntimeError: Failed to find C compiler"]
+
+
+def test_kernels_that_are_not_wanted_are_not_tried(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, lines = engines_of("llama", rng, monkeypatch, torch.float32)
+    monkeypatch.setattr(kernels, "_choice", "off")
+    monkeypatch.setattr("brorl.rollout.native.triton_attention.attend", None)
+    engine.sample([[1, 2], [3]], 3, SamplingParams(max_new_tokens=4), seed=1)
+    assert not engine._use_kernels
+    assert not lines

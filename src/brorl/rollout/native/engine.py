@@ -18,7 +18,7 @@ from brorl.activity import Echo, Observe, unobserved
 from brorl.errors import UserError
 from brorl.model import gpu_kernels
 from brorl.model.forward import FlatForward, TreeForward, choose_forward
-from brorl.model.kernels import kernels_of
+from brorl.model.kernels import compiles, kernels_of
 from brorl.model.lean import LeanPass
 from brorl.model.stop_strings import StopStrings
 from brorl.model.tree_attention import HookedPass
@@ -143,7 +143,7 @@ class NativeEngine:
         model, forward = self.model, self._forward
         if self._use_kernels is None:
             self._use_kernels = False
-            on_gpu = model.device.type in gpu_kernels.DEVICES
+            on_gpu = model.device.type in gpu_kernels.DEVICES and compiles()
             if on_gpu and isinstance(decoder, SlotDecoder) and isinstance(forward, TreeForward):
                 memory = RowMemory.of(model, forward.kv_shapes, 1 << 40, kernel_check.MAX_ROWS, kernel_check.MAX_TOKENS)
                 trial = partial(SlotDecoder, model, decoder.packed, rule=decoder.rule, graphs=None, draws=False)

@@ -1,4 +1,4 @@
-"""A decoding of two tokens with the kernels in Triton, compared with the same one by the operations of PyTorch."""
+"""A short decoding with the kernels in Triton, compared with the same one by the operations of PyTorch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from brorl.rollout.native.rows import Rows
 from brorl.rollout.native.slots import SlotDecoder
 from brorl.sampling import SamplingParams
 
-MAX_ROWS, MAX_TOKENS = 3, 3
-_PROMPTS = ((1,), (2, 3, 1))
+MAX_ROWS, MAX_TOKENS = 48, 20  # more than a program of the kernels reads at once
+_PROMPTS = ((1,), (2, 3, 1), (3, 1, 2, 1) * 40)
 
 
 def why_not(new_decoder: Callable[[], SlotDecoder]) -> str | None:
@@ -37,17 +37,16 @@ def why_not(new_decoder: Callable[[], SlotDecoder]) -> str | None:
 
 
 def _decoded(decoder: SlotDecoder, *, use: bool) -> tuple[Tensor, Tensor]:
-    """Return the logits after two tokens of three rows, and the log-probs of tokens that are drawn from the last."""
-    prompt_R, number_R = np.array([0, 1, 1]), np.arange(MAX_ROWS)
-    rows = Rows(1, prompt_R, number_R, number_R + 1, prompt_R, number_R, number_R)
+    """Return the logits of all rows at all positions, and tokens that are drawn with their log-probs."""
+    prompt_R, number_R = np.arange(MAX_ROWS) // (MAX_ROWS // len(_PROMPTS)), np.arange(MAX_ROWS)
+    slot_R, found = prompt_R, []
     with gpu_kernels(use), decoder.attention():
-        decoder.start(_PROMPTS)
-        found = []
-        for depth in (1, 2):
-            rows = Rows(depth, prompt_R, number_R, number_R + depth, prompt_R if depth == 1 else number_R, number_R,
-                        number_R)  # fmt: skip
+        vocabulary = decoder.start(_PROMPTS).shape[1]
+        for depth in range(1, MAX_TOKENS):
+            rows = Rows(depth, prompt_R, number_R, (number_R + depth) % vocabulary, slot_R, number_R, number_R)
             found.append(decoder.feed(decoder.place(rows, prompt_R)))
+            slot_R = number_R
         # The same logits for both ways: a draw may fall between two roundings.
-        fixed_RV = torch.linspace(-4, 4, 3 * found[0].shape[1], device=found[0].device).view(3, -1).to(found[0].dtype)
-        token_R, logprob_R = draw_tokens(fixed_RV, number_R, np.array([0.1, 0.5, 0.9]), SamplingParams())
-    return torch.cat(found), torch.cat([logprob_R.double(), token_R.double()])
+        fixed_RV = torch.linspace(-4, 4, 3 * vocabulary, device=found[0].device).view(3, -1).to(found[0].dtype)
+        token_K, logprob_K = draw_tokens(fixed_RV, np.arange(3), np.array([0.1, 0.5, 0.9]), SamplingParams())
+    return torch.cat(found), torch.cat([logprob_K.double(), token_K.double()])
