@@ -77,12 +77,14 @@ class Spy:
         return prefill
 
     def _forward(self, original: Callable) -> Callable:
-        def row_logits(packed: object, token_T: Tensor, position_T: Tensor, context: object, rows: object) -> RowLogits:
+        def row_logits(
+            packed: object, token_T: Tensor, position_T: Tensor, context: object, *others: object
+        ) -> RowLogits:
             if not isinstance(context, PagedContext | SlotContext):
-                return original(packed, token_T, position_T, context, rows)
+                return original(packed, token_T, position_T, context, *others)
             self.rows.append(token_T.numel())
             self.held_bytes.append(sum(cache.num_bytes for cache in self._caches))
-            return original(packed, token_T, position_T, context, rows)
+            return original(packed, token_T, position_T, context, *others)
 
         return row_logits
 
