@@ -21,6 +21,7 @@ from brorl.algorithms.advantages import outcome_weighted
 from brorl.algorithms.groups import Group
 from brorl.algorithms.outcome_weights import maxrl
 from brorl.algorithms.policy_loss import clipped_policy_loss, loss_denominator, node_weights
+from brorl.arrays import FloatArray
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.model.load import load_model, load_tokenizer
 from brorl.model.logprobs import tree_logprobs
@@ -29,7 +30,6 @@ from brorl.prompts.prompt import Prompt
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
 from brorl.rollout.native.engine import NativeEngine
-from brorl.tree import FloatArray
 from brorl.verification.domains.countdown import CountdownVerifier
 
 PROMPTS_PER_STEP, MINI_BATCHES, LEARNING_RATE, CLIP_LOW, CLIP_HIGH = 32, 4, 1e-3, 0.2, 0.4

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from brorl.arrays import FloatArray
 from brorl.comparison.arms import Arm, Comparison, scores_at
 from brorl.comparison.matching import costs_at
 from brorl.evaluation.paired import VarianceParts, conclusion_of, difference_interval
 from brorl.format import Estimate
-from brorl.tree import FloatArray
 
 _MeanCurve = tuple[FloatArray, FloatArray]  # pass@1 and pass@k at the start and at each evaluation point, shape [T]
 

@@ -30,6 +30,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from equal_score import at_equal_score
 
+from brorl.arrays import FloatArray
 from brorl.comparison.arms import (
     Arm,
     Comparison,
@@ -55,7 +56,6 @@ from brorl.evaluation.paired import (
 from brorl.format import Estimate, counted, interval, short, signed
 from brorl.runs.run_directory import RunDirectory
 from brorl.table import Table
-from brorl.tree import FloatArray
 
 HERE = Path(__file__).parent
 ROOT = Path(os.environ.get("OUT", "runs/plateau"))

@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
+from brorl.arrays import BoolArray, FloatArray, IntArray
 
 _DTYPES: dict[str, type[np.generic]] = {
     "token": np.int64,

@@ -18,7 +18,7 @@ from brorl.api.training_result import TrainingResult
 from brorl.config.reading import parse_yaml
 from brorl.console.progress import TrainingProgress
 from brorl.errors import LearnerLostError, UserError
-from brorl.training.journal import Ending, Journal
+from brorl.training.recorder import Ending, Recorder
 from run_support import SMALL, assert_same_run, command, metrics_without_times
 
 SETTINGS = {
@@ -62,14 +62,14 @@ def test_a_learner_that_is_lost_before_the_first_line_leaves_a_run_that_resumes(
     reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its error says to resume it. The directory of any other run without a line is removed."""
-    begin, errors = Journal.begin, [UserError("no memory"), LearnerLostError("a process of the learner died")]
+    begin, errors = Recorder.begin, [UserError("no memory"), LearnerLostError("a process of the learner died")]
 
-    def lose(journal: Journal) -> None:
+    def lose(recorder: Recorder) -> None:
         if errors:
             raise errors.pop(0)
-        begin(journal)
+        begin(recorder)
 
-    monkeypatch.setattr(Journal, "begin", lose)
+    monkeypatch.setattr(Recorder, "begin", lose)
     train = partial(brorl.train, "quickstart", steps=STEPS, output_dir="run", progress=False, **SETTINGS)
     with pytest.raises(UserError, match="no memory"):
         train()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from brorl.api.training_result import TrainingResult
-from brorl.training.journal import Ending
+from brorl.training.recorder import Ending
 from run_support import command
 
 

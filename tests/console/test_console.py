@@ -17,7 +17,7 @@ from brorl.console.screen import Screen
 from brorl.console.tables import cost_table, coverage_hints, coverage_table, held_out_check_lines, outcome_table
 from brorl.cost import Budget
 from brorl.format import duration
-from brorl.training.journal import Ending
+from brorl.training.recorder import Ending
 from each_row import each_row
 
 

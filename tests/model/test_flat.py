@@ -25,10 +25,10 @@ from brorl.model.forward import (
     num_flat_tokens,
     num_tree_tokens,
 )
+from brorl.model.hf_cache import CacheError, OwnCache
 from brorl.model.hook_check import check_packed
 from brorl.model.logits import NextToken
 from brorl.model.logprobs import ModelPass, by_tree, tree_logprobs
-from brorl.model.own_cache import CacheError, OwnCache
 from brorl.model.tree_attention import HooksError
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine

@@ -10,11 +10,11 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 
 from brorl.errors import UserError
 from brorl.model.forward import choose_forward
+from brorl.model.hf_cache import CacheError
 from brorl.model.hook_check import check_hooks, check_own_cache, check_window
 from brorl.model.kv_shape import KVShape, kv_shapes
 from brorl.model.logprobs import tree_logprobs
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
-from brorl.model.own_cache import CacheError
 from brorl.model.tree_attention import HooksError, PromptContext
 from brorl.rollout.native.arena import Arena
 from brorl.rollout.native.engine import NativeEngine

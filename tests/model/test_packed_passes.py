@@ -18,6 +18,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 
+from brorl.arrays import IntArray
 from brorl.model import compiled, compiled_layers
 from brorl.model.flat_logprobs import flat_chunk_logprobs
 from brorl.model.flex_attention import BLOCK, QUERIES_PER_COPY, Blocks, ForestAttention
@@ -31,7 +32,7 @@ from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.settings import LoraSettings
 from brorl.model.tree_attention import HooksError
 from brorl.model.tree_batch import TreeBatch, TreeSlice, split_into_chunks
-from brorl.tree import IntArray, RolloutTree
+from brorl.tree import RolloutTree
 from small_models import (
     assert_same_gradients,
     flattened_logprobs,

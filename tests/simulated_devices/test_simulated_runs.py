@@ -115,7 +115,7 @@ def test_a_pass_that_does_not_fit_is_repeated_with_half_the_nodes(device: Path) 
     """Torch raises the error of a full device, which the learner must know."""
     program = """
 import torch
-from brorl.model.passes import ChunkSize
+from brorl.model.chunk_size import ChunkSize
 
 size = ChunkSize(1024, print)
 size.run(lambda: torch.empty(size.value << 20, device="cuda"))

@@ -27,9 +27,9 @@ from brorl.runs.run_directory import Record, RunDirectory
 from brorl.sampling import SamplingParams
 from brorl.training.async_source import AsyncSource
 from brorl.training.collect import Collector
-from brorl.training.journal import Ending
 from brorl.training.learner import LearnerSettings
 from brorl.training.loop import train
+from brorl.training.recorder import Ending
 from brorl.training.run import TrainingRun
 from brorl.training.tree_learner import TreeLearner
 from brorl.verdict import Verdict

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.errors import OutOfMemoryError, UserError
-from brorl.model.passes import MIN_NODES
+from brorl.model.chunk_size import MIN_NODES
 from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
 from learner_support import batch_of, learn

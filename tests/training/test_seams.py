@@ -30,11 +30,11 @@ from brorl.sampling import SamplingParams
 from brorl.training.chunk_loss import NUM_SUMS, means, no_sums
 from brorl.training.collect import Collector
 from brorl.training.diagnostics import Diagnostics
-from brorl.training.journal import Ending, Journal
 from brorl.training.learner import Learner, StepMetrics
 from brorl.training.loop import train
 from brorl.training.monitor import Monitor
 from brorl.training.objective import Objective
+from brorl.training.recorder import Ending, Recorder
 from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
 from brorl.training.schedule import ReferenceSchedule, Schedule
 from brorl.training.settings import CollapseLimits, PhaseSettings, ReferenceSettings
@@ -196,16 +196,16 @@ def test_a_stop_request_around_the_decision_on_a_checkpoint_loses_no_step_and_sa
     before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner, engine = PreferenceLearner(), Preference(torch.tensor(-1.0), np.random.default_rng(0))
-    run, stop, save_if_due = run_of(learner, engine, tmp_path), StopRequest(), Journal.save_if_due
+    run, stop, save_if_due = run_of(learner, engine, tmp_path), StopRequest(), Recorder.save_if_due
     seen: list[object] = []
     run = replace(run, outputs=replace(run.outputs, observe=seen.append))
 
-    def request(journal: Journal, record: dict[str, Any]) -> None:
+    def request(recorder: Recorder, record: dict[str, Any]) -> None:
         stop.requested = before  # no checkpoint is due after step 1
-        save_if_due(journal, record)
+        save_if_due(recorder, record)
         stop.requested = True
 
-    monkeypatch.setattr(Journal, "save_if_due", request)
+    monkeypatch.setattr(Recorder, "save_if_due", request)
     assert train(run, START, stop) == (Ending.INTERRUPTED, "stopped after step 1")
     assert [x for x in seen if isinstance(x, Phase) and x.name == "saving"] == [Phase("saving", "step 1")]
     checkpoint = last_checkpoint(run.outputs.directory.checkpoints)
@@ -218,7 +218,7 @@ def test_the_evaluation_of_step_0_is_the_first_to_beat_also_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     score = {0: 0.5, 1: 0.4, 2: 0.4, 3: 0.4}
-    monkeypatch.setattr(Journal, "_evaluate", lambda _, step: {"evaluation": {"pass_at": {1: {"value": score[step]}}}})
+    monkeypatch.setattr(Recorder, "_evaluate", lambda _, step: {"evaluation": {"pass_at": {1: {"value": score[step]}}}})
     monkeypatch.setattr(PreferenceLearner, "reset_reference", lambda *_, **__: None)
 
     def run_with_reference(path: Path, stop_at: int) -> TrainingRun:

@@ -18,7 +18,7 @@ from brorl.algorithms import outcome_weights
 from brorl.algorithms.groups import Group
 from brorl.algorithms.outcome_weights import OutcomeWeight
 from brorl.algorithms.settings import AdvantageSettings
-from brorl.tree import FloatArray
+from brorl.arrays import FloatArray
 
 EstimateAdvantages = Callable[[Sequence[Group]], list[FloatArray]]
 """From a batch to the advantage of each distinct response, shape [L], for each group."""

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from brorl.arrays import BoolArray, FloatArray, IntArray
 from brorl.prompts.prompt import Prompt
-from brorl.tree import BoolArray, FloatArray, IntArray, RolloutTree
+from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
 
 

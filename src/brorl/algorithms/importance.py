@@ -15,7 +15,8 @@ from typing import assert_never
 import numpy as np
 
 from brorl.algorithms.settings import ImportanceCorrection
-from brorl.tree import FloatArray, RolloutTree
+from brorl.arrays import FloatArray
+from brorl.tree import RolloutTree
 
 _LARGEST_LOG_RATIO = 20.0  # keeps exp and its sums finite; any useful bound is far inside
 

@@ -17,7 +17,8 @@ import numpy as np
 from torch import Tensor
 
 from brorl.algorithms.settings import Aggregation
-from brorl.tree import FloatArray, RolloutTree
+from brorl.arrays import FloatArray
+from brorl.tree import RolloutTree
 
 
 def node_weights(tree: RolloutTree, advantage_L: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from brorl.tree import BoolArray, FloatArray, IntArray
+from brorl.arrays import BoolArray, FloatArray, IntArray
 
 
 def inclusion_probabilities(weight_L: FloatArray, size: int) -> FloatArray:

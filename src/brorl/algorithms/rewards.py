@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from brorl.algorithms.settings import CosineLength, RewardShaping
-from brorl.tree import BoolArray, FloatArray, IntArray
+from brorl.arrays import BoolArray, FloatArray, IntArray
 
 
 def shaped_rewards(

@@ -15,7 +15,7 @@ from brorl.table import Result, Table
 if TYPE_CHECKING:
     from brorl.console.screen import Screen
     from brorl.runs.run_directory import Record
-    from brorl.training.journal import Ending
+    from brorl.training.recorder import Ending
 
 
 @dataclass(frozen=True, eq=False, repr=False)

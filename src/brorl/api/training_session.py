@@ -44,8 +44,8 @@ from brorl.runs.run_directory import Record, RunDirectory
 from brorl.storage import replace_file, storage_errors
 from brorl.trackers import open_trackers, require_package
 from brorl.training.inputs import learner_device
-from brorl.training.journal import Ending
 from brorl.training.loop import train as train_run
+from brorl.training.recorder import Ending
 from brorl.training.run import TrainingRun
 from brorl.training.schedule import is_due
 from brorl.training.stop_request import StopRequest

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from brorl.arrays import FloatArray, IntArray
 from brorl.cost import Cost, Unit, amount
 from brorl.evaluation.pass_at_k import pass_at_k
-from brorl.tree import FloatArray, IntArray
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 from scipy.optimize import isotonic_regression
 
+from brorl.arrays import FloatArray
 from brorl.comparison.arms import Comparison
 from brorl.comparison.results import ComparisonResults
 from brorl.cost import UNIT_WORDS, Unit, short_amount
-from brorl.tree import FloatArray
 
 PNG: dict[str, Any] = {"dpi": 130, "facecolor": "white"}  # options of `Figure.savefig`
 INK, GREY, PALE = "#2b2f36", "#8a8f98", "#d5d8dd"

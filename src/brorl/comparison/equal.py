@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from brorl.arrays import FloatArray
 from brorl.comparison.arms import Arm, Comparison, have_same_seeds
 from brorl.cost import Unit
 from brorl.evaluation.paired import CorrectedInterval, PairedDifference, mean_over_runs, paired_difference
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import Estimate
-from brorl.tree import FloatArray
 
 _FARTHEST = 2.1  # cost of one evaluation over that of the one before: points that double, overshot by 5%
 

@@ -15,12 +15,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
+from brorl.arrays import FloatArray, IntArray
 from brorl.comparison.arms import Comparison, score_at, scores_at
 from brorl.comparison.axes import INK, arm_colors, axis_label, cost_axis, draw_start, key_handles, label_ends, style
 from brorl.comparison.results import ComparisonResults
 from brorl.comparison.text import answer_of
 from brorl.cost import UNITS, Unit
-from brorl.tree import FloatArray, IntArray
 
 _MAX_TASKS, _TASKS_A_ROW = 24, 4
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from brorl.arrays import IntArray
 from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score
 from brorl.cost import Budget, Cost, cost_of_step
 from brorl.errors import UserError
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.run_record import SPEC_FILE
-from brorl.tree import IntArray
 
 Setup = tuple[tuple[HeldOutPrompt, ...], int, tuple[int, ...]]  # of the evaluations of a run:
 _SETUP = ("held-out prompts", "samples per prompt", "pass@k")

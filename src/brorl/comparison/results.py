@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from brorl.arrays import IntArray
 from brorl.comparison.arms import Arm, Comparison, have_same_seeds, scores_at, start_scores
 from brorl.comparison.coverage import CoverageChange, coverage_change
 from brorl.comparison.equal import EqualCost, at_equal_cost
@@ -23,7 +24,6 @@ from brorl.comparison.matching import (
 from brorl.cost import UNITS
 from brorl.evaluation.paired import PairedDifference, SeedsNeeded, mean_over_runs, paired_difference, seeds_needed
 from brorl.format import Estimate, counted
-from brorl.tree import IntArray
 
 START = "start"  # the checkpoint, among the arms
 

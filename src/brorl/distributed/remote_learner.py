@@ -20,13 +20,14 @@ from ray.exceptions import RayError, RayTaskError
 from brorl.activity import Echo, Observe
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
+from brorl.arrays import FloatArray
 from brorl.distributed.cluster import RayCluster
 from brorl.distributed.learner_rank import BuildLearner, LearnerRank
 from brorl.distributed.weights import RemoteWeights
 from brorl.errors import LearnerLostError
 from brorl.storage import storage_errors
 from brorl.training.learner import StepMetrics
-from brorl.tree import FloatArray, RolloutTree
+from brorl.tree import RolloutTree
 
 _POLL_S = 0.2  # Python handles a signal that comes just before a wait only after it
 _GRACE_S = 5.0  # in which the death of a rank becomes known, after another rank has lost its connection

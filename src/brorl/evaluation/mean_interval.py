@@ -21,8 +21,8 @@ import numpy as np
 from scipy.optimize import newton
 from scipy.special import ndtri
 
+from brorl.arrays import FloatArray, IntArray
 from brorl.format import Estimate
-from brorl.tree import FloatArray, IntArray
 
 _TAIL = 0.025  # the chance that an end misses
 

@@ -22,8 +22,8 @@ from typing import Literal
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
+from brorl.arrays import FloatArray
 from brorl.format import Estimate
-from brorl.tree import FloatArray
 
 Conclusion = Literal["A leads", "B leads", "no difference shown"]
 Covers = Literal["prompts and seeds", "prompts", "seeds", "nothing"]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from brorl.tree import FloatArray
+from brorl.arrays import FloatArray
 
 
 def pass_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: int, k: int) -> FloatArray:

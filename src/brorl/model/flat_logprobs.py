@@ -18,11 +18,12 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from brorl.arrays import IntArray
 from brorl.model.device import to_device
 from brorl.model.logits import PLAIN, NextToken, row_logits
 from brorl.model.logprobs import default_max_nodes, node_offsets
 from brorl.model.node_outputs import ChunkLogprobs, NodeOutputs
-from brorl.tree import IntArray, RolloutTree
+from brorl.tree import RolloutTree
 
 
 class Row(NamedTuple):

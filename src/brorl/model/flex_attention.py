@@ -28,10 +28,11 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, PreTrainedModel
 
+from brorl.arrays import BoolArray, IntArray
 from brorl.model.compiled import compiled
 from brorl.model.device import to_device
 from brorl.model.tree_attention import HooksError, attention, cast_by_autocast, check_arguments
-from brorl.tree import BoolArray, IntArray, subtree_ends
+from brorl.tree import subtree_ends
 
 BLOCK = 128
 MIN_TOKENS = 2 * BLOCK

@@ -18,6 +18,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from transformers import PreTrainedModel
 
 from brorl.activity import Echo
+from brorl.arrays import FloatArray
 from brorl.errors import UserError
 from brorl.model.context_limit import attention_limit, other_span, position_limit
 from brorl.model.flat_logprobs import flat_chunk_logprobs
@@ -30,7 +31,7 @@ from brorl.model.node_outputs import ChunkLogprobs
 from brorl.model.settings import ForwardChoice
 from brorl.model.tree_attention import HooksError
 from brorl.model.tree_batch import AttentionChoice
-from brorl.tree import FloatArray, RolloutTree
+from brorl.tree import RolloutTree
 
 
 def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:

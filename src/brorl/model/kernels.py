@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from brorl.arrays import IntArray
 from brorl.errors import UserError
-from brorl.tree import IntArray
 
 CompileChoice = Literal["auto", "on", "off"]
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from brorl.arrays import IntArray
 from brorl.model.compiled_layers import compiled_layers
 from brorl.model.context_limit import smallest_window
 from brorl.model.device import to_device
@@ -34,7 +35,7 @@ from brorl.model.tree_attention import (
     tree_attention,
 )
 from brorl.model.tree_batch import AttentionChoice, TreeBatch, TreeSlice, split_into_chunks
-from brorl.tree import IntArray, RolloutTree
+from brorl.tree import RolloutTree
 
 _DEFAULT_NODES = 1024
 _DEFAULT_NODES_ON_CUDA = 16384  # a chunk starts hundreds of kernels per layer, whatever its size

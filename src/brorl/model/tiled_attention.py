@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from brorl.arrays import IntArray
 from brorl.model.device import at_least_float32, to_device
 from brorl.model.tree_attention import PromptCache
-from brorl.tree import IntArray, subtree_ends
+from brorl.tree import subtree_ends
 
 SCORES_PER_TILE = 1 << 25
 _MAX_QUERIES = 256  # more queries than this read too many keys that they do not see

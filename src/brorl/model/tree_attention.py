@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from brorl.arrays import IntArray
 from brorl.errors import UserError
 from brorl.model.context_limit import counts_tokens_of_a_pass, other_span, position_limit
 from brorl.model.device import to_device
 from brorl.model.kernels import in_blocks
 from brorl.model.logits import RowLogits, row_logits
-from brorl.tree import IntArray
 
 PREFILL_TOKENS = 16384  # that an engine computes at once; it bounds the activations
 _NAME = "brorl_tree"

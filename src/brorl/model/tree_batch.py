@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from brorl.arrays import IntArray
 from brorl.model.device import to_device
 from brorl.model.flex_attention import ForestAttention, padded_tokens
 from brorl.model.kernels import PackedNodes, kernels_of
 from brorl.model.stack_attention import StackAttention
 from brorl.model.tiled_attention import TiledAttention
 from brorl.model.tree_attention import PromptCache, cast_by_autocast
-from brorl.tree import IntArray, RolloutTree
+from brorl.tree import RolloutTree
 
 AttentionChoice = Literal["auto", "tiled"]
 

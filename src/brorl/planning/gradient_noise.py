@@ -31,10 +31,11 @@ from brorl.algorithms import outcome_weights
 from brorl.algorithms.groups import Group
 from brorl.algorithms.outcome_weights import OutcomeWeight
 from brorl.algorithms.policy_loss import node_weights
+from brorl.arrays import FloatArray, IntArray
 from brorl.model.device import in_float64
 from brorl.planning.pilot import PilotParts
 from brorl.training.learner import LearnerSettings
-from brorl.tree import FloatArray, IntArray, RolloutTree
+from brorl.tree import RolloutTree
 
 _FLIPS = 4000
 _SKETCH = 1 << 18  # gradients longer than this are projected onto this many numbers

@@ -14,13 +14,13 @@ import numpy as np
 
 from brorl.algorithms.groups import Group
 from brorl.algorithms.response_subset import choose_responses
+from brorl.arrays import FloatArray, IntArray
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.format import Estimate
 from brorl.planning.gradient_noise import GradientProducts
 from brorl.planning.pilot import PilotParts
 from brorl.planning.tree_growth import TreeGrowth, growth_ratios
 from brorl.theory.pass_rates import PassRates, fit_without_spikes, fractions_of_any_shape, refit_fractions
-from brorl.tree import FloatArray, IntArray
 
 
 @dataclass(frozen=True)

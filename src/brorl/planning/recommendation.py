@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from brorl.arrays import FloatArray, IntArray
 from brorl.config.settings import TrainConfig
 from brorl.format import Estimate
 from brorl.planning.gradient_noise import NoiseMoments, mean_gradient_p_value, noise_moments
 from brorl.planning.pilot_counts import ExpectedCounts, PilotCounts, expect, fraction_estimates, with_interval
 from brorl.planning.step_cost import StepCost, Work, mean_rounds
 from brorl.theory.pass_rates import PassRates, fit_pass_rates
-from brorl.tree import FloatArray, IntArray
 
 _REPLICATES = 400
 _MIN_TIME_ERROR = 0.05  # the seconds of a step are never known better than this

@@ -13,6 +13,7 @@ import numpy as np
 from rich.console import Group
 from rich.text import Text
 
+from brorl.arrays import FloatArray
 from brorl.config.settings import TrainConfig
 from brorl.format import Estimate, interval, memory_size, plain
 from brorl.planning.pilot import PilotParts
@@ -21,7 +22,6 @@ from brorl.planning.step_cost import prompts_at_once
 from brorl.planning.step_timing import PlanMeasurements, measure
 from brorl.storage import json_ready
 from brorl.table import Table
-from brorl.tree import FloatArray
 from brorl.wording import option
 
 

@@ -13,11 +13,11 @@ from functools import lru_cache
 import numpy as np
 from scipy.optimize import nnls
 
+from brorl.arrays import FloatArray
 from brorl.model.moments import moment_bytes
 from brorl.planning.pilot import PilotParts
 from brorl.rollout.native.engine import NativeEngine
 from brorl.training.collect import MEMORY, prompts_of_round
-from brorl.tree import FloatArray
 
 _FEATURES = {  # what the seconds of each phase are affine in; None is a constant
     "generation": ("rounds", "unique_tokens", "sampled_tokens"),

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
+from brorl.arrays import FloatArray, IntArray
 from brorl.errors import UserError
 from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
 from brorl.planning.gradient_noise import gradient_products
@@ -29,7 +30,6 @@ from brorl.prompts.prompt import Prompt
 from brorl.runs.run_directory import RunDirectory
 from brorl.training.diagnostics import coverage_record
 from brorl.training.tree_learner import TreeLearner
-from brorl.tree import FloatArray, IntArray
 from brorl.wording import option
 
 _CALLS = 4  # of the engine for the pilot: one to warm up, and three that are timed

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from brorl.arrays import FloatArray, IntArray
 from brorl.theory.coverage import unseen_and_seen_mass
-from brorl.tree import FloatArray, IntArray, RolloutTree
+from brorl.tree import RolloutTree
 
 _SMALLEST = -690.0  # exp() of it is a normal number; below it a chance is proportional to the number of rollouts
 

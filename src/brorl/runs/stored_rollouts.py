@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brorl.algorithms.groups import Group
+from brorl.arrays import BoolArray, FloatArray
 from brorl.errors import UserError
 from brorl.prompts.prompt import stored_reference
-from brorl.tree import BoolArray, FloatArray, RolloutTree
+from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
 
 if TYPE_CHECKING:

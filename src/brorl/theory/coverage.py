@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from brorl.tree import BoolArray, FloatArray, RolloutTree
+from brorl.arrays import BoolArray, FloatArray
+from brorl.tree import RolloutTree
 
 
 @dataclass(frozen=True, eq=False)

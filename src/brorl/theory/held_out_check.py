@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv
 
-from brorl.tree import FloatArray
+from brorl.arrays import FloatArray
 
 _NORMAL_95 = 1.959963984540054
 

@@ -22,7 +22,7 @@ from numbers import Integral
 import numpy as np
 from numpy.typing import ArrayLike
 
-from brorl.tree import BoolArray, FloatArray
+from brorl.arrays import BoolArray, FloatArray
 
 
 @dataclass(frozen=True, eq=False)

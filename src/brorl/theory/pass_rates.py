@@ -18,7 +18,7 @@ from scipy.optimize import minimize
 from scipy.special import betaln, gammaln
 from scipy.stats import binom
 
-from brorl.tree import FloatArray, IntArray
+from brorl.arrays import FloatArray, IntArray
 
 Numbers = NDArray[np.floating[Any]] | float
 

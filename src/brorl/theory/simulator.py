@@ -15,9 +15,9 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from brorl.arrays import FloatArray, IntArray
 from brorl.errors import DivergedError
 from brorl.seeds import seed_sequence
-from brorl.tree import FloatArray, IntArray
 
 _CORRECT_LOGIT, _ANCHOR_LOGIT = 3.0, 5.0
 _MINIMUM = {"rollouts": 1, "vocabulary_size": 2, "num_correct": 1, "steps": 1, "seed": 0, "record_every": 1}

@@ -15,13 +15,14 @@ from typing import Any, Literal
 import numpy as np
 
 from brorl.algorithms.groups import Group
+from brorl.arrays import IntArray
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptSupply
 from brorl.rollout.pool import SampledTask, SampleTask
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
 from brorl.training.source import Staleness
-from brorl.tree import IntArray, RolloutTree
+from brorl.tree import RolloutTree
 
 
 @dataclass(frozen=True)

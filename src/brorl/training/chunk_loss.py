@@ -17,10 +17,10 @@ from brorl.algorithms.groups import known
 from brorl.algorithms.kl import kl_estimates
 from brorl.algorithms.policy_loss import PolicyLoss, SequenceLoss, cispo_loss, clipped_policy_loss, gspo_loss
 from brorl.algorithms.settings import KLPenalty, PolicyLossSettings
+from brorl.arrays import FloatArray
 from brorl.model.device import in_float64
 from brorl.model.node_outputs import ChunkLogprobs
 from brorl.training.mini_batch import MiniBatch
-from brorl.tree import FloatArray
 
 NUM_SUMS = 7
 """Sums over nodes of a mini-batch, in a vector in float64 without a gradient.

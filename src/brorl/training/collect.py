@@ -16,6 +16,7 @@ from torch import Tensor
 
 from brorl.activity import Observe, Round, Stopwatch
 from brorl.algorithms.groups import Group
+from brorl.arrays import IntArray
 from brorl.config.settings import TrainConfig
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptSupply
@@ -24,7 +25,7 @@ from brorl.runs.checkpoint import SourceState
 from brorl.seeds import derived_seed
 from brorl.training.learner import Learner
 from brorl.training.source import Batch, GroupSource, RetryPolicy
-from brorl.tree import IntArray, RolloutTree
+from brorl.tree import RolloutTree
 from brorl.verification.grade import Grader
 
 MEMORY = 0.8  # weight of the groups of a step when the next one chooses its rounds, that of its own being 1

@@ -14,6 +14,7 @@ import numpy as np
 
 from brorl.activity import Stopwatch
 from brorl.algorithms.groups import Group
+from brorl.arrays import FloatArray
 from brorl.config.settings import TrainConfig
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.prompts.prompt import Prompt
@@ -24,7 +25,6 @@ from brorl.theory.coverage import Coverage, leaving_mass, measure_coverage, unsa
 from brorl.theory.held_out_check import HeldOut, check_on_held_out
 from brorl.training.learner import Learner
 from brorl.training.schedule import is_due
-from brorl.tree import FloatArray
 from brorl.verification.grade import Grader
 
 OTHER_N = (16, 32, 64, 128, 256, 512, 1024, 2048)

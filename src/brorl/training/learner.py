@@ -12,11 +12,12 @@ from torch import Tensor
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
+from brorl.arrays import FloatArray
 from brorl.config.settings import TrainConfig
 from brorl.model.forward import Forward, TreeForward
 from brorl.model.logits import NextToken
 from brorl.model.settings import States
-from brorl.tree import FloatArray, RolloutTree
+from brorl.tree import RolloutTree
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from brorl.runs.checkpoint import TrainerState
 from brorl.seeds import derived_seed
-from brorl.training.journal import Ending, Journal
+from brorl.training.recorder import Ending, Recorder
 from brorl.training.run import TrainingRun
 from brorl.training.source import NoGroupsError
 from brorl.training.stop_request import StopNow, StopRequest
@@ -30,10 +30,10 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
     algorithm, diagnostics = run.algorithm, run.measurements.diagnostics
     source, objective, learner = algorithm.source, algorithm.objective, algorithm.learner
     with stop or StopRequest() as stop:
-        journal = Journal(run, state.step, stop)
+        recorder = Recorder(run, state.step, stop)
         try:
-            journal.begin()
-            for step in journal.steps():
+            recorder.begin()
+            for step in recorder.steps():
                 with stop.discarding():
                     batch = source.next_batch(step)
                     held_out = diagnostics.hold_out(step, batch.groups)
@@ -43,11 +43,11 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
                     metrics = learner.learn(batch.groups, objective.estimate_advantages, seed, objective.lr_scale)
                 source.publish(learner.weights(), version=step)
 
-                record = journal.record(step, batch, held_out, metrics)
-                journal.evaluate_if_due(record)
-                journal.reset_reference_if_due(record)
-                journal.write(record)
-                journal.save_if_due(record)
+                record = recorder.record(step, batch, held_out, metrics)
+                recorder.evaluate_if_due(record)
+                recorder.reset_reference_if_due(record)
+                recorder.write(record)
+                recorder.save_if_due(record)
         except (NoGroupsError, StopNow) as reason:
-            return journal.end_early(reason)
-    return journal.end()
+            return recorder.end_early(reason)
+    return recorder.end()

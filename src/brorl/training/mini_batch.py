@@ -22,13 +22,14 @@ from brorl.algorithms.kl import penalized_group
 from brorl.algorithms.policy_loss import loss_denominator, node_weights, response_weights
 from brorl.algorithms.response_subset import choose_responses
 from brorl.algorithms.settings import KLPenalty
+from brorl.arrays import FloatArray
 from brorl.model.device import in_float64, to_device
 from brorl.model.tree_batch import TreeSlice
 from brorl.training.learner import LearnerSettings
 from brorl.training.ranks import Ranks
 from brorl.training.reference import ReferencePolicy
 from brorl.training.tree_scores import TreeScores
-from brorl.tree import FloatArray, RolloutTree
+from brorl.tree import RolloutTree
 
 _Compute = Callable[[Sequence[RolloutTree]], list[FloatArray]]
 

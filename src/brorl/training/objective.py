@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
+from brorl.arrays import FloatArray
 from brorl.config.settings import TrainConfig
 from brorl.runs.run_directory import Record
 from brorl.training.schedule import is_regular
 from brorl.training.settings import PhaseSettings
-from brorl.tree import FloatArray
 
 
 class Objective:

@@ -25,9 +25,10 @@ from transformers import PreTrainedModel
 from brorl.activity import Echo, Observe, Updating, unobserved
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
+from brorl.arrays import FloatArray
 from brorl.errors import DivergedError
+from brorl.model.chunk_size import ChunkSize, Passes
 from brorl.model.forward import FlatForward
-from brorl.model.passes import ChunkSize, Passes
 from brorl.model.saved_check import check_saved
 from brorl.model.sharding import SyncedForward, full_tensor, save_whole
 from brorl.runs.checkpoint import EMA
@@ -41,7 +42,7 @@ from brorl.training.reference import ReferencePolicy
 from brorl.training.snapshot import AveragedWeights, Snapshot
 from brorl.training.tree_or_flat import measured_forward, rows_forward
 from brorl.training.tree_scores import TreeScores
-from brorl.tree import FloatArray, RolloutTree
+from brorl.tree import RolloutTree
 
 
 class TreeLearner:

@@ -14,14 +14,15 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from brorl.arrays import FloatArray
+from brorl.model.chunk_size import ChunkSize, Passes
 from brorl.model.device import in_float64
 from brorl.model.logprobs import by_tree
-from brorl.model.passes import ChunkSize, Passes
 from brorl.model.tree_batch import TreeSlice
 from brorl.training.learner import LearnerSettings
 from brorl.training.ranks import Ranks
 from brorl.training.reference import ReferencePolicy
-from brorl.tree import FloatArray, RolloutTree
+from brorl.tree import RolloutTree
 
 T = TypeVar("T")
 

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 from math import ceil, log2
 
+from brorl.arrays import FloatArray
 from brorl.evaluation.paired import conclusion_of, difference_interval
 from brorl.format import interval
-from brorl.tree import FloatArray
 
 RUNGS = (0.25, 0.5, 1.0)  # fractions of the budget; each is evaluated at its half, too
 

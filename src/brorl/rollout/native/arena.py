@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from brorl.arrays import IntArray
 from brorl.model.device import to_device
 from brorl.model.kv_shape import KVShape
 from brorl.rollout.native.rows import RowMemory
-from brorl.tree import IntArray
 
 BLOCK = 16  # tokens between two changes of what is reserved; those that are drawn between two looks of the host
 _COPIED_AT_ONCE = 1 << 26  # bytes

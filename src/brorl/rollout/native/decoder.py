@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from brorl.arrays import IntArray
 from brorl.errors import OutOfMemoryError
 from brorl.model.device import to_device
-from brorl.model.own_cache import OwnCache
+from brorl.model.hf_cache import OwnCache
 from brorl.model.tree_attention import PREFILL_TOKENS, PackedPass, PromptCache, prefill, tree_attention
 from brorl.rollout.native.row_cache import PagedRowCache
 from brorl.rollout.native.rows import Rows
-from brorl.tree import IntArray
 
 
 class Decoder(Protocol):

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from brorl.arrays import FloatArray, IntArray
 from brorl.model import gpu_kernels
 from brorl.model.device import at_least_float32, to_device
 from brorl.model.kernels import kernels_of
 from brorl.model.logits import LOGITS_PER_DRAW, MASSES_PER_DRAW, smallest_kept, softmax_lse, tokens_per_mass
 from brorl.sampling import SamplingParams
-from brorl.tree import FloatArray, IntArray
 
 POSITIONS_PER_BLOCK = 16  # of the uniform numbers that are computed together
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.activity import Echo, Observe, unobserved
+from brorl.arrays import IntArray
 from brorl.errors import UserError
 from brorl.model import gpu_kernels
 from brorl.model.forward import FlatForward, TreeForward, choose_forward
@@ -33,7 +34,7 @@ from brorl.rollout.native.row_cache import PagedRowCache
 from brorl.rollout.native.rows import RowMemory
 from brorl.rollout.native.slots import SlotDecoder
 from brorl.sampling import SamplingParams
-from brorl.tree import IntArray, RolloutTree
+from brorl.tree import RolloutTree
 
 
 def draws_on(device: torch.device) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from brorl.tree import BoolArray, FloatArray, IntArray, RolloutTree
+from brorl.arrays import BoolArray, FloatArray, IntArray
+from brorl.tree import RolloutTree
 
 
 class Forest:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from brorl.activity import Decoding, Observe
+from brorl.arrays import FloatArray, IntArray
 from brorl.errors import DivergedError
 from brorl.model.stop_strings import StopStrings
 from brorl.rollout.native.arena import BLOCK
@@ -23,7 +24,7 @@ from brorl.rollout.native.forest import Forest
 from brorl.rollout.native.rows import Rows
 from brorl.rollout.native.slots import SlotDecoder
 from brorl.rollout.native.text_ends import TextEnds
-from brorl.tree import FloatArray, IntArray, RolloutTree
+from brorl.tree import RolloutTree
 
 
 class Growth:

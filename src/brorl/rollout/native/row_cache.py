@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from brorl.arrays import IntArray
 from brorl.model.kernels import BLOCK, Kernels, padded
 from brorl.model.kv_shape import KVShape
 from brorl.rollout.native.rows import RowMemory
-from brorl.tree import IntArray
 
 _FIRST_SLOTS = 64
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from transformers import PreTrainedModel
 
+from brorl.arrays import IntArray
 from brorl.errors import OutOfMemoryError
 from brorl.model.kv_shape import KVShape
-from brorl.tree import IntArray
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from brorl.arrays import IntArray
 from brorl.model import gpu_kernels
 from brorl.model.device import to_device
 from brorl.model.tree_attention import PromptCache, WindowContext
 from brorl.rollout.native.arena import Arena, reserved_tokens
-from brorl.tree import IntArray
 
 
 def power_of_two(number: int) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from brorl.arrays import FloatArray, IntArray
 from brorl.model.context_limit import other_span, position_limit
 from brorl.model.device import to_device
 from brorl.model.lean import LeanPass
@@ -27,7 +28,6 @@ from brorl.rollout.native.draw import DrawRule, draw_for_rows, without
 from brorl.rollout.native.graphs import StepGraphs
 from brorl.rollout.native.rows import RowMemory, Rows
 from brorl.rollout.native.slot_attention import Grid, SlotContext, SlotPrompts, cells_of, power_of_two
-from brorl.tree import FloatArray, IntArray
 
 _FEWEST_SLOTS = 8  # of a graph
 _NONE = np.empty(0, np.int64)

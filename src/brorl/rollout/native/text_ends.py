@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from brorl.arrays import BoolArray, IntArray
 from brorl.model.stop_strings import StopStrings
 from brorl.rollout.native.forest import Forest
-from brorl.tree import BoolArray, IntArray
 
 
 class TextEnds:

@@ -1,4 +1,4 @@
-"""The journal of a run: its metrics, stored rollouts, evaluations and checkpoints, and the reasons for which it ends.
+"""What is recorded of a run: its metrics, stored rollouts, evaluations and checkpoints, and the reasons for which it ends.
 
 All decisions depend on the metrics and the schedule only, and a resumed run makes the same ones.
 """
@@ -40,7 +40,7 @@ class Ending(Enum):
     PAUSED = "paused"
 
 
-class Journal:
+class Recorder:
     """Writes the records of a run.
 
     Args:
