@@ -1,4 +1,4 @@
-"""What is recorded of a run: its metrics, stored rollouts, evaluations and checkpoints, and the reasons for which it ends.
+"""What a run records: metrics, stored rollouts, evaluations and checkpoints, and the reasons for which it ends.
 
 All decisions depend on the metrics and the schedule only, and a resumed run makes the same ones.
 """
