@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import statistics
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from brorl.reporting.simulation import (
     curves,
     draw_figure,
     end_point_table,
+    terms_table,
     to_csv,
     to_json,
     write_simulation,
@@ -59,6 +60,19 @@ def test_json_holds_the_results(results: list[SimulationResult]) -> None:
         assert settings == result.settings
         for name in ("step", *QUANTITIES):
             assert run[name] == getattr(result, name).tolist()
+        assert result.first_step is not None
+        assert run["first_step"] == asdict(result.first_step)
+
+
+def test_terms_are_means_over_seeds(results: list[SimulationResult]) -> None:
+    table = terms_table(results)
+    assert table is not None
+    assert [row[0] for row in table.rows] == ["3", "50", "1,200"]
+    for row, rollouts in zip(table.rows, (3, 50, 1200), strict=True):
+        sums = [r.first_step.total for r in results if r.settings.rollouts == rollouts and r.first_step]
+        assert row[4] == f"{statistics.mean(sums):+.1e}"
+        assert sum(map(float, row[1:4])) == pytest.approx(float(row[4]), rel=0.2, abs=0.11 * abs(float(row[1])))
+    assert terms_table([replace(results[0], first_step=None)]) is None
 
 
 def test_csv_holds_what_the_json_holds(results: list[SimulationResult]) -> None:

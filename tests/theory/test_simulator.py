@@ -12,6 +12,7 @@ import torch
 from scipy import stats
 
 from brorl.errors import DivergedError
+from brorl.seeds import seed_sequence
 from brorl.theory.simulator import (
     Optimizer,
     SimulationSettings,
@@ -165,6 +166,27 @@ def test_a_run_is_that_of_plain_loops_and_torch(rng: np.random.Generator, change
     assert result.settings == settings
     assert 0 < result.fraction_improved[-1] < 1
     assert result.worst_drop[-1] < 0
+
+
+def test_terms_of_the_first_step_add_up_to_the_gradient_step_of_the_theorem(rng: np.random.Generator) -> None:
+    """By autograd: a step of gradient descent on -(1/N) sum_j R_j p_j over the distinct drawn tokens."""
+    settings = SimulationSettings(
+        rollouts=40, vocabulary_size=90, num_correct=20, steps=3, learning_rate=0.1, init="normal", init_spread=1.0,
+        reward_correct=0.75, reward_wrong=-0.5, seed=int(rng.integers(1 << 30)),
+    )  # fmt: skip
+    logit_V = torch.tensor(initial_logits(settings), requires_grad=True)
+    p_V = logit_V.softmax(0)
+    token_K, _ = draw(np.random.default_rng(seed_sequence(settings.seed, 1)), p_V.detach().numpy(), settings.rollouts)
+    reward_K = torch.where(torch.from_numpy(token_K) < 20, 0.75, -0.5)
+    (gradient_V,) = torch.autograd.grad(-(reward_K * p_V[token_K]).sum() / 40, logit_V, retain_graph=True)
+    (of_mass_V,) = torch.autograd.grad(p_V[:20].sum(), logit_V)
+    terms = simulate(settings).first_step
+    assert terms is not None
+    assert terms.total == pytest.approx(float(-0.1 * gradient_V @ of_mass_V), rel=1e-9)
+    missed_V = np.setdiff1d(np.arange(90), token_K)
+    squares = float((p_V.detach()[missed_V] ** 2).sum())
+    assert terms.u_pos_2 + terms.u_neg_2 == pytest.approx(squares, rel=1e-9)
+    assert simulate(replace(settings, reward_wrong=0.25)).first_step is None
 
 
 def test_initial_logits() -> None:

@@ -36,7 +36,7 @@ def simulate(
     Raises:
         UserError: If a setting does not fit.
     """
-    from brorl.reporting.simulation import end_point_table, settings_line, write_simulation
+    from brorl.reporting.simulation import end_point_table, settings_line, terms_table, write_simulation
 
     _require_distinct("rollouts", rollouts)
     try:
@@ -55,6 +55,9 @@ def simulate(
         results = _simulate_all(experiments, console)
         console.print()
         console.print(end_point_table(results))
+        if terms := terms_table(results):
+            console.print()
+            console.print(terms)
         with storage_errors(folder, "rerun the command"):
             write_simulation(results, folder)
     files = f"simulation.json, simulation.csv and simulation.png are in {folder}"

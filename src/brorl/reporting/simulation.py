@@ -55,6 +55,7 @@ def to_json(results: Sequence[SimulationResult]) -> dict[str, Any]:
     runs = [
         {"rollouts": r.settings.rollouts, "seed": r.settings.seed}
         | {name: getattr(r, name).tolist() for name in ("step", *_PANELS)}
+        | {"first_step": None if r.first_step is None else asdict(r.first_step)}
         for r in results
     ]
     return {"format": "brorl simulation 1", "brorl_version": brorl.__version__, "settings": shared, "runs": runs}
@@ -130,6 +131,25 @@ def end_point_table(results: Sequence[SimulationResult]) -> Table:
     columns = ("N", "start", "end", "change", "improved, %", "worst drop")
     notes = (f"ends over {seeds} seeds: mean ± standard deviation",) if seeds > 1 else ()
     return Table(title, columns, rows, notes, words=frozenset())
+
+
+def terms_table(results: Sequence[SimulationResult]) -> Table | None:
+    """Return the terms of Theorem 1 at the first step for each N, means over seeds; None if they are not defined."""
+    rows = []
+    for rollouts in sorted({r.settings.rollouts for r in results}):
+        terms = [r.first_step for r in results if r.settings.rollouts == rollouts and r.first_step is not None]
+        if not terms:
+            return None
+        parts = [(t.sampled_correct_term, t.sampled_wrong_term, t.unsampled_term, t.total) for t in terms]
+        unsampled = np.mean([t.u_pos_2 + t.u_neg_2 for t in terms])
+        rows.append((f"{rollouts:,}", *(f"{x:+.1e}" for x in np.mean(parts, axis=0)), f"{unsampled:.1e}"))
+    return Table(
+        "Theorem 1 at the first step: what changes the mass of the correct tokens",
+        ("N", "sampled correct", "sampled wrong", "unsampled", "sum", "unsampled p^2"),
+        tuple(rows),
+        ("for the distinct drawn tokens, without a baseline and moments; each has 1/N in front: compare signs",),
+        words=frozenset(),
+    )
 
 
 def write_simulation(results: Sequence[SimulationResult], directory: Path) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from brorl.arrays import FloatArray, IntArray
 from brorl.errors import DivergedError
 from brorl.seeds import seed_sequence
+from brorl.theory.mass_balance import GradientStep, MassBalance, Outcomes, mass_balance
 
 _CORRECT_LOGIT, _ANCHOR_LOGIT = 3.0, 5.0
 _MINIMUM = {"rollouts": 1, "vocabulary_size": 2, "num_correct": 1, "steps": 1, "seed": 0, "record_every": 1}
@@ -120,6 +121,8 @@ class SimulationResult:
     # fraction of the correct tokens whose probability is above that of step 0, shape [S], 0 to 1
     fraction_improved: FloatArray
     worst_drop: FloatArray  # largest fall of a correct token's probability below that of step 0, shape [S]; <= 0
+    # the terms of Theorem 1 for the draws of the first step; None if the rewards are not on both sides of 0
+    first_step: MassBalance | None
 
 
 def simulate(settings: SimulationSettings, on_record: Callable[[int], None] | None = None) -> SimulationResult:
@@ -143,10 +146,12 @@ def simulate(settings: SimulationSettings, on_record: Callable[[int], None] | No
     optimizer = Optimizer(settings)
     _softmax(logit_V, 0, out=p_V)
     start_C = p_V[: settings.num_correct].copy()
-    steps, records = [], []
+    steps, records, first_step = [], [], None
     for step in range(settings.steps + 1):
         if step:
             token_K, count_K = draw(rng, p_V, settings.rollouts)
+            if step == 1 and settings.reward_correct >= 0 >= settings.reward_wrong:
+                first_step = _terms(p_V, token_K, settings)
             surrogate_gradient(p_V, token_K, count_K, settings, out=gradient_V)
             with np.errstate(over="ignore", invalid="ignore"):  # _softmax checks the logits
                 optimizer.update(logit_V, gradient_V)
@@ -157,7 +162,15 @@ def simulate(settings: SimulationSettings, on_record: Callable[[int], None] | No
             if on_record is not None:
                 on_record(step)
     mass, improved, drop = np.array(records).T.copy()
-    return SimulationResult(settings, np.array(steps, np.int64), mass, improved, drop)
+    return SimulationResult(settings, np.array(steps, np.int64), mass, improved, drop, first_step)
+
+
+def _terms(p_V: FloatArray, token_K: IntArray, settings: SimulationSettings) -> MassBalance:
+    """Return the terms of Theorem 1 for the distinct tokens of a step, whatever the simulator's own step is."""
+    token_V = np.arange(p_V.size)
+    outcomes = Outcomes.of(p_V, token_V < settings.num_correct)
+    step = GradientStep(settings.reward_correct, settings.reward_wrong, settings.learning_rate)
+    return mass_balance(outcomes, np.isin(token_V, token_K), settings.rollouts, step)
 
 
 def initial_logits(settings: SimulationSettings) -> FloatArray:
