@@ -103,6 +103,10 @@ def test_the_same_step_is_timed_with_each_number_of_threads(tmp_path: Path, monk
     assert forecast.seconds_of_threads == {1: 11.0, 3: 33.0}
     assert torch.get_num_threads() == 1
     assert learned[-1] is learned[-2]  # the same rollouts
+    sizes = [(one.groups[0].tree.num_rollouts, len(one.groups)) for one in drawn]
+    assert sizes[:3] == [(8, 2), (8, 2), (4, 1)]  # a warm-up, a step that is slow, and one that is smaller
+    assert [group.tree for group in forecast.groups] == [group.tree for group in drawn[1].groups]
+    assert forecast.num_prompts == 2
 
 
 def test_the_line_names_a_faster_number() -> None:

@@ -1,7 +1,8 @@
 """The expected seconds of a step, from a few small steps on this machine.
 
 Rollouts are cut after `MAX_TOKENS` tokens to keep the measurement short; the forecast bounds the time of longer
-responses. The model is trained by the small steps and must be discarded.
+responses. A model whose first step is slow takes one more, which is smaller. The model is trained by the small steps and
+must be discarded.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from brorl.tree import fraction_cut
 
 MAX_TOKENS = 128  # of a measured response
 _SIZES = ((8, 2), (16, 4), (32, 8), (64, 8))  # largest rollouts and prompts of the measured steps
-_SECONDS = 5.0  # after this no further size is measured
+_SECONDS = 5.0  # after this no larger size is measured
+_FEW_TOKENS = 16  # of a response where only the setup or the threads count
 _REPEATS = 3  # of a step with each number of threads
 
 
@@ -53,23 +55,26 @@ def forecast_step(
 ) -> StepForecast:
     """Run small steps and extrapolate to a whole one."""
     limit = parts.sampling.max_new_tokens
-    parts = replace(parts, sampling=replace(parts.sampling, max_new_tokens=min(limit, MAX_TOKENS)))
+    parts, brief = _cut(parts, MAX_TOKENS), _cut(parts, _FEW_TOKENS)
     timer = StepTimer(parts, parts.model, scratch)
     sizes = sorted({(min(n, rollouts_per_prompt), min(p, parts.prompts_per_step)) for n, p in _SIZES})
     num_rollouts, num_prompts = sizes[0]  # a step to warm up: imports and one-time setup are not part of a step
-    timer.finish(sample(parts, parts.stream.take(num_prompts), num_rollouts, 0))
+    timer.finish(sample(brief, parts.stream.take(num_prompts), num_rollouts, 0))
     started = perf_counter()
     timings: list[StepTiming] = []
     groups: list[Group] = []
     for seed, (num_rollouts, num_prompts) in enumerate(sizes, 1):
-        if len(timings) > 1 and perf_counter() - started > _SECONDS:
+        is_slow = perf_counter() - started > _SECONDS
+        if is_slow and len(timings) > 1:
             break
+        if is_slow and timings:  # the second size of a slow model is smaller than the first
+            num_rollouts, num_prompts = max(2, sizes[0][0] // 2), max(1, sizes[0][1] // 2)
         sampled = sample(parts, parts.stream.take(num_prompts), num_rollouts, seed)
-        groups = sampled.groups
+        groups = max(groups, sampled.groups, key=_num_rollouts)
         timings.append(timer.finish(sampled))
     measured_seconds = perf_counter() - started
-    size = sizes[-1 if measured_seconds < _SECONDS else 0]
-    seconds_of_threads = _time_threads(parts, timer, *size, threads) if threads else {}
+    timed = (parts, *sizes[-1]) if measured_seconds < _SECONDS else (brief, *sizes[0])
+    seconds_of_threads = _time_threads(timer, *timed, threads) if threads else {}
     longer = limit - parts.sampling.max_new_tokens
     cut = fraction_cut([group.tree for group in groups])
     cut_before = cut if longer else 0.0
@@ -88,14 +93,25 @@ def forecast_step(
         groups=groups,
         kept_fraction=fraction,
         num_rollouts=sum(round(timing.work.groups) * timing.num_rollouts for timing in timings),
-        num_prompts=max(num_prompts for _, num_prompts in sizes[: len(timings)]),
+        num_prompts=max(round(timing.work.groups) for timing in timings),
         measured_seconds=measured_seconds,
         seconds_of_threads=seconds_of_threads,
     )
 
 
+def _cut(parts: PilotParts, max_tokens: int) -> PilotParts:
+    """Return the parts with shorter responses."""
+    sampling = parts.sampling
+    most = min(sampling.max_new_tokens, max(max_tokens, sampling.min_new_tokens))
+    return replace(parts, sampling=replace(sampling, max_new_tokens=most))
+
+
+def _num_rollouts(groups: Sequence[Group]) -> int:
+    return sum(group.tree.num_rollouts for group in groups)
+
+
 def _time_threads(
-    parts: PilotParts, timer: StepTimer, num_rollouts: int, num_prompts: int, threads: Sequence[int]
+    timer: StepTimer, parts: PilotParts, num_rollouts: int, num_prompts: int, threads: Sequence[int]
 ) -> dict[int, float]:
     """Run the same step with each number of CPU threads, and return the mean seconds of each."""
     before, prompts = torch.get_num_threads(), parts.stream.take(num_prompts)
