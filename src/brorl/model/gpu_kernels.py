@@ -1,4 +1,4 @@
-"""Whether this thread computes with kernels in Triton, and those of a decoder layer: one pass over memory each.
+"""Whether this thread computes with kernels in Triton.
 
 Triton comes with PyTorch for CUDA. The kernels compute in float32 and round once; they have no gradients. Who uses them
 compares them with the operations of PyTorch first; see `brorl.rollout.native.kernel_check`.

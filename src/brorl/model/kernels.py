@@ -262,14 +262,14 @@ def use_kernels(choice: CompileChoice) -> None:
         raise KernelsError(f"engine.compile = on, and {loaded}; install a C compiler, or set engine.compile: auto")
 
 
-def compiles() -> bool:
-    """Return whether this process may use kernels that it compiles."""
-    return _choice != "off"
+def required() -> bool:
+    """Return whether this process must use kernels."""
+    return _choice == "on"
 
 
 def kernels() -> Kernels | None:
     """Return the kernels of this process; None without them."""
-    loaded = _load() if compiles() else None
+    loaded = None if _choice == "off" else _load()
     return loaded if isinstance(loaded, Kernels) else None
 
 

@@ -1,7 +1,7 @@
 """The expected seconds of a step, from a few small steps on this machine.
 
 Rollouts are cut after `MAX_TOKENS` tokens to keep the measurement short; the forecast bounds the time of longer
-responses. A model whose first step is slow takes one more, which is smaller. The model is trained by the small steps and
+responses. A model whose first step is slow takes one more, which is smaller. The small steps train the model, which
 must be discarded.
 """
 

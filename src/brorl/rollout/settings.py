@@ -57,8 +57,8 @@ class EngineSettings(Section):
     )  # fmt: skip
     compile: Literal["auto", "on", "off"] = Field(
         "auto", description="kernels in C for float32 on a CPU, compiled once per processor in a few seconds: auto, "
-        "where a C compiler is present | on, with an error without one | off, PyTorch's. Where not off, sampling on a "
-        "GPU takes kernels in Triton if they agree with PyTorch's at the first call",
+        "where a C compiler is present | on, with an error without one | off, PyTorch's. On a GPU auto and off sample "
+        "with PyTorch's, and on with kernels in Triton, with an error if they do not agree (docs/how-to/gpu.md)",
     )  # fmt: skip
     cuda_graphs: Literal["auto", "on", "off"] = Field(
         "auto", description="CUDA graphs of the native engine's steps, on the tree path: auto, where they can be made "

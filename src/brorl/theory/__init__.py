@@ -1,1 +1,1 @@
-"""The effect of N in tested formulas: outcome weights, mass balance, simulator, coverage, pass rates, and more."""
+"""The effect of N in tested formulas: mass balance, simulator, coverage, pass rates, gradient coefficients."""

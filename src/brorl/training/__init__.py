@@ -1,1 +1,1 @@
-"""Loss to update: the loop, the learner, checkpoints, metrics."""
+"""The loop of a run: the source of groups, the learner, the schedule, and what is recorded."""

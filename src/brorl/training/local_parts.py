@@ -1,4 +1,4 @@
-"""The model of a process, its engine and its learner: of a run, of a plan, of a rank of the learner."""
+"""The model of a process, its engine and the settings of its learner: of a run, of a plan, of a rank."""
 
 from __future__ import annotations
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_native import EOS, assert_same_trees, ragged_prompts
+from test_native import EOS, ragged_prompts
 from torch import Tensor
 
 import brorl.rollout.native.engine as native
 from brorl.model import gpu_kernels, kernels
 from brorl.model.fused_ops import Angles, Linear, Norm, add_joined_mlp, query_key_value
+from brorl.model.kernels import KernelsError
 from brorl.model.kv_shape import KVShape
 from brorl.model.tree_attention import PromptCache
 from brorl.rollout.native import draw
@@ -177,16 +178,16 @@ def test_kernels_are_used(monkeypatch: pytest.MonkeyPatch, rng: np.random.Genera
         )  # fmt: skip
 
 
-def engines_of(
+def engine_of(
     architecture: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> tuple[NativeEngine, list[str]]:
-    """Return an engine that decodes as on a GPU, and the lines that it says."""
+) -> NativeEngine:
+    """Return an engine that decodes as on a GPU."""
     monkeypatch.setattr(gpu_kernels, "DEVICES", {DEVICE})
     monkeypatch.setattr(native, "draws_on", lambda _: True)
     monkeypatch.setattr(kernels, "_load", lambda: "none in C")
+    monkeypatch.setattr(kernels, "_choice", "on")
     model = small_model(architecture, seed=int(rng.integers(1 << 30)), scale=0.3, dtype=dtype).to(DEVICE)
-    lines: list[str] = []
-    return NativeEngine(model, EOS, echo=lines.append), lines
+    return NativeEngine(model, EOS)
 
 
 @pytest.mark.slow
@@ -194,12 +195,11 @@ def engines_of(
 def test_an_engine_with_the_kernels_samples_what_one_without_them_does(
     architecture: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, lines = engines_of(architecture, rng, monkeypatch, torch.float32)
+    engine = engine_of(architecture, rng, monkeypatch, torch.float32)
     prompts, sampling = ragged_prompts(rng, 2), SamplingParams(temperature=0.8, max_new_tokens=18)
     with np.errstate(all="ignore"):
         trees = engine.sample(prompts, 3, sampling, seed=1)
     assert engine._use_kernels
-    assert not lines
     other = NativeEngine(engine.model, EOS)
     other._use_kernels = False
     for tree, expected in zip(trees, other.sample(prompts, 3, sampling, seed=1), strict=True):
@@ -208,39 +208,36 @@ def test_an_engine_with_the_kernels_samples_what_one_without_them_does(
 
 
 @pytest.mark.parametrize("kernel", ["brorl.model.triton_layer.rotate", "brorl.rollout.native.triton_draw.draw"])
-def test_kernels_with_other_numbers_are_not_used(
+def test_kernels_with_other_numbers_are_an_error(
     kernel: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, lines = engines_of("llama", rng, monkeypatch, torch.float32)
-    sampling = SamplingParams(max_new_tokens=4)
-    expected = NativeEngine(engine.model, EOS)
-    expected._use_kernels = False
+    engine = engine_of("llama", rng, monkeypatch, torch.float32)
     wrong = (lambda *_: None) if "rotate" in kernel else (lambda _, row, *__: (row, row.double() - 40))
     monkeypatch.setattr(kernel, wrong)
-    with np.errstate(all="ignore"):
-        trees = engine.sample([[1, 2], [3]], 3, sampling, seed=1)
     what = "logits" if "rotate" in kernel else "draws"
-    assert lines == [f"decoding uses no kernels in Triton: {what} change"]
-    assert_same_trees(trees, expected.sample([[1, 2], [3]], 3, sampling, seed=1))
+    with np.errstate(all="ignore"), pytest.raises(KernelsError, match=f"cannot decode: {what} change; set engine.comp"):
+        engine.sample([[1, 2], [3]], 3, SamplingParams(max_new_tokens=4), seed=1)
 
 
-def test_kernels_that_cannot_be_compiled_are_not_used(
+def test_kernels_that_cannot_be_compiled_are_an_error(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, lines = engines_of("llama", rng, monkeypatch, torch.float32)
+    engine = engine_of("llama", rng, monkeypatch, torch.float32)
 
     def fails(*_: object) -> None:
         raise RuntimeError("Failed to find C compiler\nmore")
 
     monkeypatch.setattr("brorl.rollout.native.triton_attention.attend", fails)
-    engine.sample([[1, 2], [3]], 3, SamplingParams(max_new_tokens=4), seed=1)
-    assert lines == ["decoding uses no kernels in Triton: RuntimeError: Failed to find C compiler"]
+    with pytest.raises(KernelsError, match="cannot decode: RuntimeError: Failed to find C compiler; set"):
+        engine.sample([[1, 2], [3]], 3, SamplingParams(max_new_tokens=4), seed=1)
 
 
-def test_kernels_that_are_not_wanted_are_not_tried(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, lines = engines_of("llama", rng, monkeypatch, torch.float32)
-    monkeypatch.setattr(kernels, "_choice", "off")
+@pytest.mark.parametrize("choice", ["auto", "off"])
+def test_kernels_that_are_not_required_are_not_tried(
+    choice: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of("llama", rng, monkeypatch, torch.float32)
+    monkeypatch.setattr(kernels, "_choice", choice)
     monkeypatch.setattr("brorl.rollout.native.triton_attention.attend", None)
     engine.sample([[1, 2], [3]], 3, SamplingParams(max_new_tokens=4), seed=1)
     assert not engine._use_kernels
-    assert not lines

@@ -19,7 +19,7 @@ from brorl.arrays import IntArray
 from brorl.errors import UserError
 from brorl.model import gpu_kernels
 from brorl.model.forward import FlatForward, TreeForward, choose_forward
-from brorl.model.kernels import compiles, kernels_of
+from brorl.model.kernels import KernelsError, kernels_of, required
 from brorl.model.lean import LeanPass
 from brorl.model.stop_strings import StopStrings
 from brorl.model.tree_attention import HookedPass
@@ -98,7 +98,6 @@ class NativeEngine:
                 "set engine.cuda_graphs: auto"
             )
         self._graphs = graphs_on(model.device, graphs, echo) if isinstance(self._forward, TreeForward) else None
-        self._echo = echo
         self._use_kernels: bool | None = None  # in Triton, on a GPU; None before their trial
         self._kept: SlotDecoder | None = None  # what graphs read and write stays from call to call
 
@@ -140,18 +139,20 @@ class NativeEngine:
         return decoder
 
     def _kernels_agree(self, decoder: Decoder) -> bool:
-        """Try the kernels in Triton at the first call; say if they cannot be used."""
+        """Try the kernels in Triton at the first call, if they are required; return whether they are used."""
         model, forward = self.model, self._forward
         if self._use_kernels is None:
             self._use_kernels = False
-            on_gpu = model.device.type in gpu_kernels.DEVICES and compiles()
-            if on_gpu and isinstance(decoder, SlotDecoder) and isinstance(forward, TreeForward):
+            wanted = model.device.type in gpu_kernels.DEVICES and required()
+            if wanted and isinstance(decoder, SlotDecoder) and isinstance(forward, TreeForward):
                 memory = RowMemory.of(model, forward.kv_shapes, 1 << 40, kernel_check.MAX_ROWS, kernel_check.MAX_TOKENS)
                 trial = partial(SlotDecoder, model, decoder.packed, rule=decoder.rule, graphs=None, draws=False)
                 reason = kernel_check.why_not(lambda: trial(arena=Arena(model, forward.kv_shapes, memory)))
                 if reason is not None:
-                    self._echo(f"decoding uses no kernels in Triton: {reason}")
-                self._use_kernels = reason is None
+                    raise KernelsError(
+                        f"engine.compile = on, and kernels in Triton cannot decode: {reason}; set engine.compile: auto"
+                    )
+                self._use_kernels = True
         return self._use_kernels
 
     @torch.no_grad()
@@ -179,6 +180,7 @@ class NativeEngine:
 
         Raises:
             ValueError: If a prompt is empty or N < 1.
+            KernelsError: If kernels in Triton are required, and do not agree with the operations of PyTorch.
             DivergedError: If logits are not finite.
             OutOfMemoryError: If the memory limit does not hold a single row beside the prompts of its run.
         """
