@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from brorl.activity import Echo, Observe, Phase, Stopwatch, unobserved
 from brorl.config.settings import TrainConfig
-from brorl.distributed.placement import place_engine, place_learner, place_source, place_verifiers, remote_fingerprint
 from brorl.evaluation.benchmark import Benchmark
 from brorl.evaluation.evaluate import EvaluatedModel
-from brorl.evaluation.preparation import EvaluationInputs, weights_fingerprint
+from brorl.evaluation.fingerprint import weights_fingerprint
 from brorl.model.settings import LoraSettings
 from brorl.rollout.chosen_engine import OnEnd, end_engine, load_engine
 from brorl.runs.checkpoint import TrainerState
@@ -38,6 +37,7 @@ from brorl.verification.thoughts import make_decode
 
 if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
+    from brorl.evaluation.preparation import EvaluationInputs
 
 
 def build_run(
@@ -81,6 +81,8 @@ def build_run(
             config, inputs.prompts.train, inputs.grader, parts.engine, learner, clock, observe
         )
     else:
+        from brorl.distributed.placement import place_learner, place_source, place_verifiers
+
         observe(Phase("starting", "cluster"))
         cluster.start()
         observe(Phase("loading", "model"))
@@ -128,6 +130,8 @@ def build_evaluation(
         on_end(partial(end_engine, engine))
         weights = weights_fingerprint(model)
     else:
+        from brorl.distributed.placement import place_engine, place_verifiers, remote_fingerprint
+
         observe(Phase("starting", "cluster"))
         cluster.start()
         observe(Phase("loading", "model"))

@@ -23,7 +23,6 @@ from brorl.config.resuming import fixed_settings
 from brorl.config.settings import TrainConfig
 from brorl.console.progress import TrainingProgress
 from brorl.console.screen import Screen
-from brorl.distributed.placement import build_cluster
 from brorl.distributed.settings import ClusterSettings
 from brorl.errors import LearnerLostError, UserError
 from brorl.format import counted
@@ -88,7 +87,11 @@ class TrainingSession:
     def _run(self, progress: TrainingProgress, stop: StopRequest) -> tuple[Ending, str]:
         """Train; after the loss of a remote learner continue from the last checkpoint, with new processes."""
         limit, advice = self.config.cluster.max_restarts, f"Continue from the last checkpoint with: {self._resume}"
-        cluster = build_cluster(self.config, self.screen.echo, note=self.screen.log, advice=advice)
+        cluster = None
+        if self.config.cluster.enabled:
+            from brorl.distributed.placement import build_cluster
+
+            cluster = build_cluster(self.config, self.screen.echo, note=self.screen.log, advice=advice)
         with ExitStack() as parts:
             if cluster is not None:
                 parts.enter_context(closing(cluster))

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.data_sets import QuestionSet, Request, read_sets
 from brorl.evaluation.responses import PromptBatch, split_into_batches
-from brorl.model.device import in_float64
 from brorl.model.free_memory import available_bytes
 from brorl.model.load import choose_device, load_tokenizer
 from brorl.model.memory_plan import (
@@ -44,7 +42,6 @@ from brorl.wording import option
 
 _BATCH_TOKENS, _MIN_PROMPTS, _MAX_PROMPTS = 2**19, 8, 64
 LONGEST_RESPONSE = 32_768  # the paper's context
-_VALUES_OF_A_TENSOR = 65_536
 
 
 class EvaluationInputs(NamedTuple):
@@ -114,16 +111,6 @@ def prepare_evaluation(request: Request) -> EvaluationInputs:
 def prompts_per_batch(num_rollouts: int, max_new_tokens: int) -> int:
     """Return the number of prompts in a batch: fewer if their responses may be long, so that less work can be lost."""
     return min(_MAX_PROMPTS, max(_MIN_PROMPTS, _BATCH_TOKENS // (num_rollouts * max_new_tokens)))
-
-
-def weights_fingerprint(model: PreTrainedModel) -> str:
-    """Return a hash of the name, the shape and up to 65,536 evenly spaced values of each tensor."""
-    digest = blake2b(digest_size=16)
-    for name, tensor in sorted(model.state_dict().items()):
-        flat = tensor.detach().reshape(-1)
-        values = in_float64(flat[:: max(1, flat.numel() // _VALUES_OF_A_TENSOR)]).cpu().numpy()
-        digest.update(f"{name} {tuple(tensor.shape)}".encode() + values.astype("<f8").tobytes())
-    return digest.hexdigest()
 
 
 def _render(
