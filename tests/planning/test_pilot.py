@@ -323,7 +323,7 @@ def test_rounds_are_those_of_the_collector(rng: np.random.Generator) -> None:
     parts = make_parts(small_model(vocab_size=4), reference="2")
     collector = Collector(
         engine=engine, stream=parts.stream, grader=parts.grader, sampling=parts.sampling,
-        rollouts_per_prompt=2, prompts_per_step=per_step, dynamic_sampling=True, max_tries=1000, seed=0,
+        num_rollouts=2, prompts_per_step=per_step, dynamic_sampling=True, max_tries=1000, seed=0,
     )  # fmt: skip
     rounds, sampled = [], 0
     for step in range(steps):
