@@ -13,7 +13,8 @@ from child_runs import ChildRuns
 
 ROOT = Path(__file__).parents[1]
 FEW_SAMPLES = (
-    "--evaluation.num_prompts 8 --evaluation.rollouts_per_prompt 16 --evaluation.ks [1,16] --dynamic_sampling.enabled false"
+    "--evaluation.num_prompts 8 --evaluation.rollouts_per_prompt 16 --evaluation.ks [1,16] "
+    "--dynamic_sampling.enabled false"
 )
 FEW = {
     "train": f"--steps 2 --prompts_per_step 4 {FEW_SAMPLES}",
