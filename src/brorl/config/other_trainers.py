@@ -47,6 +47,7 @@ _NAMES = {
     "lora.quantization": "load_in_4bit bnb_4bit_quant_type",
     "lora.target_modules": "lora_target_modules",
     "evaluation.every": "eval_steps eval_freq eval_every eval_interval test_freq",
+    "evaluation.rollouts_per_prompt": "num_samples n_samples num_eval_samples",
     "evaluation.sources": "eval_dataset eval_data val_data val_files test_data",
     "engine.nodes_per_pass": "micro_batch_size micro_train_batch_size ppo_micro_batch_size_per_gpu "
     "gradient_accumulation_steps",
