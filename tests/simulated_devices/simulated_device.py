@@ -85,6 +85,7 @@ def run(library: Path | None, program: str, *arguments: str | Path, devices: int
 
 def install(library: str, devices: int, gib: float) -> None:
     """Let `torch.cuda`, or `torch.mps`, of this process find simulated devices with so much memory each."""
+    sys.modules["triton"] = None  # an installed Triton compiles no kernel for such a device
     torch.ops.load_library(library)
     torch.ops.simulated_device.setup(devices, int(gib * _GIB))
     if "simulated_mps" in library:
