@@ -24,8 +24,7 @@ from harness import table
 from numpy.typing import NDArray
 from scipy.special import betaln, stdtrit
 
-from brorl.evaluation.mean_interval import mean_with_interval
-from brorl.evaluation.pass_at_k import pass_at_k
+from brorl.evaluation.pass_at_k import mean_with_interval, pass_at_k
 
 FloatArray = NDArray[np.float64]
 Ends = tuple[float, float]

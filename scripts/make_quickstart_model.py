@@ -32,7 +32,7 @@ from brorl.prompts.countdown import (
     countdown_questions,
     split_countdown,
 )
-from brorl.prompts.question import Split
+from brorl.prompts.prompt import Split
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
 from brorl.rollout.native.engine import NativeEngine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -13,7 +14,7 @@ from math import floor, inf, isfinite, isnan, log10
 class Estimate:
     """A number with a 95% interval. The code that makes it documents the method and the coverage of the interval.
 
-    The intervals of a single evaluation are over prompts (`brorl.evaluation.mean_interval`). Those of a comparison are
+    The intervals of a single evaluation are over prompts (`brorl.evaluation.pass_at_k`). Those of a comparison are
     mostly t intervals over prompts and seeds (`brorl.evaluation.paired`).
     """
 
@@ -144,3 +145,19 @@ def p_value(p: float) -> str:
 def listed(words: Sequence[str]) -> str:
     """Return words as a list in a sentence: a, b and c."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+_ACTING = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, formats (directions, zero width), lone surrogates, separators
+
+
+def visible_text(text: str, one_line: bool = False) -> str:
+    r"""Return text with its control characters written out.
+
+    Args:
+        text: Any string.
+        one_line: Write out line ends and tabs too, as `\n` and `\t`.
+    """
+    kept = "" if one_line else "\n\t"
+    return "".join(
+        c.encode("unicode_escape").decode() if unicodedata.category(c) in _ACTING and c not in kept else c for c in text
+    )

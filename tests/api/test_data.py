@@ -14,7 +14,7 @@ import brorl
 from brorl.api.data import DataResult, data
 from brorl.errors import UserError
 from brorl.model.load import load_tokenizer
-from brorl.prompts.question import Question, split_held_out
+from brorl.prompts.prompt import Question, split_held_out
 from choice_rows import SCHEMAS
 from run_support import command, save_tiny_model
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from brorl.api.evaluate import _Options, _request, evaluate
 from brorl.api.recipe import resolve_config
 from brorl.errors import UserError
-from brorl.evaluation.evaluate import EvaluatedModel
+from brorl.evaluation.responses import EvaluatedModel
 from run_support import command, save_tiny_model
 
 QUICK: dict[str, Any] = {"samples": 8, "evaluation": {"num_prompts": 4}, "engine.threads": 1}

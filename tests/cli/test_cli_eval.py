@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from brorl.config.reading import read_recipe
 from brorl.errors import UserError
-from brorl.evaluation.evaluate import EvaluatedModel
+from brorl.evaluation.responses import EvaluatedModel
 from brorl.runs.checkpoint import mark_best
 from brorl.verification.sandbox.level import choose_level
 from case_tables import table

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from brorl.evaluation.report import (
+from brorl.evaluation.summary import (
     EvaluationResult,
+    PromptResult,
     pass_table,
     remarks,
     response_table,
     shown_ks,
+    summarize_all,
 )
-from brorl.evaluation.summary import PromptResult, summarize_all
 
 
 @pytest.fixture

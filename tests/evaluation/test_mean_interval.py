@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import beta, binomtest
 
-from brorl.evaluation.mean_interval import mean_with_interval
-from brorl.evaluation.pass_at_k import pass_at_k
+from brorl.evaluation.pass_at_k import mean_with_interval, pass_at_k
 
 
 @pytest.mark.parametrize(

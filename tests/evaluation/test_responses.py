@@ -14,8 +14,15 @@ from pyarrow import parquet
 
 from brorl.algorithms.settings import RewardShaping
 from brorl.errors import StorageError, UserError
-from brorl.evaluation.evaluate import EvaluatedModel, evaluate_batches
-from brorl.evaluation.responses import SCHEMA, PromptBatch, ResponseStore, StoredBatch, split_into_batches
+from brorl.evaluation.responses import (
+    SCHEMA,
+    EvaluatedModel,
+    PromptBatch,
+    ResponseStore,
+    StoredBatch,
+    evaluate_batches,
+    split_into_batches,
+)
 from brorl.evaluation.summary import summarize_all
 from brorl.prompts.prompt import Prompt
 from brorl.sampling import SamplingParams

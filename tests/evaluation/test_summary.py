@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from brorl.algorithms.groups import Group
-from brorl.evaluation.mean_interval import mean_with_interval
+from brorl.evaluation.pass_at_k import mean_with_interval
 from brorl.evaluation.summary import PromptResult, count, default_ks, summarize, summarize_all
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree

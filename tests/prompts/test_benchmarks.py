@@ -12,10 +12,10 @@ import pytest
 from pyarrow import parquet
 
 from brorl.errors import UserError
+from brorl.prompts.answer_forms import last_box
 from brorl.prompts.benchmarks import BENCHMARKS, BenchmarkSource, read_benchmark
-from brorl.prompts.boxed import last_box
-from brorl.prompts.layouts.math import reference_answer
 from brorl.prompts.layouts.table import LAYOUTS
+from brorl.prompts.layouts.text import reference_answer
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import PromptFormat
 from each_row import each_row

@@ -22,8 +22,7 @@ from brorl.prompts.countdown import (
     numbers_are_held_out,
     split_countdown,
 )
-from brorl.prompts.prompt import Prompt
-from brorl.prompts.question import Question
+from brorl.prompts.prompt import Prompt, Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
 from each_row import each_row

@@ -24,7 +24,7 @@ from brorl.prompts.benchmarks import BenchmarkSource
 from brorl.prompts.files import read_source
 from brorl.prompts.guess import guess_meaning
 from brorl.prompts.layouts.table import layouts_of
-from brorl.prompts.question import Message, Question
+from brorl.prompts.prompt import Message, Question
 from brorl.prompts.settings import FileSource
 
 KINDS = ".jsonl, .json, .parquet, .csv, .tsv, .arrow"

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from brorl.prompts.instructions import KINDS, OPTIONAL, Instruction, Instructions
-from brorl.prompts.layouts import instructions as layouts
-from brorl.prompts.layouts.layout import DroppedRow
+from brorl.prompts.layouts import text as layouts
 from brorl.prompts.layouts.table import LAYOUTS
+from brorl.prompts.prompt import DroppedRow
 from each_row import each_row
 
 KINDS_OF_ROW = [

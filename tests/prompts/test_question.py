@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brorl.prompts.question import Message, Question, drop_asked, split_held_out
+from brorl.prompts.prompt import Message, Question, drop_asked, split_held_out
 
 
 def ask(text: str, name: str = "") -> Question:
@@ -86,7 +86,7 @@ def test_the_first_held_out_questions_are_a_fair_sample() -> None:
 def test_the_side_is_the_documented_hash_in_another_process_too() -> None:
     texts = ["a", "日本", "\\frac{1}{2} {x}\n"]
     code = (
-        "import json, sys; from brorl.prompts.question import *; "
+        "import json, sys; from brorl.prompts.prompt import *; "
         "found = split_held_out([Question(t, t, '1', 'd') for t in json.loads(sys.argv[1])], 0.5, 7).held_out; "
         "print(json.dumps([q.text for q in found]))"
     )

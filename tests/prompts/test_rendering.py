@@ -15,8 +15,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 from brorl.errors import UserError
-from brorl.prompts.prompt import Prompt
-from brorl.prompts.question import Message, Question
+from brorl.prompts.prompt import Message, Prompt, Question
 from brorl.prompts.rendering import drop_long, render
 from brorl.prompts.settings import PromptFormat
 from each_row import each_row

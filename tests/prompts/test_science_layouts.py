@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from brorl.prompts.layouts.layout import DroppedRow
 from brorl.prompts.layouts.table import LAYOUTS
-from brorl.prompts.question import Question
+from brorl.prompts.prompt import DroppedRow, Question
 from brorl.prompts.science import MeasuredAnswer, read_science_reference
 from each_row import each_row
 

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from brorl.model.forward import FlatForward, TreeForward, choose_forward
 from brorl.model.load import check_vocabulary, end_tokens, load_model, load_tokenizer
 from brorl.model.logprobs import by_tree
-from brorl.prompts.question import Question
+from brorl.prompts.prompt import Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
 from brorl.rollout.native.engine import NativeEngine

@@ -18,11 +18,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from brorl.model.forward import TreeForward, choose_forward
 from brorl.model.load import end_tokens, load_model, load_tokenizer
-from brorl.prompts.prompt import Prompt
-from brorl.prompts.question import Question
+from brorl.prompts.prompt import Prompt, Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
-from brorl.reporting.page.traces import held_out_points
+from brorl.reporting.page.charts import held_out_points
 from brorl.runs.run_record import read_run
 from real_models import real_model_or_skip
 from real_reference import LOGPROB_BOUND, assert_trees_equal_rows, generated_tokens, greedy_tokens

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from brorl.reporting.page.traces import held_out_points
+from brorl.reporting.page.charts import held_out_points
 from brorl.runs.run_record import RunRecord
 
 CHAT = (

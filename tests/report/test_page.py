@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from brorl.errors import UserError
+from brorl.format import visible_text
 from brorl.reporting.page.charts import Chart, cost_charts, coverage_charts, learning_charts, optimization_charts
-from brorl.reporting.page.embedding import compressed, fill, to_json
+from brorl.reporting.page.frame import compressed, fill, to_json
 from brorl.reporting.page.page import ROLLOUT_BYTES, event_marks, left_out, make_page
 from brorl.reporting.page.rollouts import (
     choose_evaluations,
@@ -28,7 +29,6 @@ from brorl.reporting.page.rollouts import (
     token_text,
 )
 from brorl.reporting.page.summary import COSTS, cost_row, notes, steps_done
-from brorl.reporting.visible_text import visible_text
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.run_record import RunRecord, differing_settings, read_run, read_runs
 from made_up_runs import HOSTILE, evaluation, held_out_answers, make_run, random_step, run_of, step_record

@@ -12,8 +12,8 @@ from rich.console import Console
 
 import brorl
 from brorl.errors import UserError
+from brorl.format import visible_text
 from brorl.reporting.samples import MAX_PROMPTS, Kind, find_samples
-from brorl.reporting.visible_text import visible_text
 from brorl.runs.run_directory import RunDirectory
 from made_up_runs import Stored, held_out_answers, make_run, random_step
 

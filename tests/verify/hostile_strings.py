@@ -46,7 +46,7 @@ def literals() -> list[str]:
     packages = [module for part in (domains, gym) for module in walk_packages(part.__path__, f"{part.__name__}.")]
     of_workers = ("gym.scoring", "gym.generator", "math_worker", "code_numpy")
     found: set[str] = set()
-    for name in ("brorl.prompts.boxed", *(module.name for module in packages)):
+    for name in ("brorl.prompts.answer_forms", *(module.name for module in packages)):
         if name.endswith(of_workers):
             continue
         for pattern in _patterns([*vars(import_module(name)).values()]):

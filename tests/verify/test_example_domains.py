@@ -12,8 +12,7 @@ from brorl.config.reading import make_config, read_recipe
 from brorl.evaluation.questions import build_questions
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.instructions import KINDS, Instructions
-from brorl.prompts.prompt import Prompt
-from brorl.prompts.question import Question
+from brorl.prompts.prompt import Prompt, Question
 from brorl.verification.domains.table import make_verifiers
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.settings import VerificationSettings

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from brorl.errors import UserError
-from brorl.prompts.question import Question
+from brorl.prompts.prompt import Question
 from brorl.verification.references import check_references
 
 

@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.code_tests import CodeTests, StdinCases
-from brorl.prompts.prompt import Prompt
-from brorl.prompts.question import Question
+from brorl.prompts.prompt import Prompt, Question
 from brorl.runs.response_files import ResponseColumns, read_responses
 from brorl.verification.domains import table
 from brorl.verification.rescoring import StoredResponse, rescore

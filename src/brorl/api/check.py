@@ -19,10 +19,9 @@ from brorl.api.recipe import check_cheaply, recipe_name
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.format import counted, duration, listed
+from brorl.format import counted, duration, listed, visible_text
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.settings import FileSource
-from brorl.reporting.visible_text import visible_text
 from brorl.table import Result, Table
 from brorl.verdict import is_failure, is_timeout
 from brorl.verification.domains.table import CODE_DOMAIN

@@ -30,18 +30,16 @@ from brorl.evaluation.questions import (
     build_questions,
     check_domain_names,
     check_first_rows,
+    check_left,
+    check_source_references,
     removed_lines,
 )
-from brorl.evaluation.references import check_left, check_source_references
-from brorl.format import counted, listed
+from brorl.format import counted, listed, visible_text
 from brorl.paths import exists, is_file, is_folder
-from brorl.prompts.fit import model_positions, prompt_problems
 from brorl.prompts.guess import guess_meaning
-from brorl.prompts.prompt import Prompt
-from brorl.prompts.question import Question
-from brorl.prompts.rendering import drop_long, render
+from brorl.prompts.prompt import Prompt, Question
+from brorl.prompts.rendering import drop_long, model_positions, prompt_problems, render
 from brorl.prompts.settings import FileSource
-from brorl.reporting.visible_text import visible_text
 from brorl.table import Result, Table
 from brorl.training.prompts import no_held_out_prompt, no_train_prompt
 from brorl.verification.domains.table import make_verifiers, untrusted_domains

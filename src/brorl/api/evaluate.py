@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
     from brorl.evaluation.data_sets import Request
     from brorl.evaluation.preparation import EvaluationInputs
-    from brorl.evaluation.report import EvaluationResult
     from brorl.evaluation.responses import ResponseStore, StoredBatch
+    from brorl.evaluation.summary import EvaluationResult
 
 _MAX_SAMPLES = 2**20
 _SINGLE = (
@@ -273,7 +273,7 @@ def _sample(
 ) -> list[StoredBatch]:
     """Load the model and evaluate all batches that are not stored."""
     from brorl.assemble import build_evaluation
-    from brorl.evaluation.evaluate import evaluate_batches
+    from brorl.evaluation.responses import evaluate_batches
     from brorl.model.source import commit_of, find_model
     from brorl.runs.run_directory import RunDirectory
 
@@ -300,8 +300,7 @@ def _finish(
     differences: list[str],
 ) -> EvaluationResult:
     """Summarize the results and write `evaluation.json`."""
-    from brorl.evaluation.report import EvaluationResult
-    from brorl.evaluation.summary import summarize_all
+    from brorl.evaluation.summary import EvaluationResult, summarize_all
     from brorl.storage import replace_file, storage_errors
 
     seconds_of = {batch.data_set: 0.0 for batch in inputs.batches}

@@ -17,7 +17,7 @@ from brorl.prompts.answer_forms import AnswerForm, asked_form
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN
 from brorl.prompts.files import SourceReading
 from brorl.prompts.guess import Guess
-from brorl.prompts.question import split_held_out
+from brorl.prompts.prompt import split_held_out
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import FileSource
 from brorl.verification.domains.table import DOMAINS

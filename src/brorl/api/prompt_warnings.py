@@ -7,14 +7,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from brorl.format import counted, listed
-from brorl.prompts.answer_forms import answer_forms, asked_form
-from brorl.prompts.boxed import last_box
-from brorl.prompts.option_columns import option_groups
-from brorl.prompts.options import read_options, shows_options
+from brorl.prompts.answer_forms import answer_forms, asked_form, last_box
+from brorl.prompts.guess import option_groups
 from brorl.prompts.prompt import Prompt
-from brorl.prompts.row_files import Row
-from brorl.prompts.rows import read_rows
-from brorl.prompts.science import Choices, read_science_reference
+from brorl.prompts.rows import Row, read_rows
+from brorl.prompts.science import Choices, read_options, read_science_reference, shows_options
 from brorl.prompts.settings import FileSource
 from brorl.verification.domains.table import MATH_DOMAIN, SCIENCE_DOMAIN
 from brorl.verification.verifier import Verifier

@@ -13,7 +13,7 @@ from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN, CountdownPuzzle
-from brorl.prompts.question import Question
+from brorl.prompts.prompt import Question
 from brorl.prompts.settings import FileSource
 from brorl.table import Result, Table
 from brorl.wording import option
@@ -60,8 +60,8 @@ class SampledTree(Result):
 
     def table(self) -> Table:
         """Return the tree as a table: counts, probabilities and correct fractions, and the texts as an outline."""
+        from brorl.format import visible_text
         from brorl.reporting.outline import lines_of, numbers_of
-        from brorl.reporting.visible_text import visible_text
 
         used, root = 3 if self.verdicts else 2, self.outline
         rows = []

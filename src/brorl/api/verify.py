@@ -21,10 +21,9 @@ from brorl.config.reading import flat_settings
 from brorl.console.screen import Screen
 from brorl.errors import UserError
 from brorl.evaluation.data_sets import read_all_questions
-from brorl.format import counted
+from brorl.format import counted, visible_text
 from brorl.paths import exists, is_folder
-from brorl.prompts.question import Question
-from brorl.reporting.visible_text import visible_text
+from brorl.prompts.prompt import Question
 from brorl.runs.response_files import ResponseColumns, find_responses, read_responses, run_of
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result, Table

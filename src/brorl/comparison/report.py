@@ -23,7 +23,7 @@ from brorl.comparison.text import MOST_CAVEATS, caveats_of, match_words, sentenc
 from brorl.cost import amount
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import listed
-from brorl.reporting.page.answer import Answer, answer_page
+from brorl.reporting.page.frame import Answer, answer_page
 from brorl.storage import json_ready, replace_file, storage_errors
 
 

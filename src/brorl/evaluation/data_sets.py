@@ -18,7 +18,7 @@ from brorl.paths import is_file
 from brorl.prompts.benchmarks import BENCHMARKS, BenchmarkSource, read_benchmark
 from brorl.prompts.files import SourceReading
 from brorl.prompts.guess import guess_meaning
-from brorl.prompts.question import Question, split_held_out
+from brorl.prompts.prompt import Question, split_held_out
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource, PromptFormat
 from brorl.verification.gym.sets import BENCHMARKS as GYM_BENCHMARKS

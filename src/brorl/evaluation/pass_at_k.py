@@ -9,8 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import newton
+from scipy.special import ndtri
 
-from brorl.arrays import FloatArray
+from brorl.arrays import FloatArray, IntArray
+from brorl.format import Estimate
 
 
 def pass_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: int, k: int) -> FloatArray:
@@ -86,3 +89,107 @@ def _all_drawn_from(num_rollouts: int, k: int) -> FloatArray:
     # C(m, k) / C(n, k) = product over j = m + 1 .. n of (1 - k / j)
     factor_J = np.maximum(1 - k / np.arange(1, num_rollouts + 1), 0.0)
     return np.append(1.0, np.cumprod(factor_J[::-1]))[::-1]
+
+
+_TAIL = 0.025  # the chance that an end misses
+
+# Step and end of the trapezoidal rule in `_chance_at_most`. Its relative error is below 1e-7 for every P.
+_STEP, _END = 0.5, 8.5
+
+
+def mean_with_interval(value_P: FloatArray) -> Estimate:
+    """Average estimates of prompts, with a 95% confidence interval for the mean over the population of prompts.
+
+    Add one value to the P values, which stands for the prompts that were not drawn: 0 for the low end, 1 for the high
+    end. Weight the P + 1 values at random, all weights that sum to 1 being equally likely (a flat Dirichlet
+    distribution). The ends are the 2.5% and the 97.5% quantile of the weighted mean. Raising a value lowers no end. The
+    interval contains the mean, because the density of a weighted mean is log-concave (Grünbaum). For values 0 and 1 it
+    is that of Clopper and Pearson. No random numbers are used; docs/explanation/intervals.md shows measured levels.
+
+    Source: Gaffke, "Three test statistics for a nonparametric one-sided hypothesis on the mean of a nonnegative
+    variable", Mathematical Methods of Statistics 14 (2005); as a bound in Learned-Miller and Thomas, arXiv 1905.06208.
+
+    Args:
+        value_P: An unbiased estimate for each prompt, 0 to 1, shape [P], P >= 1.
+
+    Returns:
+        The mean and its interval, within [0, 1].
+
+    Raises:
+        ValueError: If there is no value, or a value outside [0, 1].
+    """
+    if not value_P.size or not ((value_P >= 0) & (value_P <= 1)).all():
+        raise ValueError(f"a mean over prompts needs at least one value, each from 0 to 1, got {value_P}")
+    return Estimate(float(value_P.mean()), _low_end(value_P), 1 - _low_end(1 - value_P))
+
+
+def _low_end(value_P: FloatArray) -> float:
+    """Return the 2.5% quantile of the weighted mean of some values and one more, 0."""
+    value_J, count_J = np.unique(value_P, return_counts=True)
+    if value_J[-1] == 0:
+        return 0.0
+    value_J, count_J = np.append(value_J, 0.0), np.append(count_J, 1)
+    expected = value_P.sum() / (value_P.size + 1)
+    variance = ((value_P**2).sum() / (value_P.size + 1) - expected**2) / (value_P.size + 2)
+    spread = np.log1p(variance / expected**2) ** 0.5  # of a log-normal distribution with these moments
+    start = np.log(expected) - spread**2 / 2 + ndtri(_TAIL) * spread
+
+    def excess(log_mean: float) -> float:
+        # In logarithms and normal quantiles the distribution is nearly a line, and the secant method needs few steps.
+        chance = _chance_at_most(np.exp(log_mean), value_J, count_J)
+        return float(ndtri(np.clip(chance, 1e-300, 1 - 1e-15)) - ndtri(_TAIL))
+
+    tolerance = min(1e-6, 1e-4 * spread)  # of the logarithm; a narrow distribution needs a closer end
+    return float(np.exp(newton(excess, start, x1=start + spread / 8, tol=tolerance)))
+
+
+def _chance_at_most(mean: float, value_J: FloatArray, count_J: IntArray) -> float:
+    """Return the chance that the randomly weighted mean of some values is at most `mean`.
+
+    Flat Dirichlet weights are exponential numbers divided by their sum. So this is the chance of S <= 0, where S is the
+    sum over distinct values of (value - mean) g, and g has the gamma distribution of shape `count`. By Fourier
+    inversion it is the integral of exp(f(z)) / (2 pi i), f(z) = log E[exp(z S)] - log(-z), along any line from the
+    lower to the upper half-plane that crosses the real axis between the first pole below 0 and 0.
+
+    We follow the path of steepest descent. It starts at the saddle point, and f falls by u^2 / 2 along it and stays
+    real. There is exactly one such path in the upper half-plane, because f' has a positive imaginary part there.
+    Integration by parts leaves the smooth integrand u exp(-u^2 / 2) Im z(u), and 16 nodes suffice.
+    """
+    excess_J = value_J - mean
+    saddle, width = _saddle_point(excess_J, count_J)
+    peak = -(count_J @ np.log1p(-excess_J * saddle)) - np.log(-saddle)
+    total, z, slope = 0.0, complex(saddle), 1j * width  # the slope is dz/du
+    ahead = z + _STEP * slope
+    for u in np.arange(_STEP, _END, _STEP).tolist():
+        z_before, slope_before, z = z, slope, ahead
+        for _ in range(20):  # Newton's method, which takes two or three steps
+            factor_J = 1 - excess_J * z
+            value = -(count_J @ np.log(factor_J)) - np.log(-z)
+            derivative = count_J @ (excess_J / factor_J) - 1 / z
+            change = (value - peak + u**2 / 2) / derivative
+            z -= change
+            if abs(change) < 1e-4 * abs(z - saddle):  # it is quadratic, so what is left is of the order of 1e-8
+                break
+        total += u * np.exp(-(u**2) / 2) * z.imag
+        slope = -u / derivative
+        ahead = 5 * z_before - 4 * z + _STEP * (4 * slope + 2 * slope_before)  # the cubic through both, continued
+    return float(np.exp(peak) * _STEP / np.pi * total)
+
+
+def _saddle_point(excess_J: FloatArray, count_J: IntArray) -> tuple[float, float]:
+    """Return the z between the first pole below 0 and 0 where f is smallest, and the width 1 / sqrt(f'') there.
+
+    On that interval f is a sum of terms -log(linear function). It is therefore self-concordant: damped Newton steps
+    stay in the interval and converge from any start.
+
+    Source: Nesterov and Nemirovskii, "Interior-Point Polynomial Algorithms in Convex Programming" (1994), section 2.2.
+    """
+    total, square = count_J @ excess_J, count_J @ excess_J**2
+    z = max((-total - (total**2 + 4 * square) ** 0.5) / (2 * square), 0.5 / excess_J.min())  # exact for a normal S
+    distance = np.inf
+    while distance > 1e-6:
+        pull_J = excess_J / (1 - excess_J * z)
+        slope, curvature = count_J @ pull_J - 1 / z, count_J @ pull_J**2 + 1 / z**2
+        distance = abs(slope) / curvature**0.5
+        z -= slope / curvature / (1 + distance)
+    return float(z), float(curvature**-0.5)

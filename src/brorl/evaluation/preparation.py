@@ -1,22 +1,20 @@
-"""The checked inputs of an evaluation: prompts of named benchmarks, files and puzzles, verifiers.
-
-Cheap checks come first: the data's rows, the verifiers, the tokenizer and the prompts, the memory, the reference
-answers. The model's weights are not loaded.
-"""
+"""The checked inputs of an evaluation: cheap checks of the data, verifiers, tokenizer, memory and references first."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.data_sets import QuestionSet, Request, read_sets
 from brorl.evaluation.responses import PromptBatch, split_into_batches
+from brorl.model.device import in_float64
 from brorl.model.free_memory import available_bytes
 from brorl.model.load import choose_device, load_tokenizer
 from brorl.model.memory_plan import (
@@ -28,9 +26,8 @@ from brorl.model.memory_plan import (
     plan_memory,
 )
 from brorl.model.source import find_model, read_config
-from brorl.prompts.fit import prompt_problems
 from brorl.prompts.prompt import Prompt, fingerprint
-from brorl.prompts.rendering import drop_long, render
+from brorl.prompts.rendering import drop_long, prompt_problems, render
 from brorl.rollout.chosen_engine import check_engine
 from brorl.rollout.threads import set_threads_and_kernels
 from brorl.sampling import SamplingParams
@@ -39,6 +36,19 @@ from brorl.verification.references import check_references, unreadable_reference
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
 from brorl.wording import option
+
+_VALUES_OF_A_TENSOR = 65_536
+
+
+def weights_fingerprint(model: PreTrainedModel) -> str:
+    """Return a hash of the name, the shape and up to 65,536 evenly spaced values of each tensor."""
+    digest = blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().reshape(-1)
+        values = in_float64(flat[:: max(1, flat.numel() // _VALUES_OF_A_TENSOR)]).cpu().numpy()
+        digest.update(f"{name} {tuple(tensor.shape)}".encode() + values.astype("<f8").tobytes())
+    return digest.hexdigest()
+
 
 _BATCH_TOKENS, _MIN_PROMPTS, _MAX_PROMPTS = 2**19, 8, 64
 LONGEST_RESPONSE = 32_768  # the paper's context

@@ -1,4 +1,4 @@
-"""The questions of a run, to train on and held out to evaluate on, before any model is loaded.
+"""The questions of a run, to train on and held out, before any model is loaded, and the check of their references.
 
 A question that is evaluated on is removed from the training questions of every source. Bad rows are errors.
 """
@@ -14,9 +14,11 @@ from brorl.format import counted
 from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
 from brorl.prompts.files import SourceReading, check_first_row, read_source
 from brorl.prompts.layouts.table import reasons
-from brorl.prompts.question import Question, drop_asked, split_held_out
+from brorl.prompts.prompt import Question, drop_asked, split_held_out
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 from brorl.verification.gym.questions import read_gym
+from brorl.verification.references import check_references, unreadable_references
+from brorl.verification.verifier import Verifier
 from brorl.wording import of_source
 
 
@@ -178,3 +180,39 @@ def _last_evaluated(config: TrainConfig) -> int:
 def all_questions(sources: Sequence[SourceQuestions]) -> list[Question]:
     """Return the questions of all sources, to train and to evaluate on."""
     return [question for source in sources for part in (source.train, source.held_out) for question in part]
+
+
+def check_left(config: TrainConfig, sources: Sequence[SourceQuestions], verifiers: Mapping[str, Verifier]) -> None:
+    """Check that questions are left to train on and to evaluate on.
+
+    Raises:
+        UserError: If none are left. An unreadable reference answer comes first: it is the more basic fault of a file.
+    """
+    try:
+        check_split(config, sources)
+    except UserError:
+        check_source_references(verifiers, sources)
+        raise
+
+
+def check_source_references(verifiers: Mapping[str, Verifier], sources: Sequence[SourceQuestions]) -> list[str]:
+    """Reject unreadable reference answers in the user's own data.
+
+    Returns:
+        A line for the unreadable reference answers of each public dataset.
+
+    Raises:
+        UserError: On the first one in the user's own data.
+    """
+    check_references(verifiers, all_questions([source for source in sources if not source.published]))
+    notes = []
+    for source in sources:
+        unreadable = unreadable_references(verifiers, all_questions([source])) if source.published else []
+        if unreadable:
+            question, problem = unreadable[0]
+            notes.append(
+                f"warning: {source.name}: no response can match the reference answer of "
+                f"{counted(len(unreadable), 'question')}, such as {question.name}: {question.reference[:60]!r}, which "
+                f"{problem}"
+            )
+    return notes

@@ -1,4 +1,4 @@
-"""The form of the answer that a question itself asks for: a box, a text after `####`, tags, or `Answer:`.
+r"""The form of the answer that a question asks for, and the last `\boxed{...}` of a text, found in linear time.
 
 A form counts only where the question asks for it: a heading `#### Task` or a mention of answers is none.
 """
@@ -57,3 +57,63 @@ def asked_form(texts: Sequence[str]) -> AnswerForm | None:
     counts = Counter(form for text in texts for form in answer_forms(text)[:1])
     asked = sum(counts.values()) >= _MOSTLY * len(texts)
     return counts.most_common(1)[0][0] if counts and asked else None
+
+
+_MAX_BOXES = 6  # boxes that are tried; one that never closes takes a pass over the text after it
+_OPEN = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+class Box(NamedTuple):
+    """A box in a text."""
+
+    start: int  # place of its backslash
+    end: int  # place after its closing brace
+    content: str  # what is in it
+
+
+def last_box(text: str) -> str | None:
+    r"""Return the content of the last complete `\boxed{...}` or `\fbox{...}`; None if there is none."""
+    box = find_last_box(text)
+    return box.content if box else None
+
+
+def find_last_box(text: str) -> Box | None:
+    r"""Return the last complete `\boxed{...}` or `\fbox{...}` that no other one contains; None if there is none."""
+    found: Box | None = None
+    start = len(text)
+    for _ in range(_MAX_BOXES):
+        start, opening = _opening_before(text, start)
+        if start < 0:
+            break
+        closing = _closing_brace(text, opening) if text.startswith("{", opening) else None
+        if closing is not None and (found is None or closing >= found.end):
+            found = Box(start, closing + 1, text[opening + 1 : closing])
+    return found
+
+
+def _opening_before(text: str, end: int) -> tuple[int, int]:
+    r"""Return where the last `\boxed` or `\fbox` before a place begins, and where its brace should be; -1 for none."""
+    while (at := text.rfind("box", 0, end)) > 0:
+        start = at - 1 if text.startswith("boxed", at) else at - 2
+        if text[max(start, 0) : at] in ("\\", "\\f"):
+            opening = at + (5 if start == at - 1 else 3)
+            while opening < len(text) and text[opening].isspace():
+                opening += 1
+            return start, opening
+        end = at
+    return -1, -1
+
+
+def has_open_box(text: str) -> bool:
+    r"""Whether a box begins in a text; one that has no complete box was cut off."""
+    return _OPEN.search(text) is not None
+
+
+def _closing_brace(text: str, opening: int) -> int | None:
+    depth = 0
+    for match in _BRACE.finditer(text, opening):
+        depth += {"{": 1, "}": -1}.get(match[0], 0)
+        if depth == 0 and match[0] == "}":
+            return match.start()
+    return None

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from brorl.errors import UserError
 from brorl.paths import split_revision
 from brorl.prompts.files import SourceReading, named, read_source
-from brorl.prompts.layouts.layout import DroppedRow
-from brorl.prompts.layouts.math import ANSWERS, CONTEXT, QUESTIONS, SOLUTIONS, benchmark_row
+from brorl.prompts.layouts.text import ANSWERS, CONTEXT, QUESTIONS, SOLUTIONS, benchmark_row
+from brorl.prompts.prompt import DroppedRow
 from brorl.prompts.rows import read_rows
 from brorl.prompts.settings import FileSource
 from brorl.wording import option

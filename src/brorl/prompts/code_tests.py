@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Any, Literal, get_args
 
 from brorl.format import short_repr
-from brorl.prompts.json_text import check_object, read_object
+from brorl.prompts.prompt import check_object, read_object
 
 OutputRule = Literal["tokens", "lines", "exact"]
 

@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from brorl.prompts.question import Question, Split, uniform_hash
+from brorl.prompts.prompt import Question, Split, uniform_hash
 
 COUNTDOWN_DOMAIN = "countdown"
 

@@ -1,29 +1,199 @@
 """The user's questions: files and datasets to `Question`s, each distinct one once.
 
-A row that is not a question with an answer is an error of one line with the file, the line, the column and the fix; no
-row is skipped or guessed. A layout drops rows that cannot be verified, and they are counted.
+A bad row is an error of one line with the file, the line, the column and the fix; a layout drops and counts them.
 """
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from hashlib import blake2b
 from itertools import islice
+from math import isfinite
+from typing import Any
 
 from brorl.errors import UserError
 from brorl.format import short_repr
-from brorl.prompts.columns import read_columns, read_key
-from brorl.prompts.layouts.layout import DroppedRow
-from brorl.prompts.layouts.table import all_dropped, find_layout, read_layout
-from brorl.prompts.question import Question
-from brorl.prompts.row_files import Row
-from brorl.prompts.rows import is_local, read_rows
+from brorl.prompts.layouts.table import all_dropped, find_layout, layouts_of, read_layout
+from brorl.prompts.prompt import JSON_NAMES, DroppedRow, Message, Question
+from brorl.prompts.rows import MISSING, Row, is_local, read_rows
+from brorl.prompts.science import choice_question, read_options, right_option
 from brorl.prompts.settings import FileSource
 from brorl.wording import of_source
+
+# Names of these columns in other datasets, the most specific first.
+USUAL_NAMES = {
+    "prompt_column": (
+        "prompt", "question", "question_stem", "stem", "problem", "instruction", "query", "goal", "ctx", "sentence",
+        "messages", "input", "inputs", "text",
+    ),
+    "answer_column": (
+        "answer", "solution", "ground_truth", "final_answer", "expected_answer", "target", "label", "reference",
+        "reward_model", "output", "response",
+    ),
+}  # fmt: skip
+_JSON_DOMAINS = ("code", "gym", "ifeval", "science")  # their references can be JSON text
+
+
+_FORM = '[{"role": "user", "content": "..."}]'
+
+
+def read_columns(row: Row, source: FileSource, seed: int) -> Question:
+    """Return the question of a row, with its key as its id and without a source; the seed permutes its options.
+
+    Raises:
+        ValueError: With the problem of the row and the fix, if it is not a question with an answer.
+    """
+    prompt, text, messages = _cell(row, source, "prompt_column"), "", tuple[Message, ...]()
+    if isinstance(prompt, list):
+        messages = _messages(prompt, source.prompt_column)
+    else:
+        text = _text(prompt, source.prompt_column, "a prompt is a string or a list of messages")
+    if len(messages) == 1:  # the same question as its plain text
+        text, messages = messages[0].content, ()
+    if source.options_column:
+        asked, reference = _choices(row, messages[-1].content if messages else text, source, seed)
+        text, messages = ("", (*messages[:-1], Message("user", asked))) if messages else (asked, ())
+    else:
+        reference = _reference(row, source)
+    domain = source.domain
+    if source.domain_column:
+        domain = _text(_cell(row, source, "domain_column"), source.domain_column, "a domain is the name of a verifier")
+    return Question("", text, reference, domain, messages=messages)
+
+
+def read_key(row: Row, source: FileSource) -> str:
+    """Return what names a row in its source: its number, or the value of the id column.
+
+    Raises:
+        ValueError: With the problem and the fix, if there is no such column or its value is no id.
+    """
+    if not source.id_column:
+        return row.key
+    return _text(_cell(row, source, "id_column"), source.id_column, "an id is a string or a number")
+
+
+def _reference(row: Row, source: FileSource) -> str:
+    answer, column, marker = _cell(row, source, "answer_column"), source.answer_column, source.answer_after
+    answer = str(answer).lower() if isinstance(answer, bool) else answer
+    text = _text(answer, column, _answer_advice(answer, row, source))
+    if marker is None:
+        return text
+    if marker not in text:
+        raise ValueError(
+            f"{column} has no {marker!r} ({short_repr(text)}); fix the row, or remove "
+            f"{of_source('answer_after')} to take the whole column"
+        )
+    reference = text.rpartition(marker)[2].strip()
+    if not reference:
+        raise ValueError(f"{column} has nothing after the last {marker!r}; fix the row")
+    return reference
+
+
+def _choices(row: Row, question: str, source: FileSource, seed: int) -> tuple[str, str]:
+    """Return a question with its options, and the reference that names the right one."""
+    cells = [_cell(row, source, "options_column", name) for name in source.options_column]
+    answer, options = _cell(row, source, "answer_column"), read_options(cells)
+    names = f"{source.options_column[0]}{'' if len(cells) == 1 else f' to {source.options_column[-1]}'}"
+    if options is None:
+        raise ValueError(
+            f"{names} is {short_repr(cells[0] if len(cells) == 1 else cells)}, and not 2 to 26 options; fix or delete "
+            f"the row, or set {of_source('options_column')} to a column with a list of texts"
+        )
+    if answer is None or not str(answer).strip():
+        _text(answer, source.answer_column, "")
+    try:
+        right = right_option(options, answer, source.first_option)
+    except ValueError as error:
+        raise ValueError(f"{source.answer_column} {error}; fix or delete the row") from None
+    try:
+        found = choice_question(question, options.texts, right, seed)
+    except DroppedRow as reason:
+        raise ValueError(f"has {reason} (in {names}); fix or delete the row") from None
+    return found.text, found.reference
+
+
+def _cell(row: Row, source: FileSource, setting: str, column: str | None = None) -> Any:
+    """Return the value of the column of a setting; for a row without it, the problem names the one that is meant."""
+    column = column or str(getattr(source, setting))
+    value = row.cell(column)
+    if value is not MISSING:
+        return value
+    taken = {source.prompt_column, source.answer_column, source.id_column, source.domain_column}
+    lower = {name.lower(): name for name in reversed(row.columns) if name not in taken}
+    # the name but for case, a usual name, or one of similar spelling
+    names = (column.lower(), *USUAL_NAMES.get(setting, ()), *difflib.get_close_matches(column.lower(), lower, n=1))
+    meant = next((lower[name] for name in names if name in lower), None)
+    advice = of_source(setting, meant) if meant else f"{of_source(setting)} to one of them"
+    if known := layouts_of(source.path):
+        advice = f"{of_source('layout', ' or '.join(known))}, which reads this dataset"
+    raise ValueError(f"has no column {column!r} (columns: {', '.join(row.columns) or 'none'}); set {advice}")
+
+
+def _text(value: Any, column: str, advice: str) -> str:
+    """Return text or a number as text."""
+    rest = "fill it in or delete the row"
+    if value is None:
+        raise ValueError(f"{column} is null; {rest}")
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
+        kind = JSON_NAMES[type(value)] if type(value) in (dict, list) else f"of type {type(value).__name__}"
+        raise ValueError(f"{column} is {short_repr(value)}, {kind}; {advice}")
+    if isinstance(value, float) and not isfinite(value):
+        raise ValueError(f"{column} is {value}, not a finite number; {rest}")
+    text = str(value)
+    if not text.strip():
+        raise ValueError(f"{column} is empty; {rest}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{column} has an unpaired surrogate (\\u{ord(text[error.start]):04x}); write both surrogates"
+        ) from error
+    return text
+
+
+def _answer_advice(answer: Any, row: Row, source: FileSource) -> str:
+    domain = row.cell(source.domain_column) if source.domain_column else source.domain
+    first = next(iter(answer), None) if isinstance(answer, Mapping) else None
+    if isinstance(answer, Mapping | list) and domain in _JSON_DOMAINS:
+        start = "[...]" if first is None else f'{{\\"{first}\\": ...}}'
+        return (
+            f"the domain {domain} needs JSON text, not the value itself: write json.dumps of it, as in "
+            f'"{source.answer_column}": "{start}"'
+        )
+    if first is not None:
+        inside = f"{source.answer_column}.{first}"
+        return f"name the key that contains the answer, as in {of_source('answer_column', inside)}"
+    return "an answer is one text or number: write the one answer, or JSON text if your verifier reads a structure"
+
+
+def _messages(values: list[Any], column: str) -> tuple[Message, ...]:
+    """Check a list of messages; a chat template would silently drop unknown keys."""
+    for number, value in enumerate(values, 1):
+        where = f"message {number} of {column}"
+        if not isinstance(value, Mapping) or not {"role", "content"} <= set(value):
+            raise ValueError(f"{where} is {short_repr(value)}; a list of messages looks like {_FORM}")
+        extra = sorted(key for key in value if key not in ("role", "content") and value[key] is not None)
+        if extra:
+            raise ValueError(f"{where} has the key {extra[0]!r}; keep only role and content")
+        if not isinstance(value["role"], str) or not isinstance(value["content"], str):
+            raise ValueError(f"{where} is {short_repr(value)}; its role and its content must be strings")
+        for key in ("role", "content"):
+            _text(value[key], f"{key} of {where}", "")
+    if not values:
+        raise ValueError(f"{column} is an empty list; fill it in or delete the row")
+    if values[-1]["role"] != "user":
+        raise ValueError(
+            f"the last message of {column} has the role {values[-1]['role']!r}; end with the user's message, for the "
+            "model to answer"
+        )
+    return tuple(Message(value["role"], value["content"]) for value in values)
+
 
 CONTRADICTION = "the same question with different answers"
 

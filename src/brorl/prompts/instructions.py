@@ -18,7 +18,7 @@ from math import isfinite
 from typing import Any, Literal, get_args
 
 from brorl.format import short_repr
-from brorl.prompts.json_text import read_object
+from brorl.prompts.prompt import read_object
 
 INSTRUCTIONS_DOMAIN = "ifeval"
 Relation = Literal["less than", "at least", "at most", "exactly", "around"]

@@ -1,10 +1,237 @@
-"""A prompt: one question as the model reads it, with its reference answer."""
+"""A question as in the data, its reference as JSON text, and the prompt that a model reads: a question with tokens."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+
+from brorl.format import short_repr
+
+JSON_NAMES = {
+    list: "a list", dict: "an object", str: "text", int: "a number", float: "a number", bool: "true or false",
+    type(None): "null",
+}  # fmt: skip
+
+
+def read_object(
+    text: str, form: str, needed: Mapping[str, type], optional: Mapping[str, type], what: str = ""
+) -> dict[str, Any]:
+    """Read the text of an object; see `check_object`.
+
+    Raises:
+        ValueError: With the problem and the form.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what}is not JSON text ({problem_of(error)}); expected {form}") from None
+    return check_object(value, form, needed, optional, what)
+
+
+def check_object(
+    value: Any, form: str, needed: Mapping[str, type], optional: Mapping[str, type], what: str = ""
+) -> dict[str, Any]:
+    """Return an object if it has all needed keys, no unknown ones, and a value of its type for each.
+
+    Args:
+        value: A JSON value.
+        form: Such an object, for errors.
+        needed: Keys with the types of their values; `float` also accepts whole numbers.
+        optional: Keys that can be left out, or null.
+        what: The object, as the beginning of a sentence; empty if the caller begins it.
+
+    Raises:
+        ValueError: With the problem and the form.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"{what}is {JSON_NAMES[type(value)]}, not an object; expected {form}")
+    kinds = {**needed, **optional}
+    if not {*needed} <= {*value} <= {*kinds}:
+        given = ", ".join(map(short_repr, value)) or "none"
+        raise ValueError(f"{what}has the keys {given} (of {', '.join(kinds)}); expected {form}")
+    for name, one in value.items():
+        kind = kinds[name]
+        fits = type(one) is kind or (kind is float and type(one) is int) or (one is None and name in optional)
+        if not fits:
+            raise ValueError(f"{what}has {short_repr(one)} as {name}, not {JSON_NAMES[kind]}; expected {form}")
+    return value
+
+
+def problem_of(error: Exception) -> str:
+    """Return what an error of `json` says of a text, in a few words."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at column {error.colno}"
+    return f"a number has more than {sys.get_int_max_str_digits():,} digits; write it as text"
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a conversation.
+
+    Args:
+        role: The speaker: `system`, `user`, `assistant`, or another role of the model's chat template.
+        content: The text.
+    """
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question with a reference answer, as in the data.
+
+    Args:
+        id: Unique name, the same in all runs.
+        text: The question; empty if `messages` hold it.
+        reference: The reference answer, as the verifier of `domain` reads it.
+        domain: Name of the verifier.
+        source: Name of the data that the question is from.
+        messages: A conversation that ends with the user's turn, instead of `text`.
+        location: File and row, for messages; empty if it is generated. It is not part of the identity of a question.
+
+    Raises:
+        ValueError: If there are both a text and messages or neither, or the last message is not the user's.
+    """
+
+    id: str
+    text: str
+    reference: str
+    domain: str
+    source: str = ""
+    messages: tuple[Message, ...] = ()
+    location: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if bool(self.text) == bool(self.messages):
+            raise ValueError(
+                f"question {self.id!r} must have exactly one of text and messages, got text {self.text!r} and "
+                f"{len(self.messages)} messages"
+            )
+        if self.messages and self.messages[-1].role != "user":
+            raise ValueError(
+                f"the messages of question {self.id!r} end with the role {self.messages[-1].role!r}; "
+                "end them with the user's turn, for the model to answer"
+            )
+
+    @property
+    def name(self) -> str:
+        """The id, with its file and row if it has them: `rows:9 (rows.jsonl line 9)`."""
+        return f"{self.id} ({self.location})" if self.location else self.id
+
+    @property
+    def last_turn(self) -> str:
+        """The text, or the last message."""
+        return self.messages[-1].content if self.messages else self.text
+
+    @property
+    def key(self) -> str:
+        """The text or the messages as one string: questions with equal keys are the same question."""
+        if not self.messages:
+            return self.text
+        return json.dumps([[message.role, message.content] for message in self.messages], ensure_ascii=False)
+
+    @property
+    def asked(self) -> str:
+        """The key without system messages and white space; no two questions to train and evaluate on share it."""
+        turns = [message for message in self.messages if message.role != "system"]
+        if len(turns) <= 1:
+            return " ".join((turns[0].content if turns else self.text).split())
+        texts = [[message.role, " ".join(message.content.split())] for message in turns]
+        return json.dumps(texts, ensure_ascii=False)
+
+
+_T = TypeVar("_T")
+
+
+class Split(NamedTuple, Generic[_T]):
+    """Questions to train on, and held-out questions that training never sees."""
+
+    train: list[_T]
+    held_out: list[_T]
+
+
+def split_held_out(questions: Iterable[Question], fraction: float, seed: int) -> Split[Question]:
+    """Split questions by a hash of their words (`Question.asked`).
+
+    The side of a question depends on its words and the seed alone: the same question in two sources is on one side.
+    With one seed, a larger fraction holds out all that a smaller one does.
+
+    Returns:
+        Training questions in their order, and held-out questions in a seeded shuffle by their words: its first k are a
+        uniform sample, and the same ones for every fraction that holds out k or more.
+
+    Raises:
+        ValueError: If the fraction of distinct questions is not 0 to 1.
+    """
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"held_out_fraction must be between 0 and 1, got {fraction}")
+    train: list[Question] = []
+    held_out: list[tuple[int, Question]] = []
+    for question in questions:
+        draw = uniform_hash(f"question split {seed}: {question.asked}")
+        if draw < fraction * 2**64:
+            held_out.append((draw, question))
+        else:
+            train.append(question)
+    held_out.sort(key=lambda pair: (pair[0], pair[1].key, pair[1].id))
+    return Split(train, [question for _, question in held_out])
+
+
+def drop_asked(questions: Iterable[Question], evaluated: Iterable[Question]) -> tuple[list[Question], int]:
+    """Drop training questions whose words are evaluated on; return the others, in order, and the number dropped."""
+    asked = {question.asked for question in evaluated}
+    every = list(questions)
+    kept = [question for question in every if question.asked not in asked]
+    return kept, len(every) - len(kept)
+
+
+def uniform_hash(key: str) -> int:
+    """Return a uniform number from 0 to 2**64 - 1, the same on any machine and in any version of Python."""
+    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "big")
+
+
+def contents(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Return messages in the form of chat templates."""
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+Cells = Mapping[str, Any]  # a row, with its columns by name
+
+
+class DroppedRow(Exception):  # noqa: N818
+    """A row has no question that can be verified; the message is a few words that many rows share: they are counted."""
+
+
+def question_of(text: str, reference: str, domain: str, missing: str = "no answer") -> Question:
+    """Return the question of a row, without id and source.
+
+    Args:
+        text: The question, as the user reads it, before any template.
+        reference: The reference answer, as the verifier of the domain reads it.
+        domain: Name of the verifier.
+        missing: Why a row without a reference is dropped.
+
+    Raises:
+        DroppedRow: If one of the two is empty, or is no text of Unicode.
+    """
+    for part, problem in ((text, "no question"), (reference, missing)):
+        if not part.strip():
+            raise DroppedRow(problem)
+        try:
+            part.encode()
+        except UnicodeEncodeError:
+            raise DroppedRow("an unpaired surrogate") from None
+    return Question("", text, reference, domain)
+
 
 _LONGEST_REFERENCE = 2_000  # characters
 

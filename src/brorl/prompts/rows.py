@@ -1,22 +1,259 @@
-"""Rows of a file, a folder or a Hugging Face dataset, one after the other, each with its location.
+"""Rows of a file (JSON Lines, JSON, CSV, TSV, Parquet, Arrow), a folder or a Hugging Face dataset.
 
-`row_files` reads one file. What is no data here, and no dataset of the hub, is a `UserError` of one line.
+All are streamed but a JSON array. Unreadable data is a `UserError` of one line that names the file and the line.
 """
 
 from __future__ import annotations
 
+import ast
+import csv
 import glob
 import json
 import re
-from collections.abc import Collection, Iterator
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from brorl.errors import UserError, first_line
 from brorl.paths import is_file, is_folder, split_revision
-from brorl.prompts.row_files import READERS, Row, arrow_rows, read_arrow_files
+from brorl.prompts.prompt import JSON_NAMES, problem_of
 from brorl.wording import of_source
+
+ROW_FORM = '{"COLUMN": VALUE, ...}'
+MISSING = object()
+
+
+class Row(NamedTuple):
+    """A row of a data file."""
+
+    location: str  # its file, or the dataset and its split, with the number of the line or row
+    number: int  # number of the line or row, from 1 on
+    part: str  # its file among several, relative to their common folder; empty for a single file
+    columns: Sequence[str]  # names of all columns
+    values: Mapping[str, Any]  # values of at least the wanted columns
+
+    @property
+    def key(self) -> str:
+        """The number of the row, after its file if there are several."""
+        return f"{self.part}:{self.number}" if self.part else str(self.number)
+
+    def cell(self, column: str) -> Any:
+        """Return the value of a column, or of a key inside one (`column.key`); `MISSING` if there is none."""
+        try:
+            return cell_of(self.values, column)
+        except KeyError:
+            return MISSING
+
+
+def cell_of(values: Mapping[str, Any], column: str) -> Any:
+    """Return the value of a column, or of a key inside one (`column.key`).
+
+    Raises:
+        KeyError: With the column, if there is none.
+    """
+    if column in values:
+        return values[column]
+    value: Any = values
+    for name in column.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            raise KeyError(column)
+        value = value[name]
+    return value
+
+
+def decoded(value: Any) -> Any:
+    """Return the list or object that a text holds as JSON or as a Python literal; any other value as it is."""
+    if isinstance(value, str) and value.strip()[:1] + value.strip()[-1:] in ("[]", "{}"):
+        for decode in (json.loads, ast.literal_eval):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about escapes such as \d
+                try:
+                    return decode(value.strip())
+                except (ValueError, SyntaxError, MemoryError, RecursionError):
+                    continue
+    return value
+
+
+def _jsonl_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
+    del wanted  # a line is decoded whole
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            location = f"{path} line {number}"
+            text = _decode(raw, location, first=number == 1)
+            if not text.strip():
+                continue
+            try:
+                values = json.loads(text.rstrip())
+            except (ValueError, RecursionError) as error:
+                raise UserError(
+                    f"{location} is not JSON ({problem_of(error)}); write one object per line, such as {ROW_FORM}"
+                ) from error
+            yield _row(values, location, number)
+
+
+def _json_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
+    text = _decode(path.read_bytes(), str(path), first=True)
+    if text.lstrip().startswith("{"):  # many .json files have one row per line
+        yield from _jsonl_rows(path, wanted)
+        return
+    try:
+        rows = json.loads(text) if text.strip() else []
+        problem, line = ("" if isinstance(rows, list) else "no list"), 1
+    except json.JSONDecodeError as error:
+        problem, line = error.msg, error.lineno
+    except (ValueError, RecursionError) as error:
+        problem, line = problem_of(error), 1
+    if problem:
+        raise UserError(f"{path} line {line} is not JSON ({problem}); a .json file is a list [{ROW_FORM}, ...]")
+    for number, values in enumerate(rows, 1):
+        yield _row(values, f"{path} row {number}", number)
+
+
+def _table_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
+    """Read a table of text with the names of the columns in its first row; every value stays the text that it is."""
+    del wanted  # a row is decoded whole
+    with path.open("rb") as file:
+        lines = (_decode(raw, f"{path} line {number}", first=number == 1) for number, raw in enumerate(file, 1))
+        first = next(lines, "")
+        marks = ("\t",) if path.suffix.lower() == ".tsv" else (",", ";", "\t")
+        mark = max(marks, key=lambda mark: (first.count(mark), mark == ","))
+        rows = csv.reader(chain([first] if first else [], lines), delimiter=mark, strict=True)
+        before = csv.field_size_limit(sys.maxsize)
+        try:
+            columns: list[str] = []
+            start = 1
+            for values in rows:
+                location, number, start = f"{path} line {start}", start, rows.line_num + 1
+                if not columns:
+                    columns = _checked_names(values, path)
+                elif values:  # a blank line has none
+                    if len(values) != len(columns):
+                        raise UserError(
+                            f"{location} has {len(values)} values for {len(columns)} columns ({', '.join(columns)}); "
+                            "put a value that contains the separator or a quote into double quotes"
+                        )
+                    yield Row(location, number, "", columns, dict(zip(columns, values, strict=True)))
+        except csv.Error as error:
+            raise UserError(
+                f"{path} line {rows.line_num} is not a row of a table ({error}); write a quote inside of a value twice"
+            ) from error
+        finally:
+            csv.field_size_limit(before)
+
+
+def _checked_names(names: Sequence[str], path: Path) -> list[str]:
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise UserError(f"{path} has two columns {repeated!r}; its first line must name each column once")
+    return [name.strip() for name in names]
+
+
+def _stream_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
+    yield from read_arrow_files([path], str(path), wanted)
+
+
+def read_arrow_files(files: Sequence[Path], name: str, wanted: Collection[str]) -> Iterator[Row]:
+    """Read Arrow files as one table, each in the format of streams or of files.
+
+    Raises:
+        UserError: If one cannot be read.
+    """
+    import pyarrow
+
+    try:
+        yield from arrow_rows(_batches(files), name, None, wanted)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{name} cannot be read as Arrow data ({first_line(error)}); write it again") from error
+
+
+def _batches(files: Sequence[Path]) -> Iterator[Any]:
+    import pyarrow
+
+    for file in files:
+        with pyarrow.memory_map(str(file)) as source:
+            if file.stat().st_size and source.read(6) == b"ARROW1":
+                reader = pyarrow.ipc.open_file(source)
+                yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
+            else:
+                source.seek(0)
+                yield from pyarrow.ipc.open_stream(source)
+
+
+def _parquet_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            columns = list(file.schema_arrow.names)
+            chosen = [name for name in columns if name in wanted]
+            batches = file.iter_batches(batch_size=1024, columns=chosen)
+            yield from arrow_rows(batches, str(path), columns, wanted)
+    except pyarrow.ArrowException as error:
+        raise UserError(
+            f"{path} is not a Parquet file that can be read ({first_line(error)}); write it again"
+        ) from error
+
+
+def arrow_rows(
+    batches: Iterable[Any], name: str, columns: Sequence[str] | None, wanted: Collection[str]
+) -> Iterator[Row]:
+    """Yield the rows of Arrow batches; a 32-bit float becomes its printed decimal, 0.1 and not 0.1000000015.
+
+    Args:
+        batches: The batches.
+        name: The name of their data, for the locations of rows.
+        columns: The names of all columns; None for those of the batches.
+        wanted: The columns that are used.
+    """
+    number = 0
+    for batch in batches:
+        columns = columns or list(batch.schema.names)
+        chosen = batch.select([column for column in batch.schema.names if column in wanted])
+        if not chosen.schema.names and batch.num_rows:  # enough for an error that lists the columns
+            yield Row(f"{name} row 1", 1, "", columns, {})
+            return
+        narrow = [field.name for field in chosen.schema if str(field.type) in ("float", "halffloat")]
+        kinds = {field.name: np.float32 if str(field.type) == "float" else np.float16 for field in chosen.schema}
+        for values in chosen.to_pylist():
+            number += 1
+            for column in narrow:
+                if values[column] is not None:
+                    values[column] = float(str(kinds[column](values[column])))
+            yield Row(f"{name} row {number}", number, "", columns, values)
+
+
+READERS: dict[str, Callable[[Path, Collection[str]], Iterator[Row]]] = {
+    ".jsonl": _jsonl_rows,
+    ".json": _json_rows,
+    ".parquet": _parquet_rows,
+    ".csv": _table_rows,
+    ".tsv": _table_rows,
+    ".arrow": _stream_rows,
+}
+"""The reader of each format, by the suffix of its files; it gets the wanted columns."""
+
+
+def _decode(raw: bytes, location: str, first: bool) -> str:
+    try:
+        return raw.decode("utf-8-sig" if first else "utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{location} is not UTF-8 text (byte 0x{raw[error.start]:02x} at {error.start + 1}); save the file as UTF-8"
+        ) from error
+
+
+def _row(values: Any, location: str, number: int) -> Row:
+    if not isinstance(values, dict):
+        raise UserError(f"{location} is {JSON_NAMES[type(values)]}, not an object; write rows such as {ROW_FORM}")
+    return Row(location, number, "", list(values), values)
+
 
 _PROBE_TIMEOUT_S = 4.0
 _SUFFIXES = tuple(READERS)

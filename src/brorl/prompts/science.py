@@ -1,21 +1,21 @@
-"""The references of science: the options of a multiple-choice question, or a measured answer with its tolerance.
+"""The references of science: a measured answer with its tolerance, or options, read from any of their usual forms.
 
-`Choices.permuted` orders the options of a row by a seed: the index of the right option in the data says nothing, and
-each row has its own order. The tolerance of a measured answer is required. An answer without one needs no such
-reference: its text alone is one.
+An answer that could mean two options is an error. Options are permuted: the place of the right one says nothing.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from string import ascii_uppercase
+from typing import Any, NamedTuple
 
-from brorl.prompts.json_text import check_object
-from brorl.prompts.question import uniform_hash
+from brorl.format import short_repr
+from brorl.prompts.prompt import DroppedRow, Question, check_object, question_of, uniform_hash
+from brorl.prompts.rows import decoded
 
 # `all of the above` makes sense only at the end, and `both A and B` only in the order of the data.
 _LAST = re.compile(r"(?:all|none|both|neither|any|some)\b.*\b(?:above|these|the others|of them)\W*", re.IGNORECASE)
@@ -137,3 +137,161 @@ def read_science_reference(text: str) -> Choices | MeasuredAnswer:
     if len(answer) != 1 or answer not in letters:
         raise ValueError(f"has the answer {answer[:40]!r}, which is not the letter of an option ({letters})")
     return Choices(tuple(options), letters.index(answer))
+
+
+CHOICE_DOMAIN = "science"
+"""Domain of questions with options, whose references are `Choices`."""
+_TEXTS = ("text", "value", "content", "option", "choices")
+_LABELS = ("label", "key", "id", "letter")
+_AROUND = "()[].:' \t\n"
+
+
+class Options(NamedTuple):
+    """The options of one row."""
+
+    texts: tuple[str, ...]
+    labels: tuple[str, ...]  # what an answer may call each of them: the labels of the data, or letters
+
+
+def read_options(values: Sequence[Any]) -> Options | None:
+    """Return the options in the value of one column, or of one column per option; None if there are none.
+
+    Two columns can also be one option and a list of the others. Text in one of several columns is always an option.
+
+    Empty values at the end are no options. A letter before each option, such as `(A)`, is its label and is removed.
+    """
+    one, *others = values
+    if len(others) == 1 and isinstance(others[0], list):
+        values = [one, *others[0]]
+    pairs = _pairs(values if others else decoded(one))
+    while pairs and _is_missing(pairs[-1][1]):
+        pairs.pop()
+    are_texts = all(isinstance(text, str | int | float) and not isinstance(text, bool) for _, text in pairs)
+    if not are_texts or not 2 <= len(pairs) <= len(ascii_uppercase):
+        return None
+    texts = tuple(str(text) for _, text in pairs)
+    given = tuple(str(label).strip() for label, _ in pairs if label is not None)
+    lettered = [
+        re.match(rf"\s*(?:\({letter}\)|{letter}[).:])\s*(?=\S)", text)
+        for letter, text in zip(ascii_uppercase, texts, strict=False)
+    ]
+    if all(lettered):
+        texts = tuple(text[match.end() :] for text, match in zip(texts, lettered, strict=True) if match)
+    return Options(texts, given if len(set(given)) == len(texts) else tuple(ascii_uppercase[: len(texts)]))
+
+
+def _pairs(value: Any) -> list[tuple[Any, Any]]:
+    """Return the labels and texts of options in any form; a label is None where the data has none."""
+    if isinstance(value, Mapping):
+        texts = next((value[name] for name in _TEXTS if isinstance(value.get(name), list)), None)
+        labels = next((value[name] for name in _LABELS if isinstance(value.get(name), list)), None)
+        if texts is not None:
+            matched = labels is not None and len(labels) == len(texts)
+            return list(zip(labels if matched and labels else [None] * len(texts), texts, strict=True))
+        return [] if any(isinstance(text, list | Mapping) for text in value.values()) else list(value.items())
+    if not isinstance(value, list | tuple):
+        return []
+    if all(isinstance(one, Mapping) for one in value):
+        pairs = [tuple(next((one[n] for n in names if n in one), None) for names in (_LABELS, _TEXTS)) for one in value]
+        return [(label, text) for label, text in pairs]
+    return [(None, text) for text in value]
+
+
+def right_option(options: Options, answer: Any, first: int | None) -> int:
+    """Return the place of the right option, from 0.
+
+    Args:
+        options: The options.
+        answer: The answer of the row.
+        first: The index of the first option in the data, 0 or 1; None for an answer that is no index.
+
+    Raises:
+        ValueError: If the answer names no option, or could name two.
+    """
+    value, number = _answer(options, answer), len(options.texts)
+    if isinstance(value, list):
+        if value.count(1) != 1:
+            raise ValueError(f"marks {value.count(1)} options as right; a question needs one")
+        return value.index(1)
+    if first is not None:
+        index = whole_number(value)
+        if index is None or not 0 <= index - first < number:
+            raise ValueError(f"is {short_repr(value)}, which is no index from {first} into {number} options")
+        return index - first
+    found = {*_labeled(options, value), *places(options.texts, str(value))}
+    if len(found) != 1:
+        several = "could name two of" if found else "is neither the label nor the text of one of"
+        advice = "" if whole_number(value) is None else "; set first_option to 0 or 1 if it is an index"
+        raise ValueError(f"is {short_repr(value)}, which {several} the {number} options{advice}")
+    return found.pop()
+
+
+def is_label(options: Options, answer: Any) -> bool:
+    """Whether an answer is the label of an option; a list that marks options with 0 and 1 counts as one."""
+    value = _answer(options, answer)
+    return isinstance(value, list) or len(_labeled(options, value)) == 1
+
+
+def _answer(options: Options, answer: Any) -> Any:
+    """Return an answer that may be stored in a list: its only value, or a list that marks each option with 0 or 1."""
+    value = answer if isinstance(answer, str) and places(options.texts, answer) else decoded(answer)
+    if not isinstance(value, list):
+        return answer
+    if len(value) == len(options.texts) and all(mark in (0, 1) for mark in value):
+        return value
+    return value[0] if len(value) == 1 else str(answer)
+
+
+def _labeled(options: Options, answer: Any) -> list[int]:
+    return places([label.strip(_AROUND) for label in options.labels], str(answer).strip(_AROUND))
+
+
+def places(names: Sequence[str], wanted: str) -> list[int]:
+    """Return the places of a text, without regard to case if it stands nowhere as it is."""
+    plain, given = " ".join(wanted.split()), [" ".join(name.split()) for name in names]
+    for text, others in ((plain, given), (plain.casefold(), [name.casefold() for name in given])):
+        if found := [at for at, other in enumerate(others) if other == text]:
+            return found
+    return []
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a value that is a whole number, or the text of one; None for any other."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    match = re.fullmatch(r"\s*([0-9]{1,3})(?:\.0)?\s*", str(value))
+    return int(match[1]) if match else None
+
+
+def choice_question(question: str, texts: Sequence[str], right: int, seed: int) -> Question:
+    """Return a question with its options below it and the `Choices` as its reference.
+
+    The options are permuted by the question and the seed. A question that already has the options with their letters
+    stays as it is.
+
+    Raises:
+        DroppedRow: If the question is empty, or options are empty or equal.
+    """
+    try:
+        if shown := shows_options(question, texts):
+            choices = Choices(tuple(texts), right)
+        else:
+            choices = Choices.permuted(texts, right, question, seed)
+    except ValueError as error:
+        raise DroppedRow(str(error).removeprefix("has ")) from None
+    if not question.strip():
+        raise DroppedRow("no question")
+    return question_of(question if shown else choices.under(question), choices.to_text(), CHOICE_DOMAIN)
+
+
+def shows_options(text: str, options: Sequence[str]) -> bool:
+    """Whether a text contains every option after its letter, such as `B. neon` or `(B) neon`."""
+    spelled = " ".join(text.split())
+    return all(
+        re.search(rf"(?<![A-Za-z]){letter}\W{{1,4}}{re.escape(' '.join(option.split()))}", spelled)
+        for letter, option in zip(ascii_uppercase, options, strict=False)
+    )
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip()) or value != value  # NaN

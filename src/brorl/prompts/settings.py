@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 
 from brorl.errors import UserError
 from brorl.paths import exists, split_revision
-from brorl.prompts.question import Message, Question
+from brorl.prompts.prompt import Message, Question
 from brorl.section import Names, Section, listed
 from brorl.wording import of_source
 

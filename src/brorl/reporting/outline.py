@@ -16,8 +16,7 @@ from math import exp, isnan, nan
 import numpy as np
 from numpy.typing import NDArray
 
-from brorl.format import counted, probability
-from brorl.reporting.visible_text import visible_text
+from brorl.format import counted, probability, visible_text
 from brorl.tree import RolloutTree
 
 

@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from brorl.errors import UserError
+from brorl.format import visible_text
 from brorl.reporting.reasons import why_no_held_out_responses, why_no_rollouts
-from brorl.reporting.visible_text import visible_text
 from brorl.runs.run_record import check_run, read_run
 from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
 from brorl.verdict import NO_ANSWER, NO_CODE, Verdict

@@ -13,9 +13,8 @@ from typing import Any
 
 from brorl.errors import UserError
 from brorl.paths import exists, is_file
-from brorl.prompts.json_text import JSON_NAMES
-from brorl.prompts.row_files import MISSING, Row
-from brorl.prompts.rows import read_rows
+from brorl.prompts.prompt import JSON_NAMES
+from brorl.prompts.rows import MISSING, Row, read_rows
 from brorl.runs.stored_rollouts import stored_steps
 from brorl.verification.rescoring import StoredResponse
 from brorl.wording import option, source_words

@@ -17,10 +17,11 @@ from brorl.evaluation.questions import (
     all_questions,
     build_questions,
     check_domain_names,
+    check_left,
+    check_source_references,
     dropped_line,
     removed_lines,
 )
-from brorl.evaluation.references import check_left, check_source_references
 from brorl.format import counted
 from brorl.model.context_limit import attention_limit
 from brorl.model.load import choose_device, load_tokenizer

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.questions import SourceQuestions
-from brorl.prompts.fit import model_positions, prompt_problems
 from brorl.prompts.prompt import Prompt
-from brorl.prompts.rendering import drop_long, render
+from brorl.prompts.rendering import drop_long, model_positions, prompt_problems, render
 from brorl.prompts.stream import PromptMixture, PromptStream, PromptSupply
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from brorl.config.reading import dump_yaml, with_settings
 from brorl.config.settings import TrainConfig
 from brorl.cost import amount
 from brorl.format import counted, duration, signed
-from brorl.reporting.page.answer import Answer, answer_page
+from brorl.reporting.page.frame import Answer, answer_page
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result, Table
 from brorl.tuning.plan import TunePlan

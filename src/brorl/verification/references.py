@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from brorl.errors import UserError
 from brorl.format import counted
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
-from brorl.prompts.question import Question
+from brorl.prompts.prompt import Question
 from brorl.verification.domains.table import CODE_DOMAIN, MATH_DOMAIN
 from brorl.verification.gym.task import GYM_DOMAIN
 from brorl.verification.verifier import Verifier

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
-from brorl.prompts.prompt import Prompt
-from brorl.prompts.question import Question
+from brorl.prompts.prompt import Prompt, Question
 from brorl.verdict import TRUNCATED, Verdict, verdict_of
 from brorl.verification.verifier import Verifier, verify_distinct
 

@@ -15,9 +15,8 @@ from pyarrow import parquet
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.files import read_source
-from brorl.prompts.layouts.layout import DroppedRow
 from brorl.prompts.layouts.table import LAYOUTS
-from brorl.prompts.question import Question
+from brorl.prompts.prompt import DroppedRow, Question
 from brorl.prompts.settings import FileSource
 from each_row import each_row
 

@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
-from brorl.prompts.layouts import math
-from brorl.prompts.layouts.layout import Cells, DroppedRow, question_of
-from brorl.prompts.question import Question
-from brorl.prompts.row_files import cell_of
+from brorl.prompts.layouts import text as texts
+from brorl.prompts.prompt import Cells, DroppedRow, Question, question_of
+from brorl.prompts.rows import cell_of
 
 _MAX_PRIVATE_BYTES = 1 << 28
 _MAX_CASES = 100
@@ -166,7 +165,7 @@ def _private_cases(column: Any) -> list[dict[str, str]]:
     return cases
 
 
-_MATH_OF_EURUS = math.answered("prompt", "reward_model.ground_truth")
+_MATH_OF_EURUS = texts.answered("prompt", "reward_model.ground_truth")
 
 
 def eurus2(row: Cells, seed: int) -> Question:
@@ -175,7 +174,7 @@ def eurus2(row: Cells, seed: int) -> Question:
         return _MATH_OF_EURUS(row, seed)
     if row["ability"] != "code":
         raise DroppedRow(f"the ability is {row['ability']}")
-    question, answer = math.asked_text(row["prompt"]), cell_of(row, "reward_model.ground_truth")
+    question, answer = texts.asked_text(row["prompt"]), cell_of(row, "reward_model.ground_truth")
     tests = _tests(question, _read_json(answer, "reward_model.ground_truth") if answer else None)
     names_form = not isinstance(tests.tests, CallCases) or tests.tests.function in question
     return _question(question, tests, None if names_form else "")

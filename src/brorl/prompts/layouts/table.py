@@ -11,14 +11,36 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from itertools import starmap
+from typing import NamedTuple
 
 from brorl.errors import UserError
 from brorl.paths import split_revision
-from brorl.prompts.layouts import code, instructions, math, science
-from brorl.prompts.layouts.layout import Cells, Layout
-from brorl.prompts.question import Question
-from brorl.prompts.row_files import Row
+from brorl.prompts.layouts import code, text
+from brorl.prompts.prompt import Cells, DroppedRow, Question
+from brorl.prompts.rows import Row
 from brorl.wording import of_source
+
+
+class Layout(NamedTuple):
+    """How the rows of some public datasets are read."""
+
+    name: str  # the word that selects it in `data.sources[].layout`
+    columns: tuple[str, ...]  # the columns that `read` reads
+    # A row and a seed (of shuffled options) to a question of `question_of`. It raises `DroppedRow`, or a ValueError
+    # with the problem for a row that is not of this layout.
+    read: Callable[[Cells, int], Question]
+    data_sets: tuple[str, ...] = ()  # hub ids of datasets with this layout
+    summary: str = ""  # one line for the documentation
+    optional: tuple[str, ...] = ()  # columns that `read` reads too where a dataset has them
+    only: tuple[tuple[str, str], ...] = ()  # columns with the value of the rows that are kept
+
+    def question(self, row: Cells, seed: int) -> Question:
+        """Return the question of a row; see `read`. A row that is not one of `only` is dropped."""
+        for column, value in self.only:
+            if row[column] != value:
+                raise DroppedRow(f"the {column} is {row[column]}, not {value}")
+        return self.read(row, seed)
+
 
 _CONTEST = "description, public_tests, private_tests, generated_tests, solutions, time_limit, memory_limit_bytes"
 _CODEFORCES = (
@@ -29,7 +51,7 @@ _EURUS, _EURUS_HUB = "prompt, reward_model, ability", "PRIME-RL/Eurus-2-RL-Data"
 _LIVE = "question_content, starter_code, public_test_cases, private_test_cases, metadata"
 _GPQA = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 _SCIQ = ("correct_answer", "distractor1", "distractor2", "distractor3")
-_VERL = math.answered("prompt", "reward_model.ground_truth")
+_VERL = text.answered("prompt", "reward_model.ground_truth")
 
 
 def _layout(name: str, read: Callable[[Cells, int], Question], columns: str, data_sets: str, summary: str) -> Layout:
@@ -44,44 +66,44 @@ def _layout(name: str, read: Callable[[Cells, int], Question], columns: str, dat
 LAYOUTS: Mapping[str, Layout] = {
     layout.name: layout
     for layout in starmap(_layout, (
-        ("deepscaler", math.answered("problem", "answer"), "problem, answer", "agentica-org/DeepScaleR-Preview-Dataset",
+        ("deepscaler", text.answered("problem", "answer"), "problem, answer", "agentica-org/DeepScaleR-Preview-Dataset",
          "competition problems with a short answer"),
         ("dapo", _VERL, "prompt, reward_model", "BytedTsinghua-SIA/DAPO-Math-17k",
          "competition problems with whole numbers as answers; every row is repeated about a hundred times, and counts "
          "once"),
         ("eurus2_math", _VERL, f"{_EURUS}=math", _EURUS_HUB, "the mathematics of PRIME; coding problems are dropped"),
-        ("skywork_math", math.answered("prompt", "reward_model.ground_truth", math.the_only), f"{_EURUS}=math",
+        ("skywork_math", text.answered("prompt", "reward_model.ground_truth", text.the_only), f"{_EURUS}=math",
          "Skywork/Skywork-OR1-RL-Data", "the mathematics of Skywork-OR1 (split: math)"),
-        ("open_math_reasoning", math.answered("problem", "expected_answer"),
+        ("open_math_reasoning", text.answered("problem", "expected_answer"),
          "problem, problem_type=has_answer_extracted, expected_answer", "nvidia/OpenMathReasoning",
          "problems of AoPS; rows without an answer by the author of the problem are dropped (split: cot or tir)"),
-        ("gsm8k", math.answered("question", "answer", math.after_marker), "question, answer", "openai/gsm8k",
+        ("gsm8k", text.answered("question", "answer", text.after_marker), "question, answer", "openai/gsm8k",
          "word problems; the answer is the number after #### (subset: main)"),
-        ("math", math.answered("problem", "solution", math.boxed), "problem, solution", "EleutherAI/hendrycks_math",
+        ("math", text.answered("problem", "solution", text.boxed), "problem, solution", "EleutherAI/hendrycks_math",
          "the MATH dataset; the answer is the last box of the solution"),
-        ("gpqa", science.choices("Question", _GPQA), f"Question, {', '.join(_GPQA)}", "Idavidrein/gpqa",
+        ("gpqa", text.choices("Question", _GPQA), f"Question, {', '.join(_GPQA)}", "Idavidrein/gpqa",
          "graduate questions of biology, physics and chemistry with four options"),
-        ("mmlu_pro", science.choices("question", ["options"], "answer", "answer_index", first=0),
+        ("mmlu_pro", text.choices("question", ["options"], "answer", "answer_index", first=0),
          "question, options, answer, answer_index", "TIGER-Lab/MMLU-Pro",
          "questions of many subjects with up to ten options"),
-        ("arc", science.choices("question", ["choices"], "answerKey"), "question, choices, answerKey",
+        ("arc", text.choices("question", ["choices"], "answerKey"), "question, choices, answerKey",
          "allenai/ai2_arc", "school questions of science with options"),
-        ("sciq", science.choices("question", _SCIQ), f"question, {', '.join(_SCIQ)}", "allenai/sciq",
+        ("sciq", text.choices("question", _SCIQ), f"question, {', '.join(_SCIQ)}", "allenai/sciq",
          "school questions of science with four options"),
-        ("scp_116k", science.scp, "problem, matched_solution, solution", "EricLu/SCP-116K",
+        ("scp_116k", text.scp, "problem, matched_solution, solution", "EricLu/SCP-116K",
          "university problems of science whose solution states a short answer"),
-        ("scibench", science.scibench, "problem_text, answer_number, unit", "xw27/scibench",
+        ("scibench", text.scibench, "problem_text, answer_number, unit", "xw27/scibench",
          "university problems of science with a number, accepted within 5%"),
-        ("ifeval", instructions.ifeval, "prompt, instruction_id_list, kwargs", "google/IFEval",
+        ("ifeval", text.ifeval, "prompt, instruction_id_list, kwargs", "google/IFEval",
          "prompts with instructions of 25 kinds, checked strictly"),
-        ("ifeval_loose", partial(instructions.ifeval, loose=True), "prompt, instruction_id_list, kwargs",
+        ("ifeval_loose", partial(text.ifeval, loose=True), "prompt, instruction_id_list, kwargs",
          "google/IFEval", "prompts with instructions of 25 kinds, checked loosely"),
-        ("nemotron_ifeval", instructions.nemotron, "input, args", "nvidia/Llama-Nemotron-Post-Training-Dataset",
+        ("nemotron_ifeval", text.nemotron, "input, args", "nvidia/Llama-Nemotron-Post-Training-Dataset",
          "prompts with instructions of IFEval; subset RL, split instruction_following"),
-        ("if_multi_constraints", instructions.multi_constraints, "messages, ground_truth",
+        ("if_multi_constraints", text.multi_constraints, "messages, ground_truth",
          "allenai/IF_multi_constraints_upto5",
          "prompts with up to five instructions; those beyond IFEval are dropped"),
-        ("rlvr_ifeval", instructions.rlvr, "messages, ground_truth", "allenai/RLVR-IFeval",
+        ("rlvr_ifeval", text.rlvr, "messages, ground_truth", "allenai/RLVR-IFeval",
          "prompts with one instruction of IFEval"),
         ("apps", code.apps, "question, input_output, starter_code", "codeparrot/apps",
          "programs and functions with cases"),

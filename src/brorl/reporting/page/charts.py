@@ -1,24 +1,271 @@
-"""The charts of the page; `charts.toml` has their words, and the numbers that simple ones draw.
+"""The charts of the page; `charts.toml` has their words. A chart without numbers gives the reason.
 
-A chart without numbers gives the reason.
+The browser adds colors and x values: `meta` of a trace names the run, its records, and the role of its color.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from html import escape
 from statistics import fmean
 from typing import Any
 
-from brorl.format import counted
+import numpy as np
+from numpy.typing import NDArray
+
+from brorl.evaluation.pass_at_k import pass_at_k_of_each
+from brorl.format import counted, visible_text
 from brorl.reporting import reasons
-from brorl.reporting.page import traces
-from brorl.reporting.page.embedding import resource
-from brorl.reporting.page.traces import LAST_STEPS, Quantity, Trace, lines
+from brorl.reporting.page.frame import resource
 from brorl.reporting.reasons import Why, reason
-from brorl.runs.run_record import RunRecord, number
+from brorl.runs.run_record import Record, RunRecord, number
+
+LAST_STEPS = 25
+_DASHES = ("solid", "dot", "dash", "dashdot")
+_CURVES = 5  # pass@k curves of a single run
+_POINT_SIZE = 6.0  # pixels, the diameter of a point that is one prompt
+_PROMPTS_SHOWN = 3  # of a point, when the reader points at it
+_FEW_ROLLOUTS = 32  # up to this N, each number of correct rollouts has its own bar in the histogram
+
+Trace = dict[str, Any]
+# The name of a number in the metrics, two for a ratio, three for a value and its interval; parts of a name are dotted,
+# or a tuple where they hold dots themselves.
+Quantity = str | Sequence[str | tuple[str, ...]]
+
+
+def lines(runs: Sequence[RunRecord], quantities: Mapping[str, Quantity]) -> tuple[Trace, ...]:
+    """Return a line for each run and each quantity that its metrics hold; the keys are labels for the legend."""
+    traces = []
+    for i, run in enumerate(runs):
+        for j, (label, quantity) in enumerate(quantities.items()):
+            rows = [(at, values) for at, r in enumerate(run.records) if (values := _values(r, quantity))]
+            if rows:
+                shown = label if len(quantities) > 1 or len(runs) == 1 else ""
+                trace = line(runs, i, shown, j, [(at, values[0]) for at, values in rows])
+                bars = [values[1:] for _, values in rows]
+                traces.append(_with_bars(trace, bars) if bars[0] else trace)
+    return tuple(traces)
+
+
+def _values(record: Record, quantity: Quantity) -> list[float]:
+    """Return a quantity, with the ends of its interval if it has one; nothing if the record lacks a part of it.
+
+    A step that carried groups filled has sampled nothing, and its means over rollouts are none.
+    """
+    names = [quantity] if isinstance(quantity, str) else quantity
+    if number(record, "sampling", "samples") == 0 and any(str(name).startswith("sampling.") for name in names):
+        return []
+    numbers = [number(record, *(name.split(".") if isinstance(name, str) else name)) for name in names]
+    values = [value for value in numbers if value is not None]
+    if len(values) < len(numbers):
+        return []
+    if len(values) == 2:
+        return [values[0] / values[1]] if values[1] else []
+    return values
+
+
+def line(runs: Sequence[RunRecord], i: int, label: str, j: int, points: Sequence[tuple[int, float]]) -> Trace:
+    """Return a line over the course of run `i`: quantity `j` at some metrics records."""
+    several = len(runs) > 1
+    return {
+        "type": "scatter",
+        "mode": "lines" if len(points) > 1 else "markers",
+        "name": plotly_text(" · ".join(part for part in (runs[i].name if several or not label else "", label) if part)),
+        "y": [value for _, value in points],
+        "line": {"width": 2, "dash": _DASHES[j % len(_DASHES)] if several else "solid"},
+        "meta": {"run": i, "at": [at for at, _ in points], "color": f"run:{i}" if several else f"quantity:{j}"},
+    }
+
+
+def _scatter(name: str, x: Sequence[float], y: Sequence[float], color: str, mode: str = "lines+markers") -> Trace:
+    """Return a trace with x values of its own."""
+    return {"type": "scatter", "mode": mode, "name": plotly_text(name), "x": x, "y": y, "meta": {"color": color}}
+
+
+def _with_bars(trace: Trace, ends: Sequence[Sequence[float]]) -> Trace:
+    """Add an interval to each point of a trace."""
+    pairs = list(zip(trace["y"], ends, strict=True))
+    up, down = [high - y for y, (_, high) in pairs], [y - low for y, (low, _) in pairs]
+    error_y = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 3}
+    return {**trace, "mode": "lines+markers", "error_y": error_y}
+
+
+def smoothed(runs: Sequence[RunRecord], traces: Sequence[Trace]) -> tuple[Trace, ...]:
+    """Return each line thin and pale, with its moving mean in bold; lines of few points stay unchanged."""
+    made: list[Trace] = []
+    for trace in traces:
+        y = trace["y"]
+        reach = max(len(y) // 40, 2)  # steps on either side
+        if len(y) < 4 * reach:
+            made.append(trace)
+            continue
+        name = f"{trace['name']}: " if len(runs) > 1 else ""
+        thin, bold = ({**trace["line"], "width": width} for width in (1, 2.5))
+        made.append({**trace, "line": thin, "opacity": 0.4, "name": f"{name}each step"})
+        means = [fmean(y[max(at - reach, 0) : at + reach + 1]) for at in range(len(y))]
+        made.append({**trace, "y": means, "line": bold, "name": f"{name}mean of {2 * reach + 1} steps"})
+    return tuple(made)
+
+
+def pass_at_curves(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
+    """Return pass@k curves: evenly spaced evaluations of one run, the first and the last of several."""
+    traces = []
+    for i, run in enumerate(runs):
+        maximum = min(len(run.evaluations), _CURVES if len(runs) == 1 else 2)
+        indices = sorted({round(c * (len(run.evaluations) - 1) / max(maximum - 1, 1)) for c in range(maximum)})
+        for c, index in enumerate(indices, 1):
+            record, name, color, dash = run.evaluations[index], "", f"sequence:{c / len(indices):.3f}", "solid"
+            if len(runs) > 1:
+                name, color, dash = f"{run.name} · ", f"run:{i}", "solid" if index == indices[-1] else "dot"
+            traces += _pass_at_curve(record["evaluation"], f"{name}step {record['step']}", color, dash)
+    return tuple(traces)
+
+
+def _pass_at_curve(evaluation: Record, name: str, color: str, dash: str) -> list[Trace]:
+    """Return one curve: points with intervals at the reported k, and a line through more k if counts are stored."""
+    rows = sorted((int(k), v["value"], v["low"], v["high"]) for k, v in evaluation["pass_at"].items())
+    shared = {"line": {"width": 2, "dash": dash}, "legendgroup": plotly_text(name)}
+    points = _scatter(name, [r[0] for r in rows], [r[1] for r in rows], color) | shared
+    points = _with_bars(points, [r[2:] for r in rows])
+    correct = (evaluation.get("prompts") or {}).get("num_correct")
+    if not correct:
+        return [points]
+    verified = _verified(evaluation)
+    ks = sorted({k for k, *_ in rows} | {2**e for e in range(int(verified.max()).bit_length())})
+    means = [float(pass_at_k_of_each(np.array(correct), verified, k).mean()) for k in ks]
+    return [{**points, "mode": "markers", "showlegend": False}, _scatter(name, ks, means, color, "lines") | shared]
+
+
+def _verified(evaluation: Record) -> NDArray[np.int64]:
+    """Return the number of verified responses to each held-out prompt, shape [P]."""
+    prompts = evaluation["prompts"]
+    lost = prompts.get("num_unverified") or [0] * len(prompts["num_correct"])
+    return np.asarray(evaluation["num_samples"] - np.array(lost, np.int64))
+
+
+def held_out_points(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
+    """Return the fraction of correct responses to held-out prompts, at the first and the last evaluation.
+
+    Prompts with the same two fractions are one point, whose area is their number.
+    """
+    traces = []
+    for i, run in enumerate(runs):
+        ends = [r["evaluation"] for r in (*run.evaluations[:1], *run.evaluations[-1:])]
+        correct = [(e.get("prompts") or {}).get("num_correct") or [] for e in ends]
+        if len(run.evaluations) < 2 or not all(correct) or len(correct[0]) != len(correct[1]):
+            continue
+        x, y = ((np.array(c) / np.maximum(_verified(e), 1)).tolist() for c, e in zip(correct, ends, strict=True))
+        places: dict[tuple[float, float], list[int]] = {}
+        for prompt, place in enumerate(zip(x, y, strict=True)):
+            places.setdefault(place, []).append(prompt)
+        questions = _differing(run.held_out) if len(run.held_out) == len(x) else []
+        texts = [_prompts_text(questions, prompts) for prompts in places.values()]
+        hover = {"text": texts, "hovertemplate": "%{text}<br>%{x:.1%} before, %{y:.1%} after<extra></extra>"}
+        marker = {"marker": {"size": [_POINT_SIZE * len(prompts) ** 0.5 for prompts in places.values()]}}
+        name = run.name if len(runs) > 1 else "held-out prompts"
+        points = _scatter(name, [x for x, _ in places], [y for _, y in places], f"run:{i}", "markers")
+        traces.append(points | hover | marker | {"opacity": 0.6, "cliponaxis": False})
+    return tuple(traces)
+
+
+def _differing(texts: Sequence[str]) -> list[str]:
+    """Return the parts of prompts that are not the same in all: without the system prompt and the template."""
+    if len(texts) < 2:
+        return list(texts)
+    start = _common(texts)
+    end = _common([text[:start:-1] for text in texts])
+    return [text[start : len(text) - end] for text in texts]
+
+
+def _common(texts: Sequence[str]) -> int:
+    """Return the number of characters with which all texts begin: as many as the first and the last in order share."""
+    low, high = min(texts), max(texts)
+    return next((at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
+
+
+def _prompts_text(questions: Sequence[str], prompts: Sequence[int]) -> str:
+    """Return the number of some held-out prompts, and the ends of the first of them if they are known."""
+    shown = [questions[prompt].strip()[-80:] for prompt in prompts[:_PROMPTS_SHOWN]] if questions else []
+    lines = [counted(len(prompts), "prompt"), *(plotly_text(visible_text(text, one_line=True)) for text in shown)]
+    return "<br>".join(lines + ["..."] * (0 < len(shown) < len(prompts)))
+
+
+def mixed_lines(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
+    """Return the fraction of mixed groups by step, and the fractions that smaller N would have found."""
+    several = len(runs) > 1
+    traces = list(lines(runs, {"" if several else "all rollouts": ("sampling.groups_mixed", "sampling.groups")}))
+    for i, run in enumerate(runs):
+        by_number = [_by_number(r, "informative_fraction_at") for r in run.records]
+        smaller = sorted(set().union(*by_number))[:-1]
+        for n in {16} if several else (16, 64, 256):
+            if n in smaller:
+                points = [(at, fractions[n]) for at, fractions in enumerate(by_number) if n in fractions]
+                trace = line(runs, i, f"N = {n}", 1, points)
+                trace["meta"]["color"] = f"run:{i}" if several else f"sequence:{0.2 + 0.25 * smaller.index(n) / 3:.3f}"
+                traces.append(trace)
+    return tuple(traces)
+
+
+def _by_number(record: Record, name: str) -> dict[int, float]:
+    """Return a pooled number of the coverage by N; empty if there is none."""
+    by_number = (record.get("coverage") or {}).get("pooled", {}).get(name) or {}
+    return {int(n): float(value) for n, value in by_number.items()}
+
+
+def against_n(runs: Sequence[RunRecord], name: str, label: str) -> tuple[Trace, ...]:
+    """Return means of a pooled number of the coverage over the groups of the last steps, by N."""
+    traces = []
+    for i, run in enumerate(runs):
+        last = [(r["sampling"]["groups"], values) for r in run.steps if (values := _by_number(r, name))][-LAST_STEPS:]
+        if last:
+            numbers = sorted(set.intersection(*(set(values) for _, values in last)))
+            weight = sum(groups for groups, _ in last)
+            means = [sum(groups * values[n] for groups, values in last) / weight for n in numbers]
+            trace = _scatter(run.name if len(runs) > 1 else label, numbers, means, f"run:{i}")
+            traces.append({**trace, "line": {"width": 2}})
+    return tuple(traces)
+
+
+def success_histogram(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
+    """Count the prompts of each step by their number or fraction of correct rollouts.
+
+    Returns:
+        `labels` of the B bars, and for each run `steps` and `counts`, shape [steps, B]; None if nothing was measured.
+    """
+    measured = [
+        [
+            (r["step"], np.array(prompts["num_correct"]), np.array(prompts["num_rollouts"]))
+            for r in run.steps
+            if (prompts := r.get("coverage", {}).get("prompts")) and prompts["num_rollouts"]
+        ]
+        for run in runs
+    ]
+    sizes = {int(n) for steps in measured for *_, num_rollouts in steps for n in num_rollouts}
+    if not sizes:
+        return None
+    maximum = max(sizes)
+    single = len(sizes) == 1 and maximum <= _FEW_ROLLOUTS
+    fractions = ["0", *(f"≤{10 * i}" for i in range(1, 10)), "<100", "100"]
+    labels = [str(k) for k in range(maximum + 1)] if single else fractions
+
+    def count(num_correct: NDArray[np.int64], num_rollouts: NDArray[np.int64]) -> list[int]:
+        # A tenth includes its upper end; the last bar is that of prompts with correct rollouts only.
+        tenth = -(-10 * num_correct // num_rollouts) + (num_correct == num_rollouts)
+        counts: list[int] = np.bincount(num_correct if single else tenth, minlength=len(labels)).tolist()
+        return counts
+
+    bars = [{"steps": [step for step, *_ in steps], "counts": [count(k, n) for _, k, n in steps]} for steps in measured]
+    unit = f"correct rollouts of {maximum}" if single else "fraction of correct rollouts, %"
+    return {"labels": labels, "unit": unit, "runs": bars}
+
+
+def plotly_text(text: str) -> str:
+    """Return text with HTML escaped: plotly interprets some HTML in its texts."""
+    return escape(text, quote=False)
+
 
 _PHASES = ("generation", "verification", "training", "diagnostics", "storing")
 
@@ -49,24 +296,24 @@ def learning_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     pass_1, coverage = (lines(runs, _pass_at(runs, str(k))) for k in (1, largest_k))
     reward = chart("reward", reasons.why_no_step)
     return [
-        replace(reward, traces=traces.smoothed(runs, reward.traces)),
+        replace(reward, traces=smoothed(runs, reward.traces)),
         *([chart("terms", reasons.why_no_step, lines(runs, terms))] if terms else []),
         chart("pass1", reasons.why_no_evaluation, pass_1),
         *([chart("coverage", reasons.why_no_evaluation, coverage, k=largest_k)] if largest_k > 1 else []),
-        chart("passk", reasons.why_no_evaluation, traces.pass_at_curves(runs)),
-        chart("held-out", reasons.why_no_change, traces.held_out_points(runs)),
+        chart("passk", reasons.why_no_evaluation, pass_at_curves(runs)),
+        chart("held-out", reasons.why_no_change, held_out_points(runs)),
         *([chart("sources", reasons.why_no_evaluation, by_source)] if sources else []),
-        replace(chart("success", reasons.why_no_coverage, ()), histogram=traces.success_histogram(runs)),
+        replace(chart("success", reasons.why_no_coverage, ()), histogram=success_histogram(runs)),
     ]
 
 
 def coverage_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     """Return the charts of the responses that N rollouts per prompt found and missed."""
     chart = partial(_chart, runs)
-    mixed_by_n = traces.against_n(runs, "informative_fraction_at", "mixed groups")
-    unsampled_by_n = traces.against_n(runs, "unsampled_correct_at", "new correct response")
+    mixed_by_n = against_n(runs, "informative_fraction_at", "mixed groups")
+    unsampled_by_n = against_n(runs, "unsampled_correct_at", "new correct response")
     return [
-        chart("informative", reasons.why_no_step, traces.mixed_lines(runs)),
+        chart("informative", reasons.why_no_step, mixed_lines(runs)),
         chart("informative-n", reasons.why_no_smaller_n, mixed_by_n),
         chart("unsampled", reasons.why_no_coverage),
         chart("unsampled-n", reasons.why_no_estimate, unsampled_by_n),
@@ -127,10 +374,10 @@ def _seconds_chart(runs: Sequence[RunRecord]) -> Chart:
             records = enumerate(runs[0].records)
             points = [(at, number(r, "seconds", phase) or 0.0) for at, r in records if "sampling" in r]
             if any(value for _, value in points):
-                trace = traces.line(runs, 0, phase, 0, points)
+                trace = line(runs, 0, phase, 0, points)
                 drawn.append({**trace, "stackgroup": "seconds", "line": {"width": 0.5}, "meta": trace["meta"] | meta})
         elif timed:
-            names = [traces.plotly_text(run.name) for run in timed]
+            names = [plotly_text(run.name) for run in timed]
             means = [fmean([number(r, "seconds", phase) or 0.0 for r in run.steps]) for run in timed]
             drawn.append({"type": "bar", "name": phase, "x": names, "y": means, "meta": meta})
     chart = _chart(runs, "seconds", reasons.why_no_step, tuple(drawn))

@@ -17,8 +17,16 @@ from typing import Any
 
 from brorl.cost import cost_of_step
 from brorl.errors import UserError
-from brorl.reporting.page.charts import Chart, cost_charts, coverage_charts, learning_charts, optimization_charts
-from brorl.reporting.page.embedding import Section, fill, page, resource, to_json
+from brorl.format import visible_text
+from brorl.reporting.page.charts import (
+    Chart,
+    cost_charts,
+    coverage_charts,
+    learning_charts,
+    optimization_charts,
+    plotly_text,
+)
+from brorl.reporting.page.frame import Section, fill, page, resource, to_json
 from brorl.reporting.page.rollouts import (
     StepRollouts,
     choose_evaluations,
@@ -27,9 +35,7 @@ from brorl.reporting.page.rollouts import (
     token_text,
 )
 from brorl.reporting.page.summary import COSTS, SCORES, best_evaluation, cost_row, notes, score_rows
-from brorl.reporting.page.traces import plotly_text
 from brorl.reporting.reasons import reason, why_no_evaluation, why_no_held_out_responses, why_no_rollouts
-from brorl.reporting.visible_text import visible_text
 from brorl.runs import RUNS
 from brorl.runs.run_record import RunRecord, differing_settings, number, read_runs
 from brorl.runs.stored_rollouts import step_list, stored_steps

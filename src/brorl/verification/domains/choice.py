@@ -19,9 +19,8 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from brorl.prompts.boxed import Box, find_last_box
-from brorl.prompts.options import places
-from brorl.prompts.science import Choices
+from brorl.prompts.answer_forms import Box, find_last_box
+from brorl.prompts.science import Choices, places
 from brorl.verification.domains.denial import denial_after, denial_before
 from brorl.verification.domains.later_answer import without_next_turn
 from brorl.verification.domains.marked_answer import is_taken_back

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from brorl.prompts.boxed import find_last_box, has_open_box
+from brorl.prompts.answer_forms import find_last_box, has_open_box
 from brorl.verification.domains.denial import denial_after, denial_before
 from brorl.verification.domains.later_answer import without_next_turn
 

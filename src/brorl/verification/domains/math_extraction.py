@@ -15,7 +15,7 @@ is not closed has no answer. 2 to 4 only read the last 2,000 characters. The tim
 
 import re
 
-from brorl.prompts.boxed import Box, find_last_box, has_open_box
+from brorl.prompts.answer_forms import Box, find_last_box, has_open_box
 from brorl.verification.domains.beside_box import with_sign, with_tail
 from brorl.verification.domains.denial import denial_after, denial_before
 from brorl.verification.domains.later_answer import MARKER, later_answer, without_next_turn

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from brorl.prompts.boxed import find_last_box
+from brorl.prompts.answer_forms import find_last_box
 from brorl.verification.domains.math_extraction import tidy
 from brorl.verification.domains.quantity import read_quantity
 from brorl.verification.domains.units import parse_units

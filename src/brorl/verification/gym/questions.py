@@ -14,7 +14,7 @@ from typing import Any
 
 from brorl.errors import UserError
 from brorl.prompts.files import SourceReading
-from brorl.prompts.question import Question
+from brorl.prompts.prompt import Question
 from brorl.prompts.settings import GymSource
 from brorl.verification.gym.task import GYM_DOMAIN, require_reasoning_gym
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool

@@ -17,7 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from brorl.errors import UserError
-from brorl.prompts.json_text import read_object
+from brorl.prompts.prompt import read_object
 
 GYM_DOMAIN = "gym"
 # The only key of a JSON object that stands for such a value.

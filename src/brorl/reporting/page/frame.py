@@ -1,7 +1,4 @@
-"""The one HTML file that every page is: its frame, and data in ASCII that is safe inside a script element.
-
-The file is complete, and its content security policy blocks all requests. Model output stays data.
-"""
+"""The frame of every page, one complete HTML file that its policy forbids all requests, and the page of an answer."""
 
 from __future__ import annotations
 
@@ -14,9 +11,11 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import brorl
+from brorl.table import Table
 
 
 @dataclass(frozen=True)
@@ -112,3 +111,41 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [v if type(v) in (int, str) else _plain(v) for v in value]  # most lists are long and hold plain values
     return value
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a page of an answer shows, in this order."""
+
+    command: str  # the command that found it: brorl compare
+    title: str
+    sentences: Sequence[str]  # the answer first
+    basis: str  # what was matched
+    tables: Sequence[Table]  # in the order of reading; the first stands above the figures
+    figures: Sequence[Path]  # PNG files
+    caveats: Sequence[str]  # what limits the answer
+    following: tuple[str, str]  # what the next command is for, and the command
+
+
+def answer_page(content: Answer) -> str:
+    """Return the page of an answer."""
+    answer, *more = map(escape, content.sentences)
+    first, *others = [
+        f'<div class="scroll" tabindex="0" role="region" aria-label="table">{table._repr_html_()}</div>'
+        for table in content.tables
+    ]
+    pictures = [(path.stem, base64.b64encode(path.read_bytes()).decode("ascii")) for path in content.figures]
+    figures = "".join(
+        f'<img class="figure" alt="{escape(name)}: {answer}" src="data:image/png;base64,{data}">'
+        for name, data in pictures
+    )
+    summary = [f'<p class="answer">{answer}</p>', *(f"<p>{line}</p>" for line in more)]
+    summary += [f'<p class="explanation">{escape(content.basis)}</p>', first]
+    why, command = map(escape, content.following)
+    sections = [
+        Section("figure", "Figure", figures),
+        Section("tables", "Tables", "".join(others)),
+        Section("caveats", "Caveats", f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in content.caveats)}</ul>"),
+        Section("next", "Next", f'<p>{why}:</p>\n<pre class="prompt-text text">{command}</pre>'),
+    ]
+    return page(content.command, content.title, "\n".join(summary), sections)

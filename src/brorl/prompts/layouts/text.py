@@ -1,0 +1,298 @@
+"""Layouts of public datasets of mathematics, science and instructions; a row that cannot be verified is dropped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from brorl.format import short_repr
+from brorl.prompts.answer_forms import last_box
+from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN, KINDS, Instructions
+from brorl.prompts.prompt import Cells, DroppedRow, Question, question_of
+from brorl.prompts.rows import cell_of, decoded
+from brorl.prompts.science import CHOICE_DOMAIN, MeasuredAnswer, choice_question, read_options, right_option
+
+MATH_DOMAIN = "math"
+MARKER = "####"  # before the answer in GSM8K's form
+_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3})")
+_AROUND = re.compile(  # what DAPO and PRIME put around a problem
+    r"\ASolve the following math problem step by step\..*?\n\n"
+    r'|Remember to put your answer on its own line after "Answer:"\.\Z'
+    r"|Present the answer in LaTex format: \\boxed\{Your answer\}\Z",
+    re.DOTALL,
+)
+# Columns of benchmarks, the first that a row has, in upper or lower case.
+QUESTIONS = ("problem", "question", "prompt", "query", "input")
+ANSWERS = ("answer", "final_answer", "expected_answer", "ground_truth", "gt", "target")
+SOLUTIONS = ("solution", "original_solution", "response", "output")
+CONTEXT = "context"  # column of a text before the question
+
+Find = Callable[[Any], str | None]  # from the value of a column to the answer; None if there is none
+
+
+def reference_answer(value: Any) -> str | None:
+    """Return an answer as text: a whole number without decimals, a list joined by commas; None if there is none."""
+    if isinstance(value, str):
+        listed = decoded(value)
+        is_list = isinstance(listed, list) and bool(listed) and all(isinstance(item, str) for item in listed)
+        return reference_answer(listed) if is_list else value.strip() or None
+    if isinstance(value, list | tuple):
+        parts = [reference_answer(item) for item in value]
+        return ", ".join(part for part in parts if part) if parts and None not in parts else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        return None
+    return str(int(value)) if value == int(value) else str(value)
+
+
+def after_marker(value: Any) -> str | None:
+    """Return the number after `####`, without commas between thousands."""
+    _, marker, answer = str(value).rpartition(MARKER)
+    if not marker:
+        raise DroppedRow(f"no {MARKER} before the answer")
+    return _THOUSANDS.sub("", answer)
+
+
+def boxed(value: Any) -> str | None:
+    """Return the last box of a solution."""
+    answer = last_box(str(value))
+    if answer is None:
+        raise DroppedRow("no \\boxed{} in the solution")
+    return answer
+
+
+def the_only(value: Any) -> str | None:
+    """Return the answer of a list with one accepted answer."""
+    answers = decoded(value)
+    if not isinstance(answers, list):
+        raise ValueError(f"the answer must be a list of answers, got {str(value)[:60]!r}")
+    if len({str(answer).strip() for answer in answers}) > 1:
+        raise DroppedRow("several accepted answers")
+    return reference_answer(answers[:1])
+
+
+def answered(question: str, answer: str, find: Find = reference_answer) -> Callable[[Cells, int], Question]:
+    """Return the reading of a column with a problem, and a column or a key inside one with its answer."""
+
+    def read(row: Cells, _seed: int) -> Question:
+        problem = _AROUND.sub("", asked_text(row[question]).strip()).strip()
+        if not problem:
+            raise DroppedRow("no question")
+        return question_of(problem, (find(cell_of(row, answer)) or "").strip(), MATH_DOMAIN)
+
+    return read
+
+
+def asked_text(value: Any) -> str:
+    """Return the text of a question: a string, or the last message of a conversation; empty for none.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    last = value[-1] if isinstance(value, list) and value else None
+    if isinstance(last, Mapping) and isinstance(last.get("content"), str) and last.get("role") == "user":
+        return str(last["content"])
+    if not isinstance(value, str | None):
+        kind = "" if isinstance(value, list) else f", got {type(value).__name__}"
+        raise ValueError(f"the problem must be a string{kind or ' or a list of messages, the last one by the user'}")
+    return value or ""
+
+
+def benchmark_row(row: Cells) -> Question:
+    r"""Read the columns of a benchmark by their usual names; the answer may be after `####`, or in a `\boxed{...}`.
+
+    Raises:
+        DroppedRow: If there is no question or no answer.
+    """
+    asked, context = (_texts(row, names) for names in (QUESTIONS, [CONTEXT]))
+    given = [answer for answer in map(reference_answer, _cells(row, ANSWERS)) if answer]
+    marked = [_THOUSANDS.sub("", answer.rpartition(MARKER)[2]) if MARKER in answer else answer for answer in given]
+    found = [
+        *(last_box(answer) or answer for answer in marked),
+        *(last_box(text) or "" for text in _texts(row, SOLUTIONS)),
+    ]
+    reference = next((answer.strip() for answer in found if answer.strip()), "")
+    return question_of("\n\n".join([*context, *asked[:1]] if asked else []), reference, MATH_DOMAIN)
+
+
+def _texts(row: Cells, names: Sequence[str]) -> list[str]:
+    return [value.strip() for value in _cells(row, names) if isinstance(value, str) and value.strip()]
+
+
+def _cells(row: Cells, names: Sequence[str]) -> list[Any]:
+    """Return the values of the named columns that a row has, in the order of the names, ignoring case."""
+    spelled = {name.lower(): name for name in reversed(list(row))}
+    return [row[spelled[name]] for name in names if name in spelled]
+
+
+_MAX_ANSWER = 100
+_SCIBENCH_TOLERANCE = 0.05
+_ANSWER = re.compile(r"\b(?:final )?answer\b[*_\s]*(?:is\b|[:=])[*_:=\s]*([^\n]{1,200})", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"[.;](?=\s|$)")
+_CHECKABLE = re.compile(r"[0-9\\^=]")  # of a number or a formula; words alone have many forms
+
+
+def _text(row: Cells, column: str) -> str:
+    value = row[column]
+    if isinstance(value, bool) or not isinstance(value, str | int | float | None):
+        raise ValueError(f"{column} must be a string, got {type(value).__name__}")
+    return "" if value is None else str(value).strip()
+
+
+def choices(
+    question: str, options: Sequence[str], *answers: str, first: int | None = None
+) -> Callable[[Cells, int], Question]:
+    """Return the reading of a question with options.
+
+    Args:
+        question: The column of the question.
+        options: The column of the options, or one column per option, the right one first.
+        answers: Columns that name the right one of a column of options; all must name the same.
+        first: The index of the first option, if the last of `answers` is an index.
+    """
+
+    def read(row: Cells, seed: int) -> Question:
+        values = [row[options[0]]] if answers else [_text(row, column) for column in options]
+        found = read_options(values)
+        if found is None:
+            raise DroppedRow("no 2 to 26 options")
+        try:
+            places = {
+                right_option(found, row[column], first if column == answers[-1] else None) for column in answers
+            } or {0}
+        except ValueError:
+            raise DroppedRow("no answer") from None
+        if len(places) > 1:
+            raise DroppedRow(f"{' and '.join(answers)} name different options")
+        texts = [text.strip() for text in found.texts]
+        return choice_question(_text(row, question), texts, places.pop(), seed)
+
+    return read
+
+
+def scp(row: Cells, _seed: int) -> Question:
+    """Read a problem whose solution states a short answer: in a box, after `answer`, or as its only line."""
+    solution = _text(row, "matched_solution" if "matched_solution" in row else "solution")
+    answer = last_box(solution)
+    if answer is None:
+        stated = [match[1] for match in _ANSWER.finditer(solution)]
+        answer = _SENTENCE_END.split(stated[-1])[0] if stated else "" if "\n" in solution else solution
+    answer = answer.strip(" $*").removesuffix(".").strip(" $*")
+    is_short = _CHECKABLE.search(answer) and len(answer) <= _MAX_ANSWER
+    return question_of(
+        _text(row, "problem"), answer if is_short else "", CHOICE_DOMAIN, "no short answer in the solution"
+    )
+
+
+def scibench(row: Cells, _seed: int) -> Question:
+    """Read a number with its unit, which is accepted within 5%."""
+    problem, number, unit = (_text(row, column) for column in ("problem_text", "answer_number", "unit"))
+    value = f"{number} {unit.replace('$', '').strip()}".strip()
+    return question_of(problem, MeasuredAnswer(value, _SCIBENCH_TOLERANCE).to_text() if number else "", CHOICE_DOMAIN)
+
+
+_UNKNOWN_KIND = "an instruction that is not one of the 25 kinds of IFEval"
+_UNUSABLE = "an instruction with missing or unusable arguments"
+
+# RLVR-IFeval: each function with its kind, our name of each of its arguments, and arguments that its prompts state.
+_FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, str]]] = {
+    name: (
+        kind,
+        {theirs: ours for theirs, is_named, ours in (one.partition(":") for one in arguments.split(", ")) if is_named},
+        {ours: text for ours, is_text, text in (one.partition("=") for one in arguments.split(", ")) if is_text},
+    )
+    for name, kind, arguments in (
+        ("verify_keywords", "keywords:existence", "keyword_list:keywords"),
+        ("verify_keyword_frequency", "keywords:frequency", "word:keyword, N:frequency, relation=exactly"),
+        ("validate_forbidden_words", "keywords:forbidden_words", "forbidden_words:forbidden_words"),
+        ("verify_letter_frequency", "keywords:letter_frequency",
+         "letter:letter, N:let_frequency, let_relation=exactly"),
+        ("validate_response_language", "language:response_language", "language:language"),
+        ("verify_paragraph_count", "length_constraints:number_paragraphs", "N:num_paragraphs, divider=* * *"),
+        ("validate_word_constraint", "length_constraints:number_words", "N:num_words, quantifier:relation"),
+        ("verify_sentence_constraint", "length_constraints:number_sentences", "N:num_sentences, quantifier:relation"),
+        ("validate_paragraphs", "length_constraints:nth_paragraph_first_word",
+         "N:num_paragraphs, first_word:first_word, i:nth_paragraph"),
+        ("verify_postscript", "detectable_content:postscript", "postscript_marker:postscript_marker"),
+        ("validate_placeholders", "detectable_content:number_placeholders", "N:num_placeholders"),
+        ("verify_bullet_points", "detectable_format:number_bullet_lists", "N:num_bullets"),
+        ("validate_title", "detectable_format:title", ""),
+        ("validate_choice", "detectable_format:constrained_response", "options:options"),
+        ("validate_highlighted_sections", "detectable_format:number_highlighted_sections", "N:num_highlights"),
+        ("validate_sections", "detectable_format:multiple_sections",
+         "N:num_sections, section_splitter:section_spliter"),
+        ("validate_json_format", "detectable_format:json_format", ""),
+        ("validate_repeat_prompt", "combination:repeat_prompt", "original_prompt:prompt_to_repeat"),
+        ("validate_two_responses", "combination:two_responses", ""),
+        ("validate_uppercase", "change_case:english_capital", ""),
+        ("validate_lowercase", "change_case:english_lowercase", ""),
+        ("validate_frequency_capital_words", "change_case:capital_word_frequency",
+         "N:capital_frequency, quantifier:capital_relation"),
+        ("validate_end", "startend:end_checker", "end_phrase:end_phrase"),
+        ("validate_quotation", "startend:quotation", ""),
+        ("validate_no_commas", "punctuation:no_comma", ""),
+    )
+}  # fmt: skip
+
+
+def _instructed(prompt: Any, kinds: Any, arguments: Any, loose: bool = False) -> Question:
+    """Return the question of a row with a list of kinds and a list of their arguments."""
+    if not isinstance(kinds, list | tuple) or not isinstance(arguments, list | tuple):
+        types = f"{type(kinds).__name__} and {type(arguments).__name__}"
+        raise ValueError(f"the kinds of instructions and their arguments must be two lists, got {types}")
+    text = _prompt(prompt)
+    if any(kind not in KINDS for kind in kinds):
+        raise DroppedRow(_UNKNOWN_KIND)
+    try:
+        return question_of(text, Instructions.from_lists(kinds, arguments, loose).to_text(), INSTRUCTIONS_DOMAIN)
+    except ValueError:
+        raise DroppedRow(_UNUSABLE) from None
+
+
+def _prompt(value: Any) -> str:
+    """Return the text of a prompt, or of a conversation of one message."""
+    if isinstance(value, list | tuple):
+        if len(value) != 1:
+            raise DroppedRow("more than one message" if value else "no question")
+        value = value[0].get("content") if isinstance(value[0], Mapping) else value[0]
+    if not isinstance(value, str):
+        raise ValueError(f"the prompt must be a string or a list of one message, got {type(value).__name__}")
+    return value
+
+
+def ifeval(row: Cells, _seed: int, loose: bool = False) -> Question:
+    """Read the lists of IFEval."""
+    return _instructed(row["prompt"], row["instruction_id_list"], row["kwargs"], loose)
+
+
+def nemotron(row: Cells, _seed: int) -> Question:
+    """Read the lists of IFEval inside `args`."""
+    arguments = _mapping(row["args"], "args", "instruction_id_list", "instruction_kwargs")
+    return _instructed(row["input"], arguments["instruction_id_list"], arguments["instruction_kwargs"])
+
+
+def multi_constraints(row: Cells, _seed: int) -> Question:
+    """Read the lists of IFEval inside `ground_truth`, which can be a list of one mapping."""
+    truth = decoded(row["ground_truth"])
+    truth = truth[0] if isinstance(truth, list) and len(truth) == 1 else truth
+    truth = _mapping(truth, "ground_truth", "instruction_id", "kwargs")
+    return _instructed(row["messages"], truth["instruction_id"], truth["kwargs"])
+
+
+def rlvr(row: Cells, _seed: int) -> Question:
+    """Read one function with its arguments."""
+    truth = _mapping(row["ground_truth"], "ground_truth", "func_name")
+    if truth["func_name"] not in _FUNCTIONS:
+        raise DroppedRow(_UNKNOWN_KIND)
+    kind, names, fixed = _FUNCTIONS[truth["func_name"]]
+    arguments = {**fixed, **{ours: truth.get(theirs) for theirs, ours in names.items()}}
+    return _instructed(row["messages"], [kind], [arguments])
+
+
+def _mapping(value: Any, column: str, *keys: str) -> Mapping[str, Any]:
+    """Return a mapping with some keys, which may be stored as the text of JSON or of a Python literal."""
+    found = decoded(value)
+    if not isinstance(found, Mapping) or not {*keys} <= {*found}:
+        raise ValueError(f"{column} must contain one mapping with {' and '.join(keys)}, got {short_repr(value)}")
+    return found
