@@ -275,8 +275,7 @@ def _wanted(source: FileSource) -> set[str]:
     columns: tuple[str | None, ...]
     columns = (source.prompt_column, source.answer_column, source.domain_column, *source.options_column)
     if source.layout:
-        layout = find_layout(source.layout)
-        columns = (*layout.columns, *layout.optional)
+        columns = find_layout(source.layout).columns
     used = [*columns, source.id_column]
     return {name for column in used if column for name in (column, column.partition(".")[0])}
 
