@@ -22,24 +22,19 @@ OutputRule = Literal["tokens", "lines", "exact"]
 class StdinCases:
     """Runs of a whole program.
 
-    Args:
-        inputs: Text of standard input of each case, at least one.
-        outputs: Expected text of standard output of each case.
-        compare: `tokens` splits at white space; `lines` compares line by line without white space around each line and
-            around the whole text; `exact` ignores only one line end at the end.
-        tolerance: None compares text; 0 also accepts another notation of the same number; a larger value is the
-            allowed error of a number, absolute up to 1 and relative above. An expected integer has no relative error.
-        ignore_case: Whether upper and lower case are the same.
-
     Raises:
         ValueError: If there is no case, the numbers of inputs and outputs differ, or a rule is unknown.
     """
 
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    inputs: tuple[str, ...]  # text of standard input of each case, at least one
+    outputs: tuple[str, ...]  # expected text of standard output of each case
+    # `tokens` splits at white space; `lines` compares line by line without white space around each line and around the
+    # whole text; `exact` ignores only one line end at the end
     compare: OutputRule = "tokens"
+    # None compares text; 0 also accepts another notation of the same number; a larger value is the allowed error of a
+    # number, absolute up to 1 and relative above. An expected integer has no relative error.
     tolerance: float | None = None
-    ignore_case: bool = False
+    ignore_case: bool = False  # whether upper and lower case are the same
 
     def __post_init__(self) -> None:
         _check_cases("inputs", len(self.inputs), "outputs", len(self.outputs))
@@ -54,27 +49,18 @@ class StdinCases:
 class CallCases:
     """Calls of one function; arguments and expected values are JSON values.
 
-    Args:
-        function: Name of the function. A class `Solution` with a method of this name is accepted too.
-        arguments: Positional arguments of each case, at least one case.
-        expected: Expected value of each case. A list also accepts a tuple of the same values.
-        tolerance: Allowed error t, at most t (1 + |expected|), where one of the two numbers is a float; 0 for equal
-            numbers.
-        any_order: Whether the order of a returned list does not count.
-        unwrap: Whether an expected list of one value also accepts the value alone.
-        int_keys: Whether keys that are integers as text are integers; JSON has only text as keys.
-
     Raises:
         ValueError: If there is no case, the numbers of arguments and values differ, or the name is not a Python name.
     """
 
-    function: str
-    arguments: tuple[tuple[Any, ...], ...]
-    expected: tuple[Any, ...]
+    function: str  # name of the function. A class `Solution` with a method of this name is accepted too.
+    arguments: tuple[tuple[Any, ...], ...]  # positional arguments of each case, at least one case
+    expected: tuple[Any, ...]  # expected value of each case. A list also accepts a tuple of the same values.
+    # allowed error t, at most t (1 + |expected|), where one of the two numbers is a float; 0 for equal numbers
     tolerance: float = 0.0
-    any_order: bool = False
-    unwrap: bool = False
-    int_keys: bool = False
+    any_order: bool = False  # whether the order of a returned list does not count
+    unwrap: bool = False  # whether an expected list of one value also accepts the value alone
+    int_keys: bool = False  # whether keys that are integers as text are integers; JSON has only text as keys
 
     def __post_init__(self) -> None:
         _check_name(self.function)
@@ -95,20 +81,16 @@ class CallCases:
 class TestCode:
     """Python code that calls a function of the answer and raises an AssertionError if a value is wrong.
 
-    Args:
-        function: Name of the function. The code calls it by this name, or by the name `candidate`.
-        code: The test code. It needs only the standard library, and `allclose` of numpy.
-        weak: Run the code in the process of the answer, which can then see expected values and change the code's
-            environment. Only code that passes or receives other than plain values needs it.
-
     Raises:
         ValueError: If the name is not a Python name, or the code never mentions the function.
     """
 
     __test__ = False  # pytest collects classes of this name
 
-    function: str
-    code: str
+    function: str  # name of the function. The code calls it by this name, or by the name `candidate`.
+    code: str  # the test code. It needs only the standard library, and `allclose` of numpy.
+    # Run the code in the process of the answer, which can then see expected values and change the code's environment.
+    # Only code that passes or receives other than plain values needs it.
     weak: bool = False
 
     def __post_init__(self) -> None:
@@ -131,22 +113,16 @@ _OPTIONS = {"time_limit_s": float, "memory_bytes": float, "prelude": str, "solut
 class CodeTests:
     """The tests of one question.
 
-    Args:
-        tests: The cases or the test code.
-        time_limit_s: Time limit of one case that the dataset states, in seconds, for a compiled language; None if it
-            states none.
-        memory_bytes: Memory limit that the dataset states; None if it states none.
-        prelude: Code that runs before the answer, such as the imports that a dataset's own judge adds.
-        solution: An answer that passes, for trials of the verifier; None if the dataset has none in Python 3.
-
     Raises:
         ValueError: If a limit is not above 0.
     """
 
-    tests: StdinCases | CallCases | TestCode
+    tests: StdinCases | CallCases | TestCode  # the cases or the test code
+    # time limit of one case that the dataset states, in seconds, for a compiled language; None if it states none
     time_limit_s: float | None = None
-    memory_bytes: int | None = None
-    prelude: str = ""
+    memory_bytes: int | None = None  # memory limit that the dataset states; None if it states none
+    prelude: str = ""  # code that runs before the answer, such as the imports that a dataset's own judge adds
+    # an answer that passes, for trials of the verifier; None if the dataset has none in Python 3
     solution: str | None = None
 
     def __post_init__(self) -> None:

@@ -24,16 +24,12 @@ class CountdownPuzzle:
 
     Division is exact: intermediate results are rational numbers (8 / (3 - 8 / 3) = 24 is a solution).
 
-    Args:
-        numbers: Positive integers in ascending order; repeats allowed, at least one.
-        target: The integer to reach, 0 or more.
-
     Raises:
         ValueError: If an argument is out of its range.
     """
 
-    numbers: tuple[int, ...]
-    target: int
+    numbers: tuple[int, ...]  # positive integers in ascending order; repeats allowed, at least one
+    target: int  # the integer to reach, 0 or more
 
     def __post_init__(self) -> None:
         if not self.numbers or min(self.numbers) < 1 or self.target < 0:

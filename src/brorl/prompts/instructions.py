@@ -132,17 +132,13 @@ def _signature(kind: str) -> str:
 class Instruction:
     """One instruction.
 
-    Args:
-        kind: One of `KINDS`.
-        arguments: The arguments of the kind by name; None is the same as a missing one.
-
     Raises:
         ValueError: If there is no such kind, an argument is missing, unknown or unusable, or no response can follow the
             instruction.
     """
 
-    kind: str
-    arguments: Mapping[str, Any]
+    kind: str  # one of `KINDS`
+    arguments: Mapping[str, Any]  # the arguments of the kind by name; None is the same as a missing one
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -181,16 +177,12 @@ class Instruction:
 class Instructions:
     """The instructions of one question.
 
-    Args:
-        instructions: One or more instructions. A response is correct if it follows all of them.
-        loose: Accept a response if a part of it follows the instruction: without its first or last line, or without
-            asterisks.
-
     Raises:
         ValueError: If there is no instruction.
     """
 
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[Instruction, ...]  # one or more instructions. A response is correct if it follows all of them.
+    # accept a response if a part of it follows the instruction: without its first or last line, or without asterisks
     loose: bool = False
 
     def __post_init__(self) -> None:

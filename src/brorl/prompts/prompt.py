@@ -74,40 +74,27 @@ def problem_of(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Message:
-    """One turn of a conversation.
+    """One turn of a conversation."""
 
-    Args:
-        role: The speaker: `system`, `user`, `assistant`, or another role of the model's chat template.
-        content: The text.
-    """
-
-    role: str
-    content: str
+    role: str  # the speaker: `system`, `user`, `assistant`, or another role of the model's chat template
+    content: str  # the text
 
 
 @dataclass(frozen=True)
 class Question:
     """One question with a reference answer, as in the data.
 
-    Args:
-        id: Unique name, the same in all runs.
-        text: The question; empty if `messages` hold it.
-        reference: The reference answer, as the verifier of `domain` reads it.
-        domain: Name of the verifier.
-        source: Name of the data that the question is from.
-        messages: A conversation that ends with the user's turn, instead of `text`.
-        location: File and row, for messages; empty if it is generated. It is not part of the identity of a question.
-
     Raises:
         ValueError: If there are both a text and messages or neither, or the last message is not the user's.
     """
 
-    id: str
-    text: str
-    reference: str
-    domain: str
-    source: str = ""
-    messages: tuple[Message, ...] = ()
+    id: str  # unique name, the same in all runs
+    text: str  # the question; empty if `messages` hold it
+    reference: str  # the reference answer, as the verifier of `domain` reads it
+    domain: str  # name of the verifier
+    source: str = ""  # name of the data that the question is from
+    messages: tuple[Message, ...] = ()  # A conversation that ends with the user's turn, instead of `text`
+    # File and row, for messages; empty if it is generated. It is not part of the identity of a question.
     location: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -240,26 +227,17 @@ _LONGEST_REFERENCE = 2_000  # characters
 class Prompt:
     """One question for the model.
 
-    Args:
-        id: Unique name of the prompt, the same in all runs.
-        text: The text that the model reads.
-        token_ids: `text` as token ids, at least one.
-        reference: The reference answer, as the verifier of `domain` reads it.
-        domain: Name of the verifier.
-        source: Name of the data that the question is from, for results by source.
-        question: The question without system prompt and template, for lists; empty if unknown.
-
     Raises:
         ValueError: If there is no token.
     """
 
-    id: str
-    text: str
-    token_ids: tuple[int, ...]
-    reference: str
-    domain: str
-    source: str = ""
-    question: str = ""
+    id: str  # unique name of the prompt, the same in all runs
+    text: str  # the text that the model reads
+    token_ids: tuple[int, ...]  # `text` as token ids, at least one
+    reference: str  # the reference answer, as the verifier of `domain` reads it
+    domain: str  # name of the verifier
+    source: str = ""  # name of the data that the question is from, for results by source
+    question: str = ""  # the question without system prompt and template, for lists; empty if unknown
 
     def __post_init__(self) -> None:
         if not self.token_ids:

@@ -26,16 +26,12 @@ _LETTERS = re.compile(r"\b\(?[A-Z]\)?(?:,? (?:and|or|nor|but not) |, )\(?[A-Z]\)
 class Choices:
     """The options of a question.
 
-    Args:
-        options: 2 to 26 different texts, in the order of their letters.
-        right: Place of the right option, from 0.
-
     Raises:
         ValueError: If the number of options or the place is out of its range, or options are empty or equal.
     """
 
-    options: tuple[str, ...]
-    right: int
+    options: tuple[str, ...]  # 2 to 26 different texts, in the order of their letters
+    right: int  # place of the right option, from 0
 
     def __post_init__(self) -> None:
         if not 2 <= len(self.options) <= len(ascii_uppercase):
@@ -87,16 +83,12 @@ _FORM = '{"value": "9.81 m/s^2", "tolerance": 0.05} (0.05 accepts 5% above and b
 class MeasuredAnswer:
     """A measured answer.
 
-    Args:
-        value: The answer as LaTeX or plain text, such as `9.81 m/s^2`.
-        tolerance: Relative error that is accepted, 0 to 0.5; 0 for none beyond rounding.
-
     Raises:
         ValueError: If the value is empty or the tolerance is out of its range.
     """
 
-    value: str
-    tolerance: float = 0.0
+    value: str  # the answer as LaTeX or plain text, such as `9.81 m/s^2`
+    tolerance: float = 0.0  # relative error that is accepted, 0 to 0.5; 0 for none beyond rounding
 
     def __post_init__(self) -> None:
         if not self.value.strip():
