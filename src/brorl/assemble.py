@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from brorl.activity import Echo, Observe, Phase, Stopwatch, unobserved
 from brorl.config.settings import TrainConfig
-from brorl.evaluation.benchmark import Benchmark
-from brorl.evaluation.preparation import weights_fingerprint
+from brorl.evaluation.benchmark import Benchmark, weights_fingerprint
 from brorl.evaluation.responses import EvaluatedModel
 from brorl.model.settings import LoraSettings
 from brorl.rollout.chosen_engine import OnEnd, end_engine, load_engine

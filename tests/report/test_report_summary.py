@@ -171,12 +171,3 @@ def test_a_resumed_run_is_not_said_to_have_ended(rng: np.random.Generator) -> No
     records = [{"step": 0}, *complete_steps(rng, 1), fruitless_record(rng, 2), *complete_steps(rng, 3)[2:]]
     assert UNFINISHED not in notes(run_of(records, steps="3"))
     assert "The run ended early at step 2 and was resumed later: no group had both" in notes(run_of(records))
-
-
-def test_what_was_dropped_adds_up_over_the_steps_that_count_it(rng: np.random.Generator) -> None:
-    records = complete_steps(rng, 6)
-    older = {name: value for name, value in records[0]["sampling"].items() if "dropped" not in name}
-    records[0]["sampling"] = older
-    lost, whole = (sum(r["sampling"][f"samples{end}"] for r in records[1:]) for end in ("_dropped", ""))
-    assert shown(run_of(records))[1]["dropped"] == f"{lost:,} ({100 * lost / whole:.1f}%)"
-    assert shown(run_of(records[:1]))[1]["dropped"] == "not counted"

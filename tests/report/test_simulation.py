@@ -1,6 +1,5 @@
 """Files, figure and table of simulations: each against the results themselves."""
 
-import csv
 import io
 import json
 import statistics
@@ -18,13 +17,12 @@ from brorl.reporting.simulation import (
     draw_figure,
     end_point_table,
     terms_table,
-    to_csv,
     to_json,
     write_simulation,
 )
 from brorl.theory.simulator import SimulationResult, SimulationSettings, simulate
 
-NAMES = ["simulation.csv", "simulation.json", "simulation.png"]
+NAMES = ["simulation.json", "simulation.png"]
 QUANTITIES = ("correct_mass", "fraction_improved", "worst_drop")
 
 
@@ -73,16 +71,6 @@ def test_terms_are_means_over_seeds(results: list[SimulationResult]) -> None:
         assert row[4] == f"{statistics.mean(sums):+.1e}"
         assert sum(map(float, row[1:4])) == pytest.approx(float(row[4]), rel=0.2, abs=0.11 * abs(float(row[1])))
     assert terms_table([replace(results[0], first_step=None)]) is None
-
-
-def test_csv_holds_what_the_json_holds(results: list[SimulationResult]) -> None:
-    rows = list(csv.DictReader(io.StringIO(to_csv(results))))
-    runs = to_json(results)["runs"]
-    flat = [(r["rollouts"], r["seed"], r["step"][i], *(r[q][i] for q in QUANTITIES)) for r in runs for i in range(4)]
-    assert [row["step"] for row in rows[:4]] == ["0", "10", "20", "25"]
-    assert [
-        (int(r["rollouts"]), int(r["seed"]), int(r["step"]), *(float(r[q]) for q in QUANTITIES)) for r in rows
-    ] == flat
 
 
 def test_figure_has_a_line_for_every_n_in_every_panel(results: list[SimulationResult]) -> None:
@@ -140,7 +128,6 @@ def test_files_are_written_together(results: list[SimulationResult], tmp_path: P
     write_simulation(results, folder)
     assert sorted(f.name for f in folder.iterdir()) == NAMES
     assert json.loads((folder / "simulation.json").read_text()) == to_json(results)
-    assert (folder / "simulation.csv").read_text() == to_csv(results)
     image = imread(folder / "simulation.png")
     assert image.shape[0] > 500
     assert image.shape[1] > 1500

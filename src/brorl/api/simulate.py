@@ -60,7 +60,7 @@ def simulate(
             console.print(terms)
         with storage_errors(folder, "rerun the command"):
             write_simulation(results, folder)
-    files = f"simulation.json, simulation.csv and simulation.png are in {folder}"
+    files = f"simulation.json and simulation.png are in {folder}"
     console.print(files, soft_wrap=True, markup=False)
 
 

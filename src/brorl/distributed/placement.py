@@ -19,7 +19,7 @@ import torch
 from brorl.activity import Echo, Observe, Stopwatch
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.evaluation.preparation import weights_fingerprint
+from brorl.evaluation.benchmark import weights_fingerprint
 from brorl.model.kernels import use_kernels
 from brorl.model.load import end_tokens_of, load_tokenizer
 from brorl.model.source import find_model

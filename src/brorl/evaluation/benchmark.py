@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from time import perf_counter
 from typing import Any
+
+from transformers import PreTrainedModel
 
 from brorl.activity import Observe, Phase, unobserved
 from brorl.algorithms.groups import Group
 from brorl.config.settings import TrainConfig
 from brorl.evaluation.summary import count, summarize
+from brorl.model.device import in_float64
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.rollout.engine import Sampler
 from brorl.sampling import SamplingParams
 from brorl.verification.grade import Grader
 
 _SEED_OFFSET = 1_000_003  # keeps the draws apart from those of training
+_VALUES_OF_A_TENSOR = 65_536
 _RECORDED = (
     "pass_at", "num_prompts", "num_samples", "solved", "truncation_rate", "verifier_timeouts", "verifier_failures",
     "unique_tokens", "sampled_tokens", "seconds",
@@ -91,3 +96,13 @@ class Benchmark:
                 **({"num_unverified": lost} if any(lost) else {}),
             },
         }
+
+
+def weights_fingerprint(model: PreTrainedModel) -> str:
+    """Return a hash of the name, the shape and up to 65,536 evenly spaced values of each tensor."""
+    digest = blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().reshape(-1)
+        values = in_float64(flat[:: max(1, flat.numel() // _VALUES_OF_A_TENSOR)]).cpu().numpy()
+        digest.update(f"{name} {tuple(tensor.shape)}".encode() + values.astype("<f8").tobytes())
+    return digest.hexdigest()

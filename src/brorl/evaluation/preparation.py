@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.data_sets import QuestionSet, Request, read_sets
 from brorl.evaluation.responses import PromptBatch, split_into_batches
-from brorl.model.device import in_float64
 from brorl.model.free_memory import available_bytes
 from brorl.model.load import choose_device, load_tokenizer
 from brorl.model.memory_plan import (
@@ -36,19 +34,6 @@ from brorl.verification.references import check_references, unreadable_reference
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
 from brorl.wording import option
-
-_VALUES_OF_A_TENSOR = 65_536
-
-
-def weights_fingerprint(model: PreTrainedModel) -> str:
-    """Return a hash of the name, the shape and up to 65,536 evenly spaced values of each tensor."""
-    digest = blake2b(digest_size=16)
-    for name, tensor in sorted(model.state_dict().items()):
-        flat = tensor.detach().reshape(-1)
-        values = in_float64(flat[:: max(1, flat.numel() // _VALUES_OF_A_TENSOR)]).cpu().numpy()
-        digest.update(f"{name} {tuple(tensor.shape)}".encode() + values.astype("<f8").tobytes())
-    return digest.hexdigest()
-
 
 _BATCH_TOKENS, _MIN_PROMPTS, _MAX_PROMPTS = 2**19, 8, 64
 LONGEST_RESPONSE = 32_768  # the paper's context

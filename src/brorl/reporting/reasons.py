@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from brorl.runs.run_record import Record, RunRecord, total
+from brorl.runs.run_record import RunRecord, total
 
 Why = Callable[[RunRecord], str]
 
@@ -43,21 +43,14 @@ def why_no_coverage(run: RunRecord) -> str:
     """Return why a run did not measure its coverage."""
     if not run.updates:
         return why_no_update(run)
-    return "The metrics hold no coverage."
-
-
-def why_no_smaller_n(run: RunRecord) -> str:
-    """Return why a run has no fraction of mixed groups for smaller N."""
-    if not _pooled(run):
-        return why_no_coverage(run)
-    return "The metrics hold no such estimate."
+    return "The metrics hold no such number."
 
 
 def why_no_estimate(run: RunRecord) -> str:
     """Return why a run has no estimate of the correct responses that were not sampled."""
-    pooled = _pooled(run)
+    pooled = [(r, r["coverage"]["pooled"]) for r in run.records if (r.get("coverage") or {}).get("pooled")]
     if not pooled or any(p.get("groups_all_unique") != r["sampling"]["groups"] for r, p in pooled):
-        return why_no_smaller_n(run)
+        return why_no_coverage(run)
     return "Not estimated: every response was unique, so the rollouts give no estimate of the unsampled ones."
 
 
@@ -110,15 +103,10 @@ def why_no_held_out_responses(run: RunRecord) -> str:
         return why_no_evaluation(run)
     if run.settings.get("store_rollouts_every") == "0":
         return "No responses were stored (store_rollouts_every: 0)."
-    return f"There are no responses in {run.path / 'evaluations'}; older versions did not store them."
+    return f"There are no responses in {run.path / 'evaluations'}."
 
 
 def _not_due(run: RunRecord, setting: str) -> str:
     """Return the first step that a setting names and the last step of the run, if the run is not there yet."""
     every, done = run.settings.get(setting, ""), run.updates[-1]["step"]
     return f"step {every} ({setting}), and the run is at step {done}" if every.isdecimal() and done < int(every) else ""
-
-
-def _pooled(run: RunRecord) -> list[tuple[Record, Record]]:
-    """Return the lines that hold coverage, each with its pooled numbers."""
-    return [(r, r["coverage"]["pooled"]) for r in run.records if (r.get("coverage") or {}).get("pooled")]

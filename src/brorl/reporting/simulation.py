@@ -1,12 +1,11 @@
 """Simulations to files, a figure and a table.
 
-`simulation.json` has settings and every record, `simulation.csv` the same records, `simulation.png` three panels over
-the steps, as in the paper's Figure 3. The results differ only in the number of rollouts and in the seed.
+`simulation.json` has settings and every record, `simulation.png` three panels over the steps, as in the paper's Figure
+3. The results differ only in the number of rollouts and in the seed.
 """
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from collections.abc import Sequence
@@ -59,17 +58,6 @@ def to_json(results: Sequence[SimulationResult]) -> dict[str, Any]:
         for r in results
     ]
     return {"format": "brorl simulation 1", "brorl_version": brorl.__version__, "settings": shared, "runs": runs}
-
-
-def to_csv(results: Sequence[SimulationResult]) -> str:
-    """Return the content of `simulation.csv`: a header, and a line for each record of each simulation."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["rollouts", "seed", "step", *_PANELS])
-    for run in to_json(results)["runs"]:
-        for record in zip(run["step"], *(run[name] for name in _PANELS), strict=True):
-            writer.writerow([run["rollouts"], run["seed"], *record])
-    return text.getvalue()
 
 
 def draw_figure(results: Sequence[SimulationResult]) -> Figure:
@@ -153,11 +141,10 @@ def terms_table(results: Sequence[SimulationResult]) -> Table | None:
 
 
 def write_simulation(results: Sequence[SimulationResult], directory: Path) -> None:
-    """Write the three files; the figure first, because it takes the longest."""
+    """Write both files; the figure first, because it takes the longest."""
     picture = io.BytesIO()  # the same numbers, the same bytes
     draw_figure(results).savefig(picture, format="png", dpi=130, metadata={"Software": None})
     replace_file(directory / "simulation.png", picture.getvalue())
-    replace_file(directory / "simulation.csv", to_csv(results).encode())
     replace_file(directory / "simulation.json", json.dumps(to_json(results), allow_nan=False).encode())
 
 

@@ -314,7 +314,7 @@ def coverage_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     unsampled_by_n = against_n(runs, "unsampled_correct_at", "new correct response")
     return [
         chart("informative", reasons.why_no_step, mixed_lines(runs)),
-        chart("informative-n", reasons.why_no_smaller_n, mixed_by_n),
+        chart("informative-n", reasons.why_no_coverage, mixed_by_n),
         chart("unsampled", reasons.why_no_coverage),
         chart("unsampled-n", reasons.why_no_estimate, unsampled_by_n),
         chart("held_out_check", reasons.why_no_held_out_check),
@@ -331,7 +331,7 @@ def cost_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     return [
         chart("sharing"),
         _seconds_chart(runs),
-        *([dropped] if dropped.traces else []),  # older metrics do not count dropped rollouts
+        dropped,
         chart("length"),
         chart("truncated"),
         lost,

@@ -13,7 +13,7 @@ from brorl.cost import UNITS, total_cost
 from brorl.evaluation.paired import Conclusion, conclusion_of, difference_interval
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import Estimate, duration, interval, signed
-from brorl.runs.run_record import Record, RunRecord, number, total
+from brorl.runs.run_record import Record, RunRecord, total
 from brorl.runs.stored_rollouts import step_list
 
 SCORES = ("score", "first evaluation", "last evaluation", "change", "clearly", "best evaluation")
@@ -44,12 +44,12 @@ def score_rows(run: RunRecord) -> list[tuple[str, ...]]:
 
 def cost_row(run: RunRecord) -> tuple[str, ...]:
     """Return the cells of `COSTS` for a run."""
-    cost, dropped = total_cost(run.records), _dropped(run, "samples")
+    cost, dropped = total_cost(run.records), total(run.steps, "sampling", "samples_dropped")
     return (
         steps_done(run),
         _batch(run),
         f"{cost.samples:,}",
-        f"{dropped[0]:,} ({_fraction(*dropped)})" if dropped else "not counted",
+        f"{dropped:,.0f} ({_fraction(dropped, cost.samples)})",
         f"{total(run.steps, 'sampling', 'distinct_responses'):,.0f}",
         f"{cost.sampled_tokens:,}",
         f"{cost.unique_tokens:,} ({_fraction(cost.unique_tokens, cost.sampled_tokens)})",
@@ -166,13 +166,6 @@ def _is_unfinished(run: RunRecord) -> bool:
     if limit != "null":
         left += [spent.of(name) < float(limit) for name in UNITS if name == unit]
     return bool(left) and all(left)
-
-
-def _dropped(run: RunRecord, name: str) -> tuple[int, int] | None:
-    """Return the amount that dynamic sampling dropped and the whole amount, over the steps whose metrics count it."""
-    counting = [r for r in run.steps if number(r, "sampling", f"{name}_dropped") is not None]
-    dropped, whole = (int(total(counting, "sampling", key)) for key in (f"{name}_dropped", name))
-    return (dropped, whole) if counting else None
 
 
 def _batch(run: RunRecord) -> str:
