@@ -44,10 +44,10 @@ def measure(name: str, variant: str) -> dict[str, object]:
 
     from brorl.algorithms.groups import Group
     from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
-    from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
     from brorl.model.lora import add_adapter
     from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
     from brorl.model.settings import LoraSettings
+    from brorl.model.tree_attention import enable_gradient_checkpointing
     from brorl.prompts.prompt import Prompt
     from brorl.rollout.native.engine import NativeEngine
     from brorl.sampling import SamplingParams

@@ -151,7 +151,7 @@ def test_a_rounded_copy_samples_and_the_learner_corrects_for_it(tiny: Path) -> N
     assert 1e-5 < error.max() < 0.1
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     for other in (TreeForward(), FlatForward("by choice")):
-        with pytest.raises(UserError, match=r"engine\.dtype = bfloat16 needs the lean pass.*set engine\.dtype: auto"):
+        with pytest.raises(UserError, match=r"engine\.dtype = bfloat16 needs the Llama pass.*set engine\.dtype: auto"):
             engine(settings, other)
 
 

@@ -17,10 +17,10 @@ from measurement import Workload
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from brorl.model import logits, node_outputs, tiled_attention
+from brorl.model import logits, logprobs, tree_batch
 from brorl.model.forward import FlatForward, Forward, TreeForward
-from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.logprobs import ModelPass
+from brorl.model.tree_attention import enable_gradient_checkpointing
 
 _SCORES_PER_TILE = 400  # some queries of a short response
 _ROWS_PER_BLOCK = 5
@@ -171,11 +171,11 @@ class LearnerVariant:
             enable_gradient_checkpointing(model)
         with ExitStack() as stack:
             if self.small_tiles:
-                stack.enter_context(patch.object(tiled_attention, "SCORES_PER_TILE", _SCORES_PER_TILE))
+                stack.enter_context(patch.object(tree_batch, "SCORES_PER_TILE", _SCORES_PER_TILE))
             if self.small_blocks:
                 block = _ROWS_PER_BLOCK * model.config.get_text_config().vocab_size
                 stack.enter_context(patch.object(logits, "MAX_LOGITS", 0))
-                stack.enter_context(patch.object(node_outputs, "LOGITS_PER_BLOCK", block))
+                stack.enter_context(patch.object(logprobs, "LOGITS_PER_BLOCK", block))
             yield
 
 

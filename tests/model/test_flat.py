@@ -16,7 +16,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings, KLPenalty, PolicyLossSettings
 from brorl.errors import UserError
 from brorl.model.context_limit import attention_limit, carries_state, position_limit
-from brorl.model.flat_logprobs import flat_chunk_logprobs, split_into_rows
+from brorl.model.flat_path import CacheError, OwnCache, flat_chunk_logprobs, split_into_rows
 from brorl.model.forward import (
     FlatForward,
     ForwardChoice,
@@ -25,7 +25,6 @@ from brorl.model.forward import (
     num_flat_tokens,
     num_tree_tokens,
 )
-from brorl.model.hf_cache import CacheError, OwnCache
 from brorl.model.hook_check import check_packed
 from brorl.model.logits import NextToken
 from brorl.model.logprobs import ModelPass, by_tree, tree_logprobs

@@ -6,10 +6,9 @@ import torch
 from transformers import MptConfig, MptForCausalLM, PreTrainedModel
 
 from brorl.errors import UserError
-from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.logits import NextToken
 from brorl.model.logprobs import chunk_logprobs, tree_logprobs
-from brorl.model.tree_attention import HookedPass, prefill, tree_attention
+from brorl.model.tree_attention import HookedPass, enable_gradient_checkpointing, prefill, tree_attention
 from brorl.tree import RolloutTree
 from small_models import ARCHITECTURES, assert_same_gradients, gradients, mostly_slow, random_tree, small_model
 

@@ -9,12 +9,12 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from brorl.errors import UserError
+from brorl.model.flat_path import CacheError
 from brorl.model.forward import choose_forward
-from brorl.model.hf_cache import CacheError
 from brorl.model.hook_check import check_hooks, check_own_cache, check_window
-from brorl.model.kv_shape import KVShape, kv_shapes
 from brorl.model.logprobs import tree_logprobs
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
+from brorl.model.model_shape import KVShape, kv_shapes
 from brorl.model.tree_attention import HooksError, PromptContext
 from brorl.rollout.native.arena import Arena
 from brorl.rollout.native.engine import NativeEngine

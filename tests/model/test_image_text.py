@@ -13,13 +13,13 @@ from test_flat import flat_logprobs
 from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel
 
 from brorl.errors import UserError
+from brorl.model.flat_path import CacheError
 from brorl.model.forward import Forward, TreeForward, choose_forward
-from brorl.model.hf_cache import CacheError
-from brorl.model.image_text import auto_class
 from brorl.model.load import Blueprint, load_model
 from brorl.model.logprobs import tree_logprobs
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.settings import LoraSettings
+from brorl.model.source import auto_class
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.vllm_transfer import publish
 from brorl.sampling import SamplingParams

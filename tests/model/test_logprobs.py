@@ -66,7 +66,7 @@ def test_log_probs_and_gradients_equal_the_flattened_batch(
 ) -> None:
     temperature = float(rng.choice([1.0, 0.6]))
     model = small_model(architecture, seed=int(rng.integers(1 << 30)))
-    model_pass = ModelPass(lean=architecture != "hooked")
+    model_pass = ModelPass(llama=architecture != "hooked")
     trees = some_trees(rng)
     weight = [rng.normal(size=t.num_unique_tokens) for t in trees]
     flat = flattened_logprobs(model, trees, temperature)
@@ -97,9 +97,9 @@ def test_log_probs_and_gradients_equal_the_flattened_batch(
     assert_same_gradients(gradients(model), flat_gradients)
 
 
-@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("llama", [False, True])
 @pytest.mark.parametrize("padding", [None, EOS + 1])
-def test_tied_embeddings_and_frozen_layers(lean: bool, padding: int | None, rng: np.random.Generator) -> None:
+def test_tied_embeddings_and_frozen_layers(llama: bool, padding: int | None, rng: np.random.Generator) -> None:
     """Tied weights get both gradients; a frozen first layer gets none, and the rest are as before.
 
     The embedding of a padding token gets none as an input, also where a chat template ends turns with that token.
@@ -117,7 +117,7 @@ def test_tied_embeddings_and_frozen_layers(lean: bool, padding: int | None, rng:
         expected = gradients(model)
         model.zero_grad()
         all_weights = torch.from_numpy(np.concatenate(weight))
-        for chunk in chunk_logprobs(model, trees, max_nodes=10, model_pass=ModelPass(lean=lean)):
+        for chunk in chunk_logprobs(model, trees, max_nodes=10, model_pass=ModelPass(llama=llama)):
             (chunk.logprob * all_weights[chunk.index]).sum().backward()
         assert_same_gradients(gradients(model), expected)
 

@@ -20,16 +20,14 @@ from transformers import (
 )
 
 from brorl.errors import UserError
-from brorl.model import kernels, logits, node_outputs, tiled_attention
-from brorl.model.flat_logprobs import flat_chunk_logprobs
+from brorl.model import kernels, logits, logprobs, tree_batch
+from brorl.model.flat_path import flat_chunk_logprobs
 from brorl.model.forward import choose_forward
-from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.logits import NextToken, embeds_last
-from brorl.model.logprobs import by_tree, chunk_logprobs, tree_logprobs
+from brorl.model.logprobs import ChunkLogprobs, by_tree, chunk_logprobs, tree_logprobs
 from brorl.model.lora import add_adapter
-from brorl.model.node_outputs import ChunkLogprobs
 from brorl.model.settings import LoraSettings
-from brorl.model.tree_attention import PromptCache
+from brorl.model.tree_attention import PromptCache, enable_gradient_checkpointing
 from brorl.model.tree_batch import ChunkInputs, TreeBatch, TreeSlice
 from brorl.tree import RolloutTree
 from small_models import (
@@ -49,8 +47,8 @@ HEADS = 4
 def small_blocks(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """Compute a few rows of logits, and tiles of a few queries."""
     monkeypatch.setattr(logits, "MAX_LOGITS", 0)
-    monkeypatch.setattr(node_outputs, "LOGITS_PER_BLOCK", int(rng.integers(1, 6)) * VOCABULARY)
-    monkeypatch.setattr(tiled_attention, "SCORES_PER_TILE", int(rng.integers(1, 8)) * 30 * HEADS)
+    monkeypatch.setattr(logprobs, "LOGITS_PER_BLOCK", int(rng.integers(1, 6)) * VOCABULARY)
+    monkeypatch.setattr(tree_batch, "SCORES_PER_TILE", int(rng.integers(1, 8)) * 30 * HEADS)
 
 
 def some_trees(rng: np.random.Generator) -> list[RolloutTree]:
@@ -134,7 +132,7 @@ def whole_and_blocks(
     found = []
     for limit in (1 << 27, 0):
         monkeypatch.setattr(logits, "MAX_LOGITS", limit)
-        monkeypatch.setattr(node_outputs, "LOGITS_PER_BLOCK", 3 * VOCABULARY)
+        monkeypatch.setattr(logprobs, "LOGITS_PER_BLOCK", 3 * VOCABULARY)
         chunks = chunk_logprobs(model, trees, next_token=next_token, max_nodes=20, entropy=True)
         found.append(weighted(model, chunks, weight_KO))
     return found
@@ -332,7 +330,7 @@ def test_tiles_attend_to_prompts_and_paths(
     expected = [output.detach(), *torch.autograd.grad(output, exact, grad)]
     tolerance = 1e-12 if dtype == torch.float64 else 0.1
     for scores in (1, 200, 2000, 1 << 20):
-        monkeypatch.setattr(tiled_attention, "SCORES_PER_TILE", scores)
+        monkeypatch.setattr(tree_batch, "SCORES_PER_TILE", scores)
         context = batch.context(PromptCache([prompt_key], [prompt_value], lengths))
         output = context.attend(0, query, key, value)
         found = [output.detach(), *torch.autograd.grad(output, inputs, grad.to(dtype))]
@@ -377,8 +375,8 @@ def test_no_tensor_grows_with_the_rows_times_the_vocabulary_or_the_length_square
     monkeypatch.setattr(kernels, "_choice", "off")
     assert largest() >= (length - 1) * vocabulary  # the mode sees the logits
     monkeypatch.setattr(logits, "MAX_LOGITS", limit)
-    monkeypatch.setattr(node_outputs, "LOGITS_PER_BLOCK", limit)
-    monkeypatch.setattr(tiled_attention, "SCORES_PER_TILE", limit)
+    monkeypatch.setattr(logprobs, "LOGITS_PER_BLOCK", limit)
+    monkeypatch.setattr(tree_batch, "SCORES_PER_TILE", limit)
     model.zero_grad()
     assert largest() <= bound
     monkeypatch.setattr(kernels, "_choice", "auto")

@@ -11,9 +11,7 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config
 
 from brorl.errors import UserError
-from brorl.model.free_memory import available_bytes, available_to_process
-from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
-from brorl.model.kv_shape import kv_shapes
+from brorl.model.device import available_bytes, available_to_process
 from brorl.model.logprobs import chunk_logprobs
 from brorl.model.lora import add_adapter
 from brorl.model.memory_plan import (
@@ -24,7 +22,9 @@ from brorl.model.memory_plan import (
     check,
     plan_memory,
 )
+from brorl.model.model_shape import kv_shapes
 from brorl.model.settings import LoraSettings, States
+from brorl.model.tree_attention import enable_gradient_checkpointing
 from brorl.rollout.native.arena import Arena
 from brorl.rollout.native.rows import RowMemory
 from brorl.training.adamw import AdamW

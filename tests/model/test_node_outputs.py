@@ -10,7 +10,7 @@ from torch._inductor.utils import run_and_get_code
 
 from brorl.model import compiled
 from brorl.model.logits import NextToken, RowLogits
-from brorl.model.node_outputs import NodeOutputs, _gradient, _reduce
+from brorl.model.logprobs import NodeOutputs, _gradient, _reduce
 
 ROWS, NODES, VOCABULARY = 13, 40, 50
 NEXT_TOKENS = [

@@ -19,18 +19,17 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 
 from brorl.arrays import IntArray
-from brorl.model import compiled, compiled_layers
-from brorl.model.flat_logprobs import flat_chunk_logprobs
+from brorl.model import compiled
+from brorl.model.flat_path import flat_chunk_logprobs
 from brorl.model.flex_attention import BLOCK, QUERIES_PER_COPY, Blocks, ForestAttention
 from brorl.model.forward import FlatForward, TreeForward, with_packed_passes
-from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.hook_check import check_packed
 from brorl.model.logits import NextToken
 from brorl.model.logprobs import ModelPass, chunk_logprobs, tree_logprobs
 from brorl.model.lora import add_adapter
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.settings import LoraSettings
-from brorl.model.tree_attention import HooksError
+from brorl.model.tree_attention import HooksError, enable_gradient_checkpointing
 from brorl.model.tree_batch import TreeBatch, TreeSlice, split_into_chunks
 from brorl.tree import RolloutTree
 from small_models import (
@@ -543,7 +542,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     def failing(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no valid configuration\nmore")
 
-    monkeypatch.setattr(compiled_layers, "compiled", lambda _function: failing)
+    monkeypatch.setattr(compiled, "compiled", lambda _function: failing)
     with pytest.raises(HooksError, match=r"RuntimeError: no valid configuration more"):
         check_packed(small_model(dtype=torch.float32), replace(PACKED, compiled=True))
 

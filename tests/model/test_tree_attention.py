@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from brorl.model.kv_shape import KVShape
-from brorl.model.lean import LeanPass
+from brorl.model.llama_pass import LlamaPass
 from brorl.model.logits import softmax_lse
+from brorl.model.model_shape import KVShape
 from brorl.model.tree_attention import (
     HookedPass,
     HooksError,
@@ -157,7 +157,7 @@ def test_cut_hands_out_every_response_once_and_in_order(max_nodes: int, rng: np.
 def test_prefill_equals_the_models_own_cache_and_logits(architecture: str, rng: np.random.Generator) -> None:
     model = small_model(architecture, seed=int(rng.integers(1 << 30)))
     prompts = [rng.integers(0, 17, n).tolist() for n in (5, 1, 9, 9)]
-    packed = HookedPass(model) if architecture == "hooked" else LeanPass(model, model.dtype)
+    packed = HookedPass(model) if architecture == "hooked" else LlamaPass(model, model.dtype)
     with torch.no_grad():
         with tree_attention(model):
             cache, logits = prefill(packed, prompts)

@@ -39,15 +39,15 @@ print(json.dumps([same, agrees, [line for line in lines if 'Triton' not in line]
 JOINED = """
 import torch
 from brorl.model.hook_check import is_exact
-from brorl.model.lean import LeanPass, has_lean_layout, num_joined_weights
+from brorl.model.llama_pass import LlamaPass, has_llama_layout, num_joined_weights
 from brorl.model.logprobs import ModelPass
 from brorl.model.tree_attention import HookedPass, prefill, tree_attention
 from small_models import small_model
 
 for architecture in ("llama", "qwen2", "qwen3", "mistral"):
     model = small_model(architecture, seed=5).cuda()
-    assert has_lean_layout(model) and is_exact(model, ModelPass(lean=True))
-    packed = LeanPass(model, model.dtype)
+    assert has_llama_layout(model) and is_exact(model, ModelPass(llama=True))
+    packed = LlamaPass(model, model.dtype)
     assert sum(copy.numel() for copy, _ in packed._copies) == num_joined_weights(model)
     addresses = packed.addresses(50)
     for _ in range(2):

@@ -78,9 +78,9 @@ def test_a_variant_trains(device: Path, tmp_path: Path, variant: str) -> None:
 
 UNCOMPILED = """
 import atexit
-from brorl.model import compiled_layers, flex_attention, node_outputs
+from brorl.model import compiled, flex_attention, logprobs
 made, original = [], flex_attention.ForestAttention.attend
-for module in (compiled_layers, flex_attention, node_outputs):
+for module in (compiled, flex_attention, logprobs):
     module.compiled = lambda function: function
 def attend(*inputs):
     made.append(0)

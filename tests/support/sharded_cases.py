@@ -16,13 +16,13 @@ from brorl.algorithms.groups import Group
 from brorl.config.reading import make_config
 from brorl.errors import UserError
 from brorl.model import logits as logits_module
-from brorl.model import node_outputs
+from brorl.model import logprobs as logprobs_module
 from brorl.model.forward import FlatForward
-from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.logits import LOGITS_PER_BLOCK, MAX_LOGITS
 from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
 from brorl.model.sharding import full_tensor, shard
+from brorl.model.tree_attention import enable_gradient_checkpointing
 from brorl.training.inputs import prepare
 from brorl.training.learner import LearnerSettings, StepMetrics
 from brorl.training.local_parts import build_rank
@@ -71,7 +71,7 @@ def model_of(case: Case) -> PreTrainedModel:
 
 def learner_of(case: Case, ranks: Ranks, load: Callable[[Case], PreTrainedModel] = model_of) -> TreeLearner:
     logits_module.MAX_LOGITS = 0 if case.logits_per_block else MAX_LOGITS
-    node_outputs.LOGITS_PER_BLOCK = case.logits_per_block or LOGITS_PER_BLOCK
+    logprobs_module.LOGITS_PER_BLOCK = case.logits_per_block or LOGITS_PER_BLOCK
     if ranks.size == 1:
         return TreeLearner(load(case), case.settings)
     lora = LoraSettings(rank=case.lora) if case.lora else None

@@ -27,7 +27,7 @@ ARCHITECTURES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 6}),
     "mistral": (MistralConfig, MistralForCausalLM, {"head_dim": 12, "sliding_window": None}),
-    "hooked": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True}),  # its norms keep it from the lean pass
+    "hooked": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True}),  # its norms keep it from the Llama pass
 }
 
 

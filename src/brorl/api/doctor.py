@@ -106,9 +106,9 @@ def diagnose_cluster(address: str, folder: Path) -> Diagnosis:
 def _machine() -> Table:
     import torch
 
-    from brorl.model.free_memory import available_bytes
+    from brorl.model.device import available_bytes
+    from brorl.model.fused_ops import fastest_product
     from brorl.model.kernels import describe_kernels
-    from brorl.model.product import fastest_product
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = available_bytes(torch.device("cpu"))

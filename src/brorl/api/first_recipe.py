@@ -12,7 +12,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from brorl.format import counted, listed
-from brorl.model.name import shipped_folder
+from brorl.model.settings import shipped_folder
 from brorl.prompts.answer_forms import AnswerForm, asked_form
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN
 from brorl.prompts.files import SourceReading

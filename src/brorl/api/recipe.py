@@ -10,7 +10,7 @@ from brorl.api.runs_folder import refuse_used_folder
 from brorl.config.reading import ConfigOrPath, make_config, settings_in
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.model.name import check_folder, shipped_folder
+from brorl.model.settings import check_folder, shipped_folder
 from brorl.paths import is_file
 
 WITHOUT_TRAINING: Mapping[str, Any] = {

@@ -26,7 +26,7 @@ from brorl.console.screen import Screen
 from brorl.distributed.settings import ClusterSettings
 from brorl.errors import LearnerLostError, UserError
 from brorl.format import counted
-from brorl.model.name import shipped_folder
+from brorl.model.settings import shipped_folder
 from brorl.model.source import commit_of, find_model
 from brorl.reporting.page.page import REPORT, write_report
 from brorl.reporting.samples import unsolved_examples

@@ -28,7 +28,7 @@ from brorl.cost import Budget, Unit
 from brorl.distributed.placement import check_ray
 from brorl.errors import UserError
 from brorl.format import counted, memory_size
-from brorl.model.free_memory import available_bytes
+from brorl.model.device import available_bytes
 from brorl.model.load import choose_device
 from brorl.runs.run_directory import RunDirectory, held_out_record
 from brorl.training.inputs import prepare

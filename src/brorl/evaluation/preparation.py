@@ -13,7 +13,7 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.data_sets import QuestionSet, Request, read_sets
 from brorl.evaluation.responses import PromptBatch, split_into_batches
-from brorl.model.free_memory import available_bytes
+from brorl.model.device import available_bytes
 from brorl.model.load import choose_device, load_tokenizer
 from brorl.model.memory_plan import (
     MemoryLine,

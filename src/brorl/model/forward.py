@@ -21,13 +21,12 @@ from brorl.activity import Echo
 from brorl.arrays import FloatArray
 from brorl.errors import UserError
 from brorl.model.context_limit import attention_limit, other_span, position_limit
-from brorl.model.flat_logprobs import flat_chunk_logprobs
+from brorl.model.flat_path import flat_chunk_logprobs
 from brorl.model.hook_check import check_hooks, check_own_cache, check_packed, check_window, is_exact
-from brorl.model.kv_shape import KVShape
-from brorl.model.lean import has_lean_layout
+from brorl.model.llama_pass import has_llama_layout
 from brorl.model.logits import embeds_last
-from brorl.model.logprobs import DEFAULT_PASS, ModelPass, chunk_logprobs, default_max_nodes
-from brorl.model.node_outputs import ChunkLogprobs
+from brorl.model.logprobs import DEFAULT_PASS, ChunkLogprobs, ModelPass, chunk_logprobs, default_max_nodes
+from brorl.model.model_shape import KVShape
 from brorl.model.settings import ForwardChoice
 from brorl.model.tree_attention import HooksError
 from brorl.model.tree_batch import AttentionChoice
@@ -61,7 +60,7 @@ class TreeForward:
     # for each layer the shape of its keys and values; empty for a model that was not checked
     kv_shapes: Sequence[KVShape] = ()
     model_pass: ModelPass = DEFAULT_PASS  # how chunks go through the model
-    lean: bool = False  # whether rows go through `LeanPass` instead of the model's modules
+    llama: bool = False  # whether rows go through `LlamaPass` instead of the model's modules
     # the model's sliding window, if contexts are longer; an engine on a GPU and packed passes compute it
     window: int | None = None
     response_costs = staticmethod(tree_costs)
@@ -219,10 +218,10 @@ def with_packed_passes(
 
 def _tree(model: PreTrainedModel, attention: AttentionChoice) -> TreeForward:
     shapes = check_hooks(model)
-    lean = has_lean_layout(model) and is_exact(model, ModelPass(attention, lean=True))
+    llama = has_llama_layout(model) and is_exact(model, ModelPass(attention, llama=True))
     on_cpu = model.device.type == "cpu"
-    model_pass = ModelPass(attention, whole_logits=not embeds_last(model), lean=lean and on_cpu)
-    return TreeForward(shapes, model_pass, lean)
+    model_pass = ModelPass(attention, whole_logits=not embeds_last(model), llama=llama and on_cpu)
+    return TreeForward(shapes, model_pass, llama)
 
 
 def _flat(model: PreTrainedModel, context: int, reason: str) -> FlatForward:

@@ -19,11 +19,9 @@ from transformers import PreTrainedModel
 
 from brorl.errors import UserError
 from brorl.model.context_limit import attention_limit, carries_state, other_span, smallest_window
-from brorl.model.flat_logprobs import flat_chunk_logprobs, last_logits
-from brorl.model.hf_cache import CacheError, OwnCache
-from brorl.model.kv_shape import KVShape, kv_shapes
-from brorl.model.logprobs import DEFAULT_PASS, ModelPass, by_tree, chunk_logprobs, tree_logprobs
-from brorl.model.node_outputs import ChunkLogprobs
+from brorl.model.flat_path import CacheError, OwnCache, flat_chunk_logprobs, last_logits
+from brorl.model.logprobs import DEFAULT_PASS, ChunkLogprobs, ModelPass, by_tree, chunk_logprobs, tree_logprobs
+from brorl.model.model_shape import KVShape, kv_shapes
 from brorl.model.sharding import local_tensor
 from brorl.model.tree_attention import HookedPass, HooksError, prefill, tree_attention
 from brorl.tree import RolloutTree

@@ -1,10 +1,11 @@
-"""Loads a Hugging Face causal LM, with dropout off, and its tokenizer.
+"""Loads a Hugging Face causal LM, with dropout off, and its tokenizer; compares what is saved with the model.
 
 A tokenizer without an end-of-sequence token is an error, since no response could finish. A padding token is not needed.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import (
     AutoTokenizer,
@@ -24,21 +26,32 @@ from transformers import (
 )
 
 from brorl.errors import UserError
-from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
-from brorl.model.image_text import auto_class, freeze_images, processor_files
-from brorl.model.lora import ADAPTER, add_adapter, continue_adapter, keep_gradients, nf4_config, require_peft
-from brorl.model.merge import merged
+from brorl.model.lora import (
+    ADAPTER,
+    add_adapter,
+    continue_adapter,
+    keep_gradients,
+    merged,
+    nf4_config,
+    require_peft,
+    saved_adapter,
+)
 from brorl.model.settings import LoraSettings
 from brorl.model.source import (
+    ADAPTER_CONFIG,
     ModelSource,
+    auto_class,
     check_weights,
     commit_of,
     find_model,
+    freeze_images,
     not_loaded,
+    processor_files,
     quiet_transformers,
     read_config,
 )
 from brorl.model.stop_strings import check_stop, special_token, stop_tokens
+from brorl.model.tree_attention import enable_gradient_checkpointing
 
 _log = logging.getLogger(__name__)
 _ALIGNMENT = 64  # bytes; what torch gives new tensors on a CPU
@@ -313,3 +326,55 @@ class Blueprint:
         for name, tensor in {**self.parameters, **self.buffers}.items():
             module, _, own_name = name.rpartition(".")
             setattr(model.get_submodule(module), own_name, tensor)
+
+
+_NOT_OF_THE_MODEL = ("_name_or_path", "dtype", "transformers_version")
+
+
+def check_saved(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Check that a folder holds the model or the adapters that were saved there, weight by weight and bit by bit.
+
+    A whole model is loaded by transformers, with the folder's config; the weights stay in their file.
+
+    Args:
+        model: The model; its parameters may be sharded.
+        weights: The parameters that were saved, whole, by name.
+        folder: The folder.
+
+    Raises:
+        UserError: If it holds another model; it names what differs.
+    """
+    if is_adapter := (folder / ADAPTER_CONFIG).exists():
+        saved = load_file(folder / "adapter_model.safetensors")
+        weights = dict(saved_adapter(weights.items()))
+        wrong = []
+    else:
+        # some models draw random numbers while they load, and the random state is part of the checkpoint
+        with quiet_transformers(), torch.random.fork_rng(devices=()):
+            again: Any = auto_class(model.config).from_pretrained(
+                folder, dtype=model.dtype, local_files_only=True, trust_remote_code=False
+            )
+        saved = dict(again.named_parameters())
+        wrong = [f"{key} of its config" for key in _differing(_plain(model.config), _plain(again.config))]
+    wrong += sorted(saved.keys() ^ weights.keys())
+    wrong += [n for n, weight in weights.items() if n in saved and not torch.equal(saved[n].to(weight), weight)]
+    if wrong:
+        what = "adapters" if is_adapter else "model"
+        raise UserError(
+            f"the {what} that was saved differs from the {type(model).__name__} that was trained ({wrong[0]}, "
+            f"{len(wrong)} differences); {'change lora.target_modules' if is_adapter else 'train adapters (lora.rank)'}"
+            ", or install another version of transformers"
+        )
+
+
+def _plain(config: PreTrainedConfig) -> Any:
+    """Return the entries of a config that define the model, as JSON reads them."""
+
+    def defining(entry: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in entry.items() if key not in _NOT_OF_THE_MODEL}
+
+    return json.loads(json.dumps(config.to_dict(), default=str), object_hook=defining)
+
+
+def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    return [key for key in sorted({*first, *second}) if first.get(key) != second.get(key)]

@@ -17,10 +17,8 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from brorl.errors import UserError
-from brorl.model.image_text import auto_class, freeze_images
 from brorl.model.kernels import kernels
-from brorl.model.kv_shape import KVShape, shapes_or_guess
-from brorl.model.lean import has_lean_layout, num_joined_weights
+from brorl.model.llama_pass import has_llama_layout, num_joined_weights
 from brorl.model.logits import (
     COMPILED_LOGITS_PER_BLOCK,
     LOGITS_PER_BLOCK,
@@ -32,12 +30,12 @@ from brorl.model.logits import (
 )
 from brorl.model.logprobs import default_max_nodes
 from brorl.model.lora import ALL_LINEAR, adapter_shapes, target_layers
-from brorl.model.model_shape import ModelShape
+from brorl.model.model_shape import KVShape, ModelShape, shapes_or_guess
 from brorl.model.moments import moment_bytes
 from brorl.model.settings import ForwardChoice, LoraSettings, States
-from brorl.model.tiled_attention import SCORES_PER_TILE
+from brorl.model.source import auto_class, freeze_images
 from brorl.model.tree_attention import PREFILL_TOKENS
-from brorl.model.tree_batch import AttentionChoice
+from brorl.model.tree_batch import SCORES_PER_TILE, AttentionChoice
 
 _BYTES_PER_DRAWN_LOGIT = 24  # scaled, padded, softmax, and a copy in float64
 _BYTES_PER_MASS = 16  # gathered, in float64, and their sums
@@ -217,7 +215,7 @@ def _kept_lines(model: PreTrainedModel, activations: _Activations, settings: Mem
     others = ("host",) * (settings.device != "cpu") + ("8bit",) * (settings.states == "device")
     moments_smaller = ", ".join([*(f"optimizer.states: {one}" for one in others), "lora.rank"])
     joins = settings.device == "cuda" and not (settings.separate_engine or lora or activations.flat)
-    joined = num_joined_weights(model) if joins and has_lean_layout(model) else 0
+    joined = num_joined_weights(model) if joins and has_llama_layout(model) else 0
     smaller = "dtype: bfloat16" if lora else "dtype: bfloat16 with lora.rank"
     copy_smaller = "engine.kind: native" if settings.separate_engine else "lora.rank, whose runs have none"
     return (

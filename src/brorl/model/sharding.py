@@ -24,8 +24,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from brorl.errors import OutOfMemoryError
 from brorl.model.chunk_size import Passes, PeerOutOfMemoryError
-from brorl.model.image_text import processor_files
 from brorl.model.logits import computed_whole
+from brorl.model.source import processor_files
 from brorl.model.tree_attention import attention
 
 try:

@@ -116,9 +116,9 @@ def build_engine(
             has_copy = config.dtype == "bfloat16" and model.dtype != torch.bfloat16
             sampler = load_model(source, choose_device(config.device), torch.bfloat16) if has_copy else model
             rounded = config.engine.dtype == "bfloat16"
-            if rounded and not (isinstance(forward, TreeForward) and forward.model_pass.lean):
+            if rounded and not (isinstance(forward, TreeForward) and forward.model_pass.llama):
                 raise UserError(
-                    f"engine.dtype = bfloat16 needs the lean pass, which {type(model).__name__} does not have here "
+                    f"engine.dtype = bfloat16 needs the Llama pass, which {type(model).__name__} does not have here "
                     "(Llama, Mistral, Qwen2 or Qwen3 on a CPU, without adapters and sliding windows); set "
                     "engine.dtype: auto"
                 )

@@ -23,8 +23,8 @@ import torch
 import brorl
 from brorl.algorithms.groups import Group
 from brorl.errors import UserError
+from brorl.model.fused_ops import fastest_product
 from brorl.model.kernels import kernels
-from brorl.model.product import fastest_product
 from brorl.prompts.prompt import Prompt, stored_reference
 from brorl.runs.run_record import read_metrics
 from brorl.runs.stored_rollouts import Folder, responses_table

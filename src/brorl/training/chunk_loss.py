@@ -19,7 +19,7 @@ from brorl.algorithms.policy_loss import PolicyLoss, SequenceLoss, cispo_loss, c
 from brorl.algorithms.settings import KLPenalty, PolicyLossSettings
 from brorl.arrays import FloatArray
 from brorl.model.device import in_float64
-from brorl.model.node_outputs import ChunkLogprobs
+from brorl.model.logprobs import ChunkLogprobs
 from brorl.training.mini_batch import MiniBatch
 
 NUM_SUMS = 7

@@ -147,7 +147,7 @@ def build_rank(
         ranks, lambda: load(torch.device("cpu")), config.adapters, config.engine.gradient_checkpointing
     )
     if isinstance(forward, TreeForward):  # only its modules gather the weights of a sharded model
-        forward = replace(forward, model_pass=replace(forward.model_pass, lean=False))
+        forward = replace(forward, model_pass=replace(forward.model_pass, llama=False))
     settings = LearnerSettings.from_recipe(config, stop_token_ids, forward)
     shard(model, weights, choose_device(config.device), settings.autocast)
     settings = replace(settings, forward=build_learner_forward(config, model, forward, echo, ranks))

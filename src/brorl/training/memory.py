@@ -7,7 +7,7 @@ from collections.abc import Callable
 from transformers import PreTrainedConfig
 
 from brorl.config.settings import TrainConfig
-from brorl.model.free_memory import available_bytes
+from brorl.model.device import available_bytes
 from brorl.model.load import choose_device
 from brorl.model.memory_choices import MemoryChoices
 from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, check, plan_memory

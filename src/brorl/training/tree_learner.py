@@ -29,7 +29,7 @@ from brorl.arrays import FloatArray
 from brorl.errors import DivergedError
 from brorl.model.chunk_size import ChunkSize, Passes
 from brorl.model.forward import FlatForward
-from brorl.model.saved_check import check_saved
+from brorl.model.load import check_saved
 from brorl.model.sharding import SyncedForward, full_tensor, save_whole
 from brorl.runs.checkpoint import EMA
 from brorl.training.adamw import AdamW

@@ -12,7 +12,7 @@ import brorl.rollout.native.engine as native
 from brorl.model import gpu_kernels, kernels
 from brorl.model.fused_ops import Angles, Linear, Norm, add_joined_mlp, query_key_value
 from brorl.model.kernels import KernelsError
-from brorl.model.kv_shape import KVShape
+from brorl.model.model_shape import KVShape
 from brorl.model.tree_attention import PromptCache
 from brorl.rollout.native import draw
 from brorl.rollout.native.arena import Arena

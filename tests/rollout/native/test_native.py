@@ -14,9 +14,9 @@ from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
 
 from brorl.activity import Activity, Decoding
 from brorl.errors import DivergedError
-from brorl.model.flat_logprobs import flat_chunk_logprobs
+from brorl.model.flat_path import flat_chunk_logprobs
 from brorl.model.kernels import kernels
-from brorl.model.lean import LeanPass
+from brorl.model.llama_pass import LlamaPass
 from brorl.model.logits import NextToken, RowLogits
 from brorl.model.logprobs import by_tree, tree_logprobs
 from brorl.model.tree_attention import HookedPass, HooksError
@@ -58,7 +58,7 @@ class Spy:
         self._caches: list[Arena | PagedRowCache] = []
         for module in (decoder, slots):
             monkeypatch.setattr(module, "prefill", self._prefill(module.prefill))
-        for kind in (HookedPass, LeanPass):
+        for kind in (HookedPass, LlamaPass):
             monkeypatch.setattr(kind, "row_logits", self._forward(kind.row_logits))
         monkeypatch.setattr(NativeEngine, "_cache", self._cache(NativeEngine._cache))
 

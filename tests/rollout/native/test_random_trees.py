@@ -26,7 +26,7 @@ from tree_invariants import check_tree
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "hidden_size": 32, "intermediate_size": 48}
 LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
-OTHERS: dict[str, dict[str, Any]] = {  # models without a lean pass; contexts are longer than their sliding windows
+OTHERS: dict[str, dict[str, Any]] = {  # models without a Llama pass; contexts are longer than their sliding windows
     "gemma3_text": {**HEADS, **LAYERS, "sliding_window": 12},
     "gemma4_text": {**HEADS, **LAYERS, "sliding_window": 15, "global_head_dim": 16, "hidden_size_per_layer_input": 8},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0},

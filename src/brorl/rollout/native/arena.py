@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from brorl.arrays import IntArray
 from brorl.model.device import to_device
-from brorl.model.kv_shape import KVShape
+from brorl.model.model_shape import KVShape
 from brorl.rollout.native.rows import RowMemory
 
 BLOCK = 16  # tokens between two changes of what is reserved; those that are drawn between two looks of the host

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from brorl.arrays import IntArray
 from brorl.errors import OutOfMemoryError
 from brorl.model.device import to_device
-from brorl.model.hf_cache import OwnCache
+from brorl.model.flat_path import OwnCache
 from brorl.model.tree_attention import PREFILL_TOKENS, PackedPass, PromptCache, prefill, tree_attention
 from brorl.rollout.native.row_cache import PagedRowCache
 from brorl.rollout.native.rows import Rows

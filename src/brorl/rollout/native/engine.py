@@ -20,7 +20,7 @@ from brorl.errors import UserError
 from brorl.model import gpu_kernels
 from brorl.model.forward import FlatForward, TreeForward, choose_forward
 from brorl.model.kernels import KernelsError, kernels_of, required
-from brorl.model.lean import LeanPass
+from brorl.model.llama_pass import LlamaPass
 from brorl.model.stop_strings import StopStrings
 from brorl.model.tree_attention import HookedPass
 from brorl.rollout.engine import rollouts_of_prompts
@@ -57,7 +57,7 @@ class NativeEngine:
             tree.
         observe: Receives a `Decoding` after every position.
         forward: How rows go through the model; None for tree attention.
-        dtype: Sample with matrices that are rounded to this dtype, by a lean pass; None for that of the model.
+        dtype: Sample with matrices that are rounded to this dtype, by a Llama pass; None for that of the model.
         stop: Texts that end a response too. None if there are none.
         graphs: Whether steps of decoding are CUDA graphs: `auto`, where they can be; `on`, with an error where they
             cannot.
@@ -130,7 +130,7 @@ class NativeEngine:
         if self._kept is not None and self._kept.goes_on(memory, rule):
             return self._kept
         # A copy of the weights in every call: they may have changed since the last one.
-        packed = LeanPass(self.model, self._dtype) if self._forward.lean else HookedPass(self.model)
+        packed = LlamaPass(self.model, self._dtype) if self._forward.llama else HookedPass(self.model)
         cache = self._cache(self._forward, memory)
         if isinstance(cache, PagedRowCache):
             return PagedDecoder(self.model, packed, cache)

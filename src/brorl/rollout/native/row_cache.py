@@ -13,7 +13,7 @@ from torch import Tensor
 
 from brorl.arrays import IntArray
 from brorl.model.kernels import BLOCK, Kernels, padded
-from brorl.model.kv_shape import KVShape
+from brorl.model.model_shape import KVShape
 from brorl.rollout.native.rows import RowMemory
 
 _FIRST_SLOTS = 64

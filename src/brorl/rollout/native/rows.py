@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from brorl.arrays import IntArray
 from brorl.errors import OutOfMemoryError
-from brorl.model.kv_shape import KVShape
+from brorl.model.model_shape import KVShape
 
 
 @dataclass(frozen=True)

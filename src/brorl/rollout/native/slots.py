@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from brorl.arrays import FloatArray, IntArray
 from brorl.model.context_limit import other_span, position_limit
 from brorl.model.device import to_device
-from brorl.model.lean import LeanPass
+from brorl.model.llama_pass import LlamaPass
 from brorl.model.tree_attention import PREFILL_TOKENS, PackedPass, prefill, tree_attention
 from brorl.rollout.native.arena import BLOCK, Arena
 from brorl.rollout.native.decoder import prompt_runs
@@ -106,7 +106,7 @@ class SlotDecoder:
         if parameters != self._parameters:
             return False
         self.arena.memory, self.rule = memory, rule
-        if isinstance(self.packed, LeanPass):
+        if isinstance(self.packed, LlamaPass):
             self.packed.refresh()
         return True
 
@@ -215,7 +215,7 @@ class SlotDecoder:
         context = SlotContext(self.arena, self._prompts, grid, position, num_slots, longest)
         inputs = token_R, state.start_S[:num_slots] + position, context, None
         kept = None if self._graphs is None else self._logits[:num_slots]
-        if isinstance(self.packed, LeanPass):
+        if isinstance(self.packed, LlamaPass):
             logits = self.packed.row_logits(*inputs, kept).whole()
         else:
             logits = self.packed.row_logits(*inputs).whole()
@@ -283,7 +283,7 @@ class SlotDecoder:
         if any(limit is not None and longest > limit.tokens for limit in (position_limit(config), other_span(config))):
             graphs.refuse(f"{type(self._model).__name__} checks the length of each context of up to {longest:,} tokens")
         weights = [x.data_ptr() for x in (*self._model.parameters(), *self._model.buffers())]
-        if isinstance(self.packed, LeanPass):
+        if isinstance(self.packed, LlamaPass):
             weights += self.packed.addresses(longest)
         others = (self._logits.data_ptr(), *self.arena.addresses, *self._state.addresses, *self._prompts.addresses)
         graphs.bind([*weights, *others])

@@ -21,19 +21,20 @@ from brorl.model.fused_ops import (
     add_gated_mlp,
     add_joined_mlp,
     add_linear,
+    linear,
+    product,
     query_key_value,
     rms_norm,
 )
 from brorl.model.logits import MAX_LOGITS, RowLogits
-from brorl.model.product import linear, product
 from brorl.model.tree_attention import AttentionContext, check_positions
 
 _LAYOUTS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 _FIRST_POSITIONS = 256
 
 
-def has_lean_layout(model: PreTrainedModel) -> bool:
-    """Return whether the lean pass can compute a model: one of a few layouts, from plain modules."""
+def has_llama_layout(model: PreTrainedModel) -> bool:
+    """Return whether the Llama pass can compute a model: one of a few layouts, from plain modules."""
     if type(model) not in _LAYOUTS:
         return False
     config = model.config
@@ -67,11 +68,11 @@ class _Layer(NamedTuple):
     down: Linear
 
 
-class LeanPass:
+class LlamaPass:
     """A forward pass over packed tokens, from a model's parameters or from a copy of them.
 
     Args:
-        model: A causal LM for which `has_lean_layout` is true.
+        model: A causal LM for which `has_llama_layout` is true.
         sampling_dtype: Copy matrices in this dtype, arranged for products of few rows; without gradients. All other
             numbers keep the dtype of the model. None for the parameters themselves.
     """

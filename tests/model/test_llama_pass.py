@@ -1,4 +1,4 @@
-"""The lean pass and its operations against the modules of transformers, finite differences and plain products."""
+"""The Llama pass and its operations against the modules of transformers, finite differences and plain products."""
 
 import copy
 from collections.abc import Callable
@@ -8,16 +8,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from brorl.model import fused_ops as product_module
 from brorl.model import kernels as kernels_module
-from brorl.model import lean
-from brorl.model import product as product_module
+from brorl.model import llama_pass
 from brorl.model.forward import TreeForward, choose_forward
-from brorl.model.fused_ops import Angles, Linear, Norm, add_gated_mlp, add_linear, query_key_value, rms_norm
-from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
-from brorl.model.lean import LeanPass, has_lean_layout
+from brorl.model.fused_ops import (
+    Angles,
+    Linear,
+    Norm,
+    add_gated_mlp,
+    add_linear,
+    fastest_product,
+    linear,
+    product,
+    query_key_value,
+    rms_norm,
+)
+from brorl.model.llama_pass import LlamaPass, has_llama_layout
 from brorl.model.logprobs import DEFAULT_PASS, ModelPass, tree_logprobs
-from brorl.model.product import fastest_product, linear, product
-from brorl.model.tree_attention import HookedPass, PromptContext, tree_attention
+from brorl.model.tree_attention import HookedPass, PromptContext, enable_gradient_checkpointing, tree_attention
 from small_models import ARCHITECTURES, mostly_slow, random_tree, small_model
 
 HIDDEN, INNER, ROWS = 6, 5, 4
@@ -108,14 +117,14 @@ def test_a_pass_equals_the_modules_of_transformers(
     position_T = torch.from_numpy(np.concatenate([np.arange(n) for n in length_P]))
     rows = torch.tensor([3, 100, 304, 305])
 
-    def output(packed: LeanPass | HookedPass) -> list[Tensor]:
+    def output(packed: LlamaPass | HookedPass) -> list[Tensor]:
         context = PromptContext(length_P, model.device)
         with torch.no_grad(), tree_attention(model):
             logits = packed.row_logits(token_T, position_T, context, rows).row
         return [logits, *context.cache().key, *context.cache().value]
 
     expected = output(HookedPass(model))
-    for packed in (LeanPass(model), LeanPass(model, dtype)):
+    for packed in (LlamaPass(model), LlamaPass(model, dtype)):
         for got, reference in zip(output(packed), expected, strict=True):
             tolerance = 1e-10 if dtype == torch.float64 else 1e-4
             torch.testing.assert_close(got, reference, rtol=tolerance, atol=tolerance)
@@ -133,7 +142,7 @@ def test_gradients_in_float32_equal_those_of_the_modules_in_float64(
     trees = [random_tree(rng) for _ in range(3)]
     weights = [torch.from_numpy(rng.normal(size=tree.num_unique_tokens)) for tree in trees]
     results = []
-    for model, model_pass in ((single, ModelPass(lean=True)), (double, DEFAULT_PASS)):
+    for model, model_pass in ((single, ModelPass(llama=True)), (double, DEFAULT_PASS)):
         logprobs = tree_logprobs(model, trees, model_pass=model_pass, max_nodes=16)
         torch.stack([(x.double() * w).sum() for x, w in zip(logprobs, weights, strict=True)]).sum().backward()
         gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).double()
@@ -147,12 +156,12 @@ def test_a_copy_in_bfloat16_is_near_the_weights(rng: np.random.Generator) -> Non
     model = small_model("qwen2", seed=1, dtype=torch.float32, scale=0.1)
     token_T = torch.from_numpy(rng.integers(0, 17, 6))
 
-    def logits(packed: LeanPass) -> Tensor:
+    def logits(packed: LlamaPass) -> Tensor:
         with torch.no_grad():
             context = PromptContext(np.array([6]), model.device)
             return packed.row_logits(token_T, torch.arange(6), context, None).row
 
-    low, exact = logits(LeanPass(model, torch.bfloat16)), logits(LeanPass(model))
+    low, exact = logits(LlamaPass(model, torch.bfloat16)), logits(LlamaPass(model))
     assert low.dtype == torch.float32
     assert 0 < float((low - exact).abs().max()) < 0.05 * float(exact.abs().max())
 
@@ -162,41 +171,41 @@ def test_many_rows_have_the_rounded_output_embedding_too(
 ) -> None:
     model = small_model("qwen2", seed=1, dtype=torch.float32, scale=0.1)
     token_T = torch.from_numpy(rng.integers(0, 17, 6))
-    packed = LeanPass(model, torch.bfloat16)
+    packed = LlamaPass(model, torch.bfloat16)
 
     def logits() -> Tensor:
         with torch.no_grad():
             return packed.row_logits(token_T, torch.arange(6), PromptContext(np.array([6]), model.device), None).whole()
 
     few = logits()
-    monkeypatch.setattr(lean, "MAX_LOGITS", 0)
+    monkeypatch.setattr(llama_pass, "MAX_LOGITS", 0)
     assert torch.equal(logits(), few)
 
 
 def test_only_plain_modules_of_known_layouts_are_lean() -> None:
-    assert has_lean_layout(small_model())
-    assert not has_lean_layout(small_model("hooked"))
-    assert not has_lean_layout(small_model(hidden_act="gelu"))
-    assert not has_lean_layout(small_model(attention_dropout=0.1))
+    assert has_llama_layout(small_model())
+    assert not has_llama_layout(small_model("hooked"))
+    assert not has_llama_layout(small_model(hidden_act="gelu"))
+    assert not has_llama_layout(small_model(attention_dropout=0.1))
     hooked = small_model()
     hooked.model.layers[1].mlp.register_forward_hook(lambda *_: None)
-    assert not has_lean_layout(hooked)
+    assert not has_llama_layout(hooked)
     checkpointed = small_model()
     enable_gradient_checkpointing(checkpointed)
-    assert not has_lean_layout(checkpointed)
+    assert not has_llama_layout(checkpointed)
 
     class OtherAttention(type(small_model().model.layers[0].self_attn)):  # type: ignore[misc]
         """An attention of someone else."""
 
     changed = small_model()
     changed.model.layers[0].self_attn.__class__ = OtherAttention
-    assert not has_lean_layout(changed)
+    assert not has_llama_layout(changed)
 
 
 def test_a_lean_pass_that_differs_from_the_modules_is_not_chosen() -> None:
     forward = choose_forward(small_model())
     assert isinstance(forward, TreeForward)
-    assert forward.model_pass.lean
+    assert forward.model_pass.llama
 
     class Doubled(type(small_model().model.norm)):  # type: ignore[misc]
         """A norm with the name of transformers, and another function."""
@@ -208,16 +217,16 @@ def test_a_lean_pass_that_differs_from_the_modules_is_not_chosen() -> None:
 
     model = small_model()
     model.model.layers[1].input_layernorm.__class__ = Doubled
-    assert has_lean_layout(model)
+    assert has_llama_layout(model)
     forward = choose_forward(model)
     assert isinstance(forward, TreeForward)
-    assert not forward.model_pass.lean
+    assert not forward.model_pass.llama
 
 
 def test_under_autocast_the_modules_compute(rng: np.random.Generator) -> None:
     model, tree = small_model(dtype=torch.float32, scale=0.1), random_tree(rng)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        got, expected = (tree_logprobs(model, [tree], model_pass=way) for way in (ModelPass(lean=True), DEFAULT_PASS))
+        got, expected = (tree_logprobs(model, [tree], model_pass=way) for way in (ModelPass(llama=True), DEFAULT_PASS))
     assert torch.equal(got[0], expected[0])
 
 
