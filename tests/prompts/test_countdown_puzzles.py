@@ -19,7 +19,6 @@ from brorl.prompts.countdown import (
     CountdownPuzzle,
     countdown_puzzles,
     countdown_questions,
-    numbers_are_held_out,
     split_countdown,
 )
 from brorl.prompts.prompt import Prompt, Question
@@ -111,17 +110,15 @@ class TestSplit:
         assert Counter(train + held_out) == Counter(self.PUZZLES)
 
     def test_fraction_is_met_over_multisets(self) -> None:
-        multisets = list(combinations_with_replacement(range(1, 31), 3))
-        fraction = np.mean([numbers_are_held_out(numbers, 0.2, seed=5) for numbers in multisets])
+        multisets = [CountdownPuzzle(numbers, 1) for numbers in combinations_with_replacement(range(1, 31), 3)]
+        fraction = len(split_countdown(multisets, 0.2, seed=5).held_out) / len(multisets)
         # 4960 draws at 0.2 have a standard deviation of 0.0057.
         assert abs(fraction - 0.2) < 0.025
 
-    def test_side_does_not_depend_on_order_targets_or_other_puzzles(self) -> None:
+    def test_side_does_not_depend_on_targets_or_other_puzzles(self) -> None:
         held_out = {p.numbers for p in split_countdown(self.PUZZLES, 0.3, 1).held_out}
-        for numbers in {p.numbers for p in self.PUZZLES}:
-            assert numbers_are_held_out(numbers[::-1], 0.3, 1) == (numbers in held_out)
-        half = split_countdown(self.PUZZLES[::2], 0.3, 1)
-        assert {p.numbers for p in half.held_out} <= held_out
+        half = self.PUZZLES[::2]
+        assert split_countdown(half, 0.3, 1).train == [p for p in half if p.numbers not in held_out]
 
     @given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 9))
     @settings(max_examples=30, deadline=None)
@@ -159,11 +156,6 @@ class TestSplit:
     def test_zero_and_one_hold_out_nothing_and_everything(self) -> None:
         assert split_countdown(self.PUZZLES, 0.0, 3) == (self.PUZZLES, [])
         assert split_countdown(self.PUZZLES, 1.0, 3).train == []
-
-    @pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan")])
-    def test_refuses_a_fraction_outside_of_0_to_1(self, fraction: float) -> None:
-        with pytest.raises(ValueError, match="between 0 and 1"):
-            split_countdown(self.PUZZLES, fraction, 0)
 
 
 class TestQuestions:

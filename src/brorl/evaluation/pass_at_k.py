@@ -59,16 +59,7 @@ def worst_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: i
 
     pass@k measures the coverage of the prompts, worst@k the reliability on each of them.
 
-    Args:
-        num_correct_P: Number of correct responses, c, among n to each prompt, shape [P], 0 to n.
-        num_rollouts: Responses per prompt, n, at least 1.
-        k: Number of attempts, 1 to n.
-
-    Returns:
-        Unbiased estimates, shape [P].
-
-    Raises:
-        ValueError: If k is not 1 to n, or a count is not 0 to n.
+    Arguments, result and errors are those of `pass_at_k`.
 
     Source: the worst@k of IsoCompute (arXiv 2603.12151), in the manner of Codex (arXiv 2107.03374, Eq. 1).
     """

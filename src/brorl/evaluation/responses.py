@@ -148,25 +148,13 @@ class ResponseStore:
             self.responses.mkdir(exist_ok=True)  # after the settings: `check` rejects a folder without them
 
     def add_session(self, environment: Mapping[str, Any]) -> None:
-        """Store the environment of this process before its first batch: another machine may continue an evaluation.
-
-        Args:
-            environment: Versions, machine and command, as JSON values.
-
-        Raises:
-            UserError: If the file is damaged.
-            StorageError: If the file cannot be written.
-        """
+        """Store versions, machine and command of this process before its first batch: another machine may continue."""
         sessions = [*self.sessions(), dict(environment)]
         with storage_errors(self.sessions_file, _RERUN):
             replace_file(self.sessions_file, json.dumps(sessions, indent=2).encode())
 
     def sessions(self) -> list[dict[str, Any]]:
-        """Return the environment of each process that sampled, in order.
-
-        Raises:
-            UserError: If the file is damaged.
-        """
+        """Return the environment of each process that sampled, in order."""
         if not self.sessions_file.is_file():
             return []
         sessions: list[dict[str, Any]] = _read_json(self.sessions_file, f"delete it and {_RERUN}")
@@ -203,12 +191,6 @@ class ResponseStore:
         stored: StoredBatch,
     ) -> None:
         """Store a batch. It is on disk when this returns.
-
-        Args:
-            batch: The batch, P prompts.
-            groups: The verified group of each prompt.
-            texts: For each prompt the text of each distinct response.
-            stored: Its counts and its time.
 
         Raises:
             StorageError: If the file cannot be written.
@@ -293,11 +275,7 @@ def evaluate_batches(
 ) -> list[StoredBatch]:
     """Evaluate all batches that are not stored yet.
 
-    Args:
-        batches: All batches, stored ones included.
-        model: The model under evaluation.
-        store: Where batches are read from and written to.
-        echo: Receives a line of progress after each new batch; its time left is for all datasets.
+    `echo` receives a line of progress after each new batch; its time left is for all datasets.
 
     Returns:
         The stored counts of every batch, in order.

@@ -134,7 +134,13 @@ def _reachable_values(
     if numbers in memo:
         return memo[numbers]
     values: set[_Rational] = set()
-    for left, right in _two_parts(numbers):
+    rest = range(1, len(numbers))  # the first number is on the left
+    chosen = [places for size in range(len(numbers) - 1) for places in combinations(rest, size)]
+    parts = {
+        ((numbers[0], *(numbers[i] for i in on_left)), tuple(numbers[i] for i in rest if i not in on_left))
+        for on_left in chosen
+    }
+    for left, right in parts:
         right_values = _reachable_values(right, memo)
         for a, b in _reachable_values(left, memo):
             for c, d in right_values:
@@ -148,33 +154,14 @@ def _reachable_values(
     return memo[numbers]
 
 
-def _two_parts(numbers: tuple[int, ...]) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return the distinct splits of a multiset into two parts, neither empty; the first number is on the left."""
-    rest = range(1, len(numbers))
-    chosen = [places for size in range(len(numbers) - 1) for places in combinations(rest, size)]
-    return {
-        ((numbers[0], *(numbers[i] for i in places)), tuple(numbers[i] for i in rest if i not in places))
-        for places in chosen
-    }
-
-
-def numbers_are_held_out(numbers: Iterable[int], held_out_fraction: float, seed: int) -> bool:
-    """Return whether a multiset of numbers is held out, by its hash and the seed; the expected fraction is 0 to 1."""
-    if not 0 <= held_out_fraction <= 1:
-        raise ValueError(f"held_out_fraction must be between 0 and 1, got {held_out_fraction}")
-    return uniform_hash(f"countdown split {seed}: {' '.join(map(str, sorted(numbers)))}") < held_out_fraction * 2**64
-
-
 def split_countdown(puzzles: Sequence[CountdownPuzzle], held_out_fraction: float, seed: int) -> Split[CountdownPuzzle]:
-    """Split distinct puzzles by their multiset of numbers: training never sees held-out numbers.
+    """Split distinct puzzles by a hash of their multiset of numbers: training never sees held-out numbers.
 
     Returns:
         Training puzzles in their order, and held-out puzzles in a seeded shuffle: its first k are a uniform sample.
-
-    Raises:
-        ValueError: If the held-out fraction (of multisets) or the seed is out of its range.
     """
-    is_held_out = [numbers_are_held_out(puzzle.numbers, held_out_fraction, seed) for puzzle in puzzles]
+    keys = [f"countdown split {seed}: {' '.join(map(str, puzzle.numbers))}" for puzzle in puzzles]
+    is_held_out = [uniform_hash(key) < held_out_fraction * 2**64 for key in keys]
     held_out = list(compress(puzzles, is_held_out))
     order = np.random.default_rng(seed).permutation(len(held_out))
     return Split([p for p, out in zip(puzzles, is_held_out, strict=True) if not out], [held_out[i] for i in order])

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from brorl.errors import UserError, first_line
+from brorl.format import short_repr
 from brorl.prompts.prompt import Message, Prompt, Question, contents
 from brorl.prompts.settings import PromptFormat
 
@@ -71,13 +72,7 @@ def render(questions: Sequence[Question], format: PromptFormat, tokenizer: PreTr
 
 
 def drop_long(prompts: Sequence[Prompt], max_tokens: int) -> tuple[list[Prompt], int]:
-    """Drop prompts of more than `max_tokens` tokens, 1 or more; return the others, in order, and the number dropped.
-
-    Raises:
-        ValueError: If `max_tokens` is below 1.
-    """
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens must be 1 or more, got {max_tokens}")
+    """Drop prompts of more than `max_tokens` tokens, 1 or more; return the others, in order, and the number dropped."""
     kept = [prompt for prompt in prompts if len(prompt.token_ids) <= max_tokens]
     return kept, len(prompts) - len(kept)
 
@@ -173,13 +168,7 @@ def prompt_problems(
 ) -> Iterator[str]:
     """Yield the problem of each prompt that the tokenizer cannot encode, or that leaves no room for a response.
 
-    Args:
-        model: Name of the model.
-        prompts: The prompts.
-        limits: Maximum tokens of a response, by the name of the setting.
-        tokenizer: The model's tokenizer.
-        model_config: Its configuration, for its vocabulary and its positions.
-        otherwise: Another fix than to lower the limit.
+    `limits` are the maximum tokens of a response by the name of the setting; `otherwise` is another fix.
     """
     text_config = model_config.get_text_config()
     longest = model_positions(model_config)
@@ -188,7 +177,7 @@ def prompt_problems(
         unknown = tokenizer.unk_token_id is not None and tokenizer.unk_token_id in prompt.token_ids
         if unknown or max(prompt.token_ids) >= text_config.vocab_size:
             yield (
-                f"the tokenizer of {model} cannot encode the prompt {_short(prompt.text)} ({prompt.id}); choose "
+                f"the tokenizer of {model} cannot encode the prompt {short_repr(prompt.text)} ({prompt.id}); choose "
                 "another model or other data"
             )
         elif longest and len(prompt.token_ids) + response > longest:
@@ -203,7 +192,3 @@ def prompt_problems(
 def model_positions(model_config: PreTrainedConfig) -> int | None:
     """Return the number of positions of a model; None if its configuration has none."""
     return getattr(model_config.get_text_config(), "max_position_embeddings", None)
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 80 else f"{text[:77]}...")

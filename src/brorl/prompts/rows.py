@@ -131,7 +131,11 @@ def _table_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
             for values in rows:
                 location, number, start = f"{path} line {start}", start, rows.line_num + 1
                 if not columns:
-                    columns = _checked_names(values, path)
+                    columns = [name.strip() for name in values]
+                    if repeated := [name for name in values if values.count(name) > 1]:
+                        raise UserError(
+                            f"{path} has two columns {repeated[0]!r}; its first line must name each column once"
+                        )
                 elif values:  # a blank line has none
                     if len(values) != len(columns):
                         raise UserError(
@@ -145,17 +149,6 @@ def _table_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
             ) from error
         finally:
             csv.field_size_limit(before)
-
-
-def _checked_names(names: Sequence[str], path: Path) -> list[str]:
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated is not None:
-        raise UserError(f"{path} has two columns {repeated!r}; its first line must name each column once")
-    return [name.strip() for name in names]
-
-
-def _stream_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
-    yield from read_arrow_files([path], str(path), wanted)
 
 
 def read_arrow_files(files: Sequence[Path], name: str, wanted: Collection[str]) -> Iterator[Row]:
@@ -206,11 +199,7 @@ def arrow_rows(
 ) -> Iterator[Row]:
     """Yield the rows of Arrow batches; a 32-bit float becomes its printed decimal, 0.1 and not 0.1000000015.
 
-    Args:
-        batches: The batches.
-        name: The name of their data, for the locations of rows.
-        columns: The names of all columns; None for those of the batches.
-        wanted: The columns that are used.
+    `name` begins the locations of rows; `columns` are the names of all columns, None for those of the batches.
     """
     number = 0
     for batch in batches:
@@ -235,7 +224,7 @@ READERS: dict[str, Callable[[Path, Collection[str]], Iterator[Row]]] = {
     ".parquet": _parquet_rows,
     ".csv": _table_rows,
     ".tsv": _table_rows,
-    ".arrow": _stream_rows,
+    ".arrow": lambda path, wanted: read_arrow_files([path], str(path), wanted),
 }
 """The reader of each format, by the suffix of its files; it gets the wanted columns."""
 

@@ -1,8 +1,4 @@
-"""The order of prompts: a pure function of (seed, source, epoch), which a resumed run continues.
-
-A `PromptStream` shuffles the prompts of one source. A `PromptMixture` interleaves the streams of several sources in
-exact proportion to their weights; the order of the sources is not random.
-"""
+"""The order of prompts: a pure function of (seed, source, epoch), which a resumed run continues."""
 
 from __future__ import annotations
 
@@ -27,9 +23,6 @@ def _check_ids(prompts: Sequence[Prompt], problem: str) -> None:
 
 class PromptStream:
     """Endless, seeded, resumable order of prompts; every epoch has each prompt once.
-
-    The prompts are shuffled again every epoch. The order of an epoch is a pure function of (seed, source, epoch, number
-    of prompts).
 
     Args:
         prompts: The prompts, with distinct ids, at least one.
@@ -67,13 +60,7 @@ class PromptStream:
         return fingerprint(self._prompts)
 
     def take(self, n: int) -> list[Prompt]:
-        """Return the next `n` prompts, 0 or more, from as many epochs as needed.
-
-        Raises:
-            ValueError: If `n` is negative.
-        """
-        if n < 0:
-            raise ValueError(f"cannot take {n} prompts; ask for 0 or more")
+        """Return the next `n` prompts, from as many epochs as needed."""
         taken: list[Prompt] = []
         while len(taken) < n:
             if self._position == self.num_prompts:
@@ -97,7 +84,7 @@ class PromptStream:
         """Continue from a state of `state_dict`; prompts and seed must be the same.
 
         Raises:
-            ValueError: If the state has other keys, belongs to other prompts, or is outside of the epoch.
+            ValueError: If the state has other keys, or belongs to other prompts.
         """
         if set(state) != {"epoch", "position", "num_prompts", "fingerprint"}:
             raise ValueError(
@@ -116,11 +103,6 @@ class PromptStream:
                 "tokenizer, or start a new run"
             )
         epoch, position = state["epoch"], state["position"]
-        if epoch < 0 or not 0 <= position <= self.num_prompts:
-            raise ValueError(
-                f"a stream of {self.num_prompts} prompts has no epoch {epoch}, position {position}; "
-                "pass what state_dict() returned"
-            )
         self._epoch, self._position = epoch, position
         self._order = self._order_of(epoch)
 
@@ -135,8 +117,7 @@ class PromptMixture:
 
     The order is a fair schedule: the j-th turn of source i with fraction w_i comes at turn floor((j - 1) / w_i) or
     later, and before turn ceil(j / w_i). Of the sources that may come, the one with the earliest deadline is next. This
-    keeps |turns of i among the first n - n w_i| < 1 for every n and any number of sources. To pick the source that lags
-    most does not: with many sources, some lag by more than one prompt.
+    keeps |turns of i among the first n - n w_i| < 1 for every n. To pick the source that lags most does not.
 
     Source: Baruah, Cohen, Plaxton, Varvel, "Proportionate progress", Algorithmica 15 (1996), on one processor.
 
@@ -178,13 +159,7 @@ class PromptMixture:
         return sum(stream.num_prompts for stream in self._streams)
 
     def take(self, n: int) -> list[Prompt]:
-        """Return the next `n` prompts, 0 or more.
-
-        Raises:
-            ValueError: If `n` is negative.
-        """
-        if n < 0:
-            raise ValueError(f"cannot take {n} prompts; ask for 0 or more")
+        """Return the next `n` prompts."""
         return [prompt for _ in range(n) for prompt in self._streams[self._next_source()].take(1)]
 
     def state_dict(self) -> dict[str, Any]:
