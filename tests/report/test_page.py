@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from itertools import combinations
 from math import nan
@@ -15,9 +16,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from brorl.comparison.next_command import NextCommand
+from brorl.comparison.report import comparison_page
+from brorl.comparison.results import results_of
+from brorl.comparison.tables import tables_of
+from brorl.comparison.text import caveats_of, match_words, sentences_of
 from brorl.errors import UserError
 from brorl.format import visible_text
-from brorl.reporting.page.charts import Chart, cost_charts, coverage_charts, learning_charts, optimization_charts
+from brorl.reporting.page.charts import (
+    Chart,
+    cost_charts,
+    coverage_charts,
+    held_out_points,
+    learning_charts,
+    optimization_charts,
+)
 from brorl.reporting.page.frame import compressed, fill, to_json
 from brorl.reporting.page.page import ROLLOUT_BYTES, event_marks, left_out, make_page
 from brorl.reporting.page.rollouts import (
@@ -31,6 +44,7 @@ from brorl.reporting.page.rollouts import (
 from brorl.reporting.page.summary import COSTS, cost_row, notes, steps_done
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.run_record import RunRecord, differing_settings, read_run, read_runs
+from comparison.comparisons import synthetic
 from made_up_runs import HOSTILE, evaluation, held_out_answers, make_run, random_step, run_of, step_record
 
 Records = list[dict[str, Any]]
@@ -513,3 +527,73 @@ def test_a_budget_stands_in_place_of_a_number_of_steps(tmp_path: Path) -> None:
     run = RunRecord(tmp_path, "run", settings, {}, ({"step": 0}, {"step": 7, "update": {}}, {"step": 8, "ended": "x"}))
     assert steps_done(run) == "7, budget 30,000 unique tokens"
     assert steps_done(replace(run, settings={"budget.limit": "null", "steps": "9"})) == "7 of 9"
+
+
+CHAT = (
+    "<|im_start|>user\nWhat is {question}?\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+    "<|im_end|>\n<|im_start|>assistant\n"
+)
+
+
+def points_of(held_out: tuple[str, ...], before: list[int], after: list[int]) -> dict:
+    records = tuple(
+        {"step": step, "evaluation": {"num_samples": 4, "prompts": {"num_correct": correct}}}
+        for step, correct in ((0, before), (9, after))
+    )
+    (trace,) = held_out_points([RunRecord(Path(), "a", {}, {}, records, held_out)])
+    return dict(trace)
+
+
+def test_labels_are_questions_without_the_template() -> None:
+    questions = ("10 + 38", "2 + 45")
+    trace = points_of(tuple(CHAT.format(question=q) for q in questions), [0, 1], [2, 4])
+    assert (trace["x"], trace["y"]) == ([0, 0.25], [0.5, 1])
+    assert [text.endswith(f">{q}") for text, q in zip(trace["text"], questions, strict=True)] == [True, True]
+
+
+def test_one_prompt_keeps_its_end() -> None:
+    (label,) = points_of(("first line\nlast line",), [0], [4])["text"]
+    assert label.endswith("last line")
+
+
+HOSTILE = "<script>x</script>"
+
+
+class Links(HTMLParser):
+    """Collects what a browser would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources: list[str] = []
+        self.scripts = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.scripts += tag == "script"
+        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
+
+
+def test_the_page_is_one_file_with_the_answer_first_and_the_next_command_last(
+    rng: np.random.Generator, tmp_path: Path
+) -> None:
+    comparison = synthetic(rng, names=("plain", HOSTILE))
+    results = results_of(comparison)
+    tables, sentences, caveats = tables_of(results), sentences_of(results), caveats_of(results)[:3]
+    figure = tmp_path / "comparison.png"
+    figure.write_bytes(b"\x89PNG picture")
+    page = comparison_page(results, [figure], NextCommand("to go on", f"brorl compare '{HOSTILE}'"))
+
+    order = [sentences[0], match_words(results), tables[0].title, "data:image/png;base64,", tables[1].title,
+             tables[-1].title, caveats[-1], f"brorl compare '{HOSTILE}'"]  # fmt: skip
+    body = page[page.index("<main>") :]
+    places = [body.index(escape(part)) for part in order]
+    assert places == sorted(places)
+    assert all(escape(line) in page for line in (*sentences, *caveats))
+    assert all(escape(cell) in page for table in tables for row in table.rows for cell in row)
+
+    (picture,) = re.findall(r"data:image/png;base64,([^\"]*)", page)
+    assert base64.b64decode(picture) == figure.read_bytes()
+    links = Links()
+    links.feed(page)
+    assert links.scripts == 1  # the theme; the arm's name is none
+    assert all(source.startswith(("#", "data:")) for source in links.sources)
+    assert "default-src 'none'" in page
