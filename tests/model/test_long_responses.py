@@ -115,9 +115,18 @@ def test_blocks_and_tiles_equal_the_flattened_batch(
         got, got_gradients = weighted(model, chunks, weight_KO)
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
         assert_same_gradients(got_gradients, expected_gradients, 1e-11)
+    options: dict[str, Any] = {"next_token": NextToken(temperature), "max_nodes": max_nodes}
     with torch.no_grad():
-        quiet = torch.cat(tree_logprobs(model, trees, next_token=NextToken(temperature), max_nodes=max_nodes))
-    torch.testing.assert_close(quiet, expected[:, 0], rtol=1e-12, atol=1e-12)
+        quiet = torch.cat(tree_logprobs(model, trees, **options))
+    model.zero_grad()
+    found = torch.cat(tree_logprobs(model, trees, **options))
+    (found * weight_KO[:, 0]).sum().backward()
+    got_gradients = gradients(model)
+    weight_KO[:, 1] = 0
+    _, expected_gradients = flattened(model, trees, weight_KO, temperature)
+    for logprob_K in (quiet, found.detach()):
+        torch.testing.assert_close(logprob_K, expected[:, 0], rtol=1e-12, atol=1e-12)
+    assert_same_gradients(got_gradients, expected_gradients, 1e-11)
 
 
 def whole_and_blocks(
@@ -193,20 +202,6 @@ def test_blocks_compute_in_the_dtype_of_autocast(rng: np.random.Generator, monke
     torch.testing.assert_close(blocks, whole, rtol=1e-5, atol=1e-5)
     assert_same_gradients(blocks_gradients, whole_gradients, 2e-2)
     assert float((whole - exact).abs().max()) > 1e-3
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_differentiable_log_probs_use_blocks_and_tiles_too(rng: np.random.Generator) -> None:
-    model = small_model(seed=int(rng.integers(1 << 30)))
-    trees = some_trees(rng)
-    weight_KO = torch.from_numpy(rng.normal(size=(sum(t.num_unique_tokens for t in trees), 2)))
-    weight_KO[:, 1] = 0
-    expected, expected_gradients = flattened(model, trees, weight_KO, 1.0)
-    model.zero_grad()
-    got = torch.cat(tree_logprobs(model, trees, max_nodes=12))
-    torch.testing.assert_close(got.detach(), expected[:, 0], rtol=1e-12, atol=1e-12)
-    (got * weight_KO[:, 0]).sum().backward()
-    assert_same_gradients(gradients(model), expected_gradients, 1e-11)
 
 
 SIZES = {

@@ -152,7 +152,7 @@ class OwnCache:
         parameters = signature(model.forward).parameters
         self._model = model
         self._argument = next((name for name in _CACHE_ARGUMENTS if name in parameters), None)
-        self._last = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        self._last = last_logits(model, 1)
         self._cache: Cache | None = None
         self.logits_RV = self._forward(prompt_PS)
 

@@ -345,35 +345,26 @@ def _run(command: list[str]) -> str:
     return output
 
 
-class StackAttention:
-    """Attention of nodes to their prompts and paths.
+def attend_stack(kernels: Kernels, nodes: PackedNodes, *inputs: Tensor) -> Tensor:
+    """Attend from nodes to their prompts and paths, differentiable; see `Kernels.attend_nodes`.
 
-    Args:
-        kernels: The compiled kernels.
-        nodes: The nodes.
+    In preorder the ancestors of a node are a stack. The backward pass computes the scores again, so that memory grows
+    with the nodes and not with their paths.
     """
-
-    def __init__(self, kernels: Kernels, nodes: PackedNodes) -> None:
-        self.kernels = kernels
-        self.nodes = nodes
-
-    def attend(self, *inputs: Tensor) -> Tensor:
-        """Return the attention, given queries, keys and values, and the prompts' keys and values."""
-        output: Tensor = _AttendNodes.apply(self, *(x.contiguous() for x in inputs))  # type: ignore[no-untyped-call]
-        return output
+    output: Tensor = _AttendStack.apply(kernels, nodes, *(x.contiguous() for x in inputs))  # type: ignore[no-untyped-call]
+    return output
 
 
-class _AttendNodes(torch.autograd.Function):
+class _AttendStack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, attention: StackAttention, *inputs: Tensor) -> Tensor:
-        out, lse = attention.kernels.attend_nodes(attention.nodes, *inputs)
-        ctx.attention = attention
+    def forward(ctx: Any, kernels: Kernels, nodes: PackedNodes, *inputs: Tensor) -> Tensor:
+        out, lse = kernels.attend_nodes(nodes, *inputs)
+        ctx.kernels, ctx.nodes = kernels, nodes
         ctx.save_for_backward(*inputs, out, lse)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_FHD: Tensor) -> tuple[Tensor | None, ...]:
-        attention: StackAttention = ctx.attention
         *inputs, out, lse = ctx.saved_tensors
-        return None, *attention.kernels.attend_nodes_backward(attention.nodes, tuple(inputs), out, lse, grad_FHD)
+        return None, None, *ctx.kernels.attend_nodes_backward(ctx.nodes, tuple(inputs), out, lse, grad_FHD)

@@ -254,38 +254,10 @@ def smallest_kept(logits_RV: Tensor, temperature: float, top_p: float, top_k: in
         few = count
 
 
-def _softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
-    weight = score.softmax(-1)
-    return weight, score.amax(-1) - weight.amax(-1).log()
-
-
-class _SoftmaxLse(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, score: Tensor) -> tuple[Tensor, Tensor]:
-        weight, lse = _softmax_lse(score)
-        ctx.save_for_backward(weight)
-        ctx.set_materialize_grads(False)
-        return weight, lse
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Tensor:
-        (weight,) = ctx.saved_tensors
-        grad_weight, grad_lse = grads
-        if grad_weight is None:
-            assert grad_lse is not None  # autograd passes the gradient of at least one of the two
-            return weight * grad_lse[..., None]  # type: ignore[no-any-return]
-        inner = (grad_weight * weight).sum(-1)
-        if grad_lse is not None:
-            inner = inner - grad_lse
-        return weight * (grad_weight - inner[..., None])  # type: ignore[no-any-return]
-
-
 def softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the softmax over the last dimension, shape [..., S], and its log-sum-exp, shape [...]; differentiable.
+    """Return the softmax over the last dimension, shape [..., S], and its log-sum-exp, shape [...].
 
     Each row needs a finite entry; -inf gets a weight of exactly 0.
     """
-    if not torch.is_grad_enabled():
-        return _softmax_lse(score)
-    both: tuple[Tensor, Tensor] = _SoftmaxLse.apply(score)  # type: ignore[no-untyped-call]
-    return both
+    weight = score.softmax(-1)
+    return weight, score.amax(-1) - weight.amax(-1).log()

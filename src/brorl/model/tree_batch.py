@@ -10,10 +10,11 @@ Dimensions: T input tokens, F input nodes, K owned nodes of a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isqrt
-from typing import Any, Literal, NamedTuple, assert_never
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from brorl.arrays import IntArray
 from brorl.model.device import at_least_float32, to_device
 from brorl.model.flex_attention import ForestAttention, padded_tokens
-from brorl.model.kernels import PackedNodes, StackAttention, kernels_of
+from brorl.model.kernels import PackedNodes, attend_stack, kernels_of
 from brorl.model.tree_attention import PromptCache, cast_by_autocast
 from brorl.tree import RolloutTree, subtree_ends
 
@@ -174,26 +175,22 @@ class TreeContext:
         self._prompts = prompts
         self._prompt_F, self._depth_F = prompt_F, depth_F
         self._choice = attention
-        self._attention: StackAttention | TiledAttention | None = None  # needs the number of heads and the dtype
+        self._attend: Callable[..., Tensor] | None = None  # needs the number of heads and the dtype
 
     def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
         """Return the attention to the prompt and to the path; see `AttentionContext.attend`."""
-        if self._attention is None:
-            self._attention = self._made(query_THD, value_TKD)
+        if self._attend is None:
+            self._attend = self._made(query_THD, value_TKD)
         inputs = cast_by_autocast(query_THD, key_TKD, value_TKD, self._prompts.key[layer], self._prompts.value[layer])
         with torch.autocast(query_THD.device.type, enabled=False):
-            return self._attention.attend(*inputs)
+            return self._attend(*inputs)
 
-    def _made(self, query_THD: Tensor, value_TKD: Tensor) -> StackAttention | TiledAttention:
-        kernels = kernels_of(query_THD) if query_THD.shape[2] == value_TKD.shape[2] else None
-        match self._choice:
-            case "auto" if kernels is not None and not torch.is_autocast_enabled("cpu"):
-                nodes = PackedNodes(self._prompt_F, self._depth_F, self._prompts.length)
-                return StackAttention(kernels, nodes)
-            case "auto" | "tiled":
-                return TiledAttention(self._prompts, self._prompt_F, self._depth_F, query_THD.shape[1])
-            case _:
-                assert_never(self._choice)
+    def _made(self, query_THD: Tensor, value_TKD: Tensor) -> Callable[..., Tensor]:
+        """Return the attention, given queries, keys and values, and the prompts' keys and values."""
+        compiled = kernels_of(query_THD) if query_THD.shape[2] == value_TKD.shape[2] else None
+        if self._choice == "auto" and compiled is not None and not torch.is_autocast_enabled("cpu"):
+            return partial(attend_stack, compiled, PackedNodes(self._prompt_F, self._depth_F, self._prompts.length))
+        return partial(_attend_in_tiles, _tiles(self._prompts, self._prompt_F, self._depth_F, query_THD.shape[1]))
 
 
 SCORES_PER_TILE = 1 << 25
@@ -218,55 +215,35 @@ class Tile:
         return (self.unseen_node > query_B) | (self.unseen_end <= query_B)
 
 
-class TiledAttention:
-    """The attention of the input nodes of a chunk.
-
-    Args:
-        prompts: Keys and values of the prompts.
-        prompt_F: Prompt of each node, ascending, shape [F].
-        depth_F: Depth of each node, 0 for the first token after the prompt, shape [F].
-        num_heads: Query heads.
-    """
-
-    def __init__(self, prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray, num_heads: int) -> None:
-        lengths = prompts.length.tolist()
-        longest = max(lengths) + int(depth_F.max()) + 1
-        room = SCORES_PER_TILE // num_heads  # B (longest + B) scores of a head
-        queries = max(1, min(_MAX_QUERIES, (isqrt(longest**2 + 4 * room) - longest) // 2))
-        self._tiles = list(_tiles(prompt_F, depth_F, lengths, queries, prompts.device))
-
-    def attend(self, *inputs: Tensor) -> Tensor:
-        """Return the attention, given queries, keys and values, and the prompts' keys and values."""
-        output: Tensor = _Attend.apply(self._tiles, *inputs)  # type: ignore[no-untyped-call]
-        return output
-
-
-def _tiles(
-    prompt_F: IntArray, depth_F: IntArray, lengths: list[int], queries: int, device: torch.device
-) -> Iterator[Tile]:
-    """Yield the tiles of at most `queries` nodes."""
+def _tiles(prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray, num_heads: int) -> list[Tile]:
+    """Return the tiles of the input nodes of a chunk, given the prompt and the depth of each, shape [F]."""
+    lengths = prompts.length.tolist()
+    longest = max(lengths) + int(depth_F.max()) + 1
+    room = SCORES_PER_TILE // num_heads  # B (longest + B) scores of a head
+    queries = max(1, min(_MAX_QUERIES, (isqrt(longest**2 + 4 * room) - longest) // 2))
     end_F = subtree_ends(depth_F)
     on_path = np.zeros(int(depth_F.max()) + 1, np.int64)  # the last node so far at each depth
     edges = np.flatnonzero(np.diff(prompt_F, prepend=-1))
+    tiles = []
     for first, last in zip(edges.tolist(), [*edges[1:].tolist(), prompt_F.size], strict=True):
         for start in range(first, last, queries):
             stop = min(start + queries, last)
             key = np.concatenate([on_path[: depth_F[start]], np.arange(start, stop)])
             on_path[depth_F[start:stop]] = np.arange(start, stop)  # numpy keeps the last of repeated indices
             seen_by_all = (key <= start) & (end_F[key] >= stop)
-            num_seen = int(np.argmin(seen_by_all)) if not seen_by_all.all() else key.size
-            node_U = key[num_seen:]
+            node_U = key[key.size if seen_by_all.all() else int(np.argmin(seen_by_all)) :]
             contiguous = int(key[-1] - key[0]) + 1 == key.size
+            keys = slice(int(key[0]), stop) if contiguous else to_device(key, prompts.device)
+            unseen = (to_device(array, prompts.device) for array in (node_U, end_F[node_U]))
             prompt = int(prompt_F[start])
-            yield Tile(
-                prompt,
-                lengths[prompt],
-                start,
-                stop,
-                slice(int(key[0]), stop) if contiguous else to_device(key, device),
-                to_device(node_U, device),
-                to_device(end_F[node_U], device),
-            )
+            tiles.append(Tile(prompt, lengths[prompt], start, stop, keys, *unseen))
+    return tiles
+
+
+def _attend_in_tiles(tiles: list[Tile], *inputs: Tensor) -> Tensor:
+    """Return the attention, given queries, keys and values, and the prompts' keys and values."""
+    output: Tensor = _AttendInTiles.apply(tiles, *inputs)  # type: ignore[no-untyped-call]
+    return output
 
 
 class _TileInputs(NamedTuple):
@@ -307,7 +284,7 @@ def _by_query(x_KQD: Tensor, num_queries: int) -> Tensor:
     return x_KBGD.transpose(0, 1).flatten(1, 2)
 
 
-class _Attend(torch.autograd.Function):
+class _AttendInTiles(torch.autograd.Function):
     """Attention tile by tile; the backward pass computes the weights of a tile again."""
 
     @staticmethod
