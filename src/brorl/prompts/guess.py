@@ -27,7 +27,13 @@ from brorl.prompts.science import CHOICE_DOMAIN, Options, is_label, read_options
 from brorl.prompts.settings import FileSource
 from brorl.wording import of_source
 
+_ROWS = 200  # that the guess is made from
+_MARKER = "####"  # before the answer in GSM8K's form
+_MATH_DOMAIN = "math"
 _MOSTLY = 0.9
+_LONGEST_ANSWER = 200  # characters; longer texts are solutions, not answers
+_MATH_WORDS = {"pi", "sqrt", "frac", "sin", "cos", "tan", "log", "exp", "inf", "and", "or"}
+_PAIRS = (("yes", "no"), ("true", "false"))
 _WRONG = re.compile(r"distractor|incorrect|wrong|false")
 _CLEAR = re.compile(rf"choice|option|ending|candidate|alternative|^opts?$|^op$|{_WRONG.pattern}")
 _POSSIBLE = re.compile(r"answers?$|^ans$|^sol(?:ution)?s?$")
@@ -67,15 +73,9 @@ def find_choices(
     path: str, rows: Sequence[Row], every: Iterable[Row], groups: Sequence[OptionGroup], answer: str | None = None,
     first: int | None = None,
 ) -> ChoiceColumns | None:  # fmt: skip
-    """Find the answer that belongs to one of several groups of options; None if there is none.
+    """Find the answer that belongs to one of several groups of options, by its name and its values if it is not given.
 
-    Args:
-        path: The file, for errors.
-        rows: Its first rows, at least one.
-        every: All of its rows; they are read only to find out whether an index counts from 0 or 1.
-        groups: The columns of options.
-        answer: The column of the answer; None to find it by its name and its values.
-        first: The index of the first option; None to find it.
+    Of `every` row only as many are read as tell whether an index counts from 0 or 1; `rows` are the first ones.
 
     Raises:
         UserError: If clear options have no answer, or an index could count from 0 or 1.
@@ -194,7 +194,10 @@ def _fit(
     bases = [base for base in (0, 1) if "index" in kinds and fits(base)]
     if is_text and all(places[None] == places[base] for base in bases):
         return columns
-    base = None if is_text or not bases else _base(_read(every, columns))
+    base: int | None = None
+    if bases and not is_text:  # the first row decides whose answer is 0 or the number of its options
+        indices = ((whole_number(a[0] if isinstance(a, list) and a else a), o) for o, a in _read(every, columns))
+        base = next((min(at, 1) for at, o in indices if at is not None and at in (0, len(o.texts))), None)
     if base is not None or not bases:
         return columns._replace(first=base) if bases else None
     meant = "the text or the index of an option" if is_text else "an index from 0 or from 1"
@@ -216,24 +219,6 @@ def _place(read: _Read, first: int | None) -> int | None:
     with suppress(ValueError):
         return right_option(*read, first)
     return None
-
-
-def _base(read: Iterable[_Read]) -> int | None:
-    """Return what an index counts from: the first row decides whose answer is 0 or the number of its options."""
-    for options, answer in read:
-        index = whole_number(answer[0] if isinstance(answer, list) and answer else answer)
-        if index is not None and index in (0, len(options.texts)):
-            return 0 if index == 0 else 1
-    return None
-
-
-_ROWS = 200  # that the guess is made from
-_MARKER = "####"  # before the answer in GSM8K's form
-_MATH_DOMAIN = "math"
-_MOSTLY = 0.9
-_LONGEST_ANSWER = 200  # characters; longer texts are solutions, not answers
-_MATH_WORDS = {"pi", "sqrt", "frac", "sin", "cos", "tan", "log", "exp", "inf", "and", "or"}
-_PAIRS = (("yes", "no"), ("true", "false"))
 
 
 class Guess(NamedTuple):

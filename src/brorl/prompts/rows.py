@@ -27,6 +27,8 @@ from brorl.wording import of_source
 
 ROW_FORM = '{"COLUMN": VALUE, ...}'
 MISSING = object()
+_PROBE_TIMEOUT_S = 4.0
+_OTHER_SPLITS = ("test", "validation", "valid", "eval", "dev")
 
 
 class Row(NamedTuple):
@@ -244,11 +246,6 @@ def _row(values: Any, location: str, number: int) -> Row:
     return Row(location, number, "", list(values), values)
 
 
-_PROBE_TIMEOUT_S = 4.0
-_SUFFIXES = tuple(READERS)
-_OTHER_SPLITS = ("test", "validation", "valid", "eval", "dev")
-
-
 def is_local(path: str) -> bool:
     """Return whether rows are read from files here, not with `datasets`; the path is as in `read_rows`.
 
@@ -300,9 +297,9 @@ def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
 def _files_of(path: str, local: Path) -> list[Path] | None:
     """Return the files of a path, sorted; None if it can only be a dataset of the hub."""
     if is_file(local):
-        if local.suffix.lower() not in _SUFFIXES:
+        if local.suffix.lower() not in READERS:
             raise UserError(
-                f"{path} is not a file that brorl reads ({', '.join(_SUFFIXES)}); convert it, for instance with "
+                f"{path} is not a file that brorl reads ({', '.join(READERS)}); convert it, for instance with "
                 f"datasets: load_dataset(...).to_json('{local.stem}.jsonl')"
             )
         return [local]
@@ -311,14 +308,14 @@ def _files_of(path: str, local: Path) -> list[Path] | None:
     if glob.has_magic(path):
         # Path.glob rejects absolute patterns.
         found = sorted(Path(name) for name in glob.glob(str(local), recursive=True))  # noqa: PTH207
-        files = [file for file in found if file.is_file() and file.suffix.lower() in _SUFFIXES]
+        files = [file for file in found if file.is_file() and file.suffix.lower() in READERS]
         if not files:
             raise UserError(
-                f"no file matches {path} ({', '.join(_SUFFIXES)}; working folder {Path.cwd()}); fix {of_source('path')}"
+                f"no file matches {path} ({', '.join(READERS)}; working folder {Path.cwd()}); fix {of_source('path')}"
             )
         return files
     hub_id, _ = split_revision(path)
-    if local.suffix.lower() in (*_SUFFIXES, ".txt", ".gz") or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", hub_id):
+    if local.suffix.lower() in (*READERS, ".txt", ".gz") or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", hub_id):
         raise UserError(
             f"there is no file or folder {path} (working folder {Path.cwd()}); fix {of_source('path')} "
             "(the id of a Hugging Face dataset looks like openai/gsm8k)"
@@ -331,12 +328,12 @@ def _files_in(path: str, folder: Path) -> list[Path]:
     files = sorted(
         file
         for file in folder.rglob("*")
-        if file.suffix.lower() in _SUFFIXES
+        if file.suffix.lower() in READERS
         and file.is_file()
         and not any(part.startswith(".") for part in file.relative_to(folder).parts)
     )
     if not files:
-        raise UserError(f"the folder {path} contains no {', '.join(_SUFFIXES)} file; fix {of_source('path')}")
+        raise UserError(f"the folder {path} contains no {', '.join(READERS)} file; fix {of_source('path')}")
     names = [file.relative_to(folder).as_posix() for file in files]
     train_files = [name for name in names if re.search(r"(?<![a-z])train(?![a-z])", name.lower())]
     test_files = [name for name in names if re.search(rf"(?<![a-z])({'|'.join(_OTHER_SPLITS)})(?![a-z])", name.lower())]

@@ -58,6 +58,10 @@ _GROUP_NOTE = (
     "groups give a gradient."
 )
 _NEEDS_SCRIPTS = '<noscript><p class="empty">The charts and rollouts on this page need JavaScript.</p></noscript>'
+_SLIDER = (
+    '<div class="slider"><label for="histogram-step">step</label><input type="range" id="histogram-step" min="0" '
+    'value="0" step="1"><output id="histogram-output" for="histogram-step"></output></div>'
+)
 _MARK = "<!-- brorl report -->"  # in the first lines of every page, so that a report replaces no other file
 
 
@@ -171,7 +175,7 @@ def _card(chart: Chart) -> str:
         )
     return (
         f'<article class="card" id="card-{chart.name}"><h3>{escape(chart.title)}</h3>'
-        f'<p class="explanation">{escape(chart.explanation)}</p>{resource("slider.html") if chart.histogram else ""}'
+        f'<p class="explanation">{escape(chart.explanation)}</p>{_SLIDER if chart.histogram else ""}'
         f'<div class="chart" id="chart-{chart.name}" role="img" aria-label="{escape(chart.title)}"></div>'
         f'<details class="numbers" data-chart="{chart.name}"><summary>Numbers</summary></details></article>'
     )
