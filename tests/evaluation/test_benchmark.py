@@ -60,10 +60,7 @@ def test_the_phases_of_an_evaluation_are_reported() -> None:
     benchmark = Benchmark(prompts, grader(FirstNumberVerifier()), SAMPLING, 6, (1,), SEED, observe=reports.append)
     benchmark.answer(FixedEngine())
     distinct = sum(len({tuple(r) for r in rollouts}) for rollouts in ROLLOUTS)
-    assert reports == [
-        Phase("evaluating"),
-        Phase("evaluating", f"verifying {distinct} distinct responses"),
-    ]
+    assert reports == [Phase("evaluating"), Phase("evaluating", f"verifying {distinct} distinct responses")]
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_correct_response() -> None:

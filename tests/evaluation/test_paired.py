@@ -8,12 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from brorl.evaluation.paired import (
-    conclusion_of,
-    difference_interval,
-    mean_over_runs,
-    paired_difference,
-)
+from brorl.evaluation.paired import conclusion_of, difference_interval, mean_over_runs, paired_difference
 from brorl.format import Estimate
 
 FloatArray = NDArray[np.float64]

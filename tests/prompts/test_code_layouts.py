@@ -248,8 +248,7 @@ class TestEurus:
 
     def test_rows_of_mathematics_and_others(self) -> None:
         fields = read(
-            "eurus2",
-            eurus("math", "What is 1 + 1?\n\nPresent the answer in LaTex format: \\boxed{Your answer}", "2"),
+            "eurus2", eurus("math", "What is 1 + 1?\n\nPresent the answer in LaTex format: \\boxed{Your answer}", "2")
         )
         assert (fields.reference, fields.domain) == ("2", "math")
         assert fields.text.startswith("What is 1 + 1?")

@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import brorl
-from brorl.prompts.countdown import (
-    CountdownPuzzle,
-    countdown_puzzles,
-    countdown_questions,
-    split_countdown,
-)
+from brorl.prompts.countdown import CountdownPuzzle, countdown_puzzles, countdown_questions, split_countdown
 from brorl.prompts.prompt import Prompt, Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat

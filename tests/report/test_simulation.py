@@ -12,14 +12,7 @@ from matplotlib.image import imread
 from rich.console import Console
 
 import brorl
-from brorl.reporting.simulation import (
-    curves,
-    draw_figure,
-    end_point_table,
-    terms_table,
-    to_json,
-    write_simulation,
-)
+from brorl.reporting.simulation import curves, draw_figure, end_point_table, terms_table, to_json, write_simulation
 from brorl.theory.simulator import SimulationResult, SimulationSettings, simulate
 
 NAMES = ["simulation.json", "simulation.png"]

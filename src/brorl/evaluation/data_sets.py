@@ -80,10 +80,7 @@ def read_sets(request: Request) -> list[QuestionSet]:
 
 
 def parse_data(text: str) -> DataSource:
-    """Return the dataset that a value of --data names.
-
-    Args:
-        text: Name of a benchmark, `NAME=PATH_OR_HUB_ID`, a puzzle, a file or hub id, or a YAML mapping.
+    """Return what --data names: a benchmark, `NAME=PATH_OR_HUB_ID`, a puzzle, a file, a hub id, or a YAML mapping.
 
     Raises:
         UserError: If it names none.
@@ -155,11 +152,7 @@ def _as_guessed(text: str, source: DataSource, config: TrainConfig) -> DataSourc
 
 @contextmanager
 def naming_data(text: str, source: DataSource) -> Iterator[None]:
-    """Name the option --data, instead of a setting of a recipe, in an error of a dataset.
-
-    Args:
-        text: The value of --data.
-        source: Its dataset.
+    """Name the option --data, instead of a setting of a recipe, in an error of the dataset of its value `text`.
 
     Raises:
         UserError: The error inside, with the option and the names of benchmarks like it.
@@ -221,15 +214,7 @@ def _held_out(request: Request, own: PromptFormat) -> list[QuestionSet]:
 
 
 def read_all_questions(data: str, overrides: Mapping[str, Any]) -> tuple[TrainConfig, list[Question]]:
-    """Read all questions of a recipe or a dataset.
-
-    Args:
-        data: Name of a built-in recipe, path of a YAML file or a run directory, or a dataset: a benchmark, a file, a
-            hub id, a puzzle, or a YAML mapping.
-        overrides: Settings of the verification by dotted name.
-
-    Returns:
-        The settings, and the questions with distinct ids.
+    """Read all questions of a recipe, a run or a dataset as `parse_data` reads it, with its settings.
 
     Raises:
         UserError: If it names none, or a row cannot be used.

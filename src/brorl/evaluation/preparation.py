@@ -15,14 +15,7 @@ from brorl.evaluation.data_sets import QuestionSet, Request, read_sets
 from brorl.evaluation.responses import PromptBatch, split_into_batches
 from brorl.model.device import available_bytes
 from brorl.model.load import choose_device, load_tokenizer
-from brorl.model.memory_plan import (
-    MemoryLine,
-    MemoryPlan,
-    MemorySettings,
-    Workload,
-    check,
-    plan_memory,
-)
+from brorl.model.memory_plan import MemoryLine, MemoryPlan, MemorySettings, Workload, check, plan_memory
 from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.prompts.rendering import drop_long, prompt_problems, render

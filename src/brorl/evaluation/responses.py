@@ -184,11 +184,7 @@ class ResponseStore:
         return StoredBatch(results, seconds)
 
     def write(
-        self,
-        batch: PromptBatch,
-        groups: Sequence[Group],
-        texts: Sequence[Sequence[str]],
-        stored: StoredBatch,
+        self, batch: PromptBatch, groups: Sequence[Group], texts: Sequence[Sequence[str]], stored: StoredBatch
     ) -> None:
         """Store a batch. It is on disk when this returns.
 
@@ -268,10 +264,7 @@ class EvaluatedModel:
 
 
 def evaluate_batches(
-    batches: Sequence[PromptBatch],
-    model: EvaluatedModel,
-    store: ResponseStore,
-    echo: Echo = lambda _: None,
+    batches: Sequence[PromptBatch], model: EvaluatedModel, store: ResponseStore, echo: Echo = lambda _: None
 ) -> list[StoredBatch]:
     """Evaluate all batches that are not stored yet.
 

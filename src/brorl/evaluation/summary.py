@@ -147,13 +147,7 @@ def summarize(results: Sequence[PromptResult], ks: Sequence[int], seconds: float
 def summarize_all(
     results: Sequence[PromptResult], ks: Sequence[int], seconds_of: Mapping[str, float]
 ) -> EvaluationSummary:
-    """Summarize over all prompts, by dataset and by domain.
-
-    Args:
-        results: All prompts, at least one, with the same number of responses n.
-        ks: Values of k for pass@k, each 1 to n.
-        seconds_of: Time that each dataset took.
-    """
+    """Summarize over all prompts, by dataset and by domain; see `summarize`."""
     sets = dict.fromkeys(result.data_set for result in results)
     domains = sorted({result.domain for result in results})
     return EvaluationSummary(

@@ -39,12 +39,8 @@ def check_object(
 ) -> dict[str, Any]:
     """Return an object if it has all needed keys, no unknown ones, and a value of its type for each.
 
-    Args:
-        value: A JSON value.
-        form: Such an object, for errors.
-        needed: Keys with the types of their values; `float` also accepts whole numbers.
-        optional: Keys that can be left out, or null.
-        what: The object, as the beginning of a sentence; empty if the caller begins it.
+    `form` is such an object, for errors, which begin with `what`. `float` also accepts whole numbers; optional keys can
+    be null.
 
     Raises:
         ValueError: With the problem and the form.
@@ -155,12 +151,7 @@ def split_held_out(questions: Iterable[Question], fraction: float, seed: int) ->
     Returns:
         Training questions in their order, and held-out questions in a seeded shuffle by their words: its first k are a
         uniform sample, and the same ones for every fraction that holds out k or more.
-
-    Raises:
-        ValueError: If the fraction of distinct questions is not 0 to 1.
     """
-    if not 0 <= fraction <= 1:
-        raise ValueError(f"held_out_fraction must be between 0 and 1, got {fraction}")
     train: list[Question] = []
     held_out: list[tuple[int, Question]] = []
     for question in questions:
@@ -199,13 +190,7 @@ class DroppedRow(Exception):  # noqa: N818
 
 
 def question_of(text: str, reference: str, domain: str, missing: str = "no answer") -> Question:
-    """Return the question of a row, without id and source.
-
-    Args:
-        text: The question, as the user reads it, before any template.
-        reference: The reference answer, as the verifier of the domain reads it.
-        domain: Name of the verifier.
-        missing: Why a row without a reference is dropped.
+    """Return the question of a row, without id and source; a row without a reference is dropped as `missing`.
 
     Raises:
         DroppedRow: If one of the two is empty, or is no text of Unicode.

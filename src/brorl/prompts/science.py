@@ -192,10 +192,7 @@ def _pairs(value: Any) -> list[tuple[Any, Any]]:
 def right_option(options: Options, answer: Any, first: int | None) -> int:
     """Return the place of the right option, from 0.
 
-    Args:
-        options: The options.
-        answer: The answer of the row.
-        first: The index of the first option in the data, 0 or 1; None for an answer that is no index.
+    `first` is the index of the first option in the data, 0 or 1; None for an answer that is no index.
 
     Raises:
         ValueError: If the answer names no option, or could name two.

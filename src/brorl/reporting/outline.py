@@ -100,13 +100,7 @@ def _join(branch: Branch) -> None:
 
 
 def lines_of(root: Branch, decode: Callable[[Sequence[int]], str], num_lines: int) -> list[Line]:
-    """Draw an outline in at most about `num_lines` lines: the branches with the most rollouts.
-
-    Args:
-        root: The outline.
-        decode: Token ids to text.
-        num_lines: Number of branches to show, at least 1.
-    """
+    """Draw an outline in at most about `num_lines` lines: the branches with the most rollouts."""
     shown = {id(branch) for branch in _largest(root, num_lines)}
     lines: list[Line] = []
     waiting: list[tuple[Branch | str, str, str]] = [(root, "", "")]  # what is drawn, its stem, and that of what follows

@@ -328,14 +328,7 @@ def cost_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     lost, dropped, steps = chart("lost"), chart("dropped"), sum(len(run.steps) for run in runs)
     if steps and not any(value for trace in lost.traces for value in trace["y"]):
         lost = replace(lost, traces=(), empty=f"No verification timed out or failed in {counted(steps, 'step')}.")
-    return [
-        chart("sharing"),
-        _seconds_chart(runs),
-        dropped,
-        chart("length"),
-        chart("truncated"),
-        lost,
-    ]
+    return [chart("sharing"), _seconds_chart(runs), dropped, chart("length"), chart("truncated"), lost]
 
 
 def optimization_charts(runs: Sequence[RunRecord]) -> list[Chart]:

@@ -62,15 +62,8 @@ def page(
 ) -> str:
     """Return a page: what stands above the first heading, then the sections.
 
-    Args:
-        command: The command that made it: brorl compare.
-        name: What it shows.
-        summary: HTML of the first section, which has no heading.
-        sections: The others.
-        mark: A comment in the first line.
-        controls: HTML of the header.
-        credit: A sentence at the end.
-        scripts: HTML after all sections.
+    `summary` is the HTML of the first section, which has no heading; `mark` a comment in the first line;
+    `controls` HTML of the header; `credit` a sentence at the end; `scripts` HTML after all sections.
     """
     shown = [f'<section id="summary" aria-label="Summary">\n{summary}\n</section>']
     shown += [

@@ -27,13 +27,7 @@ from brorl.reporting.page.charts import (
     plotly_text,
 )
 from brorl.reporting.page.frame import Section, fill, page, resource, to_json
-from brorl.reporting.page.rollouts import (
-    StepRollouts,
-    choose_evaluations,
-    choose_rollouts,
-    load_tokenizer,
-    token_text,
-)
+from brorl.reporting.page.rollouts import StepRollouts, choose_evaluations, choose_rollouts, load_tokenizer, token_text
 from brorl.reporting.page.summary import COSTS, SCORES, best_evaluation, cost_row, notes, score_rows
 from brorl.reporting.reasons import reason, why_no_evaluation, why_no_held_out_responses, why_no_rollouts
 from brorl.runs import RUNS
