@@ -10,7 +10,15 @@ from brorl.model.logits import NextToken
 from brorl.model.logprobs import chunk_logprobs, tree_logprobs
 from brorl.model.tree_attention import HookedPass, enable_gradient_checkpointing, prefill, tree_attention
 from brorl.tree import RolloutTree
-from small_models import ARCHITECTURES, assert_same_gradients, gradients, mostly_slow, random_tree, small_model
+from small_models import (
+    ARCHITECTURES,
+    assert_same_gradients,
+    gradients,
+    kept_bytes,
+    mostly_slow,
+    random_tree,
+    small_model,
+)
 
 
 def parts_gradient(model: PreTrainedModel, trees: list[RolloutTree], weight_K: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -88,35 +96,15 @@ def test_a_recomputed_prompt_adds_nothing_to_its_cache(rng: np.random.Generator)
     assert all(torch.equal(a, b) for a, b in zip(cache.key, key, strict=True))
 
 
-def kept_bytes(model: PreTrainedModel, trees: list[RolloutTree]) -> int:
-    """Largest memory that autograd keeps for the backward pass of a part, weights not counted, each storage once."""
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    most = 0
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        for chunk in chunk_logprobs(model, trees, max_nodes=200):
-            most = max(most, sum(kept.values()))
-            chunk.logprob.sum().backward()
-            kept.clear()
-    return most
-
-
 def test_what_is_kept_grows_with_the_layers_inputs_only(rng: np.random.Generator) -> None:
     """Two layers' inputs more, not two layers' activations, and far less in all than without checkpointing."""
     trees = [random_tree(rng, num_rollouts=40, branching=6, max_length=9)]
     kept = {}
     for num_layers in (4, 12):
         model = small_model(seed=1, num_hidden_layers=num_layers, intermediate_size=128).train()
-        without = kept_bytes(model, trees)
+        without = kept_bytes(model, chunk_logprobs(model, trees, max_nodes=200))
         enable_gradient_checkpointing(model)
-        kept[num_layers] = without, kept_bytes(model, trees)
+        kept[num_layers] = without, kept_bytes(model, chunk_logprobs(model, trees, max_nodes=200))
     growth_without, growth = (b - a for a, b in zip(*kept.values(), strict=True))
     assert growth < growth_without / 5
     assert kept[12][1] < kept[12][0] / 3

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel, Qwen3Config
+from transformers import Qwen3Config
 
 from brorl.errors import UserError
 from brorl.model.device import available_bytes, available_to_process
@@ -29,7 +29,7 @@ from brorl.rollout.native.arena import Arena
 from brorl.rollout.native.rows import RowMemory
 from brorl.training.adamw import AdamW
 from brorl.tree import RolloutTree
-from small_models import small_model
+from small_models import kept_bytes, small_model
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 SETTINGS = MemorySettings("float32", 1 << 30, nodes_per_pass=256)
@@ -155,25 +155,6 @@ def test_a_cache_that_is_kept_counts_beside_learning() -> None:
     assert "joined weights" not in named(on_cpu)
 
 
-def kept_for_backward(model: PreTrainedModel, tree: RolloutTree, nodes: int) -> int:
-    """Most bytes that autograd keeps for the backward pass of a part, without the weights."""
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    most = 0
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        for chunk in chunk_logprobs(model, [tree], max_nodes=nodes):
-            most = max(most, sum(kept.values()))
-            del chunk
-    return most
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("vocabulary", [50, 2000])
 def test_the_learners_estimate_is_near_what_autograd_keeps(
@@ -191,7 +172,7 @@ def test_the_learners_estimate_is_near_what_autograd_keeps(
     with_layers = plan_memory(model.config, settings, workload).learning.num_bytes
     settings = replace(settings, gradient_checkpointing=checkpointing)
     planned = plan_memory(model.config, settings, workload).learning.num_bytes
-    kept = kept_for_backward(model, tree, 512)
+    kept = kept_bytes(model, chunk_logprobs(model, [tree], max_nodes=512))
     if checkpointing:  # most of it is there in passing only, which autograd does not count
         assert kept < planned < 0.85 * with_layers
     else:

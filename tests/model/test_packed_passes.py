@@ -21,7 +21,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gem
 from brorl.arrays import IntArray
 from brorl.model import compiled
 from brorl.model.flat_path import flat_chunk_logprobs
-from brorl.model.flex_attention import BLOCK, QUERIES_PER_COPY, Blocks, ForestAttention
+from brorl.model.flex_attention import BLOCK, QUERIES_PER_COPY, ForestAttention
 from brorl.model.forward import FlatForward, TreeForward, with_packed_passes
 from brorl.model.hook_check import check_packed
 from brorl.model.logits import NextToken
@@ -36,6 +36,7 @@ from small_models import (
     assert_same_gradients,
     flattened_logprobs,
     gradients,
+    kept_bytes,
     mostly_slow,
     random_tree,
     rollouts,
@@ -554,32 +555,11 @@ def test_the_memory_plan_is_near_what_autograd_keeps(num_rollouts: int, rng: np.
     model = small_model(num_hidden_layers=6, hidden_size=64, intermediate_size=192, dtype=torch.float32)
     responses = rng.integers(0, 17, (num_rollouts, 64)).tolist()
     tree = RolloutTree.from_responses(rng.integers(0, 17, 64).tolist(), responses, finished=[False] * num_rollouts)
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
     length = batch_of([tree]).token_T.numel()
-
-    def keep(tensor: Tensor) -> Tensor:
-        is_score = tensor.dim() >= 2 and tensor.shape[-2:] == (length, length)
-        if tensor.untyped_storage().data_ptr() not in weights and not is_score:
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        for chunk in chunk_logprobs(model, [tree], max_nodes=4096, model_pass=PACKED):
-            most = sum(kept.values())
-            del chunk
+    most = kept_bytes(model, chunk_logprobs(model, [tree], max_nodes=4096, model_pass=PACKED), (length, length))
     settings = MemorySettings("float32", 1 << 30, nodes_per_pass=4096, device="cuda")
     workload = Workload(64, 64, num_rows=num_rollouts, num_prompts=1)
     planned = plan_memory(model.config, settings, workload).learning.num_bytes
     assert 1 < planned / most < 3  # temporary tensors come on top
     tiled = plan_memory(model.config, replace(settings, attention="tiled"), workload).learning.num_bytes
     assert planned < tiled
-
-
-def test_blocks_list_masked_and_whole_ones_of_keys_and_of_queries(rng: np.random.Generator) -> None:
-    whole_BB = rng.random((5, 5)) < 0.3
-    touched_BB = whole_BB | (rng.random((5, 5)) < 0.3)
-    blocks = Blocks.of(touched_BB, whole_BB, torch.device("cpu"))
-    masked_BB = touched_BB & ~whole_BB
-    for number, expected in enumerate((masked_BB, whole_BB, masked_BB.T, whole_BB.T)):
-        np.testing.assert_array_equal(expanded(blocks.number[number][0, 0], blocks.order[number][0, 0]), expected)

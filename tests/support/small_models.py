@@ -197,3 +197,26 @@ def wide_heads(model: LlamaForCausalLM) -> LlamaForCausalLM:
             weights[name] = spread.flatten(1, 2)
     wide.load_state_dict(weights)
     return wide.eval()
+
+
+def kept_bytes(model: PreTrainedModel, chunks: Iterable[Any], left_out: tuple[int, ...] | None = None) -> int:
+    """Return the most bytes that autograd keeps for the backward pass of a chunk; each storage counts once.
+
+    Weights do not count, and neither do tensors whose last two sizes are `left_out`.
+    """
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights and (tensor.dim() < 2 or tensor.shape[-2:] != left_out):
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    most = 0
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        for chunk in chunks:
+            most = max(most, sum(kept.values()))
+            chunk.logprob.sum().backward()
+            kept.clear()
+    return most

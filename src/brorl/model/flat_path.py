@@ -81,7 +81,10 @@ def _chunk(
     whole_logits: bool,
 ) -> ChunkLogprobs:
     """Compute the log-probs of the nodes whose first response is among some rows."""
-    inputs = [np.array([*trees[tree].prompt_ids, *_tokens(trees[tree], leaf)[:-1]]) for tree, leaf in rows]
+    inputs = [
+        np.array([*trees[tree].prompt_ids, *trees[tree].token[trees[tree].path(int(trees[tree].leaf[leaf]))][:-1]])
+        for tree, leaf in rows
+    ]
     input_BS = np.zeros((len(rows), max(row.size for row in inputs)), np.int64)
     for row, tokens in enumerate(inputs):
         input_BS[row, : tokens.size] = tokens
@@ -109,10 +112,6 @@ def _chunk(
     row_K = np.repeat(np.arange(len(rows)), sizes)
     logits = replace(logits, row=logits.row[tensor(row_K), tensor(before_K + depth_K - first)])
     return outputs.of(logits, tensor(depth_K), tensor(np.arange(depth_K.size)), tensor(token_K), tensor(index_K))
-
-
-def _tokens(tree: RolloutTree, leaf: int) -> IntArray:
-    return tree.token[tree.path(int(tree.leaf[leaf]))]
 
 
 def _owned(tree: RolloutTree, leaf: int) -> IntArray:

@@ -1,9 +1,7 @@
 """Checks once, before any sampling, that a path reproduces a model: tree attention, packed passes, or its own cache.
 
 Two small trees with prompts of different lengths and branching responses go through the model. The log-probs of their
-nodes are compared with a plain forward pass over the flattened rows; a difference is an error. `check_packed` compares
-packed passes with the model's own forward pass, forward and backward. `check_own_cache` decodes with the model's own
-cache.
+nodes are compared with a plain forward pass over the flattened rows; a difference is an error.
 """
 
 from __future__ import annotations

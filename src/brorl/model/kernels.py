@@ -1,11 +1,7 @@
 """Kernels for float32 on a CPU, written in C and compiled for this processor when they are first used.
 
-Small models and few rows spend most of their time on starting the operations of PyTorch, and many rows on passing over
-memory between them. A kernel is one call and one pass. A process without a C compiler computes the same functions with
-PyTorch.
-
-The library is kept in the user's cache folder, under a name that depends on its source, the compiler and the
-instructions of the processor.
+Small models and few rows spend most of their time on starting operations, and many rows on passing over memory between
+them. A process without a C compiler computes the same functions with PyTorch.
 """
 
 from __future__ import annotations
@@ -300,7 +296,7 @@ def _load() -> Kernels | str:
 
 
 def compile_kernels() -> Path:
-    """Return the shared library for this processor; compile it unless the cache folder has it.
+    """Return the shared library for this processor; compile it unless the user's cache folder has it.
 
     Raises:
         FileNotFoundError: If no C compiler is found.
@@ -314,7 +310,8 @@ def compile_kernels() -> Path:
     command = [compiler, *_FLAGS, machine]
     # The macros of a compiler tell its version and the instructions that it uses.
     macros = _run([*command, "-dM", "-E", "-x", "c", os.devnull])
-    if "__clang__" not in macros and _shares_openmp():
+    # Where PyTorch has loaded GNU's OpenMP, both use the same threads.
+    if "__clang__" not in macros and hasattr(ctypes.CDLL(None), "GOMP_parallel"):
         command.append("-fopenmp")
     digest = hashlib.sha256("\n".join([*command, macros, _SOURCE.read_text("utf-8")]).encode()).hexdigest()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "brorl"
@@ -330,11 +327,6 @@ def compile_kernels() -> Path:
         _run([compiler, "-shared", *undefined, str(unlinked), "-o", str(linked), "-lm"])
         linked.replace(library)
     return library
-
-
-def _shares_openmp() -> bool:
-    """Return whether PyTorch has loaded GNU's OpenMP, so that both use the same threads."""
-    return hasattr(ctypes.CDLL(None), "GOMP_parallel")
 
 
 def _run(command: list[str]) -> str:

@@ -265,7 +265,13 @@ class ChunkLogprobs:
 
 @dataclass(frozen=True)
 class NodeOutputs:
-    """Computes log-probs, and entropies if requested, from logits."""
+    """Computes log-probs, and entropies if requested, from logits.
+
+    Only the logits of one block are kept, in the dtype of the computation; the backward pass computes the softmax
+    again. With top-p or top-k the distribution is that over the tokens that a row's own logits keep. A node's token
+    counts as kept: where the row does not keep it, because the weights or the numerics are not those of the draw, the
+    distribution is that over the kept tokens and this one, so its log-prob is finite and has a gradient.
+    """
 
     next_token: NextToken  # from logits to the distribution that the rollouts were drawn from
     entropy: bool  # whether to compute entropies

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 from math import ceil
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
@@ -19,6 +20,7 @@ from brorl.table import Table
 
 _RANK = 16  # of adapters, for a run that has none
 _GIB = 1 << 30
+_at_most = attrgetter("total_bytes")
 
 
 class Choice(NamedTuple):
@@ -55,7 +57,7 @@ class MemoryChoices:
         """
         own = Choice("", {}, self._settings, self._plan(self._settings))
         ways = [own, *(choice for choice in self.all() if choice.changes)]
-        for needed in (_at_most, _at_least):
+        for needed in (_at_most, attrgetter("certain_bytes")):
             for choice in ways:
                 if found := self.fitted(choice, needed):
                     return found
@@ -141,14 +143,6 @@ class MemoryChoices:
             middle = (least + most + 1) // 2
             least, most = (middle, most) if fits(with_gib(middle)) else (least, middle - 1)
         return with_gib(least)
-
-
-def _at_most(plan: MemoryPlan) -> int:
-    return plan.total_bytes
-
-
-def _at_least(plan: MemoryPlan) -> int:
-    return plan.certain_bytes
 
 
 def _made_by(settings: MemorySettings) -> dict[str, Any]:

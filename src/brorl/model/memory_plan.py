@@ -1,8 +1,7 @@
 """Prediction of the memory of a run, before its model is loaded: the bytes of each part at the peak.
 
 The model is made on PyTorch's meta device: to count its weights takes no memory. `check` rejects a run whose certain
-parts do not fit, and names the settings that shrink them. docs/how-to/memory.md has the formula and compares it with
-measured peaks.
+parts do not fit. docs/how-to/memory.md has the formula and compares it with measured peaks.
 """
 
 from __future__ import annotations

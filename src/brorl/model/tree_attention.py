@@ -357,7 +357,11 @@ def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
 
 
 class _CurrentAttention(AbstractContextManager[None]):
-    """Blocks with a model's current attention implementation, one for each backward pass."""
+    """Blocks with the attention of a forward pass, for its recomputation.
+
+    A layer looks up its attention when it runs, which can be after the block of `tree_attention`: with Hugging Face's
+    own switch the gradient would be wrong.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model, self._implementation = model, model.config._attn_implementation

@@ -5,7 +5,8 @@ ancestors of its first response again. Its input nodes are those with children: 
 pass. The prompts of a chunk are computed once for many chunks, as a cache, or they are tokens of the chunk, each a path
 on top of its tree.
 
-Dimensions: T input tokens, F input nodes, K owned nodes of a chunk.
+Dimensions: T input tokens, F input nodes, K owned nodes of a chunk, B queries of a tile, U of its keys that some of its
+queries do not see.
 """
 
 from __future__ import annotations
@@ -199,7 +200,10 @@ _MAX_QUERIES = 256  # more queries than this read too many keys that they do not
 
 @dataclass(frozen=True)
 class Tile:
-    """A run of consecutive nodes of one prompt, and the keys that they read."""
+    """A run of consecutive nodes of one prompt, and the keys that they read.
+
+    These are the prompt, ancestors of the first node, and nodes of the tile. Scores exist for one tile only.
+    """
 
     prompt: int  # the prompt
     prompt_length: int  # its tokens
