@@ -36,8 +36,8 @@ from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.assemble import build_run
 from brorl.config.reading import make_config, read_recipe
+from brorl.rollout.engine import SampleTask
 from brorl.rollout.native.engine import NativeEngine
-from brorl.rollout.pool import SampleTask
 from brorl.runs.run_directory import RunDirectory
 from brorl.seeds import derived_seed
 from brorl.training.backlog import Stragglers

@@ -27,12 +27,11 @@ import torch
 from harness import Turn, table, timed
 
 from brorl.config.reading import make_config, read_recipe
-from brorl.distributed.rollout_workers import RayRolloutPool
 from brorl.distributed.supervisor import WorkerPoolConfig
+from brorl.distributed.workers import RayRolloutPool
 from brorl.model.forward import choose_forward
 from brorl.rollout.chosen_engine import build_engine
-from brorl.rollout.engine import Engine
-from brorl.rollout.pool import PooledEngine
+from brorl.rollout.engine import Engine, PooledEngine
 from brorl.sampling import SamplingParams
 from brorl.training.inputs import prepare
 from brorl.training.local_parts import build_model

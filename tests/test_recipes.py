@@ -16,7 +16,7 @@ from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import FileSource, GymSource
 from brorl.training.learner import LearnerSettings
 from brorl.verification.domains.table import DOMAINS
-from brorl.verification.gym.sets import OUT_OF_DISTRIBUTION, SETS
+from brorl.verification.gym.task import OUT_OF_DISTRIBUTION, SETS
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(brorl.__file__).parent / "recipes"

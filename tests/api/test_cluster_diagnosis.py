@@ -36,7 +36,7 @@ def test_a_machine_with_another_version(
 ) -> None:
     from dataclasses import replace
 
-    from brorl.distributed import examination
+    from brorl.distributed import connection as examination
 
     (head,) = examination.examine_cluster(address, tmp_path)
     strange = [head, replace(head, address="10.9.9.9", versions={**head.versions, "torch": "1"})]

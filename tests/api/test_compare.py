@@ -17,8 +17,8 @@ from matplotlib.image import imread
 from brorl.api.compare import compare
 from brorl.comparison import report as comparison_report
 from brorl.comparison.arm_plans import ArmPlan, check_arms, read_arms, run_config, sweep_arms
-from brorl.comparison.finished import FinishedComparison
 from brorl.comparison.plan import _eval_points
+from brorl.comparison.report import FinishedComparison
 from brorl.config.reading import make_config, parse_yaml, read_recipe
 from brorl.cost import Budget, Unit
 from brorl.errors import UserError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from brorl.api.prompt_warnings import unreachable_references, unread_forms, unused_options
+from brorl.api.check import unreachable_references, unread_forms, unused_options
 from brorl.prompts.answer_forms import last_box
 from brorl.prompts.files import read_source
 from brorl.prompts.prompt import Prompt

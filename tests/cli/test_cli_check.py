@@ -11,7 +11,7 @@ import pytest
 
 from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig
-from brorl.planning import step_forecast
+from brorl.planning import step_timing as step_forecast
 from brorl.planning.pilot import PilotParts
 from brorl.planning.step_cost import StepTiming, mean_rounds
 from brorl.planning.step_timing import StepTimer

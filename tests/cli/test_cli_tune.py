@@ -25,9 +25,8 @@ from brorl.evaluation.questions import build_questions
 from brorl.format import Estimate
 from brorl.tuning import race as module
 from brorl.tuning.answer import TuningResult, recipe_for
-from brorl.tuning.candidates import OWN, candidates
-from brorl.tuning.pilot import StartPilot, with_tuning_prompts
-from brorl.tuning.plan import TunePlan
+from brorl.tuning.plan import OWN, TunePlan, candidates
+from brorl.tuning.race import StartPilot, with_tuning_prompts
 from brorl.tuning.standings import RUNGS
 from case_tables import table
 from run_support import SMALL, command, refused

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from brorl.comparison.arms import Arm, Comparison
-from brorl.comparison.axes import PNG, apart, arm_colors, tick_text
-from brorl.comparison.figure import make_figure
+from brorl.comparison.figure import PNG, apart, arm_colors, make_figure, tick_text
 from brorl.comparison.report import comparison_record
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import paired_table, tables_of

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from brorl.comparison import run_processes
 from brorl.comparison import view as comparison_view
-from brorl.comparison.arm_runs import ArmRun, progress_of
+from brorl.comparison.arms import ArmRun, progress_of
 from brorl.comparison.plan import Arguments, plan_for
-from brorl.comparison.slots import Slot
+from brorl.comparison.run_processes import Slot
 from brorl.comparison.view import ComparisonView
 from brorl.cost import Budget, Unit
 

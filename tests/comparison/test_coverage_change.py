@@ -7,7 +7,7 @@ import pytest
 from comparisons import arm_of, comparison_of, run_of, score_of
 
 from brorl.comparison.arms import Arm
-from brorl.comparison.coverage import coverage_change
+from brorl.comparison.matching import coverage_change
 from brorl.cost import Cost
 from brorl.evaluation.pass_at_k import pass_at_k
 

@@ -8,7 +8,7 @@ import numpy as np
 from comparisons import synthetic
 
 from brorl.comparison.arms import Comparison
-from brorl.comparison.next_command import next_command
+from brorl.comparison.report import next_command
 from brorl.comparison.results import results_of
 from brorl.evaluation.paired import SeedsNeeded
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from brorl.config.other_trainers import SETTING_OF
 from brorl.config.reading import (
+    SETTING_OF,
     builtin_recipes,
     dump_yaml,
     make_config,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from brorl.api.converted import convert, with_data
+from brorl.api.init import convert, with_data
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError

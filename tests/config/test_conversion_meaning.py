@@ -16,7 +16,7 @@ from torch import Tensor
 from brorl.algorithms.kl import kl_estimates
 from brorl.algorithms.policy_loss import cispo_loss, clipped_policy_loss
 from brorl.algorithms.rewards import shaped_rewards
-from brorl.api.converted import convert
+from brorl.api.init import convert
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError

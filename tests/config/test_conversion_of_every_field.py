@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from brorl.api.converted import convert
+from brorl.api.init import convert
 from brorl.config.conversion import Conversion
 from brorl.config.reading import make_config
 from each_row import each_row

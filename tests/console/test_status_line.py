@@ -5,7 +5,7 @@ import random
 import pytest
 
 from brorl.activity import Decoding, Phase, Round, Step, Updating
-from brorl.console.status_line import StatusLine
+from brorl.console.screen import StatusLine
 
 
 class Clock:

@@ -358,8 +358,7 @@ class _Kills:
 
     def __init__(self, kill_at: dict[str, int], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
         from brorl.distributed.remote_learner import RemoteLearner
-        from brorl.distributed.rollout_workers import RayRolloutPool
-        from brorl.distributed.verifier_workers import VerifierWorkers
+        from brorl.distributed.workers import RayRolloutPool, VerifierWorkers
 
         self.counts = {"learner": 0, "rollout": 0}
         self.done: set[str] = set()

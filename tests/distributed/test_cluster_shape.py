@@ -13,10 +13,10 @@ pytest.importorskip("ray")
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.distributed.cluster import RayCluster
 from brorl.distributed.placement import build_cluster, place_learner, place_pool
-from brorl.distributed.rollout_workers import EngineWorker
 from brorl.distributed.settings import ClusterSettings
+from brorl.distributed.workers import EngineWorker
 from brorl.errors import UserError
-from brorl.rollout.pool import SampleTask
+from brorl.rollout.engine import SampleTask
 from brorl.sampling import SamplingParams
 from brorl.training.inputs import RunInputs
 
@@ -81,7 +81,7 @@ def test_processes_that_share_a_gpu_are_told_so(placement: str, dtype: str, monk
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr("brorl.distributed.rollout_workers.RayRolloutPool", Pool)
+    monkeypatch.setattr("brorl.distributed.workers.RayRolloutPool", Pool)
     monkeypatch.setattr("brorl.distributed.remote_learner.RemoteLearner", lambda *given: made.update(sent=given[-1]))
     monkeypatch.setattr("brorl.distributed.placement.VllmEngine", lambda settings, *_, **__: settings)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

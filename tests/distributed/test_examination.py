@@ -7,7 +7,7 @@ from threading import Barrier
 
 import pytest
 
-from brorl.distributed.examination import (
+from brorl.distributed.connection import (
     NodeFacts,
     find_faults,
     gather_facts,

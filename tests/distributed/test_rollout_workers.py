@@ -17,8 +17,7 @@ from worker_engines import HUNG, LARGE, Fatal, NativeInBothPrecisions, unbuildab
 
 from brorl.activity import Activity, Decoding
 from brorl.errors import LearnerLostError, OutOfMemoryError, WorkersLostError
-from brorl.rollout.engine import Engine
-from brorl.rollout.pool import PooledEngine, SampledTask, SampleTask
+from brorl.rollout.engine import Engine, PooledEngine, SampledTask, SampleTask
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from small_models import small_model
@@ -35,8 +34,8 @@ _SAMPLING = SamplingParams(max_new_tokens=20)
 def make_pool(
     build: Callable[[], Engine], number: int, timeout_s: float = 600.0, max_restarts: int = 50
 ) -> tuple[Any, list[str]]:
-    from brorl.distributed.rollout_workers import RayRolloutPool
     from brorl.distributed.supervisor import WorkerPoolConfig
+    from brorl.distributed.workers import RayRolloutPool
 
     lines: list[str] = []
     pool_config = WorkerPoolConfig("rollout worker", number, lambda _: {"num_cpus": 1}, timeout_s, max_restarts)
@@ -117,7 +116,7 @@ class Owner:
     """Another process that puts weights."""
 
     def put(self, seed: int) -> Any:
-        from brorl.distributed.weights import RemoteWeights
+        from brorl.distributed.workers import RemoteWeights
 
         return RemoteWeights.put(random_weights(seed))
 
@@ -200,7 +199,7 @@ def test_a_worker_that_hangs_is_replaced(rng: np.random.Generator, shared: Any) 
 
 @pytest.mark.slow
 def test_tasks_carry_the_version_of_their_weights(rng: np.random.Generator, shared: Any) -> None:
-    from brorl.distributed.weights import RemoteWeights
+    from brorl.distributed.workers import RemoteWeights
 
     pool, _, _ = shared
     task, local = random_tasks(rng, 1)[0], NativeInBothPrecisions(0)
@@ -336,7 +335,7 @@ def test_an_engine_that_cannot_be_built_is_an_error_at_once() -> None:
 
 @pytest.mark.slow
 def test_weights_are_equal_after_the_object_store(rng: np.random.Generator) -> None:
-    from brorl.distributed.weights import RemoteWeights
+    from brorl.distributed.workers import RemoteWeights
 
     weights = [
         (str(dtype), torch.from_numpy(rng.normal(size=shape)).to(dtype))

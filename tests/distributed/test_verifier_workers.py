@@ -66,7 +66,7 @@ def failing() -> Mapping[str, Verifier]:
 
 def make_workers(build: Any = build_verifiers, number: int = 2, batch_size: int = 3) -> tuple[Any, list[str]]:
     from brorl.distributed.supervisor import WorkerPoolConfig
-    from brorl.distributed.verifier_workers import VerifierWorkers
+    from brorl.distributed.workers import VerifierWorkers
 
     lines: list[str] = []
     pool_config = WorkerPoolConfig(
@@ -93,7 +93,7 @@ def prompt(reference: str, domain: str) -> Prompt:
 
 
 def remote(workers: Any, domain: str) -> Verifier:
-    from brorl.distributed.verifier_workers import RemoteVerifier
+    from brorl.distributed.workers import RemoteVerifier
 
     return RemoteVerifier(build_verifiers()[domain], domain, workers)
 

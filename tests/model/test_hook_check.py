@@ -16,9 +16,8 @@ from brorl.model.logprobs import tree_logprobs
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.model_shape import KVShape, kv_shapes
 from brorl.model.tree_attention import HooksError, PromptContext
-from brorl.rollout.native.arena import Arena
 from brorl.rollout.native.engine import NativeEngine
-from brorl.rollout.native.rows import RowMemory
+from brorl.rollout.native.rows import Arena, RowMemory
 from brorl.sampling import SamplingParams
 from small_models import assert_same_gradients, flattened_logprobs, gradients, mostly_slow, rollouts
 

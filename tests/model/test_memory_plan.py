@@ -25,8 +25,7 @@ from brorl.model.memory_plan import (
 from brorl.model.model_shape import kv_shapes
 from brorl.model.settings import LoraSettings, States
 from brorl.model.tree_attention import enable_gradient_checkpointing
-from brorl.rollout.native.arena import Arena
-from brorl.rollout.native.rows import RowMemory
+from brorl.rollout.native.rows import Arena, RowMemory
 from brorl.training.adamw import AdamW
 from brorl.tree import RolloutTree
 from small_models import kept_bytes, small_model

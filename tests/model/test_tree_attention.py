@@ -15,8 +15,7 @@ from brorl.model.tree_attention import (
     prefill,
     tree_attention,
 )
-from brorl.rollout.native.arena import Arena
-from brorl.rollout.native.rows import RowMemory
+from brorl.rollout.native.rows import Arena, RowMemory
 from brorl.rollout.native.slot_attention import Grid, SlotContext, SlotPrompts, cells_of
 from small_models import ARCHITECTURES, small_model
 

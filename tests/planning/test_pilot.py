@@ -19,10 +19,9 @@ from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
 from brorl.model.logits import NextToken
 from brorl.planning.gradient_noise import NoiseMoments, gradient_products, noise_moments, prompt_gradient
 from brorl.planning.pilot import PilotParts, sample
-from brorl.planning.pilot_counts import PilotCounts
+from brorl.planning.pilot_counts import PilotCounts, tree_growth
 from brorl.planning.step_cost import mean_rounds
 from brorl.planning.step_timing import NoMixedGroupError, measure, timing_sizes
-from brorl.planning.tree_growth import tree_growth
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.rollout.native.engine import NativeEngine

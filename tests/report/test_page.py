@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brorl.comparison.next_command import NextCommand
-from brorl.comparison.report import comparison_page
+from brorl.comparison.report import NextCommand, comparison_page
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import tables_of
 from brorl.comparison.text import caveats_of, match_words, sentences_of

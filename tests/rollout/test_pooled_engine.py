@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from brorl.activity import Activity, Decoding
+from brorl.rollout.engine import PooledEngine, SampledTask, SampleTask
 from brorl.rollout.native.engine import NativeEngine
-from brorl.rollout.pool import PooledEngine, SampledTask, SampleTask
 from brorl.sampling import SamplingParams
 from small_models import small_model
 

@@ -13,7 +13,7 @@ from brorl.api.check import _threads_line
 from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.model import kernels
-from brorl.planning import step_forecast
+from brorl.planning import step_timing as step_forecast
 from brorl.planning.pilot import PilotParts
 from brorl.planning.step_timing import StepTimer
 from brorl.rollout import threads

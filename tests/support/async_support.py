@@ -12,8 +12,7 @@ from torch import Tensor
 from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
-from brorl.rollout.engine import rollouts_of_prompts
-from brorl.rollout.pool import SampleTask, SamplingPool
+from brorl.rollout.engine import SampleTask, SamplingPool, rollouts_of_prompts
 from brorl.sampling import SamplingParams
 from brorl.training.async_source import AsyncSource
 from brorl.tree import RolloutTree

@@ -13,8 +13,7 @@ from time import perf_counter
 
 from torch import Tensor
 
-from brorl.rollout.engine import Engine
-from brorl.rollout.pool import SampledTask, SampleTask
+from brorl.rollout.engine import Engine, SampledTask, SampleTask
 
 
 class LocalPool:

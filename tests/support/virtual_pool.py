@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
-from brorl.rollout.engine import Engine
-from brorl.rollout.pool import SampledTask, SampleTask
+from brorl.rollout.engine import Engine, SampledTask, SampleTask
 from brorl.tree import RolloutTree
 
 Duration = Callable[[SampleTask, Sequence[RolloutTree]], float]

@@ -13,7 +13,7 @@ from async_support import END, MORE, N, WordyEngine, by_tokens, grader, prompts_
 from brorl.activity import Activity, Decoding
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
-from brorl.rollout.pool import SampleTask
+from brorl.rollout.engine import SampleTask
 from brorl.runs.checkpoint import SourceState
 from brorl.sampling import SamplingParams
 from brorl.training.async_source import AsyncSource

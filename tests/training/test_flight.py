@@ -10,8 +10,8 @@ from scipy.stats import chi2
 from transformers import PreTrainedModel
 
 from brorl.prompts.prompt import Prompt
+from brorl.rollout.engine import SampledTask
 from brorl.rollout.native.engine import NativeEngine
-from brorl.rollout.pool import SampledTask
 from brorl.sampling import SamplingParams
 from brorl.training.backlog import Flight, Start
 from brorl.tree import RolloutTree

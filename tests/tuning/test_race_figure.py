@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.axes import Axes
 
-from brorl.tuning.race_figure import make_race_figure
+from brorl.tuning.answer import make_race_figure
 from brorl.tuning.standings import RUNGS, Standing
 
 

@@ -11,10 +11,9 @@ import brorl
 from brorl.comparison.arm_plans import ArmPlan
 from brorl.config.reading import make_config, read_recipe
 from brorl.format import Estimate
-from brorl.tuning import clock as tune_clock
 from brorl.tuning import race as module
-from brorl.tuning.clock import TuneClock
 from brorl.tuning.plan import NUM_EVALUATIONS, TunePlan
+from brorl.tuning.race import TuneClock
 from brorl.tuning.standings import RUNGS, room_after
 
 
@@ -33,7 +32,7 @@ def test_the_race_and_the_final_end_before_the_deadline(
 ) -> None:
     """On a machine that starts slowly, and on which a second of the processor takes longer than a second."""
     now, stretch, ends = 0.0, 1.0 + startup / 20 * (clock_setting == "cpu"), []
-    monkeypatch.setattr(tune_clock, "perf_counter", lambda: now)
+    monkeypatch.setattr(module, "perf_counter", lambda: now)
 
     def wave(fraction: float, evaluations: int) -> float:
         return startup + fraction * plan.run_seconds * stretch + evaluations * 2 * plan.evaluation_seconds

@@ -25,7 +25,7 @@ from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.domains.domain_verifier import DomainVerifier
 from brorl.verification.domains.ifeval import InstructionsVerifier
-from brorl.verification.domains.instructions.language import detect
+from brorl.verification.domains.instructions.checks import detect
 from brorl.verification.domains.math import MathVerifier
 from brorl.verification.domains.science import ScienceVerifier
 from brorl.verification.domains.table import DOMAINS

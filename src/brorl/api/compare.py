@@ -19,8 +19,8 @@ from brorl.runs.run_record import SPEC_FILE
 from brorl.wording import option
 
 if TYPE_CHECKING:
-    from brorl.comparison.finished import FinishedComparison
     from brorl.comparison.plan import Arguments, ComparisonPlan
+    from brorl.comparison.report import FinishedComparison
 
 
 def compare(
@@ -66,12 +66,10 @@ def compare(
         KeyboardInterrupt: On Ctrl-C or SIGTERM, once every run has saved its state.
     """
     from brorl.comparison.arm_plans import check_arms
-    from brorl.comparison.finished import finished_comparison
     from brorl.comparison.plan import Arguments
     from brorl.comparison.reading import read_spec
-    from brorl.comparison.run_processes import run_comparison
-    from brorl.comparison.slots import machine_of, slots_for
-    from brorl.comparison.step_trial import fitted
+    from brorl.comparison.report import finished_comparison
+    from brorl.comparison.run_processes import fitted, machine_of, run_comparison, slots_for
     from brorl.comparison.view import ComparisonView
 
     model = None if checkpoint is None else resolve_checkpoint(str(checkpoint)).model

@@ -16,7 +16,7 @@ from pathlib import Path
 import brorl
 from brorl.activity import Phase
 from brorl.console.screen import Screen
-from brorl.distributed.examination import Fault, examine_cluster, find_faults
+from brorl.distributed.connection import Fault, examine_cluster, find_faults
 from brorl.errors import UserError
 from brorl.format import counted, memory_size
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN

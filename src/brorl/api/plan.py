@@ -103,9 +103,8 @@ def plan(
 
     with Screen(silent=not progress) as screen, ExitStack() as ends:  # before torch
         from brorl.planning.figure import draw_plan
-        from brorl.planning.next_commands import next_commands
         from brorl.planning.pilot import PilotParts
-        from brorl.planning.report import PlanReport, plan_record
+        from brorl.planning.report import PlanReport, next_commands, plan_record
         from brorl.training.inputs import prepare
 
         screen.observe(Phase("loading", "data"))

@@ -1,17 +1,127 @@
-"""The meaning of RECIPE and CHECKPOINT, on the command line and in Python. It needs no torch."""
+"""The meaning of RECIPE, CHECKPOINT and the folder `runs/`, on the command line and in Python. It needs no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from shutil import rmtree
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from brorl.api.runs_folder import refuse_used_folder
 from brorl.config.reading import ConfigOrPath, make_config, settings_in
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.settings import check_folder, shipped_folder
 from brorl.paths import is_file
+from brorl.runs import RUNS
+
+if TYPE_CHECKING:
+    from brorl.runs.run_directory import RunDirectory
+
+
+_ACTIVITY = ("config.yaml", "metrics.jsonl", "run.log")  # the files of training; a report may be written later
+_FILES = ("config.yaml", "begun.json", "env.json", "held_out.json", "run.log", "metrics.jsonl", "trackers.json")
+_FOLDERS = ("given", "tensorboard", "wandb", "trackio")
+
+
+def make_run_directory(output_dir: str | None, name: str) -> RunDirectory:
+    """Make the directory of a new run: `output_dir`, or a new one under `runs/` whose name begins with `name`."""
+    from brorl.runs.run_directory import RunDirectory
+
+    try:
+        if output_dir is None:
+            return RunDirectory(_new_directory(RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"))
+        path = Path(output_dir).expanduser()
+        path.mkdir(parents=True, exist_ok=True)
+        return RunDirectory(path)
+    except FileExistsError as error:
+        raise _used(path) from error
+    except OSError as error:
+        raise UserError(
+            f"could not make output_dir {error.filename}: {error.strerror}; set output_dir to a writable folder"
+        ) from error
+
+
+def refuse_used_folder(path: Path) -> None:
+    """Reject an output_dir that is a file or a folder with content."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise _used(path)
+
+
+def remove_unused(directory: RunDirectory) -> None:
+    """Remove the directory of a run that wrote no metrics, so that the same command can be repeated."""
+    for name in _FILES:
+        (directory.path / name).unlink(missing_ok=True)
+    for folder in _FOLDERS:
+        rmtree(directory.path / folder, ignore_errors=True)
+    if not any(directory.path.iterdir()):
+        directory.path.rmdir()
+
+
+def newest_unfinished(overrides: Mapping[str, Any]) -> Path:
+    """Return the run under `runs/` with the newest files, among those that can be resumed with the overrides."""
+    runs = sorted((folder for folder in RUNS.glob("*") if (folder / "config.yaml").is_file()), key=_last_activity)
+    if not runs:
+        raise UserError(
+            f"there is no run in {RUNS}/ to resume; start one with brorl train, or give the run's directory"
+        )
+    reasons = []
+    for run in reversed(runs):
+        reason = _why_not(run, overrides)
+        if reason is None:
+            return run
+        reasons.append(reason)
+    raise UserError(f"no run in {RUNS}/ can be resumed; the newest, {runs[-1]}, {reasons[0]}")
+
+
+def _new_directory(base: Path) -> Path:
+    """Make a directory that did not exist, even if another process makes directories at the same time."""
+    for number in count(1):
+        path = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        with suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+    raise AssertionError("count() does not end")
+
+
+def _used(path: Path) -> UserError:
+    return UserError(
+        f"output_dir {path} exists and is not empty; choose another, or resume the run in it: brorl resume {path}"
+    )
+
+
+def _last_activity(run: Path) -> tuple[int, str]:
+    """Return the time of a run's newest file in nanoseconds, and its name to order equal times."""
+    return max((run / name).stat().st_mtime_ns for name in _ACTIVITY if (run / name).exists()), run.name
+
+
+def _why_not(run: Path, overrides: Mapping[str, Any]) -> str | None:
+    """Return why a run cannot be resumed; None if it can."""
+    from brorl.config.reading import make_config, read_recipe
+    from brorl.cost import total_cost
+    from brorl.runs.checkpoint import last_checkpoint, read_step
+    from brorl.runs.run_directory import RunDirectory
+
+    directory = RunDirectory(run)
+    try:
+        with directory.locked():
+            config = make_config(read_recipe(str(directory.config_file)), overrides, str(directory.config_file))
+            records = directory.read_metrics()
+    except UserError as error:
+        return f"cannot be resumed: {error}"
+    checkpoint = last_checkpoint(directory.checkpoints)
+    step = read_step(checkpoint) if checkpoint else 0
+    if config.steps is not None and step >= config.steps:
+        return (
+            f"is finished ({step:,} step{'s' * (step != 1)}); train longer with: brorl resume {run} --steps {2 * step}"
+        )
+    budget = config.total_budget
+    if budget.is_spent(total_cost(r for r in records if r["step"] <= step or "attempt" in r)):
+        return f"has spent its budget; train longer with: brorl resume {run} --budget.limit {2 * budget.limit:g}"
+    return None
+
 
 WITHOUT_TRAINING: Mapping[str, Any] = {
     "phases": [],

@@ -8,8 +8,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from brorl.api.recipe import check_cheaply, recipe_name, resolve_config
-from brorl.api.runs_folder import make_run_directory, newest_unfinished, refuse_used_folder, remove_unused
+from brorl.api.recipe import (
+    check_cheaply,
+    make_run_directory,
+    newest_unfinished,
+    recipe_name,
+    refuse_used_folder,
+    remove_unused,
+    resolve_config,
+)
 from brorl.api.training_result import TrainingResult
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig

@@ -22,7 +22,7 @@ from brorl.comparison.arm_plans import (
     run_config,
     sweep_arms,
 )
-from brorl.comparison.arm_runs import ArmRun
+from brorl.comparison.arms import ArmRun
 from brorl.comparison.matching import TOLERANCE
 from brorl.comparison.reading import read_run, read_spec
 from brorl.config.reading import ConfigOrPath, dump_yaml, make_config

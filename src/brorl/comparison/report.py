@@ -1,4 +1,4 @@
-"""A comparison for people and for programs: the files `comparison.json`, `.md`, `.png` and `.html`.
+"""A complete comparison for people and for programs: its answer, the next command, and its files.
 
 In JSON, numbers without a value and infinite ends are null.
 """
@@ -6,25 +6,66 @@ In JSON, numbers without a value and infinite ends are null.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import fields
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from brorl.comparison.arms import Arm, Comparison, RunScores, scores_at, start_scores
-from brorl.comparison.axes import PNG
-from brorl.comparison.coverage import CoverageChange
-from brorl.comparison.figure import make_figure
-from brorl.comparison.matching import TOLERANCE
-from brorl.comparison.next_command import NextCommand
-from brorl.comparison.results import START, ComparisonResults
+from brorl.comparison.figure import PNG, make_figure
+from brorl.comparison.matching import TOLERANCE, CoverageChange
+from brorl.comparison.reading import read_comparison
+from brorl.comparison.results import START, ComparisonResults, results_of
 from brorl.comparison.tables import tables_of
 from brorl.comparison.text import MOST_CAVEATS, caveats_of, match_words, sentences_of
-from brorl.cost import amount
+from brorl.cost import Unit, amount
+from brorl.evaluation.paired import PairedDifference
 from brorl.evaluation.pass_at_k import pass_at_k
-from brorl.format import listed
+from brorl.format import exact, listed
 from brorl.reporting.page.frame import Answer, answer_page
 from brorl.storage import json_ready, replace_file, storage_errors
+from brorl.table import Result, Table
+
+_LONGER = 2  # times the budget
+
+
+@dataclass(frozen=True)
+class NextCommand:
+    """A command that follows."""
+
+    why: str  # what it is for
+    command: str
+
+
+def next_command(results: ComparisonResults, folder: Path) -> NextCommand:
+    """Return the command that follows a comparison.
+
+    A pair without a shown difference needs more seeds, if its prompts are enough for them. All others need a larger
+    budget: to be matched, or because a longer run may rank the arms differently.
+    """
+    comparison = results.comparison
+    first_runs = [arm.runs[0].path for arm in comparison.arms]
+    recipes = [f"{path}.yaml" for path in first_runs]
+    if not all(Path(recipe).is_file() for recipe in recipes):  # an arm is a finished run, which gives the budget
+        return NextCommand("to look at the runs", shlex.join(["brorl", "report", *first_runs]))
+    seeds = max(len(arm.runs) for arm in comparison.arms)
+    unshown = results.pair is not None and results.pair[1].conclusion == "no difference shown"
+    needed = next(iter(results.seeds_needed.values()), None)
+    if unshown and results.matched and needed and needed.enough_prompts and needed.seeds > seeds:
+        return NextCommand(
+            f"to show a difference of {needed.half_width:g} in pass@1",
+            shlex.join(["brorl", "compare", str(folder), "--seeds", str(needed.seeds)]),
+        )
+    budget = _LONGER * comparison.budget
+    options = ["--match", comparison.unit, "--budget", exact(budget), "--seeds", str(seeds)]
+    options += ["--marks", str(len(comparison.eval_points))]
+    why = "to see whether this holds for longer" if results.matched else "to match the arms"
+    return NextCommand(
+        f"{why} ({amount(budget, comparison.unit)} each)", shlex.join(["brorl", "compare", *recipes, *options])
+    )
 
 
 def write_report(results: ComparisonResults, folder: Path, following: NextCommand) -> list[Path]:
@@ -139,3 +180,53 @@ def _prompts(comparison: Comparison) -> list[dict[str, Any]]:
         }
         for i, prompt in enumerate(comparison.prompts)
     ]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FinishedComparison(Result):
+    """A comparison whose runs are complete."""
+
+    path: Path  # its folder
+    results: ComparisonResults  # all numbers, with 95% intervals
+    answer: tuple[str, ...]  # the answer; and what the letters stand for, if the arms have letters as names
+    caveats: tuple[str, ...]  # what limits the answer, at most three sentences or so
+    tables: tuple[Table, ...]  # the tables; the first one shows the answer
+    files: tuple[Path, ...]  # `comparison.json`, `comparison.md`, `comparison.png` and `comparison.html`
+    next: NextCommand  # the command that follows, with the reason for it
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """The arms with their runs and evaluations."""
+        return self.results.comparison.arms
+
+    @property
+    def unit(self) -> Unit:
+        """The unit in which the arms are matched; `results.matched` states whether they are."""
+        return self.results.comparison.unit
+
+    @property
+    def difference(self) -> PairedDifference | None:
+        """pass@1 of the second arm minus the first, with its interval and conclusion; None for more than two arms."""
+        return None if self.results.pair is None else self.results.pair[1]
+
+    def parts(self) -> Iterator[str | Text | Table]:
+        """Yield the answer, the table that shows it, its caveats, the files and the next command."""
+        yield Text("\n".join(self.answer), style="bold")
+        yield from ("", self.tables[0], "")
+        yield from (f"- {line}" for line in self.caveats)
+        names = ", ".join(file.name for file in self.files[:-1])
+        yield f"\nwritten to {self.path}: {names}; all tables and figures: open {self.files[-1]} in a browser"
+        yield f"{self.next.why}: {self.next.command}"
+
+    def __repr__(self) -> str:
+        return f"FinishedComparison({str(self.path)!r}: {self.answer[0]})"
+
+
+def finished_comparison(folder: Path) -> FinishedComparison:
+    """Read the runs of a complete comparison, and write its files."""
+    results = results_of(read_comparison(folder))
+    following = next_command(results, folder)
+    files, caveats = write_report(results, folder, following), caveats_of(results)[:MOST_CAVEATS]
+    return FinishedComparison(
+        folder, results, sentences_of(results), caveats, tuple(tables_of(results)), tuple(files), following
+    )

@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 
 from brorl.arrays import IntArray
 from brorl.comparison.arms import Arm, Comparison, have_same_seeds, scores_at, start_scores
-from brorl.comparison.coverage import CoverageChange, coverage_change
-from brorl.comparison.equal import EqualCost, at_equal_cost
-from brorl.comparison.frontier import BestArm, frontier
 from brorl.comparison.matching import (
+    BestArm,
+    CoverageChange,
+    EqualCost,
     RunMatch,
     Spread,
     TokenEfficiency,
+    at_equal_cost,
     costs_at,
+    coverage_change,
+    frontier,
     is_matched,
     match_at,
     token_efficiency,

@@ -1,4 +1,4 @@
-"""The runs of a comparison as child processes: several in parallel, each on its own cores or GPU.
+"""The runs of a comparison as child processes: several in parallel, each in a slot with its own cores or GPU.
 
 An unfinished run is resumed and a complete one is left alone.
 """
@@ -15,20 +15,112 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
 from types import ModuleType
 
-from brorl.comparison.arm_runs import ArmRun, RunProgress, progress_of
-from brorl.comparison.plan import ComparisonPlan
-from brorl.comparison.slots import Slot
+import torch
+from rich.console import Console
+
+from brorl.comparison.arm_plans import ArmPlan, run_config
+from brorl.comparison.arms import ArmRun, RunProgress, progress_of
+from brorl.comparison.plan import TRIAL, Arguments, ComparisonPlan, arm_folders, fit_budget
 from brorl.comparison.view import ComparisonView
+from brorl.config.reading import dump_yaml, with_settings
+from brorl.cost import Budget
 from brorl.errors import UserError
-from brorl.runs.run_directory import RunDirectory
-from brorl.storage import storage_errors
+from brorl.format import counted
+from brorl.model.load import choose_device
+from brorl.runs.run_directory import RunDirectory, processor_name
+from brorl.storage import output_folder, replace_file, storage_errors
 from brorl.training.stop_request import on_stop, stop_signals
+from brorl.wording import option
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The resources of one run: the cores that it may use (empty: no limit), and the only accelerator (None: all)."""
+
+    cores: frozenset[int] = frozenset()
+    device: str | None = None
+
+
+def slots_for(jobs: int | None, arms: Sequence[ArmPlan]) -> list[Slot]:
+    """Return a slot for each run that is in progress at the same time."""
+    if jobs is not None and jobs < 1:
+        raise UserError(f"{option('jobs')}: at least 1 is needed, got {jobs}")
+    device = arms[0].config.device
+    if _num_machines(arms):
+        if jobs not in (None, 1):
+            raise UserError(
+                f"{option('jobs', jobs)}: the arms train on a cluster, and each run needs the whole cluster; use "
+                f"{option('jobs', 1)}, or "
+                f"{option('cluster.nodes', 0)}"
+            )
+        return cpu_slots(1, 0) if choose_device(device).type == "cpu" else [Slot()]
+    if choose_device(device).type == "cpu":
+        return cpu_slots(jobs, max(arm.config.engine.threads for arm in arms))
+    if device != "mps" and ":" not in device:
+        return gpu_slots(jobs)
+    if jobs not in (None, 1):
+        raise UserError(
+            f"{option('jobs', jobs)}: device = {device} is one GPU, and runs cannot share one; use {option('jobs', 1)}"
+        )
+    return [Slot()]
+
+
+def _num_machines(arms: Sequence[ArmPlan]) -> int:
+    """Return the machines of the largest cluster of an arm that is still to be run; 0 without a cluster."""
+    return max((arm.config.cluster.nodes for arm in arms if arm.run is None), default=0)
+
+
+def machine_of(slots: Sequence[Slot], arms: Sequence[ArmPlan]) -> str:
+    """Return the processor or accelerator and the slots of runs, in the wording of existing folders."""
+    if not slots[0].cores and torch.cuda.is_available():
+        place, name = "a GPU of its own", torch.cuda.get_device_name()
+    else:
+        place, name = f"{counted(len(slots[0].cores) or 1, 'core')} of its own", processor_name()
+    if machines := _num_machines(arms):
+        place = f"a cluster of {counted(machines, 'machine')}"
+    seconds = ", in CPU seconds" if arms[0].config.engine.clock == "cpu" else ""
+    return f"{name}, {counted(len(slots), 'run')} at a time, each on {place}{seconds}"
+
+
+def gpu_slots(num: int | None) -> list[Slot]:
+    """Return one slot per GPU that this process may see, at most `num`."""
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    devices = visible or [str(i) for i in range(torch.cuda.device_count())]
+    if num is not None and num > len(devices):
+        raise UserError(
+            f"{option('jobs', num)}: there are {len(devices)} GPUs, and runs cannot share one; use "
+            f"{option('jobs', len(devices))}"
+        )
+    return [Slot(device=device) for device in devices[:num]]
+
+
+def cpu_slots(num: int | None, threads: int) -> list[Slot]:
+    """Divide the cores of this process among `num` runs; None for as many as have `threads` cores each (0: all)."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    num = num or max(1, len(cores) // (threads or len(cores)))
+    if num > len(cores):
+        raise UserError(
+            f"{option('jobs', num)}: there are {len(cores)} cores, and runs cannot share one; use "
+            f"{option('jobs', len(cores))}"
+        )
+    each = len(cores) // num
+    if num > 1 and threads > each:
+        raise UserError(
+            f"{option('jobs', num)}: each run would get {each} of {len(cores)} cores, and engine.threads = {threads}; "
+            "use "
+            f"{option('jobs', max(len(cores) // threads, 1))}, or {option('engine.threads', each)}"
+        )
+    return [Slot(frozenset(cores[i * each : (i + 1) * each])) for i in range(num)]
+
 
 _POLL_S = 0.5
 _DISCARDED_BY, _KILLED_BY = 2, 3  # signals sent to the comparison: the steps in progress, and the runs
@@ -203,3 +295,37 @@ def _pass_on(process: ForkServerProcess, number: signal.Signals) -> None:
     if process.pid is not None and process.exitcode is None:
         with suppress(ProcessLookupError):
             os.kill(process.pid, number)
+
+
+_STEPS = 3  # whose median is the cost of a step: the first one contains startup
+_QUICK = {"evaluation.num_prompts": 1, "tracking.to": []}
+
+
+def fitted(
+    plan: ComparisonPlan, arguments: Arguments, folder: Path, slots: Sequence[Slot], console: Console
+) -> ComparisonPlan:
+    """Return the plan with a budget that fits a few steps of every arm; steps as the unit always fit."""
+    if plan.unit == "steps" or any(arm.run is not None for arm in plan.arms):
+        return plan
+    console.print("a few steps of each arm, for their cost", markup=False)
+    with output_folder(folder), RunDirectory(folder).locked():
+        cost_of = costs_of_steps(plan, folder, slots)
+        return fit_budget(plan, arguments, cost_of) if cost_of else plan
+
+
+def costs_of_steps(plan: ComparisonPlan, folder: Path, slots: Sequence[Slot]) -> dict[str, float]:
+    """Return the cost of a step by arm, in the unit of the plan; without arms that made none."""
+    folders = arm_folders(plan.arms)
+    with TemporaryDirectory(prefix=TRIAL, dir=folder) as scratch:
+        runs = []
+        for arm in plan.arms:
+            directory = Path(scratch) / folders[arm.name]
+            run = ArmRun(arm.name, 0, directory.with_name(f"{directory.name}.yaml"), directory, Budget("steps", _STEPS))
+            config = with_settings(run_config(arm, 0, directory, run.budget), _QUICK)
+            with storage_errors(folder):
+                directory.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(run.recipe, dump_yaml(config).encode())
+            runs.append(run)
+        finish_runs(runs, slots, ComparisonView(Console(quiet=True), runs))
+        costs = {run.arm: progress_of(run).costs_of_steps(plan.unit) for run in runs}
+    return {arm: median(of_arm) for arm, of_arm in costs.items() if of_arm}

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 import brorl
-from brorl.comparison.arm_runs import ArmRun, RunProgress, progress_of
+from brorl.comparison.arms import ArmRun, RunProgress, progress_of
 from brorl.comparison.plan import ComparisonPlan
 from brorl.console.screen import QUIET_S
 from brorl.cost import UNIT_WORDS, amount

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from brorl.activity import Activity, Round
 from brorl.console import tables
-from brorl.console.screen import Screen
-from brorl.console.status_line import join_fitting
+from brorl.console.screen import Screen, join_fitting
 from brorl.cost import Budget, Cost, cost_of_step, total_cost
 from brorl.format import counted, duration
 from brorl.runs.run_directory import Record

@@ -7,7 +7,7 @@ from math import sqrt
 from statistics import fmean
 from typing import Any
 
-from brorl.console.status_line import PHASE_NAMES
+from brorl.console.screen import PHASE_NAMES
 from brorl.runs.run_directory import Record
 from brorl.table import Table
 

@@ -24,8 +24,15 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from brorl.activity import Echo
-from brorl.distributed.connection import ExitMessage, connect, join_cluster, join_command, send_messages_of_ray
-from brorl.distributed.examination import version_faults, version_reader
+from brorl.distributed.connection import (
+    ExitMessage,
+    connect,
+    join_cluster,
+    join_command,
+    send_messages_of_ray,
+    version_faults,
+    version_reader,
+)
 from brorl.distributed.settings import ClusterSettings, Kind
 from brorl.errors import UserError
 from brorl.format import counted

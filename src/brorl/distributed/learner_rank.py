@@ -17,7 +17,7 @@ import ray
 import torch
 
 from brorl.activity import Activity, Observe
-from brorl.distributed.weights import stored_form
+from brorl.distributed.workers import stored_form
 from brorl.errors import FirstRankError, UserError
 from brorl.training.learner import Learner
 

@@ -25,8 +25,7 @@ from brorl.model.load import end_tokens_of, load_tokenizer
 from brorl.model.source import find_model
 from brorl.model.stop_strings import StopStrings
 from brorl.rollout.chosen_engine import build_sampling_model, build_vllm_settings, load_engine, send_adapted
-from brorl.rollout.engine import Engine
-from brorl.rollout.pool import PooledEngine
+from brorl.rollout.engine import Engine, PooledEngine
 from brorl.rollout.vllm import VllmEngine
 from brorl.seeds import derived_seed
 from brorl.training.async_source import AsyncSource
@@ -43,8 +42,8 @@ from brorl.verification.verifier import Verifier
 if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
     from brorl.distributed.learner_rank import RankPlace
-    from brorl.distributed.rollout_workers import RayRolloutPool
     from brorl.distributed.supervisor import WorkerPoolConfig
+    from brorl.distributed.workers import RayRolloutPool
 
 
 def build_cluster(
@@ -95,7 +94,7 @@ def place_engine(cluster: RayCluster, config: TrainConfig, context: int, observe
 
 def place_pool(cluster: RayCluster, config: TrainConfig, context: int) -> RayRolloutPool:
     """Start the rollout workers; see `place_engine`."""
-    from brorl.distributed.rollout_workers import RayRolloutPool
+    from brorl.distributed.workers import RayRolloutPool
 
     settings, shares_gpus = config.cluster, cluster.settings.shares_gpus
     recipe = partial(_make_engine, _on(config, settings.gpus_per_rollout_worker), context, shares_gpus)
@@ -135,7 +134,7 @@ def place_verifiers(
     """Start the verifier workers, and return verifiers over them; without such workers return the given ones."""
     if not config.cluster.verifier_workers:
         return verifiers
-    from brorl.distributed.verifier_workers import RemoteVerifier, VerifierWorkers
+    from brorl.distributed.workers import RemoteVerifier, VerifierWorkers
 
     recipe = partial(_make_verifiers, config, tuple(verifiers), Path.cwd())
     workers = VerifierWorkers(recipe, _pool_config(cluster, config, "verifier"), echo=cluster.echo)

@@ -23,7 +23,7 @@ from brorl.algorithms.groups import Group
 from brorl.arrays import FloatArray
 from brorl.distributed.cluster import RayCluster
 from brorl.distributed.learner_rank import BuildLearner, LearnerRank
-from brorl.distributed.weights import RemoteWeights
+from brorl.distributed.workers import RemoteWeights
 from brorl.errors import LearnerLostError
 from brorl.storage import storage_errors
 from brorl.training.learner import StepMetrics

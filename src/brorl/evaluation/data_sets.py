@@ -21,7 +21,7 @@ from brorl.prompts.guess import guess_meaning
 from brorl.prompts.prompt import Question, split_held_out
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource, PromptFormat
-from brorl.verification.gym.sets import BENCHMARKS as GYM_BENCHMARKS
+from brorl.verification.gym.task import BENCHMARKS as GYM_BENCHMARKS
 from brorl.wording import option, source_words
 
 _NO_LIMIT = 2**31

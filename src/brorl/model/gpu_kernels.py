@@ -1,7 +1,7 @@
 """Whether this thread computes with kernels in Triton.
 
 Triton comes with PyTorch for CUDA. The kernels compute in float32 and round once; they have no gradients. Who uses them
-compares them with the operations of PyTorch first; see `brorl.rollout.native.kernel_check`.
+compares them with the operations of PyTorch first; see `brorl.rollout.native.engine`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isinf, isnan
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.console import Group
 from rich.text import Text
 
 from brorl.arrays import FloatArray
+from brorl.config.reading import options_of
 from brorl.config.settings import TrainConfig
 from brorl.format import Estimate, interval, memory_size, plain
 from brorl.planning.pilot import PilotParts
@@ -308,3 +310,49 @@ def _number(row: PlanRow) -> str:
 def seconds_text(seconds: float) -> str:
     """Return seconds with 3 decimals below 0.1, 2 below 10, and none above."""
     return f"{seconds:.3f}" if seconds < 0.1 else f"{seconds:.2f}" if seconds < 10 else f"{seconds:,.0f}"
+
+
+_NOT_COMPARED = ("rollouts_per_prompt", "prompts_per_step", "seed", "steps", "evaluation.every")  # compare sets these
+_COMPARED_STEPS = 100  # length of the recommended comparison
+_LARGE_N = 512
+
+
+def next_commands(
+    report: PlanReport, recipe: str | Path, given: Mapping[str, Any], is_of_a_run: bool
+) -> tuple[str | None, str | None]:
+    """Return the commands that train with the recommendation and that measure the plan, as far as they exist.
+
+    `given` has the settings that replace those of the recipe, which may be that of a run.
+    """
+    plan = report.plan
+    row = plan.recommended
+    if row is None:
+        return None, None
+    model = given.get("model")
+    others = {name: value for name, value in given.items() if name != "model"}
+    trained = {"model": model} if model else {}
+    if is_of_a_run:
+        trained["output_dir"] = None  # the run's own directory is not empty
+    trained |= others | {"rollouts_per_prompt": row.num_rollouts, "prompts_per_step": row.budget_prompts}
+    train = ["brorl", "train", str(recipe), *options_of(trained)]
+    if not (sweep := _sweep(plan, row)):
+        return shlex.join(train), None
+    compared = {"from": model} if model else {}
+    compared |= {name: value for name, value in others.items() if name not in _NOT_COMPARED}
+    budget = plain(_COMPARED_STEPS * plan.budget).replace(",", "")
+    compare = ["brorl", "compare", str(recipe), *options_of(compared), *sweep, "--budget", budget]
+    return shlex.join(train), shlex.join(compare)
+
+
+def _sweep(plan: RolloutPlan, chosen: PlanRow) -> list[str]:
+    """Return the options that compare a few N of the plan, each with the prompts that fit its time."""
+    fitting = [row for row in plan.rows if row.budget_prompts]
+    if not fitting:
+        return []
+    wanted = {fitting[0].num_rollouts, plan.rows[plan.recipe].num_rollouts, chosen.num_rollouts, _LARGE_N}
+    arms = [row for row in fitting if row.num_rollouts in wanted]
+    if len(arms) < 2:
+        return []
+    rollouts = ",".join(str(row.num_rollouts) for row in arms)
+    prompts = ",".join(str(row.budget_prompts) for row in arms)
+    return ["--sweep", f"rollouts_per_prompt={rollouts}", "--sweep", f"prompts_per_step={prompts}"]

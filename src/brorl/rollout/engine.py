@@ -1,4 +1,4 @@
-"""The engine protocol: prompts in, rollout trees out, with the weights that were published last.
+"""The engine protocol (prompts in, rollout trees out, with the weights published last), and an engine over a pool.
 
 The source of groups owns the engine and publishes weights to it. Evaluation and diagnostics get a `Sampler` only.
 """
@@ -6,10 +6,12 @@ The source of groups owns the engine and publishes weights to it. Evaluation and
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from brorl.activity import Decoding, Observe, unobserved
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 
@@ -62,3 +64,124 @@ class Engine(Sampler, Protocol):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample with these weights from now on."""
         ...
+
+
+_POLL_S = 0.2  # between two reports to the observer, which ends the call on Ctrl-C
+
+
+@dataclass(frozen=True)
+class SampleTask:
+    """One call of an engine; see `Sampler.sample`."""
+
+    prompts: Sequence[Sequence[int]]  # token ids of P prompts
+    num_rollouts: int | Sequence[int]  # rollouts of each prompt
+    sampling: SamplingParams  # temperature, truncation, length limits
+    seed: int  # seed of the draws
+    first: int = 0  # number of the first prompt
+
+
+def sample_tasks(
+    prompts: Sequence[Sequence[int]],
+    num_rollouts: int | Sequence[int],
+    sampling: SamplingParams,
+    seed: int,
+    first: int,
+    size: int,
+) -> list[SampleTask]:
+    """Cut a call of `Sampler.sample` into tasks of at most `size` prompts, in order.
+
+    Raises:
+        ValueError: If there are other numbers of rollouts than prompts.
+    """
+    rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
+    return [
+        SampleTask(prompts[i : i + size], rollouts_P[i : i + size], sampling, seed, first + i)
+        for i in range(0, len(prompts), size)
+    ]
+
+
+class SampledTask(NamedTuple):
+    """The result of a task."""
+
+    ticket: int  # the number that `submit` returned
+    trees: list[RolloutTree]  # one tree per prompt, in order
+    version: int  # version of the weights that sampled them
+    seconds: float  # seconds that the worker spent on the task
+
+
+class SamplingPool(Protocol):
+    """Samples tasks on several workers."""
+
+    def submit(self, task: SampleTask) -> int:
+        """Queue a task for the next free worker, in the order of the calls; return its ticket, which rises."""
+        ...
+
+    def done(self, timeout_s: float | None = None) -> list[SampledTask]:
+        """Wait until a task is done, or for `timeout_s`; return all that are done, each once."""
+        ...
+
+    def discard(self, tickets: Iterable[int]) -> None:
+        """Discard tasks; the results of those that are being sampled are dropped."""
+        ...
+
+    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Sample with these weights all tasks that start from now on; tasks in progress keep theirs."""
+        ...
+
+
+class PooledEngine:
+    """Samples on the workers of a pool; no other code takes results from the pool during a call.
+
+    Args:
+        pool: The workers.
+        prompts_per_task: Prompts that a worker samples together, 1 or more.
+        observe: Receives a `Decoding` whenever tasks are done, and several times a second in between.
+    """
+
+    def __init__(self, pool: SamplingPool, prompts_per_task: int = 1, observe: Observe = unobserved) -> None:
+        self.version = 0
+        self._pool = pool
+        self._prompts_per_task = prompts_per_task
+        self._observe = observe
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Publish weights to the workers; see `Engine`."""
+        self._pool.publish(weights, version)
+        self.version = version
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_rollouts: int | Sequence[int],
+        sampling: SamplingParams,
+        seed: int,
+        first: int = 0,
+    ) -> list[RolloutTree]:
+        """Sample N rollouts of each prompt; see `Sampler`.
+
+        If the observer or a worker raises, all tasks of the call are discarded.
+        """
+        tasks = sample_tasks(prompts, num_rollouts, sampling, seed, first, self._prompts_per_task)
+        trees_of: dict[int, list[RolloutTree]] = {}
+        tickets = [self._pool.submit(task) for task in tasks]
+        num_all = sum(rollouts_of_prompts(num_rollouts, len(prompts)))
+        progress = Decoding(finished=0, rollouts=num_all, tokens=0, depth=0)
+        try:
+            while len(trees_of) < len(tickets):
+                for done in self._pool.done(_POLL_S):
+                    trees_of[done.ticket] = done.trees
+                    progress = _advanced(progress, done.trees)
+                self._observe(progress)
+        finally:
+            self._pool.discard([ticket for ticket in tickets if ticket not in trees_of])
+        return [tree for ticket in tickets for tree in trees_of[ticket]]
+
+
+def _advanced(progress: Decoding, trees: Sequence[RolloutTree]) -> Decoding:
+    """Return the progress of a call after one more task."""
+    return Decoding(
+        finished=progress.finished + sum(tree.num_rollouts for tree in trees),
+        rollouts=progress.rollouts,
+        tokens=progress.tokens + sum(tree.num_unique_tokens for tree in trees),
+        depth=max(progress.depth, *(int(tree.length.max()) for tree in trees)),
+    )

@@ -18,8 +18,7 @@ from brorl.activity import Decoding, Observe, Stopwatch
 from brorl.algorithms.groups import Group
 from brorl.config.settings import TrainConfig
 from brorl.prompts.stream import PromptSupply
-from brorl.rollout.engine import Sampler
-from brorl.rollout.pool import SampledTask, SampleTask, SamplingPool, sample_tasks
+from brorl.rollout.engine import SampledTask, Sampler, SampleTask, SamplingPool, sample_tasks
 from brorl.runs.checkpoint import SourceState
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed

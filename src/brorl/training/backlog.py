@@ -18,7 +18,7 @@ from brorl.algorithms.groups import Group
 from brorl.arrays import IntArray
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptSupply
-from brorl.rollout.pool import SampledTask, SampleTask
+from brorl.rollout.engine import SampledTask, SampleTask
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
 from brorl.training.source import Staleness

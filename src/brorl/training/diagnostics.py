@@ -22,7 +22,7 @@ from brorl.rollout.engine import Sampler
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
 from brorl.theory.coverage import Coverage, leaving_mass, measure_coverage, unsampled_correct_at
-from brorl.theory.held_out_check import HeldOut, check_on_held_out
+from brorl.theory.mass_balance import HeldOut, check_on_held_out
 from brorl.training.learner import Learner
 from brorl.training.schedule import is_due
 from brorl.verification.grade import Grader

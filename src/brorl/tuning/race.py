@@ -1,10 +1,11 @@
-"""The race of `brorl.tune`, from the pilot to the final."""
+"""The race of `brorl.tune` within its budget, from the pilot to the final."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -12,31 +13,167 @@ from time import perf_counter
 
 from rich.console import Console
 
+from brorl.activity import Phase
 from brorl.comparison.arm_plans import ArmPlan, check_arms
-from brorl.comparison.arm_runs import ArmRun, progress_of
-from brorl.comparison.arms import Score, score_at
-from brorl.comparison.finished import FinishedComparison, finished_comparison
+from brorl.comparison.arms import ArmRun, Score, progress_of, score_at
 from brorl.comparison.plan import Arguments, ComparisonPlan, plan_in
 from brorl.comparison.reading import read_run, verified_prompts
-from brorl.comparison.run_processes import finish_runs, run_comparison
-from brorl.comparison.slots import Slot, machine_of, slots_for
+from brorl.comparison.report import FinishedComparison, finished_comparison
+from brorl.comparison.run_processes import Slot, finish_runs, machine_of, run_comparison, slots_for
 from brorl.comparison.view import ComparisonView
 from brorl.config.reading import with_settings
 from brorl.config.settings import TrainConfig
+from brorl.console.screen import Screen
 from brorl.cost import amount
 from brorl.errors import UserError
+from brorl.evaluation.benchmark import Benchmark
 from brorl.evaluation.pass_at_k import pass_at_k
-from brorl.format import counted, duration, interval
+from brorl.evaluation.questions import build_questions
+from brorl.format import Estimate, counted, duration, interval
+from brorl.planning.pilot import PilotParts
+from brorl.planning.report import PlanReport
+from brorl.planning.step_timing import NoMixedGroupError
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.run_record import SPEC_FILE
+from brorl.training.inputs import prepare
 from brorl.tuning import Aim
 from brorl.tuning.answer import TuningResult, conclude
-from brorl.tuning.candidates import OWN, candidates
-from brorl.tuning.clock import FEWEST_SEEDS, USED, TuneClock
-from brorl.tuning.pilot import StartPilot, take_pilot, with_tuning_prompts
-from brorl.tuning.plan import NUM_EVALUATIONS, TunePlan
+from brorl.tuning.plan import NUM_EVALUATIONS, OWN, ROLLOUTS, TunePlan, candidates
 from brorl.tuning.standings import RUNGS, Course, Standing, race_cost, room_after, standings
 from brorl.wording import option
+
+USED = 0.85  # of the time without evaluations goes to training; the rest to starting and to last steps
+FEWEST_SEEDS = 2  # of a final
+_CONCLUDING = 0.03  # of the whole budget is for the tables and figures of the answer
+_SHORTEST = 0.5  # of the planned budget of a run: a final has fewer seeds rather than shorter runs
+_FIRST_EVALUATIONS = 3  # of a run in the first rung; later rungs have one
+
+
+@dataclass
+class TuneClock:
+    """Measures how long runs take besides their training, and plans the rest of the budget accordingly."""
+
+    plan: TunePlan
+    deadline: float  # of the runs, on the clock of `time.perf_counter`
+    extra: float | None = None  # measured seconds of a run of the first rung, less its training; None before
+
+    @classmethod
+    def start(cls, plan: TunePlan) -> TuneClock:
+        """Start with what earlier calls have left of the budget."""
+        return cls(plan, perf_counter() + plan.seconds * (1 - _CONCLUDING) - plan.used_seconds)
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left for runs; negative after the deadline."""
+        return self.deadline - perf_counter()
+
+    @property
+    def left_to_race(self) -> float:
+        """Seconds that are left for the race, less the time of a short final."""
+        return self.left - self.final_seconds(_SHORTEST)
+
+    def rung_seconds(self, rung: int) -> float:
+        """Return the time that a rung should take."""
+        entering = room_after(rung - 1, len(self.plan.arms)) if rung else len(self.plan.arms)
+        length = RUNGS[rung] - (RUNGS[rung - 1] if rung else 0.0)
+        return ceil(entering / self.plan.jobs) * self._run_seconds(length, 1 if rung else _FIRST_EVALUATIONS)
+
+    def final_seconds(self, fraction: float = 1.0) -> float:
+        """Return the time that the final should take, with a fraction of the planned budget of each run."""
+        return self._waves(self.plan.seeds) * self._run_seconds(fraction, NUM_EVALUATIONS)
+
+    def observe(self, seconds: float) -> None:
+        """Take the time that the first rung took."""
+        waves = ceil(len(self.plan.arms) / self.plan.jobs)
+        self.extra = max(seconds / waves - RUNGS[0] * self.plan.run_seconds, 0.0)
+
+    def size_of_final(self) -> tuple[float, int] | None:
+        """Return the budget of a run and the seeds of a final that fits in what is left; None if none does."""
+        for seeds in range(self.plan.seeds, FEWEST_SEEDS - 1, -1):
+            each = self.left / self._waves(seeds)
+            shortest, whole = (self._run_seconds(fraction, NUM_EVALUATIONS) for fraction in (_SHORTEST, 1.0))
+            if each >= shortest:
+                part = min((each - shortest) / (whole - shortest), 1.0)
+                fraction = _SHORTEST + (1 - _SHORTEST) * part
+                return float(f"{fraction * self.plan.run_seconds:.4g}"), seeds
+        return None
+
+    def _waves(self, seeds: int) -> int:
+        return ceil(2 * seeds / self.plan.jobs)
+
+    def _run_seconds(self, fraction: float, evaluations: int) -> float:
+        """Return the time of a run with a fraction of the planned budget; it is linear in the fraction from 1/4 on."""
+        training = fraction * self.plan.run_seconds
+        if self.extra is None:
+            return training / USED + evaluations * self.plan.evaluation_seconds
+        more = evaluations / _FIRST_EVALUATIONS
+        if self.plan.own.config.engine.clock == "cpu":  # the extra is also time in which the run had no core
+            more = max(more, fraction / RUNGS[0])
+        return training + max(more, 1.0) * self.extra
+
+
+_FEWEST_PROMPTS = 16  # held out, for the race and for the final each
+
+
+@dataclass(frozen=True)
+class StartPilot:
+    """What the pilot found."""
+
+    start: dict[int, Estimate]  # pass@k on the tuning prompts, by k
+    prompts: dict[int, int]  # prompts per step that take as long as the recipe's, by N; without N that do not fit
+    step_seconds: float  # of the recipe
+    evaluation_seconds: float
+
+
+def with_tuning_prompts(config: TrainConfig) -> tuple[TrainConfig, tuple[int, int]]:
+    """Divide the held-out prompts of each source: those of the final stay the recipe's; the race gets the next ones."""
+    skip, wanted = config.evaluation.skip_prompts, config.evaluation.num_prompts
+    everything = _evaluated_on(config, skip, 2**20)
+    sizes = [len(source.held_out) for source in build_questions(everything) if source.held_out]
+    smallest = min(sizes, default=0)
+    final = min(wanted, smallest - smallest // 2)
+    tuning = min(wanted, smallest - final)
+    if tuning * len(sizes) < _FEWEST_PROMPTS:
+        raise UserError(
+            f"a tuning needs at least {2 * _FEWEST_PROMPTS} held-out prompts, half of them for the race, and as many "
+            f"of each source; there are {2 * tuning * len(sizes)}; raise data.held_out_fraction and "
+            "evaluation.num_prompts, or set evaluation.sources"
+        )
+    return _evaluated_on(config, skip, final), (skip + final, tuning)
+
+
+def _evaluated_on(config: TrainConfig, skip: int, num: int) -> TrainConfig:
+    return with_settings(config, {"evaluation.skip_prompts": skip, "evaluation.num_prompts": num})
+
+
+def take_pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, progress: bool) -> StartPilot:
+    """Evaluate the start on the tuning prompts, and find the prompts per step that take as long at each N."""
+    config = _evaluated_on(config, *tuning)
+    with Screen(silent=not progress) as screen, ExitStack() as ends:
+        screen.observe(Phase("loading", "data"))
+        inputs = prepare(config, config.model)
+        parts = PilotParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
+        benchmark = Benchmark.from_recipe(config, inputs.prompts.held_out, inputs.grader, screen.observe)
+        began = parts.now()
+        found = None if benchmark is None else benchmark.record(*benchmark.answer(parts.engine))
+        evaluation_seconds = parts.now() - began
+        if found is None:
+            raise UserError("the start could not be evaluated on the held-out prompts; run: brorl check")
+        start = {int(k): Estimate(**estimate) for k, estimate in found["pass_at"].items()}
+        scores = ", ".join(f"pass@{k} {interval(estimate)}" for k, estimate in start.items())
+        number = len(found["prompts"]["num_correct"])
+        screen.console.print(f"the start, on {number} held-out prompts: {scores}", soft_wrap=True, markup=False)
+        pilot = min(64, parts.stream.num_prompts), 64
+        try:
+            plan = PlanReport.measure(config, parts, pilot, ROLLOUTS, folder, screen.dim).plan
+        except NoMixedGroupError as error:
+            raise UserError(
+                f"the pilot has {pilot[1]} rollouts of each of {pilot[0]} training prompts, "
+                "and no group is mixed; choose prompts that the model solves sometimes, or look at them: brorl data"
+            ) from error
+    fitting = {row.num_rollouts: row.budget_prompts for row in plan.rows if row.budget_prompts}
+    return StartPilot(start, fitting, plan.rows[plan.recipe].seconds["total"], evaluation_seconds)
+
 
 _FEWEST = 4  # arms, the user's own recipe among them, unless there are fewer candidates
 _STEPS_TO_A_RUNG = 25  # of the user's recipe, at least, in the first part of the race

@@ -8,9 +8,8 @@ from transformers import PreTrainedModel
 from brorl.errors import OutOfMemoryError
 from brorl.model.kernels import BLOCK, kernels
 from brorl.model.model_shape import KVShape, kv_shapes
-from brorl.rollout.native.arena import Arena, reserved_tokens
-from brorl.rollout.native.row_cache import PagedRowCache
-from brorl.rollout.native.rows import RowMemory
+from brorl.rollout.native.decoder import PagedRowCache
+from brorl.rollout.native.rows import Arena, RowMemory, reserved_tokens
 from small_models import small_model
 
 

@@ -15,10 +15,9 @@ from brorl.model.kernels import KernelsError
 from brorl.model.model_shape import KVShape
 from brorl.model.tree_attention import PromptCache
 from brorl.rollout.native import draw
-from brorl.rollout.native.arena import Arena
 from brorl.rollout.native.draw import draw_for_rows, draw_tokens
 from brorl.rollout.native.engine import NativeEngine
-from brorl.rollout.native.rows import RowMemory
+from brorl.rollout.native.rows import Arena, RowMemory
 from brorl.rollout.native.slot_attention import Grid, SlotContext, SlotPrompts, cells_of
 from brorl.sampling import SamplingParams
 from interpreted_kernels import DEVICE, kernels_on_this_machine
@@ -207,7 +206,7 @@ def test_an_engine_with_the_kernels_samples_what_one_without_them_does(
         np.testing.assert_allclose(tree.logprob, expected.logprob, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("kernel", ["brorl.model.triton_layer.rotate", "brorl.rollout.native.triton_draw.draw"])
+@pytest.mark.parametrize("kernel", ["brorl.model.triton_layer.rotate", "brorl.rollout.native.triton_kernels.draw"])
 def test_kernels_with_other_numbers_are_an_error(
     kernel: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +226,7 @@ def test_kernels_that_cannot_be_compiled_are_an_error(
     def fails(*_: object) -> None:
         raise RuntimeError("Failed to find C compiler\nmore")
 
-    monkeypatch.setattr("brorl.rollout.native.triton_attention.attend", fails)
+    monkeypatch.setattr("brorl.rollout.native.triton_kernels.attend", fails)
     with pytest.raises(KernelsError, match="cannot decode: RuntimeError: Failed to find C compiler; set"):
         engine.sample([[1, 2], [3]], 3, SamplingParams(max_new_tokens=4), seed=1)
 
@@ -238,6 +237,6 @@ def test_kernels_that_are_not_required_are_not_tried(
 ) -> None:
     engine = engine_of("llama", rng, monkeypatch, torch.float32)
     monkeypatch.setattr(kernels, "_choice", choice)
-    monkeypatch.setattr("brorl.rollout.native.triton_attention.attend", None)
+    monkeypatch.setattr("brorl.rollout.native.triton_kernels.attend", None)
     engine.sample([[1, 2], [3]], 3, SamplingParams(max_new_tokens=4), seed=1)
     assert not engine._use_kernels

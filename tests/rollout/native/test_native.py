@@ -21,10 +21,9 @@ from brorl.model.logits import NextToken, RowLogits
 from brorl.model.logprobs import by_tree, tree_logprobs
 from brorl.model.tree_attention import HookedPass, HooksError
 from brorl.rollout.native import decoder, slots
-from brorl.rollout.native.arena import Arena
-from brorl.rollout.native.decoder import PagedContext
+from brorl.rollout.native.decoder import PagedContext, PagedRowCache
 from brorl.rollout.native.engine import NativeEngine
-from brorl.rollout.native.row_cache import PagedRowCache
+from brorl.rollout.native.rows import Arena
 from brorl.rollout.native.slot_attention import SlotContext
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree

@@ -17,8 +17,7 @@ from brorl.evaluation.questions import build_questions
 from brorl.prompts.settings import GymSource
 from brorl.verification.gym import questions
 from brorl.verification.gym.questions import read_gym
-from brorl.verification.gym.sets import BENCHMARKS
-from brorl.verification.gym.task import GymTask
+from brorl.verification.gym.task import BENCHMARKS, GymTask
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 from run_support import command, save_tiny_model
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from judges import LIMITS, ended
 
-from brorl.verification.sandbox.inside.landlock import landlock_version
+from brorl.verification.sandbox.inside.confinement import landlock_version
 from brorl.verification.sandbox.inside.library import _EXTENSIONS
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.replies import Limits

@@ -143,7 +143,7 @@ def _in_kernels(logits_RV: Tensor, sampling: SamplingParams) -> bool:
 def _draw_in_kernels(
     logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: SamplingParams
 ) -> tuple[Tensor, Tensor]:
-    from brorl.rollout.native.triton_draw import draw
+    from brorl.rollout.native.triton_kernels import draw
 
     return draw(logits_RV, row_K, uniform_K, sampling.temperature, tokens_per_mass(logits_RV.shape[1]))
 

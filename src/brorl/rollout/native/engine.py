@@ -10,31 +10,66 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.activity import Echo, Observe, unobserved
 from brorl.arrays import IntArray
-from brorl.errors import UserError
+from brorl.errors import UserError, first_line
 from brorl.model import gpu_kernels
 from brorl.model.forward import FlatForward, TreeForward, choose_forward
+from brorl.model.hook_check import agrees
 from brorl.model.kernels import KernelsError, kernels_of, required
 from brorl.model.llama_pass import LlamaPass
 from brorl.model.stop_strings import StopStrings
 from brorl.model.tree_attention import HookedPass
 from brorl.rollout.engine import rollouts_of_prompts
-from brorl.rollout.native import kernel_check
-from brorl.rollout.native.arena import Arena
-from brorl.rollout.native.decoder import Decoder, ModelCacheDecoder, PagedDecoder
-from brorl.rollout.native.draw import DrawRule, Uniforms
+from brorl.rollout.native import engine as kernel_check
+from brorl.rollout.native.decoder import Decoder, ModelCacheDecoder, PagedDecoder, PagedRowCache
+from brorl.rollout.native.draw import DrawRule, Uniforms, draw_tokens
 from brorl.rollout.native.graphs import GraphChoice, graphs_on
 from brorl.rollout.native.growth import Growth
-from brorl.rollout.native.row_cache import PagedRowCache
-from brorl.rollout.native.rows import RowMemory
+from brorl.rollout.native.rows import Arena, RowMemory, Rows
 from brorl.rollout.native.slots import SlotDecoder
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
+
+MAX_ROWS, MAX_TOKENS = 48, 20  # more than a program of the kernels reads at once
+_PROMPTS = ((1,), (2, 3, 1), (3, 1, 2, 1) * 40)
+
+
+def why_not(new_decoder: Callable[[], SlotDecoder]) -> str | None:
+    """Return why the kernels cannot decode; None if they agree with the operations of PyTorch.
+
+    Args:
+        new_decoder: Returns a decoder for `MAX_ROWS` and `MAX_TOKENS`, without graphs.
+    """
+    try:
+        logits_RV, logprob_R = _decoded(new_decoder(), use=True)
+    except Exception as error:  # of the compiler, the driver or the import
+        return f"{type(error).__name__}: {first_line(error)}"
+    expected_RV, expected_R = _decoded(new_decoder(), use=False)
+    if not agrees(logits_RV, expected_RV):
+        return "logits change"
+    return None if agrees(logprob_R, expected_R.to(logprob_R.dtype)) else "draws change"
+
+
+def _decoded(decoder: SlotDecoder, *, use: bool) -> tuple[Tensor, Tensor]:
+    """Return the logits of all rows at all positions, and tokens that are drawn with their log-probs."""
+    prompt_R, number_R = np.arange(MAX_ROWS) // (MAX_ROWS // len(_PROMPTS)), np.arange(MAX_ROWS)
+    slot_R, found = prompt_R, []
+    with gpu_kernels.gpu_kernels(use), decoder.attention():
+        vocabulary = decoder.start(_PROMPTS).shape[1]
+        for depth in range(1, MAX_TOKENS):
+            rows = Rows(depth, prompt_R, number_R, (number_R + depth) % vocabulary, slot_R, number_R, number_R)
+            found.append(decoder.feed(decoder.place(rows, prompt_R)))
+            slot_R = number_R
+        # The same logits for both ways: a draw may fall between two roundings.
+        fixed_RV = torch.linspace(-4, 4, 3 * vocabulary, device=found[0].device).view(3, -1).to(found[0].dtype)
+        token_K, logprob_K = draw_tokens(fixed_RV, np.arange(3), np.array([0.1, 0.5, 0.9]), SamplingParams())
+    return torch.cat(found), torch.cat([logprob_K.double(), token_K.double()])
 
 
 def draws_on(device: torch.device) -> bool:

@@ -17,13 +17,11 @@ from brorl.activity import Decoding, Observe
 from brorl.arrays import FloatArray, IntArray
 from brorl.errors import DivergedError
 from brorl.model.stop_strings import StopStrings
-from brorl.rollout.native.arena import BLOCK
 from brorl.rollout.native.decoder import Decoder
 from brorl.rollout.native.draw import DrawRule, Uniforms, draw_tokens, without
-from brorl.rollout.native.forest import Forest
-from brorl.rollout.native.rows import Rows
+from brorl.rollout.native.forest import Forest, TextEnds
+from brorl.rollout.native.rows import BLOCK, Rows
 from brorl.rollout.native.slots import SlotDecoder
-from brorl.rollout.native.text_ends import TextEnds
 from brorl.tree import RolloutTree
 
 

@@ -1,15 +1,19 @@
-"""Live prefixes of one length, and what a row of a decoding batch takes of the memory."""
+"""Live prefixes of one length, and the memory for their keys and values: slots of one block, within a limit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.arrays import IntArray
 from brorl.errors import OutOfMemoryError
+from brorl.model.device import to_device
 from brorl.model.model_shape import KVShape
 
 
@@ -97,3 +101,171 @@ class RowMemory:
             f"{other_bytes / 2**20:.3g} MiB, and the engine may use {self.limit / 2**20:.3g} MiB; raise "
             "engine.memory_gib or lower sampling.max_new_tokens"
         )
+
+
+BLOCK = 16  # tokens between two changes of what is reserved; those that are drawn between two looks of the host
+_COPIED_AT_ONCE = 1 << 26  # bytes
+
+
+def reserved_tokens(num_tokens: int) -> int:
+    """Return the least of 16, 32, 48, 64, 96, 128, 192, ... that is no less than a number of tokens."""
+    power = BLOCK
+    while power < num_tokens:
+        power *= 2
+    less = power * 3 // 4
+    return less if less >= max(num_tokens, 3 * BLOCK) else power
+
+
+class Arena:
+    """Keys and values of slots, all with the same number of reserved tokens.
+
+    Args:
+        model: The model that decodes.
+        shapes: For each of its layers the shape of keys and values.
+        memory: What rows take of the memory limit.
+    """
+
+    def __init__(self, model: PreTrainedModel, shapes: Sequence[KVShape], memory: RowMemory) -> None:
+        self.memory = memory
+        self._empty = torch.empty(0, dtype=model.dtype, device=model.device)
+        self._shapes = shapes
+        self._layers_of = {shape: [i for i, s in enumerate(shapes) if s == shape] for shape in dict.fromkeys(shapes)}
+        self._stores: list[Tensor] = []  # keys and values of each shape in turn, [layers, numbers]
+        self._capacity = 0  # tokens of all slots together that the stores hold
+        self._max_slots = self._slot_tokens = self._prompt_bytes = 0
+        self._num_tokens = 0
+        self._views: list[Tensor] = []  # the stores, divided into slots
+        self.key: list[Tensor] = []  # of each layer, shape [slots, K, tokens, D]
+        self.value: list[Tensor] = []  # the same
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the keys and values."""
+        return sum(x.numel() * x.element_size() for x in self._stores)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are reserved in each slot."""
+        return self._num_tokens
+
+    @property
+    def addresses(self) -> list[int]:
+        """Where the keys and values are, and how far apart those of two layers are."""
+        return [number for x in self._stores for number in (x.data_ptr(), x.shape[1])]
+
+    @property
+    def max_slots(self) -> int:
+        """Most slots that there are with any number of tokens, since `start`."""
+        return self._max_slots
+
+    def start(self, prompt_bytes: int) -> None:
+        """Begin with no rows, beside prompts with so many bytes of keys and values."""
+        self._prompt_bytes = prompt_bytes
+        self._max_slots, self._slot_tokens = self._sizes(prompt_bytes)
+        self._num_tokens = 0
+        room = self.memory.limit - prompt_bytes - self._max_slots * self.memory.bytes_per_row
+        # Logits of more or fewer rows than before change the rest by a quarter at most. The memory then stays.
+        enough = max(self._reserved(self.memory.max_tokens), 3 * self._slot_tokens // 4)
+        if enough <= self._capacity and self._capacity * self.memory.bytes_per_token <= room:
+            self._slot_tokens = min(self._slot_tokens, self._capacity)
+        else:
+            self._stores, self._views, self.key, self.value = [], [], [], []  # free before more is allocated
+            self._capacity = self._slot_tokens
+            # Zeros: entries that no row has written get a weight of 0, so they must be finite.
+            self._stores = [
+                self._empty.new_zeros(len(layers), self._capacity * shape.num_heads * dim)
+                for shape, layers in self._layers_of.items()
+                for dim in (shape.key_dim, shape.value_dim)
+            ]
+
+    def rows_that_fit(self, num_tokens: int) -> int:
+        """Return how many rows of `num_tokens` there can be.
+
+        Raises:
+            OutOfMemoryError: If not even one fits.
+        """
+        fits = min(self._max_slots, self._slot_tokens // self._reserved(num_tokens))
+        if not fits:
+            raise self.memory.too_small(num_tokens, self._reserved(num_tokens), self._prompt_bytes)
+        return fits
+
+    def grows(self, num_tokens: int) -> bool:
+        """Return whether more tokens must be reserved than now."""
+        return self._reserved(num_tokens) > self._num_tokens
+
+    def place(self, source_R: IntArray, slot_R: IntArray, stored_tokens: int, num_tokens: int) -> None:
+        """Let the rows of some slots go on in others; make room for more tokens.
+
+        Args:
+            source_R: Old slot of each row, shape [R].
+            slot_R: Its new slot. If more tokens must be reserved, these are the numbers from 0 to R - 1.
+            stored_tokens: Tokens that each slot holds so far.
+            num_tokens: Tokens that each must be able to hold.
+        """
+        before, grows = self._views, self.grows(num_tokens)
+        if grows:
+            self._lay_out(self._reserved(num_tokens))
+        moved = np.arange(slot_R.size) if grows else np.flatnonzero(source_R != slot_R)
+        if not stored_tokens or not moved.size:
+            return
+        source, target = to_device(np.stack([source_R[moved], slot_R[moved]]), self._empty.device)
+        layer_bytes = moved.size * stored_tokens * self.memory.largest_layer
+        step = 1 if grows else max(1, _COPIED_AT_ONCE // layer_bytes)  # one layer may be read after it is written
+        for views in zip(before, self._views, strict=True):
+            old, new = (view.narrow(3, 0, stored_tokens) for view in views)
+            for layers in map(slice, range(0, new.shape[0], step), range(step, new.shape[0] + step, step)):
+                new[layers][:, target] = old[layers][:, source]
+
+    def bytes_for(self, rows_D: IntArray, prompt_tokens: int) -> int:
+        """Return the bytes of prompts, rows and logits at the peak of a decoding; nothing is reserved.
+
+        Args:
+            rows_D: Rows that are fed at each depth, d + 1 tokens each, shape [D].
+            prompt_tokens: Tokens of the prompts' keys and values, padding included.
+
+        Raises:
+            OutOfMemoryError: As in `rows_that_fit`.
+        """
+        memory, prompt_bytes = self.memory, prompt_tokens * self.memory.bytes_per_token
+        max_slots, slot_tokens = self._sizes(prompt_bytes)
+        before = maximum = 0
+        for depth, wanted in enumerate(rows_D.tolist(), 1):
+            tokens = self._reserved(depth)
+            num_rows = min(wanted, max_slots, slot_tokens // tokens)
+            if not num_rows:
+                raise memory.too_small(depth, tokens, prompt_bytes)
+            copied = num_rows * (depth - 1) * memory.largest_layer if tokens > before else 0
+            before = tokens
+            maximum = max(maximum, num_rows * memory.bytes_per_row + copied)
+        return prompt_bytes + slot_tokens * memory.bytes_per_token + maximum
+
+    def _reserved(self, num_tokens: int) -> int:
+        """Return the tokens that are reserved for rows of a length, the same for all of a block."""
+        return min(reserved_tokens(num_tokens // BLOCK * BLOCK + BLOCK - 1), self.memory.max_tokens)
+
+    def _sizes(self, prompt_bytes: int) -> tuple[int, int]:
+        """Return the most slots, and the tokens of all of them together.
+
+        Short rows may be more than those that fit at full length, up to a quarter of the memory for their logits.
+        """
+        memory, longest = self.memory, self._reserved(self.memory.max_tokens)
+        left = max(0, memory.limit - prompt_bytes)
+        beside_one = (left - longest * memory.bytes_per_token) // memory.bytes_per_row
+        slots = max(1, memory.rows(longest, prompt_bytes), min(left // (4 * memory.bytes_per_row), beside_one))
+        slots = min(slots, memory.max_rows)
+        tokens = max(0, left - slots * memory.bytes_per_row) // memory.bytes_per_token
+        return slots, min(tokens, slots * longest)
+
+    def _lay_out(self, tokens: int) -> None:
+        """Divide the stores into slots of so many tokens."""
+        self._num_tokens, slots = tokens, min(self._max_slots, self._slot_tokens // tokens)
+        stores = iter(self._stores)
+        self._views = []
+        for shape in self._layers_of:
+            for dim in (shape.key_dim, shape.value_dim):
+                sizes = slots, shape.num_heads, tokens, dim
+                self._views.append(next(stores)[:, : prod(sizes)].unflatten(1, sizes))
+        self.key, self.value = ([self._empty] * len(self._shapes) for _ in range(2))
+        for index, layers in enumerate(self._layers_of.values()):
+            for place, layer in enumerate(layers):
+                self.key[layer], self.value[layer] = (view[place] for view in self._views[2 * index : 2 * index + 2])

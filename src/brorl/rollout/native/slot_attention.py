@@ -16,7 +16,7 @@ from brorl.arrays import IntArray
 from brorl.model import gpu_kernels
 from brorl.model.device import to_device
 from brorl.model.tree_attention import PromptCache, WindowContext
-from brorl.rollout.native.arena import Arena, reserved_tokens
+from brorl.rollout.native.rows import Arena, reserved_tokens
 
 
 def power_of_two(number: int) -> int:
@@ -179,7 +179,7 @@ class SlotContext(WindowContext):
         """Store the new keys and values, then attend; see `WindowContext`."""
         key, value = (x[layer][: self._num_slots] for x in (self._arena.key, self._arena.value))
         if gpu_kernels.suit(query_THD) and key.shape == value.shape:
-            from brorl.rollout.native.triton_attention import Prompts, attend
+            from brorl.rollout.native.triton_kernels import Prompts, attend
 
             of_prompts = self._prompts.key[layer], self._prompts.value[layer], self._prompts.length_P
             level = Prompts(*of_prompts, self._grid.shape[1], self._grid.slot_C, self._grid.cell_R)

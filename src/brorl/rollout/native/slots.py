@@ -22,11 +22,10 @@ from brorl.model.context_limit import other_span, position_limit
 from brorl.model.device import to_device
 from brorl.model.llama_pass import LlamaPass
 from brorl.model.tree_attention import PREFILL_TOKENS, PackedPass, prefill, tree_attention
-from brorl.rollout.native.arena import BLOCK, Arena
 from brorl.rollout.native.decoder import prompt_runs
 from brorl.rollout.native.draw import DrawRule, draw_for_rows, without
 from brorl.rollout.native.graphs import StepGraphs
-from brorl.rollout.native.rows import RowMemory, Rows
+from brorl.rollout.native.rows import BLOCK, Arena, RowMemory, Rows
 from brorl.rollout.native.slot_attention import Grid, SlotContext, SlotPrompts, cells_of, power_of_two
 
 _FEWEST_SLOTS = 8  # of a graph

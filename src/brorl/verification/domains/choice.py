@@ -21,9 +21,7 @@ from typing import NamedTuple
 
 from brorl.prompts.answer_forms import Box, find_last_box
 from brorl.prompts.science import Choices, places
-from brorl.verification.domains.denial import denial_after, denial_before
-from brorl.verification.domains.later_answer import without_next_turn
-from brorl.verification.domains.marked_answer import is_taken_back
+from brorl.verification.domains.marked_answer import denial_after, denial_before, is_taken_back, without_next_turn
 
 NO_OPTION = "not an option"
 SEVERAL = "several options"

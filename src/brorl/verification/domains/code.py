@@ -18,7 +18,7 @@ from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.prompt import Prompt
 from brorl.verdict import CORRECT, CUT_OFF, NO_CODE, TOO_LONG, Verdict, unverified_verdict, verdict_of
 from brorl.verification.domains.code_checks import Check, Kind, ValueRule, parse_checks
-from brorl.verification.domains.code_extraction import MAX_CODE, extract_code
+from brorl.verification.domains.code_extraction import MAX_CODE, extract_code, module
 from brorl.verification.domains.code_judges import (
     SYNTAX_ERROR,
     WEAKLY_CORRECT,
@@ -30,7 +30,6 @@ from brorl.verification.domains.code_judges import (
     judge_stdin,
     judge_test_code,
 )
-from brorl.verification.domains.code_module import module
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.replies import JudgeTimeout, Undecided
 from brorl.verification.sandbox.values import MAX_DEPTH, NotPlainError, encode

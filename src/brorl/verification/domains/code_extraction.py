@@ -7,16 +7,60 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
-from brorl.prompts.code_tests import CodeTests, StdinCases
-from brorl.verification.domains.code_module import imports
+from brorl.prompts.code_tests import CodeTests, StdinCases, TestCode
+
+# The judge of LiveCodeBench imports these modules and all of their names before an answer; that of APPS imports fewer,
+# and that of EvalPlus none. A later module replaces the names of an earlier one.
+_MODULES = (
+    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
+    *("itertools", "functools", "operator", "io", "sys", "json"),
+)
+_LIMITS = "import sys\nsys.setrecursionlimit(50_000)\nsys.set_int_max_str_digits(50_000)"  # of the same judge
+_WORD = re.compile(r"[^\W\d]\w*+")
+# Possessive: a run of blanks would otherwise be split in all ways, in time quadratic in its length.
+_FUTURE = re.compile(r"^from[ \t]++__future__[ \t]++import[ \t]++(?:\([^()]{0,500}+\)|[^\n(]*+)$", re.MULTILINE)
+
+
+def module(tests: CodeTests, code: str) -> str:
+    """Return the code after its imports; those from `__future__` stay first.
+
+    A function that the tests call is never an imported one. Test code stays as the judge of its dataset runs it,
+    without imports.
+    """
+    function = "" if isinstance(tests.tests, StdinCases) else tests.tests.function
+    before: list[str] = []
+    if not isinstance(tests.tests, TestCode):  # of the program's words: all names would take longer than most programs
+        import_of = imports()
+        before = sorted(import_of[word] for word in {*_WORD.findall(code)} - {function} if word in import_of)
+        before.append(_LIMITS)
+    if tests.prelude:
+        before += [tests.prelude, f"globals().pop({function!r}, None)"]
+    if not before:
+        return code
+    future = "\n".join(_FUTURE.findall(code))
+    return "\n".join([future, *before, _FUTURE.sub("", code) if future else code])
+
+
+@lru_cache(maxsize=1)
+def imports() -> Mapping[str, str]:
+    """Return the import statement of every name that a program has without one, those of builtins left out."""
+    import_of: dict[str, str] = {}
+    for name in (*_MODULES, "typing"):
+        of_module = importlib.import_module(name)
+        public = (text for text in vars(of_module) if not text.startswith("_"))
+        names = getattr(of_module, "__all__", public)
+        import_of |= {text: f"from {name} import {text}" for text in names if not hasattr(builtins, text)}
+    return import_of | {name: f"import {name}" for name in _MODULES}
+
 
 MAX_CODE = 100_000
 """Characters of the longest program that is run."""
@@ -27,7 +71,6 @@ _PYTHON = frozenset({"python", "python3", "py", "py3", "python2", "pypy", "pypy3
 _READING = frozenset({"input", "raw_input", "stdin", "open", "fileinput"})
 _PRINTING = frozenset({"print", "pprint", "stdout", "write", "writelines"})
 _BUILT_IN = frozenset({*dir(builtins), "__file__"})
-_WORD = re.compile(r"[^\W\d]\w*+")
 _NO_PROGRAM = re.compile(r"\s*(?:>>>|\$)|[ \t]")  # the start of a session, or of lines from the inside of a program
 
 

@@ -14,12 +14,12 @@ from functools import lru_cache
 from brorl.prompts.instructions import Instructions
 from brorl.prompts.prompt import Prompt
 from brorl.verdict import CORRECT, NO_ANSWER, Verdict, verdict_of
-from brorl.verification.domains.instructions.checks import broken
-from brorl.verification.domains.instructions.compliant import compliant_response
-from brorl.verification.domains.instructions.language import (
+from brorl.verification.domains.instructions.checks import (
     LANGUAGE_KINDS,
+    broken,
     require_langdetect,
 )
+from brorl.verification.domains.instructions.compliant import compliant_response
 from brorl.verification.verifier import TrialResponses, malformed
 
 TOO_LONG = "response too long"

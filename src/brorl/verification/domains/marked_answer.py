@@ -1,4 +1,4 @@
-r"""The answer that a response marks, and the marks around it: tags, a box, emphasis, a block of code, `The answer is`.
+r"""The answer that a response marks (tags, a box, emphasis, `The answer is`), and what denies or replaces it.
 
 The mark is the last `<answer>...</answer>`, else the last complete `\boxed{...}`. A response whose only box is not
 closed has no answer, and neither has one whose mark is denied: `not \boxed{4}`, `<answer>4</answer> is wrong`.
@@ -10,8 +10,193 @@ import re
 from collections.abc import Iterator
 
 from brorl.prompts.answer_forms import find_last_box, has_open_box
-from brorl.verification.domains.denial import denial_after, denial_before
-from brorl.verification.domains.later_answer import without_next_turn
+
+_READ_BESIDE = 200
+_LONGEST_RELATION = 12
+_WORDS = 16
+_MARKS = " \t$*_:([{\\"
+_RELATION = re.compile(
+    r"(?:\\(?:neq?|not|notin|[lg]eq?(?:slant)?|[lg]t|ll|gg|pm|mp)\s?=?|(?<![a-z/<][a-z\d])(?<![-=>])[<>]=?|"
+    r"[\u2260\u2264\u2265\u00b1]|[=$(]\s?-)$"
+)
+# Words between a denial and the answer.
+_WORD = re.compile(r"\S+")
+_BETWEEN = frozenset(
+    _WORD.findall(
+        "the a an final correct right best true answer option choice value number first is are was were be been being "
+        "would should could can might will equal equals to that it its quite this say says said think thinks believe "
+        "claim conclude write choose pick give put report sure certain i we my our ="
+    )
+)
+_DENIALS = frozenset(
+    _WORD.findall(
+        "not never nor neither doubt doubtful unlikely hardly wrong incorrect false untrue worst cannot unsure whether "
+        "pretend imagine if unless nobody who except than maybe perhaps possibly or exclude excludes excluded "
+        "excluding eliminate eliminates eliminated eliminating reject rejects rejected rejecting refuse mistake "
+        "mistaken error tempting suppose supposing assume assuming outside besides"
+    )
+)
+_TWO_WORDS = re.compile(r"(?:rul(?:e|es|ed|ing) out|(?:any|every|no)thing but|least (?:likely|plausible|probable))")
+_NOT = r"(?:\b(?:not|never|cannot)|n['\u2019]t)"
+_AFFIRMATIONS = re.compile(
+    r"(?:\b(?:no|without(?: a| any)?|beyond(?: a| any)?|little) (?:doubt|question)|\bnothing but|"
+    r"\b(?:none|nothing|nobody|no one|no) (?:other|else)(?: \w+)? than|"
+    rf"{_NOT} be (?:anything|any \w+) (?:other|else) than|{_NOT}(?: \w+)? doubt|"
+    rf"{_NOT}(?: an?)? (?:wrong|incorrect|mistake|error))$"
+)
+# Before `is` and the answer to a question for what is not true: `the statement that is not true is B`.
+_RELATIVE = re.compile(
+    r"\b(?:that|which|what) (?:cannot|\w+n['\u2019]t|"
+    r"(?:(?:is|are|was|were|be|can|could|should|does|do) )+(?:not )?\S+)$"
+)
+_SUPPOSITION, _CONDITIONAL = frozenset({"if", "were", "had"}), frozenset({"would", "could", "might"})
+# What is said of the value, not of the answer: `which is not prime`, `not 6`, `is not the only one`.
+_OF_VALUE = (
+    r"(?!(?:\s+(?:an?|the|my|our|quite|really|actually|necessarily|always)\b)*+\s+"
+    r"(?!(?:correct|right|true|valid|answer|solution|option|choice|final|best|it|so|what|sure|certain|confident|"
+    r"possible|allowed|accept\w+)\b)(?:[a-z]{2}|[$(]*-?\d))"
+)
+_BESIDE = r"(?:[^\S\n]|[$*_()\]},;:-]|\\[)\],;! ]|\\q?quad(?![a-z]))*"
+_AFTER = re.compile(
+    rf"{_BESIDE}(?:\\(?:text|mbox|mathrm)\s*\{{\s*)?"
+    r"(?:(?:that|this|it|which)\s+)?(?:(?:is|was|are|were|seems|looks|may|might|could|can|be)\s+)*(?:\w+ly\s+)?"
+    rf"(?:(?:not{_OF_VALUE}|wrong|incorrect|false|untrue|nor|maybe|perhaps|possibly|alternatively|unless|"
+    r"or(?!\s+(?:so|equivalently|simply)\b))\b|"
+    rf"(?:is|was|are|does|do|ca|could|wo)n['\u2019]t\b{_OF_VALUE}|(?:al)?though\s+it\s+(?:may|might|could)\b|"
+    r"and\s+(?=(?:\$[^$=<>\n]{1,40}\$|\\\([^=<>\n]{1,40}?\\\))\s*(?:[.,;!\n]|$))|\?[\s$]*(?:no|not|wait|actually|or)\b|\\(?:neq?|not|pm)(?![a-zA-Z])|\u2260)|"
+    rf"[\s$*_)\]}}.,;:!]*(?:that|this|it)\s+(?:(?:is|was)\s+(?:not{_OF_VALUE}|wrong|incorrect|false)|"
+    r"can(?:no|['\u2019])t\s+be\s+(?:right|correct|true|it))\b",
+    re.IGNORECASE,
+)
+
+
+def _is_between(word: str) -> bool:
+    is_adverb = word.endswith("ly") and word not in _DENIALS
+    return word in _BETWEEN or is_adverb or (len(word) == 1 and not word.isdigit())
+
+
+def denial_before(text: str) -> str:
+    """Return the words at the end of a text that deny what follows it, or name another answer beside it."""
+    line = text[-_READ_BESIDE:].rpartition("\n")[2].rstrip(_MARKS)
+    if not line or line[-1] in ".!?":
+        return ""
+    relation = _RELATION.search(line, max(len(line) - _LONGEST_RELATION, 0))
+    if relation and line.strip() != ">":  # a quotation in Markdown
+        return relation[0]
+    words = line.lower().rsplit(None, _WORDS)
+    at = len(words)
+    while at and _is_between(word := words[at - 1].strip("$*_")):
+        at -= 1
+    if _AFFIRMATIONS.search(" ".join(words[max(at - 6, 0) : at])):
+        return ""
+    if words[at:] and words[-1] in ("is", "are") and _RELATIVE.search(" ".join(words[max(at - 6, 0) : at])):
+        return ""
+    if at and (
+        word in _DENIALS
+        or word.endswith(("n't", "n\u2019t"))
+        or _TWO_WORDS.fullmatch(" ".join(words[max(at - 2, 0) : at]))
+        or not (_CONDITIONAL.isdisjoint(words[at:]) or _SUPPOSITION.isdisjoint(words[:at]))
+    ):
+        return " ".join(words[at - 1 :])
+    return ""
+
+
+def denial_after(text: str) -> str:
+    """Return the words at the start of a text that deny what precedes it, or name another answer beside it."""
+    denial = _AFTER.match(text[:_READ_BESIDE])
+    return denial[0] if denial else ""
+
+
+_READ_AFTER = 2_000
+MARKER = re.compile(r"\banswer\b[*_]*\s*(?:\b(?:is|should\s+be|must\s+be)\b|[:=])[*_:=\s]*", re.IGNORECASE)
+"""What an answer follows: `The answer is`, `**Answer:**`."""
+_LATER = re.compile(
+    rf"{MARKER.pattern}|\n####[ \t]*|"
+    r"\b(?:correct|right|true|actual|final) (?:value|result|number|solution) (?:is|=)\s*|"
+    r"\b(?:correction|actually|no,?\s+wait|wait)\b[\s,:*]*(?:(?:it|that)(?:\s+is|'s)\b)?\s*|"
+    r"\b(?:it|this|that|answer|result|value)\s+should\s+(?:really\s+|actually\s+)?(?:be|have\s+been)\s+",
+    re.IGNORECASE,
+)
+_VALUE = re.compile(
+    r"\$\$?([^$]{1,200})\$|\\\((.{1,200}?)\\\)|"
+    r"\**(-?\(?[A-J]\)?(?![\w'])|-?[\d.]*\d[\d.,/]*(?<![.,])(?:\\?%)?|-?\\frac\{[^{}]*\}\{[^{}]*\})"
+)
+_RETRACTION = re.compile(
+    r"\b(?:on second thoughts?|i (?:hereby |now |must |have to )?(?:retract|withdraw|take (?:that|it|this) back)|"
+    r"(?:scratch|strike|disregard|ignore) (?:that|this|it|my|the (?:above|previous|last|boxed))\b|no,? wait|oops|"
+    r"my mistake|never ?mind|sorry|i meant|i was (?:wrong|mistaken))\b",
+    re.IGNORECASE,
+)
+_SKELETON = re.compile(
+    r"\\(?:text|textbf|mathrm|mathbf|boldsymbol|left|right|displaystyle)(?![a-zA-Z])|\\[,;:! ]|[\s${}*]"
+)
+_BARE = re.compile(r"^\(([A-Ja-j])\)")
+# Lines with which somebody else speaks, or another task begins; and the marks of turns in templates of chats.
+_ROLES = "user human system student teacher"
+_TASKS = "assistant q instruction exercise question problem"
+
+
+def _any_case(names: str) -> str:
+    """Return a pattern of words in lower case, in upper case, or with a capital."""
+    return "|".join(f"[{name[0].upper()}{name[0]}]{name[1:]}|{name.upper()}" for name in names.split())
+
+
+_LINE = re.compile(
+    rf"\n[ \t]*+(?:[#*\[<|]++[ \t]*+)?(?:({_any_case(_ROLES)})|(?:(?:{_any_case('new next follow-up')}) )?"
+    rf"(?:{_any_case(_TASKS)})[ \t]{{0,4}}(?:#?\d{{1,3}})?)[\]>|*]{{0,4}}[ \t]{{0,4}}:|"
+    rf"\n[ \t]*+#{{1,6}}[ \t]*+(?:{_any_case('question problem instruction user human')})\b"
+)
+_MARK = re.compile(
+    r"<\|(?:im_start|im_end|endoftext|eot_id|end|user|start_header_id|begin_of_text)\|>|\[/?INST\]|"
+    r"<(?:start|end)_of_turn>|</s>"
+)
+_OPENING = re.compile(
+    r"(?:\s|<\|[a-z_]{1,20}\|>(?:(?:assistant|user|system)\b)?|\[/?INST\]|<start_of_turn>(?:model)?)*"
+)
+
+
+def without_next_turn(response: str) -> str:
+    """Return a response up to where somebody else speaks, or where another task begins after the first answer."""
+    if "<" in response or "INST]" in response:
+        opening = _OPENING.match(response)
+        mark = _MARK.search(response, opening.end() if opening else 0)
+        response = response[: mark.start()] if mark else response
+    answered: int | None = None
+    for line in _LINE.finditer(response):
+        answered = _first_answer(response) if answered is None else answered
+        if line.start() > answered or (line[1] and response[: line.start()].strip()):
+            return response[: line.start()]
+    return response
+
+
+def _first_answer(response: str) -> int:
+    """Return where the first answer of a response begins, its length if it has none."""
+    marker = MARKER.search(response)
+    places = [place for place in (response.find("\\boxed"), response.find("\\fbox")) if place >= 0]
+    return min([*places, marker.start() if marker else len(response)])
+
+
+def later_answer(after: str, answer: str) -> str | None:
+    """Return another answer that the text after an answer names, or words that take it back; None if it stays."""
+    tail = after[-_READ_AFTER:]
+    markers = list(_LATER.finditer(tail))
+    if markers and not denial_before(tail[: markers[-1].end()]):
+        value = _VALUE.match(tail[markers[-1].end() :].split("\n")[0])
+        text = next((group for group in value.groups() if group), "") if value else ""
+        if text and not _is_same_writing(answer, text):
+            return text
+    found = _RETRACTION.search(after[:_READ_AFTER])
+    rest = _SKELETON.sub("", after[found.end() : _READ_AFTER]) if found else ""
+    return found[0] if found and _SKELETON.sub("", answer) not in rest else None
+
+
+def _is_same_writing(answer: str, later: str) -> bool:
+    """Whether two answers are written alike, or one of them is the other one with words or a name."""
+    one, other = (_BARE.sub(r"\1", _SKELETON.sub("", text).rstrip(".,;:!")) for text in (answer, later))
+    short, long = sorted((one, other), key=len)
+    begins = long.startswith(short) and not re.match(r"[\d.,/^!]", long[len(short) :])
+    return one == other or begins or long.endswith(f"={short}")
+
 
 OPENING, CLOSING = "<answer>", "</answer>"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from brorl.prompts.prompt import Prompt
 from brorl.verdict import CORRECT, NO_ANSWER, TOO_LONG, WRONG, Verdict, is_unverified, verdict_of
-from brorl.verification.domains.denial import denial_after
+from brorl.verification.domains.marked_answer import denial_after
 from brorl.verification.domains.math_extraction import extract_answer, tidy
 from brorl.verification.domains.single_answer import SEVERAL_ANSWERS
 from brorl.verification.sandbox.pool import LoadError, WorkerPool

@@ -10,8 +10,7 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from brorl.verification.domains.unit_table import Unit
-from brorl.verification.domains.units import parse_units, with_plain_symbols, without_markup
+from brorl.verification.domains.units import Unit, parse_units, with_plain_symbols, without_markup
 
 _MAX_DIGITS = 400
 _MAX_SIDES = 4

@@ -24,8 +24,7 @@ from reasoning_gym.factory import DATASETS
 
 from brorl.prompts.settings import ALL
 from brorl.verification.gym.scoring import score_task
-from brorl.verification.gym.sets import SETS
-from brorl.verification.gym.task import GymTask
+from brorl.verification.gym.task import SETS, GymTask
 
 _COMPOSED = "composite"
 _OWN = {"size": "num_questions", "seed": "seed"}  # settings of a dataset that are settings of the source

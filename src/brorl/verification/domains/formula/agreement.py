@@ -9,32 +9,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from brorl.verification.domains.formula.bound import with_argument, with_bound
 from brorl.verification.domains.formula.expressions import (
     Apply,
-    Expression,
-    Number,
-    Symbol,
-    UndefinedError,
-    evaluate,
-    is_decimal,
-    walk,
-)
-from brorl.verification.domains.formula.forms import (
     Based,
     Bracketed,
     Combined,
+    Expression,
     Form,
     Listing,
     Matrix,
+    Number,
     Quantity,
     Ratio,
     Relation,
+    Symbol,
     Text,
+    UndefinedError,
     as_quantity,
+    evaluate,
+    is_decimal,
     to_expression,
+    walk,
 )
-from brorl.verification.domains.formula.frame import labeled
 from brorl.verification.domains.formula.grammar import letters_of, read
 from brorl.verification.domains.formula.names import (
     EQUAL,
@@ -46,6 +42,8 @@ from brorl.verification.domains.formula.names import (
     same_name,
     variables_of,
     vector_of,
+    with_argument,
+    with_bound,
 )
 from brorl.verification.domains.formula.normal import (
     along_axes,
@@ -61,7 +59,7 @@ from brorl.verification.domains.formula.normal import (
 from brorl.verification.domains.formula.regions import Region, is_equation, region_of, turned
 from brorl.verification.domains.formula.tokens import UnreadableError
 from brorl.verification.domains.formula.values import IMAGINARY, is_rounded, same_value, variables, within
-from brorl.verification.domains.formula.words import same_words, unit_of
+from brorl.verification.domains.formula.words import labeled, same_words, unit_of
 from brorl.verification.domains.units import conversions
 
 CORRECT, WRONG, SEVERAL = "correct", "wrong answer", "no single answer"

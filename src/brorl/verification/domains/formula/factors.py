@@ -18,8 +18,16 @@ from brorl.verification.domains.formula.atoms import (
     multiply,
     ordinal,
 )
-from brorl.verification.domains.formula.expressions import Apply, Expression, Number, Symbol
-from brorl.verification.domains.formula.forms import Bracketed, Form, Matrix, to_expression
+from brorl.verification.domains.formula.expressions import (
+    Apply,
+    Bracketed,
+    Expression,
+    Form,
+    Matrix,
+    Number,
+    Symbol,
+    to_expression,
+)
 from brorl.verification.domains.formula.tokens import Token, UnreadableError, listed
 from brorl.verification.domains.formula.words import MAGNITUDES, ORDINAL_ENDINGS
 

@@ -11,25 +11,34 @@ from functools import lru_cache
 from itertools import pairwise
 
 from brorl.verification.domains.formula.atoms import WORDS_OF_FORMULAS
-from brorl.verification.domains.formula.bound import between
-from brorl.verification.domains.formula.expressions import Apply, Expression, Number, Symbol
-from brorl.verification.domains.formula.expressions import symbols as variables
-from brorl.verification.domains.formula.factors import FactorReader
-from brorl.verification.domains.formula.forms import (
+from brorl.verification.domains.formula.expressions import (
+    Apply,
     Bracketed,
     Combined,
+    Expression,
     Form,
     Listing,
+    Number,
     Quantity,
     Ratio,
     Relation,
+    Symbol,
     Text,
     to_expression,
 )
-from brorl.verification.domains.formula.frame import without_frame, words_of
-from brorl.verification.domains.formula.names import variables_of
+from brorl.verification.domains.formula.expressions import symbols as variables
+from brorl.verification.domains.formula.factors import FactorReader
+from brorl.verification.domains.formula.names import between, variables_of
 from brorl.verification.domains.formula.tokens import END, Token, UnreadableError, listed, tokenize, written
-from brorl.verification.domains.formula.words import ABOUT, is_symbol_of_unit, noun_of, spelled_number, unit_of
+from brorl.verification.domains.formula.words import (
+    ABOUT,
+    is_symbol_of_unit,
+    noun_of,
+    spelled_number,
+    unit_of,
+    without_frame,
+    words_of,
+)
 
 SIGNS = frozenset({"=", "\\approx", "<", ">", "\\le", "\\ge", "\\ne", "\\in", "\\notin", "\\equiv"})
 _CLOSERS = frozenset({")", "]", "\\}", "}", "\\rangle", "|", "&", "\\\\", "\\end", "\\mid", "\\over", "\\choose"})

@@ -7,29 +7,26 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 
-from brorl.verification.domains.formula.bound import without_conditions
 from brorl.verification.domains.formula.expressions import (
     Apply,
-    Expression,
-    Number,
-    Symbol,
-    has_two_signs,
-    is_decimal,
-    walk,
-    with_sign,
-)
-from brorl.verification.domains.formula.forms import (
     Bracketed,
+    Expression,
     Form,
     Listing,
     Matrix,
+    Number,
     Quantity,
     Ratio,
     Relation,
+    Symbol,
     Text,
+    has_two_signs,
+    is_decimal,
     to_expression,
+    walk,
+    with_sign,
 )
-from brorl.verification.domains.formula.names import EQUAL, named, variables_of, vector_of
+from brorl.verification.domains.formula.names import EQUAL, named, variables_of, vector_of, without_conditions
 from brorl.verification.domains.formula.regions import region_of
 from brorl.verification.domains.formula.values import same_value
 from brorl.verification.domains.formula.words import unit_of

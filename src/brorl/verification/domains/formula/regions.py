@@ -9,15 +9,19 @@ from __future__ import annotations
 from functools import reduce
 from typing import Any, NamedTuple
 
-from brorl.verification.domains.formula.expressions import Apply, Expression, Symbol, has_two_signs, with_sign
-from brorl.verification.domains.formula.forms import (
+from brorl.verification.domains.formula.expressions import (
+    Apply,
     Bracketed,
     Combined,
+    Expression,
     Form,
     Listing,
     Relation,
+    Symbol,
     Text,
+    has_two_signs,
     to_expression,
+    with_sign,
 )
 from brorl.verification.domains.formula.names import is_call, name_of
 from brorl.verification.domains.formula.values import order_key

@@ -9,12 +9,140 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
-from typing import assert_never
+from functools import lru_cache
+from importlib.util import find_spec
+from itertools import accumulate, chain, pairwise
+from pathlib import Path
+from typing import Any, assert_never
 
+from brorl.errors import UserError
 from brorl.prompts.instructions import Instruction, Instructions, Relation
-from brorl.verification.domains.instructions.language import detect
-from brorl.verification.domains.instructions.tokens import count_capital_words, count_sentences, count_words
+
+_WORD = re.compile(r"\w+")
+_LETTER = re.compile(r"[^\W\d_]")
+
+_OPENERS = "([{\"'“\u2018«*_"
+_CLOSERS = ")]}\"'”\u2019»*_`"
+# `sat` and `sun` are words, and `Sat` and `Sun` are days.
+_ABBREVIATIONS = re.compile(
+    "(?:[Mm]rs?|[Mm]s|[Mm]essrs|[Dd]r|[Pp]rof|[Jj]r|[Ss]r|[Ll]td|[Cc]orp|[Bb]ros|[Vv]s|[Dd]ept|[Uu]niv|[Aa]ssn|[Bb]lvd)|"
+    "Rev|Gen|Col|Capt|Lt|Sgt|Sen|Rep|Gov|St|Mt|Ft|Inc|Co|Cos|"
+    "Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec|Mon|Tues?|Wed|Thu|Thurs|Fri|Sat|Sun|Ave|Rd|Ext|Vol|Figs?|Eqs?|Eds?|"
+    "approx|est|ext|figs?|vol|eqs?|ca|cf|eds|al"
+)
+_INNER_PERIODS = re.compile(r"[^\W\d_](?:\.[^\W\d_])+")  # `e.g`, `U.S.A`, without the last period
+_STARTER = re.compile(
+    r"(?:the|this|that|these|those|he|she|it|we|they|you|i|an?|in|on|at|as|if|but|and|so|however|there|here|when|while|"
+    r"what|who|why|how|my|our|your|his|her|its|their|some|many|most|after|before|since|for)\b",
+    re.IGNORECASE,
+)
+
+# What the Penn Treebank rules make a token of its own; a colon or comma before a digit belongs to a number.
+_SEPARATOR = re.compile(r"""(?:[\s?!;@#$%&()\[\]{}<>"“”«»„\u2018\u2019`…]|--|\.\.\.|''|[:,](?!\d))+""")
+_TWO_TOKENS = re.compile(
+    r"(.*[^'])('S|'M|'D|'LL|'RE|'VE)|(.*)(N'T)|(CAN)(NOT)|(D')(YE)|(GIM|LEM)(ME)|(GON|WAN)(NA)|(GOT)(TA)|(MORE)('N)",
+    re.DOTALL,
+)
+
+
+def count_words(text: str) -> int:
+    """Return the number of runs of letters, digits and underscores."""
+    return sum(1 for _ in _WORD.finditer(text))
+
+
+def count_capital_words(text: str) -> int:
+    """Return the number of tokens with letters and without a lower-case letter; `IT'S` is two."""
+    return sum(map(str.isupper, chain.from_iterable(map(_tokens, _SEPARATOR.split(text)))))
+
+
+def _tokens(piece: str) -> list[str]:
+    if not piece.isupper():
+        return []
+    match = _TWO_TOKENS.fullmatch(piece.rstrip("."))
+    return [token for token in match.groups() if token] if match else [piece]
+
+
+def count_sentences(text: str) -> int:
+    """Return the number of sentences; text after the last end of a sentence is one if it has a letter."""
+    count, has_letter = 0, False
+    for token, following in pairwise(chain(text.split(), [""])):
+        has_letter = has_letter or _LETTER.search(token) is not None
+        if has_letter and _ends_sentence(token, following):
+            count, has_letter = count + 1, False
+    return count + has_letter
+
+
+def _ends_sentence(token: str, following: str) -> bool:
+    closed = token.rstrip(_CLOSERS)
+    word = closed.rstrip(".!?…")
+    end = closed[len(word) :]
+    if "!" in end or "?" in end:
+        return True
+    if not end or not word or not following:
+        return bool(end and word)
+    starts = following.lstrip(_OPENERS)
+    if len(end) > 1 or end == "…":
+        return starts[:1].isupper()
+    word = word.lstrip(_OPENERS)
+    if len(word) == 1:
+        return not word.isalpha() or word == "I"
+    if _ABBREVIATIONS.fullmatch(word) or _INNER_PERIODS.fullmatch(word):
+        return starts[:1].isupper() and _STARTER.match(starts) is not None
+    return True
+
+
+LANGUAGE_KINDS = frozenset(
+    ("language:response_language", "change_case:english_capital", "change_case:english_lowercase")
+)
+_READ_CHARACTERS = 10_000
+
+
+def require_langdetect() -> None:
+    """Check that langdetect is installed, without importing it.
+
+    Raises:
+        UserError: If it is not.
+    """
+    if find_spec("langdetect") is None:
+        raise UserError(
+            "the data has instructions about languages, which need the package langdetect; run: pip install "
+            "'brorl[ifeval]'"
+        )
+
+
+def detect(text: str) -> str | None:
+    """Return the code of the language, None if the text has no letters of a known language.
+
+    Args:
+        text: Any string; the first 10,000 characters are read.
+    """
+    text = text[:_READ_CHARACTERS]
+    return _detect(text.lower() if text.isupper() else text)
+
+
+@lru_cache(maxsize=64)  # several instructions about one text
+def _detect(text: str) -> str | None:
+    from langdetect.lang_detect_exception import LangDetectException
+
+    detector = _factory().create()
+    detector.append(text)
+    try:
+        language = str(detector.detect())
+    except LangDetectException:
+        return None
+    return None if language == detector.UNKNOWN_LANG else language
+
+
+@lru_cache(maxsize=1)
+def _factory() -> Any:
+    from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
+
+    factory = DetectorFactory()
+    factory.set_seed(0)
+    profiles = sorted(Path(PROFILES_DIRECTORY).iterdir())
+    factory.load_json_profile([path.read_text("utf-8") for path in profiles if not path.name.startswith((".", "_"))])
+    return factory
+
 
 _POSTSCRIPTS = {"p.p.s": r"p\.\s?p\.\s?s", "p.s.": r"p\.\s?s\."}
 _ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
