@@ -19,9 +19,7 @@ from brorl.config.reading import (
 from brorl.config.resuming import CHANGEABLE_ON_RESUME, first_change, fixed_settings
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.evaluation.settings import EvaluationSettings
 from each_row import each_row
-from run_support import command
 
 NAMES = [name for name, _ in settings_of(TrainConfig)]
 
@@ -55,45 +53,6 @@ def test_quickstart_is_built_in_and_samples_512_rollouts() -> None:
     assert "quickstart" in builtin_recipes()
     config = make_config(read_recipe("quickstart"), {}, "quickstart")
     assert (config.model, config.rollouts_per_prompt) == ("quickstart", 512)
-
-
-def test_independent_rollouts_are_no_setting() -> None:
-    assert make_config({"sampling": {"scheme": "iid"}}, {}, "test") == make_config({}, {}, "test")
-    with pytest.raises(UserError, match=r"sampling\.scheme"):
-        make_config({"sampling.scheme": "systematic"}, {}, "test")
-
-
-def test_what_left_is_dropped_from_the_config_of_an_earlier_run_that_did_not_use_it() -> None:
-    """Earlier versions wrote every setting to config.yaml, and `power` and its exponent also into phases."""
-    adaptive = {"enabled": False, "pilot_rollouts": 16, "max_rollouts": 512}
-    advantage = {"estimator": "maxrl", "alpha": 0.5}
-    found = make_config({"adaptive": adaptive, "advantage": advantage}, {}, "run")
-    assert found == make_config({"advantage.estimator": "maxrl"}, {}, "run")
-    phases = [{"name": "a", "until": 0.5, "advantage": advantage}, {"name": "b", "advantage": {"alpha": 0.5}}]
-    assert make_config({"phases": phases}, {}, "run").phases[0].advantage.estimator == "maxrl"
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"adaptive": {"enabled": True}}, "adaptive.* is no longer a setting.*remove it, and set rollouts_per_prompt"),
-        ({"adaptive.max_rollouts": 64}, "adaptive.* is no longer a setting.*remove it, and set rollouts_per_prompt"),
-        ({"advantage.estimator": "power"}, "advantage.estimator = power left.*set advantage.estimator: maxrl"),
-        ({"phases": [{"name": "a", "advantage": {"estimator": "power"}}]}, "power left brorl"),
-        ({"advantage": {"estimator": "maxrl", "alpha": 0.3}}, "advantage.alpha is not a setting"),
-    ],
-)
-def test_a_recipe_that_uses_what_left_names_what_to_use(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=f"^[^\n]*{message}[^\n]*\\(in old.yaml\\)$"):
-        make_config(settings, {}, "old.yaml")
-
-
-@pytest.mark.parametrize("option", ["--adaptive.enabled=false", "--adaptive.max_rollouts=4"])
-def test_an_option_that_left_names_what_to_use(option: str) -> None:
-    outcome = command("train", option)
-    assert outcome.code == 2
-    assert "is no longer a setting: adaptive rollouts" in outcome.err
-    assert "set rollouts_per_prompt" in outcome.err
 
 
 def test_dumped_config_reads_back_the_same() -> None:
@@ -624,12 +583,3 @@ def test_local_models_and_verifiers_are_kept_by_absolute_paths(tmp_path: Path, m
     assert config.model == str(tmp_path / "step-1")
     assert config.verification.functions == {"a": f"{tmp_path}/rules.py:judge", "b": "rules:judge"}
     assert make_config({}, {"model": "some/hub-id"}, "my.yaml").model == "some/hub-id"
-
-
-def test_the_earlier_name_of_the_responses_of_an_evaluation_is_read() -> None:
-    """Runs and recipes of earlier versions have it; together with the new name it is an error."""
-    old = make_config(read_recipe("quickstart"), {}, "").model_dump()["evaluation"]
-    number = old.pop("rollouts_per_prompt")
-    assert EvaluationSettings(**old, num_samples=number + 1).rollouts_per_prompt == number + 1
-    with pytest.raises(ValueError, match="num_samples"):
-        EvaluationSettings(**old, num_samples=number, rollouts_per_prompt=number)

@@ -157,19 +157,6 @@ def test_state_comes_back_exactly(tmp_path: Path, model: LlamaForCausalLM, token
     assert waited.tobytes() == state.source.carried[1].old_logprob_M.tobytes()
 
 
-def test_a_checkpoint_from_before_the_counts_of_rounds_has_seen_nothing(
-    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    folder = save_checkpoint(tmp_path, state_after(3), model.save_pretrained, tokenizer)
-    file = folder / "trainer_state.pt"
-    plain = torch.load(file, weights_only=True)
-    assert plain.pop("seen") != (0.0, 0.0)
-    torch.save(plain, file)
-    source = read_state(folder).source
-    assert source.seen == (0.0, 0.0)
-    assert len(source.carried) == 2
-
-
 def test_keeps_the_newest(tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
     for step in (2, 4, 6):
         save_checkpoint(tmp_path, state_after(step), model.save_pretrained, tokenizer, keep=2)

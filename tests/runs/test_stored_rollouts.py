@@ -53,13 +53,6 @@ def test_groups_come_back_as_they_were(
         np.testing.assert_allclose(group.mean_logprob_L, means, rtol=1e-12)
 
 
-def test_a_run_that_stored_no_questions_shows_prompts_in_their_place(tmp_path: Path, stored: Stored) -> None:
-    file = tmp_path / "rollouts" / f"step-{STEP:06d}.parquet"
-    pq.write_table(pq.read_table(file).drop_columns(["question"]), file)
-    groups = list(read_groups(tmp_path, STEP))
-    assert [group.question for group in groups] == [made.prompt.text for made in stored.groups]
-
-
 def test_steps_are_those_with_a_whole_file(tmp_path: Path) -> None:
     assert stored_steps(tmp_path) == []
     folder = tmp_path / "rollouts"

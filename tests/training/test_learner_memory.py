@@ -85,9 +85,6 @@ def test_a_mini_batch_starts_again_with_half_the_nodes(
     raised = TreeLearner(deepcopy(calm.model), replace(settings, max_nodes=256))
     raised.load_state_dict(learner.state_dict())
     assert raised.state_dict()["max_nodes"] == 256
-    of_earlier_version = {name: value for name, value in learner.state_dict().items() if name != "max_nodes_at_start"}
-    raised.load_state_dict(of_earlier_version)
-    assert raised.state_dict()["max_nodes"] == got.nodes_per_pass
 
 
 @pytest.mark.parametrize("error", [CUDA, CPU])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Self, TypeAlias, assert_never
+from typing import Literal, NamedTuple, Self, TypeAlias, assert_never
 
 from pydantic import Field, field_validator, model_validator
 
@@ -171,19 +171,6 @@ class AdvantageSettings(Section):
                 return self.estimator
             case _:
                 assert_never(self.estimator)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_versions(cls, given: Any) -> Any:
-        """Refuse the estimator `power`, which left, and drop the default of its exponent, which earlier runs wrote."""
-        if not isinstance(given, dict):
-            return given
-        if given.get("estimator") == "power":
-            raise ValueError(
-                "advantage.estimator = power left brorl, since it was not shown to be better than the others; set "
-                "advantage.estimator: maxrl, whose advantage.order leads from rloo to 1/mean, without advantage.alpha"
-            )
-        return {name: value for name, value in given.items() if (name, value) != ("alpha", 0.5)}
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

@@ -327,10 +327,7 @@ def _compare_with_own(name: str, run_config: Path, settings: Mapping[str, Any]) 
     from brorl.runs.run_directory import RunDirectory
 
     config = resolve_config(run_config, {})
-    try:
-        num_prompts = len(RunDirectory(run_config.parent).read_held_out())
-    except UserError:  # older versions did not store the held-out prompts
-        return []
+    num_prompts = len(RunDirectory(run_config.parent).read_held_out())
     if not num_prompts:
         return []
     evaluation = config.evaluation

@@ -126,7 +126,7 @@ def read_run(path: Path, seed: int, budget: Budget) -> tuple[RunScores, Setup] |
             begins[begin] = cost
         cost += cost_of_step(record)
         if "evaluation" in record:
-            scores.append(_score(path, cost, record["evaluation"]))
+            scores.append(_score(cost, record["evaluation"]))
     if not scores or (ended is None and not budget.is_spent(cost)):
         return None
     if "evaluation" not in records[0] or (ended is None and not budget.is_spent(scores[-1].cost)):
@@ -155,9 +155,7 @@ def read_run(path: Path, seed: int, budget: Budget) -> tuple[RunScores, Setup] |
     return run, setup
 
 
-def _score(path: Path, cost: Cost, evaluation: Mapping[str, Any]) -> Score:
-    if "prompts" not in evaluation:
-        raise UserError(f"{path} was made by an earlier version, which stored no results per prompt; train it again")
+def _score(cost: Cost, evaluation: Mapping[str, Any]) -> Score:
     correct, tokens = (np.array(evaluation["prompts"][name], np.int64) for name in ("num_correct", "sampled_tokens"))
     lost = evaluation["prompts"].get("num_unverified")
     return Score(cost, correct, tokens, evaluation["truncation_rate"], None if lost is None else np.array(lost))

@@ -190,10 +190,6 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
     given, replacing = flat_settings(_plain(settings)), flat_settings(_plain(overrides))
     if replacing.get("budget.limit") is not None and "steps" not in replacing:
         given.pop("steps", None)
-    if given.get("sampling.scheme") == "iid":  # of earlier versions, which had another scheme too
-        del given["sampling.scheme"]
-    if given.get("adaptive.enabled") is False:  # of earlier versions, which could adapt N to the prompt
-        given = {name: value for name, value in given.items() if not name.startswith("adaptive.")}
     if replacing.get("phases"):
         given = {name: value for name, value in given.items() if not name.startswith("advantage.")}
     try:
@@ -229,7 +225,7 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, An
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
-        is_section = isinstance(value, Mapping) and name in (*_SECTIONS, "adaptive")
+        is_section = isinstance(value, Mapping) and name in _SECTIONS
         flat |= flat_settings(value, f"{name}.") if is_section else {name: value}
     return flat
 
@@ -273,11 +269,6 @@ def unknown_setting(name: str, command: str = "train") -> str:
     if name in _SECTIONS:
         return f"{name} is a group of settings; use one of {', '.join(n for n in _FIELDS if n.startswith(f'{name}.'))}"
     first, _, key = name.rpartition(".")
-    if name.partition(".")[0] == "adaptive":
-        return (
-            f"{name} is no longer a setting: adaptive rollouts gave less pass@1 than a fixed N from the same samples; "
-            "remove it, and set rollouts_per_prompt"
-        )
     elsewhere = SETTING_OF.get(key)
     if elsewhere and (first not in _SECTIONS or elsewhere.startswith(f"{first}.")):
         return f"{name} is not a setting; did you mean {elsewhere}?"

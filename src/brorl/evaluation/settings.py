@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import AliasChoices, BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from brorl.prompts.settings import EvaluationSource, as_sources
 from brorl.section import Section
@@ -26,8 +26,6 @@ class EvaluationSettings(Section):
     rollouts_per_prompt: int = Field(
         256,
         ge=1,
-        # runs and recipes of earlier versions have the second name
-        validation_alias=AliasChoices("rollouts_per_prompt", "num_samples"),
         description="responses per prompt",
     )
     ks: Annotated[tuple[int, ...], Field(strict=False)] = Field(

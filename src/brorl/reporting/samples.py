@@ -151,12 +151,11 @@ def unsolved_examples(run: Path, step: int, number: int = 2) -> list[str]:
         if index <= number:
             i = int(np.argmax(group.tree.leaf_count))
             answer = f"{answer}; " if (answer := _answer(group.verdicts[i])) else ""
-            reference = "not stored" if group.reference is None else _beginning(group.reference)
             lines += [
                 f"\nexample {index}, prompt: {_end(group.prompt, _PROMPT)}",
                 f"response ({group.tree.leaf_count[i]} of {group.tree.num_rollouts} rollouts): "
                 f"{_end(group.texts[i], _RESPONSE)}",
-                f"{answer}reference answer: {reference}; verdict: {group.verdicts[i].reason}",
+                f"{answer}reference answer: {_beginning(group.reference)}; verdict: {group.verdicts[i].reason}",
             ]
     return [*lines, f"\nmore of them: brorl samples {run} --step {step}"] if lines else []
 

@@ -278,9 +278,8 @@ def _state_from(plain: dict[str, Any], checkpoint: Path) -> TrainerState:
     if learner is not None and SHARDS in learner:  # the checkpoint may have been moved
         learner = learner | {SHARDS: str((checkpoint / learner[SHARDS]).absolute())}
     carried = tuple(map(_group_from, plain["carried"]))
-    seen = tuple(plain.get("seen", (0.0, 0.0)))
-    source = SourceState(plain["stream"], carried, plain.get("attempts", 0), plain.get("ahead"), seen)
-    return TrainerState(plain["step"], learner, source, plain.get("schedule"), plain.get("held_out"))
+    source = SourceState(plain["stream"], carried, plain["attempts"], plain["ahead"], tuple(plain["seen"]))
+    return TrainerState(plain["step"], learner, source, plain["schedule"], plain["held_out"])
 
 
 def discard_unfinished(folder: Path) -> None:
@@ -331,7 +330,7 @@ def _to_plain(state: TrainerState) -> dict[str, Any]:
         "torch_rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         **({"mps_rng": torch.mps.get_rng_state()} if torch.backends.mps.is_available() else {}),
-        **({} if state.source.ahead is None else {"ahead": state.source.ahead}),
+        "ahead": state.source.ahead,
     }
 
 
@@ -364,15 +363,14 @@ def _group_from(plain: dict[str, Any]) -> Group:
     prompt = Prompt(**{**plain["prompt"], "token_ids": tuple(plain["prompt"]["token_ids"])})
     arrays = {name: tensor.numpy() for name, tensor in plain["tree"].items()}
     tree = RolloutTree(prompt_ids=prompt.token_ids, **arrays)
-    # Checkpoints of earlier releases hold neither these nor the version.
-    old = plain.get("old_logprob_M")
+    old = plain["old_logprob_M"]
     return Group(
         prompt,
         tree,
         plain["correct_L"].numpy(),
         plain["reward_L"].numpy(),
         None if old is None else old.numpy(),
-        plain.get("version", 0),
+        plain["version"],
     )
 
 

@@ -1,7 +1,6 @@
 """A run as its directory records it: settings, machine, and the records of its metrics.
 
-The directory can be of any version, finished or not. The settings are read as YAML without checks, so that later
-versions can show old runs. A directory without metrics is rejected.
+The run may be unfinished. The settings are read as YAML without checks. A directory without metrics is rejected.
 """
 
 from __future__ import annotations

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
 _COLUMNS = (
     "prompt_id", "domain", "prompt", "response", "token_ids", "logprobs", "count", "num_rollouts", "finished",
-    "correct", "score", "extracted", "reason", "reward",
+    "correct", "score", "extracted", "reason", "reward", "question", "reference",
 )  # fmt: skip
-_LATER = ("question", "reference")  # older versions did not store them
 _LISTS = ("token_ids", "logprobs")
 _ROWS_PER_BATCH = 1024
 
@@ -47,12 +46,12 @@ class StoredGroup:
     prompt_id: str  # name of the prompt
     domain: str  # its domain
     prompt: str  # the text that the model read
-    question: str  # the question alone; the whole prompt if the run did not store it
+    question: str  # the question alone
     tree: RolloutTree  # the rollouts, with empty `prompt_ids`, which are not stored
     texts: tuple[str, ...]  # text of each distinct response, L of them
     verdicts: tuple[Verdict, ...]  # verdict of each distinct response, with 0 seconds, which are not stored
     reward_L: FloatArray  # reward of each distinct response, shape [L]; NaN for unverified ones
-    reference: str | None = None  # the reference answer; None if it was not stored
+    reference: str  # the reference answer, a long one by its beginning
 
     @cached_property
     def correct_L(self) -> BoolArray:
@@ -205,12 +204,12 @@ def _group(file: Path, step: int, rows: Sequence[Row]) -> StoredGroup:
         prompt_id=first["prompt_id"],
         domain=first["domain"],
         prompt=first["prompt"],
-        question=first.get("question") or first["prompt"],
+        question=first["question"],
         tree=tree,
         texts=tuple(r["response"] for r in rows),
         verdicts=verdicts,
         reward_L=np.array([np.nan if r["reward"] is None else r["reward"] for r in rows]),
-        reference=first.get("reference"),
+        reference=first["reference"],
     )
 
 
@@ -224,9 +223,8 @@ def _rows(file: Path) -> Iterator[Row]:
             missing = [name for name in _COLUMNS if name not in parquet.schema_arrow.names]
             if missing:
                 raise _damaged(file, f"it has no column {missing[0]}")
-            names = [*_COLUMNS, *(name for name in _LATER if name in parquet.schema_arrow.names)]
-            for batch in parquet.iter_batches(_ROWS_PER_BATCH, columns=names):
-                columns = {n: batch.column(n).to_pylist() for n in names if n not in _LISTS}
+            for batch in parquet.iter_batches(_ROWS_PER_BATCH, columns=list(_COLUMNS)):
+                columns = {n: batch.column(n).to_pylist() for n in _COLUMNS if n not in _LISTS}
                 columns |= {n: _slices(batch.column(n)) for n in _LISTS}
                 for i in range(batch.num_rows):
                     yield {name: values[i] for name, values in columns.items()}

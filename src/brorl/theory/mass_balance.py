@@ -22,7 +22,6 @@ from numbers import Integral
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import betaincinv
 
 from brorl.arrays import BoolArray, FloatArray
 
@@ -339,6 +338,8 @@ def binomial_interval(successes: int, trials: int) -> tuple[float, float]:
 
     Source: Clopper and Pearson, Biometrika 26 (1934).
     """
+    from scipy.special import betaincinv
+
     low = float(betaincinv(successes, trials - successes + 1, 0.025)) if successes else 0.0
     high = float(betaincinv(successes + 1, trials - successes, 0.975)) if successes < trials else 1.0
     return low, high

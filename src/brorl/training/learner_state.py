@@ -78,7 +78,7 @@ def in_memory(
             f"the optimizer state is of another model: this model has no trainable tensor {name}; start from the "
             "checkpoint's own model and adapters, or without its optimizer state"
         )
-    quantized = state["optimizer"].get("quantized", ())  # earlier versions had none
+    quantized = state["optimizer"]["quantized"]
     moments = {name: _moments_like(p, name in quantized) for name, p in parameters.items() if name in steps}
     like = {_moment(name, kind): moment for name in moments for kind, moment in moments[name].items()}
     found = [one for one in snapshots if one in state["snapshots"]]

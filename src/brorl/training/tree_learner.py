@@ -252,12 +252,11 @@ class TreeLearner:
             one.load_state_dict(state[one.name])
         self._optimizer.load_state_dict(state["optimizer"])
         self._updates = state["updates"]
-        self._rows = state.get("rows")
+        self._rows = state["rows"]
         if self._rows:
             self._scores.forward = rows_forward(self._scores.forward)
-        # Earlier versions kept neither. Another size at the start means that engine.nodes_per_pass was changed.
-        if state.get("max_nodes_at_start", self._nodes.initial) == self._nodes.initial:
-            self._nodes.restrict(state.get("max_nodes", self._nodes.value))
+        if state["max_nodes_at_start"] == self._nodes.initial:  # else engine.nodes_per_pass was changed
+            self._nodes.restrict(state["max_nodes"])
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Load the moments of another run's optimizer; learning rate, warm-up and updates stay those of this run.
