@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from brorl.verification.sandbox.judging import Judge, T
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.replies import Limits, LostError, Reply, Undecided
-from brorl.verification.sandbox.worker import ANSWER, OutsideError, Worker
+from brorl.verification.sandbox.worker import ANSWER, Judge, OutsideError, T, Worker
 
 
 @dataclass(frozen=True)

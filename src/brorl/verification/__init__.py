@@ -8,7 +8,7 @@ The way of a response, by module; each of its steps passes on what the next one 
   decided before, and a verifier decides some answers itself.
 - `sandbox.pool`: everything else goes to workers. `WorkerPool` calls trusted functions (`domains.math_worker`, a user's
   own), `ProgramPool` runs judges of untrusted programs (`domains.code_judges`). Both are runs of judges
-  (`sandbox.judging`): functions of a worker, each in a thread.
+  (`sandbox.worker`): functions of a worker, each in a thread.
 - `sandbox.worker`: one fork server (`sandbox.server`) and its processes (`sandbox.process`), with limits of time,
   memory and output. What runs in them is in `sandbox.inside`.
 - back: a `Reply` of a process becomes a `Verdict`, and verdicts with their tree a group.

@@ -13,10 +13,10 @@ from brorl.prompts.layouts import code as layouts
 from brorl.prompts.prompt import Prompt
 from brorl.verification import verdict_cache
 from brorl.verification.domains.code import CodeVerifier
-from brorl.verification.sandbox.judging import Judge, T
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.replies import JudgeTimeout, Undecided
 from brorl.verification.sandbox.values import MAX_DEPTH, decode
+from brorl.verification.sandbox.worker import Judge, T
 from case_tables import table
 
 pytestmark = pytest.mark.linux

@@ -14,10 +14,9 @@ from brorl.verdict import Verdict
 from brorl.verification.gym.guards import EVALUATED, GUARDS
 from brorl.verification.gym.task import GymTask
 from brorl.verification.gym.verifier import GymVerifier, extract_answer
-from brorl.verification.sandbox.judging import Judge, T
 from brorl.verification.sandbox.pool import ProgramPool, VerifierCall, WorkerPool
 from brorl.verification.sandbox.replies import Fault, JudgeTimeout, Limits, LostError, Reply, Undecided
-from brorl.verification.sandbox.worker import Worker
+from brorl.verification.sandbox.worker import Judge, T, Worker
 from case_tables import table
 from each_row import each_row
 from scripted_programs import Request, ScriptedPool

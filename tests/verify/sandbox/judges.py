@@ -5,10 +5,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from brorl.verification.sandbox.judging import Judge
 from brorl.verification.sandbox.pool import ProgramPool, VerifierCall
 from brorl.verification.sandbox.replies import Limits, Reply
-from brorl.verification.sandbox.worker import OutsideError, Worker
+from brorl.verification.sandbox.worker import Judge, OutsideError, Worker
 
 CALLS = str(Path(__file__).parent / "pool_calls.py")
 Call = tuple[str, tuple[object, ...]]

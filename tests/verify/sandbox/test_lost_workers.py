@@ -14,7 +14,7 @@ from judges import call, gone, programs
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.math import MathVerifier
 from brorl.verification.domains.user_function import FunctionVerifier
-from brorl.verification.sandbox import judging, process, worker
+from brorl.verification.sandbox import process, worker
 from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool
 from brorl.verification.sandbox.replies import LostError
 from brorl.verification.sandbox.server import Server, ServerSettings
@@ -128,7 +128,7 @@ def failing_starts(monkeypatch: pytest.MonkeyPatch, fails: "list[bool]") -> None
         return Server(settings)
 
     monkeypatch.setattr(worker, "Server", maybe)
-    monkeypatch.setattr(judging, "_BETWEEN_STARTS_S", 0.01)
+    monkeypatch.setattr(worker, "_BETWEEN_STARTS_S", 0.01)
 
 
 def test_the_first_process_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,9 @@ from pathlib import Path
 
 from brorl.errors import UserError
 from brorl.verification.sandbox.inside.confinement import LANDLOCK, SECCOMP, UNSAFE
-from brorl.verification.sandbox.judging import JudgeRun
 from brorl.verification.sandbox.replies import Limits, Undecided
 from brorl.verification.sandbox.server import PreloadError, ServerSettings
-from brorl.verification.sandbox.worker import Worker
+from brorl.verification.sandbox.worker import JudgeRun, Worker
 
 AUTO = "auto"
 CHOICES = (AUTO, LANDLOCK, SECCOMP, UNSAFE)

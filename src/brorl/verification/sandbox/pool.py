@@ -27,11 +27,10 @@ from brorl.errors import UserError
 from brorl.verdict import CRASHED, OUT_OF_MEMORY, TIMEOUT, UNVERIFIED
 from brorl.verification.sandbox.inside.confinement import TRUSTED
 from brorl.verification.sandbox.inside.functions import MAX_REPLY_BYTES, RAISED
-from brorl.verification.sandbox.judging import Judge, JudgeRun, T
 from brorl.verification.sandbox.level import CHOICES, Level, choose_level
 from brorl.verification.sandbox.replies import Fault, Limits, LostError, Reply, Undecided
 from brorl.verification.sandbox.server import PreloadError, ServerSettings
-from brorl.verification.sandbox.worker import Worker
+from brorl.verification.sandbox.worker import Judge, JudgeRun, T, Worker
 from brorl.verification.settings import VerificationSettings
 
 _MAX_LOADS = 3  # new workers that may end while they load a function
