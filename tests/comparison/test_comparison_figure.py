@@ -27,20 +27,16 @@ def line_of(axis: Axes, name: str) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)
 
 
-def means(comparison: Comparison, arm: Arm, k: int, chosen: slice = slice(None)) -> list[float]:
-    return [
-        float(score_SP(comparison, arm, eval_point, k)[:, chosen].mean())
-        for eval_point in (0.0, *comparison.eval_points)
-    ]
+def means(comparison: Comparison, arm: Arm, k: int) -> list[float]:
+    return [float(score_SP(comparison, arm, point, k).mean()) for point in (0.0, *comparison.eval_points)]
 
 
 @pytest.mark.parametrize("numbers", [(16, 512), (16, 64, 256, 1024, 4096)])
-@pytest.mark.parametrize("num_tasks", [1, 3])
-def test_lines_are_the_means(rng: np.random.Generator, numbers: tuple[int, ...], num_tasks: int) -> None:
-    comparison = synthetic(rng, numbers=numbers, num_tasks=num_tasks, num_prompts=30)
+def test_lines_are_the_means(rng: np.random.Generator, numbers: tuple[int, ...]) -> None:
+    comparison = synthetic(rng, numbers=numbers, num_prompts=30)
     figure = make_figure(results_of(comparison))
     axes = panels(figure)
-    assert len(axes) == 6 + (3 if num_tasks > 1 else 0)
+    assert len(axes) == 6
     for arm in comparison.arms:
         for axis, k in zip(axes[:2], (1, 16), strict=True):
             x, y = line_of(axis, arm.name)
@@ -57,10 +53,6 @@ def test_lines_are_the_means(rng: np.random.Generator, numbers: tuple[int, ...],
         x, y = line_of(axes[5], arm.name)
         np.testing.assert_allclose(x, means(comparison, arm, 1), atol=1e-12)
         np.testing.assert_allclose(y, means(comparison, arm, 16), atol=1e-12)
-        for task, axis in enumerate(axes[6:]):
-            np.testing.assert_allclose(
-                line_of(axis, arm.name)[1], means(comparison, arm, 1, slice(10 * task, 10 * task + 10)), atol=1e-12
-            )
     title = " ".join(figure._suptitle.get_text().split())
     assert title == sentences(comparison)[0]
 
@@ -102,19 +94,6 @@ def test_the_best_arm_of_each_budget_has_a_large_dot_that_is_filled_where_its_le
         assert [float(dot.get_ydata()[0]) for dot in dots] == pytest.approx(score_AM.max(0), abs=1e-12)
         assert [dot.get_markeredgecolor() for dot in dots] == [colors[f"N={(16, 64)[a]}"] for a in score_AM.argmax(0)]
         assert [dot.get_markerfacecolor() != "white" for dot in dots] == [b.lead_shown for b in results.best[k]]
-
-
-def test_many_tasks_are_cut_to_those_with_the_most_prompts(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("brorl.comparison.figure._MAX_TASKS", 6)
-    comparison = synthetic(rng, num_tasks=12, num_prompts=24, num_seeds=1, eval_points=(40.0,))
-    more = tuple(replace(p, source="the largest") if i < 6 else p for i, p in enumerate(comparison.prompts))
-    figure = make_figure(results_of(replace(comparison, prompts=more)))
-    titles = [axis.get_title(loc="left") for axis in panels(figure)[6:]]
-    assert len(titles) == 6
-    assert any(title.startswith("the largest (6)") for title in titles)
-    assert any("the 6 of 10 with the most prompts" in part._suptitle.get_text() for part in figure.subfigs[1:])
 
 
 def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:

@@ -1,6 +1,6 @@
-"""The figure of a comparison: scores against cost from the checkpoint on, the same in other units, and by task.
+"""The figure of a comparison: scores against cost from the checkpoint on, and the same in other units.
 
-Its title is the answer. At most 24 tasks are shown, those with the most prompts.
+Its title is the answer.
 
 Source: the panels of BroRL (arXiv 2510.01180), Figures 1 and 4.
 """
@@ -20,7 +20,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 from scipy.optimize import isotonic_regression
 
-from brorl.arrays import FloatArray, IntArray
+from brorl.arrays import FloatArray
 from brorl.comparison.arms import Comparison, score_at, scores_at
 from brorl.comparison.results import ComparisonResults
 from brorl.comparison.text import answer_of
@@ -116,32 +116,22 @@ def axis_label(unit: Unit) -> str:
     return "training time, without evaluations" if unit == "seconds" else f"{UNIT_WORDS[unit]} of training"
 
 
-_MAX_TASKS, _TASKS_A_ROW = 24, 4
-
-
 def make_figure(results: ComparisonResults) -> Figure:
     """Make the figure of a comparison."""
-    comparison = results.comparison
-    largest = sorted(comparison.task_names(), key=lambda name: -len(comparison.prompts_of(name)))[:_MAX_TASKS]
-    tasks = sorted(largest) if len(largest) > 1 else []
-    heights = [4.4, 2.7, *([0.35 + 2.15 * -(-len(tasks) // _TASKS_A_ROW)] if tasks else [])]
+    heights = 4.4, 2.7
     figure = Figure(figsize=(11, 0.75 + sum(heights) + 0.21 * len(results.key)), layout="constrained")
     figure.suptitle(fill(answer_of(results), 112), fontsize=11.5, color=INK, x=0.01, ha="left")
-    rows = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    _draw_scores(rows[0], results)
-    _draw_other_units(rows[1], results)
-    if tasks:
-        _draw_tasks(rows[2], results, tasks)
+    scores, other_units = figure.subfigures(2, 1, height_ratios=heights)
+    _draw_scores(scores, results)
+    _draw_other_units(other_units, results)
     if results.key:
         handles = key_handles(results)
         figure.legend(handles=handles, loc="outside lower left", frameon=False, fontsize=9, labelcolor=INK)
     return figure
 
 
-def _curves(
-    comparison: Comparison, unit: Unit, k: int = 1, prompts: IntArray | None = None
-) -> dict[str, tuple[FloatArray, FloatArray]]:
-    """Return the pass@k of each arm's runs against their mean cost, over all prompts or some, from the start on.
+def _curves(comparison: Comparison, unit: Unit, k: int = 1) -> dict[str, tuple[FloatArray, FloatArray]]:
+    """Return the pass@k of each arm's runs against their mean cost, from the start on.
 
     A run that ended early stands at the evaluation point in the comparison's unit, because its last score counts there,
     and at its real cost in the other units.
@@ -150,8 +140,7 @@ def _curves(
     for arm in comparison.arms:
         costs, scores = [], []
         for point in (0.0, *comparison.eval_points):
-            score_SP = scores_at(comparison, arm, point, k)
-            scores.append((score_SP if prompts is None else score_SP[:, prompts]).mean(1))
+            scores.append(scores_at(comparison, arm, point, k).mean(1))
             spent = [score_at(run, comparison.unit, point).cost.of(unit) for run in arm.runs]
             costs.append(float(np.mean(np.maximum(spent, point) if unit == comparison.unit else spent)))
         curves[arm.name] = np.array(costs), np.stack(scores)
@@ -232,27 +221,6 @@ def _draw_trade(axis: Axes, results: ComparisonResults) -> None:
     style(axis)
     axis.set_xlabel("pass@1", fontsize=9, color=INK)
     axis.set_ylabel(f"pass@{k}", fontsize=9, color=INK)
-
-
-def _draw_tasks(part: SubFigure, results: ComparisonResults, tasks: list[str]) -> None:
-    """Draw pass@1 of each task against the unit of the budget."""
-    comparison = results.comparison
-    rows = -(-len(tasks) // _TASKS_A_ROW)
-    axes = part.subplots(rows, _TASKS_A_ROW, sharex=True, squeeze=False)
-    for index, task in enumerate(tasks):
-        axis, prompts = axes.flat[index], comparison.prompts_of(task)
-        curves = _curves(comparison, comparison.unit, prompts=prompts)
-        _draw_lines(axis, comparison, comparison.unit, curves, small=True)
-        title = f"{task if len(task) <= 24 else f'{task[:21]}...'} ({len(prompts)})"
-        axis.set_title(title, fontsize=8.5, color=INK, loc="left")
-        cost_axis(axis, comparison.unit, max_ticks=3)
-        axis.set_xlabel("")
-        axis.tick_params(labelbottom=index + _TASKS_A_ROW >= len(tasks))
-    for axis in axes.flat[len(tasks) :]:
-        axis.set_axis_off()
-    whole = len(comparison.task_names())
-    left_out = f": the {len(tasks)} of {whole} with the most prompts" if whole > len(tasks) else ""
-    part.suptitle(f"pass@1 by task (number of prompts){left_out}", fontsize=10, color=INK, x=0.01, ha="left")
 
 
 def _draw_lines(
