@@ -132,12 +132,6 @@ class MassBalance:
         """The first-order change: the sum of the three terms."""
         return self.sampled_correct_term + self.sampled_wrong_term + self.unsampled_term
 
-    @property
-    def cannot_fall(self) -> bool:
-        """Whether a sufficient condition for total >= 0 holds: U_pos,2 <= Q_neg P_2 and U_neg,2 <= Q_pos N_2."""
-        p_2, n_2 = self.a_2 + self.u_pos_2, self.b_2 + self.u_neg_2
-        return self.u_pos_2 <= self.q_neg * p_2 and self.u_neg_2 <= self.q_pos * n_2
-
 
 def mass_balance(
     outcomes: Outcomes, sampled: ArrayLike, num_rollouts: int, step: GradientStep = UNIT_STEP
