@@ -121,7 +121,7 @@ def make_figure(results: ComparisonResults) -> Figure:
     heights = 4.4, 2.7
     figure = Figure(figsize=(11, 0.75 + sum(heights) + 0.21 * len(results.key)), layout="constrained")
     figure.suptitle(fill(answer_of(results), 112), fontsize=11.5, color=INK, x=0.01, ha="left")
-    scores, other_units = figure.subfigures(2, 1, height_ratios=heights)
+    scores, other_units = figure.subfigures(2, 1, height_ratios=heights, squeeze=False)[:, 0]
     _draw_scores(scores, results)
     _draw_other_units(other_units, results)
     if results.key:
