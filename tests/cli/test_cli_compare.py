@@ -16,9 +16,8 @@ from matplotlib.image import imread
 
 from brorl.comparison import report as comparison_report
 from brorl.comparison.arm_plans import ArmPlan, check_arms, differences, labeled, sweep_arms
-from brorl.comparison.arms import ArmRun, progress_of
+from brorl.comparison.arms import ArmRun, progress_of, read_comparison
 from brorl.comparison.plan import Arguments, arm_folders, plan_for, plan_in
-from brorl.comparison.reading import read_comparison
 from brorl.comparison.run_processes import Slot, cpu_slots, gpu_slots, machine_of, slots_for
 from brorl.config.settings import TrainConfig
 from brorl.cost import Budget, total_cost

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from comparisons import arm_of, comparison_of, run_of, score_of
 
-from brorl.comparison.arms import Comparison, Score
-from brorl.comparison.reading import _without_unverified
+from brorl.comparison.arms import Comparison, Score, _without_unverified
 from brorl.comparison.text import unverified_words
 from brorl.cost import Cost
 from brorl.errors import UserError

@@ -66,8 +66,8 @@ def compare(
         KeyboardInterrupt: On Ctrl-C or SIGTERM, once every run has saved its state.
     """
     from brorl.comparison.arm_plans import check_arms
+    from brorl.comparison.arms import read_spec
     from brorl.comparison.plan import Arguments
-    from brorl.comparison.reading import read_spec
     from brorl.comparison.report import finished_comparison
     from brorl.comparison.run_processes import fitted, machine_of, run_comparison, slots_for
     from brorl.comparison.view import ComparisonView

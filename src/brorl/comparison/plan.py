@@ -22,9 +22,8 @@ from brorl.comparison.arm_plans import (
     run_config,
     sweep_arms,
 )
-from brorl.comparison.arms import ArmRun
+from brorl.comparison.arms import ArmRun, read_run, read_spec
 from brorl.comparison.matching import TOLERANCE
-from brorl.comparison.reading import read_run, read_spec
 from brorl.config.reading import ConfigOrPath, dump_yaml, make_config
 from brorl.cost import UNIT_WORDS, UNITS, Budget, Unit, amount
 from brorl.errors import UserError

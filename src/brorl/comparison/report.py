@@ -14,10 +14,9 @@ from typing import Any
 
 from rich.text import Text
 
-from brorl.comparison.arms import Arm, Comparison, RunScores, scores_at, start_scores
+from brorl.comparison.arms import Arm, Comparison, RunScores, read_comparison, scores_at, start_scores
 from brorl.comparison.figure import PNG, make_figure
 from brorl.comparison.matching import TOLERANCE, CoverageChange
-from brorl.comparison.reading import read_comparison
 from brorl.comparison.results import START, ComparisonResults, results_of
 from brorl.comparison.tables import tables_of
 from brorl.comparison.text import MOST_CAVEATS, caveats_of, match_words, sentences_of

@@ -15,9 +15,8 @@ from rich.console import Console
 
 from brorl.activity import Phase
 from brorl.comparison.arm_plans import ArmPlan, check_arms
-from brorl.comparison.arms import ArmRun, Score, progress_of, score_at
+from brorl.comparison.arms import ArmRun, Score, progress_of, read_run, score_at, verified_prompts
 from brorl.comparison.plan import Arguments, ComparisonPlan, plan_in
-from brorl.comparison.reading import read_run, verified_prompts
 from brorl.comparison.report import FinishedComparison, finished_comparison
 from brorl.comparison.run_processes import Slot, finish_runs, machine_of, run_comparison, slots_for
 from brorl.comparison.view import ComparisonView
