@@ -26,8 +26,7 @@ from brorl.training.learner import Learner
 from brorl.training.local_parts import LocalParts
 from brorl.training.monitor import Monitor
 from brorl.training.objective import Objective
-from brorl.training.restoring import find_start, restore
-from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
+from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun, find_start, restore
 from brorl.training.schedule import Schedule
 from brorl.training.source import GroupSource
 from brorl.training.tree_learner import TreeLearner

@@ -17,7 +17,7 @@ from brorl.errors import UserError
 from brorl.model.memory_choices import MemoryChoices
 from brorl.model.memory_plan import MemoryPlan, MemorySettings, ModelMemory, Workload, check
 from brorl.model.settings import LoraSettings
-from brorl.training import memory
+from brorl.training import inputs as memory
 from small_models import small_model
 
 GIB = 1 << 30

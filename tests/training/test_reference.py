@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from brorl.training.reference import ReferencePolicy
+from brorl.training.learner_state import ReferencePolicy
 from small_models import small_model
 
 

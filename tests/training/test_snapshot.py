@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from brorl.api.recipe import resolve_checkpoint
 from brorl.errors import UserError
 from brorl.training.learner import LearnerSettings
-from brorl.training.snapshot import AveragedWeights
+from brorl.training.learner_state import AveragedWeights
 from brorl.training.tree_learner import TreeLearner
 from learner_support import batch_of, learn
 from run_support import SMALL, command, metrics_without_times

@@ -11,8 +11,7 @@ import torch
 from brorl.model.forward import FlatForward, TreeForward, num_flat_tokens, num_tree_tokens
 from brorl.training import tree_learner
 from brorl.training.learner import LearnerSettings
-from brorl.training.tree_learner import TreeLearner
-from brorl.training.tree_or_flat import LITTLE_SHARED, measured_forward
+from brorl.training.tree_learner import LITTLE_SHARED, TreeLearner, measured_forward
 from brorl.tree import RolloutTree
 from small_models import random_tree, small_model
 

@@ -187,7 +187,7 @@ def _checked(config: TrainConfig, name: str, timing: bool, report: _Report, agai
     """Check the parts that need torch; `again` trains with the same settings."""
     from brorl.trackers import require_package
     from brorl.training.inputs import input_lines, prepare  # imports torch
-    from brorl.training.restoring import check_start
+    from brorl.training.run import check_start
 
     for tracker in config.tracking.to:
         require_package(tracker)

@@ -17,7 +17,7 @@ from torch.optim.adamw import adamw
 from brorl.model.moments import MOMENTS, SCALE, dequantize, is_quantized, quantize, zero_codes
 from brorl.model.settings import States
 from brorl.model.sharding import local_tensor
-from brorl.training.snapshot import empty_like
+from brorl.training.learner_state import empty_like
 
 _SLICE = 1 << 22  # numbers that are updated together; what they take besides is below 100 MiB
 

@@ -1,15 +1,16 @@
 """The state of a learner in a checkpoint: whole tensors of one process, or shards of several ranks.
 
-One process keeps everything in its `state_dict`. Of several ranks each writes its own shards into a folder, and the
-`state_dict` has small values and the name of the folder. Either learner reads both.
+Of several ranks each writes its own shards into a folder, which the `state_dict` names. Either learner reads both. Only
+trainable parameters are kept, so with adapters a `Snapshot` costs no more than the adapters.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,12 +19,137 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from transformers import PreTrainedModel
 
 from brorl.errors import first_line
 from brorl.model.moments import MOMENTS, SCALE, zero_codes
-from brorl.model.sharding import laid_out_as
+from brorl.model.sharding import is_sharded, laid_out_as, local_tensor
 from brorl.runs.checkpoint import SHARDS
-from brorl.training.snapshot import Snapshot
+
+
+class Snapshot:
+    """A copy of a model's trainable parameters, at first of its current weights.
+
+    Args:
+        model: The model. Of a sharded model each rank keeps its shards.
+        offload: Keep the copy in the memory of the CPU (pinned, for a CUDA device).
+    """
+
+    name: ClassVar[str]  # in the state of a learner
+
+    def __init__(self, model: PreTrainedModel, offload: bool = False) -> None:
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._weights = {name: empty_like(p, offload) for name, p in self._parameters.items()}
+        self.reset()
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Take the model's current weights."""
+        for name, parameter in self._parameters.items():
+            local_tensor(self._weights[name]).copy_(local_tensor(parameter))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the weights by name."""
+        return dict(self._weights)
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore a result of `state_dict`.
+
+        Raises:
+            ValueError: If names or shapes are those of another model.
+        """
+        expected = {name: tuple(w.shape) for name, w in self._weights.items()}
+        given = {name: tuple(w.shape) for name, w in state.items()}
+        if expected != given:
+            differing = sorted(n for n in expected.keys() | given.keys() if expected.get(n) != given.get(n))[0]
+            raise ValueError(
+                f"the {self.name} is of another model: {differing} should have shape {expected.get(differing)}, and "
+                f"has {given.get(differing)}; resume with the model, and the adapters, that the run started with"
+            )
+        for name, weight in self._weights.items():
+            local_tensor(weight).copy_(local_tensor(laid_out_as(state[name], self._parameters[name])))
+
+
+class AveragedWeights(Snapshot):
+    """The exponential moving average (EMA) of a model's weights over its updates."""
+
+    name = "ema"
+
+    @torch.no_grad()
+    def add(self, decay: float, updates: int) -> None:
+        """Add the weights after an update: average <- d average + (1 - d) weights.
+
+        Over the first 1 / (1 - decay) updates it is their plain mean, so the first weights do not linger.
+
+        Args:
+            decay: d, 0 to 1.
+            updates: Number of updates so far, at least 1.
+        """
+        new = max(1 - decay, 1 / updates)
+        for name, parameter in self._parameters.items():
+            local_tensor(self._weights[name]).lerp_(local_tensor(parameter), new)
+
+    @torch.no_grad()
+    def exchange(self) -> None:
+        """Exchange the average and the model's weights; a second call restores both bit by bit."""
+        for name, parameter in self._parameters.items():
+            model, average = local_tensor(parameter), local_tensor(self._weights[name])
+            own = model.clone()
+            model.copy_(average)
+            average.copy_(own)
+
+
+def empty_like(parameter: Tensor, offload: bool) -> Tensor:
+    """Return an empty copy of a parameter; with `offload` in the memory of the CPU, pinned for a CUDA device."""
+    if not offload:
+        return torch.empty_like(parameter, requires_grad=False)
+    return torch.empty_like(parameter, device="cpu", requires_grad=False, pin_memory=parameter.device.type == "cuda")
+
+
+class ReferencePolicy(Snapshot):
+    """A snapshot that can take the model's place for a forward pass; an offloaded one is copied for each use."""
+
+    name = "reference"
+
+    def __init__(self, model: PreTrainedModel, offload: bool = False) -> None:
+        super().__init__(model, offload)
+        self._sharded = is_sharded(model)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Put the reference's weights into the model, and restore the model's own at the end, even if the block raises.
+
+        The model's own weights come back bit by bit. Nothing that keeps a gradient may be computed meanwhile.
+        """
+        with self._shards_in_place() if self._sharded else self._pointers_in_place():
+            yield
+
+    @contextmanager
+    def _shards_in_place(self) -> Iterator[None]:
+        """Exchange the contents of the shards: FSDP keeps pointers to them."""
+        shards = {name: local_tensor(p.detach()) for name, p in self._parameters.items()}
+        own = {name: shard.clone() for name, shard in shards.items()}
+        try:
+            for name, shard in shards.items():
+                shard.copy_(local_tensor(self._weights[name]))
+            yield
+        finally:
+            for name, shard in shards.items():
+                shard.copy_(own[name])
+
+    @contextmanager
+    def _pointers_in_place(self) -> Iterator[None]:
+        """Exchange the pointers of the weights, which copies nothing."""
+        # All on the device before the first exchange: if memory does not suffice, the model is as it was.
+        reference = {n: w.to(self._parameters[n].device, non_blocking=True) for n, w in self._weights.items()}
+        own = {name: parameter.data for name, parameter in self._parameters.items()}
+        try:
+            for name, parameter in self._parameters.items():
+                parameter.data = reference[name]
+            yield
+        finally:
+            for name, parameter in self._parameters.items():
+                parameter.data = own[name]
 
 
 def sharded_header(

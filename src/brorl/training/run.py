@@ -1,14 +1,28 @@
-"""The parts of a run, in four groups: the algorithm, the schedule, the measurements, the outputs."""
+"""The parts of a run, and its start: its last checkpoint, or the model of its settings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from brorl.activity import Observe, Stopwatch, unobserved
+from brorl.config.settings import TrainConfig
+from brorl.errors import UserError
 from brorl.evaluation.benchmark import Benchmark
+from brorl.runs.checkpoint import (
+    START,
+    TrainerState,
+    discard_unfinished,
+    is_checkpoint,
+    last_checkpoint,
+    load_state,
+    mark_best,
+    read_state,
+)
+from brorl.runs.resumable import check_resumable, go_back
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner
@@ -17,6 +31,7 @@ from brorl.training.objective import Objective
 from brorl.training.schedule import Schedule
 from brorl.training.source import GroupSource
 from brorl.verification.grade import Grader
+from brorl.wording import option
 
 
 @dataclass(frozen=True)
@@ -60,3 +75,75 @@ class TrainingRun:
     measurements: Measurements  # the parts that measure
     outputs: Outputs  # the parts that write
     clock: Stopwatch  # adds up the seconds of each phase of a step; the parts share it
+
+
+def find_start(config: TrainConfig, directory: RunDirectory) -> Path | None:
+    """Return the checkpoint that a run continues from; None for a new run.
+
+    Raises:
+        UserError: If the run cannot continue from it, or cannot start.
+    """
+    discard_unfinished(directory.checkpoints)
+    checkpoint = last_checkpoint(directory.checkpoints)
+    check_resumable(config, directory, checkpoint)
+    if not checkpoint:
+        check_start(config)
+    return checkpoint
+
+
+def check_start(config: TrainConfig) -> None:
+    """Check that the model is a checkpoint if the optimizer's state is loaded from it.
+
+    Raises:
+        UserError: If it is not.
+    """
+    if config.optimizer.from_checkpoint and not is_checkpoint(Path(config.model)):
+        raise UserError(
+            f"optimizer.from_checkpoint needs a checkpoint, but model = {config.model} is not one; set model to "
+            "RUN/checkpoints/step-..., or optimizer.from_checkpoint: false"
+        )
+
+
+def restore(run: TrainingRun, config: TrainConfig, checkpoint: Path | None) -> TrainerState:
+    """Restore the state of a checkpoint in the parts and the files of a run."""
+    directory, learner, source = run.outputs.directory, run.algorithm.learner, run.algorithm.source
+    benchmark, monitor = run.measurements.benchmark, run.measurements.monitor
+    try:
+        state = load_state(checkpoint) if checkpoint else START
+    except UserError as error:
+        raise UserError(f"{error}; {go_back(directory)}") from error
+    if config.steps is not None and state.step > config.steps:
+        raise UserError(
+            f"the run has already made {state.step} steps, but steps = {config.steps}; raise {option('steps')}"
+        )
+    if not checkpoint and config.optimizer.from_checkpoint:
+        _take_optimizer(learner, config.model)
+    try:
+        if state.learner is not None:
+            learner.load_state_dict(state.learner)
+        source.load_state(state.source)
+        if benchmark is not None and state.held_out not in (None, benchmark.fingerprint):
+            raise ValueError(
+                "the held-out questions have changed since the run began; restore the data, or start a new run"
+            )
+    except ValueError as error:  # the data or the model has changed since
+        raise UserError(f"{directory.path} cannot be resumed: {error}") from error
+    source.publish(learner.weights(), version=state.step)
+    if state.schedule is not None:
+        run.schedule.reference.load_state_dict(state.schedule)
+    directory.rewind(state.step if checkpoint else -1, state.source.attempts)
+    monitor.recall(directory.read_metrics())
+    run.algorithm.objective.recall(directory.read_metrics())
+    if monitor.best_step is not None:  # a kill may have come before the link
+        mark_best(directory.checkpoints, monitor.best_step)
+    return state
+
+
+def _take_optimizer(learner: Learner, model: str) -> None:
+    """Load the optimizer's state of the checkpoint that the run continues from."""
+    try:
+        state = read_state(Path(model)).learner
+        if state is not None:
+            learner.load_optimizer_state(state)
+    except (UserError, ValueError) as error:
+        raise UserError(f"{error}; set optimizer.from_checkpoint: false") from error
