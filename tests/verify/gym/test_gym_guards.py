@@ -23,17 +23,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "countdown": (
         PUZZLE,
         ["4*(9 - 3) + 0", "(0 + 4) * (9 - 3)"],
-        [
-            "24",
-            "4*6",
-            "4*(9-3)",
-            "4*(9 - 3)**0 + 24",
-            "max(4,9)",
-            EXPLOIT,
-            "True",
-            "9" * 5000,
-            "(" * 999,
-        ],
+        ["24", "4*6", "4*(9-3)", "4*(9 - 3)**0 + 24", "max(4,9)", EXPLOIT, "True", "9" * 5000, "(" * 999],
     ),
     "cryptarithm": (
         entry("A=1,B=2"),

@@ -169,10 +169,7 @@ def test_an_entry_is_the_same_whatever_was_made_before(pool: WorkerPool, rng: np
                 [row[1] for row in result.value][-1]
                 for result in made.run([VerifierCall(f"{WORKER}:generate", (name, {}, 0, *span)) for name in names])
             ]
-            for made, names, span in (
-                (pool, DELICATE, (first - 4, 18 - first)),
-                (fresh, DELICATE[::-1], (13, 1)),
-            )
+            for made, names, span in ((pool, DELICATE, (first - 4, 18 - first)), (fresh, DELICATE[::-1], (13, 1)))
         )
     assert here == there[::-1]
     assert all(here)

@@ -59,10 +59,6 @@ def test_an_object_is_rejected() -> None:
         GymTask("maze", {"answer": "7", "metadata": {"deep": [(1, object())]}}).to_text()
 
 
-def test_a_task_without_an_answer_has_none() -> None:
-    assert GymTask("rush_hour", {"answer": None, "metadata": {}}).answer is None
-
-
 RIGHT = json.loads(GymTask("maze", {"answer": "7", "metadata": {}}).to_text())
 
 

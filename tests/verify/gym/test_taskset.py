@@ -76,12 +76,7 @@ def test_a_taskset_is_written_and_trained_on() -> None:
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "1 + 3 ="},
     ]
-    few = (
-        "--steps=1",
-        "--dynamic_sampling.enabled=false",
-        "--evaluation.num_prompts=0",
-        "--sampling.max_new_tokens=8",
-    )
+    few = ("--steps=1", "--dynamic_sampling.enabled=false", "--evaluation.num_prompts=0", "--sampling.max_new_tokens=8")
     outcome = command("check", "mine.yaml", "--no-timing")  # the answer of a row is a task, which is no response
     assert outcome.code == 0, outcome
     assert "no reference answer: no response to this question is known to be correct" in outcome.out

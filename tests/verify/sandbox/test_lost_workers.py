@@ -113,9 +113,7 @@ def test_workers_killed_from_outside_during_a_run_change_no_result(rng: np.rando
             ended.set()
             killer.join()
     assert killed
-    assert {r.failure for r in results} <= {None, LOST} | {
-        "unverified: a worker cannot start: exit code -9",
-    }
+    assert {r.failure for r in results} <= {None, LOST} | {"unverified: a worker cannot start: exit code -9"}
     assert all(r.value == value for r, value in zip(results, values, strict=True) if r.failure is None)
 
 

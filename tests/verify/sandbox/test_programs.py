@@ -460,7 +460,12 @@ pool.run([run_judge("while True: pass")] * 64)
 
 
 @pytest.mark.parametrize(
-    ("argument", "text"), [({"num_workers": 0}, "1 or more"), ({"sandbox": "docker"}, "must be one of")]
+    ("argument", "text"),
+    [
+        ({"num_workers": 0}, "1 or more"),
+        ({"sandbox": "docker"}, "must be one of"),
+        ({"batch_timeout_s": 0}, "above 0, got 0"),
+    ],
 )
 def test_arguments_out_of_range(argument: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
@@ -515,14 +520,4 @@ def test_an_end_before_the_confinement_is_no_fault_of_the_program(pool: ProgramP
 
     found = pool.run([run_judge("print(1)", limits=limits), lambda worker: worker.load("x = 1", limits)])
     assert found == [Undecided("a process ended before it was confined")] * 2
-    assert ended(pool, "print(1)").value == "1\n"
-
-
-def test_a_fork_of_the_trainer_cannot_use_the_pool(pool: ProgramPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended(pool, "")
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    with pytest.raises(RuntimeError, match="cannot be used in a fork"):
-        pool.run([run_judge("")])
-    pool.close()
-    monkeypatch.undo()
     assert ended(pool, "print(1)").value == "1\n"

@@ -250,8 +250,3 @@ def test_programs_that_never_ran_are_unverified() -> None:
         found = own.run([judge, run_judge("print(1)")])
     assert [type(one) for one in found] == [Undecided, Undecided]
     assert "verification.batch_timeout_s" in found[0].reason  # type: ignore[union-attr]
-
-
-def test_the_time_of_a_batch_is_above_zero() -> None:
-    with pytest.raises(ValueError, match="batch_timeout_s must be above 0, got 0"):
-        ProgramPool(batch_timeout_s=0)

@@ -106,8 +106,7 @@ class Colour(Enum):
 
 
 @pytest.mark.parametrize(
-    "value",
-    [object(), print, Fraction(1, 2), Colour.RED, np.int64(3), bytearray(b"a"), {1: {2: int}}],
+    "value", [object(), print, Fraction(1, 2), Colour.RED, np.int64(3), bytearray(b"a"), {1: {2: int}}]
 )
 def test_other_types_are_rejected(value: object) -> None:
     with pytest.raises(NotPlainError, match="of type"):

@@ -1,8 +1,4 @@
-"""Verifier of Python programs, by running them in the sandbox.
-
-`code_extraction` finds the program, and `code_module` writes imports before it. Expected values stay in this process,
-and values are compared here.
-"""
+"""Verifier of Python programs, by running them in the sandbox; expected values stay in this process."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""The checks of answers: calls with expected values, which stay in this process.
+"""The checks of answers: calls with expected values, also of the test code of datasets.
 
-A value is compared by type and value: True is not 1, text is not a number, and 2 equals 2.0. Values arrive as exact
-builtin types or as `Elements`, so nothing here runs a method of the answer. Test code of a dataset becomes one `Check`
-for each call that it makes, or None if it does more than this file understands: assertions with literal arguments and
-values, and the loops over `inputs` and `results` of HumanEval+ and MBPP+.
+Values arrive as exact builtin types or as `Elements`: nothing here runs a method of the answer.
 """
 
 from __future__ import annotations
@@ -232,19 +229,16 @@ class _Parser:
             case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[ast.Name(id=argument)], keywords=[])) if (
                 argument in self._names and name in self._functions  # check(candidate)
             ):
-                return self._called(self._functions[name])
+                function = self._functions[name]
+                if [part.arg for part in function.args.args] != ["candidate"] or function.decorator_list:
+                    raise _UnknownError
+                return self.block(function.body)
             case ast.Assert(test=test):
                 return [self._assertion(test)]
             case ast.For():
                 return self._loop(statement)
             case _:
                 raise _UnknownError
-
-    def _called(self, function: ast.FunctionDef) -> list[Check]:
-        """Return the checks of a function that gets the answer's function as its one argument."""
-        if [part.arg for part in function.args.args] != ["candidate"] or function.decorator_list:
-            raise _UnknownError
-        return self.block(function.body)
 
     def _assertion(self, test: ast.expr) -> Check:
         match test:

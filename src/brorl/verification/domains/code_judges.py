@@ -1,7 +1,6 @@
-"""Judges of programs: each runs one answer against its tests.
+"""Judges of programs: each runs one answer against its tests, up to the first case that fails.
 
-The expected values stay in this process, except for test code that must run beside the answer (`TestCode.weak`). The
-first case that fails ends a judge, unless the fraction of passed cases is wanted.
+The expected values stay in this process, except for test code that must run beside the answer (`TestCode.weak`).
 """
 
 from __future__ import annotations

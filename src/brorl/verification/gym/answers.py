@@ -1,8 +1,6 @@
 r"""Whether an answer to a task of Reasoning Gym is the dataset's own, in any of the usual ways of writing it.
 
-Most datasets have one right answer. It is compared by value: text up to space and case, numbers, JSON, grids by their
-rows. Marks around an answer do not count: a box, emphasis, a block of code, `The answer is`, a period. The datasets in
-`SEVERAL` have many right answers, which their scorers find. Nothing is evaluated.
+Most datasets have one right answer, compared by value. Nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -134,20 +132,16 @@ def _equal(given: Any, own: Any) -> bool:
     return one == other if one is not None and other is not None else str(given) == str(own)
 
 
-def _in_any_order(answer: str, right: str) -> bool:
-    """Whether two nested lists have the same lists with the same words, in any order."""
-    own, given = _json(right), _json(answer)
-    if not all(isinstance(value, list) and all(isinstance(one, list) for one in value) for value in (own, given)):
-        return False
-    return sorted(sorted(map(str, one)) for one in own) == sorted(sorted(map(str, one)) for one in given)
+def _same_lists(key: Callable[[Any], Any]) -> Callable[[str, str], bool]:
+    """Compare lists of lists in any order, each by its key."""
 
+    def same(answer: str, right: str) -> bool:
+        own, given = _json(right), _json(answer)
+        if not all(isinstance(value, list) and all(isinstance(one, list) for one in value) for value in (own, given)):
+            return False
+        return sorted(map(key, own)) == sorted(map(key, given))
 
-def _same_partitions(answer: str, right: str) -> bool:
-    """Whether two lists have the same lists, in any order."""
-    own, given = _json(right), _json(answer)
-    if not all(isinstance(value, list) and all(isinstance(one, list) for one in value) for value in (own, given)):
-        return False
-    return sorted(map(json.dumps, own)) == sorted(map(json.dumps, given))
+    return same
 
 
 def _rounded_to(decimals: int, in_order: bool = True) -> Callable[[str, str], bool]:
@@ -281,9 +275,9 @@ _SAME: Mapping[str, Callable[[str, str], bool]] = {
     "coin_flip": _same_probability,
     "complex_arithmetic": _same_complex,
     "fraction_simplification": _same_fraction,
-    "group_anagrams": _in_any_order,
+    "group_anagrams": _same_lists(lambda words: sorted(map(str, words))),
     "knights_knaves": _same_roles,
-    "palindrome_partitioning": _same_partitions,
+    "palindrome_partitioning": _same_lists(json.dumps),
     "polynomial_equations": _rounded_to(4, in_order=False),
     "pool_matrix": _rounded_to(2),
     "power_function": _same_in_three_digits,

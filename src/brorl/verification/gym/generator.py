@@ -1,8 +1,6 @@
-"""The generators of Reasoning Gym, as a worker process calls them.
+"""The generators of Reasoning Gym, as worker processes, which alone load this file, call them.
 
-Only workers load this file: the import takes seconds, and some generators use the global random state. It is set before
-every entry, so entry i is the same whatever other entries were made. Entries of five datasets also depend on the order
-of sets of strings, which is the same in every worker.
+The global random state is set before every entry, so an entry is the same whatever others were made.
 """
 
 from __future__ import annotations

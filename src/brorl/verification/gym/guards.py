@@ -1,8 +1,6 @@
-"""Guards: tests that an answer must pass beside the scorer of its dataset in Reasoning Gym.
+"""Guards: tests that an answer must pass beside the scorer of its dataset in Reasoning Gym; none evaluates it as code.
 
-Some scorers accept wrong answers, some accept several answers in one, and some evaluate an answer as code. A policy
-finds all three. A guard has the reason in one line; `scripts/make_gym_table.py` tests every dataset for more. No guard
-evaluates an answer as code.
+`scripts/make_gym_table.py` tests every dataset for more.
 """
 
 from __future__ import annotations

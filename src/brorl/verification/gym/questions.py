@@ -1,7 +1,6 @@
 """The questions of Reasoning Gym: a source's settings to questions, generated in worker processes.
 
-The questions are distinct, and the same in every process; those of several datasets take turns. Names and settings that
-the installed version does not have are rejected before anything is generated.
+The questions are distinct, and the same in every process; those of several datasets take turns.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The scorers of Reasoning Gym, behind the guards: a task and an answer in, a score out.
 
-Only worker processes load this file: its import takes seconds, some scorers evaluate answers as code, and some run for
-as long as an answer asks for.
+Only worker processes load this file: its import takes seconds, and scorers run for as long as an answer asks for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""One task of Reasoning Gym, as a reference answer: the dataset, its settings, and the generated entry.
+"""One task of Reasoning Gym as a reference answer: the dataset, its settings, and the generated entry with exact types.
 
-From its JSON text a verifier in another process scores answers exactly as the process that generated the entry. The
-entry itself is stored, because some take a second to generate. It keeps the exact types of its tuples, sets and dict
-keys. An entry with an object of any other type is rejected.
+From its JSON text a verifier in another process scores answers exactly as the process that generated the entry.
 """
 
 from __future__ import annotations

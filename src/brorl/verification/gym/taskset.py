@@ -1,7 +1,6 @@
-"""A taskset of the library `verifiers`, version 0.4: its tasks as rows of a data file, and its rewards as a verifier.
+"""A taskset of the library `verifiers`, version 0.4: its tasks of one turn as rows of a data file, and its rewards.
 
-`brorl init verifiers:NAME` writes the rows and a recipe whose verifier is `score`. Only tasks of one turn can be
-trained: a prompt, one response, and rewards that read nothing but the two.
+`brorl init verifiers:NAME` writes the rows and a recipe whose verifier is `score`.
 """
 
 from __future__ import annotations
@@ -65,7 +64,10 @@ def read_taskset(name: str, config: Mapping[str, Any], limit: int) -> Iterator[d
         raise UserError(f"{PREFIX}{name} {problem}")
     for task in tasks:
         data = task.data.model_dump(mode="json", exclude_defaults=True, exclude={"idx"})
-        own = {"type": _type_name(task), "config": task.config.model_dump(mode="json", exclude_defaults=True)}
+        own = {
+            "type": f"{type(task).__module__}:{type(task).__qualname__}",
+            "config": task.config.model_dump(mode="json", exclude_defaults=True),
+        }
         yield {"prompt": _prompt(task.data), "answer": json.dumps({"taskset": settings, **own, "data": data})}
 
 
@@ -113,11 +115,6 @@ def score(response: str, reference: str) -> float:
         parts = ", ".join(f"{name}: {part.value:g}" for name, part in trace.rewards.items() if part is not None)
         raise ValueError(f"the rewards add up to {reward:g}, not to a number from 0 to 1 ({parts})")
     return reward
-
-
-def _type_name(task: Any) -> str:
-    """Return the class of a task as `module:name`."""
-    return f"{type(task).__module__}:{type(task).__qualname__}"
 
 
 @lru_cache(maxsize=8)

@@ -1,9 +1,6 @@
 r"""Verifier of Reasoning Gym: the scorer of each dataset, behind guards, in the sandbox.
 
-The answer is the text in the last `<answer>...</answer>`, without such tags the last `\boxed{...}`, and without a box
-the whole response. An answer of more than 100,000 characters is incorrect. Each distinct pair
-of a task and an answer is scored once, in a confined process: some scorers evaluate an answer as code, and some run for
-as long as an answer asks for.
+Some scorers evaluate an answer as code, and some run for as long as it asks for.
 """
 
 from __future__ import annotations
@@ -30,15 +27,7 @@ from brorl.verification.domains.marked_answer import CLOSING, OPENING, find_answ
 from brorl.verification.gym.guards import EVALUATED
 from brorl.verification.gym.task import GymTask, require_reasoning_gym
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.replies import (
-    REPLY_BYTES,
-    JudgeTimeout,
-    Limits,
-    LostError,
-    Reply,
-    Undecided,
-    fault_of,
-)
+from brorl.verification.sandbox.replies import REPLY_BYTES, JudgeTimeout, Limits, LostError, Reply, Undecided, fault_of
 from brorl.verification.sandbox.worker import Worker
 from brorl.verification.verdict_cache import KEEP_TIMEOUT_S, Pair, VerdictCache
 from brorl.verification.verifier import TrialResponses, malformed
@@ -80,9 +69,14 @@ class GymVerifier:
         """
         task_of = {text: GymTask.from_text(text) for text in {prompt.reference for prompt, _ in items}}
 
+        def keep_s(reason: str) -> float:  # crashes are not kept
+            if reason == TIMEOUT:
+                return KEEP_TIMEOUT_S
+            return inf if reason == CORRECT or reason.startswith(WRONG) else 0.0
+
         def decide(pairs: Sequence[Pair]) -> list[tuple[Verdict, float]]:
             found = self._score(_groups(pairs, task_of))
-            return [(found[pair], _keep_s(found[pair].reason)) for pair in pairs]
+            return [(found[pair], keep_s(found[pair].reason)) for pair in pairs]
 
         return self._cache.verify_all(items, lambda prompt, text: _find_answer(task_of[prompt.reference], text), decide)
 
@@ -139,13 +133,6 @@ def _find_answer(task: GymTask, response: str) -> Verdict | str:
         return verdict_of(NO_ANSWER if answer is None else TOO_LONG)
     is_own = task.answer is not None and answer == task.answer.strip()
     return verdict_of(CORRECT, answer) if is_own else answer
-
-
-def _keep_s(reason: str) -> float:
-    """Return how long to keep a verdict in seconds; crashes are not kept."""
-    if reason == TIMEOUT:
-        return KEEP_TIMEOUT_S
-    return inf if reason == CORRECT or reason.startswith(WRONG) else 0.0
 
 
 def _judge(pairs: Sequence[Pair], limits: Limits, worker: Worker) -> list[Reply]:

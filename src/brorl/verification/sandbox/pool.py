@@ -1,10 +1,6 @@
 """The pools of processes that verify: trusted workers for functions of the user, and sandboxed programs.
 
-Both run judges on fork servers, one per worker, with limits of time, memory and output. `WorkerPool` calls functions in
-ordinary processes of the same user: it contains accidents, not adversaries. `ProgramPool` runs untrusted programs in
-confined processes. Servers start when there is work, or before it with `WorkerPool.start`, in the process that made the
-pool and in no fork of it, and end with the pool or with that process. Before that, the soft limit of open files is
-raised to the need of all pools in use. The threads of a run end with it.
+Servers start when there is work, in the process that made the pool and in no fork of it, and end with either.
 """
 
 from __future__ import annotations
@@ -108,12 +104,9 @@ class _Pool:
             raise RuntimeError(f"a {name} cannot be used in a fork of the process that made it; create another one")
         if self not in _IN_USE:
             pools = [self, *(pool for pool in _IN_USE if pool._pid == self._pid)]
-            _allow_open_files(sum(pool.num_workers for pool in pools), sum(pool._files_to_open() for pool in pools))
+            more = sum(p.num_workers * p.files_per_worker - len(p._idle) * p.files_when_idle for p in pools)
+            _allow_open_files(sum(pool.num_workers for pool in pools), more)
             _IN_USE.add(self)
-
-    def _files_to_open(self) -> int:
-        """Return the number of descriptors that all workers need, without those that are open."""
-        return self.num_workers * self.files_per_worker - len(self._idle) * self.files_when_idle
 
 
 _IN_USE: weakref.WeakSet[_Pool] = weakref.WeakSet()

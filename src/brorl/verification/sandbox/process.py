@@ -1,7 +1,6 @@
-"""This process's side of one process of a worker: requests go in, replies and output come out, limits are enforced.
+"""This process's side of one process of a worker: requests go in, replies and output come out.
 
-Everything that arrives is untrusted. The limits of time and of output hold here and not in the process: one that
-exceeds a limit is killed.
+Everything that arrives is untrusted. The limits of time and output hold here: a process that exceeds one is killed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """This process's side of a worker: a fork server that starts and kills processes, and reports how they ended.
 
-A pipe, the lifeline, ties a server to this process: it ends when this process ends, however it ends. The parent holds
-the write end and never writes. Each server needs a pipe of its own: the process group that gets the kernel's signal
-belongs to the open pipe, not to its reader.
+A pipe, the lifeline, ends a server with this process. Each server has its own: the kernel signals one group per pipe.
 """
 
 from __future__ import annotations

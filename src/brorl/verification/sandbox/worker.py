@@ -16,7 +16,7 @@ from math import ceil, inf
 from typing import Generic, TypeVar
 
 from brorl.verification.sandbox.inside import frames
-from brorl.verification.sandbox.process import KILL_SECONDS, IdleLossError, OutsideCall, Process
+from brorl.verification.sandbox.process import KILL_SECONDS, IdleLossError, Process
 from brorl.verification.sandbox.replies import JudgeTimeout, Limits, LostError, Reply, Undecided
 from brorl.verification.sandbox.server import Server, ServerSettings
 from brorl.verification.sandbox.values import REQUEST_DEPTH, encode
@@ -145,19 +145,17 @@ class Worker:
                 self._left_s -= reply.seconds
                 return reply
             if reply is not None:
-                process.give(_encode(self._answered(name, reply)))
+                answered: tuple[object, str | None]
+                try:
+                    answered = self._outside[name][reply.function](*reply.arguments), None
+                except OutsideError as error:
+                    answered = None, str(error)
+                process.give(_encode(answered))
                 continue
             self.used_part = time.monotonic() >= process.time_of(self._left_s) and self._left_s <= process.used_s()
             if self.used_part or self._is_over():
                 raise OverPartError
             self._poll(min(process.deadline, process.time_of(self._left_s)), process)
-
-    def _answered(self, name: str, call: OutsideCall) -> tuple[object, str | None]:
-        """Return the value of an outside function, or the text of its exception."""
-        try:
-            return self._outside[name][call.function](*call.arguments), None
-        except OutsideError as error:
-            return None, str(error)
 
     def _poll(self, deadline: float, process: Process | None = None) -> None:
         """Wait until something arrives, until there is something to do in any case, or for a short time.

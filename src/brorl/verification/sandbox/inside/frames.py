@@ -1,7 +1,6 @@
-"""The messages between this process and a sandboxed program, on two pipes.
+"""The messages on the two pipes of a process: a header of kind, token and length, and a body.
 
-A message is a header of kind, token and length, and a body. The parent puts a random token into every request, and the
-program repeats it in its reply: a program cannot reply to a request that it has not received.
+A reply repeats its request's random token: a program cannot reply to a request that it has not received.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a trusted worker does: it imports functions by their path and calls them, one call after the other.
 
-A coroutine that a function returns is run, all of them in one event loop: a client that a module keeps stays usable. It
-contains accidents, not adversaries. Only the standard library and the functions of the calls are imported.
+It contains accidents, not adversaries. Coroutines run in one event loop: a client that a module keeps stays usable.
 """
 
 from __future__ import annotations

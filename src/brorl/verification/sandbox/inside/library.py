@@ -1,9 +1,6 @@
-"""The standard library as programs find it: what a server loads before it starts them, and what they can read.
+"""The standard library as programs find it: loaded before they start, with the system's libraries that it links.
 
-Programs import the same modules at every level. Extension modules link libraries in folders of the system, which no
-confined program can open: the server loads these libraries, and a program finds them loaded. Where a program can open
-no file at all, the server also keeps the code of every module. Left out are `tkinter` and `turtle`, which need a
-display, and `nis`, which needs the network: their libraries alone would make each start of a program dearer.
+At every level the modules are the same. Where a program can open no file, the server also keeps the code of every one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Attacks on the sandbox, executed inside of it by `level`.
-
-Each function tries one thing that a program must not be able to do. It raises OSError if that fails, and otherwise
-returns what it got.
-"""
+"""Attacks on the sandbox, executed inside of it by `level`: each raises OSError if it fails, or returns what it got."""
 
 import ctypes
 import os

@@ -1,7 +1,6 @@
 """What a sandboxed process does: run one program, or load one and call its functions.
 
-Nothing here protects anything: the program is untrusted, shares this interpreter and can change all of it. The confined
-process is the boundary, and the parent checks every byte that comes back.
+Nothing here protects anything: the program can change all of it. The confined process is the boundary.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The seccomp filter: which system calls a sandboxed program can make.
+"""The seccomp filter: a list of allowed system calls, some with conditions on their arguments, in classic BPF.
 
-The filter (classic BPF) is a list of allowed calls, some with conditions on their arguments. Any other call fails with
-EPERM: a program gets the exception that a lack of permission raises. A call by the numbers of another architecture
-kills the process. An installed filter stays for good.
+Any other call fails with EPERM; one by the numbers of another architecture kills the process. A filter stays for good.
 """
 
 from __future__ import annotations
