@@ -93,8 +93,8 @@ class Walk:
         width = max(map(len, self._responses))
         rows = [[*tree.prompt_ids, *r, *[1] * (width - len(r))] for r in self._responses]
         with torch.no_grad():
-            logits = [model(input_ids=torch.tensor([row]), use_cache=False).logits for row in rows]
-        self._logits_LTV = torch.cat(logits).double().numpy()
+            logits_LTV = model(input_ids=torch.tensor(rows), use_cache=False).logits  # no token sees what follows it
+        self._logits_LTV = logits_LTV.double().numpy()
         for index, tokens in enumerate(self._responses):
             for length in range(len(tokens) + 1):
                 self.found.setdefault(tokens[:length], (index, length))
@@ -227,4 +227,4 @@ def test_trees_invert_their_uniform_numbers(
 def test_many_trees_invert_their_uniform_numbers(
     kind: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert sum(check_random_trees(rng, monkeypatch, kind) for _ in range(12)) > 0
+    assert sum(check_random_trees(rng, monkeypatch, kind) for _ in range(6)) > 0
