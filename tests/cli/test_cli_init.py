@@ -295,6 +295,10 @@ HUMAN_EVAL = {
 }  # fmt: skip
 CASES = json.dumps({"inputs": ["1\n"], "outputs": ["1\n"]})
 APPS = {"question": "Read a number and print the same number again.", "input_output": CASES, "starter_code": ""}
+MBPP = {
+    "task_id": 1, "text": "Write a function to add two numbers.", "code": "def add(a, b):\r\n    return a + b",
+    "test_list": ["assert add(1, 2) == 3", "assert add(0, 0) == 0"],
+}  # fmt: skip
 IFEVAL = {"key": 1, "prompt": "Use no comma.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
 SCIQ = {"question": "What?", "correct_answer": "a", "distractor1": "b", "distractor2": "c", "distractor3": "d"}
 SOLVED = {"problem": "2+2?", "solution": "Let us think. " * 30 + "\\boxed{4}", "level": "Level 1"}
@@ -306,6 +310,8 @@ SOLVED = {"problem": "2+2?", "solution": "Let us think. " * 30 + "\\boxed{4}", "
         ("humaneval", "code", HUMAN_EVAL),
         ("apps", "code", APPS),
         ("taco", "code", {**APPS, "time_limit": "2.0 seconds"}),  # the more columns, the more likely
+        ("mbpp_original", "code", MBPP),
+        ("mbpp_sanitized", "code", {**{n: v for n, v in MBPP.items() if n != "text"}, "prompt": MBPP["text"]}),
         ("ifeval", "ifeval", IFEVAL),
         ("sciq", "science", SCIQ),
         ("math", "math", SOLVED),  # its column of answers contains whole solutions
@@ -321,7 +327,7 @@ def test_the_layout_of_a_public_data_set_is_found(layout: str, domain: str, row:
 
 
 def test_rows_that_only_look_like_a_layout_are_read_by_their_columns() -> None:
-    write("rows.jsonl", [{"messages": "1 + 1?", "ground_truth": "2"}])  # the columns of if_multi_constraints
+    write("rows.jsonl", [{"messages": "1 + 1?", "ground_truth": "2"}])  # the columns of rlvr_ifeval
     assert command("init", "rows.jsonl").code == 0
     assert (source_of("mine.yaml").layout, source_of("mine.yaml").prompt_column) == (None, "messages")
 

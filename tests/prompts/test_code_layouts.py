@@ -6,13 +6,18 @@ import os
 import pickle
 import zlib
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
+from brorl.prompts.files import read_source
 from brorl.prompts.layouts.table import LAYOUTS
 from brorl.prompts.prompt import DroppedRow, Question
+from brorl.prompts.settings import FileSource
 from each_row import each_row
 
 SUM = "Two integers are given on one line. Print their sum.\n"
@@ -160,6 +165,89 @@ def test_taco_has_time_limits(limit: str | None, seconds: float | None) -> None:
     assert loaded("taco", row).time_limit_s == seconds
 
 
+def contest(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "76_B. Mice",
+        "description": SUM,
+        "public_tests": {"input": ["1 2\n"], "output": ["3\n"]},
+        "private_tests": {"input": ["3 4\n"], "output": ["7\n"]},
+        "generated_tests": {"input": [], "output": []},
+        "source": 2,
+        "difficulty": 8,
+        "solutions": {"language": [2, 1, 3, 3], "solution": ["int main", "print 1", "print(sum(1))", "later"]},
+        "incorrect_solutions": {"language": [3], "solution": ["print(0)"]},
+        "cf_contest_id": 76,
+        "time_limit": {"seconds": 0, "nanos": 500000000},
+        "memory_limit_bytes": 256000000,
+        "input_file": "",
+        "output_file": "",
+        **changes,
+    }
+
+
+class TestCodeContests:
+    def test_all_tests_limits_and_a_solution_in_python_3(self) -> None:
+        row = contest(generated_tests={"input": ["5 6\n"], "output": ["11\n"]})
+        tests = loaded("code_contests", row)
+        assert isinstance(tests.tests, StdinCases)
+        assert tests.tests.inputs == ("1 2\n", "3 4\n", "5 6\n")
+        assert tests.tests.outputs == ("3\n", "7\n", "11\n")
+        assert (tests.time_limit_s, tests.memory_bytes) == (0.5, 256000000)
+        assert tests.solution == "print(sum(1))"
+
+    def test_what_is_missing(self) -> None:
+        tests = loaded("code_contests", contest(time_limit=None, memory_limit_bytes=0, solutions=None))
+        assert (tests.time_limit_s, tests.memory_bytes, tests.solution) == (None, None, None)
+
+    def test_rows_that_cannot_be_verified(self) -> None:
+        empty = {"input": [], "output": []}
+        assert dropped("code_contests", contest(public_tests=empty, private_tests=empty)) == "no tests"
+        assert dropped("code_contests", contest(input_file="in.txt")) == "the program reads or writes files"
+        assert dropped("code_contests", contest(description="<image>")) == "the question is an image"
+        several = contest(description=f"{SUM} If there are multiple solutions, print any of them.")
+        assert dropped("code_contests", several) == "several outputs are valid"
+
+
+def codeforces(**changes: Any) -> dict[str, Any]:
+    return {
+        "id": "1/A", "aliases": None, "contest_id": "1", "index": "A", "time_limit": 2.0, "memory_limit": 256.0,
+        "title": "Sum", "description": "Add two integers.", "input_format": "One line with two integers.",
+        "output_format": "Their sum.", "interaction_format": None, "note": "It is easy.",
+        "examples": [{"input": "1 2", "output": "3"}], "editorial": None, "rating": 800, "tags": ["math"],
+        "official_tests": [{"input": "1 2", "output": "3"}, {"input": "3 4", "output": "7"}],
+        "official_tests_complete": True, "input_mode": "stdio", "generated_checker": None, "executable": True,
+        "generated_tests": 0, **changes,
+    }  # fmt: skip
+
+
+class TestCodeforces:
+    def test_examples_and_official_tests_once_each(self) -> None:
+        row = codeforces()
+        tests = loaded("codeforces", row)
+        assert tests.tests == StdinCases(("1 2", "3 4"), ("3", "7"), tolerance=1e-6)
+        assert (tests.time_limit_s, tests.memory_bytes) == (2.0, 256 << 20)
+        text = read("codeforces", row).text
+        for part in (
+            "# Sum",
+            "## Input\nOne line",
+            "## Output\nTheir sum.",
+            "## Note\nIt is",
+            "Input:\n1 2\nOutput:\n3",
+        ):
+            assert part in text
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [({"interaction_format": "Ask."}, "the program is interactive"),
+         ({"input_mode": "file"}, "the program reads or writes files"),
+         ({"generated_checker": "import sys"}, "the tests need a checker"),
+         ({"official_tests": None, "examples": None}, "no tests"),
+         ({"output_format": "Print any of the answers."}, "several outputs are valid")],
+    )  # fmt: skip
+    def test_rows_that_cannot_be_verified(self, change: dict[str, Any], reason: str) -> None:
+        assert dropped("codeforces", codeforces(**change)) == reason
+
+
 def packed(cases: list[dict[str, str]]) -> str:
     return base64.b64encode(zlib.compress(pickle.dumps(json.dumps(cases)))).decode()
 
@@ -301,6 +389,35 @@ class TestFunctionsWithTestCode:
         assert tests.tests.function == "add"
         assert (tests.prelude, tests.solution) == ("import math", row["code"])
         assert all(line in read("mbpp", row).text for line in shown)
+
+    @pytest.mark.parametrize(("layout", "text"), [("mbpp_original", "text"), ("mbpp_sanitized", "prompt")])
+    def test_mbpp_with_assertions_alone_shows_the_first(self, layout: str, text: str) -> None:
+        shown = ["assert sorted(add([1], [2])) == [1, 2]", "assert add([], [5]) == [5]"]
+        row = {
+            text: "Write a function to join two lists.",
+            "code": "def add(a, b):\r\n  return a + b",
+            "test_list": shown,
+        }
+        fields = LAYOUTS[layout].question(row, 0)
+        tests = CodeTests.from_text(fields.reference)
+        assert isinstance(tests.tests, TestCode)
+        assert (tests.tests.function, tests.tests.code, tests.prelude) == ("add", "\n".join(shown), "")
+        assert (shown[0] in fields.text, shown[1] in fields.text) == (True, False)
+        more = {"test_setup_code": "import math", "test_imports": ["import math"], "challenge_test_list": ["add(1, 2)"]}
+        tests = CodeTests.from_text(LAYOUTS[layout].question({**row, **more}, 0).reference)
+        assert isinstance(tests.tests, TestCode)
+        assert (tests.tests.code, tests.prelude) == ("\n".join([*shown, "add(1, 2)"]), "import math")
+
+    def test_optional_columns_are_read_from_parquet(self, tmp_path: Path) -> None:
+        row = {
+            "text": "Add.", "code": "def add(a):\n  return a", "test_list": ["assert add(1) == 1"],
+            "test_setup_code": "import math", "challenge_test_list": ["assert add(2) == 2"], "task_id": 1,
+        }  # fmt: skip
+        parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "rows.parquet")
+        (question,) = read_source(FileSource(path=str(tmp_path / "rows.parquet"), layout="mbpp_original")).questions
+        tests = CodeTests.from_text(question.reference)
+        assert isinstance(tests.tests, TestCode)
+        assert ("add(2)" in tests.tests.code, tests.prelude) == (True, "import math")
 
     def test_mbpp_without_a_call(self) -> None:
         row = {"code": "", "prompt": "Add.", "test_imports": [], "test_list": [], "test": "pass"}

@@ -151,6 +151,19 @@ MULTI = {
     "constraint_type": "multi",
     "constraint": "...",
 }
+NULLS = dict.fromkeys(["N", "quantifier", "end_phrase", "keyword_list", "word", "forbidden_words", "letter", "i",
+"first_word",
+                       "postscript_marker", "options", "section_splitter", "original_prompt"])  # fmt: skip
+
+
+def rlvr(**truth: Any) -> dict[str, Any]:
+    return {
+        "messages": MESSAGES,
+        "ground_truth": json.dumps({**NULLS, **truth}),
+        "dataset": "ifeval",
+        "constraint_type": "x",
+        "constraint": "x",
+    }
 
 
 @each_row(
@@ -177,7 +190,10 @@ def test_rows_with_several_instructions(layout: str, row: dict[str, Any], loose:
      "kwargs": []}, layouts._UNUSABLE),
      ("ifeval", {**GOOGLE, "instruction_id_list": [], "kwargs": []}, layouts._UNUSABLE), ("ifeval",
      {**GOOGLE, "prompt": " "}, "no question"),
-     ("nemotron_ifeval", {**NEMOTRON, "input": MESSAGES * 2}, "more than one message")],
+     ("nemotron_ifeval", {**NEMOTRON, "input": MESSAGES * 2}, "more than one message"),
+     ("rlvr_ifeval", {**rlvr(func_name="validate_title"), "messages": []}, "no question"),
+     ("rlvr_ifeval", rlvr(func_name="validate_haiku"), layouts._UNKNOWN_KIND), ("rlvr_ifeval",
+     rlvr(func_name="validate_placeholders"), layouts._UNUSABLE)],
 )  # fmt: skip
 def test_dropped_rows(layout: str, row: dict[str, Any], reason: str) -> None:
     with pytest.raises(DroppedRow, match=reason):
@@ -189,8 +205,40 @@ def test_dropped_rows(layout: str, row: dict[str, Any], reason: str) -> None:
     [("ifeval", {**GOOGLE, "kwargs": "none"}), ("ifeval", {**GOOGLE, "prompt": 7}),
     ("nemotron_ifeval", {**NEMOTRON, "args": "x y"}),
      ("nemotron_ifeval", {**NEMOTRON, "args": "[1]"}), ("if_multi_constraints", {**MULTI,
-     "ground_truth": "[1, 2]"})],
+     "ground_truth": "[1, 2]"}),
+     ("rlvr_ifeval", {**MULTI, "ground_truth": "{}"})],
 )  # fmt: skip
 def test_rows_of_another_layout(layout: str, row: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must|neither"):
         LAYOUTS[layout].question(row, 0)
+
+
+@each_row(
+    ("truth", "kind", "arguments"),
+    [({"func_name": "verify_keyword_frequency", "word": "fox", "N": 3}, "keywords:frequency", {"keyword": "fox",
+    "frequency": 3, "relation": "exactly"}),
+     ({"func_name": "verify_paragraph_count", "N": 5}, "length_constraints:number_paragraphs", {"num_paragraphs": 5,
+     "divider": "* * *"}),
+     ({"func_name": "validate_word_constraint", "N": 50, "quantifier": "around"}, "length_constraints:number_words",
+     {"num_words": 50, "relation": "around"}),
+     ({"func_name": "validate_paragraphs", "N": 4, "first_word": "The", "i": 2},
+     "length_constraints:nth_paragraph_first_word",
+      {"num_paragraphs": 4, "nth_paragraph": 2, "first_word": "The"}),
+     ({"func_name": "verify_postscript", "postscript_marker": "P.S."}, "detectable_content:postscript",
+     {"postscript_marker": "P.S."}),
+     ({"func_name": "validate_sections", "N": 3, "section_splitter": "Section"}, "detectable_format:multiple_sections",
+      {"section_spliter": "Section", "num_sections": 3}),
+     ({"func_name": "validate_lowercase"}, "change_case:english_lowercase", {}),
+     ({"func_name": "validate_choice", "options": ["yes", "no"]}, "detectable_format:constrained_response",
+     {"options": ("yes", "no")})],
+)  # fmt: skip
+def test_functions_of_rlvr_ifeval(truth: dict[str, Any], kind: str, arguments: dict[str, Any]) -> None:
+    fields = LAYOUTS["rlvr_ifeval"].question(rlvr(**truth), 0)
+    made = Instructions.from_text(fields.reference)
+    assert made == Instructions((Instruction(kind, arguments),))
+
+
+def test_rlvr_ifeval_covers_every_kind() -> None:
+    assert {kind for kind, _, _ in layouts._FUNCTIONS.values()} == set(KINDS)
+    for kind, names, fixed in layouts._FUNCTIONS.values():
+        assert {*KINDS[kind]} - OPTIONAL <= {*names.values(), *fixed}

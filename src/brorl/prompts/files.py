@@ -275,7 +275,8 @@ def _wanted(source: FileSource) -> set[str]:
     columns: tuple[str | None, ...]
     columns = (source.prompt_column, source.answer_column, source.domain_column, *source.options_column)
     if source.layout:
-        columns = find_layout(source.layout).columns
+        layout = find_layout(source.layout)
+        columns = (*layout.columns, *layout.optional)
     used = [*columns, source.id_column]
     return {name for column in used if column for name in (column, column.partition(".")[0])}
 

@@ -27,6 +27,7 @@ _MAX_CASES = 100
 _MAX_TESTS_CHARACTERS = 1_000_000
 _NO_TESTS = "no tests"
 _UNREADABLE = "the tests cannot be read"
+_USES_FILES = "the program reads or writes files"
 
 _IMPORTS = ("import ", "from ")
 _ANSWER = "Put the whole {} into one code block that starts with ```python."
@@ -74,6 +75,56 @@ def apps(row: Cells, _seed: int) -> Question:
         question, _read_json(column, "input_output") if column else None, float(seconds[1]) if seconds else 0
     )
     return _question(question, tests, row.get("starter_code") or "")
+
+
+def code_contests(row: Cells, _seed: int) -> Question:
+    """Read CodeContests, whose cases are in three columns."""
+    question = _text(row, "description")
+    columns = [
+        row[name] or {"input": [], "output": []} for name in ("public_tests", "private_tests", "generated_tests")
+    ]
+    inputs, outputs = ([text for tests in columns for text in tests[name]] for name in ("input", "output"))
+    if not inputs:
+        raise DroppedRow(_NO_TESTS)
+    if row["input_file"] or row["output_file"]:
+        raise DroppedRow(_USES_FILES)
+    limit, solutions = row["time_limit"] or {}, row.get("solutions")
+    pairs = zip(solutions["language"], solutions["solution"], strict=True) if solutions else ()
+    tests = CodeTests(
+        _stdin_cases(question, inputs, outputs, _NUMPY_CLOSE),
+        (limit.get("seconds") or 0) + (limit.get("nanos") or 0) / 1e9 or None,
+        row["memory_limit_bytes"] or None,
+        solution=next((code for language, code in pairs if language == 3), None),  # 3 is Python 3
+    )
+    return _question(question, tests, "")
+
+
+def codeforces(row: Cells, _seed: int) -> Question:
+    """Read Codeforces, whose statement is in several columns."""
+    if row["interaction_format"]:
+        raise DroppedRow("the program is interactive")
+    if row["input_mode"] not in (None, "stdio"):
+        raise DroppedRow(_USES_FILES)
+    if row["generated_checker"]:
+        raise DroppedRow("the tests need a checker")
+    cases = {case["input"]: case["output"] for case in (*(row["examples"] or ()), *(row["official_tests"] or ()))}
+    if not cases:
+        raise DroppedRow(_NO_TESTS)
+    parts = [f"# {row['title']}", row["description"]]
+    for title, column in (("Input", "input_format"), ("Output", "output_format"), ("Note", "note")):
+        if row[column]:
+            parts.append(f"## {title}\n{row[column]}")
+    if row["examples"]:
+        shown = "\n".join(f"Input:\n{case['input']}\nOutput:\n{case['output']}" for case in row["examples"])
+        parts.append(f"## Examples\n{shown}")
+    question = "\n\n".join(part.strip() for part in parts if part)
+    memory = row["memory_limit"]
+    tests = CodeTests(
+        _stdin_cases(question, list(cases), list(cases.values()), 1e-6),
+        row["time_limit"] or None,
+        int(memory * 2**20) if memory else None,
+    )
+    return _question(question, tests, "")
 
 
 def live_code_bench(row: Cells, _seed: int) -> Question:
@@ -145,17 +196,30 @@ def human_eval(row: Cells, _seed: int) -> Question:
     return _question(question, tests)
 
 
-def mbpp(row: Cells, _seed: int) -> Question:
+def mbpp_plus(row: Cells, _seed: int) -> Question:
     """Read a short function with test code."""
-    shown, test = "\n".join(row["test_list"] or ()), row["test"]
+    return _mbpp(_text(row, "prompt"), list(row["test_list"] or ()), row["test"], row["test_imports"], row["code"])
+
+
+def mbpp(row: Cells, _seed: int) -> Question:
+    """Read a short function with assertions, of which the first is shown: all of them would be the whole answer."""
+    tests = [*(row["test_list"] or ()), *(row.get("challenge_test_list") or ())]
+    before = row.get("test_imports") or [row.get("test_setup_code") or ""]
+    text = _text(row, "text" if "text" in row else "prompt")
+    return _mbpp(text, tests[:1], "\n".join(tests), before, row["code"])
+
+
+def _mbpp(question: str, shown: Sequence[str], test: str, before: Sequence[str] | None, solution: str) -> Question:
+    """Return a question with the tests that are shown and the code of all of them."""
     named = re.search(r"\bassertion\((?:set\()?(\w+)\(\*inp\)", test) or re.search(
-        r"\bassert\s+(?:\(|not\s+|(?:set|sorted|tuple|list|str|round|math\.isclose|abs)\()*(\w+)\(", shown
+        r"\bassert\s+(?:\(|not\s+|(?:set|sorted|tuple|list|str|round|math\.isclose|abs)\()*(\w+)\(", "\n".join(shown)
     )
     if not named:
         raise DroppedRow(_NO_TESTS)
-    tests = CodeTests(TestCode(named[1], test), prelude="\n".join(row["test_imports"] or ()), solution=row["code"])
-    must = f"Your function must pass these tests:\n\n```python\n{shown}\n```"
-    return _question(f"{_text(row, 'prompt').strip()}\n\n{must}\n\n{_ANSWER.format('function')}", tests)
+    tests = CodeTests(TestCode(named[1], test), prelude="\n".join(before or ()), solution=solution)
+    cases = "\n".join(shown)
+    text = f"{question.strip()}\n\nYour function must pass these tests:\n\n```python\n{cases}\n```\n\n"
+    return _question(text + _ANSWER.format("function"), tests)
 
 
 def _tests(question: str, cases: Any, seconds: float = 0.0) -> CodeTests:

@@ -31,6 +31,7 @@ class Layout(NamedTuple):
     read: Callable[[Cells, int], Question]
     data_sets: tuple[str, ...] = ()  # hub ids of datasets with this layout
     summary: str = ""  # one line for the documentation
+    optional: tuple[str, ...] = ()  # columns that `read` reads too where a dataset has them
     only: tuple[tuple[str, str], ...] = ()  # columns with the value of the rows that are kept
 
     def question(self, row: Cells, seed: int) -> Question:
@@ -41,6 +42,11 @@ class Layout(NamedTuple):
         return self.read(row, seed)
 
 
+_CONTEST = "description, public_tests, private_tests, generated_tests, solutions, time_limit, memory_limit_bytes"
+_CODEFORCES = (
+    "title, description, input_format, output_format, interaction_format, note, examples, official_tests, time_limit, "
+    "memory_limit, input_mode, generated_checker"
+)
 _EURUS, _EURUS_HUB = "prompt, reward_model, ability", "PRIME-RL/Eurus-2-RL-Data"
 _LIVE = "question_content, starter_code, public_test_cases, private_test_cases, metadata"
 _GPQA = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
@@ -49,10 +55,12 @@ _VERL = text.answered("prompt", "reward_model.ground_truth")
 
 
 def _layout(name: str, read: Callable[[Cells, int], Question], columns: str, data_sets: str, summary: str) -> Layout:
-    """Return a layout; its columns are text: `name`, or `name=value` for the rows to keep."""
-    listed = [(column, value) for column, _, value in (one.partition("=") for one in columns.split(", "))]
-    needed, only = tuple(column for column, _ in listed), tuple(pair for pair in listed if pair[1])
-    return Layout(name, needed, read, tuple(data_sets.split(", ")), summary, only)
+    """Return a layout; its columns are text: `name`, `name?` if it is optional, `name=value` for the rows to keep."""
+    listed = columns.split(", ")
+    needed = tuple(column.partition("=")[0] for column in listed if not column.endswith("?"))
+    only = tuple((key, value) for key, _, value in (column.partition("=") for column in listed) if value)
+    optional = tuple(column[:-1] for column in listed if column.endswith("?"))
+    return Layout(name, needed, read, tuple(data_sets.split(", ")), summary, optional, only)
 
 
 LAYOUTS: Mapping[str, Layout] = {
@@ -95,10 +103,16 @@ LAYOUTS: Mapping[str, Layout] = {
         ("if_multi_constraints", text.multi_constraints, "messages, ground_truth",
          "allenai/IF_multi_constraints_upto5",
          "prompts with up to five instructions; those beyond IFEval are dropped"),
+        ("rlvr_ifeval", text.rlvr, "messages, ground_truth", "allenai/RLVR-IFeval",
+         "prompts with one instruction of IFEval"),
         ("apps", code.apps, "question, input_output, starter_code", "codeparrot/apps",
          "programs and functions with cases"),
         ("taco", code.apps, "question, input_output, starter_code, time_limit", "BAAI/TACO",
          "programs and functions with cases, and some time limits"),
+        ("code_contests", code.code_contests, f"{_CONTEST}, input_file, output_file", "deepmind/code_contests",
+         "programs of contests with public, private and generated cases"),
+        ("codeforces", code.codeforces, _CODEFORCES, "open-r1/codeforces",
+         "programs of Codeforces with official cases; rows with a checker are dropped"),
         ("livecodebench", code.live_code_bench, _LIVE,
          "livecodebench/code_generation_lite, livecodebench/code_generation",
          "programs and functions of recent contests with public and private cases"),
@@ -108,8 +122,12 @@ LAYOUTS: Mapping[str, Layout] = {
            f"the problems of PRIME from {name}") for name in ("APPS", "CodeContests", "Codeforces", "TACO")),
         ("humaneval", code.human_eval, "prompt, canonical_solution, entry_point, test",
          "evalplus/humanevalplus, openai/openai_humaneval", "functions to complete, with test code"),
-        ("mbpp", code.mbpp, "code, prompt, test_imports, test_list, test", "evalplus/mbppplus",
+        ("mbpp", code.mbpp_plus, "code, prompt, test_imports, test_list, test", "evalplus/mbppplus",
          "short functions, with test code"),
+        ("mbpp_original", code.mbpp, "text, code, test_list, test_setup_code?, challenge_test_list?",
+         "google-research-datasets/mbpp", "short functions, with a few assertions, of which one is shown"),
+        ("mbpp_sanitized", code.mbpp, "prompt, code, test_list, test_imports?", "google-research-datasets/mbpp",
+         "the corrected part of `mbpp_original` (subset: sanitized)"),
     ))
 }  # fmt: skip
 

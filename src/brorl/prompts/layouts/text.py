@@ -195,6 +195,46 @@ def scibench(row: Cells, _seed: int) -> Question:
 _UNKNOWN_KIND = "an instruction that is not one of the 25 kinds of IFEval"
 _UNUSABLE = "an instruction with missing or unusable arguments"
 
+# RLVR-IFeval: each function with its kind, our name of each of its arguments, and arguments that its prompts state.
+_FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, str]]] = {
+    name: (
+        kind,
+        {theirs: ours for theirs, is_named, ours in (one.partition(":") for one in arguments.split(", ")) if is_named},
+        {ours: text for ours, is_text, text in (one.partition("=") for one in arguments.split(", ")) if is_text},
+    )
+    for name, kind, arguments in (
+        ("verify_keywords", "keywords:existence", "keyword_list:keywords"),
+        ("verify_keyword_frequency", "keywords:frequency", "word:keyword, N:frequency, relation=exactly"),
+        ("validate_forbidden_words", "keywords:forbidden_words", "forbidden_words:forbidden_words"),
+        ("verify_letter_frequency", "keywords:letter_frequency",
+         "letter:letter, N:let_frequency, let_relation=exactly"),
+        ("validate_response_language", "language:response_language", "language:language"),
+        ("verify_paragraph_count", "length_constraints:number_paragraphs", "N:num_paragraphs, divider=* * *"),
+        ("validate_word_constraint", "length_constraints:number_words", "N:num_words, quantifier:relation"),
+        ("verify_sentence_constraint", "length_constraints:number_sentences", "N:num_sentences, quantifier:relation"),
+        ("validate_paragraphs", "length_constraints:nth_paragraph_first_word",
+         "N:num_paragraphs, first_word:first_word, i:nth_paragraph"),
+        ("verify_postscript", "detectable_content:postscript", "postscript_marker:postscript_marker"),
+        ("validate_placeholders", "detectable_content:number_placeholders", "N:num_placeholders"),
+        ("verify_bullet_points", "detectable_format:number_bullet_lists", "N:num_bullets"),
+        ("validate_title", "detectable_format:title", ""),
+        ("validate_choice", "detectable_format:constrained_response", "options:options"),
+        ("validate_highlighted_sections", "detectable_format:number_highlighted_sections", "N:num_highlights"),
+        ("validate_sections", "detectable_format:multiple_sections",
+         "N:num_sections, section_splitter:section_spliter"),
+        ("validate_json_format", "detectable_format:json_format", ""),
+        ("validate_repeat_prompt", "combination:repeat_prompt", "original_prompt:prompt_to_repeat"),
+        ("validate_two_responses", "combination:two_responses", ""),
+        ("validate_uppercase", "change_case:english_capital", ""),
+        ("validate_lowercase", "change_case:english_lowercase", ""),
+        ("validate_frequency_capital_words", "change_case:capital_word_frequency",
+         "N:capital_frequency, quantifier:capital_relation"),
+        ("validate_end", "startend:end_checker", "end_phrase:end_phrase"),
+        ("validate_quotation", "startend:quotation", ""),
+        ("validate_no_commas", "punctuation:no_comma", ""),
+    )
+}  # fmt: skip
+
 
 def _instructed(prompt: Any, kinds: Any, arguments: Any, loose: bool = False) -> Question:
     """Return the question of a row with a list of kinds and a list of their arguments."""
@@ -238,6 +278,16 @@ def multi_constraints(row: Cells, _seed: int) -> Question:
     truth = truth[0] if isinstance(truth, list) and len(truth) == 1 else truth
     truth = _mapping(truth, "ground_truth", "instruction_id", "kwargs")
     return _instructed(row["messages"], truth["instruction_id"], truth["kwargs"])
+
+
+def rlvr(row: Cells, _seed: int) -> Question:
+    """Read one function with its arguments."""
+    truth = _mapping(row["ground_truth"], "ground_truth", "func_name")
+    if truth["func_name"] not in _FUNCTIONS:
+        raise DroppedRow(_UNKNOWN_KIND)
+    kind, names, fixed = _FUNCTIONS[truth["func_name"]]
+    arguments = {**fixed, **{ours: truth.get(theirs) for theirs, ours in names.items()}}
+    return _instructed(row["messages"], [kind], [arguments])
 
 
 def _mapping(value: Any, column: str, *keys: str) -> Mapping[str, Any]:
