@@ -105,12 +105,11 @@ INTRODUCTION = f"""\
 # What fits on a GPU
 
 !!! warning "Predictions"
-    The figures of this page are predictions and have not been measured. On one H100, a step of learning with
-    SmolLM2-135M peaked at 14.5 GB where 24.9 GB were predicted. `brorl check mine.yaml` predicts the memory of your own
-    run on your GPU.
+    The figures of this page are [predictions](memory.md#how-well-it-holds), not measured. `brorl check mine.yaml`
+    predicts the memory of your own run on your GPU.
 
-The table has the ways to train, by the settings that make them, and how each fits on a GPU: the predicted peak, the
-responses of full length that are decoded together, and further settings that leave what is learned as it is. All runs
+The table has the ways to train, and how each fits on a GPU: the predicted peak, the responses of full length that are
+decoded together, and further settings that leave what is learned as it is. All runs
 have `dtype: bfloat16`, the native engine on the same GPU, AdamW, and no KL penalty. They sample N = {ROLLOUTS} rollouts
 of {PROMPTS} prompts of up to {PROMPT} tokens, with responses of up to {RESPONSE:,} tokens, and make {MINI_BATCHES}
 mini-batches. {USABLE:.0%} of the GPU's memory count as usable: the CUDA context, libraries and fragments take the rest.
@@ -125,8 +124,7 @@ END = """\
 - **Kept**: weights, gradients, AdamW's moments, and the copy in bfloat16 that samples. Training all weights takes
   16 bytes per weight, 2 for the copy, and 2 for the weights of the maps that the engine joins. With adapters the
   base takes 2 bytes per weight, or about half a byte in 4 bits.
-- **Rows**: responses of full length that are decoded together. Others wait, so a run with few rows fits and is slow.
-  Shorter responses, and rollouts that share prefixes, take less.
+- **Rows**: others wait, so a run with few rows is slow. Shorter responses, and rollouts that share prefixes, take less.
 - `engine.memory_gib` is the largest whole number that fits. Learning takes turns with sampling; it has as many nodes
   per pass as fit beside the engine's cache, which CUDA graphs keep.
 
@@ -136,8 +134,8 @@ ranks need gradient checkpointing here, and the rollout workers take other GPUs 
 vLLM has its own weights and cache, and the prediction counts a file of the weights too. `engine.vllm.placement: apart`
 gives it a GPU of its own ([Sample with vLLM](vllm.md)).
 
-Longer responses need more memory for learning: a response is never split, so `engine.nodes_per_pass` cannot be below
-the longest. [Fit a run into memory](memory.md) has the formula, and the settings in the order to try them.
+Longer responses need more memory for learning, because [a response is never split](memory.md#long-responses).
+[Fit a run into memory](memory.md) has the formula, and the settings in the order to try them.
 
 `scripts/make_what_fits.py` writes this page.
 """
