@@ -38,6 +38,9 @@ _OF_TRL = {
 def convert(config: Mapping[str, Any], source: str, num_prompts: int | None = None) -> Conversion:
     """Return the recipe of a config of TRL or verl.
 
+    The other trainer's defaults count too: what the config does not set is taken from there, where the default differs.
+    docs/how-to/from_trl_or_verl.md has the table.
+
     Args:
         config: The config, nested or by dotted name.
         source: Its name, for messages.

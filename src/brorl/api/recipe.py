@@ -27,7 +27,10 @@ _FOLDERS = ("given", "tensorboard", "wandb", "trackio")
 
 
 def make_run_directory(output_dir: str | None, name: str) -> RunDirectory:
-    """Make the directory of a new run: `output_dir`, or a new one under `runs/` whose name begins with `name`."""
+    """Make the directory of a new run: `output_dir`, or a new one under `runs/` whose name begins with `name`.
+
+    Evaluations, plans, simulations and comparisons are in `runs/` too. They have no `config.yaml` and are not runs.
+    """
     from brorl.runs.run_directory import RunDirectory
 
     try:

@@ -165,6 +165,9 @@ class CoverageChange:
 def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_intervals: int = 1) -> CoverageChange:
     """Count the prompts that the runs of an arm gained and lost since the start.
 
+    A prompt is solved if at least one of n responses is correct. At low pass rates that depends on n, so every count
+    comes with the expected number of prompts solved in k attempts, which does not.
+
     Gains and losses by chance: if a prompt's pass rate had not changed, its c correct responses of both evaluations
     would fall on either with equal probability, and all of them on one evaluation of n with the probability
     C(2n - c, n) / C(2n, n). Evaluations that share random numbers differ less, so this is rather too many.
@@ -235,7 +238,12 @@ def equal_amount(arms: Sequence[Arm], unit: Unit) -> float:
 
 
 def at_equal_cost(comparison: Comparison, arm: Arm, unit: Unit, ks: Sequence[int]) -> EqualCost:
-    """Compare an arm with the first of a comparison at the largest cost in a unit that every run of the two reached."""
+    """Compare an arm with the first of a comparison at the largest cost in a unit that every run of the two reached.
+
+    Scores lie on straight lines between evaluations. None is read between the start and a run's first evaluation,
+    between two evaluations that lie a factor of more than about 2 apart, or beyond the last one.
+    docs/explanation/comparing.md has the reasons.
+    """
     first = comparison.arms[0]
     amount = equal_amount([first, arm], unit)
     scores: dict[int, Estimate | None] = {}

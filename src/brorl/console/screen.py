@@ -64,7 +64,11 @@ class _CurrentWork:
 
 
 class StatusLine:
-    """Observes a run, from a first phase on."""
+    """Observes a run, from a first phase on.
+
+    A time estimate comes from an earlier step or evaluation, or from the finished fraction of the rollouts; without
+    these the line has none.
+    """
 
     def __init__(self, phase: Phase, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock

@@ -256,6 +256,9 @@ def own_file(folder: Path, token: str, address: str) -> Path:
 def examine_cluster(address: str, folder: Path) -> list[NodeFacts]:
     """Gather the facts of all machines of a running cluster, the head first.
 
+    One task on each machine reads its versions, uses the folder and connects to the others. It leaves the cluster and
+    the shared folder as they were.
+
     Args:
         address: HOST:PORT of its head, or `auto` for a cluster that runs on this machine.
         folder: The folder that all machines should share, an absolute path.

@@ -31,7 +31,10 @@ from brorl.verification.verifier import TrialResponses, Verifier
 
 @dataclass(frozen=True)
 class RemoteWeights:
-    """Named tensors in the object store; every iteration reads them."""
+    """Named tensors in the object store; every iteration reads them.
+
+    The process that passes them on never holds the weights.
+    """
 
     # The reference of their `stored_form`. The weights live as long as a process has the reference, and the process
     # that owns it lives: the one that called `put`, or that called the actor.
@@ -222,6 +225,9 @@ class VerifierWorker:
 
 class VerifierWorkers:
     """Verifies on several workers. Each worker keeps verdicts for later responses with the same answer.
+
+    The responses are cut into batches, and a free worker takes the next batch. A batch whose worker was lost is
+    verified again; after a second loss, its responses are unverified.
 
     Args:
         build: Makes the verifier of each domain in a worker's process; it can be pickled.

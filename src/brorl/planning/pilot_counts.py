@@ -38,6 +38,11 @@ class TreeGrowth:
 def tree_growth(tree: RolloutTree, wanted: IntArray, max_depth: int) -> TreeGrowth:
     """Estimate the size of a prompt's tree at other numbers of rollouts.
 
+    A prefix of probability p is a node of the tree of N' rollouts with probability 1 - (1 - p)^N'. So each node of a
+    tree of n independent rollouts is weighted by (1 - (1 - p)^N') / (1 - (1 - p)^n), which is exactly unbiased for
+    every N', below n and above (Horvitz and Thompson 1952). Sampling must not be truncated. Trees without log-probs are
+    rejected.
+
     Args:
         tree: n rollouts that were drawn independently.
         wanted: Numbers of rollouts N', each >= 1, shape [J].

@@ -265,7 +265,12 @@ class StepForecast:
 def forecast_step(
     parts: PilotParts, rollouts_per_prompt: int, scratch: Path, threads: Sequence[int] = ()
 ) -> StepForecast:
-    """Run small steps and extrapolate to a whole one."""
+    """Run small steps and extrapolate to a whole one.
+
+    Rollouts are cut after `MAX_TOKENS` tokens to keep the measurement short; the forecast bounds the time of longer
+    responses. A model whose first step is slow takes one more, which is smaller. The small steps train the model, which
+    must be discarded.
+    """
     limit = parts.sampling.max_new_tokens
     parts, brief = _cut(parts, MAX_TOKENS), _cut(parts, _FEW_TOKENS)
     timer = StepTimer(parts, parts.model, scratch)

@@ -90,6 +90,9 @@ def sample_tasks(
 ) -> list[SampleTask]:
     """Cut a call of `Sampler.sample` into tasks of at most `size` prompts, in order.
 
+    A task is one call of an engine, so its trees do not depend on the number of workers, on the worker, or on the other
+    tasks. A task whose worker is lost is sampled again, with the same seed.
+
     Raises:
         ValueError: If there are other numbers of rollouts than prompts.
     """

@@ -280,6 +280,8 @@ class HeldOutCheck:
 def check_on_held_out(held_out: Sequence[HeldOut]) -> HeldOutCheck:
     """Estimate the change of Q_pos by an update from rollouts that were not part of it.
 
+    Never pass rollouts that the update was trained on: they overestimate the change.
+
         w = pi_new(y) / pi_old(y),   dQ_hat = mean over held-out rollouts of (r - b)(w - 1)
 
     It is unbiased for the real change because E[w - 1] = 0 and E[r w] = Q_new, with r = 1 for a correct response and 0

@@ -33,6 +33,9 @@ _FALLING = {"optimizer.schedule": "cosine"}
 def candidates(config: TrainConfig, prompts: Mapping[int, int], aim: Aim) -> list[ArmPlan]:
     """Return at most nine arms, the user's own first and then the most promising ones.
 
+    Each candidate is the user's recipe with another N, objective or learning rate, and a rate that falls over the
+    budget; docs/explanation/study.md is the reason for the list.
+
     `prompts` has, for each N that fits, the prompts per step that take as long as a step of the recipe.
     """
     rate, sizes = config.optimizer.learning_rate, [n for n in ROLLOUTS if n in prompts]

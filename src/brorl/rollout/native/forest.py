@@ -123,6 +123,9 @@ def _preorder(
 class TextEnds:
     """Finds the nodes with which a response ends, because they complete a stop string.
 
+    The last characters of every live prefix are kept, so a node costs one search in a short text. The few nodes in
+    which it finds something are decoded from the start of the response, and these texts decide.
+
     Args:
         stop: The stop strings, one at least.
         forest: The forest that grows.

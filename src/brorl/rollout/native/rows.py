@@ -119,6 +119,9 @@ def reserved_tokens(num_tokens: int) -> int:
 class Arena:
     """Keys and values of slots, all with the same number of reserved tokens.
 
+    A slot holds as many tokens as the rows need now: there are many short slots at first and fewer long ones later. The
+    reserved tokens grow in few steps, at each of which the rows that go on are written anew, layer by layer.
+
     Args:
         model: The model that decodes.
         shapes: For each of its layers the shape of keys and values.

@@ -43,6 +43,9 @@ def attend(
 ) -> Tensor:
     """Store the new keys and values of slots, then attend to the prompt and to the slot.
 
+    Memory is read once, and only that of the tokens in use. Notation: see `slot_attention`; C cells of a grid of
+    prompts and slots.
+
     Args:
         query_RHD: Scaled queries.
         key_RKD: New keys.
@@ -188,6 +191,8 @@ def draw(
     logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, temperature: float, block_size: int
 ) -> tuple[Tensor, Tensor]:
     """Draw a token for each of K rollouts.
+
+    The numbers are those of `draw`: masses of blocks of tokens, summed up and cumulated in float64.
 
     Args:
         logits_RV: Logits; dense in each row.

@@ -57,7 +57,10 @@ _PLAIN_UNIT = re.compile(r"\$?[^\S\n]*\$?((?:[^\W\d_]|[°µ])[^\s$,;:!?()]{0,20}
 
 
 def with_sign(before: str, answer: str) -> str:
-    """Return an answer with the sign or the operator that stands directly before its box."""
+    r"""Return an answer with the sign or the operator that stands directly before its box.
+
+    `-\boxed{42}` says -42.
+    """
     words = f" {before[-_READ:]}".rstrip(" \t\n$({\\").lower()
     if words.endswith(_OPERATIONS):
         return f"{next(name for name in _OPERATIONS if words.endswith(name)).strip()} {answer}"
@@ -86,7 +89,10 @@ def _with_minus(body: str, is_apart: bool, answer: str) -> str:
 
 
 def with_tail(after: str, answer: str) -> tuple[str, int]:
-    """Return an answer with the factor or the unit that stands directly after its box, and where that ends."""
+    r"""Return an answer with the factor or the unit that stands directly after its box, and where that ends.
+
+    `\boxed{42}\%` is a percentage, and `\boxed{10} km/s` has a unit.
+    """
     near = after[:_READ]
     if glued := _GLUED.match(near):
         return answer + glued[0], glued.end()

@@ -22,7 +22,12 @@ MONTH_S = Fraction("30.4375") * 86_400
 
 
 class Unit(NamedTuple):
-    """A unit."""
+    """A unit.
+
+    Base units are those of the SI, and some of their own. A radian is one, so that turns, degrees and hertz (turns per
+    second) convert to each other. Months and years are no exact number of days. Counts that convert to no other unit,
+    such as bits, have a base unit each.
+    """
 
     dimension: tuple[int, ...]  # exponent of each base unit
     factor: Fraction  # the unit in base units

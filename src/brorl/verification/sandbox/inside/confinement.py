@@ -40,6 +40,11 @@ def landlock_version() -> int:
 class Ruleset:
     """A ruleset that allows to read directories, without the packages below; ready for forks of this process.
 
+    The ruleset is made once in the fork server and enforced in each fork. Every version of the interface from 1 on is
+    used as far as it goes; seccomp denies again what older ones do not cover.
+
+    Source: `Documentation/userspace-api/landlock.rst` of Linux.
+
     Raises:
         OSError: If the kernel rejects it.
     """
