@@ -131,7 +131,7 @@ def test_draws_in_blocks_of_rows_are_the_same_tokens(
     for limit in (1, 5 * vocabulary, 36 * vocabulary, 1 << 24):
         monkeypatch.setattr(draw, "LOGITS_PER_DRAW", limit)
         first = np.unique(row, return_index=True)[1]  # of each row a rollout, as the device draws it
-        alone, of_alone = draw.draw_for_rows(logits, torch.from_numpy(uniform[first]), sampling)
+        alone, of_alone = draw_tokens(logits, None, torch.from_numpy(uniform[first]), sampling)
         assert torch.equal(alone, expected[0][first])
         torch.testing.assert_close(of_alone, expected[1][first], check_dtype=False)
         token, logprob = draw_tokens(logits, row, uniform, sampling)

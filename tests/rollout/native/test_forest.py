@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from brorl.rollout.native.forest import Forest
+from brorl.rollout.native.growth import Forest
 from brorl.tree import RolloutTree
 from tree_invariants import check_tree
 

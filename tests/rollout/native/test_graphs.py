@@ -204,8 +204,8 @@ def test_the_device_draws_only_where_rows_have_one_rollout(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, draws = small_model(seed=int(rng.integers(1 << 30)), scale=0.1), []
-    draw = slots.draw_for_rows
-    monkeypatch.setattr(slots, "draw_for_rows", lambda *args: (draws.append(0), draw(*args))[1])
+    draw = slots.draw_tokens
+    monkeypatch.setattr(slots, "draw_tokens", lambda *args: (draws.append(0), draw(*args))[1])
     engine, _ = recording(model, RecordedSteps())
     engine.sample([[1, 2], [3]], 4, SamplingParams(temperature=0, max_new_tokens=8), seed=1)
     assert not draws

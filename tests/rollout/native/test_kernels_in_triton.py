@@ -15,7 +15,7 @@ from brorl.model.kernels import KernelsError
 from brorl.model.model_shape import KVShape
 from brorl.model.tree_attention import PromptCache
 from brorl.rollout.native import draw
-from brorl.rollout.native.draw import draw_for_rows, draw_tokens
+from brorl.rollout.native.draw import draw_tokens
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.native.rows import Arena, RowMemory
 from brorl.rollout.native.slot_attention import Grid, SlotContext, SlotPrompts, cells_of
@@ -132,7 +132,7 @@ def test_draws_are_those_of_the_operations(
     with kernels_on_this_machine():
         token_K, logprob_K = draw_tokens(logits, row_K, uniform_K, sampling)
         expected_K, expected_logprob_K = draw_tokens(logits.double(), row_K, uniform_K, sampling)
-        one_R = draw_for_rows(logits, torch.full((rows,), uniform_K[0], device=DEVICE), sampling)[0]
+        one_R = draw_tokens(logits, None, torch.full((rows,), uniform_K[0], device=DEVICE), sampling)[0]
     assert torch.equal(token_K, expected_K)
     torch.testing.assert_close(logprob_K, expected_logprob_K, rtol=0, atol=5e-6)
     assert one_R[row_K[0]] == token_K[0]
@@ -146,9 +146,8 @@ def test_the_least_and_the_greatest_number_draw_tokens_with_a_probability(
     places = rng.choice(1000, 20, replace=False)
     logits[:, places] = normal(rng, torch.float32, 2, 20)
     with kernels_on_this_machine():
-        token_R, logprob_R = draw_for_rows(
-            logits, torch.full((2,), uniform, dtype=torch.float64, device=DEVICE), SamplingParams()
-        )
+        uniform_R = torch.full((2,), uniform, dtype=torch.float64, device=DEVICE)
+        token_R, logprob_R = draw_tokens(logits, None, uniform_R, SamplingParams())
     assert token_R.tolist() == 2 * [int(places.max() if uniform else places.min())]
     assert logprob_R.isfinite().all()
 
@@ -160,8 +159,8 @@ def test_a_row_without_a_distribution_has_no_log_prob(bad: float, rng: np.random
     broken[1] = bad if bad == float("-inf") else broken[1]
     broken[1, int(rng.integers(900))] = bad
     with kernels_on_this_machine():
-        expected = draw_for_rows(logits, uniform, SamplingParams())
-        token, logprob = draw_for_rows(broken, uniform, SamplingParams())
+        expected = draw_tokens(logits, None, uniform, SamplingParams())
+        token, logprob = draw_tokens(broken, None, uniform, SamplingParams())
     assert logprob.isnan().tolist() == [False, True, False]
     assert 0 <= int(token[1]) < 900
     assert torch.equal(token[[0, 2]], expected[0][[0, 2]])
@@ -171,10 +170,8 @@ def test_kernels_are_used(monkeypatch: pytest.MonkeyPatch, rng: np.random.Genera
     """Draws in blocks by the operations of PyTorch would fail here."""
     monkeypatch.setattr(draw, "_draw_tokens", None)
     with kernels_on_this_machine():
-        draw_for_rows(
-            normal(rng, torch.bfloat16, 2, 50), torch.tensor([0.2, 0.3], dtype=torch.float64).to(DEVICE),
-            SamplingParams(),
-        )  # fmt: skip
+        uniform_R = torch.tensor([0.2, 0.3], dtype=torch.float64).to(DEVICE)
+        draw_tokens(normal(rng, torch.bfloat16, 2, 50), None, uniform_R, SamplingParams())
 
 
 def engine_of(

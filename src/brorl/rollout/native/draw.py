@@ -8,7 +8,7 @@ batch was split, and the rollouts of a node draw the same tokens as in a row eac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -24,16 +24,9 @@ from brorl.sampling import SamplingParams
 POSITIONS_PER_BLOCK = 16  # of the uniform numbers that are computed together
 
 
-@dataclass(frozen=True)
-class DrawRule:
-    """From logits to tokens."""
-
-    sampling: SamplingParams
-    stop_token_ids: tuple[int, ...]  # all tokens that end a response
-
-    def forbidden(self, depth: int) -> tuple[int, ...]:
-        """Return the tokens that cannot follow so many tokens of a response."""
-        return self.stop_token_ids if depth < self.sampling.min_new_tokens else ()
+def forbidden_at(depth: int, sampling: SamplingParams) -> tuple[int, ...]:
+    """Return the tokens that cannot follow so many tokens of a response; `stop_token_ids` has all that end one."""
+    return sampling.stop_token_ids if depth < sampling.min_new_tokens else ()
 
 
 def without(logits_RV: Tensor, forbidden: tuple[int, ...]) -> Tensor:
@@ -88,13 +81,13 @@ class Uniforms:
 
 
 def draw_tokens(
-    logits_RV: Tensor, row_K: IntArray, uniform_K: FloatArray, sampling: SamplingParams
+    logits_RV: Tensor, row_K: IntArray | None, uniform_K: FloatArray | Tensor, sampling: SamplingParams
 ) -> tuple[Tensor, Tensor]:
     """Draw one token for each of K rollouts on R rows, without a wait for the device.
 
     Args:
         logits_RV: The model's logits of the rows, shape [R, V].
-        row_K: Row of each rollout, ascending, shape [K].
+        row_K: Row of each rollout, ascending; None for one rollout on each row, and then all numbers are on the device.
         uniform_K: A float64 number in [0, 1) for each rollout, shape [K].
         sampling: Temperature, top-p and top-k.
 
@@ -103,55 +96,25 @@ def draw_tokens(
         under that of temperature 1. Rows and rollouts are computed in blocks, which bounds the memory and changes no
         token. The log-probs of a row without a distribution, such as one with NaN, +inf or -inf alone, are NaN.
     """
-    kernels = kernels_of(logits_RV)
-    if kernels and sampling.temperature and sampling.top_p == 1 and not sampling.top_k:
-        return kernels.draw_tokens(
-            logits_RV, sampling.temperature, torch.from_numpy(row_K), torch.from_numpy(uniform_K)
-        )
-    if _in_kernels(logits_RV, sampling):
-        row, uniform = (to_device(x_K, logits_RV.device) for x_K in (row_K, uniform_K))
-        return _draw_in_kernels(logits_RV, row, uniform, sampling)
-    size = max(1, LOGITS_PER_DRAW // logits_RV.shape[1])
-    starts = range(0, logits_RV.shape[0], size)
-    edges = np.searchsorted(row_K, [*starts, logits_RV.shape[0]]).tolist()
-    row, uniform = (to_device(x_K, logits_RV.device) for x_K in (row_K, uniform_K))
+    (num_rows, vocabulary), device = logits_RV.shape, logits_RV.device
+    row = torch.arange(num_rows, device=device) if row_K is None else to_device(row_K, device)
+    uniform = uniform_K if isinstance(uniform_K, Tensor) else to_device(uniform_K, device)
+    if sampling.temperature and sampling.top_p == 1 and not sampling.top_k:
+        kernels = kernels_of(logits_RV)
+        if kernels:
+            return kernels.draw_tokens(logits_RV, sampling.temperature, row, uniform)
+        if logits_RV.stride(1) == 1 and gpu_kernels.suit(logits_RV):
+            from brorl.rollout.native.triton_kernels import draw
+
+            return draw(logits_RV, row, uniform, sampling.temperature, tokens_per_mass(vocabulary))
+    size = max(1, LOGITS_PER_DRAW // vocabulary)
+    starts = [*range(0, num_rows, size), num_rows]
+    edges = starts if row_K is None else np.searchsorted(row_K, starts).tolist()
     blocks = [
-        _draw_tokens(logits_RV[start : start + size], row[a:b] - start, uniform[a:b], sampling)
-        for start, a, b in zip(starts, edges[:-1], edges[1:], strict=True)
+        _draw_tokens(logits_RV[start : start + size], row[a:b] - start if start else row[a:b], uniform[a:b], sampling)
+        for start, (a, b) in zip(starts[:-1], pairwise(edges), strict=True)
     ]
-    return _joined(blocks)
-
-
-def draw_for_rows(logits_RV: Tensor, uniform_R: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Draw one token for each row, as `draw_tokens` does; every number is on the device, shapes [R]."""
-    if _in_kernels(logits_RV, sampling):
-        row_R = torch.arange(logits_RV.shape[0], device=logits_RV.device)
-        return _draw_in_kernels(logits_RV, row_R, uniform_R, sampling)
-    size = max(1, LOGITS_PER_DRAW // logits_RV.shape[1])
-    blocks = [
-        _draw_tokens(logits, torch.arange(logits.shape[0], device=logits.device), uniform, sampling)
-        for logits, uniform in zip(logits_RV.split(size), uniform_R.split(size), strict=True)
-    ]
-    return _joined(blocks)
-
-
-def _in_kernels(logits_RV: Tensor, sampling: SamplingParams) -> bool:
-    plain = sampling.temperature and sampling.top_p == 1 and not sampling.top_k
-    return bool(plain) and logits_RV.stride(1) == 1 and gpu_kernels.suit(logits_RV)
-
-
-def _draw_in_kernels(
-    logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: SamplingParams
-) -> tuple[Tensor, Tensor]:
-    from brorl.rollout.native.triton_kernels import draw
-
-    return draw(logits_RV, row_K, uniform_K, sampling.temperature, tokens_per_mass(logits_RV.shape[1]))
-
-
-def _joined(blocks: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    if len(blocks) == 1:
-        return blocks[0]
-    tokens, logprobs = (torch.cat(parts) for parts in zip(*blocks, strict=True))
+    tokens, logprobs = blocks[0] if len(blocks) == 1 else (torch.cat(parts) for parts in zip(*blocks, strict=True))
     return tokens, logprobs
 
 

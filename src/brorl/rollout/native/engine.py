@@ -8,7 +8,7 @@ not fit wait, and are decoded afterwards from their prefix, with the same unifor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -26,9 +26,8 @@ from brorl.model.llama_pass import LlamaPass
 from brorl.model.stop_strings import StopStrings
 from brorl.model.tree_attention import HookedPass
 from brorl.rollout.engine import rollouts_of_prompts
-from brorl.rollout.native import engine as kernel_check
 from brorl.rollout.native.decoder import Decoder, ModelCacheDecoder, PagedDecoder, PagedRowCache
-from brorl.rollout.native.draw import DrawRule, Uniforms, draw_tokens
+from brorl.rollout.native.draw import Uniforms, draw_tokens
 from brorl.rollout.native.graphs import GraphChoice, graphs_on
 from brorl.rollout.native.growth import Growth
 from brorl.rollout.native.rows import Arena, RowMemory, Rows
@@ -36,15 +35,15 @@ from brorl.rollout.native.slots import SlotDecoder
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 
-MAX_ROWS, MAX_TOKENS = 48, 20  # more than a program of the kernels reads at once
+_MAX_ROWS, _MAX_TOKENS = 48, 20  # of the trial of the kernels: more than a program of theirs reads at once
 _PROMPTS = ((1,), (2, 3, 1), (3, 1, 2, 1) * 40)
 
 
-def why_not(new_decoder: Callable[[], SlotDecoder]) -> str | None:
-    """Return why the kernels cannot decode; None if they agree with the operations of PyTorch.
+def why_kernels_differ(new_decoder: Callable[[], SlotDecoder]) -> str | None:
+    """Return why the kernels in Triton cannot decode; None if they agree with the operations of PyTorch.
 
     Args:
-        new_decoder: Returns a decoder for `MAX_ROWS` and `MAX_TOKENS`, without graphs.
+        new_decoder: Returns a decoder for `_MAX_ROWS` and `_MAX_TOKENS`, without graphs.
     """
     try:
         logits_RV, logprob_R = _decoded(new_decoder(), use=True)
@@ -58,11 +57,12 @@ def why_not(new_decoder: Callable[[], SlotDecoder]) -> str | None:
 
 def _decoded(decoder: SlotDecoder, *, use: bool) -> tuple[Tensor, Tensor]:
     """Return the logits of all rows at all positions, and tokens that are drawn with their log-probs."""
-    prompt_R, number_R = np.arange(MAX_ROWS) // (MAX_ROWS // len(_PROMPTS)), np.arange(MAX_ROWS)
-    slot_R, found = prompt_R, []
+    number_R = np.arange(_MAX_ROWS)
+    prompt_R = slot_R = number_R // (_MAX_ROWS // len(_PROMPTS))
+    found = []
     with gpu_kernels.gpu_kernels(use), decoder.attention():
         vocabulary = decoder.start(_PROMPTS).shape[1]
-        for depth in range(1, MAX_TOKENS):
+        for depth in range(1, _MAX_TOKENS):
             rows = Rows(depth, prompt_R, number_R, (number_R + depth) % vocabulary, slot_R, number_R, number_R)
             found.append(decoder.feed(decoder.place(rows, prompt_R)))
             slot_R = number_R
@@ -144,50 +144,50 @@ class NativeEngine:
         """
         if isinstance(self._forward, FlatForward):
             return None
-        memory = self._row_memory(self._forward, max_rows, max_tokens)
-        return self._cache(self._forward, memory).bytes_for
+        return self._cache(self._forward, max_rows, max_tokens).bytes_for
 
-    def _row_memory(self, forward: TreeForward, max_rows: int, max_tokens: int) -> RowMemory:
-        return RowMemory.of(self.model, forward.kv_shapes, self._memory_bytes, max_rows, max_tokens)
-
-    def _cache(self, forward: TreeForward, memory: RowMemory) -> Arena | PagedRowCache:
+    def _cache(self, forward: TreeForward, max_rows: int, max_tokens: int) -> Arena | PagedRowCache:
         """Return an empty cache: for the compiled kernels where they can decode the model."""
         shapes = forward.kv_shapes
+        memory = RowMemory.of(self.model, shapes, self._memory_bytes, max_rows, max_tokens)
         kernels = kernels_of(torch.empty(0, dtype=self.model.dtype, device=self.model.device))
         if kernels is not None and all(shape.key_dim == shape.value_dim for shape in shapes):
             return PagedRowCache(kernels, shapes, memory)
         return Arena(self.model, shapes, memory)
 
-    def _decoder(self, max_rows: int, max_tokens: int, rule: DrawRule) -> Decoder:
+    def _decoder(self, max_rows: int, sampling: SamplingParams) -> Decoder:
         if isinstance(self._forward, FlatForward):
             return ModelCacheDecoder(self.model, self._memory_bytes)
-        memory = self._row_memory(self._forward, max_rows, max_tokens)
-        if self._kept is not None and self._kept.goes_on(memory, rule):
+        cache = self._cache(self._forward, max_rows, sampling.max_new_tokens)
+        if self._kept is not None and self._kept.goes_on(cache.memory, sampling):
             return self._kept
         # A copy of the weights in every call: they may have changed since the last one.
         packed = LlamaPass(self.model, self._dtype) if self._forward.llama else HookedPass(self.model)
-        cache = self._cache(self._forward, memory)
         if isinstance(cache, PagedRowCache):
             return PagedDecoder(self.model, packed, cache)
-        decoder = SlotDecoder(self.model, packed, cache, rule, self._graphs, draws=draws_on(self.model.device))
+        decoder = SlotDecoder(self.model, packed, cache, sampling, self._graphs, draws=draws_on(self.model.device))
         self._kept = None if self._graphs is None else decoder
         return decoder
 
-    def _kernels_agree(self, decoder: Decoder) -> bool:
+    def _uses_kernels(self, decoder: Decoder) -> bool:
         """Try the kernels in Triton at the first call, if they are required; return whether they are used."""
         model, forward = self.model, self._forward
-        if self._use_kernels is None:
-            self._use_kernels = False
-            wanted = model.device.type in gpu_kernels.DEVICES and required()
-            if wanted and isinstance(decoder, SlotDecoder) and isinstance(forward, TreeForward):
-                memory = RowMemory.of(model, forward.kv_shapes, 1 << 40, kernel_check.MAX_ROWS, kernel_check.MAX_TOKENS)
-                trial = partial(SlotDecoder, model, decoder.packed, rule=decoder.rule, graphs=None, draws=False)
-                reason = kernel_check.why_not(lambda: trial(arena=Arena(model, forward.kv_shapes, memory)))
-                if reason is not None:
-                    raise KernelsError(
-                        f"engine.compile = on, and kernels in Triton cannot decode: {reason}; set engine.compile: auto"
-                    )
-                self._use_kernels = True
+        if self._use_kernels is not None:
+            return self._use_kernels
+        self._use_kernels = False
+        wanted = model.device.type in gpu_kernels.DEVICES and required()
+        if wanted and isinstance(decoder, SlotDecoder) and isinstance(forward, TreeForward):
+
+            def new_decoder() -> SlotDecoder:
+                memory = RowMemory.of(model, forward.kv_shapes, 1 << 40, _MAX_ROWS, _MAX_TOKENS)
+                arena = Arena(model, forward.kv_shapes, memory)
+                return SlotDecoder(model, decoder.packed, arena, decoder.sampling, graphs=None, draws=False)
+
+            if reason := why_kernels_differ(new_decoder):
+                raise KernelsError(
+                    f"engine.compile = on, and kernels in Triton cannot decode: {reason}; set engine.compile: auto"
+                )
+            self._use_kernels = True
         return self._use_kernels
 
     @torch.no_grad()
@@ -224,17 +224,17 @@ class NativeEngine:
             raise ValueError("every prompt needs at least one token and num_rollouts must be >= 1")
         if not prompts:
             return []
-        rule = DrawRule(sampling, (*self.stop_token_ids, *sampling.stop_token_ids))
+        sampling = replace(sampling, stop_token_ids=(*self.stop_token_ids, *sampling.stop_token_ids))
         was_training = self.model.training
         if was_training:
             self.model.eval()
         try:
-            decoder = self._decoder(sum(rollouts_P), sampling.max_new_tokens, rule)
+            decoder = self._decoder(sum(rollouts_P), sampling)
             growth = Growth(
-                prompts, rollouts_P, decoder, rule, Uniforms(seed, rollouts_P, first),
+                prompts, rollouts_P, decoder, sampling, Uniforms(seed, rollouts_P, first),
                 stop=self._stop, shares_prefixes=self._share_prefixes, observe=self._observe,
             )  # fmt: skip
-            with gpu_kernels.gpu_kernels(self._kernels_agree(decoder)):
+            with gpu_kernels.gpu_kernels(self._uses_kernels(decoder)):
                 return growth.grow()
         except BaseException:
             self._kept = None  # it may hold numbers that are not finite

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache, partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,14 +29,7 @@ _WAITS = {
 _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # with a mask they count its entries
 _COPIES = {"_to_copy", "copy_", "lift_fresh"}
 Step = Callable[[], None]
-
-
-class Capture(Protocol):
-    """Records a step, and returns a function that repeats it."""
-
-    def __call__(self, step: Step) -> Step:
-        """Run the step as often as needed, record it, and return its replay."""
-        ...
+Capture = Callable[[Step], Step]  # runs a step as often as needed, records it, and returns its replay
 
 
 @cache
@@ -95,11 +88,7 @@ class _Inspection(TorchDispatchMode):
 
 
 def graphs_on(device: torch.device, choice: GraphChoice, echo: Echo) -> StepGraphs | None:
-    """Return what records steps; None if they are not wanted, the device has no graphs, or a trial fails.
-
-    Raises:
-        UserError: If graphs are required, and the trial fails.
-    """
+    """Return what records steps; None if they are not wanted, the device has no graphs, or a trial fails."""
     if choice == "off" or device.type != "cuda":
         return None
     graphs, number = StepGraphs(choice, echo, partial(CudaCapture, device)), torch.zeros(1, device=device)
@@ -116,16 +105,13 @@ class StepGraphs:
     """The recorded steps of a decoder.
 
     Args:
-        choice: `on` makes a failure an error; with `auto` the steps run eagerly after it.
-        echo: Receives the line about that.
+        choice: `on` makes a failure an error; with `auto` the steps run eagerly after it, as a line says.
+        echo: Receives the line.
         new_capture: Makes what records the steps; once for all steps that read and write the same tensors.
-
-    Attributes:
-        enabled: Whether steps are recorded; it never becomes true again.
     """
 
     def __init__(self, choice: GraphChoice, echo: Echo, new_capture: Callable[[], Capture]) -> None:
-        self.enabled = True
+        self.enabled = True  # whether steps are recorded; it never becomes true again
         self._choice, self._echo, self._new_capture = choice, echo, new_capture
         self._capture: Capture | None = None
         self._replays: dict[Hashable, Step] = {}
@@ -138,12 +124,7 @@ class StepGraphs:
             self._capture, self._addresses = None, addresses
 
     def run(self, key: Hashable, step: Step, output: Tensor) -> None:
-        """Run a step, or replay it.
-
-        Args:
-            key: What decides the kernels and the shapes of the step, beside its addresses.
-            step: The step.
-            output: What it writes; it is compared when the step is recorded.
+        """Run a step that writes `output`, or replay it; the key decides its kernels and shapes, beside addresses.
 
         Raises:
             UserError: If the step cannot be recorded or gives other numbers, and graphs are required.
@@ -167,11 +148,7 @@ class StepGraphs:
                 step()
 
     def refuse(self, reason: str) -> None:
-        """Run everything eagerly from now on, and say why.
-
-        Raises:
-            UserError: If graphs are required.
-        """
+        """Run everything eagerly from now on, and say why; an error if graphs are required."""
         if not self.enabled:
             return
         if self._choice == "on":

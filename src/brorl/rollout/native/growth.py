@@ -5,6 +5,7 @@ Rows that do not fit into memory wait, and are decoded afterwards from their pre
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,14 +15,14 @@ import torch
 from torch import Tensor
 
 from brorl.activity import Decoding, Observe
-from brorl.arrays import FloatArray, IntArray
+from brorl.arrays import BoolArray, FloatArray, IntArray
 from brorl.errors import DivergedError
 from brorl.model.stop_strings import StopStrings
 from brorl.rollout.native.decoder import Decoder
-from brorl.rollout.native.draw import DrawRule, Uniforms, draw_tokens, without
-from brorl.rollout.native.forest import Forest, TextEnds
+from brorl.rollout.native.draw import Uniforms, draw_tokens, forbidden_at, without
 from brorl.rollout.native.rows import BLOCK, Rows
 from brorl.rollout.native.slots import SlotDecoder
+from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 
 
@@ -32,7 +33,7 @@ class Growth:
         prompts: Token ids of P prompts.
         rollouts_P: Rollouts of each.
         decoder: Feeds the rows.
-        rule: From logits to tokens.
+        sampling: From logits to tokens; its stop tokens are all that end a response.
         uniforms: Numbers of the draws.
         stop: Texts that end a response; None if there are none.
         shares_prefixes: Whether rollouts with the same tokens are one row.
@@ -40,53 +41,35 @@ class Growth:
     """
 
     def __init__(
-        self,
-        prompts: Sequence[Sequence[int]],
-        rollouts_P: Sequence[int],
-        decoder: Decoder,
-        rule: DrawRule,
-        uniforms: Uniforms,
-        *,
-        stop: StopStrings | None,
-        shares_prefixes: bool,
-        observe: Observe,
-    ) -> None:
+        self, prompts: Sequence[Sequence[int]], rollouts_P: Sequence[int], decoder: Decoder, sampling: SamplingParams,
+        uniforms: Uniforms, *, stop: StopStrings | None, shares_prefixes: bool, observe: Observe,
+    ) -> None:  # fmt: skip
         self._prompts = [tuple(p) for p in prompts]
         self._rollouts_P = np.array(rollouts_P)
         self._decoder = decoder
         self._drawing = decoder if isinstance(decoder, SlotDecoder) and decoder.draws else None
         self._alone: list[Rows] = []  # rows for which the device draws, by the depth at which the host saw them last
-        self._rule, self._uniforms = rule, uniforms
-        self._stop_ids = np.array(rule.stop_token_ids, np.int64)
+        self._sampling, self._uniforms = sampling, uniforms
+        self._stop_ids = np.array(sampling.stop_token_ids, np.int64)
         self._shares_prefixes, self._observe = shares_prefixes, observe
         self._num_finished = 0
         self._forest = Forest(prompts)
         self._text_ends = TextEnds(stop, self._forest) if stop else None
-        self._waves: deque[Rows] = deque()
 
     def grow(self) -> list[RolloutTree]:
         """Decode all rollouts to their ends; return one tree per prompt."""
-        self._waves.extend(self._first_rows(run) for run in self._decoder.split(self._prompts))
+        waves = deque(self._first_rows(run) for run in self._decoder.split(self._prompts))
         with self._decoder.attention():
-            while self._waves:
-                waiting = self._decode(self._waves.popleft())
-                self._waves.extendleft(reversed(waiting))
+            while waves:
+                waves.extendleft(reversed(self._decode(waves.popleft())))
         trees = self._forest.trees()
         return trees if self._shares_prefixes else [RolloutTree.merge([tree]) for tree in trees]
 
     def _first_rows(self, run: IntArray) -> Rows:
         """Return the rows of prompts that are prefilled, and then decoded, together."""
-        none = np.full(run.size, -1)
-        rollouts = self._rollouts_P[run]
-        return Rows(
-            depth=0,
-            prompt_R=run,
-            node_R=none,
-            token_R=none,
-            slot_R=np.arange(run.size),
-            row_K=np.repeat(np.arange(run.size), rollouts),
-            rollout_K=np.concatenate([np.arange(n) for n in rollouts]),
-        )
+        none, number_R, rollouts_R = np.full(run.size, -1), np.arange(run.size), self._rollouts_P[run]
+        rollout_K = np.concatenate([np.arange(n) for n in rollouts_R])
+        return Rows(0, run, none, none, number_R, np.repeat(number_R, rollouts_R), rollout_K)
 
     def _decode(self, rows: Rows) -> list[Rows]:
         """Decode rows to their ends; return the rows that must wait for memory."""
@@ -98,7 +81,7 @@ class Growth:
             rows, logits_RV = self._replayed(rows, np.searchsorted(live, rows.prompt_R))
         while True:
             rows = self._draw(rows, logits_RV)
-            if rows.depth % BLOCK == 0 or rows.depth == self._rule.sampling.max_new_tokens:
+            if rows.depth % BLOCK == 0 or rows.depth == self._sampling.max_new_tokens:
                 rows = self._with_those_alone(rows)
             self._observe(Decoding(self._num_finished, int(self._rollouts_P.sum()), self._forest.num_nodes, rows.depth))
             if not rows.size and not self._alone:
@@ -132,8 +115,7 @@ class Growth:
         alone = rows.take(np.flatnonzero(single_R))
         if alone.size:
             self._alone.append(alone)
-            uniform_RB = self._uniforms.block(rows.depth, alone.prompt_R, alone.rollout_K)
-            self._drawing.release(alone.slot_R, uniform_RB)
+            self._drawing.release(alone.slot_R, self._uniforms.block(rows.depth, alone.prompt_R, alone.rollout_K))
         return rows.take(np.flatnonzero(~single_R))
 
     def _with_those_alone(self, rows: Rows) -> Rows:
@@ -157,10 +139,10 @@ class Growth:
         if not rows.size:
             return replace(rows, depth=rows.depth + 1)
         uniform_K = self._uniforms.at(rows.depth, rows.prompt_R[rows.row_K], rows.rollout_K)
-        logits_RV = without(logits_RV, self._rule.forbidden(rows.depth))
+        logits_RV = without(logits_RV, forbidden_at(rows.depth, self._sampling))
         if logits_RV.device.type == "mps":
             logits_RV = logits_RV.cpu()  # the draw is exact in float64, which Apple GPUs do not have
-        drawn = draw_tokens(logits_RV, rows.row_K, uniform_K, self._rule.sampling)
+        drawn = draw_tokens(logits_RV, rows.row_K, uniform_K, self._sampling)
         # One copy, for which the host waits once. Token ids are exact in float64.
         token_K, logprob_K = torch.stack([x_K.double() for x_K in drawn]).cpu().numpy()
         return self._grown(rows, token_K.astype(np.int64), logprob_K)
@@ -172,7 +154,6 @@ class Growth:
                 f"the logits of token {rows.depth + 1:,} of a response are not finite numbers: the training has "
                 "diverged; lower optimizer.learning_rate and resume from an earlier checkpoint"
             )
-        sampling = self._rule.sampling
         width = int(token_K.max(initial=0)) + 1
         key_K = rows.row_K * width + token_K if self._shares_prefixes else np.arange(token_K.size)
         order = np.argsort(key_K, kind="stable")
@@ -187,8 +168,8 @@ class Growth:
         stopped_C = (token_C[:, None] == self._stop_ids).any(1)
         if self._text_ends is not None:
             completes_C = self._text_ends.found(rows.node_R[source_C], token_C, node_C)
-            stopped_C |= completes_C & (rows.depth >= sampling.min_new_tokens)
-        done_C = stopped_C | (rows.depth + 1 == sampling.max_new_tokens)
+            stopped_C |= completes_C & (rows.depth >= self._sampling.min_new_tokens)
+        done_C = stopped_C | (rows.depth + 1 == self._sampling.max_new_tokens)
         self._forest.finish(node_C[done_C], count_C[done_C], stopped_C[done_C])
         self._num_finished += int(count_C[done_C].sum())
         children = Rows(
@@ -206,3 +187,148 @@ class Growth:
             fed = self._decoder.place(fed, prompt_R)
             logits_RV = self._decoder.feed(fed)
         return fed, logits_RV
+
+
+class Forest:
+    """The trees of P prompts while they grow; node numbers are shared by all of them."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
+        self._prompts = [tuple(p) for p in prompts]
+        self._nodes: list[tuple[IntArray, ...]] = []  # (prompt, parent, token, count, depth) per call of `add`
+        self._logprobs: list[FloatArray] = []
+        self._starts: list[int] = []  # number of the first node per call of `add`
+        self._leaves: list[tuple[IntArray, ...]] = []  # (node, count, finished) per call of `finish`
+        self._size = 0
+
+    def add(
+        self, depth: int, prompt_C: IntArray, parent_C: IntArray, token_C: IntArray, count_C: IntArray,
+        logprob_C: FloatArray,
+    ) -> IntArray:  # fmt: skip
+        """Record C new nodes at a depth (parent -1 at depth 0) and return their numbers, shape [C]."""
+        self._nodes.append((prompt_C, parent_C, token_C, count_C, np.full_like(token_C, depth)))
+        self._logprobs.append(logprob_C)
+        self._starts.append(self._size)
+        self._size += token_C.size
+        return np.arange(self._size - token_C.size, self._size)
+
+    def finish(self, node_C: IntArray, count_C: IntArray, stopped_C: BoolArray) -> None:
+        """Record responses that end at nodes, with the number of rollouts that do."""
+        self._leaves.append((node_C, count_C, stopped_C.astype(np.int64)))
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes so far, over all prompts."""
+        return self._size
+
+    def path(self, node: int) -> list[int]:
+        """Return the tokens from the prompt down to one node, without a copy of the forest."""
+        tokens = []
+        while node >= 0:
+            call = bisect_right(self._starts, node) - 1
+            _, parent, token, _, _ = self._nodes[call]
+            tokens.append(int(token[node - self._starts[call]]))
+            node = int(parent[node - self._starts[call]])
+        return tokens[::-1]
+
+    def paths(self, node_R: IntArray, depth: int) -> IntArray:
+        """Return the tokens from the prompt down to nodes of one depth, shape [R, depth + 1]."""
+        _, parent, token, _, _ = self._concatenated()
+        tokens = np.empty((node_R.size, depth + 1), np.int64)
+        for column in range(depth, -1, -1):
+            tokens[:, column] = token[node_R]
+            node_R = parent[node_R]
+        return tokens
+
+    def trees(self) -> list[RolloutTree]:
+        """Return one tree per prompt."""
+        prompt, parent, token, count, depth = self._concatenated()
+        new_index, start = _preorder(prompt, parent, token, depth, len(self._prompts))
+        order = np.argsort(new_index)
+        parent = np.where(parent >= 0, new_index[parent] - start[prompt], -1)[order]
+        token, count, logprob = token[order], count[order], np.concatenate(self._logprobs)[order]
+
+        leaf, leaf_count, stopped = (np.concatenate(a) for a in zip(*self._leaves, strict=True))
+        leaf_order = np.argsort(new_index[leaf])
+        leaf, leaf_count = new_index[leaf][leaf_order], leaf_count[leaf_order]
+        stopped = stopped[leaf_order].astype(np.bool_)
+        leaf_start = np.searchsorted(leaf, start)
+        return [
+            RolloutTree(
+                prompt_ids=prompt_ids,
+                token=token[start[p] : start[p + 1]],
+                parent=parent[start[p] : start[p + 1]],
+                count=count[start[p] : start[p + 1]],
+                logprob=logprob[start[p] : start[p + 1]],
+                leaf=leaf[leaf_start[p] : leaf_start[p + 1]] - start[p],
+                leaf_count=leaf_count[leaf_start[p] : leaf_start[p + 1]],
+                finished=stopped[leaf_start[p] : leaf_start[p + 1]],
+            )
+            for p, prompt_ids in enumerate(self._prompts)
+        ]
+
+    def _concatenated(self) -> tuple[IntArray, ...]:
+        if len(self._nodes) > 1:
+            self._nodes = [tuple(np.concatenate(arrays) for arrays in zip(*self._nodes, strict=True))]
+            self._starts = [0]
+        return self._nodes[0]
+
+
+def _preorder(
+    prompt: IntArray, parent: IntArray, token: IntArray, depth: IntArray, num_prompts: int
+) -> tuple[IntArray, IntArray]:
+    """Number all nodes in depth-first preorder, prompt after prompt, siblings by token."""
+    num_nodes = token.size
+    by_depth = np.argsort(depth, kind="stable")
+    levels = np.split(by_depth, np.cumsum(np.bincount(depth))[:-1])
+    above = np.where(parent >= 0, parent, num_nodes + prompt)  # one root per prompt follows the nodes
+    size = np.ones(num_nodes + num_prompts, np.int64)
+    size[num_nodes:] = 0
+    for level in reversed(levels):
+        np.add.at(size, above[level], size[level])
+
+    new_index = np.empty(num_nodes + num_prompts, np.int64)
+    new_index[num_nodes:] = np.cumsum(size[num_nodes:]) - size[num_nodes:] - 1
+    for level in levels:
+        level = level[np.lexsort((token[level], above[level]))]
+        before = np.cumsum(size[level]) - size[level]
+        first = np.flatnonzero(np.append(True, above[level][1:] != above[level][:-1]))
+        before -= np.repeat(before[first], np.diff(np.append(first, level.size)))
+        new_index[level] = new_index[above[level]] + 1 + before
+    return new_index[:num_nodes], np.append(new_index[num_nodes:] + 1, num_nodes)
+
+
+class TextEnds:
+    """Finds the nodes with which a response ends, because they complete a stop string.
+
+    The last characters of every live prefix are kept, so a node costs one search in a short text. The few nodes in
+    which it finds something are decoded from the start of the response, and these texts decide.
+
+    Args:
+        stop: The stop strings, one at least.
+        forest: The forest that grows.
+    """
+
+    def __init__(self, stop: StopStrings, forest: Forest) -> None:
+        self._stop = stop
+        self._forest = forest
+        self._tail_of = {-1: ""}  # last characters, without spaces, of each live node; -1 is every prompt
+
+    def found(self, parent_C: IntArray, token_C: IntArray, node_C: IntArray) -> BoolArray:
+        """Return whether each of C new nodes completes a stop string, shape [C].
+
+        Args:
+            parent_C: Node above each, -1 for a prompt; all children of a node are in one call.
+            token_C: Token of each.
+            node_C: Number of each in the forest.
+        """
+        tail_of, piece_of, kept = self._tail_of, self._stop.pieces, self._stop.longest
+        parents = parent_C.tolist()
+        texts = [tail_of[parent] + piece_of[token] for parent, token in zip(parents, token_C.tolist(), strict=True)]
+        for parent in {*parents} - {-1}:
+            del tail_of[parent]
+        tail_of.update(zip(node_C.tolist(), [text[-kept:] for text in texts], strict=True))
+        likely_in, end_with, path = self._stop.likely_in, self._stop.end_with, self._forest.path
+        return np.array([
+            likely_in(text) is not None and end_with(path(node))
+            for text, node in zip(texts, node_C.tolist(), strict=True)
+        ], np.bool_)  # fmt: skip

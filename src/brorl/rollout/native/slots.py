@@ -23,39 +23,30 @@ from brorl.model.device import to_device
 from brorl.model.llama_pass import LlamaPass
 from brorl.model.tree_attention import PREFILL_TOKENS, PackedPass, prefill, tree_attention
 from brorl.rollout.native.decoder import prompt_runs
-from brorl.rollout.native.draw import DrawRule, draw_for_rows, without
+from brorl.rollout.native.draw import draw_tokens, forbidden_at, without
 from brorl.rollout.native.graphs import StepGraphs
 from brorl.rollout.native.rows import BLOCK, Arena, RowMemory, Rows
 from brorl.rollout.native.slot_attention import Grid, SlotContext, SlotPrompts, cells_of, power_of_two
+from brorl.sampling import SamplingParams
 
 _FEWEST_SLOTS = 8  # of a graph
 _NONE = np.empty(0, np.int64)
 
 
 class _State:
-    """What the device knows about the slots; each tensor stays where it is until more slots are needed.
-
-    Args:
-        slots: Number of slots, S.
-        cells: Cells of the largest grid of prompts and slots.
-        device: The device of the model.
-        draws: Whether the device draws; else it needs no float64.
-    """
+    """What the device knows about the S slots; each tensor stays where it is until more slots are needed."""
 
     def __init__(self, slots: int, cells: int, device: torch.device, *, draws: bool) -> None:
-        new = torch.zeros
-        self.size = slots, cells
+        self.size = slots, cells  # and cells of the largest grid of prompts and slots
         drawn = slots if draws else 0
-        number = torch.float64 if draws else torch.float32
-        self.start_S = new(slots, dtype=torch.int64, device=device)  # tokens of the slot's prompt
-        self.token_SB = new(
-            slots, BLOCK, dtype=torch.int64, device=device
-        )  # of the last 16 positions, by position % 16
-        self.logprob_SB = new(drawn, BLOCK, dtype=number, device=device)
-        self.uniform_SB = new(drawn, BLOCK, dtype=number, device=device)  # of the 16 positions of a block
-        self.cell_S = new(slots, dtype=torch.int64, device=device)
-        self.slot_C = new(cells, dtype=torch.int64, device=device)
-        self.position = new(1, dtype=torch.int64, device=device)  # of the tokens that are fed
+        integer = partial(torch.zeros, dtype=torch.int64, device=device)
+        number = partial(torch.zeros, dtype=torch.float64 if draws else torch.float32, device=device)
+        self.start_S = integer(slots)  # tokens of the slot's prompt
+        self.token_SB = integer(slots, BLOCK)  # of the last 16 positions, by position % 16
+        self.logprob_SB = number(drawn, BLOCK)
+        self.uniform_SB = number(drawn, BLOCK)  # of the 16 positions of a block
+        self.cell_S, self.slot_C = integer(slots), integer(cells)
+        self.position = integer(1)  # of the tokens that are fed
 
     @property
     def addresses(self) -> list[int]:
@@ -70,7 +61,7 @@ class SlotDecoder:
         model: The model.
         packed: Its forward pass.
         arena: Keys and values of the slots.
-        rule: From logits to tokens.
+        sampling: From logits to tokens; its stop tokens are all that end a response.
         graphs: Records the steps; None if they all run eagerly. The prompts and the logits then have tensors of their
             own, and sizes are rounded up to few values.
         draws: Whether the device draws for rows with one rollout.
@@ -81,12 +72,12 @@ class SlotDecoder:
         model: PreTrainedModel,
         packed: PackedPass,
         arena: Arena,
-        rule: DrawRule,
+        sampling: SamplingParams,
         graphs: StepGraphs | None,
         *,
         draws: bool,
     ) -> None:
-        self.arena, self.rule, self.draws = arena, rule, draws
+        self.arena, self.sampling, self.draws = arena, sampling, draws
         self.packed = packed
         self._model, self._graphs = model, graphs
         self._parameters = [id(p) for p in model.parameters()]
@@ -99,12 +90,12 @@ class SlotDecoder:
         # What is to be written to the device, at which of its rows: the target, the rows or None for all, the numbers.
         self._uploads: list[tuple[Tensor, IntArray | None, IntArray | FloatArray]] = []
 
-    def goes_on(self, memory: RowMemory, rule: DrawRule) -> bool:
+    def goes_on(self, memory: RowMemory, sampling: SamplingParams) -> bool:
         """Prepare another call with the weights of now; return False if the model has other parameters now."""
         parameters = [id(p) for p in self._model.parameters()]
         if parameters != self._parameters:
             return False
-        self.arena.memory, self.rule = memory, rule
+        self.arena.memory, self.sampling = memory, sampling
         if isinstance(self.packed, LlamaPass):
             self.packed.refresh()
         return True
@@ -193,14 +184,14 @@ class SlotDecoder:
         grid = self._laid_out(num_slots)
         self._upload()
         state.position.fill_(position)
-        forbidden = self.rule.forbidden(rows.depth) if self._alone.size else None
+        forbidden = forbidden_at(rows.depth, self.sampling) if self._alone.size else None
         longest = int(self._prompts.length.max()) + position + 1
         step = partial(self._step, num_slots, grid, longest, forbidden)
         if self._graphs is None:
             step()
         else:
             shapes = num_slots, self.arena.num_tokens, self._prompts.shape, grid.shape
-            sampling = self.rule.sampling
+            sampling = self.sampling
             key = shapes, sampling.temperature, sampling.top_p, sampling.top_k, forbidden
             self._graphs.run(key, step, self._logits[:num_slots])
         if rows.size in (0, num_slots):
@@ -214,10 +205,8 @@ class SlotDecoder:
         context = SlotContext(self.arena, self._prompts, grid, position, num_slots, longest)
         inputs = token_R, state.start_S[:num_slots] + position, context, None
         kept = None if self._graphs is None else self._logits[:num_slots]
-        if isinstance(self.packed, LlamaPass):
-            logits = self.packed.row_logits(*inputs, kept).whole()
-        else:
-            logits = self.packed.row_logits(*inputs).whole()
+        into = (kept,) if isinstance(self.packed, LlamaPass) else ()
+        logits = self.packed.row_logits(*inputs, *into).whole()
         if kept is None:
             self._logits = logits
         elif logits is not kept:
@@ -226,7 +215,7 @@ class SlotDecoder:
             return
         after = (position + 1) % BLOCK
         uniform_R = state.uniform_SB[:num_slots].index_select(1, after)[:, 0]
-        token_R, logprob_R = draw_for_rows(without(logits, forbidden), uniform_R, self.rule.sampling)
+        token_R, logprob_R = draw_tokens(without(logits, forbidden), None, uniform_R, self.sampling)
         state.token_SB[:num_slots].index_copy_(1, after, token_R[:, None])
         state.logprob_SB[:num_slots].index_copy_(1, after, logprob_R[:, None].double())
 

@@ -41,23 +41,17 @@ def attend(
     position: Tensor,
     window: int | None,
 ) -> Tensor:
-    """Store the new keys and values of slots, then attend to the prompt and to the slot.
-
-    Memory is read once, and only that of the tokens in use. Notation: see `slot_attention`; C cells of a grid of
-    prompts and slots.
+    """Store the new keys and values of slots, then attend to the prompt and to the slot; return [R, H, D].
 
     Args:
         query_RHD: Scaled queries.
         key_RKD: New keys.
         value_RKD: New values.
-        own_key_RKTD: Keys of the slots; dense.
-        own_value_RKTD: Values of the slots; dense.
+        own_key_RKTD: Keys of the slots; dense, as their values.
+        own_value_RKTD: Values of the slots.
         prompts: The prompts.
         position: Where the new tokens are in their slots, shape [1].
         window: Tokens that a new token sees, itself included; None for all.
-
-    Returns:
-        Shape [R, H, D].
     """
     query_RHD, key_RKD, value_RKD = (rows_of(x) for x in (query_RHD, key_RKD, value_RKD))
     num_slots, num_heads, dim = query_RHD.shape
@@ -94,6 +88,29 @@ def _tokens_at_once(num_bytes: int, token_bytes: int) -> int:
     return max(_LEAST, num_bytes // power)
 
 
+@triton.jit
+def _add_tokens(
+    q, key, value, first, end, m, mass_M, acc, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Add the tokens from `first` to `end` to a softmax with the largest score m, its mass and its sum of values."""
+    d = tl.arange(0, BLOCK_D)
+    for begin in range(first // BLOCK * BLOCK, end, BLOCK):
+        s = begin + tl.arange(0, BLOCK)
+        seen = (s >= first) & (s < end)
+        at = s[:, None] * D + d[None, :]
+        within = seen[:, None] & (d < D)[None, :]
+        k = tl.load(key + at, mask=within, other=0.0)
+        score = tl.where(seen[None, :], tl.dot(q, tl.trans(k), input_precision="ieee"), float("-inf"))
+        new_m = tl.maximum(m, tl.max(score, 1))
+        weight = tl.exp(score - new_m[:, None])
+        kept = tl.exp(m - new_m)
+        v = tl.load(value + at, mask=within, other=0.0)
+        mass_M = mass_M * kept + tl.sum(weight, 1)
+        acc = tl.dot(weight.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
+        m = new_m
+    return m, mass_M, acc
+
+
 @triton.jit(do_not_specialize=["width", "num_prompts", "tokens", "window"])
 def _attend_prompts(
     query, key, value, length, position, slot_of_cell, total, mass, top, width, num_prompts, tokens, window,
@@ -116,20 +133,7 @@ def _attend_prompts(
     m = tl.full([BLOCK_M], -1e30, tl.float32)  # finite, also where a window hides all tokens
     mass_M = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for begin in range(first // BLOCK_S * BLOCK_S, end, BLOCK_S):
-        s = begin + tl.arange(0, BLOCK_S)
-        seen = (s >= first) & (s < end)
-        at = start + s[:, None] * D + d[None, :]
-        within = seen[:, None] & (d < D)[None, :]
-        k = tl.load(key + at, mask=within, other=0.0)
-        score = tl.where(seen[None, :], tl.dot(q, tl.trans(k), input_precision="ieee"), float("-inf"))
-        new_m = tl.maximum(m, tl.max(score, 1))
-        weight = tl.exp(score - new_m[:, None])
-        kept = tl.exp(m - new_m)
-        v = tl.load(value + at, mask=within, other=0.0)
-        mass_M = mass_M * kept + tl.sum(weight, 1)
-        acc = tl.dot(weight.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
-        m = new_m
+    m, mass_M, acc = _add_tokens(q, key + start, value + start, first, end, m, mass_M, acc, D, BLOCK_D, BLOCK_S)
     place = (head * num_prompts * width + cell).to(tl.int64) * G + row % G
     tl.store(total + place[:, None] * D + d[None, :], acc, mask=inside[:, None] & (d < D)[None, :])
     tl.store(mass + place, mass_M, mask=inside)
@@ -166,20 +170,7 @@ def _attend_own(
     acc = tl.load(total + place[:, None] * D + d[None, :], mask=inside, other=0.0) * kept[:, None]
     acc += weight[:, None] * v_D.to(tl.float32)[None, :]
     first = tl.maximum(end - window + 1, 0)
-    for begin in range(first // BLOCK_T * BLOCK_T, end, BLOCK_T):
-        t = begin + tl.arange(0, BLOCK_T)
-        seen = (t >= first) & (t < end)
-        at = start + t[:, None] * D + d[None, :]
-        within = seen[:, None] & inside_d[None, :]
-        k = tl.load(key + at, mask=within, other=0.0)
-        score = tl.where(seen[None, :], tl.dot(q, tl.trans(k), input_precision="ieee"), float("-inf"))
-        new_m = tl.maximum(m, tl.max(score, 1))
-        weight_T = tl.exp(score - new_m[:, None])
-        rest = tl.exp(m - new_m)
-        v = tl.load(value + at, mask=within, other=0.0)
-        mass_M = mass_M * rest + tl.sum(weight_T, 1)
-        acc = tl.dot(weight_T.to(v.dtype), v, acc * rest[:, None], input_precision="ieee")
-        m = new_m
+    m, mass_M, acc = _add_tokens(q, key + start, value + start, first, end, m, mass_M, acc, D, BLOCK_D, BLOCK_T)
     at = out + (slot * K + head) * G * D + g[:, None] * D + d[None, :]
     tl.store(at, acc / mass_M[:, None], mask=inside)
 
@@ -190,19 +181,9 @@ _TOKENS = 4096  # that a program reads at once
 def draw(
     logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, temperature: float, block_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Draw a token for each of K rollouts.
+    """Draw a token for each of K rollouts as `native.draw.draw_tokens` does, from logits that are dense in each row.
 
-    The numbers are those of `draw`: masses of blocks of tokens, summed up and cumulated in float64.
-
-    Args:
-        logits_RV: Logits; dense in each row.
-        row_K: Row of each rollout.
-        uniform_K: A float64 number in [0, 1) for each rollout.
-        temperature: Divisor of the logits, above 0.
-        block_size: Tokens of a block, a power of two.
-
-    Returns:
-        Token ids [K], and their log-probs [K] in nats and float64.
+    Masses of blocks of tokens, a power of two, are summed up and cumulated in float64, as the log-probs are.
     """
     num_rows, vocabulary = logits_RV.shape
     num_blocks = triton.cdiv(vocabulary, block_size)
