@@ -177,7 +177,7 @@ def test_settings_that_may_change_on_resume() -> None:
     others |= {"engine.attention": "tiled", "engine.vllm.max_rows": 64, "reference.offload": True}
     others["optimizer.states"] = "host"
     others |= {"engine.threads": 2, "tracking.to": "wandb", "tracking.project": "p", "tracking.run_name": "r"}
-    others |= {"engine.vllm.placement": "apart", "engine.vllm.weight_transfer": "ipc"}
+    others["engine.vllm.placement"] = "apart"
     others |= {"data.sources": {"path": "moved/a.jsonl"}, "verification.sandbox": "seccomp"}
     others |= {"verification.batch_timeout_s": 9.0, "budget.pause_at": 2.0}
     others |= {"cluster.nodes": 2, "cluster.address": "auto", "cluster.rollout_workers": 3, "cluster.learner_ranks": 2}

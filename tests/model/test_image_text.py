@@ -21,7 +21,7 @@ from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.settings import LoraSettings
 from brorl.model.source import auto_class
 from brorl.rollout.native.engine import NativeEngine
-from brorl.rollout.vllm_transfer import publish
+from brorl.rollout.vllm import publish
 from brorl.sampling import SamplingParams
 from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner

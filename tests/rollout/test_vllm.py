@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -9,22 +10,25 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
 import torch
+from peft import PeftConfig
 from safetensors.torch import load_file
 from torch import Tensor
 
 from brorl.activity import Activity, Decoding
 from brorl.errors import UserError
+from brorl.model.lora import add_adapter
+from brorl.model.settings import LoraSettings
 from brorl.model.stop_strings import StopStrings
 from brorl.rollout import vllm_process
-from brorl.rollout.vllm import EngineLostError, VllmEngine, check_sampling, split_request
+from brorl.rollout.vllm import EngineLostError, VllmEngine, check_sampling, publish, split_request
 from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, VllmSettings, check_installed
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
+from small_models import small_model
 from small_tokenizers import byte_level
 from tree_invariants import check_tree
 
@@ -44,7 +48,6 @@ class Fake:
         self.requests: list[Request] = []
         self.stops: list[int] = []
         self.weights: dict[str, Tensor] = {}
-        self.transfer, self.ipc_problem = "host", None
 
     def complete(
         self, requests: Sequence[Request], sampling: SamplingParams, stop_token_ids: Sequence[int]
@@ -172,45 +175,6 @@ def test_an_engine_that_dies_is_replaced_with_the_current_weights(deaths: list[s
     assert set(fakes[-1].weights) == set(weights)
 
 
-def test_a_replaced_engine_gets_the_tensors_again_where_no_file_has_them() -> None:
-    w = torch.randn(3)
-    engine, fakes = started(["complete"], replace(SETTINGS, transfer="ipc"))
-    engine.load_weights(iter([("w", w)]), version=1)
-    engine.sample([[1]], 2, SAMPLING, 0)
-    assert [fake.calls for fake in fakes] == [["load", "complete", "close"], ["load", "complete"]]
-    assert all(fake.weights["w"] is w for fake in fakes)
-    assert engine._published is None
-
-
-@pytest.mark.parametrize("problem", [None, "no such device"])
-def test_auto_says_why_weights_do_not_pass_by_ipc(problem: str | None) -> None:
-    """The trial chooses once: a replacement takes the same way, as the weights are kept in its form."""
-    asked, lines, fakes, deaths = [], [], [], ["complete"]
-
-    def start(given: VllmSettings) -> Fake:
-        asked.append(given.transfer)
-        fakes.append(Fake(deaths))
-        fakes[-1].transfer, fakes[-1].ipc_problem = ("host" if problem else "ipc"), problem
-        return fakes[-1]
-
-    settings = replace(SETTINGS, transfer="auto", learner=torch.device("cuda"))
-    engine = VllmEngine(settings, (0,), echo=lines.append, start=start)
-    w = torch.randn(2)
-    engine.load_weights([("w", w)], 1)
-    engine.sample([[1]], 2, SAMPLING, 0)
-    assert asked == ["auto", "host" if problem else "ipc"]
-    assert [line.count("CUDA IPC does not work here (no such device)") for line in lines] == ([1] if problem else [])
-    assert torch.equal(fakes[-1].weights["w"], w)
-    assert (fakes[-1].weights["w"] is w) == (problem is None)
-    assert (engine._published is not None) == (problem is not None)
-
-
-def test_deaths_name_the_other_way_of_weights() -> None:
-    engine, _ = started(["load"] * 9, replace(SETTINGS, transfer="ipc"))
-    with pytest.raises(EngineLostError, match=r"weight_transfer: host \(it is ipc\)"):
-        engine.load_weights([("w", torch.ones(1))], 1)
-
-
 def test_an_engine_with_several_processes_reads_a_file() -> None:
     engine, (fake,) = started(settings=replace(SETTINGS, separate=False, tensor_parallel=2))
     w = torch.randn(2)
@@ -249,6 +213,32 @@ def test_published_weights_have_the_dtype_of_the_engine() -> None:
     engine.load_weights([("w", w.t()), ("index", index)], 1)
     assert torch.equal(fake.weights["w"], w.t().to(torch.bfloat16))
     assert torch.equal(fake.weights["index"], index)
+
+
+def test_published_adapters_are_those_that_peft_saves(rng: np.random.Generator, tmp_path: Path) -> None:
+    model = small_model("qwen3", dtype=torch.bfloat16)
+    lora = LoraSettings(
+        rank=int(rng.integers(1, 9)), alpha=float(rng.uniform(1, 40)), target_modules=("q_proj", "up_proj")
+    )
+    add_adapter(model, lora)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_()
+    folder = publish(model.named_parameters(), torch.bfloat16, lora)
+    try:
+        model.save_pretrained(tmp_path)
+        found, saved = (load_file(path / "adapter_model.safetensors") for path in (folder.path, tmp_path))
+        config, reference = (PeftConfig.from_pretrained(path) for path in (folder.path, tmp_path))
+        text = json.loads((folder.path / "adapter_config.json").read_text())
+    finally:
+        folder.remove()
+    assert found.keys() == saved.keys()
+    for name, tensor in found.items():
+        assert tensor.dtype == torch.float32  # bfloat16 would round small updates away
+        assert torch.equal(tensor, saved[name])
+    assert (config.peft_type, config.r, config.lora_alpha) == (reference.peft_type, lora.rank, lora.alpha)
+    assert isinstance(text["target_modules"], list)  # vLLM requires the key
 
 
 def test_the_file_of_weights_is_removed() -> None:
@@ -343,16 +333,6 @@ def test_the_process_of_the_engine_sees_its_gpus(
     with vllm_process._environment(replace(SETTINGS, device="cuda", gpus=(2, 0))):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
-
-
-@pytest.mark.parametrize(("learner", "transfer", "expected"), [(3, "auto", "1,3"), (1, "ipc", "1"), (3, "host", "1")])
-def test_an_engine_that_maps_memory_sees_the_gpu_of_the_learner_last(
-    learner: int, transfer: Literal["auto", "host", "ipc"], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "environ", {})
-    settings = replace(SETTINGS, device="cuda", gpus=(1,), transfer=transfer, learner=torch.device("cuda", learner))
-    with vllm_process._environment(settings):
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
 
 
 class Late(Fake):

@@ -368,30 +368,6 @@ def test_adapters_are_followed_from_update_to_update(separate: bool, tmp_path: P
         engine.close()
 
 
-def test_weights_pass_to_another_process_through_mapped_memory(tmp_path: Path, rng: np.random.Generator) -> None:
-    """The way of CUDA IPC, with memory of the CPU: the trial at the start, and two updates."""
-    shape = {"head_dim": 32, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
-    model = small_model("llama", dtype=torch.float32, **shape)
-    model.save_pretrained(tmp_path)
-    settings = VllmSettings(str(tmp_path), "float32", CONTEXT, 64 << 20, max_rows=64, transfer="ipc")
-    engine = VllmEngine(replace(settings, learner=torch.device("cpu")), (STOP,))
-    prompts, sampling = prompts_of(rng), SamplingParams(max_new_tokens=8)
-    try:
-        for number in (1, 2):
-            generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    centre = 1.0 if parameter.dim() == 1 else 0.0
-                    parameter.copy_(centre + 0.3 * torch.randn(parameter.shape, generator=generator))
-            engine.load_weights(model.named_parameters(), number)
-            trees = engine.sample(prompts, 20, sampling, seed=number)
-            for tree, expected in zip(trees, tree_logprobs(model, trees), strict=True):
-                assert np.abs(tree.logprob - expected.detach().numpy()).max() < LOGPROB_BOUND
-        assert engine._published is None
-    finally:
-        engine.close()
-
-
 def save_wide_quickstart(folder: Path) -> None:
     """Save the shipped model, with heads of the size that vLLM has on a CPU: the same function of the tokens."""
     shipped = Path(find_model("quickstart").path)

@@ -45,10 +45,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"dtype": "float64"}, r"has no float64; set dtype: float32 or bfloat16"),
         ({"engine.clock": "cpu", "engine.threads": 1}, r"set engine\.clock: wall"),
-        (
-            {"engine.vllm.weight_transfer": "ipc", "cluster.nodes": 2},
-            r"cluster\.nodes = 2 .*set engine\.vllm\.weight_transfer: auto",
-        ),
         ({"lora.rank": 4, "lora.quantization": "nf4"}, r"nf4 .*set lora\.quantization: none, or engine\.kind: native"),
         ({"lora.rank": 513}, r"at most rank 512, and lora\.rank = 513"),
         ({"engine.vllm.placement": "apart", "cluster.nodes": 1}, r"remove it, and set cluster\.placement: apart"),
@@ -63,7 +59,6 @@ def test_settings_that_contradict_vllm_are_rejected_when_read(settings: dict[str
     ("settings", "message"),
     [
         ({"sampling.temperature": 0.001}, r"no temperature between 0 and 0\.01"),
-        ({"engine.vllm.weight_transfer": "ipc"}, r"on the CPU .*set engine\.vllm\.weight_transfer: auto"),
         ({"engine.vllm.placement": "apart"}, r"on the CPU .*set engine\.vllm\.placement: colocated"),
     ],
 )
@@ -154,10 +149,9 @@ def test_settings_reach_the_engine() -> None:
     assert (made.dtype, made.context, made.cache_bytes, made.device) == ("bfloat16", 123, 1 << 29, "cpu")
     assert (made.max_rows, made.responses_per_request, made.tensor_parallel) == (33, 7, 2)
     assert (made.separate, made.sleeps, made.threads) == (True, False, torch.get_num_threads())
-    assert (made.transfer, made.learner, made.gpus, made.lora) == ("auto", torch.device("cpu"), (), None)
+    assert (made.gpus, made.lora) == ((), None)
     with_adapters = config(**{"lora.rank": 5, "lora.alpha": 7, "lora.target_modules": ["q_proj"]})
     assert build_vllm_settings(with_adapters, "quickstart", 9).lora == with_adapters.lora
-    assert build_vllm_settings(config(**{"cluster.nodes": 1}), "quickstart", 9).learner is None
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft uses deprecated parts of transformers
@@ -247,21 +241,14 @@ def test_the_process_of_the_engine_ends_with_the_work(
 
 
 @pytest.mark.parametrize("placement", ["colocated", "apart"])
-@pytest.mark.parametrize("transfer", ["auto", "host", "ipc"])
-def test_the_engine_has_the_gpus_of_its_placement(
-    placement: str, transfer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_engine_has_the_gpus_of_its_placement(placement: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    settings = {"device": "cuda:1", "engine.vllm.placement": placement, "engine.vllm.weight_transfer": transfer}
+    settings = {"device": "cuda:1", "engine.vllm.placement": placement}
     made = build_vllm_settings(config(**settings), "quickstart", context=9)
     assert made.gpus == ((0,) if placement == "apart" else (1,))
     assert made.sleeps == (placement == "colocated")
-    assert (made.transfer, made.learner) == (transfer, torch.device("cuda:1"))
-    wide = build_vllm_settings(
-        config(**{"device": "cuda:1", "engine.vllm.placement": placement, "engine.vllm.tensor_parallel": 3}),
-        "quickstart", context=9,
-    )  # fmt: skip
+    wide = build_vllm_settings(config(**settings, **{"engine.vllm.tensor_parallel": 3}), "quickstart", context=9)
     assert wide.gpus == ((0, 2, 3) if placement == "apart" else (1, 0, 2))
 
 

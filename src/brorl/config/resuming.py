@@ -28,7 +28,6 @@ CHANGEABLE_ON_RESUME = (
     "engine.threads",
     "engine.vllm.max_rows",
     "engine.vllm.placement",
-    "engine.vllm.weight_transfer",
     "reference.offload",
     "optimizer.states",
     "cluster.nodes",

@@ -250,11 +250,6 @@ def _of_engine(config: TrainConfig) -> Iterator[str]:
         yield "engine.kind = vllm has no float64; set dtype: float32 or bfloat16"
     if engine.clock == "cpu":
         yield "engine.clock = cpu does not count the process of engine.kind = vllm; set engine.clock: wall"
-    if has_cluster and engine.vllm.weight_transfer == "ipc":
-        yield (
-            "engine.vllm.weight_transfer = ipc shares memory of the learner in the process of the loop, and "
-            f"cluster.nodes = {config.cluster.nodes} places it elsewhere; set engine.vllm.weight_transfer: auto"
-        )
     if has_cluster and engine.vllm.placement == "apart":
         yield (
             f"engine.vllm.placement = apart is for a run of one process, and cluster.nodes = {config.cluster.nodes}; "

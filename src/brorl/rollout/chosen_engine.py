@@ -57,19 +57,15 @@ def check_engine(config: TrainConfig, sampling: SamplingParams | None = None) ->
 def _check_gpus(config: TrainConfig) -> None:
     """Check that this machine has the GPUs that the placement and the weight transfer of vLLM need."""
     vllm = config.engine.vllm
+    if vllm.placement == "colocated":
+        return
     if choose_device(config.device).type == "cpu":
-        if vllm.weight_transfer == "ipc":
-            raise UserError(
-                "engine.vllm.weight_transfer = ipc needs the model on a GPU, and it is on the CPU (device = "
-                f"{config.device}); set engine.vllm.weight_transfer: auto"
-            )
-        if vllm.placement == "apart":
-            raise UserError(
-                "engine.vllm.placement = apart needs the model on a GPU, and it is on the CPU (device = "
-                f"{config.device}); set engine.vllm.placement: colocated"
-            )
+        raise UserError(
+            "engine.vllm.placement = apart needs the model on a GPU, and it is on the CPU (device = "
+            f"{config.device}); set engine.vllm.placement: colocated"
+        )
     num_gpus = torch.cuda.device_count()
-    if vllm.placement == "apart" and num_gpus < 1 + vllm.tensor_parallel:
+    if num_gpus < 1 + vllm.tensor_parallel:
         raise UserError(
             f"engine.vllm.placement = apart needs {1 + vllm.tensor_parallel} GPUs, one for the learner and "
             f"engine.vllm.tensor_parallel = {vllm.tensor_parallel} for the engine, and torch finds {num_gpus}; set "
@@ -107,7 +103,7 @@ def build_engine(
     stop_token_ids = end_tokens(model, tokenizer, config.sampling.stop)
     match config.engine.kind:
         case "vllm":
-            engine = VllmEngine(build_vllm_settings(config, source, context), stop_token_ids, observe, stop, echo)
+            engine = VllmEngine(build_vllm_settings(config, source, context), stop_token_ids, observe, stop)
             if find_model(source).adapter:  # it has loaded the base
                 send_adapted(engine, model, source)
             return engine
@@ -191,8 +187,6 @@ def build_vllm_settings(config: TrainConfig, source: str, context: int) -> VllmS
         tensor_parallel=vllm.tensor_parallel,
         sleeps=device.type != "cpu" and not config.cluster.enabled and vllm.placement == "colocated",
         separate=not config.cluster.enabled,  # a rollout worker is a process of its own, and replaced as a whole
-        transfer=vllm.weight_transfer,
-        learner=None if config.cluster.enabled else device,
         gpus=() if device.type == "cpu" or config.cluster.enabled else _engine_gpus(config, device.index or 0),
         lora=config.adapters,
     )

@@ -28,11 +28,6 @@ class VllmEngineSettings(Section):
         "colocated", description="GPUs of the engine in a run of one process: colocated, the learner's GPU, in turn | "
         "apart, other GPUs. A cluster has cluster.placement",
     )  # fmt: skip
-    weight_transfer: Literal["auto", "host", "ipc"] = Field(
-        "auto", description="how new weights reach an engine on this machine: host, through memory of the host | ipc, "
-        "CUDA IPC, from the learner's GPU, which has not run on a GPU yet | auto, ipc if a trial at the start passes, "
-        "otherwise host. Adapters are always a file",
-    )  # fmt: skip
 
 
 class EngineSettings(Section):

@@ -20,25 +20,35 @@ prompt.
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
-from brorl.activity import Decoding, Echo, Observe, unobserved
+from brorl.activity import Decoding, Observe, unobserved
 from brorl.errors import UserError
+from brorl.model.device import to_host
+from brorl.model.lora import saved_adapter
+from brorl.model.settings import LoraSettings
 from brorl.model.stop_strings import StopStrings
 from brorl.rollout.engine import rollouts_of_prompts
-from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, VllmProcess, VllmSettings
-from brorl.rollout.vllm_transfer import Weights, publish
+from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, VllmProcess, VllmSettings, Weights
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
+from brorl.storage import TemporaryFolder
 from brorl.tree import RolloutTree
 
 _Result = TypeVar("_Result")
+_SHARED_MEMORY = Path("/dev/shm")
 _MAX_RESTARTS = 3
 _MAX_SEED = 2**62
 _LOWEST_TEMPERATURE = 0.01  # vLLM raises lower ones to it
@@ -58,7 +68,6 @@ class VllmEngine:
         stop_token_ids: Tokens that end a response.
         observe: Receives a `Decoding` after every call.
         stop: Texts that end a response too. None if there are none.
-        echo: Receives a line if `auto` did not find a faster way for the weights.
         start: Starts the engine; a test passes another one.
     """
 
@@ -68,7 +77,6 @@ class VllmEngine:
         stop_token_ids: Sequence[int],
         observe: Observe = unobserved,
         stop: StopStrings | None = None,
-        echo: Echo = lambda _: None,
         start: Callable[[VllmSettings], VllmProcess] = VllmProcess,
     ) -> None:
         self.stop_token_ids = tuple(stop_token_ids)
@@ -81,17 +89,12 @@ class VllmEngine:
         self._kept: Weights | None = None
         self._asleep = self._outdated = False
         self._process = self._started()
-        if settings.transfer == "auto":  # its replacements take the same way
-            self._settings = replace(self._settings, transfer=self._process.transfer)
-            if problem := self._process.ipc_problem:
-                echo(f"new weights go to vLLM through memory of the host: CUDA IPC does not work here ({problem})")
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace the weights, by their names in Hugging Face format, or the adapters among them.
 
         An engine in a process of its own can be replaced, and its replacement gets these weights again. An engine that
-        sleeps loads them when it samples next, and leaves its memory to the learner until then. They stay in a file, or
-        as references to the tensors, which must not change before the next call.
+        sleeps loads them when it samples next, and leaves its memory to the learner until then.
         """
         sent: Weights = weights
         if self._settings.reads_file:
@@ -99,7 +102,7 @@ class VllmEngine:
             self._remove_published()
             self._published = weakref.finalize(self, folder.remove)
             sent = self._kept = folder.path
-        elif self._settings.separate or self._settings.sleeps:
+        elif self._settings.sleeps:
             sent = self._kept = list(weights)
         if self._settings.sleeps:
             self._outdated = True
@@ -189,7 +192,7 @@ class VllmEngine:
             raise EngineLostError(
                 f"the process of vLLM died {_MAX_RESTARTS + 1} times in a row ({error}); see its log above. "
                 "Lower engine.memory_gib or engine.vllm.max_rows if memory is short, or start a new run with "
-                f"engine.kind: native{self._other_transfer()}"
+                "engine.kind: native"
             ) from error
 
     def _once(self, work: Callable[[VllmProcess], _Result]) -> _Result:
@@ -212,14 +215,35 @@ class VllmEngine:
         if self._settings.sleeps:
             torch.cuda.empty_cache()
 
-    def _other_transfer(self) -> str:
-        transfer = self._settings.transfer
-        return "" if transfer == "host" else f", or engine.vllm.weight_transfer: host (it is {transfer})"
-
     def _replace(self) -> None:
         self._process.close()
         self._process = self._started()
         self._asleep, self._outdated = False, True
+
+
+def publish(
+    weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, lora: LoraSettings | None = None
+) -> TemporaryFolder:
+    """Return a folder with weights for other processes to read, in shared memory where it has room.
+
+    Args:
+        weights: The weights by their names in the learner's model.
+        dtype: Number format of `model.safetensors`.
+        lora: If given, the adapters among the weights are written alone, in peft's format and their own number format.
+    """
+    if lora:
+        tensors = {name: to_host(tensor) for name, tensor in saved_adapter(weights)}
+    else:
+        tensors = {name: to_host(tensor, dtype) for name, tensor in weights}
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    shared = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
+    fits = shared and shutil.disk_usage(_SHARED_MEMORY).free > 2 * num_bytes
+    folder = TemporaryFolder.new(_SHARED_MEMORY if fits else Path(tempfile.gettempdir()), "brorl-weights-")
+    save_file(tensors, folder.path / f"{'adapter_' if lora else ''}model.safetensors", metadata={"format": "pt"})
+    if lora:
+        described = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha, "target_modules": []}
+        (folder.path / "adapter_config.json").write_text(json.dumps(described))
+    return folder
 
 
 def check_sampling(sampling: SamplingParams) -> None:

