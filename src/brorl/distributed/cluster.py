@@ -9,37 +9,40 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 import ray
+from ray._private import worker
 from ray.exceptions import RayTaskError
+from ray.job_config import JobConfig
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from brorl.activity import Echo
-from brorl.distributed.connection import (
-    ExitMessage,
-    connect,
-    join_cluster,
-    join_command,
-    send_messages_of_ray,
-    version_faults,
-    version_reader,
-)
 from brorl.distributed.settings import ClusterSettings, Kind
-from brorl.errors import UserError
+from brorl.errors import UserError, first_line
 from brorl.format import counted
 from brorl.storage import TemporaryFolder
 
 _PLACING_S = 120.0
 _POLL_S = 0.2
+_ANSWER_S = 5.0
+_PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")  # whose versions must be equal on all machines
+_PROGRAM = """
+import sys
+if not sys.stdin.read(1):
+    restored = "\\r\\x1b[2K\\x1b[?25h" if sys.stderr.isatty() else ""  # the status line is removed, the cursor shown
+    print(restored + sys.argv[1], file=sys.stderr)
+"""
 
 
 class RayCluster:
@@ -62,7 +65,7 @@ class RayCluster:
         self.settings = settings
         self.echo = echo
         self._note, self._advice = note, advice
-        self._exit_message: ExitMessage | None = None
+        self._exit_message: subprocess.Popen[bytes] | None = None
         self._folder: TemporaryFolder | None = None
         self._connected = False
         self._groups: dict[Kind, PlacementGroup] = {}
@@ -126,7 +129,7 @@ class RayCluster:
             self._folder.remove()
             self._folder = None
         if self._exit_message is not None:
-            self._exit_message.withdraw()
+            self._exit_message.communicate(b"withdrawn")
             self._exit_message = None
 
     @property
@@ -148,10 +151,10 @@ class RayCluster:
             if self.settings.address is None:
                 self._start_here()
             else:
-                join_cluster(self.settings.address)
+                _join(self.settings.address)
         self._connected = True
-        send_messages_of_ray(self._note)
-        self._exit_message = ExitMessage(
+        _send_messages_of_ray(self._note)
+        self._exit_message = exit_message(
             "brorl: the command was killed, or Ray ended it because one of Ray's own processes died (raylet or "
             f"gcs_server; the machine may have run out of memory). {self._advice}"
         )
@@ -164,7 +167,7 @@ class RayCluster:
         parent = short if short.is_dir() else Path(tempfile.gettempdir())
         self._folder = TemporaryFolder.new(parent, "brorl-ray-")
         try:
-            connect("local", include_dashboard=False, _temp_dir=str(self._folder.path))
+            _connect("local", include_dashboard=False, _temp_dir=str(self._folder.path))
         except Exception as error:  # a start that takes too long raises a plain Exception
             raise UserError(f"Ray does not start: {error}") from error
 
@@ -172,7 +175,9 @@ class RayCluster:
         """Wait until all machines have joined."""
         deadline, has_said = monotonic() + self.settings.join_timeout_s, False
         while (missing := self.settings.nodes - len(_machines())) > 0:
-            join = join_command()
+            join = f"ray start --address={ray.get_runtime_context().gcs_address}"
+            if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
+                join = f"RAY_AUTH_MODE=token {join}"
             if not has_said:
                 self.echo(f"waiting for {counted(missing, 'machine')}; run this on each of them: {join}")
                 has_said = True
@@ -243,8 +248,21 @@ def _without_stop_signals() -> Iterator[None]:
 
 def _check_versions() -> None:
     """Check that all other machines have the versions of this one."""
+    packages = _PACKAGES
+
+    def read() -> dict[str, str]:  # Ray sends its code, as brorl may be missing there
+        import platform
+        from importlib import metadata
+
+        versions = {"python": platform.python_version()}
+        for package in packages:
+            try:
+                versions[package] = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                continue
+        return versions
+
     here = ray.get_runtime_context().get_node_id()
-    read = version_reader()
     asked = {
         f"machine {node['NodeManagerHostname']} ({node['NodeManagerAddress']})": ray.remote(read)
         .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
@@ -254,9 +272,73 @@ def _check_versions() -> None:
     }
     for machine, answer in asked.items():
         versions: dict[str, str] = ray.get(answer)
-        for fault in version_faults(machine, versions, "this machine", read()):
-            raise UserError(str(fault))
+        check_versions(machine, versions, read())
+
+
+def check_versions(machine: str, versions: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    """Check that a machine has the versions of this one."""
+    for name in sorted(expected):
+        if versions.get(name) != expected[name]:
+            has = f"{name} {versions[name]}" if name in versions else f"no {name}"
+            command = f"run there: pip install {name}=={expected[name]}"
+            fix = f"make its environment with Python {expected[name]}" if name == "python" else command
+            raise UserError(f"{machine} has {has}, and this machine has {name} {expected[name]}; {fix}")
 
 
 def _machines() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _connect(address: str, **options: Any) -> None:
+    """Connect this program to Ray at HOST:PORT, `auto`, or `local` to start one, with arguments of `ray.init`."""
+    # Workers import modules only from the folders of this program's path.
+    script = str(Path(sys.argv[0]).resolve().parent)
+    job = _OwnPath(_py_driver_sys_path=[script] if script in sys.path else [])
+    ray.init(address, log_to_driver=False, configure_logging=False, job_config=job, **options)
+
+
+class _OwnPath(JobConfig):
+    """A job to whose path Ray adds nothing: the current folder would come before the installed packages."""
+
+    def _runtime_env_has_working_dir(self) -> bool:
+        return True
+
+
+def _join(address: str) -> None:
+    """Connect this program to a running cluster."""
+    try:
+        if address != "auto":  # Ray itself would try for minutes
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdigit():
+                raise ValueError(f"expected HOST:PORT, not {address!r}")
+            socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
+        _connect(address)
+    except ray.exceptions.AuthenticationError as error:
+        raise UserError(
+            f"the Ray cluster at {address} needs its token; copy ~/.ray/auth_token from its first machine to this one, "
+            "and set RAY_AUTH_MODE=token in the environment"
+        ) from error
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"cannot join a Ray cluster at {address} ({first_line(error)}); run `ray start` on this machine first, and "
+            "pass the HOST:PORT of the head (docs/how-to/cluster.md)"
+        ) from error
+
+
+def _send_messages_of_ray(note: Callable[[str], None]) -> None:
+    """Pass on what Ray prints about processes that died, instead of printing it."""
+
+    def keep(data: dict[str, Any], ignore_prefix: bool) -> None:  # noqa: ARG001 (Ray gives it)
+        for line in data["lines"]:
+            note(line)
+
+    worker.print_to_stdstream = keep
+
+
+def exit_message(line: str) -> subprocess.Popen[bytes]:
+    """Start a small process that prints a line to stderr, if it gets no input before this process ends.
+
+    Ray ends this process without an exception when one of Ray's own processes dies.
+    """
+    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, line]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)

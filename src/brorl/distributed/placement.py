@@ -41,7 +41,6 @@ from brorl.verification.verifier import Verifier
 
 if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
-    from brorl.distributed.learner_rank import RankPlace
     from brorl.distributed.supervisor import WorkerPoolConfig
     from brorl.distributed.workers import RayRolloutPool
 
@@ -160,7 +159,7 @@ def place_learner(
     cluster: RayCluster, config: TrainConfig, inputs: RunInputs, shared: Path, observe: Observe
 ) -> Learner:
     """Start the learner ranks, which must see the folder `shared`, and return a learner over them."""
-    from brorl.distributed.remote_learner import RemoteLearner
+    from brorl.distributed.learner import RemoteLearner
 
     folder = Path(inputs.model_path)
     model_path = str(folder.resolve()) if folder.is_dir() else inputs.model_path
@@ -193,15 +192,16 @@ def _make_verifiers(config: TrainConfig, domains: tuple[str, ...], folder: Path)
 
 
 def _make_learner(
-    config: TrainConfig, model_path: str, context: int, of: RankPlace, echo: Echo, observe: Observe
-) -> Learner:
+    config: TrainConfig, model_path: str, context: int, rank: int, size: int, meeting_point: tuple[str, int],
+    echo: Echo, observe: Observe,
+) -> Learner:  # fmt: skip
     """Load the model and make the learner of a rank, in its process."""
     torch.set_num_threads(config.cluster.cpus_per_worker)
     use_kernels(config.engine.compile)
     torch.manual_seed(derived_seed(config.seed, 0))  # as `prepare` does: new adapters start from it
     inputs = ModelInputs(model_path, load_tokenizer(model_path, config.sampling.stop), context)
     backend: Backend = "nccl" if config.cluster.gpus_per_learner_rank else "gloo"
-    ranks = join(of.rank, of.size, of.address, of.port, backend, config.cluster.learner_timeout_s)
+    ranks = join(rank, size, *meeting_point, backend, config.cluster.learner_timeout_s)
     return build_rank(config, inputs, ranks, echo, observe)
 
 

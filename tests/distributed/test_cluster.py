@@ -1,8 +1,11 @@
-"""The places that a cluster reserves, and errors of the start; without Ray processes."""
+"""The places that a cluster reserves, the errors of its start, and a learner rank; without Ray processes."""
 
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -10,12 +13,15 @@ import torch
 
 pytest.importorskip("ray")
 
+from ray._private import worker
+
 from brorl.config.reading import flat_settings, make_config, read_recipe
-from brorl.distributed.cluster import RayCluster
+from brorl.distributed.cluster import RayCluster, _send_messages_of_ray, check_versions
+from brorl.distributed.learner import LearnerRank, check_shared
 from brorl.distributed.placement import build_cluster, place_learner, place_pool
 from brorl.distributed.settings import ClusterSettings
 from brorl.distributed.workers import EngineWorker
-from brorl.errors import UserError
+from brorl.errors import FirstRankError, UserError
 from brorl.rollout.engine import SampleTask
 from brorl.sampling import SamplingParams
 from brorl.training.inputs import RunInputs
@@ -82,7 +88,7 @@ def test_processes_that_share_a_gpu_are_told_so(placement: str, dtype: str, monk
         def close(self) -> None: ...
 
     monkeypatch.setattr("brorl.distributed.workers.RayRolloutPool", Pool)
-    monkeypatch.setattr("brorl.distributed.remote_learner.RemoteLearner", lambda *given: made.update(sent=given[-1]))
+    monkeypatch.setattr("brorl.distributed.learner.RemoteLearner", lambda *given: made.update(sent=given[-1]))
     monkeypatch.setattr("brorl.distributed.placement.VllmEngine", lambda settings, *_, **__: settings)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     place_pool(cluster, config, 9)
@@ -117,3 +123,105 @@ def test_a_start_of_ray_that_takes_too_long_is_an_error(monkeypatch: pytest.Monk
     with pytest.raises(UserError, match="Ray does not start: The current node timed out"):
         cluster.connect()
     cluster.close()
+
+
+def test_messages_of_ray_go_to_the_log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)
+    noted: list[str] = []
+    _send_messages_of_ray(noted.append)
+    message: dict[str, Any] = {"lines": ["A worker died"], "pid": "raylet", "is_err": False}
+    worker.print_to_stdstream(message, ignore_prefix=False)
+    assert noted == ["A worker died"]
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"), [("os._exit(1)", "go on with this\n"), ("words.communicate(b'withdrawn')", "")]
+)
+def test_the_exit_message_of_a_process_that_is_ended(end: str, expected: str) -> None:
+    program = (
+        f"import os\nfrom brorl.distributed.cluster import exit_message\nwords = exit_message('go on with this')\n{end}"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (ended.stdout, ended.stderr) == ("", expected)
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [
+        (
+            {"python": "3.11.7", "torch": "2.12.0"},
+            "m1 has torch 2.12.0, and this machine has torch 2.13.0; run there: pip ",
+        ),
+        (
+            {"python": "3.11.7"},
+            "m1 has no torch, and this machine has torch 2.13.0; run there: pip install torch==2.13.0",
+        ),
+        (
+            {"python": "3.12.1", "torch": "2.13.0"},
+            "m1 has python 3.12.1, and .*; make its environment with Python 3.11.7",
+        ),
+    ],
+)
+def test_other_versions_are_named(versions: dict[str, str], expected: str) -> None:
+    here = {"python": "3.11.7", "torch": "2.13.0"}
+    check_versions("m1", here, here)
+    with pytest.raises(UserError, match=expected):
+        check_versions("m1", versions, here)
+
+
+def test_another_folder_with_the_path_of_the_run_directory_is_not_shared(tmp_path: Path) -> None:
+    token = tmp_path / "run" / "token"
+    for error in ("m1 has a learner rank and cannot access the run directory", "another folder with the same path"):
+        with pytest.raises(UserError, match=error):
+            check_shared(token, "m1")
+        token.parent.mkdir(exist_ok=True)
+    token.touch()
+    check_shared(token, "m1")
+    assert [*token.parent.iterdir()] == [token]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (UserError("there is no model here"), f"learner rank 1 on machine {socket.gethostname()}: there is no model"),
+        (FirstRankError("learner rank 0 on machine far: no model"), "learner rank 0 on machine far: no model"),
+    ],
+)
+def test_an_error_names_the_rank_that_failed(error: UserError, expected: str, tmp_path: Path) -> None:
+    def build(*_: object) -> NoReturn:
+        raise error
+
+    (tmp_path / "token").touch()
+    with pytest.raises(UserError) as found:
+        LearnerRank(1).build(build, 2, ("nowhere", 1), tmp_path / "token")
+    assert str(found.value).startswith(expected)
+
+
+@pytest.mark.parametrize("shares_gpu", [True, False])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_returns_its_cache_after_its_work_if_it_shares_its_gpu(
+    shares_gpu: bool, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    def weights() -> list[tuple[str, torch.Tensor]]:
+        events.append("weights")
+        return []
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty"))
+    one = LearnerRank(rank, shares_gpu)
+    one._learner = SimpleNamespace(logprobs=lambda _: events.append("logprobs"), weights=weights)
+    one.call("logprobs", [])
+    one.weights()
+    assert events == (["logprobs", "empty", "weights", "empty"] if shares_gpu else ["logprobs", "weights"])
+
+
+def test_the_weights_are_sent_in_the_format_of_the_engine() -> None:
+    weight, index = torch.randn(5, 3), torch.arange(4)
+    one = LearnerRank(0, sent_dtype=torch.bfloat16)
+    one._learner = SimpleNamespace(weights=lambda: [("w", weight.t()), ("index", index)])
+    _, stored = one.weights()
+    sent = {name: torch.from_numpy(data).view(dtype).reshape(shape) for name, shape, dtype, data in stored}
+    assert torch.equal(sent["w"], weight.t().to(torch.bfloat16))
+    assert torch.equal(sent["index"], index)

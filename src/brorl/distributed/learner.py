@@ -1,14 +1,18 @@
 """A learner whose ranks are actors: every rank gets each call, and the result is that of rank 0.
 
-Groups travel once, through the object store. The weights stay there and never pass through this process. A rank that
-dies or stalls is a `LearnerLostError`: the updates since the last checkpoint are lost.
+Between two results rank 0 reports its activities and its lines for the user. Groups travel once, through the object
+store. The weights stay there and never pass through this process. A rank that dies or stalls is a `LearnerLostError`:
+the updates since the last checkpoint are lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from tempfile import NamedTemporaryFile
 from time import monotonic
 from typing import Any
@@ -17,20 +21,122 @@ import ray
 import torch
 from ray.exceptions import RayError, RayTaskError
 
-from brorl.activity import Echo, Observe
+from brorl.activity import Activity, Echo, Observe
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.arrays import FloatArray
 from brorl.distributed.cluster import RayCluster
-from brorl.distributed.learner_rank import BuildLearner, LearnerRank
-from brorl.distributed.workers import RemoteWeights
-from brorl.errors import LearnerLostError
+from brorl.distributed.workers import RemoteWeights, stored_form
+from brorl.errors import FirstRankError, LearnerLostError, UserError
 from brorl.storage import storage_errors
-from brorl.training.learner import StepMetrics
+from brorl.training.learner import Learner, StepMetrics
 from brorl.tree import RolloutTree
 
 _POLL_S = 0.2  # Python handles a signal that comes just before a wait only after it
 _GRACE_S = 5.0  # in which the death of a rank becomes known, after another rank has lost its connection
+_LONGEST_WAIT_S = 5.0
+
+Report = Activity | str  # an activity, or a line for the user
+
+
+# Makes the learner of a rank from its number, the number of ranks, and the host and port of rank 0, where they meet.
+BuildLearner = Callable[[int, int, tuple[str, int], Callable[[str], None], Observe], Learner]
+
+
+class LearnerRank:
+    """The learner of one rank; Ray makes this class an actor.
+
+    Args:
+        rank: Its number.
+        shares_gpu: Whether a rollout worker uses its GPU between two calls.
+        sent_dtype: Number format of the weights in the object store; None for that of the learner.
+    """
+
+    def __init__(self, rank: int, shares_gpu: bool = False, sent_dtype: torch.dtype | None = None) -> None:
+        self._rank = rank
+        self._shares_gpu, self._sent_dtype = shares_gpu, sent_dtype
+        self._reports: SimpleQueue[Report] = SimpleQueue()
+        self._learner: Any = None
+
+    def meeting_point(self) -> tuple[str, int]:
+        """Return the address of this machine and a free port."""
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            return ray.util.get_node_ip_address(), listener.getsockname()[1]
+
+    def build(self, build: BuildLearner, size: int, meeting_point: tuple[str, int], token: Path) -> None:
+        """Make the learner of one of `size` ranks, in a folder that it shares with the driver; see `check_shared`."""
+        machine = socket.gethostname()
+        check_shared(token, machine)
+        echo: Callable[[Report], None] = self._reports.put if self._rank == 0 else lambda _: None
+        try:
+            self._learner = build(self._rank, size, meeting_point, echo, echo)
+        except FirstRankError:  # it names the rank and its machine
+            raise
+        except UserError as error:
+            raise UserError(f"learner rank {self._rank} on machine {machine}: {error}") from error
+
+    def call(self, method: str, *arguments: Any) -> tuple[Any, list[Report]]:
+        """Call a method of the learner; return its result, None for other ranks than 0, and the latest reports.
+
+        Of groups their old log-probs alone are returned.
+        """
+        result = getattr(self._learner, method)(*arguments)
+        if self._rank:
+            result = None
+        elif method == "with_old_logprobs":
+            result = [group.old_logprob_M for group in result]
+        self._give_way()
+        return result, self._fetched()
+
+    def weights(self) -> tuple[None, Any]:
+        """Return nothing and the stored form of the weights, as two objects; every rank takes part in collecting."""
+        weights = self._learner.weights()
+        stored = None if self._rank else stored_form(weights, self._sent_dtype)
+        for _ in weights if self._rank else ():
+            pass
+        self._give_way()
+        return None, stored
+
+    def reports(self) -> list[Report]:
+        """Return reports, as soon as there are any, or an empty list after some seconds."""
+        try:
+            first = self._reports.get(timeout=_LONGEST_WAIT_S)
+        except Empty:
+            return []
+        return [first, *self._fetched()]
+
+    def _give_way(self) -> None:
+        """Return the unused memory of this process for the rollout worker on the GPU."""
+        if self._shares_gpu:
+            torch.cuda.empty_cache()
+
+    def _fetched(self) -> list[Report]:
+        found = []
+        while not self._reports.empty():
+            try:
+                found.append(self._reports.get_nowait())
+            except Empty:
+                break
+        return found
+
+
+def check_shared(token: Path, machine: str) -> None:
+    """Check that the folder of a file of the driver, the token, is the same here, and can be written to."""
+    folder = token.parent
+    fix = "set output_dir to storage that all machines mount at the same path"
+    if not folder.is_dir():
+        raise UserError(f"machine {machine} has a learner rank and cannot access the run directory {folder}; {fix}")
+    if not token.is_file():
+        raise UserError(
+            f"machine {machine} has a learner rank, and its folder {folder} is not the run directory but another "
+            f"folder with the same path; {fix}"
+        )
+    try:
+        with NamedTemporaryFile(dir=folder, prefix=".writable-"):
+            pass
+    except OSError as error:
+        raise UserError(f"machine {machine} cannot write to the run directory {folder} ({error}); {fix}") from error
 
 
 class RemoteLearner:
@@ -93,7 +199,7 @@ class RemoteLearner:
             ray.kill(rank)
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
-        """Return groups that wait for a later step with their old log-probs; see `Learner`."""
+        """See `Learner`."""
         old = self._call("with_old_logprobs", _without_verdicts(groups)) if groups else []
         return [replace(group, old_logprob_M=old_M) for group, old_M in zip(groups, old, strict=True)]
 
@@ -177,25 +283,15 @@ class RemoteLearner:
     def _value(self, call: Any, pending: Sequence[Any]) -> Any:
         """Return the result of a call that is done."""
         try:
-            return ray.get(call)
+            return _got(call)
         except RayTaskError as error:
-            if isinstance(error.cause, RuntimeError):  # of the connection, perhaps
-                self._raise_if_lost([other for other in pending if other != call])
+            others = [other for other in pending if other != call]
+            if isinstance(error.cause, RuntimeError) and others:  # of the connection to a rank that died, perhaps
+                for other in ray.wait(others, num_returns=len(others), timeout=_GRACE_S)[0]:
+                    with suppress(RayTaskError):
+                        _got(other)
             self.close()  # the other ranks would wait for this one
             raise error.cause from error
-        except RayError as error:
-            raise LearnerLostError(f"a process of the learner died ({type(error).__name__})") from error
-
-    def _raise_if_lost(self, others: Sequence[Any]) -> None:
-        """Raise a `LearnerLostError` if another rank has died: its peers then fail with errors of the connection."""
-        done, _ = ray.wait(list(others), num_returns=len(others), timeout=_GRACE_S) if others else ([], [])
-        for call in done:
-            try:
-                ray.get(call)
-            except RayTaskError:
-                continue
-            except RayError as error:
-                raise LearnerLostError(f"a process of the learner died ({type(error).__name__})") from error
 
     def _ask_for_reports(self) -> None:
         self._reports = self._ranks[0].reports.options(concurrency_group="reports").remote()
@@ -211,3 +307,13 @@ class RemoteLearner:
 def _without_verdicts(groups: Sequence[Group]) -> list[Group]:
     """Return groups as a rank needs them: verdicts have texts, which no learner reads."""
     return [replace(group, verdicts=(), terms_L={}) for group in groups]
+
+
+def _got(call: Any) -> Any:
+    """Return the result of a call; the death of its process is a `LearnerLostError`."""
+    try:
+        return ray.get(call)
+    except RayTaskError:
+        raise
+    except RayError as error:
+        raise LearnerLostError(f"a process of the learner died ({type(error).__name__})") from error
