@@ -16,12 +16,13 @@ from harness import table, timed
 
 from brorl.algorithms.advantages import grpo
 from brorl.algorithms.groups import Group
+from brorl.config.settings import TrainConfig
 from brorl.model.forward import choose_forward
 from brorl.model.kernels import use_kernels
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.training.learner import LearnerSettings
+from brorl.training.settings import OptimizerSettings
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 
@@ -37,7 +38,9 @@ def rows(repeats: int) -> Iterator[tuple[object, ...]]:
         prompt = rng.integers(0, end, PROMPT_TOKENS).tolist()
         engine = NativeEngine(model, end, forward=forward)
         rounded = NativeEngine(model, end, forward=forward, dtype=torch.bfloat16)
-        learner = TreeLearner(model, LearnerSettings(1e-7, forward=forward))
+        learner = TreeLearner(
+            model, TrainConfig(optimizer=OptimizerSettings(learning_rate=1e-7, mini_batches=1)), forward=forward
+        )
         tree = engine.sample([prompt], num_rollouts, sampling, 0)[0]
         correct_L = rng.random(tree.num_responses) < 0.3
         group = Group(Prompt("p", "?", tuple(prompt), "a", "d"), tree, correct_L, correct_L.astype(float))

@@ -16,18 +16,19 @@ from harness import table, timed
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings, ImportanceCorrection, KLPenalty, PolicyLossSettings
+from brorl.config.settings import TrainConfig
 from brorl.model.load import load_model, load_tokenizer
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.training.learner import LearnerSettings
+from brorl.training.settings import OptimizerSettings, ReferenceSettings
 from brorl.training.tree_learner import TreeLearner
 
 NUM_PROMPTS, NUM_ROLLOUTS, PROMPT_TOKENS = 16, 512, 8
 
 
-def settings(**changes: object) -> LearnerSettings:
-    return LearnerSettings(learning_rate=1e-9, mini_batches=4, **changes)
+def settings(old_logprobs: str = "engine", **sections: object) -> TrainConfig:
+    return TrainConfig(optimizer=OptimizerSettings(learning_rate=1e-9, old_logprobs=old_logprobs), **sections)
 
 
 VARIANTS = {
@@ -35,12 +36,14 @@ VARIANTS = {
     "cispo": settings(loss=PolicyLossSettings(kind="cispo")),
     "gspo": settings(loss=PolicyLossSettings(kind="gspo", clip_low=3e-4, clip_high=4e-4)),
     "ppo, old log-probs recomputed, masked": settings(
-        recompute_old_logprobs=True, importance=ImportanceCorrection(correction="mask")
+        old_logprobs="recompute", importance=ImportanceCorrection(correction="mask")
     ),
     "ppo, KL in the loss": settings(kl=KLPenalty(coefficient=1e-4)),
-    "ppo, KL in the loss, reference offloaded": settings(kl=KLPenalty(coefficient=1e-4), offload_reference=True),
+    "ppo, KL in the loss, reference offloaded": settings(
+        kl=KLPenalty(coefficient=1e-4), reference=ReferenceSettings(offload=True)
+    ),
     "the recipe: recomputed, truncated, KL": settings(
-        recompute_old_logprobs=True,
+        old_logprobs="recompute",
         importance=ImportanceCorrection(correction="truncate"),
         kl=KLPenalty(coefficient=1e-4),
     ),

@@ -43,6 +43,7 @@ def measure(name: str, variant: str) -> dict[str, object]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from brorl.algorithms.groups import Group
+    from brorl.config.settings import TrainConfig
     from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
     from brorl.model.lora import add_adapter
     from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
@@ -51,7 +52,7 @@ def measure(name: str, variant: str) -> dict[str, object]:
     from brorl.prompts.prompt import Prompt
     from brorl.rollout.native.engine import NativeEngine
     from brorl.sampling import SamplingParams
-    from brorl.training.learner import LearnerSettings
+    from brorl.training.settings import OptimizerSettings
     from brorl.training.tree_learner import TreeLearner
 
     device = torch.device("cpu")
@@ -81,12 +82,8 @@ def measure(name: str, variant: str) -> dict[str, object]:
     if checkpointing:
         enable_gradient_checkpointing(model)
     engine = NativeEngine(sampler, config.vocab_size, ENGINE_BYTES)
-    learner = TreeLearner(
-        model,
-        LearnerSettings(
-            learning_rate=1e-6, autocast=dtype == "bfloat16" and not lora, recompute_old_logprobs=dtype == "bfloat16"
-        ),
-    )
+    recipe = TrainConfig(dtype=dtype, lora=lora or LoraSettings(), optimizer=OptimizerSettings(mini_batches=1))
+    learner = TreeLearner(model, recipe)
     rng = np.random.default_rng(0)
     prompts = [tuple(rng.integers(0, config.vocab_size, PROMPT_TOKENS).tolist()) for _ in range(num_prompts)]
     sampled = learned = 0

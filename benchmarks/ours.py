@@ -14,11 +14,12 @@ from worker import Turns
 
 from brorl.algorithms.advantages import grpo
 from brorl.algorithms.groups import Group
+from brorl.config.settings import TrainConfig
 from brorl.model.forward import choose_forward
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.training.learner import LearnerSettings
+from brorl.training.settings import OptimizerSettings
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
@@ -27,7 +28,7 @@ from brorl.verification.grade import grade
 from brorl.verification.verifier import Verifier
 
 # As for TRL: the model stays practically the same in all steps.
-LEARNING_RATE = 1e-7
+RECIPE = TrainConfig(optimizer=OptimizerSettings(learning_rate=1e-7, mini_batches=1))
 
 
 class ParityVerifier:
@@ -70,7 +71,7 @@ def measure(job: Job, workload: Workload, turns: Turns) -> None:
         verifier=ParityVerifier() if workload.domain == "parity" else CountdownVerifier(),
         decode=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
         accept_truncated=workload.domain == "parity",  # its responses never end
-        learner=TreeLearner(model, LearnerSettings(LEARNING_RATE, forward=forward)),
+        learner=TreeLearner(model, RECIPE, forward=forward),
     )
     measured = our_generation if job.quantity == "generation" else our_step
     for turn in range(job.num_turns):

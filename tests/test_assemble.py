@@ -13,7 +13,6 @@ from transformers import AutoTokenizer
 
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
-from brorl.algorithms.settings import PolicyLossSettings
 from brorl.api.data import describe_data
 from brorl.assemble import build_run
 from brorl.config.reading import make_config
@@ -30,9 +29,9 @@ from brorl.runs.run_directory import RunDirectory
 from brorl.sampling import SamplingParams
 from brorl.training.collect import Collector
 from brorl.training.inputs import input_lines, prepare
-from brorl.training.learner import LearnerSettings
 from brorl.training.local_parts import build_forward, build_learner_forward, build_model
 from brorl.training.loop import train
+from brorl.training.tree_scores import next_token
 from brorl.tree import RolloutTree
 from brorl.verification.sandbox.level import choose_level
 from run_support import save_tiny_model
@@ -92,40 +91,20 @@ def test_each_estimator_is_the_one_that_was_asked_for(tiny: Path) -> None:
 
 def test_learning_rate_follows_the_square_root_rule_only_if_a_reference_is_given(tiny: Path) -> None:
     plain = {"rollouts_per_prompt": 64, "prompts_per_step": 8, "optimizer.learning_rate": 1e-4}
-    assert LearnerSettings.from_recipe(config(tiny, **plain), (0,), TreeForward()).learning_rate == 1e-4
-    scaled = LearnerSettings.from_recipe(
-        config(tiny, **plain, **{"optimizer.reference_batch": 128}), (0,), TreeForward()
-    )
+    assert config(tiny, **plain).learning_rate == 1e-4
+    scaled = config(tiny, **plain, **{"optimizer.reference_batch": 128})
     assert scaled.learning_rate == pytest.approx(1e-4 * sqrt(64 * 8 / 128))
 
 
-def test_learner_gets_every_setting(tiny: Path) -> None:
-    given = {
-        "optimizer.mini_batches": 3,
-        "loss.dual_clip": 2.5,
-        "sampling.temperature": 0.7,
-        "sampling.min_new_tokens": 2,
-        "sampling.max_new_tokens": 9,
-        "optimizer.betas": [0.8, 0.85],
-        "optimizer.weight_decay": 0.01,
-        "optimizer.max_grad_norm": 0.5,
-        "optimizer.warmup_updates": 6,
-        "optimizer.max_responses_per_outcome": 7,
-        "engine.nodes_per_pass": 99,
-    }
-    settings = LearnerSettings.from_recipe(config(tiny, **given), (0,), TreeForward())
-    assert settings.mini_batches == 3
-    assert (settings.loss, settings.max_new_tokens) == (PolicyLossSettings(dual_clip=2.5), 9)
-    assert settings.next_token == NextToken(0.7, 2, (0,))
-    assert settings.betas == (0.8, 0.85)
-    assert (settings.weight_decay, settings.max_grad_norm, settings.warmup_updates) == (0.01, 0.5, 6)
-    assert (settings.max_responses_per_outcome, settings.max_nodes) == (7, 99)
-    assert (settings.recompute_old_logprobs, settings.autocast) == (False, False)
-    assert LearnerSettings.from_recipe(
-        config(tiny, **{"optimizer.old_logprobs": "recompute"}), (0,), TreeForward()
-    ).recompute_old_logprobs
-    low = LearnerSettings.from_recipe(config(tiny, dtype="bfloat16"), (0,), TreeForward())
-    assert low.autocast
+def test_the_learner_takes_the_distribution_and_the_old_log_probs_of_its_recipe(tiny: Path) -> None:
+    given = config(tiny, **{"sampling.temperature": 0.7, "sampling.min_new_tokens": 2, "sampling.top_k": 5})
+    assert next_token(given, (0,)) == NextToken(0.7, 2, (0,), top_k=5)
+    assert next_token(given, ()) == NextToken(0.7, top_k=5)
+    recompute = {"engine": False, "recompute": True}
+    for old, recomputes in recompute.items():
+        assert config(tiny, **{"optimizer.old_logprobs": old}).recompute_old_logprobs == recomputes
+    low = config(tiny, dtype="bfloat16")
+    assert low.autocasts
     assert low.recompute_old_logprobs
 
 
@@ -137,9 +116,8 @@ def test_a_rounded_copy_samples_and_the_learner_corrects_for_it(tiny: Path) -> N
     model = build_model(settings, inputs)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     forward = build_forward(settings, inputs, model)
-    learner = LearnerSettings.from_recipe(settings, (0,), forward)
-    assert learner.recompute_old_logprobs
-    assert not learner.autocast
+    assert settings.recompute_old_logprobs
+    assert not settings.autocasts
 
     def engine(settings: TrainConfig, forward: TreeForward | FlatForward) -> Engine:
         return build_engine(settings, str(tiny), model, inputs.tokenizer, forward, inputs.context)

@@ -17,8 +17,8 @@ from brorl.prompts.countdown import countdown_puzzles, countdown_questions
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
 from brorl.rollout.native.engine import NativeEngine
-from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
+from recipes import recipe
 from small_models import assert_same_gradients, gradients, use_exact_norms
 
 
@@ -49,7 +49,7 @@ def test_its_updates_are_those_of_the_learner(loop: ModuleType, rng: np.random.G
     theirs = deepcopy(own)
     optimizer = torch.optim.AdamW(own.parameters(), loop.LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
     loss = PolicyLossSettings(clip_low=loop.CLIP_LOW, clip_high=loop.CLIP_HIGH)
-    learner = TreeLearner(theirs, LearnerSettings(loop.LEARNING_RATE, loss=loss))
+    learner = TreeLearner(theirs, recipe(learning_rate=loop.LEARNING_RATE, loss=loss))
     clipped = 0.0
     for step in range(3):  # the ratios leave 1 after the first update, and reach the bounds
         loop.update(own, optimizer, mixed)

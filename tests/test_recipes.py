@@ -10,11 +10,9 @@ import brorl
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.config.reading import builtin_recipes, make_config, read_recipe
 from brorl.config.settings import TrainConfig
-from brorl.model.forward import TreeForward
 from brorl.prompts.layouts.table import LAYOUTS
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import FileSource, GymSource
-from brorl.training.learner import LearnerSettings
 from brorl.verification.domains.table import DOMAINS
 from brorl.verification.gym.task import OUT_OF_DISTRIBUTION, SETS
 
@@ -73,7 +71,7 @@ def test_the_second_stage_differs_only_where_the_paper_says(first: str, second: 
     one, other = (config(name).model_dump() for name in (first, second))
     assert {k for k in one["evaluation"] if one["evaluation"][k] != other["evaluation"][k]} <= {"every"}
     assert {k for k in one["sampling"] if one["sampling"][k] != other["sampling"][k]} <= {"max_new_tokens"}
-    rates = [LearnerSettings.from_recipe(config(n), (0,), TreeForward()).learning_rate for n in (first, second)]
+    rates = [config(n).learning_rate for n in (first, second)]
     assert rates[1] == pytest.approx(sqrt(8) * rates[0])
     assert config(second).samples_per_step == 8 * config(first).samples_per_step
     assert config(first).prompts_per_step == 4 * config(second).prompts_per_step
@@ -106,11 +104,9 @@ def test_the_recipes_of_clusters_differ_from_the_papers_in_sizes_alone(name: str
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_published_recipes_make_a_learner(name: str) -> None:
+def test_the_published_recipes_deal_equal_mini_batches(name: str) -> None:
     recipe = config(name)
-    learner = LearnerSettings.from_recipe(recipe, (0,), TreeForward())
-    assert recipe.prompts_per_step % learner.mini_batches == 0
-    assert (learner.kl is not None) == (recipe.kl.coefficient > 0)
+    assert recipe.prompts_per_step % recipe.optimizer.mini_batches == 0
 
 
 @pytest.mark.parametrize("name", ["prorl", "brorl", "small/prorl", "small/brorl"])
@@ -132,13 +128,11 @@ def test_the_papers_numbers() -> None:
     corrections = []
     for stage in (first, second):
         assert stage.data.max_prompt_tokens + (stage.evaluation.max_new_tokens or 0) == 32768
-        learner = LearnerSettings.from_recipe(stage, (0,), TreeForward())
-        assert (learner.loss.kind, learner.loss.clip_low, learner.loss.clip_high) == ("ppo", 0.2, 0.27)
-        assert (stage.optimizer.learning_rate, learner.mini_batches) == (1e-6, 8)
-        assert learner.kl is not None
-        assert (learner.kl.coefficient, learner.kl.estimator, learner.kl.placement) == (1e-4, "k2", "loss")
-        corrections.append((learner.importance.correction, learner.importance.low, learner.importance.high))
-        assert learner.recompute_old_logprobs
+        assert (stage.loss.kind, stage.loss.clip_low, stage.loss.clip_high) == ("ppo", 0.2, 0.27)
+        assert (stage.optimizer.learning_rate, stage.optimizer.mini_batches) == (1e-6, 8)
+        assert (stage.kl.coefficient, stage.kl.estimator, stage.kl.placement) == (1e-4, "k2", "loss")
+        corrections.append((stage.importance.correction, stage.importance.low, stage.importance.high))
+        assert stage.recompute_old_logprobs
         shaping = stage.rewards
         assert shaping.stop_properly == 0
         applied = [shaping.cosine_length.in_force(step) for step in range(1, 1201)]

@@ -35,11 +35,13 @@ from transformers import PreTrainedModel
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
+from brorl.config.settings import TrainConfig
 from brorl.model.logits import PLAIN
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.settings import EngineSettings
 from brorl.sampling import SamplingParams
-from brorl.training.learner import LearnerSettings
+from brorl.training.settings import OptimizerSettings
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 
@@ -315,15 +317,14 @@ def _update(
 ) -> tuple[Tensor, float]:
     """Make one update; return the change of all weights in float64, and the norm of the gradient."""
     before = _flat_weights(model)
-    settings = LearnerSettings(
-        _LEARNING_RATE,
-        recompute_old_logprobs=True,
-        max_nodes=_NODES,
-        autocast=precision == "bfloat16",
-        forward=variant.forward,
+    optimizer = OptimizerSettings(learning_rate=_LEARNING_RATE, mini_batches=1, old_logprobs="recompute")
+    config = TrainConfig(
+        dtype=precision, optimizer=optimizer, engine=EngineSettings(nodes_per_pass=_NODES, attention="tiled")
     )
     with variant.applied(model):
-        update = TreeLearner(model, settings).learn(groups, advantage_estimator(AdvantageSettings()), seed=0)
+        update = TreeLearner(model, config, forward=variant.forward).learn(
+            groups, advantage_estimator(AdvantageSettings()), seed=0
+        )
     return _flat_weights(model) - before, update.grad_norm
 
 

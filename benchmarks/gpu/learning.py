@@ -18,9 +18,11 @@ from ours import tree_work
 
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.settings import AdvantageSettings
+from brorl.config.settings import TrainConfig
 from brorl.model.forward import TreeForward, num_flat_tokens
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
-from brorl.training.learner import LearnerSettings
+from brorl.rollout.settings import EngineSettings
+from brorl.training.settings import OptimizerSettings
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 
@@ -76,12 +78,13 @@ class Learning:
         responses, before = self.responses, self._device.bytes_in_use()
         model = responses.model.load(self._device, responses.prompt_tokens + responses.tokens, responses.seed)
         tree = responses.tree(model.config.vocab_size)
-        settings = LearnerSettings(1e-7, autocast=True, recompute_old_logprobs=True, forward=variant.forward)
+        optimizer = OptimizerSettings(learning_rate=1e-7, mini_batches=1)
+        config = TrainConfig(dtype="bfloat16", optimizer=optimizer, engine=EngineSettings(attention="tiled"))
         estimate = advantage_estimator(AdvantageSettings())
         said: list[str] = []
         self._device.reset_peak()
         with variant.applied(model):
-            learner = TreeLearner(model, settings, said.append)
+            learner = TreeLearner(model, config, said.append, forward=variant.forward)
 
             def step() -> None:
                 learner.learn([parity(tree)], estimate, responses.seed)

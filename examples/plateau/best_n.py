@@ -28,9 +28,10 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.outcome_weights import maxrl
 from brorl.config.reading import make_config, read_recipe
 from brorl.planning.gradient_noise import prompt_gradient
-from brorl.planning.pilot import PilotParts, sample
+from brorl.planning.pilot import sample
 from brorl.table import Table
 from brorl.training.inputs import prepare
+from brorl.training.local_parts import LocalParts
 
 PROMPTS, ROLLOUTS = 64, 1024
 NUMBERS = (16, 32, 64, 128, 256, 512)
@@ -52,7 +53,7 @@ class GroupNoise:
         return (self.between + self.within) / self.signal
 
 
-def group_noise(parts: PilotParts, groups: list[Group], num_rollouts: int, order: int) -> GroupNoise:
+def group_noise(parts: LocalParts, groups: list[Group], num_rollouts: int, order: int) -> GroupNoise:
     """Measure the gradient of groups of N rollouts at one order, at most N - 1."""
     generator, number = np.random.default_rng(0), min(MOST_GROUPS, ROLLOUTS // num_rollouts)
     weight = partial(maxrl, order=min(order, num_rollouts - 1))
@@ -62,7 +63,7 @@ def group_noise(parts: PilotParts, groups: list[Group], num_rollouts: int, order
         for _ in range(number):
             count_L = generator.multivariate_hypergeometric(left_L, num_rollouts, method="marginals")
             left_L -= count_L
-            gradients.append(prompt_gradient(parts.model, group, count_L, parts.learner_settings, weight))
+            gradients.append(prompt_gradient(parts.model, group, count_L, parts, weight))
         gram_JJ = np.stack(gradients) @ np.stack(gradients).T
         means.append(np.mean(gradients, axis=0))
         squared += np.trace(gram_JJ) / number / len(groups)
@@ -81,7 +82,7 @@ def lines_of(run: Path, step: int) -> Iterator[tuple[str, ...]]:
     seconds_N = np.array([row.seconds["total"] for row in plan.rows if row.num_rollouts in NUMBERS])
     growth = float(np.polyfit(np.log(NUMBERS), np.log(seconds_N), 1)[0])
     config = make_config(recipe, {"model": str(checkpoint)}, str(run))
-    parts = PilotParts.load(config, prepare(config, config.model))
+    parts = LocalParts.load(config, prepare(config, config.model))
     groups = sample(parts, parts.stream.take(PROMPTS), ROLLOUTS, seed=1).groups
     parts.model.train()
     for order in ORDERS:

@@ -29,7 +29,6 @@ from brorl.training.objective import Objective
 from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun, find_start, restore
 from brorl.training.schedule import Schedule
 from brorl.training.source import GroupSource
-from brorl.training.tree_learner import TreeLearner
 from brorl.verification.grade import Grader
 from brorl.verification.thoughts import make_decode
 
@@ -74,7 +73,7 @@ def build_run(
     learner: Learner
     if cluster is None:
         parts = LocalParts.load(config, inputs, observe, on_end, echo)
-        learner = TreeLearner(parts.model, parts.learner_settings, echo, observe)
+        learner = parts.learner(echo=echo, observe=observe)
         source = Collector.from_recipe(
             config, inputs.prompts.train, inputs.grader, parts.engine, learner, clock, observe
         )

@@ -12,11 +12,12 @@ import pytest
 from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.planning import step_timing as step_forecast
-from brorl.planning.pilot import PilotParts
 from brorl.planning.step_cost import StepTiming, mean_rounds
 from brorl.planning.step_timing import StepTimer
 from brorl.training.inputs import prepare
+from brorl.training.local_parts import LocalParts
 from brorl.tree import RolloutTree
+from recipes import recipe
 from run_support import SMALL, command, refused, save_tiny_model
 
 EVERY_CHARACTER = "".join(map(chr, range(32, 127))) + "\n"
@@ -117,7 +118,7 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
 
     monkeypatch.setattr(StepTimer, "finish", timed)
     config = config_of("--rollouts_per_prompt=64", "--prompts_per_step=8", "--dynamic_sampling.enabled=false")
-    parts = PilotParts.load(config, prepare(config, config.model))
+    parts = LocalParts.load(config, prepare(config, config.model))
     sampled = []
     sample = step_forecast.sample
 
@@ -147,7 +148,7 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
     assert cut.fraction_cut == pytest.approx(unfinished / (8 * 64))
 
     monkeypatch.setattr(step_forecast, "MAX_TOKENS", 128)
-    few = replace(parts, learner_settings=replace(parts.learner_settings, max_responses_per_outcome=2))
+    few = replace(parts, config=recipe(parts.config, max_responses_per_outcome=2))
     limited = step_forecast.forecast_step(few, 64, tmp_path)
     nodes = np.mean([  # of trees of 4 of the 64 rollouts
         RolloutTree.from_responses((1,), [rollouts[i] for i in rng.choice(64, 4, replace=False)]).num_unique_tokens
@@ -209,7 +210,7 @@ def trees_of(sampled: object) -> list[RolloutTree]:
 
 def test_prompts_that_dynamic_sampling_drops_cost_too(tmp_path: Path) -> None:
     config = config_of("--rollouts_per_prompt=16", "--prompts_per_step=8")
-    parts = PilotParts.load(config, prepare(config, config.model))
+    parts = LocalParts.load(config, prepare(config, config.model))
     forecast = step_forecast.forecast_step(parts, 16, tmp_path)
     assert forecast.kept_fraction is not None
     assert 0.2 < forecast.kept_fraction < 1

@@ -32,9 +32,9 @@ from brorl.model.tree_attention import HooksError
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
+from recipes import recipe
 from small_models import (
     assert_same_gradients,
     flattened_logprobs,
@@ -173,16 +173,16 @@ def random_group(model: PreTrainedModel, rng: np.random.Generator) -> Group:
 def test_both_paths_make_the_same_updates(kind: str, placement: str | None, rng: np.random.Generator) -> None:
     seed = int(rng.integers(1 << 30))
     groups = [random_group(small_model(seed=seed), rng) for _ in range(4)]
-    settings = LearnerSettings(
+    settings = recipe(
         learning_rate=1e-2,
         mini_batches=2,
         loss=PolicyLossSettings(kind=kind, clip_low=0.2, clip_high=0.28, entropy_coefficient=0.01),
-        kl=None if placement is None else KLPenalty(coefficient=0.1, placement=placement),
-        recompute_old_logprobs=True,
+        kl=KLPenalty() if placement is None else KLPenalty(coefficient=0.1, placement=placement),
+        old_logprobs="recompute",
     )
     weights = []
     for forward in (TreeForward(), FLAT):
-        learner = TreeLearner(small_model(seed=seed), replace(settings, forward=forward))
+        learner = TreeLearner(small_model(seed=seed), settings, forward=forward)
         for step in range(2):
             learner.learn(groups, advantage_estimator(AdvantageSettings()), seed=step)
         weights.append(dict(learner.weights()))

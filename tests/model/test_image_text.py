@@ -23,11 +23,11 @@ from brorl.model.source import auto_class
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.vllm import publish
 from brorl.sampling import SamplingParams
-from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
 from image_text_models import IMAGE_TEXT, save_image_text, train_on_ranks
 from learner_support import batch_of, learn
 from rank_processes import RankProcesses
+from recipes import recipe
 from run_support import SMALL, assert_same_run, command, save_tiny_model
 from small_models import assert_same_gradients, flattened_logprobs, gradients, mostly_slow, rollouts
 
@@ -40,7 +40,7 @@ LORA = LoraSettings(rank=2, alpha=4.0)
 
 def trained_steps(model: PreTrainedModel, forward: Forward, rng: np.random.Generator) -> TreeLearner:
     """Train a model for two steps."""
-    learner = TreeLearner(model, LearnerSettings(learning_rate=1e-2, weight_decay=0.1, forward=forward))
+    learner = TreeLearner(model, recipe(learning_rate=1e-2, weight_decay=0.1), forward=forward)
     for seed in range(2):
         learn(learner, *batch_of(rng, 2), seed=seed)
     return learner
@@ -146,7 +146,7 @@ def test_vllm_gets_the_names_of_the_whole_model(tmp_path: Path) -> None:
     """Its classes of these models map `model.language_model.` and `lm_head.`, as new checkpoints have them."""
     save_image_text("qwen3_5", tmp_path, seed=0)
     model = load_model(str(tmp_path), CPU, torch.float32)
-    learner = TreeLearner(model, LearnerSettings(learning_rate=0.1, forward=choose_forward(model)))
+    learner = TreeLearner(model, recipe(learning_rate=0.1), forward=choose_forward(model))
     folder = publish(learner.weights(), torch.float32)
     names = load_file(folder.path / "model.safetensors").keys()
     assert names == {name for name in load_file(tmp_path / "model.safetensors") if ".visual." not in name}
@@ -168,12 +168,12 @@ def test_a_rank_builds_the_class_of_the_source(tmp_path: Path) -> None:
 def test_two_ranks_train_and_save_what_one_does(kind: str, tmp_path: Path, rng: np.random.Generator) -> None:
     save_image_text(kind, tmp_path / "source", seed=int(rng.integers(1 << 30)))
     model = load_model(str(tmp_path / "source"), CPU, torch.float32)
-    settings = LearnerSettings(learning_rate=1e-3, forward=choose_forward(model, context=16))
+    settings, forward = recipe(learning_rate=1e-3), choose_forward(model, context=16)
     steps = [batch_of(rng, 2) for _ in range(2)]
     processes = RankProcesses(2)
     try:
         for size, name in ((1, "one"), (2, "two")):
-            processes.run(size, train_on_ranks, tmp_path / "source", tmp_path / name, steps, settings)
+            processes.run(size, train_on_ranks, tmp_path / "source", tmp_path / name, steps, settings, forward)
     finally:
         processes.close()
     source, one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("source", "one", "two"))

@@ -15,6 +15,7 @@ from test_hook_check import EXACT, REFUSED, tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
 from brorl.algorithms.groups import Group
+from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.load import load_model, load_tokenizer
 from brorl.model.logprobs import tree_logprobs
@@ -25,9 +26,9 @@ from brorl.rollout.chosen_engine import send_adapted
 from brorl.rollout.native.engine import NativeEngine
 from brorl.runs.checkpoint import TrainerState, load_state, save_checkpoint
 from brorl.sampling import SamplingParams
-from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
 from learner_support import learn
+from recipes import recipe
 from run_support import save_tiny_model
 from small_models import (
     ARCHITECTURES,
@@ -214,7 +215,7 @@ def test_a_merge_into_tied_embeddings_is_the_adapted_model_also_after_it_is_save
         with pytest.raises(UserError, match=r"vLLM ties the embedding .* save the merged model"):
             send_adapted(vllm, whole, str(tmp_path / "adapter"))
     assert vllm.load_weights.called == is_tied
-    TreeLearner(whole, LearnerSettings(learning_rate=1e-3)).save_pretrained(tmp_path / "merged")
+    TreeLearner(whole, recipe(learning_rate=1e-3)).save_pretrained(tmp_path / "merged")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(again(ids).logits, expected, rtol=1e-4, atol=1e-4)
 
@@ -231,7 +232,7 @@ def test_adapters_of_the_output_layer_are_trained_saved_continued_and_merged(
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter += torch.from_numpy(rng.normal(size=parameter.shape)).float()
-    TreeLearner(model, LearnerSettings(learning_rate=1e-3)).save_pretrained(tmp_path / "adapter")
+    TreeLearner(model, recipe(learning_rate=1e-3)).save_pretrained(tmp_path / "adapter")
     ids = torch.from_numpy(rng.integers(0, 17, (2, 9)))
     for lora in (settings, None):
         again = load_model(str(tmp_path / "adapter"), CPU, torch.float32, lora)
@@ -252,7 +253,7 @@ def test_weights_that_are_saved_wrongly_are_an_error_at_the_first_save(
     base: Path, lora: LoraSettings | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load_model(str(base), CPU, torch.float32, lora)
-    learner = TreeLearner(model, LearnerSettings(learning_rate=1e-3))
+    learner = TreeLearner(model, recipe(learning_rate=1e-3))
     save, kind = model.save_pretrained, "model" if lora is None else "adapters"
 
     def altered(folder: Path, **options: object) -> None:
@@ -315,7 +316,7 @@ def test_missing_peft_is_named_before_weights_are_read(base: Path, monkeypatch: 
         load_model(str(base), CPU, torch.float32, SETTINGS)
 
 
-def trained_losses(model: PreTrainedModel, settings: LearnerSettings) -> list[float]:
+def trained_losses(model: PreTrainedModel, settings: TrainConfig) -> list[float]:
     """Sample with the model itself and raise the probability of one token; return its fraction, step by step."""
     engine = NativeEngine(model, 1)
     learner = TreeLearner(model, settings)
@@ -340,7 +341,7 @@ def test_a_bfloat16_base_is_sampled_and_trained_through_adapters_alone(architect
     frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
     dtypes = {p.requires_grad: p.dtype for p in model.parameters()}
     assert dtypes == {True: torch.float32, False: torch.bfloat16}
-    fractions = trained_losses(model, LearnerSettings(learning_rate=3e-2, recompute_old_logprobs=True))
+    fractions = trained_losses(model, recipe(learning_rate=3e-2, old_logprobs="recompute"))
     assert np.mean(fractions[-2:]) > fractions[0] + 0.2
     assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
 
@@ -349,7 +350,7 @@ def test_a_run_with_adapters_resumes_bitwise_from_its_checkpoint(
     base: Path, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     """Two updates, a checkpoint, two more in the model that was loaded from it: the bits of four updates in one go."""
-    settings = LearnerSettings(learning_rate=1e-2, recompute_old_logprobs=True)
+    settings = recipe(learning_rate=1e-2, old_logprobs="recompute")
     model = load_model(str(base), CPU, torch.float32, SETTINGS, gradient_checkpointing=True)
     learner = TreeLearner(model, settings)
     batches = []

@@ -16,9 +16,9 @@ from brorl.model.forward import choose_forward
 from brorl.model.load import load_model
 from brorl.model.lora import adapter_shapes, target_layers
 from brorl.model.settings import LoraSettings
-from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
 from learner_support import batch_of, learn
+from recipes import recipe
 from small_models import mostly_slow
 
 CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ def test_what_is_trained_is_what_transformers_loads(
         adapted = {name.partition(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad}
         assert adapted == set(target_layers(base, ("all-linear",)))
     forward = choose_forward(model, context=16)
-    learner = TreeLearner(model, LearnerSettings(learning_rate=1e-2, forward=forward))
+    learner = TreeLearner(model, recipe(learning_rate=1e-2), forward=forward)
     ids = torch.from_numpy(rng.integers(1, 17, (2, 9)))
     with torch.no_grad():
         before = model.eval()(input_ids=ids, use_cache=False).logits

@@ -5,6 +5,7 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,26 +17,28 @@ import brorl.planning.step_timing as timing_module
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
 from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
-from brorl.model.logits import NextToken
 from brorl.planning.gradient_noise import NoiseMoments, gradient_products, noise_moments, prompt_gradient
-from brorl.planning.pilot import PilotParts, sample
+from brorl.planning.pilot import sample
 from brorl.planning.pilot_counts import PilotCounts, tree_growth
 from brorl.planning.step_cost import mean_rounds
 from brorl.planning.step_timing import NoMixedGroupError, measure, timing_sizes
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.rollout.native.engine import NativeEngine
-from brorl.sampling import SamplingParams
 from brorl.training.collect import Collector
-from brorl.training.learner import LearnerSettings
+from brorl.training.local_parts import LocalParts
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
 from brorl.verification.grade import Grader
+from recipes import recipe
 from small_models import flattened_logprobs, plain_logprobs, random_tree, rollouts, small_model
 
 TEMPERATURE = 0.9
-SETTINGS = LearnerSettings(learning_rate=1e-2, mini_batches=2, next_token=NextToken(TEMPERATURE))
 LENGTH = 3
+SETTINGS = recipe(
+    learning_rate=1e-2, mini_batches=2, temperature=TEMPERATURE, max_new_tokens=LENGTH, prompts_per_step=4,
+    store_rollouts_every=2,
+)  # fmt: skip
 SILENT = print
 
 
@@ -54,18 +57,13 @@ def prompts(number: int, reference: str = "23") -> list[Prompt]:
     return [Prompt(f"p{i}", str(i), (1 + i % 3, 1 + i // 3 % 3, 2), reference, "token") for i in range(number)]
 
 
-def make_parts(model: PreTrainedModel, seed: int = 0, reference: str = "23") -> PilotParts:
-    return PilotParts(
+def make_parts(model: PreTrainedModel, seed: int = 0, reference: str = "23", **changes: Any) -> LocalParts:
+    return LocalParts(
         engine=NativeEngine(model, 0),
         model=model,
         stream=PromptStream(prompts(20, reference), seed),
         grader=Grader({"token": FirstTokenVerifier()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping()),
-        sampling=SamplingParams(TEMPERATURE, max_new_tokens=LENGTH),
-        learner_settings=SETTINGS,
-        prompts_per_step=4,
-        dynamic_sampling=True,
-        store_every=2,
-        seed=seed,
+        config=recipe(SETTINGS, seed=seed, **changes),
     )
 
 
@@ -79,7 +77,7 @@ def test_a_prompts_gradient_by_autograd_over_rollouts(rng: np.random.Generator) 
     reward_L = rng.normal(size=tree.num_responses)
     group = Group(prompts(1)[0], tree, reward_L > 0, reward_L)
     count_L = rng.multivariate_hypergeometric(tree.leaf_count, tree.num_rollouts // 2)
-    found = prompt_gradient(model, group, count_L, SETTINGS)
+    found = prompt_gradient(model, group, count_L, make_parts(model))
 
     chosen, left = [], count_L.copy()
     for place, (leaf, _) in enumerate(rollouts(tree)):
@@ -127,7 +125,7 @@ def test_a_projection_keeps_inner_products(rng: np.random.Generator, monkeypatch
 class Tabular:
     """Every response of some prompts under a model, with its probability, reward and score: exact expectations."""
 
-    def __init__(self, model: PreTrainedModel, parts: PilotParts, some: Sequence[Prompt]) -> None:
+    def __init__(self, model: PreTrainedModel, parts: LocalParts, some: Sequence[Prompt]) -> None:
         vocabulary = model.config.vocab_size
         middle = [r for n in range(1, LENGTH) for r in product(range(1, vocabulary), repeat=n - 1)]
         responses = [(*m, 0) for m in middle] + list(product(range(1, vocabulary), repeat=LENGTH - 1))
@@ -169,7 +167,7 @@ class Tabular:
 def test_moments_are_those_of_all_responses_there_are(rng: np.random.Generator) -> None:
     model = small_model(vocab_size=4, seed=int(rng.integers(1 << 30)), num_hidden_layers=1, hidden_size=8,
                         intermediate_size=8, scale=0.1)  # fmt: skip
-    parts = replace(make_parts(model), dynamic_sampling=False)
+    parts = make_parts(model, enabled=False)
     some = prompts(4)
     exact = Tabular(deepcopy(model), parts, some).moments(rng, num_rollouts=5)
     found = []
@@ -197,24 +195,24 @@ def test_groups_that_are_dropped_have_no_gradient(rng: np.random.Generator) -> N
     products = gradient_products(model, groups, parts, rng)
     assert products.gram_PP[0, 0] == products.across_P[0] == products.apart_P[0] == 0
     assert products.gram_PP[1, 1] > 0
-    assert gradient_products(model, groups, replace(parts, dynamic_sampling=False), rng).gram_PP[0, 0] > 0
+    assert gradient_products(model, groups, make_parts(model, enabled=False), rng).gram_PP[0, 0] > 0
     assert all(p.grad is None for p in model.parameters())
 
 
 @pytest.fixture(scope="module")
-def measured_parts() -> PilotParts:
+def measured_parts() -> LocalParts:
     return make_parts(small_model(vocab_size=5, seed=3, dtype=torch.float32))
 
 
 @pytest.fixture(scope="module")
-def measured(measured_parts: PilotParts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
+def measured(measured_parts: LocalParts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple]:
     before = {name: tensor.clone() for name, tensor in measured_parts.model.state_dict().items()}
     said: list[str] = []
     found = measure(measured_parts, 10, 8, np.array([4, 8, 16, 64]), tmp_path_factory.mktemp("scratch"), said.append)
     return found, before, said
 
 
-def test_the_model_stays_as_it_was(measured: tuple, measured_parts: PilotParts) -> None:
+def test_the_model_stays_as_it_was(measured: tuple, measured_parts: LocalParts) -> None:
     _, before, _ = measured
     after = measured_parts.model.state_dict()
     assert before.keys() == after.keys()
@@ -321,7 +319,7 @@ def test_rounds_are_those_of_the_collector(rng: np.random.Generator) -> None:
     engine = Coins()
     parts = make_parts(small_model(vocab_size=4), reference="2")
     collector = Collector(
-        engine=engine, stream=parts.stream, grader=parts.grader, sampling=parts.sampling,
+        engine=engine, stream=parts.stream, grader=parts.grader, sampling=parts.config.sampling.params,
         num_rollouts=2, prompts_per_step=per_step, dynamic_sampling=True, max_tries=1000, seed=0,
     )  # fmt: skip
     rounds, sampled = [], 0
@@ -342,7 +340,7 @@ def test_nodes_of_a_limited_number_of_responses(rng: np.random.Generator) -> Non
     wanted = np.array([8, 40, 400])
     growth = [tree_growth(g.tree, wanted, LENGTH) for g in groups]
     products = gradient_products(deepcopy(parts.model), groups, parts, rng)
-    few = replace(parts, learner_settings=replace(SETTINGS, max_responses_per_outcome=2))
+    few = replace(parts, config=recipe(parts.config, max_responses_per_outcome=2))
     counts = PilotCounts.of(few, groups, growth, wanted, products)
     assert (counts.trained_PJ <= counts.nodes_PJ).all()
     assert (counts.trained_PJ <= 4 * LENGTH + 1e-9).all()

@@ -17,8 +17,8 @@ from brorl.evaluation.preparation import prepare_evaluation
 from brorl.model.load import end_tokens, load_tokenizer
 from brorl.rollout.chosen_engine import build_engine
 from brorl.training.inputs import prepare
-from brorl.training.learner import LearnerSettings
 from brorl.training.local_parts import build_forward, build_model
+from brorl.training.tree_scores import next_token
 from brorl.tree import RolloutTree
 from run_support import save_tiny_model
 
@@ -59,7 +59,7 @@ def test_a_run_of_a_model_without_an_end_token(endless: Path) -> None:
     model = build_model(settings, inputs)
     assert end_tokens(model, inputs.tokenizer, STOP) == ()
     forward = build_forward(settings, inputs, model)
-    LearnerSettings.from_recipe(settings, (), forward)  # no stop token is forbidden in the first tokens
+    next_token(settings, ())  # no stop token is forbidden in the first tokens
     engine = build_engine(settings, str(endless), model, inputs.tokenizer, forward, inputs.context)
     prompts = [prompt.token_ids for prompt in inputs.prompts.held_out]
     for tree in engine.sample(prompts, 64, settings.sampling.params, seed=1):

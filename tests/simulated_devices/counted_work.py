@@ -24,9 +24,9 @@ from brorl.model.logprobs import ModelPass
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
+from recipes import recipe
 from small_models import small_model
 
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
@@ -83,7 +83,7 @@ def learning(num_layers: int, model_pass: ModelPass) -> dict[str, float]:
     def learned(num_chunks: int) -> Counter[str]:
         nodes = TOKENS * 8 // num_chunks
         forward = TreeForward(model_pass=model_pass)
-        learner = TreeLearner(model_of(num_layers), LearnerSettings(1e-3, max_nodes=nodes, forward=forward))
+        learner = TreeLearner(model_of(num_layers), recipe(nodes_per_pass=nodes, attention="tiled"), forward=forward)
         return counted(lambda: learner.learn([group], lambda _: [correct_L - 0.5], seed=0))
 
     return of_one(learned(2), learned(8), 6)

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
+from brorl.config.settings import TrainConfig
+from brorl.model.forward import Forward
 from brorl.model.load import load_model
 from brorl.model.sharding import shard
-from brorl.training.learner import LearnerSettings
 from brorl.training.ranks import Ranks, load_on_first_rank
 from brorl.training.tree_learner import TreeLearner
 from learner_support import learn
@@ -81,11 +82,13 @@ def save_image_text(kind: str, folder: Path, seed: int) -> PreTrainedModel:
     return model.eval()
 
 
-def train_on_ranks(ranks: Ranks, source: Path, target: Path, steps: Sequence[Any], settings: LearnerSettings) -> None:
+def train_on_ranks(
+    ranks: Ranks, source: Path, target: Path, steps: Sequence[Any], settings: TrainConfig, forward: Forward
+) -> None:
     """Train a saved model on some ranks, with groups and their advantages for each step, and save it."""
     cpu = torch.device("cpu")
     if ranks.size == 1:
-        learner = TreeLearner(load_model(str(source), cpu, torch.float32), settings)
+        learner = TreeLearner(load_model(str(source), cpu, torch.float32), settings, forward=forward)
     else:
 
         def load() -> tuple[PreTrainedModel, None]:
@@ -93,7 +96,7 @@ def train_on_ranks(ranks: Ranks, source: Path, target: Path, steps: Sequence[Any
 
         model, weights, _ = load_on_first_rank(ranks, load, None, False)
         shard(model, weights, cpu)
-        learner = TreeLearner(model, settings, ranks=ranks)
+        learner = TreeLearner(model, settings, ranks=ranks, forward=forward)
     for seed, (groups, advantages) in enumerate(steps):
         learn(learner, groups, advantages, seed=seed)
     learner.save_pretrained(target)

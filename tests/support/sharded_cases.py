@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from brorl.algorithms.groups import Group
 from brorl.config.reading import make_config
+from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model import logits as logits_module
 from brorl.model import logprobs as logprobs_module
@@ -24,7 +25,7 @@ from brorl.model.settings import LoraSettings
 from brorl.model.sharding import full_tensor, shard
 from brorl.model.tree_attention import enable_gradient_checkpointing
 from brorl.training.inputs import prepare
-from brorl.training.learner import LearnerSettings, StepMetrics
+from brorl.training.learner import StepMetrics
 from brorl.training.local_parts import build_rank
 from brorl.training.ranks import ALONE, Ranks, load_on_first_rank
 from brorl.training.tree_learner import TreeLearner
@@ -37,7 +38,7 @@ FLAT = FlatForward("the test says so")
 class Case:
     """A model, and the batches that it is trained on."""
 
-    settings: LearnerSettings
+    settings: TrainConfig
     seed: int
     steps: list[tuple[list[Group], list[np.ndarray]]]
     lora: int = 0
@@ -46,6 +47,7 @@ class Case:
     dtype: torch.dtype = torch.float64
     overrides: dict[str, Any] = field(default_factory=dict)
     logits_per_block: int | None = None  # None for whole logits
+    flat: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,12 @@ def learner_of(case: Case, ranks: Ranks, load: Callable[[Case], PreTrainedModel]
     logits_module.MAX_LOGITS = 0 if case.logits_per_block else MAX_LOGITS
     logprobs_module.LOGITS_PER_BLOCK = case.logits_per_block or LOGITS_PER_BLOCK
     if ranks.size == 1:
-        return TreeLearner(load(case), case.settings)
+        return TreeLearner(load(case), case.settings, forward=FLAT if case.flat else None)
     lora = LoraSettings(rank=case.lora) if case.lora else None
     model, weights, _ = load_on_first_rank(ranks, lambda: (load(case), None), lora, case.gradient_checkpointing)
     use_exact_norms(model)
-    shard(model, weights, torch.device("cpu"), case.settings.autocast)
-    return TreeLearner(model, case.settings, ranks=ranks)
+    shard(model, weights, torch.device("cpu"), case.settings.autocasts)
+    return TreeLearner(model, case.settings, ranks=ranks, forward=FLAT if case.flat else None)
 
 
 def move(model: PreTrainedModel, factor: float = 1.05) -> None:

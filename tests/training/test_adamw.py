@@ -1,7 +1,6 @@
 """AdamW with its moments on the host and in 8 bits, against `torch.optim.AdamW`, float64 and what is stored."""
 
 from copy import deepcopy
-from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -15,13 +14,13 @@ from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
 from brorl.training import adamw
 from brorl.training.adamw import AdamW
-from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
 from learner_support import batch_of, learn
+from recipes import recipe
 from small_models import small_model
 
-SETTINGS = LearnerSettings(learning_rate=1e-2, max_nodes=128, weight_decay=0.1, warmup_updates=3)
-EIGHT = replace(SETTINGS, states="8bit")
+SETTINGS = recipe(learning_rate=1e-2, nodes_per_pass=128, weight_decay=0.1, warmup_updates=3)
+EIGHT = recipe(SETTINGS, states="8bit")
 
 
 def assert_same(some: TreeLearner, other: TreeLearner) -> None:
@@ -50,7 +49,7 @@ def test_updates_and_states_on_the_host_are_those_of_adamw(
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1, dtype=torch.float32)
     if lora:
         add_adapter(model, LoraSettings(rank=2))
-    host = replace(SETTINGS, states="host")
+    host = recipe(SETTINGS, states="host")
     plain, offloaded = TreeLearner(deepcopy(model), SETTINGS), TreeLearner(deepcopy(model), host)
     batches = [batch_of(rng) for _ in range(3)]
     for seed in (0, 1):
@@ -142,11 +141,11 @@ def test_a_learner_in_8_bits_resumes_bitwise(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(("before", "after"), [("8bit", "device"), ("8bit", "host"), ("device", "8bit")])
 def test_moments_of_a_run_with_other_bits_are_converted(before: Any, after: Any, rng: np.random.Generator) -> None:
     """In a new run from a checkpoint: to numbers exactly, to 8 bits within a few percent of the largest."""
-    first = TreeLearner(large_model(rng), replace(SETTINGS, states=before))
+    first = TreeLearner(large_model(rng), recipe(SETTINGS, states=before))
     learn(first, *batch_of(rng), seed=0)
-    second = TreeLearner(deepcopy(first.model), replace(SETTINGS, states=after))
+    second = TreeLearner(deepcopy(first.model), recipe(SETTINGS, states=after))
     second.load_optimizer_state(deepcopy(first.state_dict()))
-    back = TreeLearner(deepcopy(first.model), replace(SETTINGS, states=before))
+    back = TreeLearner(deepcopy(first.model), recipe(SETTINGS, states=before))
     back.load_optimizer_state(deepcopy(second.state_dict()))
     states = [one.state_dict()["optimizer"]["state"] for one in (first, back)]
     assert any(value.dtype == torch.uint8 for state in states[0].values() for value in state.values()) == (
@@ -164,7 +163,7 @@ def test_moments_of_a_run_with_other_bits_are_converted(before: Any, after: Any,
 
 
 def test_a_reset_of_the_reference_clears_codes_and_scales(rng: np.random.Generator) -> None:
-    settings = replace(EIGHT, kl=KLPenalty(coefficient=0.5))
+    settings = recipe(EIGHT, kl=KLPenalty(coefficient=0.5))
     learner, batch = TreeLearner(large_model(rng), settings), batch_of(rng)
     learn(learner, *batch, seed=0)
     learner.reset_reference(clear_optimizer=True)

@@ -27,7 +27,6 @@ from brorl.runs.run_directory import Record, RunDirectory
 from brorl.sampling import SamplingParams
 from brorl.training.async_source import AsyncSource
 from brorl.training.collect import Collector
-from brorl.training.learner import LearnerSettings
 from brorl.training.loop import train
 from brorl.training.recorder import Ending
 from brorl.training.run import TrainingRun
@@ -36,6 +35,7 @@ from brorl.verdict import Verdict
 from brorl.verification.grade import Grader
 from foreground_source import ForegroundSource
 from local_pool import LocalPool
+from recipes import recipe
 from run_support import assert_same_run
 from small_models import small_model
 from virtual_pool import VirtualPool
@@ -54,9 +54,9 @@ class FirstToken:
 def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) -> None:
     """Two workers sample while the learner learns: the fraction of the right first token rises."""
     model = small_model(vocab_size=8, seed=int(rng.integers(1 << 30)), scale=0.05, dtype=torch.float32)
-    settings = LearnerSettings(
+    settings = recipe(
         learning_rate=3e-3,
-        recompute_old_logprobs=True,
+        old_logprobs="recompute",
         importance=ImportanceCorrection(correction="truncate", high=5.0),
     )
     learner = TreeLearner(model, settings)
@@ -266,7 +266,7 @@ def test_weights_are_those_of_a_synchronous_run_without_staleness(rng: np.random
     finals = []
     for is_async in (True, False):
         model = small_model(vocab_size=8, seed=seed, scale=0.05)
-        learner = TreeLearner(model, LearnerSettings(learning_rate=1e-3, mini_batches=2))
+        learner = TreeLearner(model, recipe(learning_rate=1e-3, mini_batches=2))
         engine = NativeEngine(copy.deepcopy(model), EOS)
         stream = PromptStream(prompts, 0)
         if is_async:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brorl.model.forward import flat_costs, tree_costs
-from brorl.training.mini_batch import deal
+from brorl.training.tree_scores import deal
 from small_models import random_tree
 
 

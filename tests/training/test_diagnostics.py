@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -15,24 +14,23 @@ from transformers import PreTrainedModel
 import brorl.training.diagnostics as diagnostics_module
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
-from brorl.model.logits import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.theory.coverage import leaving_mass, measure_coverage, unsampled_correct_at
 from brorl.training.diagnostics import Diagnostics, coverage_record
-from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
 from brorl.verification.grade import Grader
 from exact_model import ExactModel
 from learner_support import learn
+from recipes import recipe
 from run_support import SMALL, command, metrics_without_times
 from small_models import plain_logprobs, small_model
 
 EOS, TEMPERATURE = 0, 0.8
-SETTINGS = LearnerSettings(learning_rate=3e-2, next_token=NextToken(TEMPERATURE))
+SETTINGS = recipe(learning_rate=3e-2, temperature=TEMPERATURE)
 
 
 class LengthVerifier:
@@ -234,7 +232,7 @@ def test_the_diagnostics_are_those_of_the_policy_among_the_kept_tokens(
     measure = diagnostics(
         model,
         sampling=SamplingParams(TEMPERATURE, max_new_tokens=2, **kept),
-        learner=TreeLearner(model, replace(SETTINGS, next_token=NextToken(TEMPERATURE, **kept))),
+        learner=TreeLearner(model, recipe(SETTINGS, **kept)),
     )
     trees = NativeEngine(model, EOS).sample([[1, 2], [3]], 3000, measure.sampling, seed=int(rng.integers(1 << 60)))
     groups = [group_of(t, np.array([len(r) % 2 == 0 for r, _ in t.responses()]), f"p{i}") for i, t in enumerate(trees)]

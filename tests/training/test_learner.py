@@ -12,20 +12,20 @@ from transformers import PreTrainedModel
 from brorl.activity import Activity, Updating
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import PolicyLossSettings
-from brorl.model.logits import NextToken
+from brorl.config.settings import TrainConfig
 from brorl.prompts.prompt import Prompt
-from brorl.training import mini_batch
-from brorl.training.learner import LearnerSettings
+from brorl.training import tree_learner
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 from learner_support import learn
+from recipes import recipe
 from small_models import flattened_logprobs, mostly_slow, random_tree, rollouts, small_model
 
-SETTINGS = LearnerSettings(
+SETTINGS = recipe(
     learning_rate=1e-3,
     loss=PolicyLossSettings(kind="ppo", clip_low=0.2, clip_high=0.28),
-    next_token=NextToken(0.9),
-    max_nodes=20,
+    temperature=0.9,
+    nodes_per_pass=20,
 )
 Batch = tuple[list[Group], list[np.ndarray]]
 
@@ -39,7 +39,7 @@ def sampled_batch(model: PreTrainedModel, rng: np.random.Generator, num_groups: 
     """Random trees whose old log-probs differ from the model's, so that ratios reach both bounds."""
     trees = [random_tree(rng, num_rollouts=8) for _ in range(num_groups)]
     with torch.no_grad():
-        flat = flattened_logprobs(model, trees, SETTINGS.next_token.temperature)
+        flat = flattened_logprobs(model, trees, SETTINGS.sampling.temperature)
     for i, tree in enumerate(trees):
         old = np.zeros(tree.num_unique_tokens)
         for (_, path), row in zip(rollouts(tree), flat[i], strict=True):
@@ -53,7 +53,7 @@ def plain_update(
 ) -> tuple[float, float, float, float]:
     """One update on all rollouts, row by row; returns loss, gradient norm, clip fraction, mean old - new log-prob."""
     groups, advantages = batch
-    flat = flattened_logprobs(model, [g.tree for g in groups], SETTINGS.next_token.temperature)
+    flat = flattened_logprobs(model, [g.tree for g in groups], SETTINGS.sampling.temperature)
     gain, clipped, weight, log_ratio, num_tokens = torch.zeros((), dtype=torch.float64), 0.0, 0.0, 0.0, 0
     for group, advantage_L, rows in zip(groups, advantages, flat, strict=True):
         for (leaf, path), row in zip(rollouts(group.tree), rows, strict=True):
@@ -72,9 +72,10 @@ def plain_update(
     return loss.item(), norm.item(), clipped / weight, -log_ratio / num_tokens
 
 
-def plain_adamw(model: PreTrainedModel, settings: LearnerSettings) -> torch.optim.AdamW:
+def plain_adamw(model: PreTrainedModel, settings: TrainConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(
-        model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay,
+        model.parameters(), lr=settings.learning_rate, betas=settings.optimizer.betas,
+        weight_decay=settings.optimizer.weight_decay,
         foreach=False,
     )  # fmt: skip
 
@@ -96,7 +97,7 @@ def test_one_update_equals_adamw_on_the_flattened_batch(
 ) -> None:
     model = small_model(architecture, seed=int(rng.integers(1 << 30)))
     start, plain = deepcopy(model), deepcopy(model)
-    settings = replace(SETTINGS, max_grad_norm=max_grad_norm, weight_decay=0.1)
+    settings = recipe(SETTINGS, max_grad_norm=max_grad_norm, weight_decay=0.1)
     batch = sampled_batch(model, rng)
     update = learn(TreeLearner(model, settings), *batch, seed=0)
     loss, norm, clip_fraction, kl = plain_update(plain, plain_adamw(plain, settings), batch, max_grad_norm)
@@ -117,11 +118,11 @@ def test_several_steps_with_mini_batches_and_warm_up_equal_plain_training(
     """Every group trains once a step; update u of a warm-up over 5 has u/5 of the learning rate."""
     model = small_model(seed=int(rng.integers(1 << 30)))
     start, plain = deepcopy(model), deepcopy(model)
-    settings = replace(SETTINGS, mini_batches=3, warmup_updates=5)
+    settings = recipe(SETTINGS, mini_batches=3, warmup_updates=5)
     learner, optimizer = TreeLearner(model, settings), plain_adamw(plain, settings)
     dealt = []
-    original = mini_batch.assemble
-    monkeypatch.setattr(mini_batch, "assemble", lambda trees, *rest: dealt.append(trees) or original(trees, *rest))
+    original = tree_learner.assemble
+    monkeypatch.setattr(tree_learner, "assemble", lambda trees, *rest: dealt.append(trees) or original(trees, *rest))
     updates = 0
     for step in range(2):
         groups, advantages = sampled_batch(model, rng, num_groups=7)
@@ -146,7 +147,7 @@ def test_several_steps_with_mini_batches_and_warm_up_equal_plain_training(
 
 def test_a_restored_learner_continues_bitwise(rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)), dtype=torch.float32)
-    settings = replace(SETTINGS, mini_batches=2, warmup_updates=10, weight_decay=0.1)
+    settings = recipe(SETTINGS, mini_batches=2, warmup_updates=10, weight_decay=0.1)
     learner = TreeLearner(model, settings)
     batches = [sampled_batch(model, rng) for _ in range(3)]
     learn(learner, *batches[0], seed=0)
@@ -197,7 +198,7 @@ def test_a_later_mini_batch_that_is_not_finite_keeps_the_earlier_updates(rng: np
     good = 1 - last
     learn(reference, [groups[good]], [advantages[good]], seed=0)
     advantages[last][:] = np.inf
-    learner = TreeLearner(model, replace(SETTINGS, mini_batches=2))
+    learner = TreeLearner(model, recipe(SETTINGS, mini_batches=2))
     with pytest.raises(FloatingPointError):
         learn(learner, groups, advantages, seed=0)
     for (_, a), (_, b) in zip(learner.weights(), reference.weights(), strict=True):
@@ -212,7 +213,7 @@ def test_every_update_is_reported_before_it_is_made(rng: np.random.Generator) ->
     def observe(activity: Activity) -> None:
         reports.append((activity, learner.state_dict()["updates"]))
 
-    learner = TreeLearner(model, replace(SETTINGS, mini_batches=3), observe=observe)
+    learner = TreeLearner(model, recipe(SETTINGS, mini_batches=3), observe=observe)
     learn(learner, *sampled_batch(model, rng, num_groups=4), seed=0)
     assert reports == [(Updating(done, 3), done) for done in range(3)]
 
@@ -223,7 +224,7 @@ def test_max_responses_per_outcome_trains_fewer_nodes_and_all_of_them_when_they_
     trees = [replace(t, logprob=np.full(t.num_unique_tokens, -1.0)) for t in trees]
     batch = [group_of(t, rng) for t in trees], [rng.normal(size=t.num_responses) for t in trees]
     few, all_of_them, full = (
-        TreeLearner(deepcopy(model), replace(SETTINGS, max_responses_per_outcome=k)) for k in (3, 1000, 0)
+        TreeLearner(deepcopy(model), recipe(SETTINGS, max_responses_per_outcome=k)) for k in (3, 1000, 0)
     )
     nodes = learn(few, *batch, seed=0).trained_nodes
     assert nodes <= sum(2 * 4 * int(t.length.max()) for t in trees)
@@ -236,7 +237,7 @@ def test_max_responses_per_outcome_with_a_group_whose_advantages_are_all_zero(rn
     model = small_model(seed=1)
     groups, advantages = sampled_batch(model, rng, num_groups=2)
     advantages[0][:] = 0.0
-    full, subset = (TreeLearner(deepcopy(model), replace(SETTINGS, max_responses_per_outcome=k)) for k in (0, 1000))
+    full, subset = (TreeLearner(deepcopy(model), recipe(SETTINGS, max_responses_per_outcome=k)) for k in (0, 1000))
     expected, got = learn(full, groups, advantages, seed=0), learn(subset, groups, advantages, seed=0)
     assert got.loss == pytest.approx(expected.loss, rel=1e-12)
     assert_same_weights(subset.model, full.model, model, 1e-9)
@@ -250,7 +251,8 @@ def test_autocast_gives_nearly_the_same_update_and_keeps_the_weights_dtype(rng: 
     for _ in range(9):
         batch = sampled_batch(model, rng, noise=0.0)
         exact, fast = (
-            TreeLearner(deepcopy(model), replace(SETTINGS, autocast=on, max_grad_norm=1e9)) for on in (False, True)
+            TreeLearner(deepcopy(model), recipe(SETTINGS, dtype=dtype, max_grad_norm=1e9))
+            for dtype in ("float32", "bfloat16")
         )
         first, second = learn(exact, *batch, seed=0), learn(fast, *batch, seed=0)
         assert second.grad_norm != first.grad_norm
@@ -263,6 +265,6 @@ def test_autocast_gives_nearly_the_same_update_and_keeps_the_weights_dtype(rng: 
 
 def test_too_few_groups_are_refused(rng: np.random.Generator) -> None:
     model = small_model(seed=1)
-    learner = TreeLearner(model, replace(SETTINGS, mini_batches=5))
+    learner = TreeLearner(model, recipe(SETTINGS, mini_batches=5))
     with pytest.raises(ValueError, match="5 mini-batches need as many groups, got 4"):
         learn(learner, *sampled_batch(model, rng), seed=0)

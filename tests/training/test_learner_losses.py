@@ -21,13 +21,15 @@ from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
 import brorl.training.mini_batch as mini_batch_module
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
-from brorl.model.logits import NextToken
+from brorl.config.settings import TrainConfig
 from brorl.prompts.prompt import Prompt
-from brorl.training.learner import LearnerSettings, StepMetrics
+from brorl.sampling import SamplingSettings
+from brorl.training.learner import StepMetrics
 from brorl.training.mini_batch import choose_trained
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 from learner_support import learn, penalized_groups
+from recipes import recipe
 from small_models import (
     assert_same_gradients,
     flattened_logprobs,
@@ -38,10 +40,9 @@ from small_models import (
     small_model,
 )
 
-SETTINGS = LearnerSettings(
-    learning_rate=1e-3, next_token=NextToken(0.9), max_nodes=30, max_grad_norm=1e9, max_new_tokens=9
-)
-LONGEST = SETTINGS.max_new_tokens
+SETTINGS = recipe(learning_rate=1e-3, temperature=0.9, nodes_per_pass=30, max_grad_norm=1e9, max_new_tokens=9)
+LONGEST = SETTINGS.sampling.max_new_tokens
+OLD = {False: "engine", True: "recompute"}
 Rows = list[list[Tensor]]
 Batch = tuple[list[Group], list[np.ndarray]]
 
@@ -109,14 +110,14 @@ def add_kl(
 
 def flat(
     batch: Batch,
-    settings: LearnerSettings,
+    settings: TrainConfig,
     new: Rows,
     old: Rows,
     reference: Rows | None = None,
     factors: list[np.ndarray] | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
     """The loss of the rows, and what `StepMetrics` should say; `factors` are those of chosen responses, else 0."""
-    tally, loss, penalty = Tally(), settings.loss, settings.kl
+    tally, loss, penalty = Tally(), settings.loss, settings.kl if settings.kl.coefficient else None
     factor_sum = 0.0
     for p, (group, advantage_L) in enumerate(zip(*batch, strict=True)):
         for i, (leaf, path) in enumerate(rollouts(group.tree)):
@@ -154,19 +155,17 @@ def flat(
     return total, told | ({"reference_kl": tally.kl / factor_sum} if penalty else {})
 
 
-def rows_of(model: PreTrainedModel, trees: list[RolloutTree], next_token: NextToken = SETTINGS.next_token) -> Rows:
-    if next_token.top_p == 1 and not next_token.top_k:
-        return flattened_logprobs(model, trees, next_token.temperature)
-    return [
-        [kept_row(model, t.prompt_ids, t.token[path].tolist(), next_token) for _, path in rollouts(t)] for t in trees
-    ]
+def rows_of(model: PreTrainedModel, trees: list[RolloutTree], sampling: SamplingSettings = SETTINGS.sampling) -> Rows:
+    if sampling.top_p == 1 and not sampling.top_k:
+        return flattened_logprobs(model, trees, sampling.temperature)
+    return [[kept_row(model, t.prompt_ids, t.token[path].tolist(), sampling) for _, path in rollouts(t)] for t in trees]
 
 
-def kept_row(model: PreTrainedModel, prompt: Sequence[int], response: list[int], next_token: NextToken) -> Tensor:
+def kept_row(model: PreTrainedModel, prompt: Sequence[int], response: list[int], sampling: SamplingSettings) -> Tensor:
     """The log-probs of a response among the tokens that transformers keeps and the response's own."""
     ids = torch.tensor([[*prompt, *response]])
-    logits_TV = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1] / next_token.temperature
-    kept_TV = TopPLogitsWarper(next_token.top_p)(ids, TopKLogitsWarper(next_token.top_k)(ids, logits_TV))
+    logits_TV = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1] / sampling.temperature
+    kept_TV = TopPLogitsWarper(sampling.top_p)(ids, TopKLogitsWarper(sampling.top_k)(ids, logits_TV))
     own = torch.arange(len(response)), torch.tensor(response)
     return kept_TV.index_put(own, logits_TV[own]).log_softmax(1)[own]
 
@@ -215,7 +214,7 @@ def loss_of(kind: str, aggregation: str, **changes: Any) -> PolicyLossSettings:
 
 def assert_step_equals_rows(
     learner: TreeLearner,
-    settings: LearnerSettings,
+    settings: TrainConfig,
     batch: Batch,
     reference_model: PreTrainedModel | None = None,
     factors: list[np.ndarray] | None = None,
@@ -223,9 +222,9 @@ def assert_step_equals_rows(
     """Take a step with one mini-batch; its gradient and its update are those of the rows."""
     plain, trees = deepcopy(learner.model), [g.tree for g in batch[0]]
     plain.zero_grad()
-    new = rows_of(plain, trees, settings.next_token)
+    new = rows_of(plain, trees, settings.sampling)
     old = detached(new) if settings.recompute_old_logprobs else sampler_rows(trees)
-    reference = detached(rows_of(reference_model, trees, settings.next_token)) if reference_model is not None else None
+    reference = detached(rows_of(reference_model, trees, settings.sampling)) if reference_model is not None else None
     total, told = flat(batch, settings, new, old, reference, factors)
     total.backward()
     update = learn(learner, *batch, seed=0)
@@ -239,7 +238,7 @@ def assert_step_equals_rows(
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
 def test_each_loss_and_aggregation_off_policy(kind: str, aggregation: str, rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)))
-    settings = replace(SETTINGS, loss=loss_of(kind, aggregation))
+    settings = recipe(SETTINGS, loss=loss_of(kind, aggregation))
     update = assert_step_equals_rows(TreeLearner(model, settings), settings, sampled(model, rng, num_groups=3))
     assert update.clip_low_fraction > 0 < update.clip_high_fraction
     assert update.mismatch_kl is update.mismatch_mean is update.reference_kl is None
@@ -260,11 +259,11 @@ def test_each_loss_and_aggregation_off_policy(kind: str, aggregation: str, rng: 
 )
 def test_each_importance_correction(mode: str, kind: str, aggregation: str, rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)))
-    settings = replace(
+    settings = recipe(
         SETTINGS,
         loss=loss_of(kind, aggregation),
         importance=ImportanceCorrection(correction=mode, low=0.8, high=1.25),  # type: ignore[arg-type]
-        recompute_old_logprobs=True,
+        old_logprobs="recompute",
     )
     update = assert_step_equals_rows(TreeLearner(model, settings), settings, sampled(model, rng, num_groups=3))
     assert (update.masked_fraction > 0) == (mode in ("mask", "sequence_mask"))
@@ -276,13 +275,14 @@ def test_each_loss_and_the_penalty_among_the_kept_tokens(kind: str, recompute: b
     """Of trees with many tokens that the current weights, or the reference's, do not keep."""
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start = deepcopy(model)
-    settings = replace(
+    settings = recipe(
         SETTINGS,
-        next_token=NextToken(0.9, top_p=0.8, top_k=9),
+        top_p=0.8,
+        top_k=9,
         loss=loss_of(kind, "token_mean"),
         kl=KLPenalty(coefficient=0.7, estimator="k3"),
         importance=ImportanceCorrection(correction="mask" if recompute else "none", low=0.8, high=1.25),
-        recompute_old_logprobs=recompute,
+        old_logprobs=OLD[recompute],
     )
     learner = TreeLearner(model, settings)
     moved(model, rng)
@@ -299,20 +299,11 @@ def test_each_kl_estimator_in_the_loss(
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start = deepcopy(model)
     penalty = KLPenalty(coefficient=0.7, estimator=estimator, placement="loss", clamp=0.8)  # type: ignore[arg-type]
-    settings = replace(SETTINGS, loss=loss_of(kind, aggregation), kl=penalty, offload_reference=offload)
+    settings = recipe(SETTINGS, loss=loss_of(kind, aggregation), kl=penalty, offload=offload)
     learner = TreeLearner(model, settings)
     moved(model, rng)
     update = assert_step_equals_rows(learner, settings, sampled(model, rng), start)
     assert update.reference_kl != 0
-
-
-def test_a_penalty_of_coefficient_zero_only_measures(rng: np.random.Generator) -> None:
-    model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
-    start, batch = deepcopy(model), sampled(model, rng)
-    settings = replace(SETTINGS, kl=KLPenalty(coefficient=0.0, estimator="k3"))
-    learner = TreeLearner(model, settings)
-    moved(model, rng)
-    assert assert_step_equals_rows(learner, settings, batch, start).reference_kl > 0
 
 
 @pytest.mark.parametrize(("estimator", "recompute"), [("k1", False), ("k2", True), ("k3", False)])
@@ -321,7 +312,7 @@ def test_kl_in_the_reward(estimator: str, recompute: bool, rng: np.random.Genera
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start = deepcopy(model)
     penalty = KLPenalty(coefficient=0.7, estimator=estimator, placement="reward", clamp=0.8)  # type: ignore[arg-type]
-    settings = replace(SETTINGS, kl=penalty, recompute_old_logprobs=recompute)
+    settings = recipe(SETTINGS, kl=penalty, old_logprobs=OLD[recompute])
     learner = TreeLearner(model, settings)
     moved(model, rng)
     groups, advantages = sampled(model, rng)
@@ -343,9 +334,7 @@ def test_a_step_with_a_penalty_takes_no_pass_more_than_it_needs(placement: str, 
     model = small_model(seed=1, num_hidden_layers=1)
     learner = TreeLearner(
         model,
-        replace(
-            SETTINGS, kl=KLPenalty(coefficient=0.7, estimator="k2", placement=placement), recompute_old_logprobs=True
-        ),
+        recipe(SETTINGS, kl=KLPenalty(coefficient=0.7, estimator="k2", placement=placement), old_logprobs="recompute"),
     )  # type: ignore[arg-type]
     groups, advantages = sampled(model, rng)
     passes = []
@@ -364,7 +353,7 @@ def test_chosen_responses_carry_their_factors_into_the_loss_and_the_penalty(
     """With a forced choice the gradient is that of rows with factors, 0 for what was not chosen."""
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start = deepcopy(model)
-    settings = replace(
+    settings = recipe(
         SETTINGS,
         kl=KLPenalty(coefficient=0.7, estimator="k2", placement=placement),
         max_responses_per_outcome=1,
@@ -384,14 +373,14 @@ def test_two_mini_batches_with_everything_at_once(rng: np.random.Generator) -> N
     """Old and reference log-probs are those before the first update: the second one's ratios are not 1."""
     model = small_model(seed=int(rng.integers(1 << 30)))
     start = deepcopy(model)
-    settings = replace(
+    settings = recipe(
         SETTINGS,
         learning_rate=2e-2,
         mini_batches=2,
         loss=loss_of("gspo", "sequence_mean"),
         kl=KLPenalty(coefficient=0.3, estimator="k3"),
         importance=ImportanceCorrection(correction="sequence_mask", low=0.7, high=1.4),
-        recompute_old_logprobs=True,
+        old_logprobs="recompute",
     )
     learner = TreeLearner(model, settings)
     moved(model, rng)
@@ -400,7 +389,9 @@ def test_two_mini_batches_with_everything_at_once(rng: np.random.Generator) -> N
     order = np.random.default_rng(5).permutation(2)  # how the seed deals the groups
     trees = [groups[i].tree for i in order]
     old, reference = detached(rows_of(plain, trees)), detached(rows_of(start, trees))
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=2e-2, betas=settings.betas, weight_decay=0.0, foreach=False)
+    optimizer = torch.optim.AdamW(
+        plain.parameters(), lr=2e-2, betas=settings.optimizer.betas, weight_decay=0.0, foreach=False
+    )
     losses = []
     for n, i in enumerate(order):
         optimizer.zero_grad()
@@ -418,17 +409,21 @@ def test_two_mini_batches_with_everything_at_once(rng: np.random.Generator) -> N
 
 @pytest.mark.parametrize(
     ("mode", "kl"),
-    [("none", None), ("truncate", None), ("mask", KLPenalty(coefficient=0.7, estimator="k2", placement="reward"))],
+    [
+        ("none", KLPenalty()),
+        ("truncate", KLPenalty()),
+        ("mask", KLPenalty(coefficient=0.7, estimator="k2", placement="reward")),
+    ],
 )
 def test_a_group_that_waited_keeps_the_old_policy_of_its_own_step(
-    mode: str, kl: KLPenalty | None, rng: np.random.Generator
+    mode: str, kl: KLPenalty, rng: np.random.Generator
 ) -> None:
     """After a step has moved the weights, a group's ratios are to the weights that sampled it, also when recomputed."""
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start = deepcopy(model)
     importance = ImportanceCorrection(correction=mode, low=0.8, high=1.25)  # type: ignore[arg-type]
-    settings = replace(
-        SETTINGS, learning_rate=3e-2, importance=importance, kl=kl, recompute_old_logprobs=True, mini_batches=1
+    settings = recipe(
+        SETTINGS, learning_rate=3e-2, importance=importance, kl=kl, old_logprobs="recompute", mini_batches=1
     )
     learner = TreeLearner(model, settings)
     first, waiting = sampled(model, rng, num_groups=1), sampled(model, rng, num_groups=1)
@@ -448,7 +443,7 @@ def test_a_group_that_waited_keeps_the_old_policy_of_its_own_step(
     for p, (before, after) in enumerate(zip([*waiting[0], *fresh[0]], penalized, strict=True)):
         for i, (leaf, _) in enumerate(rollouts(before.tree)):
             row = Tally()
-            if kl:
+            if kl.coefficient:
                 add_kl(row, old[p][i], reference[p][i], kl, 1.0, 1.0)
             assert after.reward_L[leaf] == pytest.approx(before.reward_L[leaf] - 0.7 * row.kl, rel=1e-9, abs=1e-12)
     total, told = flat((groups, advantages), settings, new, old, reference)
@@ -470,7 +465,7 @@ def test_groups_that_wait_stay_as_they_are_where_the_engine_gives_old_log_probs(
 
 def test_a_step_of_waiting_groups_alone_measures_no_mismatch(rng: np.random.Generator) -> None:
     model = small_model(seed=1, num_hidden_layers=1)
-    learner = TreeLearner(model, replace(SETTINGS, recompute_old_logprobs=True))
+    learner = TreeLearner(model, recipe(SETTINGS, old_logprobs="recompute"))
     groups, advantages = sampled(model, rng)
     update = learn(learner, learner.with_old_logprobs(groups), advantages, seed=0)
     assert update.mismatch_mean is update.mismatch_max is update.mismatch_kl is None
@@ -479,7 +474,7 @@ def test_a_step_of_waiting_groups_alone_measures_no_mismatch(rng: np.random.Gene
 def test_dual_clip(rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)))
     loss = loss_of("ppo", "token_mean", dual_clip=1.3)
-    settings = replace(SETTINGS, loss=loss)
+    settings = recipe(SETTINGS, loss=loss)
     update = assert_step_equals_rows(TreeLearner(model, settings), settings, sampled(model, rng, num_groups=3))
     assert update.clip_fraction > update.clip_low_fraction + update.clip_high_fraction + 1e-6
 
@@ -487,25 +482,25 @@ def test_dual_clip(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     ("kind", "aggregation", "kl"),
     [
-        ("ppo", "token_mean", None),
+        ("ppo", "token_mean", KLPenalty()),
         ("cispo", "sequence_mean", KLPenalty(coefficient=0.7, estimator="k2", placement="loss", clamp=0.8)),
         ("gspo", "constant", KLPenalty(coefficient=0.7, estimator="k3", placement="reward", clamp=0.8)),
     ],
 )
 def test_truncated_responses_can_be_left_out_of_the_loss(
-    kind: str, aggregation: str, kl: KLPenalty | None, rng: np.random.Generator
+    kind: str, aggregation: str, kl: KLPenalty, rng: np.random.Generator
 ) -> None:
     """They count in no term and in no denominator, with whatever else there is."""
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start = deepcopy(model)
-    settings = replace(SETTINGS, loss=loss_of(kind, aggregation, mask_truncated=True), kl=kl)
+    settings = recipe(SETTINGS, loss=loss_of(kind, aggregation, mask_truncated=True), kl=kl)
     learner = TreeLearner(model, settings)
     moved(model, rng)
     while True:  # until every group has finished and truncated responses
         groups, advantages = sampled(model, rng, num_groups=3)
         if all(0 < g.tree.finished.sum() < g.tree.num_responses for g in groups):
             break
-    update = assert_step_equals_rows(learner, settings, (groups, advantages), start if kl else None)
+    update = assert_step_equals_rows(learner, settings, (groups, advantages), start if kl.coefficient else None)
     kept = [g.tree.select(np.flatnonzero(g.tree.finished))[0] for g in groups]
     assert update.trained_nodes == sum(t.num_unique_tokens for t in kept)
 
@@ -536,7 +531,7 @@ def test_a_batch_of_truncated_responses_alone_changes_nothing(rng: np.random.Gen
     before = [p.detach().clone() for p in model.parameters()]
     tree = RolloutTree.from_responses([1, 2], [[3, 4], [3, 5]], [[-1.0, -1.0], [-1.0, -1.0]], [False, False])
     groups = [group_of(tree, rng)]
-    settings = replace(SETTINGS, loss=PolicyLossSettings(mask_truncated=True))
+    settings = recipe(SETTINGS, loss=PolicyLossSettings(mask_truncated=True))
     update = learn(TreeLearner(model, settings), groups, [np.array([1.0, -1.0])], seed=0)
     assert (update.loss, update.grad_norm, update.trained_nodes) == (0.0, 0.0, 0)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
@@ -557,12 +552,12 @@ def row_entropies(model: PreTrainedModel, tree: RolloutTree, temperature: float)
 def test_the_entropy_bonus(kind: str, aggregation: str, rng: np.random.Generator) -> None:
     """The mean over the rows' tokens of the entropy of the whole vocabulary, with the weights of the aggregation."""
     model = small_model(seed=int(rng.integers(1 << 30)))
-    settings = replace(SETTINGS, loss=loss_of(kind, aggregation, entropy_coefficient=0.4))
+    settings = recipe(SETTINGS, loss=loss_of(kind, aggregation, entropy_coefficient=0.4))
     groups, advantages = sampled(model, rng)
     plain, trees = deepcopy(model), [g.tree for g in groups]
     plain.zero_grad()
     total, _ = flat((groups, advantages), settings, rows_of(plain, trees), sampler_rows(trees))
-    entropies = [row for tree in trees for row in row_entropies(plain, tree, SETTINGS.next_token.temperature)]
+    entropies = [row for tree in trees for row in row_entropies(plain, tree, SETTINGS.sampling.temperature)]
     tokens, num_rows = sum(row.numel() for row in entropies), len(entropies)
     bonus = {
         "token_mean": sum(row.sum() for row in entropies) / tokens,
@@ -580,8 +575,7 @@ def test_the_entropy_where_tokens_are_forbidden(rng: np.random.Generator) -> Non
     """A forbidden token has probability 0: the entropy is that of the others, and its gradient is finite."""
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     tree = RolloutTree.from_responses([1, 2], [[3, 4, 0], [3, 7, 6], [4, 6, 5]], [[-1.0] * 3] * 3)
-    next_token = NextToken(0.9, 2, (0, 5))
-    settings = replace(SETTINGS, next_token=next_token, loss=PolicyLossSettings(entropy_coefficient=1.0))
+    settings = recipe(SETTINGS, min_new_tokens=2, loss=PolicyLossSettings(entropy_coefficient=1.0))
     plain = deepcopy(model)
     plain.zero_grad()
     entropy, tokens = torch.zeros((), dtype=torch.float64), 0
@@ -593,6 +587,7 @@ def test_the_entropy_where_tokens_are_forbidden(rng: np.random.Generator) -> Non
             p = torch.softmax(row[allowed], 0)
             entropy, tokens = entropy - (p * p.log()).sum(), tokens + 1
     (-entropy / tokens).backward()
-    update = learn(TreeLearner(model, settings), [group_of(tree, rng)], [np.zeros(tree.num_responses)], seed=0)
+    learner = TreeLearner(model, settings, stop_token_ids=(0, 5))
+    update = learn(learner, [group_of(tree, rng)], [np.zeros(tree.num_responses)], seed=0)
     assert update.bonus_entropy == pytest.approx(entropy.item() / tokens, rel=1e-9)
     assert_same_gradients(gradients(model), gradients(plain))

@@ -1,7 +1,7 @@
 """Out of memory, references and optimizer states: what the learner carries on with, and what it stores."""
 
 from copy import deepcopy
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from io import BytesIO
 
 import numpy as np
@@ -10,21 +10,22 @@ import torch
 from transformers import PreTrainedModel
 
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
+from brorl.config.settings import TrainConfig
 from brorl.errors import OutOfMemoryError, UserError
 from brorl.model.chunk_size import MIN_NODES
-from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
 from learner_support import batch_of, learn
+from recipes import recipe
 from small_models import assert_same_gradients, gradients, random_tree, small_model
 
-SETTINGS = LearnerSettings(learning_rate=1e-3, max_nodes=128, max_grad_norm=1e9)
-EVERYTHING = replace(
+SETTINGS = recipe(learning_rate=1e-3, nodes_per_pass=128, max_grad_norm=1e9)
+EVERYTHING = recipe(
     SETTINGS,
     mini_batches=2,
     loss=PolicyLossSettings(kind="gspo", clip_low=0.1, clip_high=0.1),
     kl=KLPenalty(coefficient=0.5),
     importance=ImportanceCorrection(correction="truncate"),
-    recompute_old_logprobs=True,
+    old_logprobs="recompute",
 )
 CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee documentation")
 CPU = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
@@ -57,7 +58,7 @@ class Full:
     [(CUDA, False, SETTINGS), (CPU, True, SETTINGS), (CUDA, True, EVERYTHING), (CPU, False, EVERYTHING)],
 )
 def test_a_mini_batch_starts_again_with_half_the_nodes(
-    error: RuntimeError, backward: bool, settings: LearnerSettings, rng: np.random.Generator
+    error: RuntimeError, backward: bool, settings: TrainConfig, rng: np.random.Generator
 ) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     calm = TreeLearner(deepcopy(model), settings)
@@ -73,7 +74,7 @@ def test_a_mini_batch_starts_again_with_half_the_nodes(
     assert got.nodes_per_pass == 128 >> full.failures
     assert said[0] == "out of memory with 128 tree nodes per pass; retrying with engine.nodes_per_pass: 64"
     assert (expected.out_of_memory_retries, expected.nodes_per_pass) == (0, 128)
-    assert learner.state_dict()["updates"] == settings.mini_batches
+    assert learner.state_dict()["updates"] == settings.optimizer.mini_batches
 
     failures = full.failures
     again = learn(learner, *batch, seed=0)  # the smaller size stays
@@ -82,7 +83,7 @@ def test_a_mini_batch_starts_again_with_half_the_nodes(
     resumed.load_state_dict(learner.state_dict())
     assert resumed.state_dict()["max_nodes"] == got.nodes_per_pass
 
-    raised = TreeLearner(deepcopy(calm.model), replace(settings, max_nodes=256))
+    raised = TreeLearner(deepcopy(calm.model), recipe(settings, nodes_per_pass=256))
     raised.load_state_dict(learner.state_dict())
     assert raised.state_dict()["max_nodes"] == 256
 
@@ -123,7 +124,7 @@ def test_memory_that_is_too_small_for_anything_ends_with_the_ways_out(rng: np.ra
 
 def test_memory_that_runs_out_in_the_reference_leaves_the_models_own_weights(rng: np.random.Generator) -> None:
     model = small_model(seed=1, num_hidden_layers=1)
-    learner = TreeLearner(model, replace(SETTINGS, kl=KLPenalty(coefficient=0.5)))
+    learner = TreeLearner(model, recipe(SETTINGS, kl=KLPenalty(coefficient=0.5)))
     with torch.no_grad():
         model.lm_head.weight.mul_(1.5)
     before = deepcopy(model.state_dict())
@@ -158,7 +159,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(rng: np.random.Generato
 
 def test_a_restored_learner_with_a_reference_continues_bitwise(rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)), dtype=torch.float32, num_hidden_layers=1)
-    settings = replace(EVERYTHING, max_grad_norm=1.0)
+    settings = recipe(EVERYTHING, max_grad_norm=1.0)
     learner = TreeLearner(model, settings)
     batches = [batch_of(rng, num_groups=2) for _ in range(3)]
     learn(learner, *batches[0], seed=0)
@@ -182,7 +183,7 @@ def test_a_restored_learner_with_a_reference_continues_bitwise(rng: np.random.Ge
 @pytest.mark.parametrize("clear", [False, True])
 def test_a_reset_takes_the_current_weights_and_may_clear_the_optimizer(clear: bool, rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
-    settings = replace(SETTINGS, kl=KLPenalty(coefficient=0.5))
+    settings = recipe(SETTINGS, kl=KLPenalty(coefficient=0.5))
     learner, batch = TreeLearner(model, settings), batch_of(rng)
     learn(learner, *batch, seed=0)
     assert learn(learner, *batch, seed=0).reference_kl > 0
@@ -200,10 +201,10 @@ def test_a_reset_takes_the_current_weights_and_may_clear_the_optimizer(clear: bo
 def test_moments_of_another_run_are_taken_and_nothing_else(rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     batch = batch_of(rng)
-    first = TreeLearner(model, replace(SETTINGS, learning_rate=5e-2, betas=(0.5, 0.6)))
+    first = TreeLearner(model, recipe(SETTINGS, learning_rate=5e-2, betas=(0.5, 0.6)))
     learn(first, *batch, seed=0)
     state = deepcopy(first.state_dict())
-    second = TreeLearner(deepcopy(model), replace(SETTINGS, warmup_updates=4))
+    second = TreeLearner(deepcopy(model), recipe(SETTINGS, warmup_updates=4))
     second.load_optimizer_state(state)
     ours = second.state_dict()
     assert ours["updates"] == 0
@@ -221,9 +222,7 @@ def test_moments_of_another_run_are_taken_and_nothing_else(rng: np.random.Genera
         deeper.load_optimizer_state(state)
 
 
-def test_a_correction_without_recomputed_log_probs_and_a_reset_without_a_reference_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"set optimizer\.old_logprobs: recompute, or importance"):
-        replace(SETTINGS, importance=ImportanceCorrection(correction="mask"))
+def test_a_reset_without_a_reference_is_refused() -> None:
     learner = TreeLearner(small_model(seed=1, num_hidden_layers=1), SETTINGS)
     with pytest.raises(ValueError, match="no reference policy to reset"):
         learner.reset_reference(clear_optimizer=False)

@@ -27,11 +27,11 @@ from brorl.rollout.engine import Engine, Sampler
 from brorl.runs.checkpoint import START, SourceState, is_checkpoint, last_checkpoint, read_state
 from brorl.runs.run_directory import RunDirectory
 from brorl.sampling import SamplingParams
-from brorl.training.chunk_loss import NUM_SUMS, means, no_sums
 from brorl.training.collect import Collector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner, StepMetrics
 from brorl.training.loop import train
+from brorl.training.mini_batch import NUM_SUMS, means, no_sums
 from brorl.training.monitor import Monitor
 from brorl.training.objective import Objective
 from brorl.training.recorder import Ending, Recorder

@@ -16,20 +16,21 @@ from transformers import AutoModelForCausalLM
 import sharded_cases
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
-from brorl.model.logits import NextToken
+from brorl.config.settings import TrainConfig
 from brorl.prompts.prompt import Prompt
-from brorl.training.learner import LearnerSettings, StepMetrics
+from brorl.training.learner import StepMetrics
 from brorl.training.ranks import ALONE
 from rank_processes import RankProcesses
+from recipes import recipe
 from run_support import save_tiny_model
-from sharded_cases import FLAT, Case, Result
+from sharded_cases import Case, Result
 from small_models import random_tree
 
-SETTINGS = LearnerSettings(
+SETTINGS = recipe(
     learning_rate=1e-3,
     loss=PolicyLossSettings(kind="ppo", clip_low=0.1, clip_high=0.15),
-    next_token=NextToken(0.9),
-    max_nodes=20,
+    temperature=0.9,
+    nodes_per_pass=20,
     max_new_tokens=7,
 )
 SHAPES = {
@@ -60,7 +61,7 @@ def batch(rng: np.random.Generator, shape: str = "ragged") -> tuple[list[Group],
     return groups, [rng.normal(size=g.tree.num_responses) for g in groups]
 
 
-def case_of(rng: np.random.Generator, settings: LearnerSettings, shape: str = "ragged", steps: int = 1) -> Case:
+def case_of(rng: np.random.Generator, settings: TrainConfig, shape: str = "ragged", steps: int = 1) -> Case:
     return Case(settings, int(rng.integers(1 << 30)), [batch(rng, shape) for _ in range(steps)])
 
 
@@ -95,7 +96,7 @@ def check(processes: RankProcesses, size: int, case: Case) -> Result:
 def test_the_update_is_that_of_one_process(
     size: int, shape: str, processes: RankProcesses, rng: np.random.Generator
 ) -> None:
-    unclipped = replace(
+    unclipped = recipe(
         SETTINGS, loss=PolicyLossSettings(kind="ppo", clip_low=1.0, clip_high=1e3)
     )  # a clip could leave no gradient
     check(processes, size, case_of(rng, unclipped, shape))
@@ -110,19 +111,18 @@ LOSSES = {
     "kl in the loss": {"kl": KLPenalty(coefficient=0.7, estimator="k3", placement="loss")},
     "kl offloaded": {
         "kl": KLPenalty(coefficient=0.7, estimator="k2", placement="loss"),
-        "offload_reference": True,
+        "offload": True,
         "states": "host",
     },
     "kl in the reward": {"kl": KLPenalty(coefficient=0.7, estimator="k1", placement="reward")},
     "kl in the reward, recomputed": {
         "kl": KLPenalty(coefficient=0.7, estimator="k2", placement="reward"),
-        "recompute_old_logprobs": True,
+        "old_logprobs": "recompute",
     },
     "mini-batches": {"mini_batches": 3, "warmup_updates": 4, "weight_decay": 0.1},
     "few responses": {"max_responses_per_outcome": 2},
-    "flat": {"forward": FLAT},
+    "flat": {},
     "flat gspo": {
-        "forward": FLAT,
         "loss": PolicyLossSettings(kind="gspo", clip_low=0.01, clip_high=0.01),
         "kl": KLPenalty(coefficient=0.7, estimator="k2"),
     },
@@ -135,7 +135,8 @@ def test_every_loss_and_penalty_is_that_of_one_process(
     kind: str, processes: RankProcesses, rng: np.random.Generator
 ) -> None:
     steps = 3 if kind == "mini-batches" else 1
-    check(processes, 3, case_of(rng, replace(SETTINGS, max_nodes=40, **LOSSES[kind]), steps=steps))
+    case = case_of(rng, recipe(SETTINGS, nodes_per_pass=40, **LOSSES[kind]), steps=steps)
+    check(processes, 3, replace(case, flat=kind.startswith("flat")))
 
 
 @pytest.mark.slow
@@ -143,11 +144,11 @@ def test_every_loss_and_penalty_is_that_of_one_process(
 def test_every_importance_correction_is_that_of_one_process(
     mode: str, kind: str, processes: RankProcesses, rng: np.random.Generator
 ) -> None:
-    settings = replace(
+    settings = recipe(
         SETTINGS,
         loss=PolicyLossSettings(kind=kind, clip_low=0.5, clip_high=0.5),  # type: ignore[arg-type]
         importance=ImportanceCorrection(correction=mode, low=0.5, high=2.0),  # type: ignore[arg-type]
-        recompute_old_logprobs=True,
+        old_logprobs="recompute",
     )
     expected = check(processes, 3, case_of(rng, settings, "even"))
     assert expected.updates[0].mismatch_mean is not None
@@ -160,7 +161,7 @@ def test_every_importance_correction_is_that_of_one_process(
 def test_adapters_and_gradient_checkpointing(
     lora: int, gradient_checkpointing: bool, processes: RankProcesses, rng: np.random.Generator
 ) -> None:
-    case = case_of(rng, replace(SETTINGS, kl=KLPenalty(coefficient=0.3), max_nodes=40), steps=2 if lora else 1)
+    case = case_of(rng, recipe(SETTINGS, kl=KLPenalty(coefficient=0.3), nodes_per_pass=40), steps=2 if lora else 1)
     check(processes, 3, replace(case, lora=lora, gradient_checkpointing=gradient_checkpointing))
 
 
@@ -173,7 +174,7 @@ def test_tied_embeddings(processes: RankProcesses, rng: np.random.Generator) -> 
     ("size", "tied", "adapters", "changes"),
     [
         (2, True, False, {}),
-        (3, False, False, {"forward": FLAT, "loss": PolicyLossSettings(kind="gspo", clip_low=0.5, clip_high=0.5)}),
+        (3, False, False, {"loss": PolicyLossSettings(kind="gspo", clip_low=0.5, clip_high=0.5)}),
         (3, False, True, {"loss": PolicyLossSettings(kind="ppo", entropy_coefficient=0.3)}),
     ],
 )
@@ -185,10 +186,10 @@ def test_logits_in_blocks_with_and_without_gradients(
     processes: RankProcesses,
     rng: np.random.Generator,
 ) -> None:
-    settings = replace(
+    settings = recipe(
         SETTINGS,
         kl=KLPenalty(coefficient=0.7, estimator="k2", placement="reward"),
-        recompute_old_logprobs=True,
+        old_logprobs="recompute",
         **changes,
     )
     case = replace(
@@ -196,6 +197,7 @@ def test_logits_in_blocks_with_and_without_gradients(
         overrides={"tie_word_embeddings": tied},
         lora=2 if adapters else 0,
         gradient_checkpointing=adapters,
+        flat=size == 3 and not adapters,
     )
     whole = sharded_cases.alone(sharded_cases.train, case)
     assert_same(processes.run(size, sharded_cases.train, replace(case, logits_per_block=60)), whole)
@@ -207,7 +209,7 @@ def test_weights_in_float32_after_passes_in_bfloat16(
     tied: bool, processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     case = replace(
-        case_of(rng, replace(SETTINGS, autocast=True), "even"),
+        case_of(rng, recipe(SETTINGS, dtype="bfloat16"), "even"),
         dtype=torch.float32,
         overrides={"tie_word_embeddings": tied},
     )
@@ -225,7 +227,7 @@ def test_weights_in_float32_after_passes_in_bfloat16(
 def test_bfloat16_computes_in_bfloat16_and_keeps_the_weights_in_float32(
     processes: RankProcesses, rng: np.random.Generator
 ) -> None:
-    case = replace(case_of(rng, replace(SETTINGS, autocast=True), "even", steps=1), dtype=torch.float32)
+    case = replace(case_of(rng, recipe(SETTINGS, dtype="bfloat16"), "even", steps=1), dtype=torch.float32)
     exact = sharded_cases.alone(sharded_cases.train, replace(case, settings=SETTINGS))
     rounded = sharded_cases.alone(sharded_cases.train, case)
     [got, _] = processes.run(2, sharded_cases.train, case)
@@ -237,7 +239,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_the_weights_in_float32(
 
 
 def test_log_probs_are_complete_on_every_rank(processes: RankProcesses, rng: np.random.Generator) -> None:
-    case = case_of(rng, replace(SETTINGS, recompute_old_logprobs=True), steps=1)
+    case = case_of(rng, recipe(SETTINGS, old_logprobs="recompute"), steps=1)
     expected, _ = sharded_cases.alone(sharded_cases.logprobs, case)
     for found, old in processes.run(3, sharded_cases.logprobs, case):
         for one, other, third in zip(found, old, expected, strict=True):
@@ -248,7 +250,7 @@ def test_log_probs_are_complete_on_every_rank(processes: RankProcesses, rng: np.
 @pytest.mark.slow
 @pytest.mark.parametrize("clear", [False, True])
 def test_the_reference_is_reset_on_every_rank(clear: bool, processes: RankProcesses, rng: np.random.Generator) -> None:
-    case = case_of(rng, replace(SETTINGS, kl=KLPenalty(coefficient=0.5)), steps=2)
+    case = case_of(rng, recipe(SETTINGS, kl=KLPenalty(coefficient=0.5)), steps=2)
     expected = sharded_cases.alone(sharded_cases.reset, case, clear)
     assert expected.updates[0].reference_kl > 0
     assert expected.updates[1].reference_kl == pytest.approx(0, abs=1e-12)
@@ -260,9 +262,9 @@ def test_the_reference_is_reset_on_every_rank(clear: bool, processes: RankProces
 def test_all_ranks_start_again_with_half_the_nodes_if_one_runs_out_of_memory(
     where: str, processes: RankProcesses, rng: np.random.Generator
 ) -> None:
-    settings = replace(SETTINGS, max_nodes=64, kl=KLPenalty(coefficient=0.5), mini_batches=1)
+    settings = recipe(SETTINGS, nodes_per_pass=64, kl=KLPenalty(coefficient=0.5), mini_batches=1)
     case = case_of(rng, settings, "uneven", steps=2)
-    expected = sharded_cases.alone(sharded_cases.train, replace(case, settings=replace(settings, max_nodes=16)))
+    expected = sharded_cases.alone(sharded_cases.train, replace(case, settings=recipe(settings, nodes_per_pass=16)))
     found = processes.run(3, sharded_cases.run_out, case, 1, 20, where)
     failures = [failures for _, failures in found]
     assert failures[0] == failures[2] == 0 < failures[1]
@@ -283,7 +285,7 @@ def test_all_ranks_start_again_with_half_the_nodes_if_one_runs_out_of_memory(
 def test_all_ranks_start_again_if_one_without_responses_runs_out_of_memory(
     where: str, processes: RankProcesses, rng: np.random.Generator
 ) -> None:
-    case = case_of(rng, replace(SETTINGS, max_nodes=64), "one response")
+    case = case_of(rng, recipe(SETTINGS, nodes_per_pass=64), "one response")
     expected = sharded_cases.alone(sharded_cases.train, case)
     found = processes.run(2, sharded_cases.run_out, case, 0, 1, where, 1)
     assert [failures for _, failures in found] == [1, 0]
@@ -314,14 +316,14 @@ def test_all_ranks_diverge_together(processes: RankProcesses, rng: np.random.Gen
 def test_a_checkpoint_of_any_number_of_ranks_continues_on_any_other(
     sizes: tuple[int, ...], processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
 ) -> None:
-    settings = replace(SETTINGS, kl=KLPenalty(coefficient=0.5), warmup_updates=3, mini_batches=2, ema_decay=0.8)
+    settings = recipe(SETTINGS, kl=KLPenalty(coefficient=0.5), warmup_updates=3, mini_batches=2, ema_decay=0.8)
     case = replace(case_of(rng, settings, steps=len(sizes)), moved=False)
     expected = sharded_cases.alone(sharded_cases.train, case)
     resume = None
     for step, size in enumerate(sizes):
         folder = tmp_path / f"step-{step}"
         folder.mkdir()
-        offloaded = replace(case, settings=replace(settings, states="host" if size == 3 else "device"))
+        offloaded = replace(case, settings=recipe(settings, states="host" if size == 3 else "device"))
         arguments = offloaded, folder, resume, step
         if size == 1:
             found = sharded_cases.alone(sharded_cases.save, *arguments)
@@ -353,7 +355,7 @@ def test_moments_in_8_bits_are_the_same_on_any_number_of_ranks(
     sizes: tuple[int, ...], processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     """Gradients of other ranks differ in their last digits, which can give a number the next code."""
-    case = replace(case_of(rng, replace(SETTINGS, states="8bit"), steps=len(sizes)), moved=False)
+    case = replace(case_of(rng, recipe(SETTINGS, states="8bit"), steps=len(sizes)), moved=False)
     case = replace(case, overrides={"intermediate_size": 300})  # whose matrices are quantized
     expected, resume = sharded_cases.alone(sharded_cases.train, case), None
     for step, size in enumerate(sizes):

@@ -1,7 +1,6 @@
 """Averaged weights against sums over the weights of every update; their place in checkpoints and evaluations."""
 
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from brorl.api.recipe import resolve_checkpoint
 from brorl.errors import UserError
-from brorl.training.learner import LearnerSettings
 from brorl.training.learner_state import AveragedWeights
 from brorl.training.tree_learner import TreeLearner
 from learner_support import batch_of, learn
+from recipes import recipe
 from run_support import SMALL, command, metrics_without_times
 from small_models import small_model
 
-SETTINGS = LearnerSettings(learning_rate=1e-3, max_nodes=128, max_grad_norm=1e9)
+SETTINGS = recipe(learning_rate=1e-3, nodes_per_pass=128, max_grad_norm=1e9)
 
 
 def weights(model: PreTrainedModel) -> list[torch.Tensor]:
@@ -43,7 +42,7 @@ def test_the_average_is_that_of_the_weights_after_each_update(
     decay: float, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
-    learner = TreeLearner(model, replace(SETTINGS, ema_decay=decay, mini_batches=1))
+    learner = TreeLearner(model, recipe(SETTINGS, ema_decay=decay, mini_batches=1))
     history = []
     for seed in range(8):
         learn(learner, *batch_of(rng), seed=seed)
@@ -66,7 +65,7 @@ def test_the_average_is_that_of_the_weights_after_each_update(
 def test_the_average_does_not_change_the_training_and_continues_bitwise(rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     plain = TreeLearner(deepcopy(model), SETTINGS)
-    settings = replace(SETTINGS, ema_decay=0.7)
+    settings = recipe(SETTINGS, ema_decay=0.7)
     learner = TreeLearner(deepcopy(model), settings)
     batches = [batch_of(rng) for _ in range(3)]
     for seed in (0, 1):

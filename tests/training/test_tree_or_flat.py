@@ -10,9 +10,10 @@ import torch
 
 from brorl.model.forward import FlatForward, TreeForward, num_flat_tokens, num_tree_tokens
 from brorl.training import tree_learner
-from brorl.training.learner import LearnerSettings
-from brorl.training.tree_learner import LITTLE_SHARED, TreeLearner, measured_forward
+from brorl.training.tree_learner import TreeLearner
+from brorl.training.tree_scores import LITTLE_SHARED, measured_forward
 from brorl.tree import RolloutTree
+from recipes import recipe
 from small_models import random_tree, small_model
 
 TREE = TreeForward()
@@ -77,7 +78,7 @@ def test_a_resumed_learner_makes_the_same_choice_without_a_measurement(
 
     monkeypatch.setattr(tree_learner, "measured_forward", measured)
     lines: list[str] = []
-    learner = TreeLearner(model, LearnerSettings(1e-3, measures_rows=True), lines.append)
+    learner = TreeLearner(model, recipe(), lines.append)
     learner._begin(trees)
     assert calls == []  # on a CPU
     assert learner.state_dict()["rows"] is None
@@ -87,7 +88,7 @@ def test_a_resumed_learner_makes_the_same_choice_without_a_measurement(
     assert lines == ["a line"]
     state = learner.state_dict()
     assert state["rows"] is rows
-    resumed = TreeLearner(model, LearnerSettings(1e-3, measures_rows=True), lines.append)
+    resumed = TreeLearner(model, recipe(), lines.append)
     resumed.load_state_dict(state)
     resumed._begin(trees)
     assert len(calls) == 1

@@ -13,18 +13,17 @@ from torch import Tensor
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings, CosineLength, PolicyLossSettings, RewardShaping
-from brorl.model.logits import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.sampling import SamplingParams
 from brorl.training.collect import Collector
-from brorl.training.learner import LearnerSettings
 from brorl.training.source import Batch, NoMixedGroupsError, UnverifiedError
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict, unverified_verdict
 from brorl.verification.grade import Grader
 from learner_support import learn
+from recipes import recipe
 from small_models import flattened_logprobs, mostly_slow, random_tree, rollouts, small_model
 from tree_invariants import check_tree
 
@@ -184,9 +183,9 @@ def test_a_step_is_that_of_the_batch_without_the_lost_rollouts(
     expected = verified_groups(grader_of(LosingVerifier()), [p for p, _ in smaller], [t for _, t in smaller])
     assert sum(t.num_rollouts for t in trees) > sum(g.tree.num_rollouts for g in groups)
     model = small_model(seed=int(rng.integers(1 << 30)))
-    settings = LearnerSettings(
-        learning_rate=1e-3, next_token=NextToken(0.9), max_nodes=20,
-        max_responses_per_outcome=subset,
+    settings = recipe(
+        learning_rate=1e-3, temperature=0.9, nodes_per_pass=20,
+        max_responses_per_outcome=subset or 0,
     )  # fmt: skip
     estimate = advantage_estimator(config)
     models = []
@@ -205,8 +204,8 @@ def test_a_step_equals_plain_rows_of_the_verified_rollouts(rng: np.random.Genera
     groups = verified_groups(grader, [prompt_of(t) for t in trees], trees)
     model = small_model(seed=int(rng.integers(1 << 30)))
     plain = deepcopy(model)
-    settings = LearnerSettings(
-        learning_rate=1e-3, loss=PolicyLossSettings(kind="ppo", clip_low=0.2, clip_high=0.28), max_nodes=20
+    settings = recipe(
+        learning_rate=1e-3, loss=PolicyLossSettings(kind="ppo", clip_low=0.2, clip_high=0.28), nodes_per_pass=20
     )
     TreeLearner(model, settings).learn(groups, advantage_estimator(AdvantageSettings(estimator="rloo")), seed=0)
 
@@ -230,10 +229,14 @@ def test_a_step_equals_plain_rows_of_the_verified_rollouts(rng: np.random.Genera
             gain = gain + torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage).sum()
             num_tokens += len(tokens)
     optimizer = torch.optim.AdamW(
-        plain.parameters(), lr=1e-3, betas=settings.betas, weight_decay=settings.weight_decay, foreach=False
+        plain.parameters(),
+        lr=1e-3,
+        betas=settings.optimizer.betas,
+        weight_decay=settings.optimizer.weight_decay,
+        foreach=False,
     )
     (-gain / num_tokens).backward()
-    torch.nn.utils.clip_grad_norm_(plain.parameters(), settings.max_grad_norm)
+    torch.nn.utils.clip_grad_norm_(plain.parameters(), settings.optimizer.max_grad_norm)
     optimizer.step()
     for a, b in zip(model.parameters(), plain.parameters(), strict=True):
         assert (a - b).abs().max() <= 1e-9

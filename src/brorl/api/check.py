@@ -309,12 +309,12 @@ def _verified_line(name: str, verified: VerifiedResponse) -> str:
 
 def _forecast(config: TrainConfig, inputs: RunInputs, echo: Echo) -> StepForecast:
     """Load the model and run a few small steps in a temporary folder."""
-    from brorl.planning.pilot import PilotParts
     from brorl.planning.step_timing import forecast_step
     from brorl.rollout.threads import numbers_of_threads
+    from brorl.training.local_parts import LocalParts
 
     with ExitStack() as ends, TemporaryDirectory(prefix="brorl-check-") as scratch:
-        parts = PilotParts.load(config, inputs, on_end=ends.callback, echo=echo)
+        parts = LocalParts.load(config, inputs, on_end=ends.callback, echo=echo)
         threads = numbers_of_threads(config)
         return forecast_step(parts, config.rollouts_per_prompt, Path(scratch), threads)
 

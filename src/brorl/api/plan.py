@@ -23,9 +23,9 @@ from brorl.table import Result, Table
 from brorl.wording import option
 
 if TYPE_CHECKING:
-    from brorl.planning.pilot import PilotParts
     from brorl.planning.recommendation import PlanRow
     from brorl.planning.report import PlanReport
+    from brorl.training.local_parts import LocalParts
 
 ROLLOUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 RECIPE = "quickstart"
@@ -103,14 +103,14 @@ def plan(
 
     with Screen(silent=not progress) as screen, ExitStack() as ends:  # before torch
         from brorl.planning.figure import draw_plan
-        from brorl.planning.pilot import PilotParts
         from brorl.planning.report import PlanReport, next_commands, plan_record
         from brorl.training.inputs import prepare
+        from brorl.training.local_parts import LocalParts
 
         screen.observe(Phase("loading", "data"))
         memory: list[Table] = []
         inputs = prepare(config, config.model, memory.append)
-        parts = PilotParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
+        parts = LocalParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
         screen.observe(Phase("measuring"))
         if pilot_prompts > parts.stream.num_prompts:
             raise UserError(
@@ -199,7 +199,7 @@ def _note(is_default: bool, given: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _announcement(config: TrainConfig, parts: PilotParts, pilot_prompts: int, pilot_rollouts: int) -> list[str]:
+def _announcement(config: TrainConfig, parts: LocalParts, pilot_prompts: int, pilot_rollouts: int) -> list[str]:
     """Return the plan's model, recipe and amount of work as lines."""
     pilot = pilot_prompts * pilot_rollouts
     step = config.rollouts_per_prompt * config.prompts_per_step

@@ -19,7 +19,6 @@ Source: the simple noise scale of arXiv 1812.06162 (its tr(S) / |G|^2), split he
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,8 +32,8 @@ from brorl.algorithms.outcome_weights import OutcomeWeight
 from brorl.algorithms.policy_loss import node_weights
 from brorl.arrays import FloatArray, IntArray
 from brorl.model.device import in_float64
-from brorl.planning.pilot import PilotParts
-from brorl.training.learner import LearnerSettings
+from brorl.training.local_parts import LocalParts
+from brorl.training.tree_scores import autocast
 from brorl.tree import RolloutTree
 
 _FLIPS = 4000
@@ -117,7 +116,7 @@ def mean_gradient_p_value(products: GradientProducts, generator: np.random.Gener
 
 
 def gradient_products(
-    model: PreTrainedModel, groups: Sequence[Group], parts: PilotParts, generator: np.random.Generator
+    model: PreTrainedModel, groups: Sequence[Group], parts: LocalParts, generator: np.random.Generator
 ) -> GradientProducts:
     """Estimate the policy gradient of each prompt twice, from halves of its rollouts, and multiply the gradients.
 
@@ -129,11 +128,11 @@ def gradient_products(
     first, second = np.zeros((2, len(groups), length))
     model.train()
     for row, group in enumerate(groups):
-        if parts.dynamic_sampling and not group.is_mixed:
+        if parts.config.dynamic_sampling.enabled and not group.is_mixed:
             continue
         count_L = generator.multivariate_hypergeometric(group.tree.leaf_count, half, method="marginals")
         for halves, half_L in ((first, count_L), (second, group.tree.leaf_count - count_L)):
-            halves[row] = prompt_gradient(model, group, half_L, parts.learner_settings)
+            halves[row] = prompt_gradient(model, group, half_L, parts)
     model.zero_grad(set_to_none=True)
     return GradientProducts.of(first, second, half)
 
@@ -142,7 +141,7 @@ def prompt_gradient(
     model: PreTrainedModel,
     group: Group,
     count_L: IntArray,
-    settings: LearnerSettings,
+    parts: LocalParts,
     weight: OutcomeWeight = outcome_weights.rloo,
 ) -> FloatArray:
     """Return the policy gradient of one prompt: (1/N) sum_i w(N, c) (r_i - mean of r) grad log pi(y_i).
@@ -154,7 +153,7 @@ def prompt_gradient(
         model: The policy; its gradients are overwritten.
         group: A group that holds the N rollouts.
         count_L: How often each distinct response of the group is among the N rollouts, shape [L].
-        settings: Settings of the learner's passes.
+        parts: How trees go through the model.
         weight: The outcome weight.
 
     Returns:
@@ -169,19 +168,17 @@ def prompt_gradient(
     if kept.size:
         tree, _ = group.tree.select(kept)
         positive_M, negative_M = node_weights(tree, advantage_L[kept] * count_L[kept] / tree.leaf_count)
-        _accumulate(model, tree, positive_M + negative_M, settings)
+        _accumulate(model, tree, positive_M + negative_M, parts)
     return _sketch([p for p in model.parameters() if p.requires_grad])
 
 
-def _accumulate(model: PreTrainedModel, tree: RolloutTree, weight_M: FloatArray, settings: LearnerSettings) -> None:
+def _accumulate(model: PreTrainedModel, tree: RolloutTree, weight_M: FloatArray, parts: LocalParts) -> None:
     """Add the gradient of the weighted sum of the tree's log-probs to the model's gradient."""
     dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
     weight = torch.from_numpy(weight_M).to(model.device, dtype)
-    device = model.device.type
-    with torch.autocast(device, torch.bfloat16) if settings.autocast else nullcontext():
-        for chunk in settings.forward.chunk_logprobs(
-            model, [tree], next_token=settings.next_token, max_nodes=settings.max_nodes, entropy=False
-        ):
+    nodes = parts.config.engine.nodes_per_pass
+    with autocast(parts.config, model):
+        for chunk in parts.forward.chunk_logprobs(model, [tree], next_token=parts.next_token, max_nodes=nodes):
             (weight[chunk.index] * chunk.logprob).sum().backward()
 
 

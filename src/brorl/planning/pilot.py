@@ -3,76 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
 import numpy as np
-from transformers import PreTrainedModel
 
-from brorl.activity import Echo, Observe, Stopwatch, unobserved
+from brorl.activity import Stopwatch
 from brorl.algorithms.groups import Group
-from brorl.config.settings import TrainConfig
 from brorl.errors import UnverifiedResponsesError
 from brorl.prompts.prompt import Prompt
-from brorl.prompts.stream import PromptSupply
-from brorl.rollout.chosen_engine import OnEnd
-from brorl.rollout.engine import Engine
-from brorl.sampling import SamplingParams
 from brorl.seeds import seed_sequence
-from brorl.training.inputs import RunInputs
-from brorl.training.learner import LearnerSettings
 from brorl.training.local_parts import LocalParts
 from brorl.tree import fraction_cut
-from brorl.verification.grade import Grader
 
 _SEED_TAG = 0x9140  # keeps the pilot's draws apart from those of training
 
 
-@dataclass(frozen=True)
-class PilotParts:
-    """The parts of a run that a pilot measures."""
-
-    engine: Engine  # samples trees
-    model: PreTrainedModel  # the model to train; a plan only copies it
-    stream: PromptSupply  # source of the training prompts
-    grader: Grader  # verifies and rewards responses
-    sampling: SamplingParams  # how responses are sampled, independently
-    learner_settings: LearnerSettings  # settings of the learner's update
-    prompts_per_step: int  # groups that a step of the recipe trains on
-    dynamic_sampling: bool  # whether only mixed groups are kept
-    store_every: int  # steps between two stored sets of rollouts; 0 for none
-    seed: int  # seed of the run
-    now: Callable[[], float] = perf_counter  # the clock of the run's seconds
-
-    @classmethod
-    def load(
-        cls,
-        config: TrainConfig,
-        inputs: RunInputs,
-        observe: Observe = unobserved,
-        on_end: OnEnd = lambda _: None,
-        echo: Echo = lambda _: None,
-    ) -> PilotParts:
-        """Load the model and make the parts; `on_end` receives a function that ends the engine."""
-        parts = LocalParts.load(config, inputs, observe, on_end, echo)
-        return cls(
-            engine=parts.engine,
-            model=parts.model,
-            stream=inputs.prompts.train,
-            grader=inputs.grader,
-            sampling=config.sampling.params,
-            learner_settings=parts.learner_settings,
-            prompts_per_step=config.prompts_per_step,
-            dynamic_sampling=config.dynamic_sampling.enabled,
-            store_every=config.store_rollouts_every,
-            seed=config.seed,
-            now=config.engine.now,
-        )
-
-    def generator(self, purpose: int) -> np.random.Generator:
-        """Return a generator for one purpose of the pilot, a function of the run's seed alone."""
-        return np.random.default_rng(seed_sequence(self.seed, _SEED_TAG, purpose))
+def generator_of(parts: LocalParts, purpose: int) -> np.random.Generator:
+    """Return a generator for one purpose of the pilot, a function of the run's seed alone."""
+    return np.random.default_rng(seed_sequence(parts.config.seed, _SEED_TAG, purpose))
 
 
 @dataclass(frozen=True)
@@ -115,15 +64,15 @@ class PilotSummary:
         )
 
 
-def sample(parts: PilotParts, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> SampledGroups:
+def sample(parts: LocalParts, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> SampledGroups:
     """Sample and grade N rollouts of each prompt as a step does; the seed is that of the draws.
 
     Raises:
         UnverifiedResponsesError: If no prompt has all of its rollouts verified.
     """
-    clock = Stopwatch(now=parts.now)
+    clock = Stopwatch(now=parts.config.engine.now)
     with clock("generation"):
-        trees = parts.engine.sample([p.token_ids for p in prompts], num_rollouts, parts.sampling, seed)
+        trees = parts.engine.sample([p.token_ids for p in prompts], num_rollouts, parts.config.sampling.params, seed)
     with clock("verification"):
         groups = parts.grader.verify(prompts, trees)
     complete = [parts.grader.rewarded(group, step=1) for group in groups if not group.num_unverified]

@@ -18,9 +18,10 @@ from brorl.arrays import FloatArray, IntArray
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.format import Estimate
 from brorl.planning.gradient_noise import GradientProducts
-from brorl.planning.pilot import PilotParts
+from brorl.planning.pilot import generator_of
 from brorl.theory.coverage import unseen_and_seen_mass
 from brorl.theory.pass_rates import PassRates, fit_without_spikes, fractions_of_any_shape, refit_fractions
+from brorl.training.local_parts import LocalParts
 from brorl.tree import RolloutTree
 
 _SMALLEST = -690.0  # exp() of it is a normal number; below it a chance is proportional to the number of rollouts
@@ -94,7 +95,7 @@ class PilotCounts:
     @classmethod
     def of(
         cls,
-        parts: PilotParts,
+        parts: LocalParts,
         groups: Sequence[Group],
         growth: Sequence[TreeGrowth],
         wanted_J: IntArray,
@@ -102,7 +103,7 @@ class PilotCounts:
     ) -> PilotCounts:
         """Count the groups of a pilot."""
         nodes_PJ = np.stack([g.nodes_J for g in growth])
-        size, generator = parts.learner_settings.max_responses_per_outcome, parts.generator(2)
+        size, generator = parts.config.optimizer.max_responses_per_outcome, generator_of(parts, 2)
         trained = [_trained_nodes(g, n, wanted_J, size, generator) for g, n in zip(groups, nodes_PJ, strict=True)]
         return cls(
             num_rollouts=groups[0].tree.num_rollouts,

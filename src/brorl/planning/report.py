@@ -18,12 +18,13 @@ from brorl.arrays import FloatArray
 from brorl.config.reading import options_of
 from brorl.config.settings import TrainConfig
 from brorl.format import Estimate, interval, memory_size, plain
-from brorl.planning.pilot import PilotParts
+from brorl.planning.pilot import generator_of
 from brorl.planning.recommendation import NEARLY_BEST, PlanRow, RolloutPlan, StepSettings, make_plan
 from brorl.planning.step_cost import prompts_at_once
 from brorl.planning.step_timing import PlanMeasurements, measure
 from brorl.storage import json_ready
 from brorl.table import Table
+from brorl.training.local_parts import LocalParts
 from brorl.wording import option
 
 
@@ -64,7 +65,7 @@ class PlanReport:
     def measure(
         cls,
         config: TrainConfig,
-        parts: PilotParts,
+        parts: LocalParts,
         pilot: tuple[int, int],
         rollouts: Sequence[int],
         folder: Path,
@@ -91,7 +92,7 @@ class PlanReport:
         with TemporaryDirectory(dir=folder, prefix=".pilot-") as scratch:
             measured = measure(parts, *pilot, compared, Path(scratch), announce)
         settings = StepSettings.of(config, parts.stream.num_prompts)
-        plan = make_plan(measured.counts, measured.cost, settings, seconds_per_step, parts.generator(3))
+        plan = make_plan(measured.counts, measured.cost, settings, seconds_per_step, generator_of(parts, 3))
         return cls.of(plan, measured, settings, (config.model, str(parts.model.device)))
 
     def __rich__(self) -> Group:

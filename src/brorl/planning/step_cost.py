@@ -15,9 +15,9 @@ from scipy.optimize import nnls
 
 from brorl.arrays import FloatArray
 from brorl.model.moments import moment_bytes
-from brorl.planning.pilot import PilotParts
 from brorl.rollout.native.engine import NativeEngine
 from brorl.training.collect import MEMORY, prompts_of_round
+from brorl.training.local_parts import LocalParts
 
 _FEATURES = {  # what the seconds of each phase are affine in; None is a constant
     "generation": ("rounds", "unique_tokens", "sampled_tokens"),
@@ -168,7 +168,7 @@ class PeakMemory:
 class MemoryModel:
     """Predicts the memory of a step above the loaded model."""
 
-    parts: PilotParts  # the parts of the run; the engine predicts the bytes of its rows
+    parts: LocalParts  # the parts of the run; the engine predicts the bytes of its rows
     longest_prompt: int  # tokens of the longest prompt
     # further bytes while sampling (activations, draws), affine in that prediction and in the rollouts
     sampling: AffineCost
@@ -177,19 +177,19 @@ class MemoryModel:
     nodes_per_pass: int  # largest number of nodes in a forward pass of the learner
 
     @classmethod
-    def fit(cls, parts: PilotParts, peaks: Sequence[PeakMemory | None], longest_prompt: int) -> MemoryModel | None:
+    def fit(cls, parts: LocalParts, peaks: Sequence[PeakMemory | None], longest_prompt: int) -> MemoryModel | None:
         """Fit the model to some peaks; None if one is missing, or if the engine has no model of its rows."""
         known = [p for p in peaks if p is not None and p.training > 0]
         engine = parts.engine
         if len(known) < len(peaks) or not isinstance(engine, NativeEngine) or engine.row_costs(1, 1) is None:
             return None
-        settings = parts.learner_settings
-        nodes_per_pass = settings.max_nodes or settings.forward.default_max_nodes(parts.model)
+        config, optimizer = parts.config, parts.config.optimizer
+        nodes_per_pass = config.engine.nodes_per_pass or parts.forward.default_max_nodes(parts.model)
         trained = [p for p in parts.model.parameters() if p.requires_grad]
         trainable, device = sum(p.numel() * p.element_size() for p in trained), parts.model.device.type
-        offloaded = settings.offload_reference and device == "cuda"
-        has_reference, has_average = settings.kl is not None and not offloaded, settings.ema_decay is not None
-        moments = moment_bytes([p.shape for p in trained], settings.states, trained[0].element_size(), device)
+        offloaded = config.reference.offload and device == "cuda"
+        has_reference, has_average = bool(config.kl.coefficient) and not offloaded, optimizer.ema_decay is not None
+        moments = moment_bytes([p.shape for p in trained], optimizer.states, trained[0].element_size(), device)
         resident = moments + (1 + has_reference + has_average) * trainable  # gradients, reference, average
         rows_K = [_row_bytes(parts, p.rows_D, p.num_rollouts, p.num_prompts, longest_prompt) for p in known]
         known_K = np.array(rows_K, np.float64) + resident
@@ -216,10 +216,10 @@ class MemoryModel:
         return max(self.resident_bytes + sampling, round(training))
 
 
-def _row_bytes(parts: PilotParts, rows_D: FloatArray, num_rollouts: int, num_prompts: int, prompt_tokens: int) -> int:
+def _row_bytes(parts: LocalParts, rows_D: FloatArray, num_rollouts: int, num_prompts: int, prompt_tokens: int) -> int:
     """Return an engine's prediction for a call, from the live rows of a prompt at each depth, shape [D]."""
     rows = np.ceil(rows_D * num_prompts).astype(np.int64)
     assert isinstance(parts.engine, NativeEngine)  # as `MemoryModel.fit` needs it
-    costs = parts.engine.row_costs(num_rollouts * num_prompts, parts.sampling.max_new_tokens)
+    costs = parts.engine.row_costs(num_rollouts * num_prompts, parts.config.sampling.max_new_tokens)
     assert costs is not None
     return costs(rows[rows > 0], num_prompts * prompt_tokens)

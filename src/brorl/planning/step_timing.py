@@ -24,14 +24,14 @@ from brorl.arrays import FloatArray, IntArray
 from brorl.errors import UserError
 from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
 from brorl.planning.gradient_noise import gradient_products
-from brorl.planning.pilot import PilotParts, PilotSummary, SampledGroups, sample
+from brorl.planning.pilot import PilotSummary, SampledGroups, generator_of, sample
 from brorl.planning.pilot_counts import PilotCounts, tree_growth
 from brorl.planning.step_cost import MemoryModel, PeakMemory, StepCost, StepTiming, Work, mean_rounds
 from brorl.prompts.prompt import Prompt
 from brorl.runs.run_directory import RunDirectory
 from brorl.theory.pass_rates import fit_pass_rates
 from brorl.training.diagnostics import coverage_record
-from brorl.training.tree_learner import TreeLearner
+from brorl.training.local_parts import LocalParts
 from brorl.tree import fraction_cut
 from brorl.wording import option
 
@@ -73,7 +73,7 @@ def timing_sizes(
 
 
 def measure(
-    parts: PilotParts,
+    parts: LocalParts,
     num_prompts: int,
     num_rollouts: int,
     wanted: IntArray,
@@ -95,10 +95,9 @@ def measure(
     """
     prompts = parts.stream.take(num_prompts)
     size = ceil(num_prompts / _CALLS)
-    calls = [
-        sample(parts, prompts[start : start + size], num_rollouts, seed=int(parts.generator(10 + i).integers(1 << 62)))
-        for i, start in enumerate(range(0, num_prompts, size))
-    ]
+    seeds = [int(generator_of(parts, 10 + i).integers(1 << 62)) for i in range(_CALLS)]
+    starts = range(0, num_prompts, size)
+    calls = [sample(parts, prompts[i : i + size], num_rollouts, seed) for i, seed in zip(starts, seeds, strict=False)]
     groups = [g for call in calls for g in call.groups]
     if incomplete := sum(call.num_incomplete for call in calls):
         announce(f"left out {incomplete} of {num_prompts} prompts: some of their rollouts could not be verified")
@@ -109,15 +108,15 @@ def measure(
 
     announce("gradients of the pilot's prompts, on a copy of the model")
     warm_up = StepTimer(parts, copy.deepcopy(parts.model), scratch)
-    products = gradient_products(warm_up.learner.model, groups, parts, parts.generator(1))
+    products = gradient_products(warm_up.learner.model, groups, parts, generator_of(parts, 1))
     warm_up.finish(calls[0])  # imports and one-time setup are not part of a step's memory
     del warm_up
     announce("timing the phases of a step")
     timer = StepTimer(parts, copy.deepcopy(parts.model), scratch)
-    sizes = timing_sizes(num_prompts, num_rollouts, parts.prompts_per_step, int(wanted[-1]), quick)
+    sizes = timing_sizes(num_prompts, num_rollouts, parts.config.prompts_per_step, int(wanted[-1]), quick)
     peaks = [timer.observe(prompts[:p], n, quick) for n, p in sizes]  # warms up, too
     timings = _time_steps(timer, prompts, sizes, calls[1:])
-    growth = [tree_growth(g.tree, wanted, parts.sampling.max_new_tokens) for g in groups]
+    growth = [tree_growth(g.tree, wanted, parts.config.sampling.max_new_tokens) for g in groups]
     return PlanMeasurements(
         counts=PilotCounts.of(parts, groups, growth, wanted, products),
         summary=PilotSummary.of(groups, sum(s["generation"] for s in seconds)),
@@ -147,16 +146,16 @@ class StepTimer:
         scratch: An empty folder for stored rollouts.
     """
 
-    def __init__(self, parts: PilotParts, model: PreTrainedModel, scratch: Path) -> None:
+    def __init__(self, parts: LocalParts, model: PreTrainedModel, scratch: Path) -> None:
         self._parts = parts
         self._directory = RunDirectory(scratch)
         self._device = parts.model.device
         gc.collect()  # garbage of loading must not count as memory that a step frees
         self._loaded_bytes = bytes_in_use(self._device)
-        self.learner = TreeLearner(model, parts.learner_settings)
+        self.learner = parts.learner(model)
         self.per_step = {"generation": 1.0, "verification": 1.0, "training": 1.0, "diagnostics": 1.0}
-        if parts.store_every:
-            self.per_step["storing"] = 1 / parts.store_every
+        if parts.config.store_rollouts_every:
+            self.per_step["storing"] = 1 / parts.config.store_rollouts_every
 
     def time(self, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> StepTiming:
         """Run a step."""
@@ -165,12 +164,12 @@ class StepTimer:
     def finish(self, sampled: SampledGroups) -> StepTiming:
         """Run the phases after sampling and verification."""
         groups, clock = sampled.groups, sampled.clock
-        updates = self._parts.learner_settings.mini_batches
+        updates = self._parts.config.optimizer.mini_batches
         repeated = [groups[i % len(groups)] for i in range(max(updates, len(groups)))]  # a group for every mini-batch
         with clock("training"):
             # the time does not depend on the estimator, and the default one allows every N
             metrics = self.learner.learn(repeated, advantage_estimator(AdvantageSettings()), seed=0)
-        if self._parts.store_every:
+        if self._parts.config.store_rollouts_every:
             with clock("storing"):
                 texts = [self._parts.grader.texts(g.tree) for g in groups]
                 self._directory.write_responses("rollouts", 0, groups, texts)
@@ -201,7 +200,7 @@ class StepTimer:
         training = peak_bytes(self._device)
         if sampling is None or training is None or self._loaded_bytes is None:
             return None
-        depth = self._parts.sampling.max_new_tokens
+        depth = self._parts.config.sampling.max_new_tokens
         grown = [tree_growth(g.tree, np.array([num_rollouts]), depth) for g in sampled.groups]
         return PeakMemory(
             num_rollouts=num_rollouts,
@@ -263,7 +262,7 @@ class StepForecast:
 
 
 def forecast_step(
-    parts: PilotParts, rollouts_per_prompt: int, scratch: Path, threads: Sequence[int] = ()
+    parts: LocalParts, rollouts_per_prompt: int, scratch: Path, threads: Sequence[int] = ()
 ) -> StepForecast:
     """Run small steps and extrapolate to a whole one.
 
@@ -271,10 +270,10 @@ def forecast_step(
     responses. A model whose first step is slow takes one more, which is smaller. The small steps train the model, which
     must be discarded.
     """
-    limit = parts.sampling.max_new_tokens
+    limit = parts.config.sampling.max_new_tokens
     parts, brief = _cut(parts, MAX_TOKENS), _cut(parts, _FEW_TOKENS)
     timer = StepTimer(parts, parts.model, scratch)
-    sizes = sorted({(min(n, rollouts_per_prompt), min(p, parts.prompts_per_step)) for n, p in _SIZES})
+    sizes = sorted({(min(n, rollouts_per_prompt), min(p, parts.config.prompts_per_step)) for n, p in _SIZES})
     num_rollouts, num_prompts = sizes[0]  # a step to warm up: imports and one-time setup are not part of a step
     timer.finish(sample(brief, parts.stream.take(num_prompts), num_rollouts, 0))
     started = perf_counter()
@@ -292,13 +291,13 @@ def forecast_step(
     measured_seconds = perf_counter() - started
     timed = (parts, *sizes[-1]) if measured_seconds < _SECONDS else (brief, *sizes[0])
     seconds_of_threads = _time_threads(timer, *timed, threads) if threads else {}
-    longer = limit - parts.sampling.max_new_tokens
+    longer = limit - parts.config.sampling.max_new_tokens
     cut = fraction_cut([group.tree for group in groups])
     cut_before = cut if longer else 0.0
-    known = parts.dynamic_sampling and not cut_before
+    known = parts.config.dynamic_sampling.enabled and not cut_before
     fraction = _kept_fraction(groups, rollouts_per_prompt) if known else None
     cost = StepCost.fit(timings, timer.per_step)
-    limited = parts.learner_settings.max_responses_per_outcome  # then the trained nodes do not grow with N
+    limited = parts.config.optimizer.max_responses_per_outcome  # then the trained nodes do not grow with N
     num_trained = min(2 * limited, rollouts_per_prompt) if limited else rollouts_per_prompt
     work = _whole_step(parts, groups, rollouts_per_prompt, num_trained, fraction)
     longest = _with_longer(work, longer * cut_before, rollouts_per_prompt, num_trained)
@@ -316,11 +315,12 @@ def forecast_step(
     )
 
 
-def _cut(parts: PilotParts, max_tokens: int) -> PilotParts:
+def _cut(parts: LocalParts, max_tokens: int) -> LocalParts:
     """Return the parts with shorter responses."""
-    sampling = parts.sampling
+    sampling = parts.config.sampling
     most = min(sampling.max_new_tokens, max(max_tokens, sampling.min_new_tokens))
-    return replace(parts, sampling=replace(sampling, max_new_tokens=most))
+    config = parts.config.model_copy(update={"sampling": sampling.model_copy(update={"max_new_tokens": most})})
+    return replace(parts, config=config)
 
 
 def _num_rollouts(groups: Sequence[Group]) -> int:
@@ -328,7 +328,7 @@ def _num_rollouts(groups: Sequence[Group]) -> int:
 
 
 def _time_threads(
-    timer: StepTimer, parts: PilotParts, num_rollouts: int, num_prompts: int, threads: Sequence[int]
+    timer: StepTimer, parts: LocalParts, num_rollouts: int, num_prompts: int, threads: Sequence[int]
 ) -> dict[int, float]:
     """Run the same step with each number of CPU threads, and return the mean seconds of each."""
     before, prompts = torch.get_num_threads(), parts.stream.take(num_prompts)
@@ -364,23 +364,23 @@ def _kept_fraction(groups: Sequence[Group], rollouts_per_prompt: int) -> float |
 
 
 def _whole_step(
-    parts: PilotParts, groups: Sequence[Group], rollouts_per_prompt: int, num_trained: int, fraction: float | None
+    parts: LocalParts, groups: Sequence[Group], rollouts_per_prompt: int, num_trained: int, fraction: float | None
 ) -> Work:
     """Return the work of a whole step, from the groups of the largest measured step."""
     sizes = np.array([num_trained, rollouts_per_prompt])
-    grown = [tree_growth(group.tree, sizes, parts.sampling.max_new_tokens) for group in groups]
+    grown = [tree_growth(group.tree, sizes, parts.config.sampling.max_new_tokens) for group in groups]
     trained, nodes = np.mean([g.nodes_J for g in grown], axis=0).tolist()
     responses = float(np.mean([g.responses_J[1] for g in grown]))
     length = float(np.mean([g.tree.num_sampled_tokens / g.tree.num_rollouts for g in groups]))
     return Work.of_step(
-        parts.prompts_per_step,
+        parts.config.prompts_per_step,
         fraction or 1.0,
         nodes=nodes,
         tokens=rollouts_per_prompt * length,
         responses=responses,
         trained=trained,
-        updates=parts.learner_settings.mini_batches,
-        rounds=1.0 if fraction is None else mean_rounds(fraction, parts.prompts_per_step),
+        updates=parts.config.optimizer.mini_batches,
+        rounds=1.0 if fraction is None else mean_rounds(fraction, parts.config.prompts_per_step),
     )
 
 

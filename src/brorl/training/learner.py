@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,91 +11,8 @@ from torch import Tensor
 
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
-from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.arrays import FloatArray
-from brorl.config.settings import TrainConfig
-from brorl.model.forward import Forward, TreeForward
-from brorl.model.logits import NextToken
-from brorl.model.settings import States
 from brorl.tree import RolloutTree
-
-
-@dataclass(frozen=True)
-class LearnerSettings:
-    """How the learner updates."""
-
-    learning_rate: float  # full learning rate of AdamW, already scaled for the batch
-    mini_batches: int = 1  # updates per step, M; groups are dealt out to them at random
-    # from logits to the distribution that the rollouts are drawn from
-    next_token: NextToken = field(default_factory=NextToken)
-    betas: tuple[float, float] = (0.9, 0.95)  # AdamW's decay rates
-    weight_decay: float = 0.0  # AdamW's weight decay
-    max_grad_norm: float = 1.0  # gradients are scaled down to this global norm
-    warmup_updates: int = 0  # updates over which the learning rate rises linearly
-    states: States = "device"  # where AdamW's moments are between updates, and in how many bits
-    ema_decay: float | None = None  # decay per update of the averaged weights; None for no average
-    # back-propagate at most this many correct and this many incorrect distinct responses per group, with weights that
-    # keep the gradient unbiased; 0 for all
-    max_responses_per_outcome: int = 0
-    # take the old log-probs from the learner's own forward pass instead of the engine's
-    recompute_old_logprobs: bool = False
-    max_nodes: int | None = None  # nodes per forward pass; None for the default. Sets memory, not results.
-    autocast: bool = False  # compute in bfloat16 where that is safe; the weights stay as they are
-    # kind, bounds and aggregation of the policy loss
-    loss: PolicyLossSettings = field(default_factory=PolicyLossSettings)
-    kl: KLPenalty | None = None  # penalty against a reference policy; None has no reference
-    # correction for the policy that sampled; needs `recompute_old_logprobs`
-    importance: ImportanceCorrection = field(default_factory=ImportanceCorrection)
-    max_new_tokens: int | None = None  # length limit of a response, which the constant aggregation of the loss needs
-    offload_reference: bool = False  # keep the reference in the memory of the CPU between its uses
-    forward: Forward = field(default_factory=TreeForward)  # how trees go through the model
-    # on CUDA, whether the first step measures if rows are faster than trees, where trees share little
-    measures_rows: bool = False
-
-    @classmethod
-    def from_recipe(cls, config: TrainConfig, stop_token_ids: tuple[int, ...], forward: Forward) -> LearnerSettings:
-        """Make the settings of a run's learner; `stop_token_ids` are empty if responses have only a length limit."""
-        optimizer, sampling = config.optimizer, config.sampling
-        return cls(
-            learning_rate=config.learning_rate,
-            mini_batches=optimizer.mini_batches,
-            next_token=NextToken(
-                temperature=sampling.temperature,
-                min_new_tokens=sampling.min_new_tokens if stop_token_ids else 0,
-                stop_token_ids=stop_token_ids,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-            ),
-            betas=optimizer.betas,
-            weight_decay=optimizer.weight_decay,
-            max_grad_norm=optimizer.max_grad_norm,
-            warmup_updates=optimizer.warmup_updates,
-            states=optimizer.states,
-            ema_decay=optimizer.ema_decay,
-            max_responses_per_outcome=optimizer.max_responses_per_outcome,
-            recompute_old_logprobs=config.recompute_old_logprobs,
-            max_nodes=config.engine.nodes_per_pass,
-            autocast=config.autocasts,
-            loss=config.loss,
-            kl=config.kl if config.kl.coefficient else None,
-            importance=config.importance,
-            max_new_tokens=sampling.max_new_tokens,
-            offload_reference=config.reference.offload,
-            forward=forward,
-            measures_rows=config.engine.forward == "auto" and config.engine.attention == "auto",
-        )
-
-    def __post_init__(self) -> None:
-        if self.importance.correction != "none" and not self.recompute_old_logprobs:
-            raise ValueError(
-                f"the importance correction '{self.importance.correction}' compares the engine's log-probs with the "
-                "learner's, and old log-probs are the engine's; set optimizer.old_logprobs: recompute, or "
-                "importance.correction: none"
-            )
-        if self.loss.aggregation == "constant" and not self.max_new_tokens:
-            raise ValueError(
-                "the constant aggregation divides by rollouts times max_new_tokens; give max_new_tokens, at least 1"
-            )
 
 
 @dataclass(frozen=True)

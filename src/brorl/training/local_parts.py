@@ -1,8 +1,8 @@
-"""The model of a process, its engine and the settings of its learner: of a run, of a plan, of a rank."""
+"""The model of a process, its engine and its learner: of a run, of a plan, of a rank."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -12,28 +12,35 @@ from brorl.activity import Echo, Observe, Phase, unobserved
 from brorl.config.settings import TrainConfig
 from brorl.model.forward import FlatForward, Forward, TreeForward, choose_forward, with_packed_passes, without_windows
 from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model
+from brorl.model.logits import NextToken
 from brorl.model.sharding import shard
+from brorl.prompts.stream import PromptSupply
 from brorl.rollout.chosen_engine import OnEnd, build_engine, end_engine
 from brorl.rollout.engine import Engine
-from brorl.training.inputs import ModelInputs
-from brorl.training.learner import LearnerSettings
+from brorl.training.inputs import ModelInputs, RunInputs
 from brorl.training.ranks import ALONE, Ranks, load_on_first_rank
 from brorl.training.tree_learner import TreeLearner
+from brorl.training.tree_scores import next_token
+from brorl.verification.grade import Grader
 
 
 @dataclass(frozen=True)
 class LocalParts:
-    """The parts of a run in one process."""
+    """The parts of a run in one process; a plan measures them."""
 
+    config: TrainConfig  # the recipe
     model: PreTrainedModel  # the model to train
     engine: Engine  # samples from it, or from a copy
-    learner_settings: LearnerSettings  # how it is trained
+    stream: PromptSupply  # the training prompts
+    grader: Grader  # verifies and rewards responses
+    forward: Forward = field(default_factory=TreeForward)  # how trees go through the model in the learner
+    stop_token_ids: tuple[int, ...] = ()  # the tokens that end a response
 
     @classmethod
     def load(
         cls,
         config: TrainConfig,
-        inputs: ModelInputs,
+        inputs: RunInputs,
         observe: Observe = unobserved,
         on_end: OnEnd = lambda _: None,
         echo: Echo = lambda _: None,
@@ -49,7 +56,20 @@ class LocalParts:
         engine = build_engine(config, inputs.model_path, model, tokenizer, forward, inputs.context, observe, echo)
         on_end(partial(end_engine, engine))
         forward = build_learner_forward(config, model, forward, echo)
-        return cls(model, engine, LearnerSettings.from_recipe(config, end_tokens(model, tokenizer, stop), forward))
+        stop_token_ids = end_tokens(model, tokenizer, stop)
+        return cls(config, model, engine, inputs.prompts.train, inputs.grader, forward, stop_token_ids)
+
+    @property
+    def next_token(self) -> NextToken:
+        """The distribution that rollouts are drawn from."""
+        return next_token(self.config, self.stop_token_ids)
+
+    def learner(
+        self, model: PreTrainedModel | None = None, echo: Echo = lambda _: None, observe: Observe = unobserved
+    ) -> TreeLearner:
+        """Make the learner of the model, or of a copy."""
+        model = self.model if model is None else model
+        return TreeLearner(model, self.config, echo, observe, forward=self.forward, stop_token_ids=self.stop_token_ids)
 
 
 def build_model(
@@ -97,15 +117,7 @@ def _said(forward: Forward, echo: Echo) -> Forward:
 def build_learner_forward(
     config: TrainConfig, model: PreTrainedModel, forward: Forward, echo: Echo, ranks: Ranks = ALONE
 ) -> Forward:
-    """Choose how trees go through the model in the learner, which has a faster way on CUDA.
-
-    Args:
-        config: The settings of the run.
-        model: The model on the learner's device.
-        forward: How they go through it where rollouts are sampled.
-        echo: Receives a line about the choice.
-        ranks: The processes that share the model.
-    """
+    """Choose how trees go through the model in the learner, which has a faster way on CUDA than the engine's."""
     engine = config.engine
     plain = without_windows(model, forward)
     # FlexAttention keeps log-sum-exps in float32
@@ -134,21 +146,17 @@ def build_rank(
 
     def load(device: torch.device | None = None) -> tuple[PreTrainedModel, tuple[Forward, tuple[int, ...]]]:
         model = build_model(config, inputs, observe, device)
-        return model, (
-            build_forward(config, inputs, model, echo),
-            end_tokens(model, inputs.tokenizer, config.sampling.stop),
-        )
+        stop_token_ids = end_tokens(model, inputs.tokenizer, config.sampling.stop)
+        return model, (build_forward(config, inputs, model, echo), stop_token_ids)
 
     if ranks.size == 1:
         model, (forward, stop_token_ids) = load()
-        forward = build_learner_forward(config, model, forward, echo)
-        return TreeLearner(model, LearnerSettings.from_recipe(config, stop_token_ids, forward), echo, observe)
-    model, weights, (forward, stop_token_ids) = load_on_first_rank(
-        ranks, lambda: load(torch.device("cpu")), config.adapters, config.engine.gradient_checkpointing
-    )
-    if isinstance(forward, TreeForward):  # only its modules gather the weights of a sharded model
-        forward = replace(forward, model_pass=replace(forward.model_pass, llama=False))
-    settings = LearnerSettings.from_recipe(config, stop_token_ids, forward)
-    shard(model, weights, choose_device(config.device), settings.autocast)
-    settings = replace(settings, forward=build_learner_forward(config, model, forward, echo, ranks))
-    return TreeLearner(model, settings, echo, observe, ranks)
+    else:
+        model, weights, (forward, stop_token_ids) = load_on_first_rank(
+            ranks, lambda: load(torch.device("cpu")), config.adapters, config.engine.gradient_checkpointing
+        )
+        if isinstance(forward, TreeForward):  # only its modules gather the weights of a sharded model
+            forward = replace(forward, model_pass=replace(forward.model_pass, llama=False))
+        shard(model, weights, choose_device(config.device), config.autocasts)
+    forward = build_learner_forward(config, model, forward, echo, ranks)
+    return TreeLearner(model, config, echo, observe, ranks, forward=forward, stop_token_ids=stop_token_ids)

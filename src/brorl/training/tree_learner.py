@@ -1,21 +1,16 @@
 """The learner: it updates a model with the exact gradient of the tree, in one process or on many ranks.
 
-Each step makes M mini-batch updates of AdamW. The trees go through the model in chunks, so memory does not depend on N.
-If memory runs out, a mini-batch starts again with smaller chunks. A loss that is not finite stops the run before the
-weights change.
-
-On several ranks the model is sharded, and every rank calls the same methods with the same arguments. The responses of a
-mini-batch are dealt to the ranks. Every denominator is that of the whole mini-batch, and gradients add up, so the
-update is that of one process.
+Each step makes M mini-batch updates of AdamW. Memory does not depend on N; if it runs out, a mini-batch starts again
+with smaller chunks. A loss that is not finite stops the run before the weights change. On several ranks the model is
+sharded. Every denominator is that of the whole mini-batch, and gradients add up, so the update is that of one process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -25,89 +20,39 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Echo, Observe, Updating, unobserved
 from brorl.algorithms.advantages import EstimateAdvantages
-from brorl.algorithms.groups import Group
+from brorl.algorithms.groups import Group, known
+from brorl.algorithms.importance import Mismatch, check_sampler_logprobs
+from brorl.algorithms.kl import penalized_group
 from brorl.arrays import FloatArray
+from brorl.config.settings import TrainConfig
 from brorl.errors import DivergedError
-from brorl.model.chunk_size import ChunkSize, Passes
-from brorl.model.forward import FlatForward, Forward, TreeForward, num_flat_tokens, num_tree_tokens
+from brorl.model.forward import FlatForward, Forward, TreeForward
 from brorl.model.load import check_saved
-from brorl.model.sharding import SyncedForward, full_tensor, save_whole
-from brorl.model.tree_batch import split_into_chunks
+from brorl.model.sharding import full_tensor, save_whole
 from brorl.runs.checkpoint import EMA
 from brorl.training.adamw import AdamW
-from brorl.training.chunk_loss import chunk_loss, means, no_sums, response_losses
-from brorl.training.learner import LearnerSettings, StepMetrics
+from brorl.training.learner import StepMetrics
 from brorl.training.learner_state import (
     AveragedWeights,
-    ReferencePolicy,
     Snapshot,
     in_memory,
     sharded_header,
     with_moments_of,
     write_sharded,
 )
-from brorl.training.mini_batch import MiniBatch, StepPreparation, TreeScores, to_tensor
+from brorl.training.mini_batch import (
+    MiniBatch,
+    assemble,
+    choose_trained,
+    chunk_loss,
+    means,
+    no_sums,
+    response_losses,
+    to_tensor,
+)
 from brorl.training.ranks import ALONE, Ranks
+from brorl.training.tree_scores import TreeScores, autocast, measured_forward, rows_forward
 from brorl.tree import RolloutTree
-
-LITTLE_SHARED = 0.8  # distinct tokens over all tokens of rows, prompts included, above which rows can be faster
-
-
-def rows_forward(forward: Forward) -> Forward:
-    """Return the way of rows for a model."""
-    if isinstance(forward, FlatForward):
-        return forward
-    return FlatForward("rows were faster when the run began", whole_logits=forward.model_pass.whole_logits)
-
-
-def device_seconds() -> float:
-    """Return a time after all work of the CUDA device."""
-    torch.cuda.synchronize()
-    return perf_counter()
-
-
-def measured_forward(
-    model: PreTrainedModel,
-    forward: Forward,
-    trees: Sequence[RolloutTree],
-    max_nodes: int,
-    seconds: Callable[[], float] = device_seconds,
-) -> tuple[Forward, str | None]:
-    """Return the faster way for a mini-batch, and a line about the measurement; None if trees share too much for one.
-
-    Trees compute each distinct token once; rows have few tokens more where responses share little, and a dense kernel.
-    Each way makes a forward and a backward pass over the first chunk of the trees, twice, and the second one counts.
-    The gradients are cleared.
-
-    Args:
-        model: A model on a device where work waits in a queue.
-        forward: How trees go through it.
-        trees: The trees of a mini-batch.
-        max_nodes: Nodes per pass.
-        seconds: Returns a time after all work of the device.
-    """
-    if not isinstance(forward, TreeForward) or num_tree_tokens(trees) <= LITTLE_SHARED * num_flat_tokens(trees):
-        return forward, None
-    slices = next(split_into_chunks(trees, max_nodes))
-    some = [trees[one.tree].select(np.arange(one.start, one.stop))[0] for one in slices]
-    flat = rows_forward(forward)
-    taken = []
-    for way in (forward, flat):
-        for _ in range(2):  # the first one compiles and allocates
-            start = seconds()
-            for chunk in way.chunk_logprobs(model, some, max_nodes=max_nodes):
-                chunk.logprob.sum().backward()
-            model.zero_grad(set_to_none=True)
-            end = seconds()
-        taken.append(1e3 * (end - start))
-    tokens = num_tree_tokens(some), num_flat_tokens(some)
-    chosen = flat if taken[1] < taken[0] else forward
-    line = (
-        f"responses share little: {tokens[0]:,} distinct tokens took {taken[0]:,.0f} ms as trees, "
-        f"{taken[0] / tokens[0]:.4f} ms each, and {tokens[1]:,} tokens {taken[1]:,.0f} ms as rows, "
-        f"{taken[1] / tokens[1]:.4f} ms each; the learner takes {'rows' if chosen is flat else 'trees'}"
-    )
-    return chosen, line
 
 
 class TreeLearner:
@@ -115,47 +60,46 @@ class TreeLearner:
 
     Args:
         model: The model, sharded if there are several ranks; its current weights become the reference, if there is one.
-        settings: How the model is updated.
+        config: The recipe.
         echo: Receives a line when memory runs out and smaller chunks are tried, and the cost of the flat path.
         observe: Receives an `Updating` before each update.
         ranks: The processes that share the model.
+        forward: How trees go through the model; tree attention if None.
+        stop_token_ids: The tokens that end a response; empty if responses have only a length limit.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
-        settings: LearnerSettings,
+        config: TrainConfig,
         echo: Echo = lambda _: None,
         observe: Observe = unobserved,
         ranks: Ranks = ALONE,
+        *,
+        forward: Forward | None = None,
+        stop_token_ids: tuple[int, ...] = (),
     ) -> None:
-        self.model = model
-        self._ranks = ranks
-        self._passes = SyncedForward(model, ranks.maximum) if ranks.size > 1 else Passes()
-        self._observe = observe
-        self._echo = echo
+        self.model, self._config, self._ranks = model, config, ranks
+        self._echo, self._observe = echo, observe
         self._cost_line_shown = False
         self._rows: bool | None = None  # whether the learner takes rows; None before a choice
         self._save_checked = False
-        self._settings = settings
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._parameters = list(self._trained.values())
+        optimizer = config.optimizer
         self._optimizer = AdamW(
             self._parameters,
-            settings.states,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
+            optimizer.states,
+            lr=config.learning_rate,
+            betas=optimizer.betas,
+            weight_decay=optimizer.weight_decay,
             fused=model.device.type in ("cpu", "cuda"),
         )
         self._updates = 0
-        nodes = settings.max_nodes or settings.forward.default_max_nodes(model)
-        self._nodes = ChunkSize(nodes, echo, self._passes)
-        self._reference = ReferencePolicy(model, settings.offload_reference) if settings.kl else None
-        self._average = AveragedWeights(model) if settings.ema_decay else None
+        self._scores = TreeScores(model, config, forward or TreeForward(), stop_token_ids, echo, ranks)
+        self._nodes = self._scores.nodes
+        self._average = AveragedWeights(model) if optimizer.ema_decay else None
         self._tensor = partial(to_tensor, model)
-        self._scores = TreeScores(model, settings, self._nodes, self._passes, ranks)
-        self._preparation = StepPreparation(self._scores, settings, self._reference, ranks, self._tensor)
 
     def learn(
         self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
@@ -166,29 +110,31 @@ class TreeLearner:
             DivergedError: If the loss or the gradient is not finite. The weights are then those before that update.
             OutOfMemoryError: If memory is too small for the smallest chunks.
         """
-        settings = self._settings
-        if len(groups) < settings.mini_batches:
-            raise ValueError(f"{settings.mini_batches} mini-batches need as many groups, got {len(groups)}")
+        config = self._config
+        if len(groups) < config.optimizer.mini_batches:
+            raise ValueError(f"{config.optimizer.mini_batches} mini-batches need as many groups, got {len(groups)}")
         self.model.train()
         if not self._cost_line_shown:
             self._cost_line_shown = True
             self._begin([group.tree for group in groups])
 
         is_fresh = [group.old_logprob_M is None for group in groups]
-        if settings.kl and settings.kl.placement == "reward":
-            groups = self._preparation.penalized(groups, settings.kl)
+        if self._penalizes_rewards:
+            gathered = self._scores.gathered
+            groups = self._scores.with_reference(self._scores.with_old(groups, gathered), gathered)
+            groups = [penalized_group(group, config.kl) for group in groups]
         advantages = self._ranks.of_first(lambda: estimate_advantages(groups))
         groups = [replace(group, advantage_L=a_L) for group, a_L in zip(groups, advantages, strict=True)]
-        batches, found = self._preparation.prepare(groups, is_fresh, np.random.default_rng(seed))
+        batches, found = self._prepare(groups, is_fresh, np.random.default_rng(seed))
 
         updates: list[dict[str, float]] = []
         for batch in batches:
             self._observe(Updating(len(updates), len(batches)))
             updates.append(self._update(batch, lr_scale))
         metrics: dict[str, Any] = found | {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
-        if self._reference is None:
+        if self._scores.reference is None:
             metrics["reference_kl"] = None
-        if not settings.loss.entropy_coefficient:
+        if not config.loss.entropy_coefficient:
             metrics["bonus_entropy"] = None
         retries, self._nodes.retries = self._nodes.retries, 0
         return StepMetrics(
@@ -199,13 +145,17 @@ class TreeLearner:
             out_of_memory_retries=retries,
         )
 
+    @property
+    def _penalizes_rewards(self) -> bool:
+        return self._scores.reference is not None and self._config.kl.placement == "reward"
+
     def _begin(self, trees: Sequence[RolloutTree]) -> None:
         """Say what the flat path costs, and choose between trees and rows on CUDA, once in a run."""
         if line := self._scores.forward.cost_line(trees):
             self._echo(line)
-        on_one_gpu = self.model.device.type == "cuda" and self._ranks.size == 1
-        if self._settings.measures_rows and on_one_gpu and self._rows is None:
-            with self._scores.autocast():
+        engine, on_one_gpu = self._config.engine, self.model.device.type == "cuda" and self._ranks.size == 1
+        if engine.forward == engine.attention == "auto" and on_one_gpu and self._rows is None:
+            with autocast(self._config, self.model):
                 self._scores.forward, line = self._nodes.run(
                     lambda: measured_forward(self.model, self._scores.forward, trees, self._nodes.value)
                 )
@@ -213,13 +163,72 @@ class TreeLearner:
             if line:
                 self._echo(line)
 
+    def _prepare(
+        self, groups: Sequence[Group], is_fresh: Sequence[bool], generator: np.random.Generator
+    ) -> tuple[list[MiniBatch], dict[str, Any]]:
+        """Split the groups into mini-batches, and compute everything that is needed before the first update.
+
+        Args:
+            groups: The batch, with advantages.
+            is_fresh: For each group whether this step sampled it: no earlier step computed its old log-probs.
+            generator: Chooses the groups of each mini-batch, and the trained responses if not all are.
+
+        Returns:
+            The part of this rank of each mini-batch, and its entries of `StepMetrics`.
+        """
+        config, scores, size = self._config, self._scores, self._config.optimizer.max_responses_per_outcome
+        parts = np.array_split(generator.permutation(len(groups)), config.optimizer.mini_batches)
+        chosen = [
+            [(i, choose_trained(groups[i], size, config.loss.mask_truncated, generator)) for i in p] for p in parts
+        ]
+        trained = [[(is_fresh[i], group) for i, group in part if group] for part in chosen]
+        every = [pair for part in trained for pair in part]
+        if config.importance.correction != "none":
+            check_sampler_logprobs([group.tree for _, group in every])
+        own: list[Group] = []  # the pieces of this rank
+        of: list[tuple[int, bool]] = []  # of each the number of its mini-batch, and whether it is fresh
+        for number, part in enumerate(trained):
+            for piece in scores.local_pieces([group.tree for _, group in part]):
+                fresh, group = part[piece.tree]
+                is_whole = (piece.start, piece.stop) == (0, group.tree.num_responses)
+                own.append(group if is_whole else group.select(np.arange(piece.start, piece.stop)))
+                of.append((number, fresh))
+        if not self._penalizes_rewards:  # there, the penalty has computed all of them
+            own = scores.with_reference(scores.with_old(own, scores.local), scores.local)
+        batches = []
+        for number, indices in enumerate(parts):
+            trees, fraction = [groups[i].tree for i in indices], len(indices) * len(parts) / len(groups)
+            mine = [group for group, (part, _) in zip(own, of, strict=True) if part == number]
+            batches.append(assemble(trees, mine, config, fraction, self._tensor))
+        mismatch = self._mismatch(
+            [group.tree for fresh, group in every if fresh],
+            [group for group, (_, fresh) in zip(own, of, strict=True) if fresh],
+        )
+        num_tokens = sum(group.tree.num_sampled_tokens for _, group in every)
+        kept = sum(self._ranks.gather(sum(batch.kept_tokens for batch in batches)))
+        return batches, {
+            "trained_nodes": sum(group.tree.num_unique_tokens for _, group in every),
+            "mismatch_mean": mismatch.mean if mismatch else None,
+            "mismatch_max": mismatch.max if mismatch else None,
+            "mismatch_kl": mismatch.kl if mismatch else None,
+            "masked_fraction": 1.0 - kept / num_tokens if num_tokens else 0.0,
+        }
+
+    def _mismatch(self, fresh: Sequence[RolloutTree], own: Sequence[Group]) -> Mismatch | None:
+        """Compare the old policy with the sampler on fresh rollouts, in the parts of each rank; None if unknown."""
+        if not self._config.recompute_old_logprobs or not fresh or any(np.isnan(t.logprob).any() for t in fresh):
+            return None
+        sums = Mismatch.of([group.tree for group in own], [known(group.old_logprob_M) for group in own])
+        return Mismatch.total(self._ranks.gather(sums))
+
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
         """Return groups that are carried to a later step, with the old log-probs that the later step needs.
 
         The updates of this step move the weights away from those that sampled the groups. The clip of a later step
         measures the distance from these log-probs. If the old log-probs are the engine's, the groups are unchanged.
         """
-        return self._preparation.with_old_logprobs(groups)
+        scores = self._scores
+        return scores.with_old(groups, scores.gathered) if self._config.recompute_old_logprobs else list(groups)
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
         """Return the log-prob (nats) of every node, shape [M], by the current weights, as `NextToken` draws."""
@@ -227,10 +236,9 @@ class TreeLearner:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Return the trained weights by name; several ranks gather them one by one, and all of them must iterate."""
-        trained = ((name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad)
         if self._ranks.size == 1:
-            return trained
-        return ((name, full_tensor(parameter.detach())) for name, parameter in trained)
+            return iter(self._trained.items())
+        return ((name, full_tensor(parameter.detach())) for name, parameter in self._trained.items())
 
     def num_parameters(self, only_trainable: bool = False) -> int:
         """Return the number of the model's parameters, or of those that are trained."""
@@ -261,7 +269,7 @@ class TreeLearner:
 
     @property
     def _snapshots(self) -> list[Snapshot]:
-        return [one for one in (self._reference, self._average) if one is not None]
+        return [one for one in (self._scores.reference, self._average) if one is not None]
 
     def exchange_average(self) -> None:
         """Exchange the weights and their average; see `Learner.exchange_average`.
@@ -279,9 +287,9 @@ class TreeLearner:
         Raises:
             ValueError: If there is no reference.
         """
-        if self._reference is None:
+        if self._scores.reference is None:
             raise ValueError("there is no reference policy to reset; set kl.coefficient above 0")
-        self._reference.reset()
+        self._scores.reference.reset()
         if clear_optimizer:
             self._optimizer.state.clear()
 
@@ -334,14 +342,14 @@ class TreeLearner:
         self._optimizer.load_state_dict(with_moments_of(state["optimizer"], own, self._parameters))
 
     def _learning_rate(self, factor: float) -> float:
-        rate, warmup = self._settings.learning_rate, self._settings.warmup_updates
+        rate, warmup = self._config.learning_rate, self._config.optimizer.warmup_updates
         return factor * (rate * min(1.0, self._updates / warmup) if warmup else rate)
 
     def _update(self, batch: MiniBatch, lr_scale: float) -> dict[str, float]:
         """Accumulate the gradient of one mini-batch and apply it; return its entries of `StepMetrics`."""
-        local = self._nodes.run(lambda: self._accumulate(batch))
+        optimizer, local = self._config.optimizer, self._nodes.run(lambda: self._accumulate(batch))
         sums = self._ranks.sum(local)
-        grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
+        grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(self._parameters, optimizer.max_grad_norm))
         if not (torch.isfinite(grad_norm) and torch.isfinite(sums).all()):
             raise DivergedError(
                 f"the loss is {float(sums[0])} and the gradient norm {float(grad_norm)}; start a new run with a lower "
@@ -351,34 +359,27 @@ class TreeLearner:
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = self._learning_rate(lr_scale)
         self._nodes.once(self._optimizer.step)  # its first call allocates the moments
-        if self._average is not None and self._settings.ema_decay:
-            self._average.add(self._settings.ema_decay, self._updates)
+        if self._average is not None and optimizer.ema_decay:
+            self._average.add(optimizer.ema_decay, self._updates)
         return means(sums, self._ranks.sum(batch.totals())) | {"grad_norm": float(grad_norm)}
 
     def _accumulate(self, batch: MiniBatch) -> Tensor:
         """Compute the gradient of a mini-batch from zero; return the sums over its nodes, shape [S]."""
-        settings = self._settings
+        loss, scores = self._config.loss, self._scores
         self._optimizer.zero_grad(set_to_none=True)
         sums = no_sums(self.model.device)
         coefficient_K = None
-        if settings.loss.is_of_responses:
-            coefficients, of_responses = response_losses(batch, self._scores.local(batch.trees), settings.loss)
+        if loss.is_of_responses:
+            coefficients, of_responses = response_losses(batch, scores.local(batch.trees), loss)
             coefficient_K = self._tensor(coefficients)
             sums = sums + of_responses
-        nodes, next_token, entropy = self._nodes.value, settings.next_token, settings.loss.entropy_coefficient > 0
-        with self._scores.autocast():
-            for chunk in self._scores.forward.chunk_logprobs(
-                self.model,
-                batch.trees,
-                next_token=next_token,
-                max_nodes=nodes,
-                entropy=entropy,
-                recompute_prompts=self._ranks.size > 1,
-            ):
-                loss, of_chunk = chunk_loss(chunk, batch, settings.loss, settings.kl, coefficient_K)
-                loss.backward()
-                sums = sums + of_chunk
-            self._passes.finish()
+        options = {"entropy": loss.entropy_coefficient > 0, "recompute_prompts": self._ranks.size > 1}
+        with autocast(self._config, self.model):
+            for chunk in scores.chunks(batch.trees, **options):
+                of_chunk, sums_of_chunk = chunk_loss(chunk, batch, self._config, coefficient_K)
+                of_chunk.backward()
+                sums = sums + sums_of_chunk
+            scores.passes.finish()
         return sums
 
 

@@ -29,12 +29,12 @@ from brorl.evaluation.benchmark import Benchmark
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.evaluation.questions import build_questions
 from brorl.format import Estimate, counted, duration, interval
-from brorl.planning.pilot import PilotParts
 from brorl.planning.report import PlanReport
 from brorl.planning.step_timing import NoMixedGroupError
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.run_record import SPEC_FILE
 from brorl.training.inputs import prepare
+from brorl.training.local_parts import LocalParts
 from brorl.tuning import Aim
 from brorl.tuning.answer import TuningResult, conclude
 from brorl.tuning.plan import NUM_EVALUATIONS, OWN, ROLLOUTS, TunePlan, candidates
@@ -151,11 +151,11 @@ def take_pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, progr
     with Screen(silent=not progress) as screen, ExitStack() as ends:
         screen.observe(Phase("loading", "data"))
         inputs = prepare(config, config.model)
-        parts = PilotParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
+        parts = LocalParts.load(config, inputs, screen.observe, ends.callback, screen.echo)
         benchmark = Benchmark.from_recipe(config, inputs.prompts.held_out, inputs.grader, screen.observe)
-        began = parts.now()
+        began = config.engine.now()
         found = None if benchmark is None else benchmark.record(*benchmark.answer(parts.engine))
-        evaluation_seconds = parts.now() - began
+        evaluation_seconds = config.engine.now() - began
         if found is None:
             raise UserError("the start could not be evaluated on the held-out prompts; run: brorl check")
         start = {int(k): Estimate(**estimate) for k, estimate in found["pass_at"].items()}

@@ -1,0 +1,219 @@
+"""Log-probs of trees under the current weights and under the reference's, in one process or on many ranks.
+
+The trees go through the model in chunks, again with smaller ones if memory runs out. On several ranks the responses are
+dealt to the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import chain
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from brorl.activity import Echo
+from brorl.algorithms.groups import Group
+from brorl.arrays import FloatArray
+from brorl.config.settings import TrainConfig
+from brorl.model.chunk_size import ChunkSize, Passes
+from brorl.model.device import in_float64
+from brorl.model.forward import FlatForward, Forward, TreeForward, num_flat_tokens, num_tree_tokens
+from brorl.model.logits import NextToken
+from brorl.model.logprobs import ChunkLogprobs, by_tree
+from brorl.model.sharding import SyncedForward
+from brorl.model.tree_batch import TreeSlice, split_into_chunks
+from brorl.training.learner_state import ReferencePolicy
+from brorl.training.ranks import Ranks
+from brorl.tree import RolloutTree
+
+LITTLE_SHARED = 0.8  # distinct tokens over all tokens of rows, prompts included, above which rows can be faster
+Compute = Callable[[Sequence[RolloutTree]], list[FloatArray]]
+"""From trees to the log-probs (nats) of their nodes, for each tree shape [M]."""
+
+
+def next_token(config: TrainConfig, stop_token_ids: tuple[int, ...]) -> NextToken:
+    """Return the distribution that rollouts are drawn from; without stop tokens only the length limit ends them."""
+    settings, minimum = config.sampling, config.sampling.min_new_tokens if stop_token_ids else 0
+    return NextToken(settings.temperature, minimum, stop_token_ids, settings.top_p, settings.top_k)
+
+
+def autocast(config: TrainConfig, model: PreTrainedModel) -> AbstractContextManager[Any]:
+    """Return a block in which passes compute in bfloat16, if the settings demand it."""
+    return torch.autocast(model.device.type, torch.bfloat16) if config.autocasts else nullcontext()
+
+
+class TreeScores:
+    """Computes log-probs, of the distribution of the draw.
+
+    Args:
+        model: The model; its current weights become the reference, if there is a KL penalty.
+        config: The recipe.
+        forward: How trees go through the model.
+        stop_token_ids: The tokens that end a response.
+        echo: Receives a line when memory runs out.
+        ranks: The processes that share the model.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: TrainConfig,
+        forward: Forward,
+        stop_token_ids: tuple[int, ...],
+        echo: Echo,
+        ranks: Ranks,
+    ) -> None:
+        self._model, self._config, self._ranks = model, config, ranks
+        self._next_token = next_token(config, stop_token_ids)
+        self.forward = forward
+        self.passes = SyncedForward(model, ranks.maximum) if ranks.size > 1 else Passes()
+        self.nodes = ChunkSize(config.engine.nodes_per_pass or forward.default_max_nodes(model), echo, self.passes)
+        self.reference = ReferencePolicy(model, config.reference.offload) if config.kl.coefficient else None
+
+    def chunks(self, trees: Sequence[RolloutTree], **options: bool) -> Iterator[ChunkLogprobs]:
+        """Yield the nodes of this rank's trees with their log-probs, in chunks of the current size."""
+        chunk_logprobs, nodes = self.forward.chunk_logprobs, self.nodes.value
+        return chunk_logprobs(self._model, trees, next_token=self._next_token, max_nodes=nodes, **options)
+
+    def gathered(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
+        """Return the log-prob (nats) of every node of each tree, shape [M], on every rank."""
+        if self._ranks.size == 1:
+            return self.local(trees)
+        parts = [(p.tree, *trees[p.tree].select(np.arange(p.start, p.stop))) for p in self.local_pieces(trees)]
+        own = self.local([tree for _, tree, _ in parts])
+        mine = [(number, node_M, lp) for (number, _, node_M), lp in zip(parts, own, strict=True)]
+        found = [np.empty(tree.num_unique_tokens) for tree in trees]
+        for number, node_M, logprob_M in chain(*reversed(self._ranks.gather(mine))):  # the lowest rank's are kept
+            found[number][node_M] = logprob_M
+        return found
+
+    @torch.no_grad()
+    def local(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
+        """Return the log-probs of the nodes of this rank's trees; every rank calls it."""
+
+        def work() -> list[FloatArray]:
+            with autocast(self._config, self._model):
+                found = [in_float64(lp).cpu().numpy() for lp in by_tree(list(self.chunks(trees)), trees)]
+            self.passes.finish()
+            return found
+
+        was_training = self._model.training
+        self._model.eval()
+        try:
+            return self.nodes.run(work)
+        finally:
+            self._model.train(was_training)
+
+    def local_pieces(self, trees: Sequence[RolloutTree]) -> list[TreeSlice]:
+        """Return the responses that this rank works on."""
+        if self._ranks.size == 1:
+            return [TreeSlice(number, 0, tree.num_responses) for number, tree in enumerate(trees)]
+        # A layer has about 12 hidden^2 weights, and attends to a token with 2 hidden multiplications.
+        per_position = 1 / (6 * self._model.config.get_text_config().hidden_size)
+        costs = [self.forward.response_costs(tree, per_position) for tree in trees]
+        return deal(costs, self._ranks.size)[self._ranks.rank]
+
+    def with_old(self, groups: Sequence[Group], compute: Compute) -> list[Group]:
+        """Return groups with old log-probs: the engine's, the known ones, or those of the current weights."""
+        if not self._config.recompute_old_logprobs:
+            return [replace(group, old_logprob_M=group.tree.logprob) for group in groups]
+        fresh = iter(compute([group.tree for group in groups if group.old_logprob_M is None]))
+        return [g if g.old_logprob_M is not None else replace(g, old_logprob_M=next(fresh)) for g in groups]
+
+    def with_reference(self, groups: Sequence[Group], compute: Compute) -> list[Group]:
+        """Return groups with the reference's log-probs, if there is a reference; again if memory runs out."""
+        if self.reference is None:
+            return list(groups)
+        reference = self.reference
+
+        def work() -> list[FloatArray]:
+            self._model.zero_grad(set_to_none=True)  # the last update's gradients make room
+            with reference.in_place():
+                return compute([group.tree for group in groups])
+
+        return [replace(g, reference_logprob_M=lp) for g, lp in zip(groups, self.nodes.run(work), strict=True)]
+
+
+def deal(costs: Sequence[FloatArray], num_ranks: int) -> list[list[TreeSlice]]:
+    """Cut the responses of all trees, in order, into one run per rank, of nearly equal cost.
+
+    At most R - 1 trees are split. A loss is a sum over responses, hence the parts of a tree have the gradient of the
+    tree. A rank computes the prompt, and the ancestors of the first response of its part, again.
+
+    Args:
+        costs: For each tree the cost of each distinct response, above 0, shape [L].
+        num_ranks: Number of ranks, R.
+
+    Returns:
+        For each rank its pieces. The cost of a rank differs from the mean by less than the most expensive response.
+        A rank has no piece where there are fewer responses than ranks.
+    """
+    if not costs:
+        return [[] for _ in range(num_ranks)]
+    cost = np.concatenate(costs)
+    middle = np.cumsum(cost) - cost / 2
+    rank = np.minimum((middle * num_ranks / cost.sum()).astype(np.int64), num_ranks - 1)
+    ends = np.cumsum([tree_L.size for tree_L in costs])
+    pieces_R: list[list[TreeSlice]] = [[] for _ in range(num_ranks)]
+    for number, (tree_L, end) in enumerate(zip(costs, ends.tolist(), strict=True)):
+        rank_L = rank[end - tree_L.size : end]
+        starts = np.flatnonzero(np.diff(rank_L, prepend=-1))
+        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), tree_L.size], strict=True):
+            pieces_R[rank_L[start]].append(TreeSlice(number, start, stop))
+    return pieces_R
+
+
+def rows_forward(forward: Forward) -> Forward:
+    """Return the way of rows for a model."""
+    if isinstance(forward, FlatForward):
+        return forward
+    return FlatForward("rows were faster when the run began", whole_logits=forward.model_pass.whole_logits)
+
+
+def device_seconds() -> float:
+    """Return a time after all work of the CUDA device."""
+    torch.cuda.synchronize()
+    return perf_counter()
+
+
+def measured_forward(
+    model: PreTrainedModel,
+    forward: Forward,
+    trees: Sequence[RolloutTree],
+    max_nodes: int,
+    seconds: Callable[[], float] = device_seconds,
+) -> tuple[Forward, str | None]:
+    """Return the faster way for a mini-batch, and a line about the measurement; None if trees share too much for one.
+
+    Trees compute each distinct token once; rows have few tokens more where responses share little, and a dense kernel.
+    Each way makes a forward and a backward pass over the first chunk of the trees, twice, and the second one counts.
+    The gradients are cleared. `seconds` returns a time after all work of the device.
+    """
+    if not isinstance(forward, TreeForward) or num_tree_tokens(trees) <= LITTLE_SHARED * num_flat_tokens(trees):
+        return forward, None
+    slices = next(split_into_chunks(trees, max_nodes))
+    some = [trees[one.tree].select(np.arange(one.start, one.stop))[0] for one in slices]
+    flat = rows_forward(forward)
+    taken = []
+    for way in (forward, flat):
+        for _ in range(2):  # the first one compiles and allocates
+            start = seconds()
+            for chunk in way.chunk_logprobs(model, some, max_nodes=max_nodes):
+                chunk.logprob.sum().backward()
+            model.zero_grad(set_to_none=True)
+            end = seconds()
+        taken.append(1e3 * (end - start))
+    tokens = num_tree_tokens(some), num_flat_tokens(some)
+    chosen = flat if taken[1] < taken[0] else forward
+    line = (
+        f"responses share little: {tokens[0]:,} distinct tokens took {taken[0]:,.0f} ms as trees, "
+        f"{taken[0] / tokens[0]:.4f} ms each, and {tokens[1]:,} tokens {taken[1]:,.0f} ms as rows, "
+        f"{taken[1] / tokens[1]:.4f} ms each; the learner takes {'rows' if chosen is flat else 'trees'}"
+    )
+    return chosen, line

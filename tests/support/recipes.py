@@ -1,0 +1,22 @@
+"""Recipes of small parts: settings without the name of their section."""
+
+from typing import Any
+
+from brorl.config.settings import TrainConfig
+from brorl.training.settings import OptimizerSettings
+
+_SECTIONS = ("optimizer", "engine", "sampling", "reference", "dynamic_sampling")
+_ONE_UPDATE = TrainConfig(optimizer=OptimizerSettings(mini_batches=1))
+
+
+def recipe(base: TrainConfig = _ONE_UPDATE, **changes: Any) -> TrainConfig:
+    """Return a recipe with other settings; no conflict between them is an error."""
+    update: dict[str, Any] = {}
+    for name, value in changes.items():
+        section = next((s for s in _SECTIONS if name in type(getattr(base, s)).model_fields), None)
+        if section is None:
+            assert name in type(base).model_fields, name
+            update[name] = value
+        else:
+            update[section] = update.get(section, getattr(base, section)).model_copy(update={name: value})
+    return base.model_copy(update=update)
