@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import inf, nan
@@ -13,11 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brorl.prompts.prompt import Prompt
-from brorl.prompts.stream import PromptMixture, PromptStream
+from brorl.prompts.stream import PromptStream
 
 
 def some_prompts(count: int) -> list[Prompt]:
     return [Prompt(f"p{i}", str(i), (i,), str(i), "test") for i in range(count)]
+
+
+def of_sources(sizes: Sequence[int]) -> list[Prompt]:
+    return [Prompt(f"{s}:{i}", "", (i,), "", "d", f"{s}") for s, size in enumerate(sizes) for i in range(size)]
 
 
 class TestPromptStream:
@@ -47,30 +52,33 @@ class TestPromptStream:
 
     def test_the_order_is_the_documented_function_of_seed_source_and_epoch(self, rng: np.random.Generator) -> None:
         """The seed's low word, the epoch, the source and the seed's high word are what numpy mixes."""
-        low, high, source, num_prompts = (int(rng.integers(end)) for end in (2**32, 2**31, 5, 40))
-        num_prompts += 1
-        expected = [
-            f"p{i}"
-            for epoch in range(3)
-            for i in np.random.default_rng([low, epoch, source, high]).permutation(num_prompts)
-        ]
-        stream = PromptStream(some_prompts(num_prompts), high * 2**32 + low, source)
-        assert [p.id for p in stream.take(3 * num_prompts)] == expected
+        low, high = (int(rng.integers(end)) for end in (2**32, 2**31))
+        sizes = (rng.integers(40, size=3) + 1).tolist()
+        stream = PromptStream(of_sources(sizes), high * 2**32 + low, dict.fromkeys("012", 1))
+        taken = stream.take(3 * 3 * max(sizes))
+        for source, size in enumerate(sizes):
+            expected = [
+                f"{source}:{i}"
+                for epoch in range(3)
+                for i in np.random.default_rng([low, epoch, source, high]).permutation(size)
+            ]
+            assert [p.id for p in taken if p.source == f"{source}"][: 3 * size] == expected
 
     def test_every_seed_source_and_epoch_has_an_order_of_its_own(self, rng: np.random.Generator) -> None:
         """50! orders: any two that agree have the same random numbers."""
         some, num_sources, num_epochs = int(rng.integers(2**31)), 4, 3
-        seeds = [s + high for s in (0, 1, 2, some, some + 1) for high in (0, 2**32, 2 * 2**32, 2**62)] + [2**63 - 1]
+        seeds = {s + high for s in (0, 1, 2, some, some + 1) for high in (0, 2**32, 2 * 2**32, 2**62)} | {2**63 - 1}
         orders = set()
-        for seed in set(seeds):
-            for source in range(num_sources):
-                stream = PromptStream(some_prompts(50), seed, source)
-                orders |= {tuple(p.id for p in stream.take(50)) for _ in range(num_epochs)}
-        assert len(orders) == len(set(seeds)) * num_sources * num_epochs
+        for seed in seeds:
+            stream = PromptStream(of_sources([50] * num_sources), seed, dict.fromkeys("0123", 1))
+            for _ in range(num_epochs):
+                taken = stream.take(50 * num_sources)
+                orders |= {tuple(p.token_ids[0] for p in taken if p.source == source) for source in "0123"}
+        assert len(orders) == len(seeds) * num_sources * num_epochs
 
     def test_refuses_a_state_that_is_not_its_own(self) -> None:
         stream = PromptStream(some_prompts(3), 0)
-        with pytest.raises(ValueError, match=r"got \['epoch', 'fingerprint', .*; pass what state_dict\(\) returned"):
+        with pytest.raises(ValueError, match=r"got \['fingerprint', .*; pass what state_dict\(\) returned"):
             stream.load_state_dict(stream.state_dict() | {"seed": 1})
 
     @pytest.mark.parametrize("field", ["id", "token_ids", "reference", "domain"])
@@ -120,8 +128,8 @@ class TestPromptStream:
             PromptStream(some_prompts(1) * 2, 0)
         with pytest.raises(ValueError, match="a seed must be between 0 and"):
             PromptStream(some_prompts(1), -1)
-        with pytest.raises(ValueError, match="counters of a seed"):
-            PromptStream(some_prompts(1), 0, source=-1)
+        with pytest.raises(ValueError, match="at least one prompt"):
+            PromptStream(some_prompts(1), 0, {"other": 1})
 
 
 weights_of_sources = st.lists(
@@ -129,11 +137,10 @@ weights_of_sources = st.lists(
 )
 
 
-def streams(count: int, size: int = 3, seed: int = 0) -> list[PromptStream]:
-    return [
-        PromptStream([Prompt(f"{s}:{i}", "", (i,), "", "d", f"{s}") for i in range(size + s)], seed)
-        for s in range(count)
-    ]
+def mixture(weights: Sequence[float], size: int = 3, seed: int = 0) -> PromptStream:
+    """Sources of 3, 4, 5, ... prompts."""
+    prompts = of_sources([size + s for s in range(len(weights))])
+    return PromptStream(prompts, seed, {f"{s}": weight for s, weight in enumerate(weights)})
 
 
 @given(weights_of_sources, st.integers(1, 250))
@@ -142,7 +149,7 @@ def test_every_prefix_has_each_share_to_within_one(weights: list[float], n: int)
     total = sum(Fraction(str(weight)) for weight in weights)
     fractions = [Fraction(str(weight)) / total for weight in weights]
     had = [0] * len(weights)
-    for turn, prompt in enumerate(PromptMixture(streams(len(weights)), weights).take(n), 1):
+    for turn, prompt in enumerate(mixture(weights).take(n), 1):
         had[int(prompt.source)] += 1
         assert all(abs(count - turn * fraction) < 1 for count, fraction in zip(had, fractions, strict=True))
 
@@ -165,81 +172,52 @@ def test_shares_hold_where_the_largest_lag_would_not_keep_them() -> None:
         counts = Counter(greedy)
         greedy.append(max(range(len(weights)), key=lambda i, turn=turn, c=counts: turn * fractions[i] - c[i]))
     assert worst(greedy) > 1
-    assert worst([int(p.source) for p in PromptMixture(streams(len(weights)), weights).take(150)]) < 1
+    assert worst([int(p.source) for p in mixture(weights).take(150)]) < 1
 
 
 def test_decimal_weights_are_exact() -> None:
     """0.1 and 0.2 are one to two: after every third turn the counts are exact, for as long as one likes."""
-    taken = PromptMixture(streams(2), [0.1, 0.2]).take(3000)
+    taken = mixture([0.1, 0.2]).take(3000)
     assert all(
         Counter(p.source for p in taken[:end]) == {"0": end // 3, "1": 2 * end // 3} for end in range(3, 3001, 3)
     )
 
 
-@given(weights_of_sources, st.integers(0, 60))
-@settings(max_examples=30)
-def test_each_source_keeps_its_own_order(weights: list[float], n: int) -> None:
-    taken = PromptMixture(streams(len(weights), seed=5), weights).take(n)
-    for source, alone in enumerate(streams(len(weights), seed=5)):
-        of_source = [prompt for prompt in taken if prompt.source == f"{source}"]
-        assert of_source == alone.take(len(of_source))
-
-
 @given(weights_of_sources, *[st.lists(st.integers(0, 20), max_size=4)] * 2, st.integers(0, 1000))
 @settings(max_examples=60)
-def test_a_resumed_supply_equals_the_uninterrupted_one(
+def test_a_resumed_stream_equals_the_uninterrupted_one(
     weights: list[float], before: list[int], after: list[int], seed: int
 ) -> None:
-    """A stream, and a mixture of streams, however many prompts are taken at a time."""
-    for make in (lambda: streams(1, len(weights), seed)[0], lambda: PromptMixture(streams(len(weights)), weights)):
-        supply, at_once, resumed = make(), make(), make()
-        taken = [prompt for n in before for prompt in supply.take(n)]
-        assert taken == at_once.take(sum(before))
-        state = json.loads(json.dumps(supply.state_dict()))
-        resumed.take(7)
-        resumed.load_state_dict(state)
-        assert resumed.state_dict() == state
-        assert [resumed.take(n) for n in after] == [supply.take(n) for n in after]
-        assert resumed.state_dict() == supply.state_dict()
+    """Of one and of several sources, however many prompts are taken at a time."""
+    supply, at_once, resumed = (mixture(weights, seed=seed) for _ in range(3))
+    taken = [prompt for n in before for prompt in supply.take(n)]
+    assert taken == at_once.take(sum(before))
+    state = json.loads(json.dumps(supply.state_dict()))
+    resumed.take(7)
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    assert [resumed.take(n) for n in after] == [supply.take(n) for n in after]
+    assert resumed.state_dict() == supply.state_dict()
 
 
-def test_a_mixture_counts_the_prompts_of_its_streams() -> None:
-    assert PromptMixture(streams(3), [5, 2, 1]).num_prompts == 3 + 4 + 5
-
-
-def refusal(mixture: PromptMixture, state: dict[str, object]) -> str:
+def test_refuses_states_of_other_sources() -> None:
+    state = mixture([1, 2]).state_dict()
     with pytest.raises(ValueError, match="run") as caught:
-        mixture.load_state_dict(state)
-    return str(caught.value)
-
-
-def test_refuses_states_of_other_data() -> None:
-    state = PromptMixture(streams(2), [1, 2]).state_dict()
-    assert refusal(PromptMixture(streams(2), [2, 1]), state) == (
+        mixture([2, 1]).load_state_dict(state)
+    assert str(caught.value) == (
         "the data has changed since the run began: the fractions of the sources were 1/3, 2/3 and are "
         "2/3, 1/3; restore the sources and their weights, or start a new run"
     )
-    assert refusal(PromptMixture(streams(3), [1, 2, 3]), state).startswith("the data has changed since the run began")
-    assert refusal(PromptMixture(streams(2, size=4), [1, 2]), state) == (
-        "the data has changed since the run began: 3 training prompts then, 4 now; restore the data, or start a new run"
-    )
-    assert "from or to a single source" in refusal(PromptMixture(streams(1), [1]), streams(1)[0].state_dict())
-    PromptMixture(streams(2), [10, 20]).load_state_dict(state)  # the same fractions
+    for other in (mixture([1, 2, 3]), mixture([1, 2], size=4), PromptStream(of_sources([3, 4]), 0)):
+        with pytest.raises(ValueError, match="the data has changed since the run began"):
+            other.load_state_dict(state)
+    mixture([10, 20]).load_state_dict(state)  # the same fractions
 
 
 @pytest.mark.parametrize("weight", [0, 0.0, -1, nan, inf])
 def test_refuses_weights_that_are_not_positive(weight: float) -> None:
     with pytest.raises(ValueError, match="weight") as caught:
-        PromptMixture(streams(2), [1, weight])
+        mixture([1, weight])
     assert str(caught.value) == (
         f"the weight of a source must be a positive number, got {weight}; remove a source that should not be used"
     )
-
-
-def test_refuses_missing_weights_and_shared_ids() -> None:
-    with pytest.raises(ValueError, match="got 2 streams and 1 weights"):
-        PromptMixture(streams(2), [1])
-    with pytest.raises(ValueError, match="got 0 streams and 0 weights"):
-        PromptMixture([], [])
-    with pytest.raises(ValueError, match="'0:0'; give each source another name"):
-        PromptMixture(streams(1) * 2, [1, 1])

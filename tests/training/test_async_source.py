@@ -108,7 +108,7 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
     returned = ended.pop("too stale")
     assert len(begun) + len(source._backlog._pending) == ended.total() + len(rest) + returned
     stream = PromptStream(prompts_of(11), 0)
-    taken = Counter(p.id for p in stream.take(11 * plain_stream["epoch"] + plain_stream["position"]))
+    taken = Counter(p.id for p in stream.take(sum(plain_stream["turns"])))
     passed_over = taken - (ended + Counter(rest))
     assert taken == ended + Counter(rest) + passed_over  # what the stream gave, each once
     assert passed_over.keys() <= were_late

@@ -17,7 +17,7 @@ from torch import Tensor
 from brorl.activity import Decoding, Observe, Stopwatch
 from brorl.algorithms.groups import Group
 from brorl.config.settings import TrainConfig
-from brorl.prompts.stream import PromptSupply
+from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import SampledTask, Sampler, SampleTask, SamplingPool, sample_tasks
 from brorl.runs.checkpoint import SourceState
 from brorl.sampling import SamplingParams
@@ -52,7 +52,7 @@ class AsyncSource(GroupSource):
     def from_recipe(
         cls,
         config: TrainConfig,
-        stream: PromptSupply,
+        stream: PromptStream,
         grader: Grader,
         pool: SamplingPool,
         clock: Stopwatch,

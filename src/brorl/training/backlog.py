@@ -17,7 +17,7 @@ import numpy as np
 from brorl.algorithms.groups import Group
 from brorl.arrays import IntArray
 from brorl.prompts.prompt import Prompt
-from brorl.prompts.stream import PromptSupply
+from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import SampledTask, SampleTask
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
@@ -108,7 +108,7 @@ class Backlog:
     group and those that it trains.
     """
 
-    stream: PromptSupply  # the training prompts
+    stream: PromptStream  # the training prompts
     prompts_per_step: int  # groups of a step, P
     max_staleness: int  # largest staleness of a group, K
     # What happens to a prompt that takes longer. `train`: its group trains in the first step after it is done.

@@ -19,7 +19,7 @@ from brorl.algorithms.groups import Group
 from brorl.arrays import IntArray
 from brorl.config.settings import TrainConfig
 from brorl.prompts.prompt import Prompt
-from brorl.prompts.stream import PromptSupply
+from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import Engine, Sampler
 from brorl.runs.checkpoint import SourceState
 from brorl.seeds import derived_seed
@@ -74,7 +74,7 @@ class Collector(GroupSource):
     def from_recipe(
         cls,
         config: TrainConfig,
-        stream: PromptSupply,
+        stream: PromptStream,
         grader: Grader,
         engine: Engine,
         learner: Learner,

@@ -14,7 +14,7 @@ from brorl.model.forward import FlatForward, Forward, TreeForward, choose_forwar
 from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model
 from brorl.model.logits import NextToken
 from brorl.model.sharding import shard
-from brorl.prompts.stream import PromptSupply
+from brorl.prompts.stream import PromptStream
 from brorl.rollout.chosen_engine import OnEnd, build_engine, end_engine
 from brorl.rollout.engine import Engine
 from brorl.training.inputs import ModelInputs, RunInputs
@@ -31,7 +31,7 @@ class LocalParts:
     config: TrainConfig  # the recipe
     model: PreTrainedModel  # the model to train
     engine: Engine  # samples from it, or from a copy
-    stream: PromptSupply  # the training prompts
+    stream: PromptStream  # the training prompts
     grader: Grader  # verifies and rewards responses
     forward: Forward = field(default_factory=TreeForward)  # how trees go through the model in the learner
     stop_token_ids: tuple[int, ...] = ()  # the tokens that end a response

@@ -14,7 +14,7 @@ from brorl.errors import UserError
 from brorl.evaluation.questions import SourceQuestions
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.rendering import drop_long, model_positions, prompt_problems, render
-from brorl.prompts.stream import PromptMixture, PromptStream, PromptSupply
+from brorl.prompts.stream import PromptStream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Prompts:
     """The prompts of a run."""
 
-    train: PromptSupply  # training prompts in their order
+    train: PromptStream  # training prompts in their order
     held_out: Sequence[Prompt]  # prompts to evaluate on
     longest: int  # tokens of the longest prompt
     dropped: int  # number of prompts that `data.max_prompt_tokens` dropped
@@ -44,7 +44,8 @@ def build_prompts(
     """
     limits = config.response_limits
     maximum = config.data.max_prompt_tokens
-    train_of: list[tuple[SourceQuestions, list[Prompt]]] = []
+    train_prompts: list[Prompt] = []
+    weights: dict[str, float] = {}
     held_out: list[Prompt] = []
     held_out_tokens: list[int] = []
     positions, dropped = model_positions(model_config), 0
@@ -63,12 +64,16 @@ def build_prompts(
             raise UserError(no_train_prompt(source.name, lengths, config, positions))
         held_out += kept
         if train:
-            train_of.append((source, train))
+            train_prompts += train
+            weights[source.name] = source.weight
     if config.evaluation.num_prompts and not held_out:
         raise UserError(no_held_out_prompt(held_out_tokens, config, positions))
-    supply = _supply(train_of, config.seed)
-    longest = max(len(prompt.token_ids) for prompt in (*supply.prompts, *held_out))
-    return Prompts(supply, held_out, longest, dropped, sum(source.asked for source in sources))
+    try:
+        stream = PromptStream(train_prompts, config.seed, weights)
+    except ValueError as error:
+        raise UserError(f"data.sources: {error}") from error
+    longest = max(len(prompt.token_ids) for prompt in (*train_prompts, *held_out))
+    return Prompts(stream, held_out, longest, dropped, sum(source.asked for source in sources))
 
 
 def no_train_prompt(name: str, lengths: Sequence[int], config: TrainConfig, positions: int | None) -> str:
@@ -103,12 +108,3 @@ def _room(shortest: int, config: TrainConfig, positions: int | None) -> str:
     if shortest < positions:
         return f"{room} {setting} = {response}: lower {setting} to {positions - shortest}, and raise the former"
     return f"{room} its response: choose a model with more positions, or shorten the questions or prompt.template"
-
-
-def _supply(train_of: Sequence[tuple[SourceQuestions, Sequence[Prompt]]], seed: int) -> PromptSupply:
-    """Return the training prompts of all sources in their order."""
-    streams = [PromptStream(train, seed, source=number) for number, (_, train) in enumerate(train_of)]
-    try:
-        return streams[0] if len(streams) == 1 else PromptMixture(streams, [source.weight for source, _ in train_of])
-    except ValueError as error:
-        raise UserError(f"data.sources: {error}") from error

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from brorl.activity import Observe, Stopwatch, unobserved
 from brorl.algorithms.groups import Group
-from brorl.prompts.stream import PromptSupply
+from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import Sampler
 from brorl.runs.checkpoint import SourceState
 from brorl.sampling import SamplingParams
@@ -195,7 +195,7 @@ class UnverifiedError(NoGroupsError):
 class GroupSource(ABC):
     """Gives each step its groups."""
 
-    stream: PromptSupply  # the training prompts
+    stream: PromptStream  # the training prompts
     grader: Grader  # verifies and rewards responses
     sampling: SamplingParams  # how responses are sampled
     num_rollouts: int  # rollouts of each prompt, N
