@@ -298,7 +298,7 @@ def test_a_model_of_no_run_needs_data(tiny: Path, run: Path, tmp_path: Path) -> 
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text('{"text": "x", "right": "1"}\n')
     said = refusal(tiny, f"--data=aime24={wrong}")
-    assert "line 1 has no question for aime24 (columns: text, right; expected one of problem, question" in said
+    assert "line 1 has no question (columns: text, right; expected one of problem, question" in said
     said = refusal(tiny, f"--data={wrong}")
     assert (
         "no column is clearly the reference answer (columns: text, right); name it with answer_column, as in --data "

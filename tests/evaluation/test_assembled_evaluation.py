@@ -20,7 +20,7 @@ from brorl.evaluation.data_sets import Request, parse_data, read_all_questions, 
 from brorl.evaluation.preparation import prepare_evaluation, prompts_per_batch
 from brorl.model.load import load_model
 from brorl.model.memory_plan import MemoryPlan
-from brorl.prompts.benchmarks import BenchmarkSource
+from brorl.prompts.benchmarks import benchmark_source
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 from brorl.rollout.chosen_engine import build_sampling_model
@@ -43,10 +43,10 @@ def test_batches_are_small_where_responses_may_be_long() -> None:
 
 
 def test_what_a_data_set_means(tmp_path: Path) -> None:
-    assert parse_data("aime24") == BenchmarkSource("aime24")
-    assert parse_data("math=some/mirror") == BenchmarkSource("math", "some/mirror")
+    assert parse_data("aime24") == benchmark_source("aime24")
+    assert parse_data("math=some/mirror") == benchmark_source("math", "some/mirror")
     given = parse_data("{benchmark: math, path: my/math, split: math500, subset: all, name: mine}")
-    assert given == BenchmarkSource("math", "my/math", "mine", "math500", "all")
+    assert given == benchmark_source("math", "my/math", "mine", "math500", "all")
     assert parse_data("countdown") == CountdownSource()
     assert parse_data("{task: countdown, num_numbers: 4}") == CountdownSource(num_numbers=4)
     assert parse_data("some/set") == FileSource(path="some/set")

@@ -13,7 +13,8 @@ from pyarrow import parquet
 
 from brorl.errors import UserError
 from brorl.prompts.answer_forms import last_box
-from brorl.prompts.benchmarks import BENCHMARKS, BenchmarkSource, read_benchmark
+from brorl.prompts.benchmarks import BENCHMARKS, benchmark_source
+from brorl.prompts.files import read_source
 from brorl.prompts.layouts.table import LAYOUTS
 from brorl.prompts.layouts.text import reference_answer
 from brorl.prompts.rendering import TEMPLATES
@@ -66,7 +67,7 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 def test_every_layout_gives_question_and_answer(case: str, suffix: str, tmp_path: Path) -> None:
     benchmark, row, question, reference = ROWS[case]
     path = write(tmp_path / f"rows{suffix}", [row, row])
-    found = read_benchmark(BenchmarkSource(benchmark, str(path))).questions
+    found = read_source(benchmark_source(benchmark, str(path))).questions
     assert [(q.text, q.reference, q.domain, q.source) for q in found] == [(question, reference, "math", benchmark)] * 2
     assert [q.id for q in found] == [f"{benchmark}:1", f"{benchmark}:2"]  # a repeated row is a prompt of its own
 
@@ -78,28 +79,30 @@ def test_where_a_benchmark_is_read_from() -> None:
     others = {*code, "gpqa_diamond", "mmlu_pro", "ifeval"}
     assert set(BENCHMARKS) == mathematical | others
     for name, benchmark in BENCHMARKS.items():
-        assert (benchmark.layout is None) == (name in mathematical)
-        if benchmark.layout:
+        assert (benchmark.layout == "benchmark") == (name in mathematical)
+        if name not in mathematical:
             assert set(LAYOUTS[benchmark.layout].data_sets) >= {hub.id for hub in benchmark.hubs}
-    usual = BenchmarkSource("gsm8k").hub
-    assert (usual.id, usual.split, usual.subset) == ("openai/gsm8k", "test", "main")
-    known = BenchmarkSource("olympiadbench", "Hothan/OlympiadBench").hub
-    assert (known.split, known.subset) == ("train", "OE_TO_maths_en_COMP")
-    other = BenchmarkSource("aime24", "some/mirror").hub
-    assert (other.id, other.split, other.subset) == ("some/mirror", "train", None)
-    named = BenchmarkSource("aime24", "some/mirror", split="aime24", subset="all").hub
-    assert (named.split, named.subset) == ("aime24", "all")
+    for given, path, split, subset in (
+        (("gsm8k",), "openai/gsm8k", "test", "main"),
+        (("gsm8k", "openai/gsm8k@v1.2"), "openai/gsm8k@v1.2", "test", "main"),
+        (("olympiadbench", "Hothan/OlympiadBench"), "Hothan/OlympiadBench", "train", "OE_TO_maths_en_COMP"),
+        (("aime24", "some/mirror"), "some/mirror", "train", None),
+        (("aime24", "some/mirror", "mine", "aime24", "all"), "some/mirror", "aime24", "all"),
+    ):
+        source = benchmark_source(*given)
+        assert (source.path, source.split, source.subset) == (path, split, subset)
+        assert source.label == (given[2] if len(given) > 2 else given[0])
     with pytest.raises(ValueError, match="there is no benchmark 'aime23'"):
-        BenchmarkSource("aime23")
+        benchmark_source("aime23")
     with pytest.raises(ValueError, match="must have no colon"):
-        BenchmarkSource("aime24", name="a:b")
+        benchmark_source("aime24", name="a:b")
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"text": "x", "answer": "1"}, "has no question for aime24 (columns: text, answer; expected one of prob"),
-        ({"problem": "x", "reply": "1"}, "has no answer for aime24 (columns: problem, reply; expected one of an"),
+        ({"text": "x", "answer": "1"}, "has no question (columns: text, answer; expected one of prob"),
+        ({"problem": "x", "reply": "1"}, "has no answer (columns: problem, reply; expected one of prob"),
         ({"problem": " ", "answer": "1"}, "has no question"), ({"problem": "x", "gt": ["1", None]}, "has no answer"),
         ({"problem": "x", "answer": None, "solution": "no box"}, "has no answer"),
         ({"problem": "x", "answer": []}, "has no answer"), ({"problem": "x", "answer": True}, "has no answer"),
@@ -109,15 +112,9 @@ def test_a_row_that_is_no_question_is_refused_in_one_line(row: dict[str, Any], s
     for suffix, place in ((".jsonl", "line"), (".parquet", "row")):
         path = write(tmp_path / f"rows{suffix}", [row])
         with pytest.raises(UserError, match=re.escape(f"{place} 1 {said}")) as refused:
-            read_benchmark(BenchmarkSource("aime24", str(path)))
+            read_source(benchmark_source("aime24", str(path)))
         assert "\n" not in str(refused.value)
-        assert "data='{path: ..., prompt_column: ..., answer_column: ...}'" in str(refused.value)
-
-
-def test_an_empty_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text("\n")
-    with pytest.raises(UserError, match="is empty; aime24 needs at least one row"):
-        read_benchmark(BenchmarkSource("aime24", str(tmp_path / "rows.jsonl")))
+        assert str(refused.value).endswith("name the columns with data.sources[].prompt_column and answer_column")
 
 
 @each_row(

@@ -20,14 +20,12 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from brorl.errors import UserError
-from brorl.prompts.benchmarks import BenchmarkSource
 from brorl.prompts.files import read_source
-from brorl.prompts.guess import guess_meaning
 from brorl.prompts.layouts.table import layouts_of
 from brorl.prompts.prompt import Message, Question
 from brorl.prompts.settings import FileSource
 
-KINDS = ".jsonl, .json, .parquet, .csv, .tsv, .arrow"
+KINDS = ".jsonl, .json, .parquet, .csv, .tsv"
 DEFAULT = {"prompt": "1 + 1?", "answer": "2"}
 
 
@@ -256,27 +254,13 @@ class TestDataSets:
             "set data.sources[].answer_column: answer"
         )
         assert pairs(read(f"{path}/test")) == expected  # a split alone
+        shuffled = saved.shuffle(seed=1)
+        shuffled.save_to_disk(str(tmp_path / "shards"), num_shards=3)
+        assert pairs(read(tmp_path / "shards")) == [
+            (row["prompt"], row["answer"]) for row in shuffled.with_format(None)
+        ]
         (tmp_path / "one" / "state.json").write_text("{}")
         assert refusal(str(tmp_path / "one")).startswith(f"the dataset in {tmp_path}/one cannot be read (")
-
-    def test_shards_and_cache_files_are_read_without_the_package(
-        self, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Shards in the order of their numbers, and any Arrow file in either of the two formats."""
-        rows = some_rows(rng, 50)
-        datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"), num_shards=3)
-        table = pa.Table.from_pylist(rows)
-        for name, make in (("file", pa.ipc.new_file), ("stream", pa.ipc.new_stream)):
-            with make(str(tmp_path / f"{name}.arrow"), table.schema) as writer:
-                writer.write_table(table, max_chunksize=7)
-        monkeypatch.setitem(sys.modules, "datasets", None)
-        for name in ("saved", "file.arrow", "stream.arrow"):
-            found = read(tmp_path / name)
-            assert pairs(found) == [(row["prompt"], row["answer"]) for row in rows]
-            assert [q.id for q in found] == [f"s:{i}" for i in range(1, 51)]
-            assert guess_meaning(str(tmp_path / name)).source.answer_column == "answer"
-        (tmp_path / "file.arrow").write_bytes(b"no")
-        assert "file.arrow cannot be read as Arrow data (" in refusal(str(tmp_path / "file.arrow"))
 
     def test_the_hub_is_asked_for_ids(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A shuffled dataset with a numpy format, whose rows are not in the order of its table."""
@@ -294,7 +278,7 @@ class TestDataSets:
         columns = {"prompt_column": "question", "answer_after": "####"}
         found = read("openai/gsm8k", name="gsm8k", **columns, subset="main", split="test")
         assert pairs(found) == [(r["question"], r["question"][1:]) for r in table.shuffle(seed=1)]
-        assert asked == [(("openai/gsm8k", "main"), {"split": "test"})]
+        assert asked == [(("openai/gsm8k", "main"), {"split": "test", "revision": None})]
         assert [q.id for q in found][:2] == ["gsm8k:1", "gsm8k:2"]
 
     def test_a_revision_of_a_dataset(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,8 +295,6 @@ class TestDataSets:
         assert pairs(read("openai/gsm8k@v1.2", subset="main", layout="gsm8k")) == [("q", "3")]
         assert asked == [(("openai/gsm8k", "main"), {"split": "train", "revision": "v1.2"})]
         assert layouts_of("openai/gsm8k@v1.2") == ["gsm8k"]
-        hub = BenchmarkSource("gsm8k", path="openai/gsm8k@v1.2").hub
-        assert hub == BenchmarkSource("gsm8k").hub._replace(id="openai/gsm8k@v1.2")
         (tmp_path / "openai").mkdir()
         write_lines(tmp_path / "openai" / "mine@home.jsonl", [DEFAULT])
         assert len(read("openai/mine@home.jsonl")) == 1
@@ -343,6 +325,10 @@ class TestDataSets:
         assert refusal("openai/gsm8k") == (
             "openai/gsm8k is not a file here but may be a Hugging Face dataset, which needs the "
             "datasets package; run: pip install 'brorl[datasets]'"
+        )
+        (tmp_path / "dataset_dict.json").write_text("{}")
+        assert refusal(str(tmp_path)).endswith(
+            " is a folder of the datasets package; run: pip install 'brorl[datasets]'"
         )
         assert read(write_lines(tmp_path / "q.jsonl", [DEFAULT]))
 

@@ -78,7 +78,7 @@ SETTING_OF = {name: setting for setting, names in _NAMES.items() for name in nam
 
 
 ConfigOrPath: TypeAlias = str | Path | Mapping[str, Any] | TrainConfig
-QUESTION_FILES = (".jsonl", ".parquet", ".csv", ".tsv", ".arrow")
+QUESTION_FILES = (".jsonl", ".parquet", ".csv", ".tsv")
 """Suffixes of files that hold questions and never a recipe."""
 
 

@@ -15,7 +15,7 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.questions import all_questions, build_questions, check_split, dropped_line, read_rows_of
 from brorl.paths import is_file
-from brorl.prompts.benchmarks import BENCHMARKS, BenchmarkSource, read_benchmark
+from brorl.prompts.benchmarks import BENCHMARKS, benchmark_source
 from brorl.prompts.files import SourceReading
 from brorl.prompts.guess import guess_meaning
 from brorl.prompts.prompt import Question, split_held_out
@@ -27,7 +27,7 @@ from brorl.wording import option, source_words
 _NO_LIMIT = 2**31
 NAMES = (*BENCHMARKS, *GYM_BENCHMARKS)
 """Names of all benchmarks."""
-DataSource: TypeAlias = BenchmarkSource | FileSource | GymSource | CountdownSource
+DataSource: TypeAlias = FileSource | GymSource | CountdownSource
 
 
 @dataclass(frozen=True)
@@ -87,23 +87,23 @@ def parse_data(text: str) -> DataSource:
     """
     name, equals, path = text.partition("=")
     if text in BENCHMARKS:
-        return BenchmarkSource(text)
+        return benchmark_source(text)
     if text in GYM_BENCHMARKS:
         return GYM_BENCHMARKS[text]
     if equals and re.fullmatch(r"\w+", name):
         if name not in BENCHMARKS or not path:
             raise UserError(f"{option('data', text)}: NAME in NAME=PATH must be one of {', '.join(BENCHMARKS)}")
-        return BenchmarkSource(name, path)
+        return benchmark_source(name, path)
     value = parse_yaml(text, option("data")) if text.lstrip().startswith("{") else text
     if isinstance(value, dict) and "benchmark" in value:
-        known = BenchmarkSource.__dataclass_fields__
+        known = ("benchmark", "path", "name", "split", "subset")
         wrong = next((key for key in value if key not in known or not isinstance(value[key], str | None)), None)
         if wrong is not None:
             raise UserError(
                 f"{option('data', text)}: key {wrong!r}; use the keys {', '.join(known)}, each with a text value"
             )
         try:
-            return BenchmarkSource(**value)
+            return benchmark_source(**value)
         except ValueError as error:
             raise UserError(f"{option('data', text)}: {error}") from error
     (source,) = make_config({"data": {"sources": [value]}}, {}, option("data")).data.sources
@@ -115,9 +115,6 @@ def _read_set(text: str, request: Request, own: PromptFormat) -> QuestionSet:
     with naming_data(text, source):
         source = _as_guessed(text, source, request.config)
         match source:
-            case BenchmarkSource():
-                reading = read_benchmark(source, request.config.data.split_seed)
-                return _public_set(source.label, source.hub.id, reading, request, own)
             case CountdownSource():
                 evaluation = request.config.evaluation.model_copy(
                     update={"sources": (), "num_prompts": _NO_LIMIT, "skip_prompts": 0}
@@ -140,7 +137,7 @@ def _as_guessed(text: str, source: DataSource, config: TrainConfig) -> DataSourc
 
     Answers that no built-in verifier reads belong to the user's function, if there is one.
     """
-    if not isinstance(source, FileSource) or text.lstrip().startswith("{"):
+    if not isinstance(source, FileSource) or source.layout or text.lstrip().startswith("{"):
         return source
     try:
         return guess_meaning(source.path).source
@@ -231,8 +228,6 @@ def read_all_questions(data: str, overrides: Mapping[str, Any]) -> tuple[TrainCo
     source = parse_data(data)
     with naming_data(data, source):
         source = _as_guessed(data, source, config)
-        if isinstance(source, BenchmarkSource):
-            return config, list(read_benchmark(source, config.data.split_seed).questions)
         return _all(config.model_copy(update={"data": config.data.model_copy(update={"sources": (source,)})}))
 
 

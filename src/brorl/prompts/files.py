@@ -67,17 +67,6 @@ def read_columns(row: Row, source: FileSource, seed: int) -> Question:
     return Question("", text, reference, domain, messages=messages)
 
 
-def read_key(row: Row, source: FileSource) -> str:
-    """Return what names a row in its source: its number, or the value of the id column.
-
-    Raises:
-        ValueError: With the problem and the fix, if there is no such column or its value is no id.
-    """
-    if not source.id_column:
-        return row.key
-    return _text(_cell(row, source, "id_column"), source.id_column, "an id is a string or a number")
-
-
 def _reference(row: Row, source: FileSource) -> str:
     answer, column, marker = _cell(row, source, "answer_column"), source.answer_column, source.answer_after
     answer = str(answer).lower() if isinstance(answer, bool) else answer
@@ -241,7 +230,8 @@ def read_source(source: FileSource, seed: int = 0) -> SourceReading:
                 f"{location_of_id[question.id]} again; ids must be distinct: fix them, or remove "
                 f"{of_source('id_column')} to number the rows"
             )
-        digest = blake2b(question.key.encode(), digest_size=16).digest()
+        identity = question.id if layout and layout.is_whole else question.key
+        digest = blake2b(identity.encode(), digest_size=16).digest()
         rows[digest] += 1
         earlier = first.setdefault(digest, question)
         if (earlier.reference, earlier.domain) != (question.reference, question.domain):
@@ -292,15 +282,12 @@ def _contradiction(first: Question, question: Question) -> str:
 
 def _question(row: Row, source: FileSource, seed: int) -> Question:
     try:
-        key = read_key(row, source)
+        column, key = source.id_column, row.key
+        if column:
+            key = _text(_cell(row, source, "id_column"), column, "an id is a string or a number")
         layout = find_layout(source.layout) if source.layout else None
         question = read_layout(row, layout, seed) if layout else read_columns(row, source, seed)
     except ValueError as problem:
         colon = "" if str(problem).startswith("has ") else ":"
         raise UserError(f"{row.location}{colon} {problem}") from None
-    return named(question, source.label, key, row.location)
-
-
-def named(question: Question, source: str, key: str, location: str) -> Question:
-    """Return a question with its place: the source, its key in there, and the file with the row."""
-    return replace(question, id=f"{source}:{key}", source=source, location=location)
+    return replace(question, id=f"{source.label}:{key}", source=source.label, location=row.location)

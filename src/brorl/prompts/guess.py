@@ -286,7 +286,7 @@ def _fitting_layout(path: str, rows: Sequence[Row]) -> Guess | None:
     for name, layout in LAYOUTS.items():
         found: list[Question] = []
         with suppress(UserError):  # a row of another layout
-            if not {*layout.columns} <= {*rows[0].columns}:
+            if not layout.columns or not {*layout.columns} <= {*rows[0].columns}:
                 continue
             for row in rows:
                 with suppress(DroppedRow):

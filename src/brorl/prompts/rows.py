@@ -1,4 +1,4 @@
-"""Rows of a file (JSON Lines, JSON, CSV, TSV, Parquet, Arrow), a folder or a Hugging Face dataset.
+"""Rows of a file (JSON Lines, JSON, CSV, TSV, Parquet), a folder or a Hugging Face dataset.
 
 All are streamed but a JSON array. Unreadable data is a `UserError` of one line that names the file and the line.
 """
@@ -153,33 +153,6 @@ def _table_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
             csv.field_size_limit(before)
 
 
-def read_arrow_files(files: Sequence[Path], name: str, wanted: Collection[str]) -> Iterator[Row]:
-    """Read Arrow files as one table, each in the format of streams or of files.
-
-    Raises:
-        UserError: If one cannot be read.
-    """
-    import pyarrow
-
-    try:
-        yield from arrow_rows(_batches(files), name, None, wanted)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{name} cannot be read as Arrow data ({first_line(error)}); write it again") from error
-
-
-def _batches(files: Sequence[Path]) -> Iterator[Any]:
-    import pyarrow
-
-    for file in files:
-        with pyarrow.memory_map(str(file)) as source:
-            if file.stat().st_size and source.read(6) == b"ARROW1":
-                reader = pyarrow.ipc.open_file(source)
-                yield from (reader.get_batch(number) for number in range(reader.num_record_batches))
-            else:
-                source.seek(0)
-                yield from pyarrow.ipc.open_stream(source)
-
-
 def _parquet_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
     import pyarrow
     from pyarrow import parquet
@@ -226,7 +199,6 @@ READERS: dict[str, Callable[[Path, Collection[str]], Iterator[Row]]] = {
     ".parquet": _parquet_rows,
     ".csv": _table_rows,
     ".tsv": _table_rows,
-    ".arrow": lambda path, wanted: read_arrow_files([path], str(path), wanted),
 }
 """The reader of each format, by the suffix of its files; it gets the wanted columns."""
 
@@ -260,7 +232,7 @@ def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
     """Read rows in order: files by name, then rows as in the file.
 
     Args:
-        path: A file (`.jsonl`, `.json`, `.parquet`, `.csv`, `.tsv`, `.arrow`), a folder or a pattern (`*`, `?`,
+        path: A file (`.jsonl`, `.json`, `.parquet`, `.csv`, `.tsv`), a folder or a pattern (`*`, `?`,
             `[...]`, `**`) of such files, a folder that `datasets` saved, or the id of a dataset on the Hugging Face
             hub, with or without `@revision`.
         subset: Configuration of a hub dataset.
@@ -271,10 +243,7 @@ def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
         UserError: If there is no such data, or it cannot be read.
     """
     local = Path(path).expanduser()
-    if _is_saved_data_set(local):
-        yield from _saved_rows(local, split, wanted)
-        return
-    files = _files_of(path, local)
+    files = None if _is_saved_data_set(local) else _files_of(path, local)
     if files is None:
         yield from _data_set_rows(path, subset, split, wanted)
         return
@@ -351,47 +320,37 @@ def _is_saved_data_set(folder: Path) -> bool:
     )
 
 
-def _saved_rows(folder: Path, split: str, wanted: Collection[str]) -> Iterator[Row]:
-    """Read a folder that `datasets` saved; its shards are one table."""
-    where = folder
-    try:
-        if is_file(folder / "dataset_dict.json"):
-            splits = json.loads((folder / "dataset_dict.json").read_text("utf-8"))["splits"]
-            if split not in splits:
-                raise UserError(
-                    f"{folder} has no split {split!r} (splits: {', '.join(splits)}); set {of_source('split')}, or "
-                    f"{of_source('path', folder / splits[0])}"
-                )
-            where = folder / split
-        state = json.loads((where / "state.json").read_text("utf-8"))
-        files = [where / str(file["filename"]) for file in state["_data_files"]]
-        if state.get("_indices_data_files"):  # of old versions: the rows are others than those of the files
-            raise ValueError("it has the format of an old version of datasets")
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise UserError(f"the dataset in {folder} cannot be read ({first_line(error)}); save it again") from error
-    yield from read_arrow_files(files, f"{folder} ({split})", wanted)
-
-
 def _data_set_rows(path: str, subset: str | None, split: str, wanted: Collection[str]) -> Iterator[Row]:
-    """Read a dataset of the hub."""
+    """Read a dataset of the hub, or a folder that `datasets` saved."""
+    local = Path(path).expanduser()
+    is_saved = _is_saved_data_set(local)
     try:
         import datasets
     except ImportError as error:
-        raise UserError(
-            f"{path} is not a file here but may be a Hugging Face dataset, which needs the datasets package; "
-            "run: pip install 'brorl[datasets]'"
-        ) from error
+        what = "a folder of" if is_saved else "not a file here but may be a Hugging Face dataset, which needs"
+        raise UserError(f"{path} is {what} the datasets package; run: pip install 'brorl[datasets]'") from error
     try:
-        hub_id, revision = split_revision(path)
-        pinned = {} if revision is None else {"revision": revision}
-        with _without_retries(datasets, hub_id):
-            rows = datasets.load_dataset(hub_id, subset, split=split, **pinned)
+        if is_saved:
+            rows = datasets.load_from_disk(str(local))
+        else:
+            hub_id, revision = split_revision(path)
+            with _without_retries(datasets, hub_id):
+                rows = datasets.load_dataset(hub_id, subset, split=split, revision=revision)
     except Exception as error:  # the network, the hub, or the dataset's files
+        if is_saved:
+            raise UserError(f"the dataset in {path} cannot be read ({first_line(error)}); save it again") from error
         raise UserError(
             f"the Hugging Face dataset {path} ({'' if subset is None else f'subset {subset}, '}split {split}) "
             f"cannot be loaded: {first_line(error)}; check {of_source('path')}, subset and split, and the "
             "connection (there is no local file or folder of this name either)"
         ) from error
+    if isinstance(rows, datasets.DatasetDict):
+        if split not in rows:
+            raise UserError(
+                f"{path} has no split {split!r} (splits: {', '.join(rows)}); set {of_source('split')}, or "
+                f"{of_source('path', local / next(iter(rows)))}"
+            )
+        rows = rows[split]
     columns = list(rows.column_names)
     chosen = [column for column in columns if column in wanted] or columns[:1]
     batches = rows.select_columns(chosen).with_format("arrow").iter(batch_size=1024)

@@ -33,6 +33,8 @@ class Layout(NamedTuple):
     summary: str = ""  # one line for the documentation
     optional: tuple[str, ...] = ()  # columns that `read` reads too where a dataset has them
     only: tuple[tuple[str, str], ...] = ()  # columns with the value of the rows that are kept
+    # Whether every row counts: one without a question is an error, and one that repeats is a question of its own.
+    is_whole: bool = False
 
     def question(self, row: Cells, seed: int) -> Question:
         """Return the question of a row; see `read`. A row that is not one of `only` is dropped."""
@@ -129,6 +131,11 @@ LAYOUTS: Mapping[str, Layout] = {
         ("mbpp_sanitized", code.mbpp, "prompt, code, test_list, test_imports?", "google-research-datasets/mbpp",
          "the corrected part of `mbpp_original` (subset: sanitized)"),
     ))
+} | {
+    "benchmark": Layout(
+        "benchmark", (), text.benchmark_row, summary="a benchmark of mathematics in columns of usual names; a row "
+        "without question or answer is an error", optional=tuple(text.SPELLINGS), is_whole=True,
+    )
 }  # fmt: skip
 
 
@@ -151,7 +158,7 @@ def layouts_of(data_set: str) -> list[str]:
 
 
 def read_layout(row: Row, layout: Layout, seed: int) -> Question:
-    """Return the question of a row, which has at least the columns of the layout; the seed shuffles options.
+    """Return the question of a row; the seed shuffles options.
 
     Raises:
         DroppedRow: If the row has no question that can be verified.
@@ -159,6 +166,14 @@ def read_layout(row: Row, layout: Layout, seed: int) -> Question:
     """
     try:
         return layout.question(row.values, seed)
+    except DroppedRow as reason:
+        if not layout.is_whole:
+            raise
+        raise UserError(
+            f"{row.location} has {reason} (columns: {', '.join(row.columns) or 'none'}; expected one of "
+            f"{', '.join(text.QUESTIONS)}, and one of {', '.join(text.ANSWERS)} or a solution with a \\boxed{{}}); "
+            f"name the columns with {of_source('prompt_column')} and answer_column"
+        ) from None
     except KeyError as error:
         raise _other_layout(row, layout, f"it has no column {str(error.args[0])!r}") from error
     except (ValueError, TypeError, AttributeError) as error:  # the last two: a value of another type
@@ -182,7 +197,8 @@ def all_dropped(path: str, layout: Layout, dropped: Counter[str]) -> UserError:
 def _other_layout(row: Row, layout: Layout, problem: str) -> UserError:
     """Return the error for a row of another layout, with the layouts whose columns it has."""
     columns = set(row.columns)
-    fitting = [name for name, other in LAYOUTS.items() if columns.issuperset(other.columns) and other is not layout]
+    others = {name: other.columns for name, other in LAYOUTS.items() if other.columns and other is not layout}
+    fitting = [name for name, needed in others.items() if columns.issuperset(needed)]
     if fitting:
         advice = f"set {of_source('layout')} to one that fits these columns: {' or '.join(fitting)}"
     elif columns.issuperset(layout.columns):

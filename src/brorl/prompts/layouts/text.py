@@ -28,6 +28,11 @@ QUESTIONS = ("problem", "question", "prompt", "query", "input")
 ANSWERS = ("answer", "final_answer", "expected_answer", "ground_truth", "gt", "target")
 SOLUTIONS = ("solution", "original_solution", "response", "output")
 CONTEXT = "context"  # column of a text before the question
+SPELLINGS = {
+    spelling
+    for name in (*QUESTIONS, *ANSWERS, *SOLUTIONS, CONTEXT)
+    for spelling in (name, name.capitalize(), name.title(), name.upper())
+}
 
 Find = Callable[[Any], str | None]  # from the value of a column to the answer; None if there is none
 
@@ -99,12 +104,8 @@ def asked_text(value: Any) -> str:
     return value or ""
 
 
-def benchmark_row(row: Cells) -> Question:
-    r"""Read the columns of a benchmark by their usual names; the answer may be after `####`, or in a `\boxed{...}`.
-
-    Raises:
-        DroppedRow: If there is no question or no answer.
-    """
+def benchmark_row(row: Cells, _seed: int) -> Question:
+    r"""Read the columns of a benchmark by their usual names; the answer may be after `####`, or in a `\boxed{...}`."""
     asked, context = (_texts(row, names) for names in (QUESTIONS, [CONTEXT]))
     given = [answer for answer in map(reference_answer, _cells(row, ANSWERS)) if answer]
     marked = [_THOUSANDS.sub("", answer.rpartition(MARKER)[2]) if MARKER in answer else answer for answer in given]
