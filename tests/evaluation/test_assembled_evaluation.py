@@ -58,14 +58,16 @@ def test_what_a_data_set_means(tmp_path: Path) -> None:
 def test_a_file_is_read_with_the_columns_that_init_guesses(tmp_path: Path, name: str) -> None:
     path = tmp_path / f"{name}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in SCHEMAS[name].rows))
-    (found,) = read_sets(replace(request((str(path),), None), belongs_to_run=False))
-    assert [q.domain for q in found.questions] == ["science"] * 5
-    assert found.style.template == TEMPLATES["science"]
-    assert read_all_questions(str(path), {})[1] == list(found.questions)
+    asked = replace(request((str(path),), None), belongs_to_run=False)
+    (found,) = read_sets(asked)
+    assert [q.domain for q in found.held_out] == ["science"] * 5
+    assert asked.format_of(found).fill("x", "science") == TEMPLATES["science"].replace("{prompt}", "x")
+    every = read_all_questions(str(path), {})[1]
+    assert sorted(every, key=lambda q: q.id) == sorted(found.held_out, key=lambda q: q.id)
     column = "answer" if "answer" in SCHEMAS[name].rows[0] else "cop"
     given = f"{{path: {path}, prompt_column: question, answer_column: {column}}}"
     if name != "opentdb":  # what is given is not guessed
-        assert [q.domain for q in read_sets(request((given,), None))[0].questions] == ["math"] * 5
+        assert [q.domain for q in read_sets(request((given,), None))[0].held_out] == ["math"] * 5
 
 
 def test_a_function_verifies_a_file_that_no_built_in_verifier_reads(tmp_path: Path) -> None:
@@ -81,12 +83,12 @@ def test_puzzles_are_those_kept_out_of_training_and_a_limit_samples_them() -> No
     (every,) = read_sets(request(("countdown",), None))
     (puzzles,) = read_sets(request(("{task: countdown, num_numbers: 3, max_number: 12}",), None))
     (held_out,) = read_sets(request((), None))
-    assert {q.id for q in puzzles.questions} == {q.id for q in held_out.questions}  # the recipe's own puzzles
-    assert {q.id for q in every.questions} < {q.id for q in held_out.questions}  # numbers up to 9: one split for all
+    assert {q.id for q in puzzles.held_out} == {q.id for q in held_out.held_out}  # the recipe's own puzzles
+    assert {q.id for q in every.held_out} < {q.id for q in held_out.held_out}  # numbers up to 9: one split for all
     (few,) = read_sets(request(("countdown",), 5))
-    assert len(few.questions) == 5
-    assert {q.id for q in few.questions} < {q.id for q in every.questions}
-    assert read_sets(request((), 7))[0].questions == held_out.questions[:7]  # as in training
+    assert len(few.held_out) == 5
+    assert {q.id for q in few.held_out} < {q.id for q in every.held_out}
+    assert read_sets(request((), 7))[0].held_out == held_out.held_out[:7]  # as in training
 
 
 def test_any_other_weight_changes_the_fingerprint(rng: np.random.Generator) -> None:
@@ -160,7 +162,7 @@ def test_an_evaluation_skips_no_prompts() -> None:
     """`evaluation.skip_prompts` is for training: the final evaluation uses the prompts that tuning skipped."""
     for data in ((), ("countdown",)):
         plain, skipping = (read_sets(request(data, **{"evaluation.skip_prompts": skip})) for skip in (0, 2))
-        assert [q.id for s in skipping for q in s.questions] == [q.id for s in plain for q in s.questions]
+        assert [q.id for s in skipping for q in s.held_out] == [q.id for s in plain for q in s.held_out]
 
 
 @pytest.mark.parametrize("belongs_to_run", [False, True])
@@ -188,10 +190,11 @@ def test_public_data_gets_the_template_of_its_domain_unless_the_run_has_one(
         files[name].write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = (f"gpqa_diamond={files['gpqa']}", f"{{path: {files['mixed']}, layout: eurus2}}", f"aime25={files['aime']}")
     config = make_config({"prompt": {"template": "Q: {prompt}"}}, {}, "test")
-    sets = read_sets(Request(config, data, belongs_to_run, own_template=False))
+    asked = Request(config, data, belongs_to_run, own_template=False)
+    sets = read_sets(asked)
     assert [(one.name, one.published) for one in sets] == [("gpqa_diamond", True), ("mixed", True), ("aime25", True)]
-    assert [one.note for one in sets] == ["", "mixed: 1 of 3 rows were dropped (1 the ability is art)", ""]
-    filled = {q.domain: one.style.fill("x", q.domain) for one in sets for q in one.questions}
+    assert [dict(one.dropped) for one in sets] == [{}, {"the ability is art": 1}, {}]
+    filled = {q.domain: asked.format_of(one).fill("x", q.domain) for one in sets for q in one.held_out}
     if belongs_to_run:
         assert set(filled.values()) == {"Q: x"}
     else:

@@ -31,8 +31,9 @@ from brorl.evaluation.questions import (
     check_domain_names,
     check_first_rows,
     check_left,
-    check_source_references,
+    find_unreadable,
     removed_lines,
+    unreadable_lines,
 )
 from brorl.format import counted, listed, visible_text
 from brorl.paths import exists, is_file, is_folder
@@ -340,7 +341,7 @@ def _check(config: TrainConfig, sources: Sequence[SourceQuestions]) -> list[str]
         verifiers = make_verifiers(checked, config.verification, config.rewards, workers)
         check_domain_names(config, domains)
         check_left(config, sources, verifiers)
-        return notes + check_source_references(verifiers, sources)
+        return notes + unreadable_lines(find_unreadable(verifiers, sources))
 
 
 def _load(config: TrainConfig, notes: list[str]) -> _Model | None:

@@ -68,14 +68,9 @@ class Benchmark:
         return groups, perf_counter() - started
 
     def record(self, groups: Sequence[Group], seconds: float) -> dict[str, Any] | None:
-        """Return the numbers of an evaluation as the metrics store them.
+        """Return the numbers of an evaluation as docs/reference/metrics.md lists them.
 
-        Returns:
-            Fields of `brorl.evaluation.summary.Summary` over all prompts; `by_source`: pass@k for each source, empty
-            if there is one source; `prompts`: for each prompt, in order, the number of its correct responses
-            (`num_correct`) and the tokens of all its responses (`sampled_tokens`). If responses could not be verified,
-            also their number (`num_unverified`) over all prompts and for each prompt. None if no prompt has enough
-            verified responses for a k.
+        None if no prompt has enough verified responses for a k.
         """
         results = list(map(count, groups))
         overall = asdict(summarize(results, self.ks, seconds))

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from brorl.config.reading import builtin_recipes, make_config, parse_yaml, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.evaluation.questions import all_questions, build_questions, check_split, dropped_line, read_rows_of
+from brorl.evaluation.questions import SourceQuestions, all_questions, build_questions, check_split, read_questions
 from brorl.paths import is_file
 from brorl.prompts.benchmarks import BENCHMARKS, benchmark_source
-from brorl.prompts.files import SourceReading
 from brorl.prompts.guess import guess_meaning
-from brorl.prompts.prompt import Question, split_held_out
+from brorl.prompts.prompt import Question
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource, PromptFormat
 from brorl.verification.gym.task import BENCHMARKS as GYM_BENCHMARKS
@@ -42,49 +41,44 @@ class Request:
     own_template: bool  # whether the user set prompt.template or prompt.domain_templates
     limit: int | None = None  # most prompts of each dataset; None for all
 
+    def format_of(self, one: SourceQuestions) -> PromptFormat:
+        """Return the prompt format of a dataset.
 
-class QuestionSet(NamedTuple):
-    """A dataset."""
+        A public dataset, or one whose options ask for a letter, has the usual templates of its domains, unless the run
+        or the user has templates.
+        """
+        own = self.config.prompt
+        has_options = isinstance(one.source, FileSource) and bool(one.source.options_column)
+        if self.belongs_to_run or self.own_template or not (one.published or has_options):
+            return own
+        domains = sorted({question.domain for question in one.held_out} & TEMPLATES.keys())
+        return own.model_copy(update={"domain_templates": {domain: TEMPLATES[domain] for domain in domains}})
 
-    name: str  # its name
-    source: str  # its origin, for the record
-    questions: Sequence[Question]  # its questions
-    style: PromptFormat  # its prompt format
-    published: bool  # whether it is a published benchmark, which the user cannot correct
-    note: str = ""  # A line about rows that its layout dropped; empty if there are none
 
-
-def read_sets(request: Request) -> list[QuestionSet]:
-    """Read all datasets.
-
-    Raises:
-        UserError: If one cannot be read, two have one name, or there is none.
-    """
-    own = request.config.prompt
-    sets = [_read_set(text, request, own) for text in request.data] if request.data else _held_out(request, own)
-    names = [data_set.name for data_set in sets]
+def read_sets(request: Request) -> list[SourceQuestions]:
+    """Read all datasets; their questions are the held-out ones."""
+    limit = _NO_LIMIT if request.limit is None else request.limit
+    config = _copy(request.config, evaluation={"num_prompts": limit, "skip_prompts": 0})
+    if not request.data:
+        return _held_out(request, config)
+    sets = [_read_set(text, config) for text in request.data]
+    names = [one.name for one in sets]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
         raise UserError(
             f"two datasets have the same name, {repeated!r}; rename one: {option('data', '{path: ..., name: ...}')}"
         )
-    if request.limit is None:
-        return sets
-    seed = request.config.data.split_seed
-    return [
-        data_set._replace(questions=split_held_out(data_set.questions, 1.0, seed).held_out[: request.limit])
-        if request.data
-        else data_set  # already limited, as in training
-        for data_set in sets
-    ]
+    return sets
+
+
+def _copy(config: TrainConfig, **sections: Mapping[str, Any]) -> TrainConfig:
+    """Return a config with other settings in some of its sections."""
+    made = {name: getattr(config, name).model_copy(update=dict(values)) for name, values in sections.items()}
+    return config.model_copy(update=made)
 
 
 def parse_data(text: str) -> DataSource:
-    """Return what --data names: a benchmark, `NAME=PATH_OR_HUB_ID`, a puzzle, a file, a hub id, or a YAML mapping.
-
-    Raises:
-        UserError: If it names none.
-    """
+    """Return what --data names: a benchmark, `NAME=PATH_OR_HUB_ID`, a puzzle, a file, a hub id, or a YAML mapping."""
     name, equals, path = text.partition("=")
     if text in BENCHMARKS:
         return benchmark_source(text)
@@ -110,26 +104,10 @@ def parse_data(text: str) -> DataSource:
     return source
 
 
-def _read_set(text: str, request: Request, own: PromptFormat) -> QuestionSet:
+def _read_set(text: str, config: TrainConfig) -> SourceQuestions:
     source = parse_data(text)
     with naming_data(text, source):
-        source = _as_guessed(text, source, request.config)
-        match source:
-            case CountdownSource():
-                evaluation = request.config.evaluation.model_copy(
-                    update={"sources": (), "num_prompts": _NO_LIMIT, "skip_prompts": 0}
-                )
-                data = request.config.data.model_copy(update={"sources": (source,)})
-                config = request.config.model_copy(update={"data": data, "evaluation": evaluation})
-                (puzzles,) = build_questions(config)
-                return QuestionSet(source.label, source.origin, puzzles.held_out, own, published=False)
-            case FileSource() | GymSource():
-                reading = read_rows_of(source, request.config)
-                if isinstance(source, GymSource) or source.layout:
-                    return _public_set(source.label, source.origin, reading, request, own)
-                if source.options_column:  # the letter of an option is asked for
-                    return _public_set(source.label, source.origin, reading, request, own)._replace(published=False)
-                return QuestionSet(source.label, source.origin, reading.questions, own, published=False)
+        return read_questions(_as_guessed(text, source, config), config)
 
 
 def _as_guessed(text: str, source: DataSource, config: TrainConfig) -> DataSource:
@@ -149,11 +127,7 @@ def _as_guessed(text: str, source: DataSource, config: TrainConfig) -> DataSourc
 
 @contextmanager
 def naming_data(text: str, source: DataSource) -> Iterator[None]:
-    """Name the option --data, instead of a setting of a recipe, in an error of the dataset of its value `text`.
-
-    Raises:
-        UserError: The error inside, with the option and the names of benchmarks like it.
-    """
+    """Name the option --data, instead of a setting of a recipe, in an error of the dataset of its value `text`."""
     named: list[str] = []  # settings in an error
 
     def words(key: str, value: object) -> str:
@@ -173,49 +147,20 @@ def naming_data(text: str, source: DataSource) -> Iterator[None]:
         raise UserError(message) from error
 
 
-def _public_set(name: str, origin: str, reading: SourceReading, request: Request, own: PromptFormat) -> QuestionSet:
-    """Return a public dataset, with the usual templates of its domains unless the run or the user has its own."""
-    style = own
-    if not (request.belongs_to_run or request.own_template):
-        domains = {question.domain for question in reading.questions}
-        templates = {domain: TEMPLATES[domain] for domain in sorted(domains) if domain in TEMPLATES}
-        if len(domains) == 1 and templates:
-            style = own.model_copy(update={"template": next(iter(templates.values()))})
-        else:
-            style = own.model_copy(update={"domain_templates": templates})
-    return QuestionSet(
-        name, origin, reading.questions, style, True, dropped_line(name, reading.num_rows, reading.dropped)
-    )
-
-
-def _held_out(request: Request, own: PromptFormat) -> list[QuestionSet]:
+def _held_out(request: Request, config: TrainConfig) -> list[SourceQuestions]:
     """Return the questions that the run held out, and those of its evaluation sources."""
-    config = request.config
     if not request.belongs_to_run or not (config.data.held_out_fraction or config.evaluation.sources):
         raise UserError(
             f"{config.model} is not from a run with held-out questions; choose the data to evaluate on: "
-            f"{option('data')} "
-            f"{' | '.join(NAMES)} | FILE | HUB_ID | countdown"
+            f"{option('data')} {' | '.join(NAMES)} | FILE | HUB_ID | countdown"
         )
-    limit = _NO_LIMIT if request.limit is None else request.limit
-    evaluation = config.evaluation.model_copy(update={"num_prompts": limit, "skip_prompts": 0})
-    config = config.model_copy(update={"evaluation": evaluation})
     sources = build_questions(config)
     check_split(config, sources)
-    where = {source.label: source.origin for source in (*config.data.sources, *config.evaluation.sources)}
-    return [
-        QuestionSet(source.name, where[source.name], source.held_out, own, published=False)
-        for source in sources
-        if source.held_out
-    ]
+    return [source for source in sources if source.held_out]
 
 
 def read_all_questions(data: str, overrides: Mapping[str, Any]) -> tuple[TrainConfig, list[Question]]:
-    """Read all questions of a recipe, a run or a dataset as `parse_data` reads it, with its settings.
-
-    Raises:
-        UserError: If it names none, or a row cannot be used.
-    """
+    """Read all questions of a recipe, a run or a dataset as `parse_data` reads it, with its settings."""
     run = Path(data).expanduser() / "config.yaml"
     recipe = str(run) if is_file(run) else data
     if recipe in builtin_recipes() or Path(recipe).suffix in (".yaml", ".yml"):
@@ -228,16 +173,10 @@ def read_all_questions(data: str, overrides: Mapping[str, Any]) -> tuple[TrainCo
     source = parse_data(data)
     with naming_data(data, source):
         source = _as_guessed(data, source, config)
-        return _all(config.model_copy(update={"data": config.data.model_copy(update={"sources": (source,)})}))
+        return _all(_copy(config, data={"sources": (source,)}))
 
 
 def _all(config: TrainConfig) -> tuple[TrainConfig, list[Question]]:
     """Return a config, and all questions of its sources."""
     evaluation = {"num_prompts": _NO_LIMIT if config.evaluation.sources else 0, "skip_prompts": 0}
-    everything = config.model_copy(
-        update={
-            "data": config.data.model_copy(update={"held_out_fraction": 0.0}),
-            "evaluation": config.evaluation.model_copy(update=evaluation),
-        }
-    )
-    return config, all_questions(build_questions(everything))
+    return config, all_questions(build_questions(_copy(config, data={"held_out_fraction": 0.0}, evaluation=evaluation)))

@@ -147,14 +147,7 @@ def paired_difference(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_p
 
     Runs of the same seed see the same prompts in the same order and are evaluated with the same random numbers, so they
     are paired: the test then holds whether or not that makes them alike. Runs of different seeds are independent.
-
-    Args:
-        score_a_SP: A's scores, between 0 and 1, shape [S, P].
-        score_b_SP: B's; its S may differ if seeds are not paired.
-        seeds_paired: Whether row s of both is of the same seed.
-
-    Raises:
-        ValueError: If the scores are not of the same prompts, there are none, or paired arms differ in runs.
+    Scores are between 0 and 1, shape [S, P]; S may differ if row s of both is not of the same seed.
 
     Source: the t-test over prompts is that of BroRL (arXiv 2510.01180, section 5); the interval is after Banerjee
     (Sankhya 23, 1961).
@@ -194,19 +187,10 @@ def conclusion_of(difference: Estimate) -> Conclusion:
 
 
 def mean_over_runs(value_SP: FloatArray, lowest: float = 0.0, highest: float = 1.0, level: float = 0.95) -> Estimate:
-    """Average a number of each prompt and run, with an interval over prompts and seeds by the same method.
+    """Average numbers of runs and prompts, shape [S, P], with an interval over prompts and seeds by the same method.
 
     With one run the interval is over prompts alone, with one prompt over seeds alone; with one number it is the whole
-    possible range.
-
-    Args:
-        value_SP: The numbers, shape [S, P]: scores, or differences of scores within runs.
-        lowest: The smallest possible value.
-        highest: The largest possible value.
-        level: The level of the interval, between 0 and 1.
-
-    Raises:
-        ValueError: If there are none.
+    possible range, from `lowest` to `highest`.
     """
     values = _checked(value_SP)
     return VarianceParts.of(values.mean(0), [values.mean(1)]).interval(float(values.mean()), (lowest, highest), level)
@@ -214,9 +198,6 @@ def mean_over_runs(value_SP: FloatArray, lowest: float = 0.0, highest: float = 1
 
 def corrected_level(num_intervals: int) -> float:
     """Return the level of each of several intervals that contain the truth together with a probability of 95%.
-
-    Raises:
-        ValueError: If there are none.
 
     Source: Dunn, Journal of the American Statistical Association 56 (1961), after Bonferroni's inequality.
     """
@@ -236,13 +217,7 @@ def seeds_needed(parts: VarianceParts, half_width: float = 0.02) -> SeedsNeeded 
     half_width^2, no number of seeds is enough, or very many. The prompts are then the fewest whose part is at most half
     of it, and the seeds the fewest with these prompts. A true difference of the half-width is shown in about half of
     the comparisons. A variance that was measured with few seeds is known roughly, and so is the number of seeds.
-
-    Args:
-        parts: The measured parts of the variance of the difference.
-        half_width: The half-width, above 0, in the unit of the difference.
-
-    Returns:
-        The seeds and prompts; None if the parts of prompts and seeds are not both known.
+    None if the parts of prompts and seeds are not both known.
     """
     prompts = parts.prompts
     if prompts is None or not parts.seeds:

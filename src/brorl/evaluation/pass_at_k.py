@@ -17,18 +17,7 @@ from brorl.format import Estimate
 
 
 def pass_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: int, k: int) -> FloatArray:
-    """Estimate pass@k of each prompt: 1 - C(n - c, k) / C(n, k).
-
-    Args:
-        num_correct_P: Number of correct responses, c, among n to each prompt, shape [P], 0 to n.
-        num_rollouts: Responses per prompt, n, at least 1.
-        k: Number of attempts, 1 to n.
-
-    Returns:
-        Unbiased estimates, shape [P].
-
-    Raises:
-        ValueError: If k is not 1 to n, or a count is not 0 to n.
+    """Estimate pass@k of each prompt, unbiased, from c correct ones of n responses: 1 - C(n - c, k) / C(n, k).
 
     Source: Codex (arXiv 2107.03374, Eq. 1).
     """
@@ -37,16 +26,7 @@ def pass_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: in
 
 
 def pass_at_k_of_each(num_correct_P: NDArray[np.int64], num_rollouts_P: NDArray[np.int64], k: int) -> FloatArray:
-    """Estimate pass@k of prompts that may differ in their number of responses.
-
-    Args:
-        num_correct_P: Number of correct responses to each prompt, shape [P].
-        num_rollouts_P: Number of responses to each prompt, n, shape [P].
-        k: Number of attempts, at least 1.
-
-    Returns:
-        Unbiased estimates of the prompts with at least k responses, in their order.
-    """
+    """Estimate pass@k of the prompts with at least k responses, which may differ in their numbers, in their order."""
     enough_P = num_rollouts_P >= k
     value_P = np.empty(num_correct_P.size)
     for n in np.unique(num_rollouts_P[enough_P]).tolist():
@@ -58,8 +38,6 @@ def worst_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_rollouts: i
     """Estimate worst@k of each prompt, the chance that all of k responses are correct: C(c, k) / C(n, k).
 
     pass@k measures the coverage of the prompts, worst@k the reliability on each of them.
-
-    Arguments, result and errors are those of `pass_at_k`.
 
     Source: the worst@k of IsoCompute (arXiv 2603.12151), in the manner of Codex (arXiv 2107.03374, Eq. 1).
     """
@@ -99,15 +77,6 @@ def mean_with_interval(value_P: FloatArray) -> Estimate:
 
     Source: Gaffke, "Three test statistics for a nonparametric one-sided hypothesis on the mean of a nonnegative
     variable", Mathematical Methods of Statistics 14 (2005); as a bound in Learned-Miller and Thomas, arXiv 1905.06208.
-
-    Args:
-        value_P: An unbiased estimate for each prompt, 0 to 1, shape [P], P >= 1.
-
-    Returns:
-        The mean and its interval, within [0, 1].
-
-    Raises:
-        ValueError: If there is no value, or a value outside [0, 1].
     """
     if not value_P.size or not ((value_P >= 0) & (value_P <= 1)).all():
         raise ValueError(f"a mean over prompts needs at least one value, each from 0 to 1, got {value_P}")

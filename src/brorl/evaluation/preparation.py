@@ -11,7 +11,8 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.evaluation.data_sets import QuestionSet, Request, read_sets
+from brorl.evaluation.data_sets import Request, read_sets
+from brorl.evaluation.questions import SourceQuestions, all_questions, dropped_line, find_unreadable, unreadable_lines
 from brorl.evaluation.responses import PromptBatch, split_into_batches
 from brorl.model.device import available_bytes
 from brorl.model.load import choose_device, load_tokenizer
@@ -23,7 +24,6 @@ from brorl.rollout.chosen_engine import check_engine
 from brorl.rollout.threads import set_threads_and_kernels
 from brorl.sampling import SamplingParams
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
-from brorl.verification.references import check_references, unreadable_references
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
 from brorl.wording import option
@@ -52,18 +52,15 @@ class EvaluationInputs(NamedTuple):
 
 
 def prepare_evaluation(request: Request) -> EvaluationInputs:
-    """Read, check and encode the data, and check the memory.
-
-    Raises:
-        UserError: On the first problem.
-    """
+    """Read, check and encode the data, and check the memory."""
     config = request.config
     device = choose_device(config.device)
     check_engine(config)
     model_config = read_config(find_model(config.model))
     sets = read_sets(request)
-    questions = [question for data_set in sets for question in data_set.questions]
-    domains, workers = {question.domain for question in questions}, Workers.from_settings(config.verification)
+    # a split of puzzles also has questions to train on, which are none of the evaluation
+    sets = [replace(one, train=()) for one in sets]
+    domains, workers = {question.domain for question in all_questions(sets)}, Workers.from_settings(config.verification)
     verifiers = make_verifiers(domains, config.verification, config.rewards, workers)
     tokenizer = load_tokenizer(config.model, config.sampling.stop)
     prompts_of, notes = _render(sets, request, tokenizer)
@@ -73,17 +70,13 @@ def prepare_evaluation(request: Request) -> EvaluationInputs:
     if problem := next(problems, None):
         raise UserError(problem)
     set_threads_and_kernels(config, _check_memory(config, model_config, prompts_of, limit))
-    unreadable = _check_references(sets, verifiers)
+    unreadable = find_unreadable(verifiers, sets)
     notes += sandbox_lines(config.verification, verifiers)
-    notes += [data_set.note for data_set in sets if data_set.note]
-    notes += [
-        f"{name}: the verifier cannot read {len(ids)} of its reference answers ({ids[0]}, ...); at most a response "
-        "with the same text counts as correct there"
-        for name, ids in unreadable.items()
-    ]
+    notes += [line for one in sets if (line := dropped_line(one.name, one.num_rows, one.dropped))]
+    notes += unreadable_lines(unreadable)
     evaluation = config.evaluation
     sampling = SamplingParams(evaluation.temperature, evaluation.top_p, max_new_tokens=limit)
-    settings = _settings(config, sets, prompts_of, verifiers, sampling, device)
+    settings = _settings(request, sets, prompts_of, verifiers, sampling, device)
     return EvaluationInputs(
         request=request,
         tokenizer=tokenizer,
@@ -91,7 +84,7 @@ def prepare_evaluation(request: Request) -> EvaluationInputs:
         verifiers=verifiers,
         sampling=sampling,
         settings=settings,
-        unreadable=unreadable,
+        unreadable={name: [question.id for question, _ in found] for name, found in unreadable.items()},
         notes=notes,
     )
 
@@ -102,43 +95,31 @@ def prompts_per_batch(num_rollouts: int, max_new_tokens: int) -> int:
 
 
 def _render(
-    sets: Sequence[QuestionSet], request: Request, tokenizer: PreTrainedTokenizerBase
+    sets: Sequence[SourceQuestions], request: Request, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[dict[str, list[Prompt]], list[str]]:
     """Turn questions into prompts by dataset; return lines about dropped prompts and added instructions too."""
     prompts_of: dict[str, list[Prompt]] = {}
+    names_of: dict[str, list[str]] = {}  # of the datasets, by the text that a usual template adds to their questions
     notes: list[str] = []
-    longest = request.config.data.max_prompt_tokens
-    for data_set in sets:
-        prompts = [
-            replace(prompt, source=data_set.name) for prompt in render(data_set.questions, data_set.style, tokenizer)
-        ]
+    own, longest = request.config.prompt, request.config.data.max_prompt_tokens
+    for one in sets:
+        style = request.format_of(one)
+        prompts = render(one.held_out, style, tokenizer)
         if longest and not request.data:
             prompts, dropped = drop_long(prompts, longest)
             if dropped:
-                notes.append(
-                    f"{data_set.name}: {dropped} prompts of more than {longest} tokens left out, as in the run"
-                )
+                notes.append(f"{one.name}: {dropped} prompts of more than {longest} tokens left out, as in the run")
         if not prompts:
-            raise UserError(f"{data_set.name} has no prompt to evaluate; choose other data")
-        prompts_of[data_set.name] = prompts
-    if not (request.belongs_to_run or request.own_template):
-        notes += _asked(sets)
-    return prompts_of, notes
-
-
-def _asked(sets: Sequence[QuestionSet]) -> list[str]:
-    """Return a line for each usual template that adds text to the questions of some datasets."""
-    names_of: dict[str, list[str]] = {}
-    for data_set in sets:
-        if not data_set.published:
-            continue
-        for template in {data_set.style.template, *data_set.style.domain_templates.values()}:
+            raise UserError(f"{one.name} has no prompt to evaluate; choose other data")
+        prompts_of[one.name] = prompts
+        for template in () if style is own else {*style.domain_templates.values()}:
             if added := template.replace("{prompt}", "").strip():
-                names_of.setdefault(added, []).append(data_set.name)
-    return [
+                names_of.setdefault(added, []).append(one.name)
+    notes += [
         f"asked after each question of {', '.join(names)}: {added!r} (prompt.template changes it)"
         for added, names in names_of.items()
     ]
+    return prompts_of, notes
 
 
 def _response_limit(
@@ -184,27 +165,17 @@ def _check_memory(
     return training.num_weights
 
 
-def _check_references(sets: Sequence[QuestionSet], verifiers: Mapping[str, Verifier]) -> dict[str, list[str]]:
-    """Reject unreadable reference answers in the user's own data; return the ids of those in published benchmarks."""
-    check_references(verifiers, [question for one in sets if not one.published for question in one.questions])
-    found = {
-        one.name: [question.id for question, _ in unreadable_references(verifiers, one.questions)]
-        for one in sets
-        if one.published
-    }
-    return {name: ids for name, ids in found.items() if ids}
-
-
 def _settings(
-    config: TrainConfig,
-    sets: Sequence[QuestionSet],
+    request: Request,
+    sets: Sequence[SourceQuestions],
     prompts_of: Mapping[str, Sequence[Prompt]],
     domains: Container[str],
     sampling: SamplingParams,
     device: torch.device,
 ) -> dict[str, Any]:
     """Return every setting that determines the responses and verdicts; the weights are not part of it."""
-    verification = config.verification
+    config, verification = request.config, request.config.verification
+    formats = {one.name: request.format_of(one) for one in sets}
     engine = config.engine.model_dump(include={"kind", "dtype"}, exclude_defaults=True)
     return {
         "checkpoint": config.model,
@@ -233,20 +204,16 @@ def _settings(
             "chat": config.prompt.chat,
             "chat_template_options": dict(config.prompt.chat_template_options),
         },
-        "data_sets": [data_set.name for data_set in sets],
+        "data_sets": list(formats),
         "data": {
-            data_set.name: {
-                "source": data_set.source,
-                "template": data_set.style.template,
-                **(
-                    {"domain_templates": dict(data_set.style.domain_templates)}
-                    if data_set.style.domain_templates
-                    else {}
-                ),
-                "prompts": len(prompts_of[data_set.name]),
-                "prompts_fingerprint": fingerprint(prompts_of[data_set.name]),
+            one.name: {
+                "source": one.source.origin,
+                "template": formats[one.name].template,
+                **({"domain_templates": dict(more)} if (more := formats[one.name].domain_templates) else {}),
+                "prompts": len(prompts_of[one.name]),
+                "prompts_fingerprint": fingerprint(prompts_of[one.name]),
             }
-            for data_set in sets
+            for one in sets
         },
     }
 

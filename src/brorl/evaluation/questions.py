@@ -12,7 +12,7 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.format import counted
 from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
-from brorl.prompts.files import SourceReading, check_first_row, read_source
+from brorl.prompts.files import check_first_row, read_source
 from brorl.prompts.layouts.table import reasons
 from brorl.prompts.prompt import Question, drop_asked, split_held_out
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
@@ -26,7 +26,7 @@ from brorl.wording import of_source
 class SourceQuestions:
     """The questions of one source."""
 
-    name: str  # its name
+    source: CountdownSource | GymSource | FileSource
     weight: float  # its fraction of the training prompts, relative to other sources; 0 if it is only evaluated on
     train: Sequence[Question]  # questions to train on
     held_out: Sequence[Question]  # questions to evaluate on, in a seeded order; at most `evaluation.num_prompts`
@@ -35,29 +35,32 @@ class SourceQuestions:
     num_rows: int = 0  # rows read; 0 if the questions were generated
     num_repeated: int = 0  # rows that repeat a question with the same answer
     dropped: Mapping[str, int] = field(default_factory=dict)  # rows that the layout dropped, by reason
-    published: bool = False  # whether it is in the layout of a public dataset, whose rows the user cannot correct
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.source.label
+
+    @property
+    def published(self) -> bool:
+        """Whether it is a public dataset, whose rows the user cannot correct."""
+        return isinstance(self.source, GymSource) or (
+            isinstance(self.source, FileSource) and self.source.layout is not None
+        )
 
 
 def check_first_rows(config: TrainConfig) -> None:
-    """Check the first row of each file on this machine, before anything large is imported or read.
-
-    Raises:
-        UserError: If there is no such file, or its first row is not a question with an answer.
-    """
+    """Check the first row of each file on this machine, before anything large is imported or read."""
     for source in (*config.data.sources, *(config.evaluation.sources if _last_evaluated(config) else ())):
         if isinstance(source, FileSource):
             check_first_row(source)
 
 
 def build_questions(config: TrainConfig) -> list[SourceQuestions]:
-    """Read all sources.
-
-    Raises:
-        UserError: If a row cannot be used, or two sources have one name.
-    """
-    sources = [_split(source, config) for source in config.data.sources]
+    """Read all sources."""
+    sources = [read_questions(one, config, config.data.held_out_fraction, one.weight) for one in config.data.sources]
     if _last_evaluated(config):
-        sources += [_questions(only, config, held_out_fraction=1.0) for only in config.evaluation.sources]
+        sources += [read_questions(only, config) for only in config.evaluation.sources]
     names = [source.name for source in sources]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
@@ -70,12 +73,30 @@ def build_questions(config: TrainConfig) -> list[SourceQuestions]:
     ]
 
 
-def check_split(config: TrainConfig, sources: Sequence[SourceQuestions]) -> None:
-    """Check that questions are left to train on and to evaluate on.
+def read_questions(
+    source: CountdownSource | GymSource | FileSource, config: TrainConfig, held_out: float = 1.0, weight: float = 0.0
+) -> SourceQuestions:
+    """Read a source, and hold out a fraction of its questions; of puzzles, the fraction of the config."""
+    data, last = config.data, _last_evaluated(config)
+    if isinstance(source, CountdownSource):
+        targets = range(source.min_target, source.max_target + 1)
+        puzzles = countdown_puzzles(source.num_numbers, source.max_number, targets)
+        parts = split_countdown(puzzles, data.held_out_fraction, data.split_seed)
+        train, kept = (countdown_questions(part, source.label) for part in parts)
+        return SourceQuestions(source, weight, train, kept[:last], len(kept))
+    if isinstance(source, GymSource):
+        groups = {"data.sources": data.sources, "evaluation.sources": config.evaluation.sources}
+        places = [f"{name}[{at}]" for name, group in groups.items() for at, item in enumerate(group) if item is source]
+        reading = read_gym(source, config.verification.workers or None, *places[:1])
+    else:
+        reading = read_source(source, data.split_seed)
+    train, kept = split_held_out(reading.questions, held_out, data.split_seed)
+    counts = reading.num_rows, reading.num_repeated, reading.dropped
+    return SourceQuestions(source, weight, train, kept[:last], len(kept), 0, *counts)
 
-    Raises:
-        UserError: If a source has no training question, or an evaluation has no question.
-    """
+
+def check_split(config: TrainConfig, sources: Sequence[SourceQuestions]) -> None:
+    """Check that questions are left to train on and to evaluate on."""
     if config.evaluation.num_prompts and not any(source.held_out for source in sources):
         skip = config.evaluation.skip_prompts
         lower = f", lower evaluation.skip_prompts = {skip}" if skip else ""
@@ -92,11 +113,7 @@ def check_split(config: TrainConfig, sources: Sequence[SourceQuestions]) -> None
 
 
 def check_domain_names(config: TrainConfig, domains: Iterable[str]) -> None:
-    """Reject settings for domains that the data of the recipe does not have.
-
-    Raises:
-        UserError: On the first one.
-    """
+    """Reject settings for domains that the data of the recipe does not have."""
     known = sorted({*domains})
     for setting, named in (
         ("rewards.domain_weights", config.rewards.domain_weights),
@@ -128,49 +145,6 @@ def dropped_line(name: str, num_rows: int, dropped: Mapping[str, int]) -> str:
     return f"{name}: {number:,} of {num_rows:,} rows were dropped ({reasons(dropped)})" if number else ""
 
 
-def _split(source: CountdownSource | GymSource | FileSource, config: TrainConfig) -> SourceQuestions:
-    data = config.data
-    if not isinstance(source, CountdownSource):
-        return replace(_questions(source, config, data.held_out_fraction), weight=source.weight)
-    targets = range(source.min_target, source.max_target + 1)
-    puzzles = countdown_puzzles(source.num_numbers, source.max_number, targets)
-    train, held_out = (
-        countdown_questions(part, source.label)
-        for part in split_countdown(puzzles, data.held_out_fraction, data.split_seed)
-    )
-    return SourceQuestions(source.label, source.weight, train, held_out[: _last_evaluated(config)], len(held_out))
-
-
-def _questions(source: FileSource | GymSource, config: TrainConfig, held_out_fraction: float) -> SourceQuestions:
-    """Read a source. One for evaluation only has weight 0, unless the caller gives it one."""
-    reading = read_rows_of(source, config)
-    train, held_out = split_held_out(reading.questions, held_out_fraction, config.data.split_seed)
-    return SourceQuestions(
-        source.label,
-        0.0,
-        train,
-        held_out[: _last_evaluated(config)],
-        len(held_out),
-        num_rows=reading.num_rows,
-        num_repeated=reading.num_repeated,
-        dropped=reading.dropped,
-        published=isinstance(source, GymSource) or source.layout is not None,
-    )
-
-
-def read_rows_of(source: FileSource | GymSource, config: TrainConfig) -> SourceReading:
-    """Read or generate the questions of a source.
-
-    Raises:
-        UserError: If a setting is wrong or a row cannot be used.
-    """
-    if isinstance(source, GymSource):
-        groups = {"data.sources": config.data.sources, "evaluation.sources": config.evaluation.sources}
-        places = [f"{name}[{at}]" for name, group in groups.items() for at, item in enumerate(group) if item is source]
-        return read_gym(source, config.verification.workers or None, *places[:1])
-    return read_source(source, config.data.split_seed)
-
-
 def _last_evaluated(config: TrainConfig) -> int:
     """Return the number of a source's held-out questions that are skipped or evaluated; 0 without evaluation."""
     evaluation = config.evaluation
@@ -183,36 +157,30 @@ def all_questions(sources: Sequence[SourceQuestions]) -> list[Question]:
 
 
 def check_left(config: TrainConfig, sources: Sequence[SourceQuestions], verifiers: Mapping[str, Verifier]) -> None:
-    """Check that questions are left to train on and to evaluate on.
-
-    Raises:
-        UserError: If none are left. An unreadable reference answer comes first: it is the more basic fault of a file.
-    """
+    """Do `check_split`; an unreadable reference answer is reported first: it is the more basic fault of a file."""
     try:
         check_split(config, sources)
     except UserError:
-        check_source_references(verifiers, sources)
+        find_unreadable(verifiers, sources)
         raise
 
 
-def check_source_references(verifiers: Mapping[str, Verifier], sources: Sequence[SourceQuestions]) -> list[str]:
-    """Reject unreadable reference answers in the user's own data.
+def find_unreadable(
+    verifiers: Mapping[str, Verifier], sources: Sequence[SourceQuestions]
+) -> dict[str, list[tuple[Question, str]]]:
+    """Return the questions of public datasets whose reference no response can match, with the problem, by source.
 
-    Returns:
-        A line for the unreadable reference answers of each public dataset.
-
-    Raises:
-        UserError: On the first one in the user's own data.
+    The first one in the user's own data is an error.
     """
     check_references(verifiers, all_questions([source for source in sources if not source.published]))
-    notes = []
-    for source in sources:
-        unreadable = unreadable_references(verifiers, all_questions([source])) if source.published else []
-        if unreadable:
-            question, problem = unreadable[0]
-            notes.append(
-                f"warning: {source.name}: no response can match the reference answer of "
-                f"{counted(len(unreadable), 'question')}, such as {question.name}: {question.reference[:60]!r}, which "
-                f"{problem}"
-            )
-    return notes
+    public = {one.name: unreadable_references(verifiers, all_questions([one])) for one in sources if one.published}
+    return {name: found for name, found in public.items() if found}
+
+
+def unreadable_lines(unreadable: Mapping[str, Sequence[tuple[Question, str]]]) -> list[str]:
+    """Return a warning for the unreadable reference answers of each public dataset."""
+    return [
+        f"warning: {name}: no response can match the reference answer of {counted(len(found), 'question')}, such as "
+        f"{found[0][0].name}: {found[0][0].reference[:60]!r}, which {found[0][1]}"
+        for name, found in unreadable.items()
+    ]

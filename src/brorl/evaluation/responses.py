@@ -63,16 +63,7 @@ class StoredBatch:
 
 
 def split_into_batches(prompts_of: Mapping[str, Sequence[Prompt]], size: int, seed: int) -> list[PromptBatch]:
-    """Split datasets into batches.
-
-    Args:
-        prompts_of: Prompts of each dataset.
-        size: Prompts per batch, at least 1. The last batch of a dataset may have fewer.
-        seed: Seed of the evaluation.
-
-    Returns:
-        All batches. A batch does not depend on later prompts of its dataset, nor on other datasets.
-    """
+    """Split the prompts of datasets into batches, which depend on no later prompts of the dataset and on no others."""
     batches: list[PromptBatch] = []
     for name, prompts in prompts_of.items():
         for number, start in enumerate(range(0, len(prompts), size)):
@@ -106,12 +97,7 @@ class ResponseStore:
     def check(self, settings: Mapping[str, Any], complete: bool = False) -> None:
         """Check that the folder is empty or contains an evaluation with these settings.
 
-        Args:
-            settings: Settings that decide the responses, as JSON values.
-            complete: Whether these are all settings. Otherwise the folder may have more.
-
-        Raises:
-            UserError: If the folder contains another evaluation, with the first difference, or other files.
+        If they are not `complete`, the folder may have more.
         """
         if not self.settings_file.is_file():
             others = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".") and p.name != "env.json")
@@ -133,12 +119,7 @@ class ResponseStore:
                 )
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Store the settings, unless they are stored already, and remove the temporary files of a killed process.
-
-        Raises:
-            UserError: If the folder contains another evaluation or other files.
-            StorageError: If a file cannot be written.
-        """
+        """Store the settings, unless they are stored already, and remove the temporary files of a killed process."""
         self.check(settings, complete=True)
         with storage_errors(self.settings_file, _RERUN):
             for left in (*self.path.glob(".*.tmp"), *self.responses.glob(".*.tmp")):
@@ -165,11 +146,7 @@ class ResponseStore:
         return self.responses / f"part-{batch.index:05d}.parquet"
 
     def read(self, batch: PromptBatch) -> StoredBatch | None:
-        """Return the counts of a batch; None if it is not stored.
-
-        Raises:
-            UserError: If its file is damaged or contains other prompts.
-        """
+        """Return the counts of a batch; None if it is not stored."""
         file = self.file_of(batch)
         if not file.is_file():
             return None
@@ -186,11 +163,7 @@ class ResponseStore:
     def write(
         self, batch: PromptBatch, groups: Sequence[Group], texts: Sequence[Sequence[str]], stored: StoredBatch
     ) -> None:
-        """Store a batch. It is on disk when this returns.
-
-        Raises:
-            StorageError: If the file cannot be written.
-        """
+        """Store a batch. It is on disk when this returns."""
         metadata = {"results": [asdict(result) for result in stored.results], "seconds": stored.seconds}
         table = _table(batch.data_set, groups, texts)
         table = table.replace_schema_metadata({_METADATA: json.dumps(metadata).encode()})
@@ -238,12 +211,7 @@ class EvaluatedModel:
     observe: Observe = unobserved  # called at the start of each phase
 
     def evaluate(self, batch: PromptBatch, store: ResponseStore) -> StoredBatch:
-        """Sample, verify and store a batch.
-
-        Raises:
-            UnverifiedResponsesError: If most responses could not be verified because of infrastructure failures. The
-                batch is not stored, so a rerun samples it again.
-        """
+        """Sample, verify and store a batch; if most responses could not be verified, stop without storing it."""
         started = perf_counter()
         self.observe(Phase("generation", f"{len(batch.prompts)} prompts of {batch.data_set}"))
         token_ids = [prompt.token_ids for prompt in batch.prompts]
@@ -266,13 +234,7 @@ class EvaluatedModel:
 def evaluate_batches(
     batches: Sequence[PromptBatch], model: EvaluatedModel, store: ResponseStore, echo: Echo = lambda _: None
 ) -> list[StoredBatch]:
-    """Evaluate all batches that are not stored yet.
-
-    `echo` receives a line of progress after each new batch; its time left is for all datasets.
-
-    Returns:
-        The stored counts of every batch, in order.
-    """
+    """Evaluate all batches that are not stored yet, with a line of progress after each; return the counts of all."""
     stored = [store.read(batch) for batch in batches]
     left = sum(len(batch.prompts) for batch, read in zip(batches, stored, strict=True) if read is None)
     started, new = perf_counter(), 0

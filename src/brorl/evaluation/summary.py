@@ -102,16 +102,7 @@ def count(group: Group) -> PromptResult:
 
 
 def summarize(results: Sequence[PromptResult], ks: Sequence[int], seconds: float | None) -> Summary:
-    """Average over prompts.
-
-    Args:
-        results: At least one prompt, all with the same number of responses n.
-        ks: Values of k for pass@k, each 1 to n.
-        seconds: Time that the prompts took, if known.
-
-    Raises:
-        ValueError: If there is no prompt, the numbers of responses differ, or a k is below 1.
-    """
+    """Average over prompts, all with the same number of responses."""
     numbers = {result.num_samples for result in results}
     if len(numbers) != 1:
         raise ValueError(

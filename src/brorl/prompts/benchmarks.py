@@ -62,11 +62,7 @@ def benchmark_source(
     split: str | None = None,
     subset: str | None = None,
 ) -> FileSource:
-    """Return the source of a benchmark; with another path, its known split and subset, else those of the default one.
-
-    Raises:
-        ValueError: If there is no such benchmark, or the name has a colon.
-    """
+    """Return the source of a benchmark; split and subset are those known of the path, else those of the default one."""
     if benchmark not in BENCHMARKS:
         raise ValueError(f"there is no benchmark {benchmark!r} (there are: {', '.join(BENCHMARKS)})")
     _, layout, hubs = BENCHMARKS[benchmark]

@@ -20,11 +20,7 @@ OutputRule = Literal["tokens", "lines", "exact"]
 
 @dataclass(frozen=True)
 class StdinCases:
-    """Runs of a whole program.
-
-    Raises:
-        ValueError: If there is no case, the numbers of inputs and outputs differ, or a rule is unknown.
-    """
+    """Runs of a whole program."""
 
     inputs: tuple[str, ...]  # text of standard input of each case, at least one
     outputs: tuple[str, ...]  # expected text of standard output of each case
@@ -47,11 +43,7 @@ class StdinCases:
 
 @dataclass(frozen=True)
 class CallCases:
-    """Calls of one function; arguments and expected values are JSON values.
-
-    Raises:
-        ValueError: If there is no case, the numbers of arguments and values differ, or the name is not a Python name.
-    """
+    """Calls of one function; arguments and expected values are JSON values."""
 
     function: str  # name of the function. A class `Solution` with a method of this name is accepted too.
     arguments: tuple[tuple[Any, ...], ...]  # positional arguments of each case, at least one case
@@ -79,11 +71,7 @@ class CallCases:
 
 @dataclass(frozen=True)
 class TestCode:
-    """Python code that calls a function of the answer and raises an AssertionError if a value is wrong.
-
-    Raises:
-        ValueError: If the name is not a Python name, or the code never mentions the function.
-    """
+    """Python code that calls a function of the answer and raises an AssertionError if a value is wrong."""
 
     __test__ = False  # pytest collects classes of this name
 
@@ -111,11 +99,7 @@ _OPTIONS = {"time_limit_s": float, "memory_bytes": float, "prelude": str, "solut
 
 @dataclass(frozen=True)
 class CodeTests:
-    """The tests of one question.
-
-    Raises:
-        ValueError: If a limit is not above 0.
-    """
+    """The tests of one question."""
 
     tests: StdinCases | CallCases | TestCode  # the cases or the test code
     # time limit of one case that the dataset states, in seconds, for a compiled language; None if it states none
@@ -139,11 +123,7 @@ class CodeTests:
 
     @staticmethod
     def from_text(text: str) -> CodeTests:
-        """Read the text of `to_text`.
-
-        Raises:
-            ValueError: If the text is not JSON or does not hold tests; the message names the problem.
-        """
+        """Read the text of `to_text`."""
         value = read_object(text, _FORM, {}, {**dict.fromkeys(_KINDS, dict), **_OPTIONS}, "the text ")
         kinds = [name for name in _KINDS if value.get(name) is not None]
         if len(kinds) != 1:

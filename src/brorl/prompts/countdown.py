@@ -23,9 +23,6 @@ class CountdownPuzzle:
     """Make `target` from `numbers`, each used exactly once, with + - * / and parentheses.
 
     Division is exact: intermediate results are rational numbers (8 / (3 - 8 / 3) = 24 is a solution).
-
-    Raises:
-        ValueError: If an argument is out of its range.
     """
 
     numbers: tuple[int, ...]  # positive integers in ascending order; repeats allowed, at least one
@@ -59,11 +56,7 @@ class CountdownPuzzle:
     @classmethod
     @lru_cache(maxsize=4096)
     def from_reference(cls, reference: str) -> Self:
-        """Parse the one-line form of a puzzle.
-
-        Raises:
-            ValueError: If the line has another form.
-        """
+        """Parse the one-line form of a puzzle; another form is a `ValueError`."""
         numbers, arrow, target = reference.partition(" -> ")
         try:
             if not arrow:
@@ -100,15 +93,9 @@ def _expression(parts: Sequence[tuple[Fraction, str]], target: int) -> str | Non
 
 
 def countdown_puzzles(num_numbers: int, max_number: int, targets: range) -> list[CountdownPuzzle]:
-    """List every multiset of numbers with every target that some expression over all of them reaches, in order.
+    """List every multiset of 1 to 5 numbers from 1 on with every target that some expression over all of them reaches.
 
-    Args:
-        num_numbers: Numbers per puzzle, 1 to 5; the time grows about a hundredfold with each.
-        max_number: Largest number, 1 or more; the smallest is 1.
-        targets: The targets, 0 or more, such as `range(1, 100)`.
-
-    Raises:
-        ValueError: If an argument is out of its range.
+    The time grows about a hundredfold with each number.
     """
     if not 1 <= num_numbers <= 5:
         raise ValueError(f"num_numbers must be between 1 and 5, got {num_numbers}")
@@ -157,8 +144,7 @@ def _reachable_values(
 def split_countdown(puzzles: Sequence[CountdownPuzzle], held_out_fraction: float, seed: int) -> Split[CountdownPuzzle]:
     """Split distinct puzzles by a hash of their multiset of numbers: training never sees held-out numbers.
 
-    Returns:
-        Training puzzles in their order, and held-out puzzles in a seeded shuffle: its first k are a uniform sample.
+    The held-out puzzles are in a seeded shuffle: its first k are a uniform sample.
     """
     keys = [f"countdown split {seed}: {' '.join(map(str, puzzle.numbers))}" for puzzle in puzzles]
     is_held_out = [uniform_hash(key) < held_out_fraction * 2**64 for key in keys]

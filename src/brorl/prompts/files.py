@@ -44,10 +44,9 @@ _FORM = '[{"role": "user", "content": "..."}]'
 
 
 def read_columns(row: Row, source: FileSource, seed: int) -> Question:
-    """Return the question of a row, with its key as its id and without a source; the seed permutes its options.
+    """Return the question of a row, without id and source; the seed permutes its options.
 
-    Raises:
-        ValueError: With the problem of the row and the fix, if it is not a question with an answer.
+    A row that is not a question with an answer is a `ValueError` with the problem and the fix.
     """
     prompt, text, messages = _cell(row, source, "prompt_column"), "", tuple[Message, ...]()
     if isinstance(prompt, list):
@@ -205,10 +204,6 @@ def read_source(source: FileSource, seed: int = 0) -> SourceReading:
     another answer are dropped. Ids are `name:number`, `name:file:number` if there are several files, or `name:id` with
     an id column. The column `reward_model.ground_truth` is the key `ground_truth` of the column `reward_model`, unless
     there is a column of the whole name.
-
-    Raises:
-        UserError: If nothing can be read, a row is not a question with an answer or not of the layout, ids repeat, a
-            question repeats with another answer without a layout, or the layout drops every row.
     """
     layout = find_layout(source.layout) if source.layout else None
     first: dict[bytes, Question] = {}  # by the digest of a question
@@ -249,11 +244,7 @@ def read_source(source: FileSource, seed: int = 0) -> SourceReading:
 
 
 def check_first_row(source: FileSource) -> None:
-    """Check the first row of files on this machine, which finds a wrong path, column or layout.
-
-    Raises:
-        UserError: If there are no such files, or the row is not a question with an answer or not of the layout.
-    """
+    """Check the first row of files on this machine, which finds a wrong path, column or layout."""
     if is_local(source.path):
         for row in islice(read_rows(source.path, source.subset, source.split, _wanted(source)), 1):
             with suppress(DroppedRow):

@@ -76,9 +76,6 @@ def find_choices(
     """Find the answer that belongs to one of several groups of options, by its name and its values if it is not given.
 
     Of `every` row only as many are read as tell whether an index counts from 0 or 1; `rows` are the first ones.
-
-    Raises:
-        UserError: If clear options have no answer, or an index could count from 0 or 1.
     """
     for group in groups:
         for column in [answer] if answer else _answer_columns(rows[0], group):
@@ -244,9 +241,6 @@ def guess_meaning(
 
     A layout is chosen if all its columns are there, and it reads the rows. For mathematics, columns that are clear by
     themselves take precedence. Columns of options make multiple-choice questions, unless another domain is known.
-
-    Raises:
-        UserError: If the file cannot be read, or there is no clear guess.
     """
     first = next(read_rows(path, None, "train", ()), None)
     if first is None:

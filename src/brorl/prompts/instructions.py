@@ -130,12 +130,7 @@ def _signature(kind: str) -> str:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction.
-
-    Raises:
-        ValueError: If there is no such kind, an argument is missing, unknown or unusable, or no response can follow the
-            instruction.
-    """
+    """One instruction."""
 
     kind: str  # one of `KINDS`
     arguments: Mapping[str, Any]  # the arguments of the kind by name; None is the same as a missing one
@@ -175,11 +170,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Instructions:
-    """The instructions of one question.
-
-    Raises:
-        ValueError: If there is no instruction.
-    """
+    """The instructions of one question."""
 
     instructions: tuple[Instruction, ...]  # one or more instructions. A response is correct if it follows all of them.
     # accept a response if a part of it follows the instruction: without its first or last line, or without asterisks
@@ -191,22 +182,14 @@ class Instructions:
 
     @classmethod
     def from_lists(cls, kinds: Sequence[str], arguments: Sequence[Any], loose: bool = False) -> Instructions:
-        """Make instructions from two lists of one length, as most datasets store them; None is no arguments.
-
-        Raises:
-            ValueError: If the lists do not fit together or an instruction is unusable.
-        """
+        """Make instructions from two lists of one length, as most datasets store them; None is no arguments."""
         if len(kinds) != len(arguments):
             raise ValueError(f"has {len(kinds)} instructions with {len(arguments)} lists of arguments")
         return cls(tuple(Instruction(*pair) for pair in zip(kinds, map(_mapping, arguments), strict=True)), loose)
 
     @classmethod
     def from_text(cls, text: str) -> Instructions:
-        """Read the JSON text of `to_text`.
-
-        Raises:
-            ValueError: If the text is something else, or an instruction is unusable.
-        """
+        """Read the JSON text of `to_text`."""
         data = read_object(text, _FORM, {"instructions": list}, {"loose": bool})
         made = []
         for one in data["instructions"]:

@@ -22,11 +22,7 @@ JSON_NAMES = {
 def read_object(
     text: str, form: str, needed: Mapping[str, type], optional: Mapping[str, type], what: str = ""
 ) -> dict[str, Any]:
-    """Read the text of an object; see `check_object`.
-
-    Raises:
-        ValueError: With the problem and the form.
-    """
+    """Read the text of an object; see `check_object`."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -41,9 +37,6 @@ def check_object(
 
     `form` is such an object, for errors, which begin with `what`. `float` also accepts whole numbers; optional keys can
     be null.
-
-    Raises:
-        ValueError: With the problem and the form.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{what}is {JSON_NAMES[type(value)]}, not an object; expected {form}")
@@ -78,11 +71,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Question:
-    """One question with a reference answer, as in the data.
-
-    Raises:
-        ValueError: If there are both a text and messages or neither, or the last message is not the user's.
-    """
+    """One question with a reference answer, as in the data."""
 
     id: str  # unique name, the same in all runs
     text: str  # the question; empty if `messages` hold it
@@ -146,11 +135,8 @@ def split_held_out(questions: Iterable[Question], fraction: float, seed: int) ->
     """Split questions by a hash of their words (`Question.asked`).
 
     The side of a question depends on its words and the seed alone: the same question in two sources is on one side.
-    With one seed, a larger fraction holds out all that a smaller one does.
-
-    Returns:
-        Training questions in their order, and held-out questions in a seeded shuffle by their words: its first k are a
-        uniform sample, and the same ones for every fraction that holds out k or more.
+    The held-out questions are in a seeded shuffle by their words: the first k are a uniform sample, and the same ones
+    for every fraction that holds out k or more. A larger fraction holds out all that a smaller one does.
     """
     train: list[Question] = []
     held_out: list[tuple[int, Question]] = []
@@ -190,11 +176,7 @@ class DroppedRow(Exception):  # noqa: N818
 
 
 def question_of(text: str, reference: str, domain: str, missing: str = "no answer") -> Question:
-    """Return the question of a row, without id and source; a row without a reference is dropped as `missing`.
-
-    Raises:
-        DroppedRow: If one of the two is empty, or is no text of Unicode.
-    """
+    """Return the question of a row, without id and source; without a reference, raise `DroppedRow(missing)`."""
     for part, problem in ((text, "no question"), (reference, missing)):
         if not part.strip():
             raise DroppedRow(problem)
@@ -210,11 +192,7 @@ _LONGEST_REFERENCE = 2_000  # characters
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question for the model.
-
-    Raises:
-        ValueError: If there is no token.
-    """
+    """One question for the model."""
 
     id: str  # unique name of the prompt, the same in all runs
     text: str  # the text that the model reads

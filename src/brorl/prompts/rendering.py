@@ -48,9 +48,6 @@ def render(questions: Sequence[Question], format: PromptFormat, tokenizer: PreTr
     Without one, the text is the question in `format.template`, after the system prompt and a blank line. The tokenizer
     then adds its tokens at the beginning; an end token that it appends is removed, since the answer follows. A template
     that writes today's date always writes 1 January 2026: a resumed run has the same prompts.
-
-    Raises:
-        UserError: If the format cannot show a question, or it has no tokens.
     """
     template = _chat_template(format, tokenizer)
     chat = template is not None

@@ -54,11 +54,7 @@ class Row(NamedTuple):
 
 
 def cell_of(values: Mapping[str, Any], column: str) -> Any:
-    """Return the value of a column, or of a key inside one (`column.key`).
-
-    Raises:
-        KeyError: With the column, if there is none.
-    """
+    """Return the value of a column, or of a key inside one (`column.key`), or raise a `KeyError` with the column."""
     if column in values:
         return values[column]
     value: Any = values
@@ -219,11 +215,7 @@ def _row(values: Any, location: str, number: int) -> Row:
 
 
 def is_local(path: str) -> bool:
-    """Return whether rows are read from files here, not with `datasets`; the path is as in `read_rows`.
-
-    Raises:
-        UserError: If there are no such files, and it cannot be a dataset of the hub.
-    """
+    """Return whether rows are read from files here, not with `datasets`; the path is as in `read_rows`."""
     local = Path(path).expanduser()
     return _is_saved_data_set(local) or _files_of(path, local) is not None
 
@@ -231,16 +223,9 @@ def is_local(path: str) -> bool:
 def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]) -> Iterator[Row]:
     """Read rows in order: files by name, then rows as in the file.
 
-    Args:
-        path: A file (`.jsonl`, `.json`, `.parquet`, `.csv`, `.tsv`), a folder or a pattern (`*`, `?`,
-            `[...]`, `**`) of such files, a folder that `datasets` saved, or the id of a dataset on the Hugging Face
-            hub, with or without `@revision`.
-        subset: Configuration of a hub dataset.
-        split: Split of a dataset; ignored for files.
-        wanted: The columns that are used; the values of others can be missing.
-
-    Raises:
-        UserError: If there is no such data, or it cannot be read.
+    The path is a file, a folder or a pattern (`*`, `?`, `[...]`, `**`) of files, a folder that `datasets` saved, or the
+    id of a dataset on the Hugging Face hub, with or without `@revision`; a file has no subset and no split. The
+    values of columns that are not wanted can be missing.
     """
     local = Path(path).expanduser()
     files = None if _is_saved_data_set(local) else _files_of(path, local)

@@ -24,11 +24,7 @@ _LETTERS = re.compile(r"\b\(?[A-Z]\)?(?:,? (?:and|or|nor|but not) |, )\(?[A-Z]\)
 
 @dataclass(frozen=True)
 class Choices:
-    """The options of a question.
-
-    Raises:
-        ValueError: If the number of options or the place is out of its range, or options are empty or equal.
-    """
+    """The options of a question."""
 
     options: tuple[str, ...]  # 2 to 26 different texts, in the order of their letters
     right: int  # place of the right option, from 0
@@ -81,11 +77,7 @@ _FORM = '{"value": "9.81 m/s^2", "tolerance": 0.05} (0.05 accepts 5% above and b
 
 @dataclass(frozen=True)
 class MeasuredAnswer:
-    """A measured answer.
-
-    Raises:
-        ValueError: If the value is empty or the tolerance is out of its range.
-    """
+    """A measured answer."""
 
     value: str  # the answer as LaTeX or plain text, such as `9.81 m/s^2`
     tolerance: float = 0.0  # relative error that is accepted, 0 to 0.5; 0 for none beyond rounding
@@ -106,11 +98,7 @@ class MeasuredAnswer:
 
 @lru_cache(maxsize=4096)
 def read_science_reference(text: str) -> Choices | MeasuredAnswer:
-    """Return what a reference stands for; text that is not a JSON object is an answer without a tolerance.
-
-    Raises:
-        ValueError: If a JSON object is neither `Choices` nor `MeasuredAnswer`, a field is unusable, or it is empty.
-    """
+    """Return what a reference stands for; text that is not a JSON object is an answer without a tolerance."""
     try:
         data = json.loads(text) if text.lstrip().startswith("{") else None
     except (ValueError, RecursionError):
@@ -190,12 +178,9 @@ def _pairs(value: Any) -> list[tuple[Any, Any]]:
 
 
 def right_option(options: Options, answer: Any, first: int | None) -> int:
-    """Return the place of the right option, from 0.
+    """Return the place of the right option, from 0; an answer that names none, or could name two, is a `ValueError`.
 
     `first` is the index of the first option in the data, 0 or 1; None for an answer that is no index.
-
-    Raises:
-        ValueError: If the answer names no option, or could name two.
     """
     value, number = _answer(options, answer), len(options.texts)
     if isinstance(value, list):
@@ -257,9 +242,6 @@ def choice_question(question: str, texts: Sequence[str], right: int, seed: int) 
 
     The options are permuted by the question and the seed. A question that already has the options with their letters
     stays as it is.
-
-    Raises:
-        DroppedRow: If the question is empty, or options are empty or equal.
     """
     try:
         if shown := shows_options(question, texts):

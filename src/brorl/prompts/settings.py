@@ -292,11 +292,7 @@ class PromptFormat(Section):
         return before + text + after
 
     def messages_of(self, question: Question) -> tuple[Message, ...]:
-        """Return the system prompt and the messages of a question, the last one with the template around it.
-
-        Raises:
-            UserError: If both the question and the format have a system prompt.
-        """
+        """Return the system prompt and the messages of a question, the last one with the template around it."""
         *before, last = question.messages or (Message("user", question.text),)
         if self.system_prompt is not None:
             if any(message.role == "system" for message in before):

@@ -33,9 +33,6 @@ class PromptStream:
         seed: Seed of the shuffles, 0 to 2**64 - 1.
         weights: The fraction of each source (`Prompt.source`), relative to the others, above 0. Printed decimals count:
             0.1 and 0.2 are exactly one to two. None if the prompts are of one source.
-
-    Raises:
-        ValueError: If a source has no prompts, ids repeat, or a number is out of its range.
     """
 
     def __init__(self, prompts: Sequence[Prompt], seed: int, weights: Mapping[str, float] | None = None) -> None:
@@ -96,11 +93,7 @@ class PromptStream:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of `state_dict`; prompts, sources, weights and seed must be the same.
-
-        Raises:
-            ValueError: If the state has other keys, or belongs to other data.
-        """
+        """Continue from a state of `state_dict`; prompts, sources, weights and seed must be the same."""
         own = self.state_dict()
         if set(state) != set(own):
             raise ValueError(

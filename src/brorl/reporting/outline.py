@@ -56,11 +56,7 @@ class Line:
 
 
 def outline_of(trees: Sequence[RolloutTree], correct: Sequence[NDArray[np.bool_]]) -> Branch:
-    """Join K trees of one prompt; `correct` says for each of them which distinct responses are correct.
-
-    Raises:
-        ValueError: If there is no tree.
-    """
+    """Join K trees of one prompt; `correct` says for each of them which distinct responses are correct."""
     if not trees:
         raise ValueError("an outline needs at least one tree")
     number = len(trees)

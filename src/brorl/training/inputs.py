@@ -18,9 +18,10 @@ from brorl.evaluation.questions import (
     build_questions,
     check_domain_names,
     check_left,
-    check_source_references,
     dropped_line,
+    find_unreadable,
     removed_lines,
+    unreadable_lines,
 )
 from brorl.format import counted
 from brorl.model.context_limit import attention_limit
@@ -169,7 +170,7 @@ def prepare(config: TrainConfig, model_path: str, show: Callable[[Table], None] 
     set_threads_and_kernels(config, memory.num_weights)
     notes = [line for source in sources if (line := dropped_line(source.name, source.num_rows, source.dropped))]
     if model_path == config.model:  # a run that is resumed has been checked
-        notes += check_source_references(verifiers, sources)
+        notes += unreadable_lines(find_unreadable(verifiers, sources))
     elif INSTRUCTIONS_DOMAIN in verifiers:  # this machine can lack the package that some instructions need
         unreadable_references({INSTRUCTIONS_DOMAIN: verifiers[INSTRUCTIONS_DOMAIN]}, questions)
     decode = make_decode(tokenizer, config.verification.thoughts, config.sampling.stop)

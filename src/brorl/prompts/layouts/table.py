@@ -140,11 +140,7 @@ LAYOUTS: Mapping[str, Layout] = {
 
 
 def find_layout(name: str) -> Layout:
-    """Return a layout by its name.
-
-    Raises:
-        ValueError: If there is none, with the nearest name.
-    """
+    """Return a layout by its name."""
     if name in LAYOUTS:
         return LAYOUTS[name]
     near = get_close_matches(name.lower(), LAYOUTS, 1)
@@ -158,12 +154,7 @@ def layouts_of(data_set: str) -> list[str]:
 
 
 def read_layout(row: Row, layout: Layout, seed: int) -> Question:
-    """Return the question of a row; the seed shuffles options.
-
-    Raises:
-        DroppedRow: If the row has no question that can be verified.
-        UserError: If the row is not of this layout.
-    """
+    """Return the question of a row, or raise `DroppedRow` if it cannot be verified; the seed shuffles options."""
     try:
         return layout.question(row.values, seed)
     except DroppedRow as reason:

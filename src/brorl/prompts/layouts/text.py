@@ -90,11 +90,7 @@ def answered(question: str, answer: str, find: Find = reference_answer) -> Calla
 
 
 def asked_text(value: Any) -> str:
-    """Return the text of a question: a string, or the last message of a conversation; empty for none.
-
-    Raises:
-        ValueError: If it is something else.
-    """
+    """Return the text of a question: a string, or the last message of a conversation; empty for none."""
     last = value[-1] if isinstance(value, list) and value else None
     if isinstance(last, Mapping) and isinstance(last.get("content"), str) and last.get("role") == "user":
         return str(last["content"])
@@ -144,13 +140,9 @@ def _text(row: Cells, column: str) -> str:
 def choices(
     question: str, options: Sequence[str], *answers: str, first: int | None = None
 ) -> Callable[[Cells, int], Question]:
-    """Return the reading of a question with options.
+    """Return the reading of a question with options, in one column, or in one column per option, the right one first.
 
-    Args:
-        question: The column of the question.
-        options: The column of the options, or one column per option, the right one first.
-        answers: Columns that name the right one of a column of options; all must name the same.
-        first: The index of the first option, if the last of `answers` is an index.
+    All columns of `answers` must name the same option of one column; the last is an index if `first` is given.
     """
 
     def read(row: Cells, seed: int) -> Question:

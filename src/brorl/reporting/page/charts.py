@@ -230,10 +230,9 @@ def against_n(runs: Sequence[RunRecord], name: str, label: str) -> tuple[Trace, 
 
 
 def success_histogram(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
-    """Count the prompts of each step by their number or fraction of correct rollouts.
+    """Count the prompts of each step by their number or fraction of correct rollouts; None if nothing was measured.
 
-    Returns:
-        `labels` of the B bars, and for each run `steps` and `counts`, shape [steps, B]; None if nothing was measured.
+    `labels` are of the B bars; each run has `steps` and `counts`, shape [steps, B].
     """
     measured = [
         [

@@ -41,11 +41,7 @@ def compressed(value: Any) -> str:
 
 
 def fill(template: str, parts: Mapping[str, str]) -> str:
-    """Replace each `{{NAME}}` of a template by its part. Names inside the parts are not replaced.
-
-    Raises:
-        KeyError: If a name has no part.
-    """
+    """Replace each `{{NAME}}` of a template by its part. Names inside the parts are not replaced."""
     return re.sub(r"\{\{([A-Z_]+)\}\}", lambda match: parts[match[1]], template)
 
 
