@@ -22,14 +22,8 @@ from brorl.comparison.tables import tables_of
 from brorl.comparison.text import caveats_of, match_words, sentences_of
 from brorl.errors import UserError
 from brorl.format import visible_text
-from brorl.reporting.page.charts import (
-    Chart,
-    cost_charts,
-    coverage_charts,
-    held_out_points,
-    learning_charts,
-    optimization_charts,
-)
+from brorl.reporting.page import charts as page_charts
+from brorl.reporting.page.charts import Chart, held_out_points
 from brorl.reporting.page.frame import compressed, fill, to_json
 from brorl.reporting.page.page import ROLLOUT_BYTES, event_marks, left_out, make_page
 from brorl.reporting.page.rollouts import (
@@ -50,7 +44,7 @@ Records = list[dict[str, Any]]
 
 
 def charts_of(*runs: RunRecord) -> dict[str, Chart]:
-    made = [*learning_charts(runs), *coverage_charts(runs), *cost_charts(runs), *optimization_charts(runs)]
+    made = [chart for some in page_charts.charts_of(runs).values() for chart in some]
     assert len({chart.name for chart in made}) == len(made)
     return {chart.name: chart for chart in made}
 
@@ -192,7 +186,7 @@ def test_fractions_at_other_n_weigh_groups_alike(rng: np.random.Generator) -> No
 def test_the_bold_reward_is_the_moving_mean(rng: np.random.Generator) -> None:
     rewards = rng.normal(size=30)
     records = [{"step": i, "sampling": {"reward": float(r)}} for i, r in enumerate(rewards)]
-    thin, bold = learning_charts([run_of(records)])[0].traces
+    thin, bold = charts_of(run_of(records))["reward"].traces
     assert thin["y"] == rewards.tolist()
     np.testing.assert_allclose(bold["y"], [rewards[max(i - 2, 0) : i + 3].mean() for i in range(30)])
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brorl.reporting.page.charts import Chart, cost_charts, coverage_charts, learning_charts, optimization_charts
+from brorl.reporting.page.charts import charts_of
 from brorl.reporting.page.page import evaluations_shown, left_out, make_page
 from brorl.reporting.page.rollouts import choose_evaluations, token_text
-from brorl.reporting.reasons import reason, why_no_coverage, why_no_evaluation, why_no_update
+from brorl.reporting.reasons import reason, why_no_evaluation, why_no_update
 from brorl.runs.run_record import RunRecord, read_run
 from made_up_runs import complete_steps, evaluation, fruitless_record, make_run, run_of
 
@@ -24,9 +24,7 @@ UPDATE = {"entropy", "kl", "clip", "gradient"}
 
 def reasons(run: RunRecord) -> dict[str, str]:
     """The reason of each chart that is empty; every one is on the page."""
-    charts: list[Chart] = []
-    for make in (learning_charts, coverage_charts, cost_charts, optimization_charts):
-        charts += make([run])
+    charts = [chart for some in charts_of([run]).values() for chart in some]
     page = make_page([run])
     empty = {chart.name: chart.empty for chart in charts if not chart.traces and not chart.histogram}
     for why in empty.values():
@@ -41,7 +39,7 @@ def test_a_run_in_which_nothing_was_solved_says_so_everywhere(rng: np.random.Gen
     why = "No update was made: no group was mixed (correct and incorrect rollouts). No rollout was correct."
     empty = reasons(run)
     assert {name for name, text in empty.items() if text == why} == COVERAGE | HELD_OUT_CHECK | UPDATE
-    assert empty["held-out"] == "There is one evaluation so far; a change needs two."
+    assert empty["held-out"] == "A change needs two evaluations with the same prompts and samples."
     assert "pass1" not in empty
     assert "reward" not in empty
     assert left_out(run, ()) == f"Training: {why}"
@@ -67,7 +65,7 @@ def test_why_no_update_was_made(rng: np.random.Generator, mixed: int, all_correc
 
 def test_a_run_that_has_just_begun(rng: np.random.Generator) -> None:
     empty = reasons(run_of([{"step": 0, "evaluation": evaluation(rng)}]))
-    assert empty.pop("held-out") == "There is one evaluation so far; a change needs two."
+    assert empty.pop("held-out") == "A change needs two evaluations with the same prompts and samples."
     assert set(empty.values()) == {"No step is complete yet."}
     assert COVERAGE | HELD_OUT_CHECK | UPDATE | {"reward", "informative", "sharing", "seconds", "lost"} <= set(empty)
 
@@ -81,20 +79,6 @@ def test_metrics_without_coverage_and_checks(rng: np.random.Generator) -> None:
     assert {empty[name] for name in HELD_OUT_CHECK} == {"The metrics hold no check of an update."}
 
 
-def test_what_cannot_be_estimated(rng: np.random.Generator) -> None:
-    records = complete_steps(rng, 2)
-    for record in records:
-        record["coverage"]["pooled"] |= {"unsampled_correct_at": None, "informative_fraction_at": None}
-        record["coverage"]["pooled"]["groups_all_unique"] = 0
-    empty = reasons(run_of(records))
-    assert empty["informative-n"] == "The metrics hold no such number."
-    assert empty["unsampled-n"] == "The metrics hold no such number."
-    assert "unsampled" not in empty
-    for record in records:
-        record["coverage"]["pooled"]["groups_all_unique"] = record["sampling"]["groups"]
-    assert "every response was unique" in reasons(run_of(records))["unsampled-n"]
-
-
 def test_why_no_update_was_checked(rng: np.random.Generator) -> None:
     records = complete_steps(rng, 3)
     every = "diagnostics.held_out_check_every"
@@ -103,13 +87,11 @@ def test_why_no_update_was_checked(rng: np.random.Generator) -> None:
     for value, said in (("0", off), ("25", later), ("2", "The metrics hold no check of an update.")):
         empty = reasons(run_of(records, **{every: value}))
         assert empty["held_out_check"] == empty["improved"] == said
-    earlier = reasons(run_of(records, **{"diagnostics.held_out_check_every": "0"}))
-    assert earlier["held_out_check"] == "No update was checked (diagnostics.held_out_check_every: 0)."
     held_out_check = {"change": 0.1, "change_low": 0.0, "change_high": 0.2, "fraction_improved": None, "num_correct": 0}
     records[1]["held_out_check"] = held_out_check
     empty = reasons(run_of(records, **{every: "2"}))
     assert "held_out_check" not in empty
-    assert empty["improved"] == "The fresh rollouts of the 1 checked updates held no correct response."
+    assert empty["improved"] == "The metrics hold no such number."
 
 
 def test_why_there_is_no_evaluation(rng: np.random.Generator) -> None:
@@ -121,7 +103,7 @@ def test_why_there_is_no_evaluation(rng: np.random.Generator) -> None:
     assert why_no_evaluation(run_of(records)) == "The metrics hold no evaluation."
     different = [{"step": 0, "evaluation": evaluation(rng)}, {"step": 1, "evaluation": evaluation(rng)}]
     different[1]["evaluation"]["prompts"]["num_correct"].pop()
-    assert reasons(run_of(different))["held-out"] == "The evaluations do not hold the same prompts and samples."
+    assert reasons(run_of(different))["held-out"] == "A change needs two evaluations with the same prompts and samples."
 
 
 def test_why_no_responses_were_stored(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -150,6 +132,6 @@ def test_why_no_responses_were_stored(tmp_path: Path, rng: np.random.Generator) 
 
 def test_several_runs_have_a_reason_each_where_they_differ(rng: np.random.Generator) -> None:
     begun, fruitless = run_of([{"step": 0}]), run_of([fruitless_record(rng, 1)])
-    assert reason([begun, begun], why_no_coverage) == "No step is complete yet."
-    said = reason([begun, fruitless], why_no_coverage)
+    assert reason([begun, begun], why_no_update) == "No step is complete yet."
+    said = reason([begun, fruitless], why_no_update)
     assert said == f"run: No step is complete yet. run: {why_no_update(fruitless)}"

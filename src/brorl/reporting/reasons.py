@@ -27,9 +27,7 @@ def why_no_step(run: RunRecord) -> str:
 
 def why_no_update(run: RunRecord) -> str:
     """Return why no step of a run made an update, or why its updates lack a number."""
-    if run.updates:
-        return "No step has a finite number here."
-    if not run.steps:
+    if run.updates or not run.steps:
         return why_no_step(run)
     names = ("groups", "groups_mixed", "groups_all_correct")
     groups, mixed, correct = (int(total(run.steps, "sampling", name)) for name in names)
@@ -39,31 +37,11 @@ def why_no_update(run: RunRecord) -> str:
     return f"No update was made: no group was mixed (correct and incorrect rollouts).{outcome}"
 
 
-def why_no_coverage(run: RunRecord) -> str:
-    """Return why a run did not measure its coverage."""
-    if not run.updates:
-        return why_no_update(run)
-    return "The metrics hold no such number."
-
-
-def why_no_estimate(run: RunRecord) -> str:
-    """Return why a run has no estimate of the correct responses that were not sampled."""
-    pooled = [(r, r["coverage"]["pooled"]) for r in run.records if (r.get("coverage") or {}).get("pooled")]
-    if not pooled or any(p.get("groups_all_unique") != r["sampling"]["groups"] for r, p in pooled):
-        return why_no_coverage(run)
-    return "Not estimated: every response was unique, so the rollouts give no estimate of the unsampled ones."
-
-
-def why_no_held_out_check(run: RunRecord, name: str = "change") -> str:
+def why_no_held_out_check(run: RunRecord) -> str:
     """Return why no update of a run has a number of the held-out check."""
-    held_out_checks = [r["held_out_check"] for r in run.records if r.get("held_out_check")]
-    if held_out_checks:
-        if name == "fraction_improved" and not any(c.get("num_correct") for c in held_out_checks):
-            return f"The fresh rollouts of the {len(held_out_checks):,} checked updates held no correct response."
-        return "No checked update has a finite number here."
-    if not run.updates:
-        return why_no_update(run)
     setting = "diagnostics.held_out_check_every"
+    if not run.updates or any(r.get("held_out_check") for r in run.records):
+        return why_no_update(run)
     if run.settings.get(setting) == "0":
         return f"No update was checked ({setting}: 0)."
     due = _not_due(run, setting)
@@ -71,19 +49,10 @@ def why_no_held_out_check(run: RunRecord, name: str = "change") -> str:
 
 
 def why_no_evaluation(run: RunRecord) -> str:
-    """Return why a run has no evaluation."""
+    """Return why a run has no evaluation, or no number of its evaluations."""
     if run.settings.get("evaluation.num_prompts") == "0":
         return "The run made no evaluations (evaluation.num_prompts: 0)."
-    return "The metrics hold no evaluation."
-
-
-def why_no_change(run: RunRecord) -> str:
-    """Return why a run's evaluations cannot be compared with each other."""
-    if not run.evaluations:
-        return why_no_evaluation(run)
-    if len(run.evaluations) == 1:
-        return "There is one evaluation so far; a change needs two."
-    return "The evaluations do not hold the same prompts and samples."
+    return "The evaluations hold no such number." if run.evaluations else "The metrics hold no evaluation."
 
 
 def why_no_rollouts(run: RunRecord) -> str:

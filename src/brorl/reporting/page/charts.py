@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import dataclass
 from html import escape
 from statistics import fmean
 from typing import Any
@@ -18,9 +17,8 @@ from numpy.typing import NDArray
 
 from brorl.evaluation.pass_at_k import pass_at_k_of_each
 from brorl.format import counted, visible_text
-from brorl.reporting import reasons
 from brorl.reporting.page.frame import resource
-from brorl.reporting.reasons import Why, reason
+from brorl.reporting.reasons import reason, why_no_evaluation, why_no_held_out_check, why_no_step, why_no_update
 from brorl.runs.run_record import Record, RunRecord, number
 
 LAST_STEPS = 25
@@ -266,6 +264,12 @@ def plotly_text(text: str) -> str:
     return escape(text, quote=False)
 
 
+_REASONS = {
+    "step": why_no_step,
+    "update": why_no_update,
+    "check": why_no_held_out_check,
+    "evaluation": why_no_evaluation,
+}
 _PHASES = ("generation", "verification", "training", "diagnostics", "storing")
 
 
@@ -284,66 +288,26 @@ class Chart:
     histogram: dict[str, Any] | None = None  # counts of each step, which the reader chooses with a slider
 
 
-def learning_charts(runs: Sequence[RunRecord]) -> list[Chart]:
-    """Return the charts of rewards and held-out scores."""
-    chart = partial(_chart, runs)
+def charts_of(runs: Sequence[RunRecord]) -> dict[str, list[Chart]]:
+    """Return the charts of some runs by the section of the page, as `charts.toml` lists them."""
+    sections: dict[str, list[Chart]] = {}
+    for name, texts in tomllib.loads(resource("charts.toml")).items():
+        chart = _chart(runs, name, texts)
+        if chart.traces or not texts.get("optional"):
+            sections.setdefault(texts["section"], []).append(chart)
+    return sections
+
+
+def _chart(runs: Sequence[RunRecord], name: str, texts: Mapping[str, Any]) -> Chart:
     evaluations = [r["evaluation"] for run in runs for r in run.evaluations]
-    largest_k = max((int(k) for e in evaluations for k in e["pass_at"]), default=1)
-    sources = sorted({source for e in evaluations for source in e.get("by_source") or {}})
-    by_source = lines(runs, {source: _estimate("by_source", source, "1") for source in sources})
-    terms = {name: f"sampling.terms.{name}" for name in _terms(runs)}
-    pass_1, coverage = (lines(runs, _pass_at(runs, str(k))) for k in (1, largest_k))
-    reward = chart("reward", reasons.why_no_step)
-    return [
-        replace(reward, traces=smoothed(runs, reward.traces)),
-        *([chart("terms", reasons.why_no_step, lines(runs, terms))] if terms else []),
-        chart("pass1", reasons.why_no_evaluation, pass_1),
-        *([chart("coverage", reasons.why_no_evaluation, coverage, k=largest_k)] if largest_k > 1 else []),
-        chart("passk", reasons.why_no_evaluation, pass_at_curves(runs)),
-        chart("held-out", reasons.why_no_change, held_out_points(runs)),
-        *([chart("sources", reasons.why_no_evaluation, by_source)] if sources else []),
-        replace(chart("success", reasons.why_no_coverage, ()), histogram=success_histogram(runs)),
-    ]
-
-
-def coverage_charts(runs: Sequence[RunRecord]) -> list[Chart]:
-    """Return the charts of the responses that N rollouts per prompt found and missed."""
-    chart = partial(_chart, runs)
-    mixed_by_n = against_n(runs, "informative_fraction_at", "mixed groups")
-    unsampled_by_n = against_n(runs, "unsampled_correct_at", "new correct response")
-    return [
-        chart("informative", reasons.why_no_step, mixed_lines(runs)),
-        chart("informative-n", reasons.why_no_coverage, mixed_by_n),
-        chart("unsampled", reasons.why_no_coverage),
-        chart("unsampled-n", reasons.why_no_estimate, unsampled_by_n),
-        chart("held_out_check", reasons.why_no_held_out_check),
-        chart("improved", partial(reasons.why_no_held_out_check, name="fraction_improved")),
-    ]
-
-
-def cost_charts(runs: Sequence[RunRecord]) -> list[Chart]:
-    """Return the charts of the cost: sharing, time, dropped rollouts, lengths, failed verifications."""
-    chart = partial(_chart, runs, why=reasons.why_no_step)
-    lost, dropped, steps = chart("lost"), chart("dropped"), sum(len(run.steps) for run in runs)
-    if steps and not any(value for trace in lost.traces for value in trace["y"]):
-        lost = replace(lost, traces=(), empty=f"No verification timed out or failed in {counted(steps, 'step')}.")
-    return [chart("sharing"), _seconds_chart(runs), dropped, chart("length"), chart("truncated"), lost]
-
-
-def optimization_charts(runs: Sequence[RunRecord]) -> list[Chart]:
-    """Return the charts of the policy's changes: entropy, KL, clipping, gradients."""
-    return [_chart(runs, name, reasons.why_no_update) for name in ("entropy", "kl", "clip", "gradient")]
-
-
-@cache
-def _texts() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(resource("charts.toml"))
-
-
-def _chart(runs: Sequence[RunRecord], name: str, why: Why, drawn: tuple[Trace, ...] | None = None, k: int = 1) -> Chart:
-    """Return a chart as `charts.toml` describes it, with its lines there if nothing else is `drawn`."""
-    texts = _texts()[name]
-    drawn = lines(runs, texts["lines"]) if drawn is None else drawn
+    k = max((int(k) for e in evaluations for k in e["pass_at"]), default=1)
+    drawn, histogram = _traces(runs, name, texts, k), success_histogram(runs) if name == "success" else None
+    empty = reason(runs, _REASONS[texts.get("needs", "step")])
+    if name == "held-out" and any(run.evaluations for run in runs):
+        empty = "A change needs two evaluations with the same prompts and samples."
+    steps = sum(len(run.steps) for run in runs)
+    if name == "lost" and steps and not any(value for trace in drawn for value in trace["y"]):
+        drawn, empty = (), f"No verification timed out or failed in {counted(steps, 'step')}."
     title, explanation, y = (texts[key].format(k=k, last=LAST_STEPS) for key in ("title", "explanation", "y"))
     percent = {"tickformat": ".3~%"} if texts.get("percent") else {}
     layout: dict[str, Any] = {"yaxis": {"title": {"text": y}, "rangemode": "tozero"} | percent}
@@ -352,11 +316,47 @@ def _chart(runs: Sequence[RunRecord], name: str, why: Why, drawn: tuple[Trace, .
     if shape := texts.get("no_change"):
         layout["shapes"] = [{"type": "line", "line": {"width": 1}, "name": "no change", "showlegend": True, **shape}]
     layout |= texts.get("layout", {})
-    marks = texts.get("marks", False)
-    return Chart(name, title, explanation, drawn, reason(runs, why), layout, "x" not in texts, marks)
+    of_runs = name == "seconds" and len(runs) > 1
+    if of_runs:
+        explanation = f"Mean s{explanation[1:]}"
+        layout |= {"barmode": "stack", "xaxis": {"type": "category"}}
+    by_progress = "x" not in texts and not of_runs
+    return Chart(name, title, explanation, drawn, empty, layout, by_progress, texts.get("marks", False), histogram)
 
 
-def _seconds_chart(runs: Sequence[RunRecord]) -> Chart:
+def _traces(runs: Sequence[RunRecord], name: str, texts: Mapping[str, Any], k: int) -> tuple[Trace, ...]:
+    """Return what a chart draws: the lines that `charts.toml` names, or those of a chart of its own kind."""
+    match name:
+        case "reward":
+            return smoothed(runs, lines(runs, texts["lines"]))
+        case "terms":
+            sampled = [record.get("sampling", {}) for run in runs for record in run.records]
+            names = sorted({term for one in sampled for term in one.get("terms", {})})
+            return lines(runs, {term: f"sampling.terms.{term}" for term in names})
+        case "pass1":
+            return lines(runs, _pass_at(runs, "1"))
+        case "coverage":
+            return lines(runs, _pass_at(runs, str(k))) if k > 1 else ()
+        case "passk":
+            return pass_at_curves(runs)
+        case "held-out":
+            return held_out_points(runs)
+        case "sources":
+            found = [r["evaluation"].get("by_source") or {} for run in runs for r in run.evaluations]
+            sources = sorted({source for by_source in found for source in by_source})
+            return lines(runs, {source: _estimate("by_source", source, "1") for source in sources})
+        case "informative":
+            return mixed_lines(runs)
+        case "informative-n":
+            return against_n(runs, "informative_fraction_at", "mixed groups")
+        case "unsampled-n":
+            return against_n(runs, "unsampled_correct_at", "new correct response")
+        case "seconds":
+            return _seconds(runs)
+    return lines(runs, texts.get("lines", {}))
+
+
+def _seconds(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
     """Return the seconds of each phase: stacked over the steps of one run, or as means of several runs."""
     drawn: list[Trace] = []
     timed = [run for run in runs if run.steps]
@@ -372,18 +372,7 @@ def _seconds_chart(runs: Sequence[RunRecord]) -> Chart:
             names = [plotly_text(run.name) for run in timed]
             means = [fmean([number(r, "seconds", phase) or 0.0 for r in run.steps]) for run in timed]
             drawn.append({"type": "bar", "name": phase, "x": names, "y": means, "meta": meta})
-    chart = _chart(runs, "seconds", reasons.why_no_step, tuple(drawn))
-    if len(runs) == 1:
-        return chart
-    layout = chart.layout | {"barmode": "stack", "xaxis": {"type": "category"}}
-    return replace(chart, explanation=f"Mean s{chart.explanation[1:]}", layout=layout, by_progress=False)
-
-
-def _terms(runs: Sequence[RunRecord]) -> list[str]:
-    """Return the names of the further terms of the reward, sorted."""
-    return sorted(
-        {name for run in runs for record in run.records for name in record.get("sampling", {}).get("terms", {})}
-    )
+    return tuple(drawn)
 
 
 def _pass_at(runs: Sequence[RunRecord], k: str) -> dict[str, Quantity]:

@@ -18,14 +18,7 @@ from typing import Any
 from brorl.cost import cost_of_step
 from brorl.errors import UserError
 from brorl.format import visible_text
-from brorl.reporting.page.charts import (
-    Chart,
-    cost_charts,
-    coverage_charts,
-    learning_charts,
-    optimization_charts,
-    plotly_text,
-)
+from brorl.reporting.page.charts import Chart, charts_of, plotly_text
 from brorl.reporting.page.frame import Section, fill, page, resource, to_json
 from brorl.reporting.page.rollouts import StepRollouts, choose_evaluations, choose_rollouts, load_tokenizer, token_text
 from brorl.reporting.page.summary import COSTS, SCORES, best_evaluation, cost_row, notes, score_rows
@@ -106,9 +99,9 @@ class _RunPart:
 def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> str:
     """Make the report of at least one run, with at most `rollout_bytes` of compressed rollouts over all runs."""
     parts = [_run_part(run, rollout_bytes // len(runs), max(_MAX_STEPS // len(runs), 2)) for run in runs]
-    charts = [learning_charts(runs), coverage_charts(runs), cost_charts(runs), optimization_charts(runs)]
-    learning, coverage, cost, optimization = ("\n".join(map(_card, some)) for some in charts)
-    everything = [chart for some in charts for chart in some]
+    charts = charts_of(runs)
+    cards = {section: "\n".join(map(_card, some)) for section, some in charts.items()}
+    everything = [chart for some in charts.values() for chart in some]
     data = {
         "runs": [_run_data(part) for part in parts],
         "charts": [_chart_data(chart) for chart in everything if chart.traces],
@@ -118,10 +111,12 @@ def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> 
         runs, [(evaluations_shown(part.run, part.evaluations), left_out(part.run, part.rollouts)) for part in parts]
     )
     sections = [
-        Section("learning", "Learning", f'<div class="cards">{learning}</div>'),
-        Section("coverage", "Coverage of N rollouts", f'{_note(_GROUP_NOTE)}<div class="cards">{coverage}</div>'),
-        Section("cost", "Cost", f'<div class="cards">{cost}</div>'),
-        Section("optimization", "Optimization", f'<div class="cards">{optimization}</div>'),
+        Section("learning", "Learning", f'<div class="cards">{cards["learning"]}</div>'),
+        Section(
+            "coverage", "Coverage of N rollouts", f'{_note(_GROUP_NOTE)}<div class="cards">{cards["coverage"]}</div>'
+        ),
+        Section("cost", "Cost", f'<div class="cards">{cards["cost"]}</div>'),
+        Section("optimization", "Optimization", f'<div class="cards">{cards["optimization"]}</div>'),
         Section("rollouts", "Rollouts", fill(resource("browser.html"), {"LEFT_OUT": omitted})),
         Section("settings", "Settings and machine", f"{_settings(runs)}\n<h3>Machine</h3>\n{_machine(runs)}"),
     ]
