@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from math import isfinite
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from brorl.format import short_repr
-from brorl.prompts.prompt import check_object, read_object
+from brorl.prompts.prompt import read_json
 
 OutputRule = Literal["tokens", "lines", "exact"]
+_CONFIG: Any = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
 class StdinCases:
     """Runs of a whole program."""
+
+    __pydantic_config__ = _CONFIG
 
     inputs: tuple[str, ...]  # text of standard input of each case, at least one
     outputs: tuple[str, ...]  # expected text of standard output of each case
@@ -34,16 +36,14 @@ class StdinCases:
 
     def __post_init__(self) -> None:
         _check_cases("inputs", len(self.inputs), "outputs", len(self.outputs))
-        if self.compare not in get_args(OutputRule):
-            raise ValueError(f"compare must be one of {', '.join(get_args(OutputRule))}, got {self.compare!r}")
         _check_tolerance(self.tolerance)
-        _check_text("inputs", self.inputs)
-        _check_text("outputs", self.outputs)
 
 
 @dataclass(frozen=True)
 class CallCases:
     """Calls of one function; arguments and expected values are JSON values."""
+
+    __pydantic_config__ = _CONFIG
 
     function: str  # name of the function. A class `Solution` with a method of this name is accepted too.
     arguments: tuple[tuple[Any, ...], ...]  # positional arguments of each case, at least one case
@@ -73,6 +73,7 @@ class CallCases:
 class TestCode:
     """Python code that calls a function of the answer and raises an AssertionError if a value is wrong."""
 
+    __pydantic_config__ = _CONFIG
     __test__ = False  # pytest collects classes of this name
 
     function: str  # name of the function. The code calls it by this name, or by the name `candidate`.
@@ -87,14 +88,27 @@ class TestCode:
             raise ValueError(f"the test code never calls {self.function!r} or 'candidate'")
 
 
-_KINDS: dict[str, type[StdinCases | CallCases | TestCode]] = {"stdin": StdinCases, "calls": CallCases, "code": TestCode}
-_FORMS = {
-    "stdin": '{"inputs": ["1 2"], "outputs": ["3"]}',
-    "calls": '{"function": "add", "arguments": [[1, 2]], "expected": [3]}',
-    "code": '{"function": "add", "code": "assert add(1, 2) == 3"}',
-}
-_FORM = f'{{"stdin": {_FORMS["stdin"]}}}, {{"calls": {{...}}}} or {{"code": {{...}}}}'
-_OPTIONS = {"time_limit_s": float, "memory_bytes": float, "prelude": str, "solution": str}
+_FORM = (
+    '{"stdin": {"inputs": ["1 2"], "outputs": ["3"]}}, {"calls": {"function": "add", "arguments": [[1, 2]], '
+    '"expected": [3]}} or {"code": {"function": "add", "code": "assert add(1, 2) == 3"}}'
+)
+_KINDS = {StdinCases: "stdin", CallCases: "calls", TestCode: "code"}
+_OPTIONS = ("time_limit_s", "memory_bytes", "prelude", "solution")
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """The JSON object of some tests, with one of the three kinds."""
+
+    __pydantic_config__ = _CONFIG
+
+    stdin: StdinCases | None = None
+    calls: CallCases | None = None
+    code: TestCode | None = None
+    time_limit_s: int | float | None = None
+    memory_bytes: int | None = None
+    prelude: str | None = None
+    solution: str | None = None
 
 
 @dataclass(frozen=True)
@@ -117,29 +131,18 @@ class CodeTests:
 
     def to_text(self) -> str:
         """Return the tests as JSON text, the reference of a prompt."""
-        kind = next(name for name, tests in _KINDS.items() if isinstance(self.tests, tests))
         options = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name)}
-        return json.dumps({kind: asdict(self.tests), **options}, ensure_ascii=False, separators=(",", ":"))
+        stored = {_KINDS[type(self.tests)]: asdict(self.tests), **options}
+        return json.dumps(stored, ensure_ascii=False, separators=(",", ":"))
 
     @staticmethod
     def from_text(text: str) -> CodeTests:
-        """Read the text of `to_text`."""
-        value = read_object(text, _FORM, {}, {**dict.fromkeys(_KINDS, dict), **_OPTIONS}, "the text ")
-        kinds = [name for name in _KINDS if value.get(name) is not None]
+        """Read the text of `to_text`; another one is a `ValueError` with its problem."""
+        stored = {name: value for name, value in vars(read_json(_Stored, text, _FORM)).items() if value is not None}
+        kinds = [name for name in _KINDS.values() if name in stored]
         if len(kinds) != 1:
-            raise ValueError(f"the text has {' and '.join(kinds) or 'no tests'}; expected {_FORM}")
-        made = _made(kinds[0], value[kinds[0]])
-        return CodeTests(made, **{name: value[name] for name in _OPTIONS if value.get(name) is not None})
-
-
-def _made(kind: str, value: Any) -> StdinCases | CallCases | TestCode:
-    """Return the cases or the test code of a JSON object."""
-    types: dict[bool, dict[str, type]] = {True: {}, False: {}}  # of the needed and of the optional keys
-    for part in fields(_KINDS[kind]):
-        of_name = {"str": str, "bool": bool, "float": float, "float | None": float, "OutputRule": str}
-        types[part.default is MISSING][part.name] = of_name.get(str(part.type), list)
-    checked = check_object(value, _FORMS[kind], types[True], types[False], f"{kind} ")
-    return _KINDS[kind](**{name: _frozen(name, part) for name, part in checked.items() if part is not None})
+            raise ValueError(f"has {' and '.join(kinds) or 'no tests'}; expected {_FORM}")
+        return CodeTests(stored.pop(kinds[0]), **stored)
 
 
 def _with_int_keys(value: Any) -> Any:
@@ -150,15 +153,6 @@ def _with_int_keys(value: Any) -> Any:
         return value
     are_integers = all(re.fullmatch("-?[0-9]{1,18}", key) for key in value)
     return {int(key) if are_integers else key: _with_int_keys(one) for key, one in value.items()}
-
-
-def _frozen(name: str, value: Any) -> Any:
-    """Turn the lists of cases into tuples; the values of a case stay JSON values."""
-    if name == "arguments" and not all(isinstance(part, list) for part in value):
-        raise ValueError("arguments must be a list of lists, one of the arguments of each call")
-    if name == "arguments":
-        return tuple(tuple(part) for part in value)
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _check_cases(one: str, num_one: int, other: str, num_other: int) -> None:
@@ -176,9 +170,3 @@ def _check_name(function: str) -> None:
 def _check_tolerance(tolerance: float | None) -> None:
     if tolerance is not None and not 0 <= tolerance < 1:
         raise ValueError(f"tolerance must be 0 or more and below 1, got {tolerance!r}")
-
-
-def _check_text(name: str, texts: tuple[str, ...]) -> None:
-    wrong = next((index for index, text in enumerate(texts) if not isinstance(text, str)), None)
-    if wrong is not None:
-        raise ValueError(f"{name}[{wrong}] must be a string, got {short_repr(texts[wrong])}; write it in quotes")

@@ -18,7 +18,7 @@ from math import isfinite
 from typing import Any, Literal, get_args
 
 from brorl.format import short_repr
-from brorl.prompts.prompt import read_object
+from brorl.prompts.prompt import read_json
 
 INSTRUCTIONS_DOMAIN = "ifeval"
 Relation = Literal["less than", "at least", "at most", "exactly", "around"]
@@ -33,6 +33,7 @@ LANGUAGES = (
 Value = str | int | tuple[str, ...]
 _FORM = '{"instructions": [{"kind": "length_constraints:number_words", "num_words": 9, "relation": "at least"}]}'
 _MAX_COUNT = 1_000_000
+_CONFIG: Any = {"extra": "forbid"}
 
 
 def _count(value: Any, least: int = 0) -> int:
@@ -169,6 +170,14 @@ class Instruction:
 
 
 @dataclass(frozen=True)
+class _Stored:
+    __pydantic_config__ = _CONFIG
+
+    instructions: list[dict[str, Any]]
+    loose: bool | None = None
+
+
+@dataclass(frozen=True)
 class Instructions:
     """The instructions of one question."""
 
@@ -190,15 +199,13 @@ class Instructions:
     @classmethod
     def from_text(cls, text: str) -> Instructions:
         """Read the JSON text of `to_text`."""
-        data = read_object(text, _FORM, {"instructions": list}, {"loose": bool})
+        data: _Stored = read_json(_Stored, text, _FORM)
         made = []
-        for one in data["instructions"]:
-            if not isinstance(one, dict) or not isinstance(one.get("kind"), str):
-                raise ValueError(
-                    f"has an instruction that is not a mapping with a kind: {short_repr(one)}; expected {_FORM}"
-                )
+        for one in data.instructions:
+            if not isinstance(one.get("kind"), str):
+                raise ValueError(f"has an instruction without a kind: {short_repr(one)}; expected {_FORM}")
             made.append(Instruction(one["kind"], {name: value for name, value in one.items() if name != "kind"}))
-        return cls(tuple(made), bool(data.get("loose")))
+        return cls(tuple(made), bool(data.loose))
 
     def to_text(self) -> str:
         """Return JSON text: `{"instructions": [{"kind": "punctuation:no_comma"}], "loose": false}`."""

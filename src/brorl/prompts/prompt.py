@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import blake2b
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -19,37 +20,34 @@ JSON_NAMES = {
 }  # fmt: skip
 
 
-def read_object(
-    text: str, form: str, needed: Mapping[str, type], optional: Mapping[str, type], what: str = ""
-) -> dict[str, Any]:
-    """Read the text of an object; see `check_object`."""
+def read_json(kind: Any, text: str, form: str) -> Any:
+    """Read the JSON text of a dataclass strictly; another text is a `ValueError` with its problem and the `form`."""
+    from pydantic import ValidationError  # here, because the workers that verify programs import this file
+
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{what}is not JSON text ({problem_of(error)}); expected {form}") from None
-    return check_object(value, form, needed, optional, what)
+        return _adapter(kind).validate_json(text, strict=True)
+    except ValidationError as errors:
+        error = errors.errors(include_url=False)[0]
+    place, problem = ".".join(map(str, error["loc"])), f"{error['msg'][:1].lower()}{error['msg'][1:]}"
+    match error["type"]:
+        case "value_error":  # of a class itself
+            raise ValueError(str(error["ctx"]["error"]))
+        case "json_invalid":
+            found = f"is not JSON text ({error['ctx']['error']})"
+        case "missing" | "missing_argument":
+            found = f"has no {place}"
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            found = f"has the unknown key {place}"
+        case _:
+            found = f"has {short_repr(error['input'])}{place and f' as {place}'} ({problem})"
+    raise ValueError(f"{found}; expected {form}")
 
 
-def check_object(
-    value: Any, form: str, needed: Mapping[str, type], optional: Mapping[str, type], what: str = ""
-) -> dict[str, Any]:
-    """Return an object if it has all needed keys, no unknown ones, and a value of its type for each.
+@cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
 
-    `form` is such an object, for errors, which begin with `what`. `float` also accepts whole numbers; optional keys can
-    be null.
-    """
-    if not isinstance(value, dict):
-        raise ValueError(f"{what}is {JSON_NAMES[type(value)]}, not an object; expected {form}")
-    kinds = {**needed, **optional}
-    if not {*needed} <= {*value} <= {*kinds}:
-        given = ", ".join(map(short_repr, value)) or "none"
-        raise ValueError(f"{what}has the keys {given} (of {', '.join(kinds)}); expected {form}")
-    for name, one in value.items():
-        kind = kinds[name]
-        fits = type(one) is kind or (kind is float and type(one) is int) or (one is None and name in optional)
-        if not fits:
-            raise ValueError(f"{what}has {short_repr(one)} as {name}, not {JSON_NAMES[kind]}; expected {form}")
-    return value
+    return TypeAdapter(kind)
 
 
 def problem_of(error: Exception) -> str:

@@ -14,12 +14,15 @@ from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from brorl.format import short_repr
-from brorl.prompts.prompt import DroppedRow, Question, check_object, question_of, uniform_hash
+from brorl.prompts.prompt import DroppedRow, Question, question_of, read_json, uniform_hash
 from brorl.prompts.rows import decoded
 
 # `all of the above` makes sense only at the end, and `both A and B` only in the order of the data.
 _LAST = re.compile(r"(?:all|none|both|neither|any|some)\b.*\b(?:above|these|the others|of them)\W*", re.IGNORECASE)
 _LETTERS = re.compile(r"\b\(?[A-Z]\)?(?:,? (?:and|or|nor|but not) |, )\(?[A-Z]\)?(?![A-Za-z])")
+
+
+_CONFIG: Any = {"extra": "forbid"}
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ _FORM = '{"value": "9.81 m/s^2", "tolerance": 0.05} (0.05 accepts 5% above and b
 class MeasuredAnswer:
     """A measured answer."""
 
+    __pydantic_config__ = _CONFIG
+
     value: str  # the answer as LaTeX or plain text, such as `9.81 m/s^2`
     tolerance: float = 0.0  # relative error that is accepted, 0 to 0.5; 0 for none beyond rounding
 
@@ -96,6 +101,14 @@ class MeasuredAnswer:
         return json.dumps({"value": self.value, "tolerance": self.tolerance}, ensure_ascii=False)
 
 
+@dataclass(frozen=True)
+class _StoredChoices:
+    __pydantic_config__ = _CONFIG
+
+    options: list[str]
+    answer: str
+
+
 @lru_cache(maxsize=4096)
 def read_science_reference(text: str) -> Choices | MeasuredAnswer:
     """Return what a reference stands for; text that is not a JSON object is an answer without a tolerance."""
@@ -106,13 +119,11 @@ def read_science_reference(text: str) -> Choices | MeasuredAnswer:
     if not isinstance(data, dict):
         return MeasuredAnswer(text)
     if "value" in data:
-        measured = check_object(data, _FORM, {"value": str, "tolerance": float}, {})
-        return MeasuredAnswer(measured["value"], float(measured["tolerance"]))
+        measured: MeasuredAnswer = read_json(MeasuredAnswer, text, _FORM)
+        return measured
     form = f'{{"options": ["He", "Ne"], "answer": "B"}} or {_FORM}'
-    data = check_object(data, form, {"options": list, "answer": str}, {})
-    options, answer = data["options"], data["answer"]
-    if not all(isinstance(option, str) for option in options):
-        raise ValueError(f"has options that are not text; expected {form}")
+    stored: _StoredChoices = read_json(_StoredChoices, text, form)
+    options, answer = stored.options, stored.answer
     letters = ascii_uppercase[: len(options)]
     if len(answer) != 1 or answer not in letters:
         raise ValueError(f"has the answer {answer[:40]!r}, which is not the letter of an option ({letters})")

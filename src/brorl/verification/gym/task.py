@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from importlib.util import find_spec
 from typing import Any, Self
@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from brorl.errors import UserError
-from brorl.prompts.prompt import read_object
+from brorl.prompts.prompt import read_json
 from brorl.prompts.settings import ALL, PRORL, GymSource
 
 OUT_OF_DISTRIBUTION = ("acre", "boxnet", "game_of_life_halting")
@@ -58,9 +58,14 @@ GYM_DOMAIN = "gym"
 _TUPLE, _SET, _PAIRS, _FRACTION = _MARKS = ("tuple!", "set!", "pairs!", "fraction!")
 
 
+_CONFIG: Any = {"extra": "forbid"}
+
+
 @dataclass(frozen=True)
 class GymTask:
     """A generated question with all that its scorer reads."""
+
+    __pydantic_config__ = _CONFIG
 
     data_set: str  # name of the dataset in Reasoning Gym
     entry: Mapping[str, Any]  # the generated entry: `question`, `answer` and `metadata`
@@ -99,15 +104,14 @@ class GymTask:
         Raises:
             ValueError: With the problem, if it is not the text of a task.
         """
-        keys = {"data_set": str, "index": int, "seed": int, "config": dict, "entry": dict}
-        values = read_object(text, "the text of a Reasoning Gym task", keys, {})
+        task: Self = read_json(cls, text, "the text of a Reasoning Gym task")
         try:
-            entry = _decoded(values.pop("entry"))
+            entry = _decoded(task.entry)
         except (TypeError, ValueError, ZeroDivisionError) as error:
             raise ValueError(f"has an entry that cannot be read ({error})") from error
         if not isinstance(entry, dict) or not isinstance(entry.get("metadata"), dict) or "answer" not in entry:
             raise ValueError("has an entry without answer or metadata")
-        return cls(entry=entry, **values)
+        return replace(task, entry=entry)
 
 
 def require_reasoning_gym() -> None:
