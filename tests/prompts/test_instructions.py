@@ -105,7 +105,7 @@ def test_malformed_text_has_the_expected_form(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem) as caught:
         Instructions.from_text(text)
     assert 'expected {"instructions": [{"kind": "length_constraints:number_words"' in str(caught.value)
-    form = str(caught.value).partition("expected ")[2]
+    form = str(caught.value).partition("; expected ")[2]
     assert len(Instructions.from_text(form).instructions) == 1
 
 
