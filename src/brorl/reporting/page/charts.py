@@ -353,7 +353,8 @@ def _traces(runs: Sequence[RunRecord], name: str, texts: Mapping[str, Any], k: i
             return against_n(runs, "unsampled_correct_at", "new correct response")
         case "seconds":
             return _seconds(runs)
-    return lines(runs, texts.get("lines", {}))
+        case _:
+            return lines(runs, texts.get("lines", {}))
 
 
 def _seconds(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
