@@ -10,8 +10,7 @@ from nasty_answers import RESPONSES, boxed
 
 from brorl import verdict as reasons
 from brorl.prompts.prompt import Prompt
-from brorl.verification.domains.math import MathVerifier, verify_by_form
-from brorl.verification.domains.single_answer import SEVERAL_ANSWERS
+from brorl.verification.domains.math import SEVERAL_ANSWERS, MathVerifier, verify_by_form
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 from brorl.verification.sandbox.replies import Reply
 from each_row import each_row

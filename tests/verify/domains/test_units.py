@@ -6,7 +6,9 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from brorl.verification.domains.formula.agreement import agree
 from brorl.verification.domains.units import conversions, parse_unit, parse_units
+from brorl.verification.domains.wording import as_measured
 from case_tables import table
 from each_row import each_row
 
@@ -91,3 +93,10 @@ def test_units_without_space(glued: str, apart: str) -> None:
 @each_row("word", ["mass", "gas", "east", "seat", "mace", "act", "sand", "ms ms ms x", "lamps", "hands"])
 def test_words_are_no_products_of_units(word: str) -> None:
     assert parse_units(word) == ()
+
+
+@each_row(*table(__file__, "quantities"))
+def test_quantities(text: str, number: str, unit: str) -> None:
+    for change in (1, Fraction(1_001, 1_000)):
+        value = Fraction(number) * change
+        assert (agree(f"{value} {unit}", as_measured(text), 0.0) == "correct") == (change == 1)

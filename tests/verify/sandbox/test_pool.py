@@ -84,7 +84,7 @@ def children() -> set[int]:
 
 def test_workers_start_before_there_is_work() -> None:
     """They have imported what is expected when their first call arrives, and none starts where nothing is expected."""
-    module = "brorl.verification.domains.quantity"
+    module = "brorl.verification.domains.units"
     before = children()
     with WorkerPool(2) as pool:
         pool.start()

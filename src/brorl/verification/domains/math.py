@@ -14,12 +14,12 @@ from brorl.prompts.prompt import Prompt
 from brorl.verdict import CORRECT, NO_ANSWER, TOO_LONG, WRONG, Verdict, is_unverified, verdict_of
 from brorl.verification.domains.marked_answer import denial_after
 from brorl.verification.domains.math_extraction import extract_answer, tidy
-from brorl.verification.domains.single_answer import SEVERAL_ANSWERS
 from brorl.verification.sandbox.pool import LoadError, WorkerPool
 from brorl.verification.sandbox.replies import Reply
 from brorl.verification.verdict_cache import Pair, VerdictCache
 from brorl.verification.verifier import TrialResponses
 
+SEVERAL_ANSWERS = "no single answer"
 MAX_ANSWER = 2_000
 """Characters of the longest answer that is compared."""
 _COMPARE, _CHECK = (f"{Path(__file__).with_name('math_worker.py')}:{name}" for name in ("compare", "check"))

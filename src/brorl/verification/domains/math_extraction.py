@@ -28,7 +28,9 @@ from brorl.verification.domains.marked_answer import (
 from brorl.verification.domains.units import parse_unit
 
 _READ = 80  # characters beside a box
-_OPERATOR = re.compile(r"(?:\\(?:cdot|times|div|pm|mp|sqrt|frac|binom)(?:\[[^][]*\])?|[/^]|\}\s*)\s*\{?$|\d$")
+_OPERATOR = re.compile(
+    r"(?:\\(?:cdot|times|div|pm|mp|sqrt|frac|binom)(?:\[[^][]*\])?|[/^]|\}\s*)\s*\{?$|\d+(?:\.\d+)?$"
+)
 _OPEN_FORMULA = re.compile(r"(?:\$|\\\(|\\\[)(?:(?!\$|\\\)|\\\]).)*$|[=<>]\s*\S*$")
 _OPERATIONS = tuple(
     f" {name}"
@@ -72,7 +74,7 @@ def with_sign(before: str, answer: str) -> str:
             return answer
     if line[-1:] in ("-", "\N{MINUS SIGN}"):
         return _with_minus(line[:-1], is_apart, answer)
-    if not is_apart and (operator := _OPERATOR.search(line)) and _OPEN_FORMULA.search(line):
+    if not is_apart and (operator := _OPERATOR.search(line)) and (line[-1].isdigit() or _OPEN_FORMULA.search(line)):
         return f"{operator[0]} {answer}"
     return answer
 

@@ -56,16 +56,17 @@ from brorl.verification.domains.formula.normal import (
     same_ratio,
     with_constant,
 )
-from brorl.verification.domains.formula.regions import Region, is_equation, region_of, turned
+from brorl.verification.domains.formula.regions import is_equation, region_of, turned
 from brorl.verification.domains.formula.tokens import UnreadableError
 from brorl.verification.domains.formula.values import IMAGINARY, is_rounded, same_value, variables, within
-from brorl.verification.domains.formula.words import labeled, same_words, unit_of
+from brorl.verification.domains.formula.words import labeled, same_beside, same_words, units_of
 from brorl.verification.domains.units import conversions
 
-CORRECT, WRONG, SEVERAL = "correct", "wrong answer", "no single answer"
+CORRECT, WRONG, SEVERAL, OTHER_UNIT = "correct", "wrong answer", "no single answer", "another unit"
 UNREAD, UNREAD_REFERENCE = "not parsed", "reference not parsed"
 _PI = Symbol("\\pi")
 _MAX_MEMBERS = 500
+_ROUNDING = Fraction(1, 1_000_000)  # the least tolerance of numbers that are not both whole
 
 
 def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
@@ -74,8 +75,8 @@ def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
     Args:
         reference: The right answer, as LaTeX or plain text.
         answer: The answer of a response.
-        tolerance: Accepted difference of two numbers, relative to the reference, above 0; None for the digits that
-            decimals have.
+        tolerance: Accepted difference of two measured numbers, relative to the reference, at least a millionth unless
+            both are whole; None for the digits that decimals have.
     """
     if choice := labeled(reference):
         return _agree_with_choice(*choice, answer, tolerance)
@@ -85,13 +86,23 @@ def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
     names = variables_of(right)
     is_complex = IMAGINARY in names and "j" not in names
     is_complex = is_complex or (not names and variables_of(given) == {IMAGINARY})
-    comparison = Comparison(is_complex, tolerance)
+    comparison = Comparison(is_complex, None if tolerance is None else Fraction(tolerance))
     if comparison.agrees(right, given):
         return CORRECT
     if isinstance(given, Text) and not isinstance(right, Text):
         return UNREAD
+    if tolerance is not None and _have_other_units(right, given):
+        return OTHER_UNIT
     several = isinstance(given, Listing) and not isinstance(right, Listing | Bracketed)
     return SEVERAL if several or isinstance(given, Relation) else WRONG
+
+
+def _have_other_units(right: Form, given: Form) -> bool:
+    """Whether two quantities have units of which none converts to the other."""
+    one, other = as_quantity(right), as_quantity(given)
+    if one is None or other is None or not (one.unit and other.unit):
+        return False
+    return not any(conversions(a, b) for a in units_of(other.unit) for b in units_of(one.unit))
 
 
 def _agree_with_choice(letter: str, value: str, answer: str, tolerance: float | None) -> str:
@@ -125,7 +136,7 @@ class Comparison:
         tolerance: As in `agree`.
     """
 
-    def __init__(self, is_complex: bool, tolerance: float | None) -> None:
+    def __init__(self, is_complex: bool, tolerance: Fraction | None) -> None:
         self._is_complex, self._tolerance = is_complex, tolerance
 
     def agrees(self, right: Form, given: Form) -> bool:
@@ -219,17 +230,24 @@ class Comparison:
     def _same_quantity(self, right: Quantity, given: Quantity) -> bool:
         """Compare values with units; a unit on one side alone is dropped."""
         products = [one for one in (right.product, given.product) if one is not None]
-        if len(products) == 2 and any(map(variables, products)) and self._same_value(*products):
+        if len(products) == 2 and any(map(variables, products)) and self._same_value(products[0], products[1]):
             return True
-        if "" in (right.unit, given.unit) or right.unit == given.unit:
-            return self._same_value(right.value, given.value) or self._same_angle(right, given)
-        one, other = unit_of(right.unit), unit_of(given.unit)
-        if one is None or other is None:
+        if right.words != given.words and not same_beside(right.words, given.words):
             return False
+        is_measured = self._tolerance is not None
+        if (
+            "" in (right.unit, given.unit)
+            or right.unit == given.unit
+            or (is_measured and right.unit == f"°{given.unit}")
+        ):
+            slack = Fraction(0) if right.unit or given.unit else None
+            return self._same_value(right.value, given.value, slack) or self._same_angle(right, given)
         return any(
-            self._same_value(right.value, converted(given.value, way))
+            self._same_value(right.value, converted(given.value, way), way.slack)
+            for other in units_of(given.unit)
+            for one in units_of(right.unit)
             for way in conversions(other, one)
-            if not way.slack
+            if is_measured or not way.slack
         )
 
     def _same_angle(self, right: Quantity, given: Quantity) -> bool:
@@ -239,17 +257,22 @@ class Comparison:
         one, other = (Apply("degree", (form.value,)) if form.unit else form.value for form in (right, given))
         return self._same_value(one, other)
 
-    def _same_value(self, right: Expression, given: Expression) -> bool:
-        """Compare expressions; 50% is a half, and also 50."""
-        if self._tolerance is not None and (near := within(right, given, self._tolerance)) is not None:
-            return near
-        given = with_bound(right, given)
-        if same_value(right, with_constant(right, given), self._is_complex):
-            return True
+    def _same_value(self, right: Expression, given: Expression, slack: Fraction | None = None) -> bool:
+        """Compare expressions; 50% is a half, and also 50. A value with a unit has the slack of its conversion."""
+        given = with_constant(right, with_bound(right, given))
+        pairs = [(right, given)]
         one, other = percent_of(right), percent_of(given)
-        if (one is None) == (other is None):
-            return False
-        return same_value(one or right, other or given, self._is_complex)
+        if slack is None and (one is None) != (other is None):
+            pairs.append((one or right, other or given))
+        return any(self._same_number(*pair, slack) for pair in pairs)
+
+    def _same_number(self, right: Expression, given: Expression, slack: Fraction | None) -> bool:
+        if self._tolerance is not None:
+            least = max(self._tolerance, _ROUNDING, slack or _ROUNDING)
+            near = within(right, given, least, are_counts=slack is None and not self._tolerance)
+            if near is not None:
+                return near
+        return same_value(right, given, self._is_complex)
 
     def _same_in_order(self, right: Sequence[Form], given: Sequence[Form]) -> bool:
         return len(right) == len(given) and all(map(self.same, right, given))
@@ -278,20 +301,13 @@ class Comparison:
         if all(isinstance(form, Bracketed) and form.opening != "\\{:" for form in (right, given)):
             return None
         one, other = region_of(right), region_of(given)
-        if one is None or other is None or not (one.pieces or other.pieces):
+        if one is None or other is None or not any((*one.holds, *other.holds)):
             return None
         if is_equation(right) or is_equation(given):
             return None
-        return self._equal_regions(one, other)
-
-    def _equal_regions(self, right: Region, given: Region) -> bool:
-        if right.variable and given.variable and right.variable != given.variable:
+        if one.variable and other.variable and one.variable != other.variable:
             return False
-        cuts = [[cut for piece in region.pieces for cut in piece] for region in (right, given)]
-        return len(cuts[0]) == len(cuts[1]) and all(
-            one.after == other.after and self._same_value(one.number, other.number)
-            for one, other in zip(*cuts, strict=True)
-        )
+        return one.holds == other.holds and all(map(self._same_value, one.ends, other.ends))
 
     def _says(self, right: Form, given: Relation) -> bool:
         """Whether a chain such as `x = 6 * 7 = 42` says a value: its other sides are a name, or equal."""

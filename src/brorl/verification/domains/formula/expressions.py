@@ -316,6 +316,7 @@ class Quantity(NamedTuple):
     value: Expression
     unit: str  # `cm`, `apple`, `°`
     product: Expression | None  # what it is if the unit is read as variables; None if it cannot be
+    words: str = ""  # what follows the unit: `east`, `of NaOH`
 
 
 class Text(NamedTuple):

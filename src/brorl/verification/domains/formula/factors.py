@@ -25,6 +25,7 @@ from brorl.verification.domains.formula.expressions import (
     Form,
     Matrix,
     Number,
+    Quantity,
     Symbol,
     to_expression,
 )
@@ -192,6 +193,8 @@ def _signed(sign: str, form: Form) -> Form:
     if sign == "-":
         if isinstance(form, Number):
             return Number(-form.value, form.is_decimal)
+        if isinstance(form, Quantity):
+            return form._replace(value=Apply("-", (form.value,)), product=form.product and Apply("-", (form.product,)))
         return Apply("-", (form,)) if isinstance(form, Expression) else _scale([Number(Fraction(-1)), form])
     return Apply(sign, (to_expression(form),))
 

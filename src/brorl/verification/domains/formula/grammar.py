@@ -7,6 +7,7 @@ follow, a set, a matrix, a ratio or words. What the grammar does not know is a t
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -32,10 +33,11 @@ from brorl.verification.domains.formula.names import between, variables_of
 from brorl.verification.domains.formula.tokens import END, Token, UnreadableError, listed, tokenize, written
 from brorl.verification.domains.formula.words import (
     ABOUT,
+    is_beside_unit,
     is_symbol_of_unit,
     noun_of,
     spelled_number,
-    unit_of,
+    units_of,
     without_frame,
     words_of,
 )
@@ -44,7 +46,7 @@ SIGNS = frozenset({"=", "\\approx", "<", ">", "\\le", "\\ge", "\\ne", "\\in", "\
 _CLOSERS = frozenset({")", "]", "\\}", "}", "\\rangle", "|", "&", "\\\\", "\\end", "\\mid", "\\over", "\\choose"})
 _SET_SIGNS = frozenset({"\\cup", "\\cap", "\\setminus"})
 _JOINTS = {",": ",", ";": ",", "and": "and", "or": "or", "\\lor": "or", "\\land": "and"}
-_UNIT_COMMANDS = frozenset({"\\degree", "\\Omega", "\\mu", "\\AA", "^"})
+_UNIT_COMMANDS = frozenset({"\\frac", "\\degree", "\\Omega", "\\mu", "\\AA", "^"})
 _PRODUCT = re.compile(  # letters that may be multiplied: `mgh`, `qvB`, `ab`, but not `east` and `PQR`
     r"(?=[A-Z]*[a-z])(?:(?![aeiou])[a-z]|(?![AEIOU])[A-Z])+|[a-z]{2}"
 )
@@ -268,68 +270,59 @@ class Reader(FactorReader):
         """Return a value with the unit that follows it, or with degrees."""
         if isinstance(value, Apply) and value.operation == "degree" and self._boundary() == self.at:
             return Quantity(value.arguments[0], "°", None)
-        end = self._boundary(of_unit=True)
-        unit = self._unit(end) if end > self.at else None
-        if unit is None:
+        measure = self._measure()
+        if measure is None:
             return value
+        unit, words, end = measure
         product = None
-        if not any(token.is_upright for token in self.tokens[self.at : end]):
+        if not words and not any(token.is_upright for token in self.tokens[self.at : end]):
             product = _product(self.tokens[start:end])
         self.at = end
         if product is not None and variables(value):
             return product
-        quantity = Quantity(value, unit, product)
+        quantity = Quantity(value, unit, product, words)
         return self._with_smaller(quantity) if self.peek().kind == "number" else quantity
 
     def _with_smaller(self, quantity: Quantity) -> Form:
         """Return `2 hours 30 minutes` in the first unit."""
         other = self.side()
-        one, smaller = unit_of(quantity.unit), unit_of(other.unit) if isinstance(other, Quantity) else None
-        if one is None or smaller is None or one.dimension != smaller.dimension or smaller.factor >= one.factor:
+        if not isinstance(other, Quantity) or not (units := units_of(quantity.unit) and units_of(other.unit)):
             raise UnreadableError("two numbers side by side")
-        assert isinstance(other, Quantity)
+        one, smaller = units_of(quantity.unit)[0], units[0]
+        if one.dimension != smaller.dimension or smaller.factor >= one.factor:
+            raise UnreadableError("two numbers side by side")
         part = Apply("*", (Number(smaller.factor / one.factor), other.value))
         return Quantity(Apply("+", (quantity.value, part)), quantity.unit, None)
 
     def starts_unit(self) -> bool:
         """Whether the rest of this side is a unit."""
-        return self.has_units and self._unit(self._boundary(of_unit=True)) is not None
+        return self.has_units and self._measure() is not None
 
-    def _unit(self, end: int) -> str | None:
-        """Return the unit from here to an end, or the noun that is counted; None if there is none."""
+    def _measure(self) -> tuple[str, str, int] | None:
+        """Return the unit from here on, or the noun that is counted, words after it, and the end; None for none."""
+        end = self._boundary(of_unit=True)
         first, tail = self.peek(), self.tokens[self.at : end]
-        if (
-            first.text == "("
-            and len(tail) > 2
-            and tail[-1].text == ")"
-            and all(t.kind == "name" and len(t.text) > 1 for t in tail[1:-1])
-        ):
-            tail = tail[1:-1]
-            first = tail[0]._replace(is_spaced=True)
+        if first.text == "(" and len(tail) > 2 and tail[-1].text == ")" and all(len(t.text) > 1 for t in tail[1:-1]):
+            tail = [tail[1]._replace(is_spaced=True), *tail[2:-1]]
+            first = tail[0]
         if not tail or (first.kind != "name" and first.text not in _UNIT_COMMANDS):
             return None
-        if first.kind == "name" and not (first.is_upright or first.is_spaced or len(first.text) > 1):
+        is_apart = first.is_upright or first.is_spaced
+        if first.kind == "name" and not (is_apart or len(first.text) > 1):
             return None
         if any(
             not b.is_spaced and a.is_upright != b.is_upright and a.kind == b.kind == "name" for a, b in pairwise(tail)
         ):
             return None
-        text = written(tail)
-        if re.match(r"\^? *\{?\\(?:circ|degree)", text):
-            text = re.sub(r"^\^? *\{?\\(?:circ|degree) *\}? *", "°", text)
-            return text if text in ("°C", "°F", "°K") else None
-        if first.text == "^":
-            return None
-        letters = [
-            token.text for token in tail if token.kind == "name" and not token.is_upright and len(token.text) < 4
-        ]
-        if (
-            unit_of(text) is not None
-            and all(map(is_symbol_of_unit, letters))
-            and not (first.kind == "command" and len(tail) > 1 and first.text == "\\Omega")
-        ):
-            return text
-        return noun_of(text) if first.is_spaced or first.is_upright else None
+        for length in range(len(tail), 0, -1):
+            if length < len(tail) and not is_beside_unit(tail[length]):
+                break
+            if length < len(tail) and tail[length - 1].text in ("in", "at"):  # `5 N in the direction` has no inches
+                continue
+            if (unit := _unit(tail[:length])) is not None:
+                return unit, words_of(tail[length:]), end
+        noun = noun_of(written(tail)) if is_apart and first.kind == "name" else None
+        return None if noun is None else (noun, "", end)
 
     def bracketed(self) -> Form:
         """Read a tuple, an interval, a set, or an expression in brackets."""
@@ -375,6 +368,18 @@ class Reader(FactorReader):
         if self.tokens[start].text not in variables_of(condition):
             raise UnreadableError("a condition on another variable")
         return Bracketed("\\{:", (condition,), "\\}")
+
+
+def _unit(tokens: Sequence[Token]) -> str | None:
+    """Return the unit of measurement that tokens are; None if they are none."""
+    text = written(tokens)
+    if re.match(r"\^? *\{?\\(?:circ|degree)", text):
+        text = re.sub(r"^\^? *\{?\\(?:circ|degree) *\}? *", "°", text)
+        return text if text in ("°C", "°F", "°K") else None
+    letters = (t.text for t in tokens if t.kind == "name" and not t.is_upright and len(t.text) < 4)
+    is_product = tokens[0].text == "^" or (tokens[0].text == "\\Omega" and len(tokens) > 1)
+    are_units = all(is_symbol_of_unit(text) or text in ("per", "sq") for text in letters)
+    return text if are_units and not is_product and units_of(text) else None
 
 
 def _are_words(names: list[Token]) -> bool:

@@ -18,6 +18,7 @@ from brorl.verification.domains.formula.expressions import (
     Listing,
     Matrix,
     Number,
+    Quantity,
     Ratio,
     Relation,
     Symbol,
@@ -35,6 +36,8 @@ def variables_of(form: object) -> frozenset[str]:
     """Return the variables of all expressions in a form."""
     if isinstance(form, Expression):
         return variables(form)
+    if isinstance(form, Quantity):
+        return variables(form.value)
     if isinstance(form, tuple):
         return frozenset().union(*map(variables_of, form))
     return frozenset()

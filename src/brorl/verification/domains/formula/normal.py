@@ -29,7 +29,7 @@ from brorl.verification.domains.formula.expressions import (
 from brorl.verification.domains.formula.names import EQUAL, named, variables_of, vector_of, without_conditions
 from brorl.verification.domains.formula.regions import region_of
 from brorl.verification.domains.formula.values import same_value
-from brorl.verification.domains.formula.words import unit_of
+from brorl.verification.domains.formula.words import units_of
 from brorl.verification.domains.units import Conversion
 
 
@@ -124,8 +124,8 @@ def _normal_listing(form: Listing) -> Form:
 
 def _total(items: Sequence[Form]) -> Quantity | None:
     """Return `2 hours and 30 minutes` in the first unit; None if the items are no such parts of one quantity."""
-    parts = [(item, unit_of(item.unit)) for item in items if isinstance(item, Quantity)]
-    units = [unit for _, unit in parts if unit is not None]
+    parts = [(item, units_of(item.unit)) for item in items if isinstance(item, Quantity)]
+    units = [found[0] for _, found in parts if found]
     if not len(units) == len(items) > 1 or len({unit.dimension for unit in units}) > 1:
         return None
     if any(one.factor <= other.factor for one, other in pairwise(units)):

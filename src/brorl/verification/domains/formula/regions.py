@@ -1,13 +1,16 @@
 r"""Sets of real numbers: intervals, inequalities and unions of them, and what is left without some numbers.
 
-A region is a sorted list of pieces between cuts. A cut lies before or after a number, so `(0,1]` reaches from after 0
-to after 1. Numbers alone are pieces from before to after themselves.
+A set is a predicate with the numbers at which it may change; between two of these, one test decides.
 """
 
 from __future__ import annotations
 
-from functools import reduce
+import operator
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
+
+from mpmath import mp
 
 from brorl.verification.domains.formula.expressions import (
     Apply,
@@ -26,104 +29,94 @@ from brorl.verification.domains.formula.expressions import (
 from brorl.verification.domains.formula.names import is_call, name_of
 from brorl.verification.domains.formula.values import order_key
 
-_INFINITY = Symbol("\\infty")
 _ALL = frozenset(
     {"all real numbers", "all reals", "any real number", "real numbers", "every real number", "all real x"}
 )
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt, "\\le": operator.le, ">": operator.gt, "\\ge": operator.ge, "\\ne": operator.ne, "=": operator.eq,
+}  # fmt: skip
 TURNED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\ne": "\\ne", "=": "="}
 
 
-class Cut(NamedTuple):
-    """A place beside a number."""
-
-    value: Any  # of mpmath
-    after: bool
-    number: Expression
-
-    def key(self) -> tuple[Any, bool]:
-        """Return what cuts are sorted by."""
-        return self.value, self.after
-
-
 class Region(NamedTuple):
-    """Pieces of the real line, and the variable that lies in them, if it is named."""
+    """A set of real numbers."""
 
-    pieces: tuple[tuple[Cut, Cut], ...]
-    variable: str | None
-
-
-def _cut(number: Expression, after: bool) -> Cut:
-    value = order_key(number)
-    if value is None:
-        raise ValueError("no number")
-    return Cut(value, after, number)
+    ends: tuple[Expression, ...]  # where it changes, ascending
+    holds: tuple[bool, ...]  # whether it has the numbers before the first end, this end, those after it, ...
+    variable: str | None  # what lies in it, if that is named
 
 
-_LOW = _cut(Apply("-", (_INFINITY,)), False)
-_HIGH = _cut(_INFINITY, True)
-_LINE = ((_LOW, _HIGH),)
+class _Set(NamedTuple):
+    contains: Callable[[Any], bool]  # of a number of mpmath
+    ends: tuple[Expression, ...]
+    variable: str | None = None
 
 
 def region_of(form: Form) -> Region | None:
     """Return the region that a form describes; None if it describes none."""
     try:
-        region = _region(form)
+        found = None if isinstance(form, Bracketed) and form.opening == "\\{" else _set(form)
+        return _region(found) if found else None
     except ValueError:
         return None
-    if region is None or (isinstance(form, Bracketed) and form.opening == "\\{"):
-        return None
-    return Region(_united(region.pieces), region.variable)
 
 
-def _region(form: Form) -> Region | None:
+def _region(found: _Set) -> Region:
+    end_of = {_value(end): end for end in reversed(found.ends)}
+    values = sorted(value for value in end_of if mp.isfinite(value))
+    with mp.workdps(60):
+        around = [values[0] - 1, *((a + b) / 2 for a, b in pairwise(values)), values[-1] + 1] if values else [mp.mpf(0)]
+        at, beside = [found.contains(value) for value in values], [found.contains(point) for point in around]
+    kept = [k for k in range(len(values)) if not at[k] == beside[k] == beside[k + 1]]
+    holds = [beside[0], *(one for k in kept for one in (at[k], beside[k + 1]))]
+    return Region(tuple(end_of[values[k]] for k in kept), tuple(holds), found.variable)
+
+
+def _value(number: Form) -> Any:
+    """Return the value of a real number, which may be infinite."""
+    value = order_key(to_expression(number)) if isinstance(number, Expression) else None
+    if value is None:
+        raise ValueError("no number")
+    return value
+
+
+def _half(sign: str, number: Form, variable: str | None = None) -> _Set:
+    value = _value(number)
+    return _Set(lambda x: _COMPARE[sign](x, value), (to_expression(number),), variable)
+
+
+def _set(form: Form) -> _Set | None:
     match form:
         case Symbol("\\mathbb{R}"):
-            return Region(_LINE, None)
+            return _Set(lambda _: True, ())
         case Text(words) if words.casefold() in _ALL:
-            return Region(_LINE, None)
+            return _Set(lambda _: True, ())
         case Bracketed("\\{:", (condition,), _):
-            inner = _region(condition)
+            inner = _set(condition)
             return inner and inner._replace(variable=None)
-        case Bracketed(opening, items, closing):
-            return _of_brackets(opening, items, closing)
+        case Bracketed("\\{", items, _):
+            return _combine("\\cup", [_half("=", item) for item in items])
+        case Bracketed("(" | "[" as opening, (low, high), closing):
+            if (opening == "[" and mp.isinf(_value(low))) or (closing == "]" and mp.isinf(_value(high))):
+                return None
+            ends = _half(">" if opening == "(" else "\\ge", low), _half("<" if closing == ")" else "\\le", high)
+            return _combine("\\cap", ends)
         case Relation(sides, signs):
             return _of_relation(sides, signs)
         case Combined(sign, parts):
-            return _combine(sign, [_region(part) for part in parts])
+            return _combine(sign, [_set(part) for part in parts])
         case Listing(items, joint) if all(isinstance(item, Relation) for item in items):
-            regions = [_region(item) for item in items]
-            if joint == ",":
-                both = _combine("\\cap", regions)
-                return both if both and both.pieces else _combine("\\cup", regions)
-            return _combine("\\cap" if joint == "and" else "\\cup", regions)
+            sets = [_set(item) for item in items]
+            both = _combine("\\cap", sets)
+            is_union = joint == "or" or (joint == "," and both is not None and not any(_region(both).holds))
+            return _combine("\\cup", sets) if is_union else both
         case _:
             return None
 
 
-def _of_brackets(opening: str, items: tuple[Form, ...], closing: str) -> Region | None:
-    if opening == "\\{":
-        numbers = [item for item in items if isinstance(item, Expression)]
-        pieces = tuple((_cut(number, False), _cut(number, True)) for number in numbers)
-        return Region(pieces, None) if len(numbers) == len(items) else None
-    if len(items) != 2 or not all(isinstance(item, Expression) for item in items) or opening not in "([":
-        return None
-    if (opening == "[" and _is_infinite(items[0])) or (closing == "]" and _is_infinite(items[1])):
-        return None
-    return Region(((_bound(items[0], opening == "("), _bound(items[1], closing == "]")),), None)
-
-
-def _is_infinite(number: Form) -> bool:
-    return _cut(to_expression(number), False).value in (_LOW.value, _HIGH.value)
-
-
-def _bound(number: Form, after: bool) -> Cut:
-    cut = _cut(to_expression(number), after)
-    return _LOW if cut.value == _LOW.value else _HIGH if cut.value == _HIGH.value else cut
-
-
-def _of_relation(sides: tuple[Form, ...], signs: tuple[str, ...]) -> Region | None:
+def _of_relation(sides: tuple[Form, ...], signs: tuple[str, ...]) -> _Set | None:
     if signs == ("\\in",) and (name := _variable_of(sides[0])):
-        inner = _region(sides[1])
+        inner = _set(sides[1])
         return inner and inner._replace(variable=name)
     are_expressions = all(isinstance(side, Expression) for side in sides)
     if are_expressions and any(map(has_two_signs, sides)):
@@ -132,17 +125,15 @@ def _of_relation(sides: tuple[Form, ...], signs: tuple[str, ...]) -> Region | No
     places = [at for at, side in enumerate(sides) if _variable_of(side) or _inside_bars(side)]
     if len(places) != 1 or not set(signs) <= TURNED.keys() or not are_expressions:
         return None
-    (at,), parts = places, list[Region | None]()
+    (at,), parts = places, list[_Set | None]()
     directions = {{"\\le": "<", "\\ge": ">"}.get(sign, sign) for sign in signs}
     if len(sides) > 2 and (at in (0, len(sides) - 1) or len(directions) > 1):
         return None
     for place, side in enumerate(sides):
         if place != at:
-            sign = signs[at] if place > at else TURNED[signs[place]]
-            if letter := _inside_bars(sides[at]):
-                parts.append(_of_absolute_value(letter, sign, to_expression(side)))
-            else:
-                parts.append(Region(_half(sign, to_expression(side)), _variable_of(sides[at])))
+            sign, number = signs[at] if place > at else TURNED[signs[place]], to_expression(side)
+            name, letter = _variable_of(sides[at]), _inside_bars(sides[at])
+            parts.append(_beside_zero(letter, sign, number) if letter else _half(sign, number, name))
     return _combine("\\cap", parts)
 
 
@@ -151,70 +142,33 @@ def _variable_of(side: Form) -> str | None:
     return name_of(side) if is_call(side) or isinstance(side, Symbol) else None
 
 
-def _inside_bars(side: Form) -> Symbol | None:
+def _inside_bars(side: Form) -> str | None:
     """Return the x of `|x|`; None if a side is something else."""
-    match side:
-        case Apply("abs", (Symbol() as inner,)) if _variable_of(inner):
-            return inner
+    if isinstance(side, Apply) and side.operation == "abs" and isinstance(side.arguments[0], Symbol):
+        return _variable_of(side.arguments[0])
     return None
 
 
-def _of_absolute_value(inner: Symbol, sign: str, size: Expression) -> Region | None:
-    """Return the region of `|x| < 2`."""
-    value = order_key(size)
-    if value is None or value < 0 or sign not in ("<", "\\le", ">", "\\ge"):
+def _beside_zero(variable: str, sign: str, size: Expression) -> _Set | None:
+    """Return the set of `|x| < 2`."""
+    value = _value(size)
+    if value < 0 or sign not in ("<", "\\le", ">", "\\ge"):
         return None
-    parts = [Region(_half(sign, size), inner.name), Region(_half(TURNED[sign], Apply("-", (size,))), inner.name)]
-    return _combine("\\cap" if sign in ("<", "\\le") else "\\cup", list(parts))
+    return _Set(lambda x: _COMPARE[sign](abs(x), value), (size, Apply("-", (size,))), variable)
 
 
-def _half(sign: str, number: Expression) -> tuple[tuple[Cut, Cut], ...]:
-    before, after = _cut(number, False), _cut(number, True)
-    return {
-        "<": ((_LOW, before),),
-        "\\le": ((_LOW, after),),
-        ">": ((after, _HIGH),),
-        "\\ge": ((before, _HIGH),),
-        "\\ne": ((_LOW, before), (after, _HIGH)),
-        "=": ((before, after),),
-    }[sign]
-
-
-def _combine(sign: str, parts: list[Region | None]) -> Region | None:
-    regions = [part for part in parts if part is not None]
-    names = {region.variable for region in regions} - {None}
-    if len(regions) < len(parts) or len(names) > 1 or not regions:
+def _combine(sign: str, parts: Sequence[_Set | None]) -> _Set | None:
+    sets = [part for part in parts if part is not None]
+    names = {one.variable for one in sets} - {None}
+    if len(sets) < len(parts) or len(names) > 1 or not sets:
         return None
-    pieces = [_united(region.pieces) for region in regions]
-    if sign == "\\cup":
-        joined = _united(tuple(piece for region in pieces for piece in region))
-    elif sign == "\\cap":
-        joined = reduce(_common, pieces)
-    else:
-        joined = reduce(lambda one, other: _common(one, _complement(other)), pieces)
-    return Region(joined, next(iter(names), None))
-
-
-def _united(pieces: tuple[tuple[Cut, Cut], ...]) -> tuple[tuple[Cut, Cut], ...]:
-    """Return sorted pieces of which none touch."""
-    united: list[tuple[Cut, Cut]] = []
-    for low, high in sorted(pieces, key=lambda piece: piece[0].key()):
-        if low.key() >= high.key():
-            continue
-        if united and low.key() <= united[-1][1].key():
-            united[-1] = (united[-1][0], max(united[-1][1], high, key=Cut.key))
-        else:
-            united.append((low, high))
-    return tuple(united)
-
-
-def _common(one: tuple[tuple[Cut, Cut], ...], other: tuple[tuple[Cut, Cut], ...]) -> tuple[tuple[Cut, Cut], ...]:
-    return _united(tuple((max(a, c, key=Cut.key), min(b, d, key=Cut.key)) for a, b in one for c, d in other))
-
-
-def _complement(pieces: tuple[tuple[Cut, Cut], ...]) -> tuple[tuple[Cut, Cut], ...]:
-    cuts = [_LOW, *(cut for piece in pieces for cut in piece), _HIGH]
-    return _united(tuple(zip(cuts[::2], cuts[1::2], strict=True)))
+    first, *others = (one.contains for one in sets)
+    contains: dict[str, Callable[[Any], bool]] = {
+        "\\cup": lambda x: first(x) or any(other(x) for other in others),
+        "\\cap": lambda x: first(x) and all(other(x) for other in others),
+        "\\setminus": lambda x: first(x) and not any(other(x) for other in others),
+    }
+    return _Set(contains[sign], tuple(end for one in sets for end in one.ends), next(iter(names), None))
 
 
 def turned(relation: Relation) -> Relation:

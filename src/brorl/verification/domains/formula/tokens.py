@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _GREEK = (
@@ -27,7 +28,7 @@ _CHARACTERS = str.maketrans(
         "…": "\\ldots ", "⁄": "/", "∕": "/", "∶": ":", "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}",
         "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}", "€": "\\euro ", "£": "\\pounds ", "¥": "\\yen ", "₹": "\\rupee ",
         "¢": "\\text{ cents}", "µ": "\\mu ", "~": " ", "\N{NO-BREAK SPACE}": " ", "\N{THIN SPACE}": " ",
-        "\N{NARROW NO-BREAK SPACE}": " ",
+        "\N{NARROW NO-BREAK SPACE}": " ", "℃": "\\degree C", "℉": "\\degree F",
         **{char: f"\\frac{{{top}}}{{{under}}}" for char, top, under in zip(
             "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑", "11213123415113571", "23344555566788889", strict=True)},
         **{char: f"\\{name} " for char, name in zip("αβγδεζηθκλμνξρστφϕχψωΔΓΣΦΩ", _GREEK.split(), strict=True)},
@@ -228,7 +229,7 @@ class _Lexer:
             self.upright.append(self.depth)
 
 
-def written(tokens: list[Token]) -> str:
+def written(tokens: Sequence[Token]) -> str:
     """Return tokens as a text in the one notation."""
     return "".join(
         (" " if token.is_spaced else "") + token.text + (" " if token.kind == "command" else "") for token in tokens

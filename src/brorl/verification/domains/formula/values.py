@@ -170,17 +170,22 @@ def _equal(right: Expression, given: Expression, point: Mapping[str, Any], digit
         return bool(fine <= coarse * mp.mpf(10) ** int(-0.7 * (digits - _DIGITS)))
 
 
-def within(right: Expression, given: Expression, tolerance: float) -> bool | None:
-    """Whether two numbers differ by a part of the first at most; None if one has no value."""
+def within(right: Expression, given: Expression, tolerance: Fraction, are_counts: bool) -> bool | None:
+    """Whether two numbers differ by a part of the first at most, counts by nothing; None if one has no value."""
     fixed = {LOG: mp.mpf(10)}
     if variables(right) or variables(given):
         return None
+    first, second = exact(right), exact(given)
+    if first is not None and second is not None:
+        tolerance = Fraction(0) if are_counts and first.denominator == second.denominator == 1 else tolerance
+        return abs(first - second) <= tolerance * abs(first)
     with mp.workdps(_DIGITS):
         try:
             one, other = evaluate(right, fixed), evaluate(given, fixed)
         except UndefinedError:
             return None
-        return bool(mp.isfinite(one) and mp.isfinite(other) and abs(one - other) <= tolerance * abs(one))
+        most = abs(one) * tolerance.numerator / tolerance.denominator
+        return bool(mp.isfinite(one) and mp.isfinite(other) and abs(one - other) <= most)
 
 
 def is_rounded(exact_value: Expression, decimal: Expression) -> bool:

@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 
 from brorl.verification.domains.formula.tokens import END, Token, listed, written
-from brorl.verification.domains.units import Unit, named, parse_unit
+from brorl.verification.domains.units import Unit, named, parse_units
 
 MAGNITUDES = {
     "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
@@ -52,7 +52,7 @@ _NO_NAMES = _NO_NOUNS - frozenset(
     )
 )
 _NO_SUFFIX = re.compile(r".*(?:ly|illions?|fold|teen|n't)")
-_ADVERB_NOUNS = frozenset({"family", "fly", "lily", "bully", "jelly", "assembly", "supply", "anomaly"})
+_NOUNS = frozenset(listed("half-life half-lives family fly lily bully jelly assembly supply anomaly"))
 _ADJECTIVES = frozenset(listed("possible positive negative even odd prime complex other more imaginary whole"))
 _NO_UNITS = frozenset({"M", "G", "k"})
 _FILLERS = frozenset({"total", "in total", "in all", "altogether", "overall", "only", "exactly", "precisely"})
@@ -86,8 +86,8 @@ def noun_of(text: str) -> str | None:
     for at, word in enumerate(head):
         if word in _ADJECTIVES and at < len(head) - 1:
             continue
-        parts = re.split(r"[-']", word)
-        if not _NO_NOUNS.isdisjoint(parts) or (_NO_SUFFIX.fullmatch(word) and word not in _ADVERB_NOUNS):
+        parts = [word] if word in _NOUNS else re.split(r"[-']", word)
+        if not _NO_NOUNS.isdisjoint(parts) or (_NO_SUFFIX.fullmatch(word) and word not in _NOUNS):
             return None
     if any(len(word) < 3 and word not in _GENERIC for word in head) or any(word.isupper() for word in stems):
         return None
@@ -111,10 +111,41 @@ def _singular(word: str) -> str:
     return word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 3 else word
 
 
-def unit_of(text: str) -> Unit | None:
-    """Return the unit of measurement that a text is; None if it is none."""
+def units_of(text: str) -> tuple[Unit, ...]:
+    """Return the units of measurement that a text can be."""
     is_word = "%" in text or text in _NO_UNITS or text.replace(".", "").casefold() in _NO_NOUNS
-    return None if is_word else parse_unit(text)
+    return () if is_word else parse_units(text)
+
+
+_FILLERS_OF_UNITS = frozenset(listed("the a an of in to due toward towards is direction directed and"))
+_WORD_AFTER_UNIT = re.compile(r"(?=.*[aeiouy])[^\W\d_]{3,}|up|in|to|of|it|is|at|on|by|as|so|an?", re.IGNORECASE)
+# What belongs to a value as a sign does.
+_DIRECTION = re.compile(
+    r"\b(?:(?:up|down|for|back|in|out|left|right|north|south|east|west)(?:wards?|erly)?|(?:north|south)(?:east|west)|clockwise|"
+    r"counterclockwise|anticlockwise|increased?|decreased?|rise|drop|gain|loss|more|less|above|below|before|after|ago)\b"
+)
+# What belongs to the sentence: `since it falls`, `downward`, `of water`.
+_BESIDE = re.compile(
+    r"(?:of|in|from|since|because|as|which|where|so|when|for|to|toward|towards|at|on|by|with|after|before|away)\b|"
+    r"(?:(?:up|down|for|back|in|out|left|right|north|south|east|west)(?:wards?)?|(?:north|south)(?:east|west)|"
+    r"long|deep|high|tall|wide|thick|old|apart|each|total|approx\w*|rounded|clockwise|counterclockwise|anticlockwise)\b"
+)
+
+
+def is_beside_unit(token: Token) -> bool:
+    """Whether a token is a word that can follow a unit."""
+    return token.kind == "name" and (token.is_upright or _WORD_AFTER_UNIT.fullmatch(token.text) is not None)
+
+
+def same_beside(right: str, given: str) -> bool:
+    """Whether the words after two measured values say the same; a direction belongs to its value as a sign does."""
+    one, other = (
+        [word.rstrip("s") for word in text.casefold().split() if word not in _FILLERS_OF_UNITS]
+        for text in (right, given)
+    )
+    if right:
+        return one == other or (not given and not _DIRECTION.search(right.casefold()))
+    return _BESIDE.match(given) is not None
 
 
 def is_symbol_of_unit(word: str) -> bool:
