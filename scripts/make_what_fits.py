@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import Qwen2Config
 
 from brorl.model.memory_choices import Choice, MemoryChoices
-from brorl.model.memory_plan import MemorySettings, Workload
-from brorl.model.model_shape import ModelShape
+from brorl.model.memory_plan import MemorySettings, ModelMemory, Workload
 from brorl.table import Table
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "how-to" / "what_fits.md"
@@ -60,14 +58,12 @@ def ranks_that_fit(config: Qwen2Config, gpu_bytes: float) -> tuple[int, float] |
     Weights, gradients, moments and reference are float32 and sharded. Each layer is gathered in bfloat16 for a pass,
     with gradient checkpointing and as many nodes as fit, but at least the longest response.
     """
-    with torch.device("meta"):
-        shape = ModelShape.of_model(AutoModelForCausalLM.from_config(config))
-    gathered = 2 * (2 * shape.parameters / shape.layers + 2 * shape.vocabulary * shape.hidden)
+    model, settings = ModelMemory(config), MemorySettings("bfloat16", 0, gradient_checkpointing=True)
+    gathered = 2 * (2 * model.num_weights / model.layers + 2 * model.vocabulary * model.hidden)
     for ranks in _RANKS:
         for nodes in (*_NODES, PROMPT + RESPONSE):
-            activations = shape.pass_bytes(nodes, nodes * shape.activation_bytes(), checkpointing=True)
-            logits = 3 * _LOGIT_NODES * shape.vocabulary * 4
-            needed = _SHARDED_BYTES * shape.parameters / ranks + activations + logits + gathered
+            logits = 3 * _LOGIT_NODES * model.vocabulary * 4
+            needed = _SHARDED_BYTES * model.num_weights / ranks + model.pass_bytes(settings, nodes) + logits + gathered
             if needed <= USABLE * gpu_bytes:
                 return ranks, needed
     return None

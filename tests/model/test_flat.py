@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_hook_check import END, EXACT, GROUPED, HEADS_OF_8, REFUSED, ragged_prompts, tiny
+from test_hook_check import END, EXACT, GROUPED, HYBRIDS, REFUSED, ragged_prompts, tiny
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
@@ -26,7 +26,6 @@ from brorl.model.forward import (
     num_tree_tokens,
 )
 from brorl.model.hook_check import check_packed
-from brorl.model.logits import NextToken
 from brorl.model.logprobs import ModelPass, by_tree, tree_logprobs
 from brorl.model.tree_attention import HooksError
 from brorl.prompts.prompt import Prompt
@@ -35,95 +34,13 @@ from brorl.sampling import SamplingParams
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 from recipes import recipe
-from small_models import (
-    assert_same_gradients,
-    flattened_logprobs,
-    gradients,
-    mostly_slow,
-    random_tree,
-    rollouts,
-    small_model,
-)
+from small_models import flattened_logprobs, mostly_slow, random_tree, rollouts, small_model
 
-HYBRIDS = {
-    "mamba2": {
-        "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "num_heads": 8, "head_dim": 8, "n_groups": 1,
-        "expand": 2, "chunk_size": 8,
-    },
-    "qwen3_next": {
-        **HEADS_OF_8, "num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-        "shared_expert_intermediate_size": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
-        "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-    },
-    "nemotron_h": {
-        **HEADS_OF_8, "num_hidden_layers": 3, "hybrid_override_pattern": "M*-", "mamba_num_heads": 4,
-        "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1,
-    },
-    "falcon_h1": {**HEADS_OF_8, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8},
-    "jamba": {**GROUPED, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 4},
-    "qwen3_5_text": {
-        **HEADS_OF_8, "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
-        "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-    },
-    "lfm2": {**GROUPED, "layer_types": ["conv", "full_attention"]},
-    "granitemoehybrid": {
-        **GROUPED, "layer_types": ["mamba", "attention"], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8,
-        "mamba_n_groups": 1, "num_local_experts": 2, "num_experts_per_tok": 1, "shared_intermediate_size": 16,
-    },
-}  # fmt: skip
-UNREACHABLE = {name: settings for name, (settings, _) in REFUSED.items() if name != "bert"} | HYBRIDS
 FLAT = FlatForward("a test")
 
 
 def flat_logprobs(model: PreTrainedModel, trees: list[RolloutTree], **options: Any) -> list[torch.Tensor]:
     return by_tree(list(flat_chunk_logprobs(model, trees, **options)), trees)
-
-
-@pytest.mark.parametrize("model_type", mostly_slow(UNREACHABLE, "bloom", "mamba"))
-def test_models_without_hooks_are_sampled_and_differentiated_exactly(model_type: str, rng: np.random.Generator) -> None:
-    """Decoding with the model's own cache, and the flat log-probs with their gradient, against the flattened batch."""
-    model = tiny(model_type, UNREACHABLE[model_type], torch.float64)
-    forward = choose_forward(model)
-    assert isinstance(forward, FlatForward)
-    assert forward.reason
-    engine = NativeEngine(model, END, forward=forward)
-    prompts = [rng.integers(1, 17, n).tolist() for n in (7, 3, 11)]
-    trees = engine.sample(prompts, 8, SamplingParams(max_new_tokens=5), seed=int(rng.integers(1 << 60)))
-    coefficients = [torch.from_numpy(rng.normal(size=t.num_rollouts)) for t in trees]
-    flat = flattened_logprobs(model, trees)
-    for tree, of_rollouts in zip(trees, flat, strict=True):
-        for (_, path), expected in zip(rollouts(tree), of_rollouts, strict=True):
-            # Some models compute norms, routers, states or rotations in float32, whatever their dtype. Qwen3-Next and
-            # Qwen3.5 have two algorithms for states besides, one for a token and one for a sequence: up to 4e-4 in 269
-            # trials of Qwen3-Next.
-            bound = 2e-3 if model_type in ("qwen3_next", "qwen3_5_text") else 1e-4
-            np.testing.assert_allclose(tree.logprob[path], expected.detach(), rtol=bound, atol=bound)
-    terms = zip(coefficients, flat, strict=True)
-    sum(c[i] * lp.sum() for c, rows in terms for i, lp in enumerate(rows)).backward()
-    expected_gradients = gradients(model)
-    model.zero_grad(set_to_none=True)
-    total = 0.0
-    found = flat_logprobs(model, trees, max_nodes=int(rng.integers(1, 99)))
-    for tree, weight_N, logprob_M in zip(trees, coefficients, found, strict=True):
-        for weight, (_, path) in zip(weight_N, rollouts(tree), strict=True):
-            total = total + weight * logprob_M[torch.from_numpy(path)].sum()
-    total.backward()
-    assert_same_gradients(gradients(model), expected_gradients, tolerance=1e-3)
-
-
-@pytest.mark.parametrize(
-    "model_type", mostly_slow([*HYBRIDS, "mamba", "gpt_oss", "mistral", "bloom"], "mamba", "bloom")
-)
-def test_greedy_equals_generate(model_type: str, rng: np.random.Generator) -> None:
-    model = tiny(model_type, UNREACHABLE[model_type])
-    prompts = [rng.integers(1, 17, n).tolist() for n in (6, 12)]
-    engine = NativeEngine(model, END, forward=choose_forward(model))
-    trees = engine.sample(prompts, 3, SamplingParams(temperature=0, max_new_tokens=10), seed=0)
-    for prompt, tree in zip(prompts, trees, strict=True):
-        ids = torch.tensor([prompt])
-        options = {"do_sample": False, "max_new_tokens": 10, "eos_token_id": END, "pad_token_id": END}
-        generated = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-        assert tree.responses() == [(tuple(generated[0, len(prompt) :].tolist()), 3)]
 
 
 @pytest.mark.parametrize("model_type", mostly_slow(["llama", "qwen3_moe", "deepseek_v3", "gemma2"]))
@@ -139,22 +56,6 @@ def test_both_paths_draw_the_same_rollouts(model_type: str, rng: np.random.Gener
             assert tree.responses() == other.responses()
             np.testing.assert_allclose(tree.logprob, other.logprob, rtol=1e-5, atol=1e-5)
     assert engine.row_costs(1, 1) is None
-
-
-def test_both_paths_have_the_same_logprobs_and_entropies(rng: np.random.Generator) -> None:
-    model = small_model(seed=int(rng.integers(1 << 30)))
-    trees = [random_tree(rng) for _ in range(3)]
-    next_token = NextToken(0.7, 2, (0,))
-    expected = tree_logprobs(model, trees, next_token=next_token)
-    for max_nodes in (1, 40, 10_000):
-        found = flat_logprobs(model, trees, next_token=next_token, max_nodes=max_nodes)
-        for logprob_M, other_M in zip(found, expected, strict=True):
-            torch.testing.assert_close(logprob_M, other_M, rtol=1e-11, atol=1e-11)
-        chunks = list(flat_chunk_logprobs(model, trees, next_token=next_token, max_nodes=max_nodes, entropy=True))
-        index = torch.cat([chunk.index for chunk in chunks])
-        assert sorted(index.tolist()) == list(range(sum(t.num_unique_tokens for t in trees)))
-        assert all((chunk.entropy >= 0).all() for chunk in chunks if chunk.entropy is not None)
-    assert flat_logprobs(model, []) == []
 
 
 def random_group(model: PreTrainedModel, rng: np.random.Generator) -> Group:

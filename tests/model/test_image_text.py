@@ -9,27 +9,24 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from test_flat import flat_logprobs
 from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel
 
 from brorl.errors import UserError
 from brorl.model.flat_path import CacheError
 from brorl.model.forward import Forward, TreeForward, choose_forward
 from brorl.model.load import Blueprint, load_model
-from brorl.model.logprobs import tree_logprobs
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.settings import LoraSettings
 from brorl.model.source import auto_class
-from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.vllm import publish
-from brorl.sampling import SamplingParams
 from brorl.training.tree_learner import TreeLearner
 from image_text_models import IMAGE_TEXT, save_image_text, train_on_ranks
 from learner_support import batch_of, learn
+from path_checks import assert_exact, assert_greedy_equals_generate
 from rank_processes import RankProcesses
 from recipes import recipe
 from run_support import SMALL, assert_same_run, command, save_tiny_model
-from small_models import assert_same_gradients, flattened_logprobs, gradients, mostly_slow, rollouts
+from small_models import mostly_slow
 
 CPU = torch.device("cpu")
 TRAINED = [kind for kind in IMAGE_TEXT if kind != "paligemma"]
@@ -88,23 +85,8 @@ def test_text_is_sampled_and_differentiated_exactly(kind: str, tmp_path: Path, r
     for one in (plain, model):
         if any(name.endswith("experts") for name, _ in one.named_modules()):
             one.set_experts_implementation("eager")  # the others have no float64
-    prompts = [rng.integers(1, 16, n).tolist() for n in (5, 1, 9)]
     for choice in ("flat", "auto"):
-        forward = choose_forward(model, choice, context=16)
-        engine = NativeEngine(model, (0,), forward=forward)
-        trees = engine.sample(prompts, 8, SamplingParams(max_new_tokens=5), seed=int(rng.integers(1 << 60)))
-        score = tree_logprobs if isinstance(forward, TreeForward) else flat_logprobs
-        found = score(model, trees, max_nodes=20)
-        flat = flattened_logprobs(plain, trees)
-        for tree, rows, logprob_M in zip(trees, flat, found, strict=True):
-            for (_, path), expected in zip(rollouts(tree), rows, strict=True):
-                np.testing.assert_allclose(tree.logprob[path], expected.detach(), rtol=2e-3, atol=2e-3)
-                np.testing.assert_allclose(logprob_M.detach()[path], expected.detach(), rtol=1e-4, atol=1e-4)
-        for one in (plain, model):
-            one.zero_grad(set_to_none=True)
-        sum(row.sum() for rows in flat for row in rows).backward()
-        sum((lp * torch.tensor(tree.count)).sum() for tree, lp in zip(trees, found, strict=True)).backward()
-        assert_same_gradients(gradients(model), gradients(plain), tolerance=1e-3)
+        assert_exact(model, choose_forward(model, choice, context=16), rng, 2e-3 if kind in FLAT else 1e-4, plain)
 
 
 @pytest.mark.parametrize("kind", mostly_slow(TRAINED))
@@ -112,13 +94,7 @@ def test_greedy_text_equals_generate(kind: str, tmp_path: Path, rng: np.random.G
     plain = save_image_text(kind, tmp_path, seed=int(rng.integers(1 << 30)))
     model = load_model(str(tmp_path), CPU, torch.float32)
     prompts = [rng.integers(1, 16, n).tolist() for n in (6, 12)]
-    engine = NativeEngine(model, (0,), forward=choose_forward(model, context=22))
-    trees = engine.sample(prompts, 3, SamplingParams(temperature=0, max_new_tokens=10), seed=0)
-    for prompt, tree in zip(prompts, trees, strict=True):
-        ids = torch.tensor([prompt])
-        options = {"do_sample": False, "max_new_tokens": 10, "eos_token_id": 0, "pad_token_id": 0}
-        generated = plain.generate(ids, attention_mask=torch.ones_like(ids), **options)
-        assert tree.responses() == [(tuple(generated[0, len(prompt) :].tolist()), 3)]
+    assert_greedy_equals_generate(model, choose_forward(model, context=22), prompts, plain)
 
 
 @pytest.mark.parametrize("kind", mostly_slow(TRAINED))

@@ -29,9 +29,7 @@ pytestmark = pytest.mark.skipif(kernels() is None, reason="needs a C compiler")
 
 
 @pytest.fixture(
-    scope="session",
-    params=mostly_slow([(), ("-DLANES=4",), ("-DLANES=16",)]),
-    ids=["native", "4 lanes", "16 lanes"],
+    scope="session", params=mostly_slow([(), ("-DLANES=4",), ("-DLANES=16",)]), ids=["native", "4 lanes", "16 lanes"]
 )
 def compiled(request: pytest.FixtureRequest) -> Kernels:
     """The kernels of this processor, and those with vectors of other sizes, which the compiler divides or joins."""

@@ -24,9 +24,9 @@ from brorl.model.fused_ops import (
     query_key_value,
     rms_norm,
 )
-from brorl.model.llama_pass import LlamaPass, has_llama_layout
+from brorl.model.llama_pass import LlamaPass, has_llama_layout, num_copied_weights
 from brorl.model.logprobs import DEFAULT_PASS, ModelPass, tree_logprobs
-from brorl.model.tree_attention import HookedPass, PromptContext, enable_gradient_checkpointing, tree_attention
+from brorl.model.tree_attention import PromptContext, enable_gradient_checkpointing
 from small_models import ARCHITECTURES, mostly_slow, random_tree, small_model
 
 HIDDEN, INNER, ROWS = 6, 5, 4
@@ -61,10 +61,7 @@ def cases(rng: np.random.Generator) -> dict[str, tuple[Callable[..., Tensor], li
     return {
         "rms_norm": (lambda x, w: rms_norm(x, Norm(w, 1e-3)), [x, norm]),
         "query_key_value": (attention_inputs, [x, norm, mixing, mixing_bias]),
-        "query_key_value with norms": (
-            attention_inputs,
-            [x, norm, mixing, mixing_bias, *norms],
-        ),
+        "query_key_value with norms": (attention_inputs, [x, norm, mixing, mixing_bias, *norms]),
         "linear": (linear, [x, wide, wide_bias]),
         "add_linear": (
             lambda x, y, w, b: add_linear(x, y, Linear(w, b)),
@@ -103,33 +100,6 @@ def test_frozen_parameters_get_no_gradient(rng: np.random.Generator) -> None:
     assert all(x.grad is None for x in inputs[1:])
 
 
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "hooked"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_pass_equals_the_modules_of_transformers(
-    architecture: str, dtype: torch.dtype, rng: np.random.Generator
-) -> None:
-    """Logits and keys of ragged prompts, from the parameters and from a copy; positions beyond the first table."""
-    model = small_model(
-        architecture, seed=int(rng.integers(1 << 30)), dtype=dtype, max_position_embeddings=1024, scale=0.1
-    )
-    length_P = np.array([5, 300, 1])
-    token_T = torch.from_numpy(rng.integers(0, 17, length_P.sum()))
-    position_T = torch.from_numpy(np.concatenate([np.arange(n) for n in length_P]))
-    rows = torch.tensor([3, 100, 304, 305])
-
-    def output(packed: LlamaPass | HookedPass) -> list[Tensor]:
-        context = PromptContext(length_P, model.device)
-        with torch.no_grad(), tree_attention(model):
-            logits = packed.row_logits(token_T, position_T, context, rows).row
-        return [logits, *context.cache().key, *context.cache().value]
-
-    expected = output(HookedPass(model))
-    for packed in (LlamaPass(model), LlamaPass(model, dtype)):
-        for got, reference in zip(output(packed), expected, strict=True):
-            tolerance = 1e-10 if dtype == torch.float64 else 1e-4
-            torch.testing.assert_close(got, reference, rtol=tolerance, atol=tolerance)
-
-
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("architecture", mostly_slow([name for name in ARCHITECTURES if name != "hooked"]))
 def test_gradients_in_float32_equal_those_of_the_modules_in_float64(
@@ -164,6 +134,14 @@ def test_a_copy_in_bfloat16_is_near_the_weights(rng: np.random.Generator) -> Non
     low, exact = logits(LlamaPass(model, torch.bfloat16)), logits(LlamaPass(model))
     assert low.dtype == torch.float32
     assert 0 < float((low - exact).abs().max()) < 0.05 * float(exact.abs().max())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_copied_weights_are_counted(tied: bool) -> None:
+    for architecture in ("llama", "qwen2", "qwen3"):
+        model = small_model(architecture, tie_word_embeddings=tied)
+        copied = sum(copy.numel() for copy, _ in LlamaPass(model, torch.bfloat16)._copies)
+        assert num_copied_weights(model, "cpu") == copied
 
 
 def test_many_rows_have_the_rounded_output_embedding_too(

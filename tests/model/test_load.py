@@ -26,7 +26,7 @@ from transformers import (
 
 from brorl.errors import UserError
 from brorl.model import source
-from brorl.model.load import check_vocabulary, choose_device, end_tokens, end_tokens_of, load_model, load_tokenizer
+from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model, load_tokenizer
 from brorl.model.settings import LoraSettings
 from brorl.model.sharding import save_whole
 from brorl.model.source import ModelSource, find_model
@@ -121,11 +121,11 @@ def test_end_tokens_are_those_of_tokenizer_and_generation_config(
     model.generation_config.eos_token_id = configured
     assert end_tokens(model, tokenizer) == expected
     model.generation_config.save_pretrained(folder)
-    assert end_tokens_of(str(folder), tokenizer) == expected
+    assert end_tokens(str(folder), tokenizer) == expected
     (folder / "generation_config.json").unlink()
     model.config.eos_token_id = configured
     model.config.save_pretrained(folder)
-    assert end_tokens_of(str(folder), tokenizer) == expected
+    assert end_tokens(str(folder), tokenizer) == expected
 
 
 def test_a_tokenizer_without_an_end_token_needs_texts_that_end_a_response(tmp_path: Path) -> None:
@@ -196,18 +196,12 @@ def change_config(folder: Path, **changes: object) -> None:
     ("changes", "message"),
     [
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantized \(gptq\), and quantized weights cannot be"),
-        (
-            {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}},
-            r"needs its own code \(trust_remote_code",
-        ),
+        ({"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}, r"needs its own code \(trust_remote_code"),
         ({"model_type": "qwen99"}, r"model_type 'qwen99', which the installed transformers does not support"),
         ({"model_type": "t5"}, r"is a t5, which is not a causal language model"),
         ({"model_type": "vit"}, r"is a vit, which is not a causal language model"),
         ({"architectures": ["Qwen3ForSequenceClassification"]}, r"is a Qwen3ForSequenceClassification, which does not"),
-        (
-            {"vocab_size": 64},
-            r"do not fit its config.json: lm_head.weight has shape \(17, 32\), .* needs \(64, 32\)",
-        ),
+        ({"vocab_size": 64}, r"do not fit its config.json: lm_head.weight has shape \(17, 32\), .* needs \(64, 32\)"),
         ({"num_hidden_layers": 3, "layer_types": None}, r"is missing weights \(model.layers.2"),
     ],
 )
@@ -249,27 +243,19 @@ def test_a_link_and_a_home_folder_are_followed(folder: Path, monkeypatch: pytest
         assert load_model(name, CPU, torch.float32).name_or_path == str(folder)
 
 
+ANSWERS = {  # of the hub by a part of the path: a status and the kind of its error
+    "failing": (503, ""), "gated": (403, "GatedRepo"), "adapter": (404, "EntryNotFound"),
+    "/resolve/none/": (404, "RevisionNotFound"), "present": (200, ""), "": (404, "RepoNotFound"),
+}  # fmt: skip
+
+
 class FakeHub(BaseHTTPRequestHandler):
     """Answers as the hub does for files of repositories that are missing, gated, incomplete or there."""
 
     def do_HEAD(self) -> None:
-        if "failing" in self.path:
-            self.send_response(503)
-        elif "gated" in self.path:
-            self.send_response(403)
-            self.send_header("X-Error-Code", "GatedRepo")
-        elif "adapter" in self.path:
-            self.send_response(404)
-            self.send_header("X-Error-Code", "EntryNotFound")
-        elif "/resolve/none/" in self.path:
-            self.send_response(404)
-            self.send_header("X-Error-Code", "RevisionNotFound")
-        elif "present" in self.path:
-            self.send_response(200)
-            self.send_header("ETag", "1")
-        else:
-            self.send_response(404)
-            self.send_header("X-Error-Code", "RepoNotFound")
+        status, kind = next(answer for part, answer in ANSWERS.items() if part in self.path)
+        self.send_response(status)
+        self.send_header(*(("X-Error-Code", kind) if kind else ("ETag", "1")))
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -388,7 +374,7 @@ def test_a_revision_reaches_every_loader_of_the_hub(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(loader, "from_pretrained", recorded)
     tokenizer = load_tokenizer(f"{HUB_ID}@brorl")
     load_model(f"{HUB_ID}@brorl", CPU, torch.float32)
-    end_tokens_of(f"{HUB_ID}@brorl", tokenizer)
+    end_tokens(f"{HUB_ID}@brorl", tokenizer)
     assert len(asked) >= 4
     assert {*asked} == {(HUB_ID, "brorl")}
 

@@ -14,17 +14,9 @@ from brorl.errors import UserError
 from brorl.model.device import available_bytes, available_to_process
 from brorl.model.logprobs import chunk_logprobs
 from brorl.model.lora import add_adapter
-from brorl.model.memory_plan import (
-    MemoryLine,
-    MemoryPlan,
-    MemorySettings,
-    Workload,
-    check,
-    plan_memory,
-)
-from brorl.model.model_shape import kv_shapes
+from brorl.model.memory_plan import MemoryLine, MemoryPlan, MemorySettings, ModelMemory, Workload, check, plan_memory
 from brorl.model.settings import LoraSettings, States
-from brorl.model.tree_attention import enable_gradient_checkpointing
+from brorl.model.tree_attention import enable_gradient_checkpointing, kv_shapes
 from brorl.rollout.native.rows import Arena, RowMemory
 from brorl.training.adamw import AdamW
 from brorl.tree import RolloutTree
@@ -176,6 +168,23 @@ def test_the_learners_estimate_is_near_what_autograd_keeps(
         assert kept < planned < 0.85 * with_layers
     else:
         assert 1 < planned / kept < 3  # what is there in passing comes on top
+
+
+def test_the_sizes_of_qwen3_06b_by_hand() -> None:
+    model = ModelMemory(
+        Qwen3Config(
+            vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+            num_key_value_heads=8, head_dim=128, tie_word_embeddings=True,
+        )
+    )  # fmt: skip
+    attention = 1024 * 2048 + 2 * 1024 * 1024 + 2048 * 1024 + 2 * 128
+    total = 28 * (attention + 3 * 1024 * 3072 + 2 * 1024) + 151_936 * 1024 + 1024
+    assert (model.num_weights, model.layers, model.hidden, model.vocabulary) == (total, 28, 1024, 151_936)
+    assert total == 596_049_920
+    activations = 6 * 1024 * 4 + 2 * 1024 * 2 + (4 * 3072 + 7 * 16 * 128) * 2
+    assert model.pass_bytes(replace(SETTINGS, dtype="bfloat16"), 10) == 10 * (28 + 3) * activations
+    again = replace(SETTINGS, dtype="bfloat16", gradient_checkpointing=True)
+    assert model.pass_bytes(again, 10) == 10 * (28 * 1024 * 4 + (1 + 3) * activations)
 
 
 def large_config() -> Qwen3Config:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 
-from brorl.model import compiled
+from brorl.model.flex_attention import compiled
 from brorl.model.logits import NextToken, RowLogits
 from brorl.model.logprobs import NodeOutputs, _gradient, _reduce
 
@@ -103,7 +103,7 @@ def test_compiled_nothing_has_rows_times_vocabulary_but_the_gradient_of_the_logi
     next_token: NextToken, entropy: bool, rng: np.random.Generator
 ) -> None:
     """The code that PyTorch generates allocates vectors in float32, and one matrix in the dtype of the logits."""
-    compiled.compiled.cache_clear()
+    compiled.cache_clear()
     torch.compiler.reset()
     logits = torch.from_numpy(rng.normal(size=(ROWS, VOCABULARY))).bfloat16()
     length_R = torch.from_numpy(rng.integers(0, 6, ROWS))
@@ -114,11 +114,11 @@ def test_compiled_nothing_has_rows_times_vocabulary_but_the_gradient_of_the_logi
     def matrices(code: list[str]) -> list[str]:
         return re.findall(r"= empty_strided_cpu\(\(\w+, \w+\), \(\w+, 1\), torch\.(\w+)\)", "\n".join(code))
 
-    reduced, code = run_and_get_code(compiled.compiled(_reduce), *inputs, *nodes)
+    reduced, code = run_and_get_code(compiled(_reduce), *inputs, *nodes)
     assert "empty_strided_cpu(" in "\n".join(code)
     assert matrices(code) == []
     of_rows = (*reduced[1:], torch.randn(ROWS), torch.randn(ROWS))
-    gradient, code = run_and_get_code(compiled.compiled(_gradient), *inputs, *of_rows)
+    gradient, code = run_and_get_code(compiled(_gradient), *inputs, *of_rows)
     assert matrices(code) == ["bfloat16"]
     for got, expected in zip(reduced, _reduce(*inputs, *nodes), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Packed passes: their mask against plain loops, their log-probs and gradients against the model's own forward pass.
+"""Packed passes: their mask against plain loops, compiled layers, and the checks before they are taken.
 
 PyTorch has no backward pass of FlexAttention on a CPU. Its uncompiled version has one, behind a check that these tests
 remove.
@@ -13,18 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_ways import gemma, learned, long_response, weights_of
+from test_ways import some_trees as some_of_each
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import BlockMask
-from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from brorl.arrays import IntArray
-from brorl.model import compiled
+from brorl.model import flex_attention
 from brorl.model.flat_path import flat_chunk_logprobs
 from brorl.model.flex_attention import BLOCK, QUERIES_PER_COPY, ForestAttention
 from brorl.model.forward import FlatForward, TreeForward, with_packed_passes
 from brorl.model.hook_check import check_packed
-from brorl.model.logits import NextToken
 from brorl.model.logprobs import ModelPass, chunk_logprobs, tree_logprobs
 from brorl.model.lora import add_adapter
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
@@ -32,34 +33,18 @@ from brorl.model.settings import LoraSettings
 from brorl.model.tree_attention import HooksError, enable_gradient_checkpointing
 from brorl.model.tree_batch import TreeBatch, TreeSlice, split_into_chunks
 from brorl.tree import RolloutTree
-from small_models import (
-    assert_same_gradients,
-    flattened_logprobs,
-    gradients,
-    kept_bytes,
-    mostly_slow,
-    random_tree,
-    rollouts,
-    small_model,
-)
+from small_models import kept_bytes, mostly_slow, random_tree, small_model
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # PyTorch hides it
 ]
 PACKED = ModelPass(packed=True)
-WINDOW = 24
 
 
 @pytest.fixture
 def backward_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
-
-
-def long_response(rng: np.random.Generator, prompt: int, length: int) -> RolloutTree:
-    return RolloutTree.from_responses(
-        rng.integers(1, 17, prompt).tolist(), [rng.integers(1, 17, length).tolist()], finished=[False]
-    )
 
 
 def some_trees(rng: np.random.Generator) -> list[RolloutTree]:
@@ -71,30 +56,6 @@ def some_trees(rng: np.random.Generator) -> list[RolloutTree]:
         long_response(rng, int(rng.integers(1, 40)), int(rng.integers(200, 300))),
         random_tree(rng, num_rollouts=30, branching=2, max_length=20, prompt_length=int(rng.integers(100, 200))),
     ]
-
-
-def gemma(kind: int, **overrides: Any) -> PreTrainedModel:
-    """Return a random Gemma 3 or 2 with sliding and full layers, soft-capped in Gemma 2, exact in float64."""
-    config_class, model_class = ((Gemma3TextConfig, Gemma3ForCausalLM), (Gemma2Config, Gemma2ForCausalLM))[kind == 2]
-    config = config_class(**{
-        "vocab_size": 17, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "head_dim": 8,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": WINDOW, "bos_token_id": None,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "eos_token_id": None,
-        "pad_token_id": None, "max_position_embeddings": 512, **({"attn_logit_softcapping": 2.0} if kind == 2 else {}),
-        **overrides,
-    })  # fmt: skip
-    model = model_class(config).double().eval()
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):  # those of transformers round to float32
-            module.forward = _gemma_norm.__get__(module)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(0.25 * torch.randn_like(parameter))
-    return model
-
-
-def _gemma_norm(self: Any, x: Tensor) -> Tensor:
-    return (1.0 + self.weight) * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
 
 
 def whole(trees: list[RolloutTree]) -> list[TreeSlice]:
@@ -247,100 +208,6 @@ def test_chunks_hold_the_nodes_and_prompts_that_fit(rng: np.random.Generator) ->
     assert [len(chunk) for chunk in split_into_chunks(trees, 1)] == [1] * owned.size
 
 
-def learned(
-    model: PreTrainedModel, trees: list[RolloutTree], weight_K: Tensor, chunks: Callable[..., Iterator[Any]]
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return all log-probs, and the gradient of their weighted sum, chunk by chunk."""
-    model.zero_grad()
-    found = torch.full_like(weight_K, torch.nan)
-    for chunk in chunks(model, trees, next_token=NextToken(0.8)):
-        found[chunk.index] = chunk.logprob.detach().to(found.dtype)
-        (chunk.logprob * weight_K[chunk.index]).sum().backward()
-    assert torch.isfinite(found).all()
-    return found, gradients(model)
-
-
-def packed_by(model_pass: ModelPass, max_nodes: int | None = None) -> Callable[..., Iterator[Any]]:
-    return lambda *args, **named: chunk_logprobs(*args, model_pass=model_pass, max_nodes=max_nodes, **named)
-
-
-def flattened(model: PreTrainedModel, trees: list[RolloutTree], weight_K: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the same from rows of prompt and response, one per rollout, through the model's own attention."""
-    model.zero_grad()
-    found, total, offset = torch.empty_like(weight_K), torch.zeros((), dtype=torch.float64), 0
-    for tree, rows in zip(trees, flattened_logprobs(model, trees, 0.8), strict=True):
-        for (_, path), row in zip(rollouts(tree), rows, strict=True):
-            found[offset + path] = row.detach()
-            total = total + (row * weight_K[offset + path] / torch.from_numpy(tree.count[path])).sum()
-        offset += tree.num_unique_tokens
-    total.backward()
-    return found, gradients(model)
-
-
-def weights_of(rng: np.random.Generator, trees: list[RolloutTree]) -> Tensor:
-    return torch.from_numpy(rng.normal(size=sum(t.num_unique_tokens for t in trees)))
-
-
-def few_trees(rng: np.random.Generator) -> list[RolloutTree]:
-    """Trees of more than one block and longer than the window of `gemma`."""
-    return [
-        random_tree(rng, num_rollouts=20, max_length=9),
-        random_tree(rng, num_rollouts=12, branching=2, max_length=30, prompt_length=WINDOW + 5),
-        long_response(rng, 3, 2 * WINDOW + 7),
-    ]
-
-
-@pytest.mark.usefixtures("backward_on_cpu")
-@pytest.mark.parametrize("case", mostly_slow(["gemma 3", "llama", "qwen3", "gemma 2", "checkpointing", "adapters"]))
-def test_log_probs_and_gradients_equal_the_flattened_batch(
-    case: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In float64, with sliding windows, soft-capping, adapters and checkpointing; in one pass and in many."""
-    torch.manual_seed(int(rng.integers(1 << 30)))
-    if case.startswith("gemma"):
-        model = gemma(int(case[-1]))
-    else:
-        name = case if case in ("llama", "qwen3") else "llama"
-        model = small_model(name, seed=int(rng.integers(1 << 30)), max_position_embeddings=512)
-    trees = few_trees(rng)
-    weight_K = weights_of(rng, trees)
-    if case == "adapters":
-        add_adapter(model, LoraSettings(rank=4))
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.requires_grad:
-                    parameter.normal_(std=0.2)
-    if case == "gemma 2":  # its own attention without padding: a row of padding alone gives NaN
-        own = partial(flat_chunk_logprobs, whole_logits=True)
-        with monkeypatch.context() as patch:  # it rounds to float32 else
-            patch.setattr("torch.nn.functional.softmax", lambda score, dim, dtype=None: score.softmax(dim))  # noqa: ARG005
-            expected, expected_gradients = learned(model, trees, weight_K, own)
-    else:
-        expected, expected_gradients = flattened(model, trees, weight_K)
-    if case == "checkpointing":
-        enable_gradient_checkpointing(model.train())
-    way = replace(PACKED, whole_logits=case == "gemma 2")
-    for max_nodes in (None, 40):
-        got, got_gradients = learned(model, trees, weight_K, packed_by(way, max_nodes))
-        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
-        assert_same_gradients(got_gradients, expected_gradients, 1e-10)
-    if case == "checkpointing":
-        model.zero_grad()
-        both = torch.cat(tree_logprobs(model, trees, next_token=NextToken(0.8), model_pass=PACKED))
-        (both * weight_K).sum().backward()
-        assert_same_gradients(gradients(model), expected_gradients, 1e-10)
-
-
-def test_it_computes_in_the_dtype_of_autocast(rng: np.random.Generator) -> None:
-    model = small_model(seed=int(rng.integers(1 << 30)), dtype=torch.float32)
-    trees = [random_tree(rng), random_tree(rng)]
-    with torch.no_grad():
-        exact = torch.cat(tree_logprobs(model, trees))
-        with torch.autocast("cpu", torch.bfloat16):
-            tiles, packed = (torch.cat(tree_logprobs(model, trees, model_pass=p)) for p in (ModelPass(), PACKED))
-    assert 1e-3 < float((packed - exact).abs().max()) < 10 * float((tiles - exact).abs().max())
-
-
 Compile = Callable[[str], CompileCounterWithBackend]
 
 
@@ -357,9 +224,9 @@ def compile_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compile]:
         return counter
 
     torch.compiler.reset()
-    compiled.compiled.cache_clear()
+    flex_attention.compiled.cache_clear()
     yield compile_with
-    compiled.compiled.cache_clear()
+    flex_attention.compiled.cache_clear()
     torch.compiler.reset()
 
 
@@ -386,14 +253,12 @@ def test_layers_are_compiled_once_for_all_passes(case: str, rng: np.random.Gener
     kinds = 2 if case.startswith("gemma") else 2 if case == "adapters" else 1  # the first input needs no gradient
     compilations = []
     for max_nodes in (None, 300, 60):
-        trees = few_trees(rng)
-        weight_K = weights_of(rng, trees).float()
+        trees = some_of_each(rng)
+        weight_KO = weights_of(rng, trees).float()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            got, got_gradients = learned(model, trees, weight_K, packed_by(way, max_nodes))
+            got, got_gradients = learned(model, trees, weight_KO, chunk_logprobs, max_nodes=max_nodes, model_pass=way)
             compilations.append(counter.frame_count)
-            plain, plain_gradients = learned(
-                model, trees, weight_K, lambda *args, **named: flat_chunk_logprobs(*args, whole_logits=True, **named)
-            )
+            plain, plain_gradients = learned(model, trees, weight_KO, flat_chunk_logprobs, whole_logits=True)
         torch.testing.assert_close(got, plain, rtol=bound, atol=bound)
         largest = max(float(g.abs().max()) for g in plain_gradients.values())
         for name, gradient in plain_gradients.items():
@@ -425,7 +290,7 @@ def test_a_compiled_layer_is_checkpointed_once(
     for number, layer in enumerate(layers):
         checkpointed = layer._gradient_checkpointing_func
         layer._gradient_checkpointing_func = lambda *args, n=number, run=checkpointed: times.append(n) or run(*args)
-    (chunk,) = chunk_logprobs(model, few_trees(rng), model_pass=replace(PACKED, compiled=True))
+    (chunk,) = chunk_logprobs(model, some_of_each(rng), model_pass=replace(PACKED, compiled=True))
     chunk.logprob.sum().backward()
     assert times == [0, 1, 2]
     assert all(layer.gradient_checkpointing for layer in layers)
@@ -439,7 +304,7 @@ def test_inductor_compiles_the_layers_once(rng: np.random.Generator, compile_on_
     model = gemma(3, head_dim=16).float()
     compilations = []
     for _ in range(2):
-        trees = few_trees(rng)
+        trees = some_of_each(rng)
         with torch.no_grad():
             got = torch.cat(tree_logprobs(model, trees, model_pass=replace(PACKED, compiled=True)))
             compilations.append(counter.frame_count)
@@ -452,7 +317,7 @@ def test_inductor_compiles_the_layers_once(rng: np.random.Generator, compile_on_
 
 def changed(factor: float, of_gradient: float = 1.0) -> Callable[..., Tensor]:
     """Return an attention whose output, or its gradient, is wrong by a factor."""
-    attend = ForestAttention.attend
+    attend = ForestAttention.of_heads
 
     class Wrong(torch.autograd.Function):
         @staticmethod
@@ -475,7 +340,7 @@ def test_a_pass_that_differs_is_not_taken(name: str, monkeypatch: pytest.MonkeyP
     assert model.training
     assert all(p.grad is None for p in model.parameters())
     factors = {"log-probs": (1.5, 1.5), "gradients": (1.0, 2.0)}
-    monkeypatch.setattr(ForestAttention, "attend", changed(*factors[name]))
+    monkeypatch.setattr(ForestAttention, "of_heads", changed(*factors[name]))
     with pytest.raises(HooksError, match=f"the {name} of LlamaForCausalLM change"):
         check_packed(model, PACKED)
     assert model.training
@@ -488,7 +353,7 @@ def test_a_wrong_gradient_of_new_adapters_is_not_taken(monkeypatch: pytest.Monke
     model = small_model(dtype=torch.float32)
     add_adapter(model, LoraSettings(rank=2))
     check_packed(model, PACKED)
-    monkeypatch.setattr(ForestAttention, "attend", changed(1.0, 2.0))
+    monkeypatch.setattr(ForestAttention, "of_heads", changed(1.0, 2.0))
     with pytest.raises(HooksError, match="the gradients of LlamaForCausalLM change"):
         check_packed(model, PACKED)
 
@@ -543,7 +408,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     def failing(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no valid configuration\nmore")
 
-    monkeypatch.setattr(compiled, "compiled", lambda _function: failing)
+    monkeypatch.setattr(flex_attention, "compiled", lambda _function: failing)
     with pytest.raises(HooksError, match=r"RuntimeError: no valid configuration more"):
         check_packed(small_model(dtype=torch.float32), replace(PACKED, compiled=True))
 

@@ -5,19 +5,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from test_lora import assert_products_written_out
 from torch import nn
 from transformers import PreTrainedModel
 
 from brorl.config.reading import make_config
 from brorl.errors import UserError
 from brorl.model.load import load_model
-from brorl.model.logprobs import tree_logprobs
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.settings import LoraSettings
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
 from run_support import SMALL, command
-from small_models import flattened_logprobs, random_tree, rollouts, small_model
+from small_models import small_model
 
 pytest.importorskip("bitsandbytes")
 CPU = torch.device("cpu")
@@ -49,46 +49,9 @@ def dequantized(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 def test_log_probs_and_gradients_are_those_of_the_dequantized_model(
     quantized: PreTrainedModel, rng: np.random.Generator
 ) -> None:
-    plain = small_model(seed=0)
-    given = dict(quantized.named_parameters())
-    weights = dequantized(quantized)
-    factors = {
-        name: [layer.lora_A["default"].weight, layer.lora_B["default"].weight]
-        for name, layer in quantized.named_modules()
-        if hasattr(layer, "lora_A")
-    }
-    leaves = {name: [f.detach().double().requires_grad_() for f in pair] for name, pair in factors.items()}
-    scale = SETTINGS.alpha / SETTINGS.rank
-    for name, parameter in list(plain.named_parameters()):
-        module = name.rpartition(".")[0]
-        if module in weights:
-            a, b = leaves[module]
-            layer = plain.get_submodule(module)
-            del layer.weight
-            layer.weight = weights[module].double() + scale * b @ a
-        else:
-            parameter.data = given[name].detach().double()
-    trees = [random_tree(rng, prompt_length=n) for n in (4, 2)]
-    weight = [torch.from_numpy(rng.normal(size=t.num_unique_tokens)) for t in trees]
-
     NativeEngine(quantized, 5).sample([(1, 2, 3)], 8, SamplingParams(max_new_tokens=4), seed=1)  # as a run does
-    quantized.train()
-    ours = tree_logprobs(quantized, trees, max_nodes=20)
-    sum((lp.double() * w).sum() for lp, w in zip(ours, weight, strict=True)).backward()
-    total = torch.zeros((), dtype=torch.float64)
-    for tree, rows, got, weight_M in zip(trees, flattened_logprobs(plain, trees), ours, weight, strict=True):
-        for (_, path), row in zip(rollouts(tree), rows, strict=True):
-            np.testing.assert_allclose(got[path].detach().numpy(), row.detach().numpy(), rtol=1e-4, atol=1e-5)
-            total = total + (row * weight_M[path] / torch.from_numpy(tree.count[path])).sum()
-    total.backward()
-    for name, pair in factors.items():
-        for factor, leaf in zip(pair, leaves[name], strict=True):
-            assert leaf.grad is not None
-            error = (factor.grad.double() - leaf.grad).norm() / leaf.grad.norm()
-            assert error < 1e-4, name
-    assert {name for name, p in quantized.named_parameters() if p.grad is not None} == {
-        name for name in given if ".lora_" in name
-    }
+    scale = SETTINGS.alpha / SETTINGS.rank
+    assert_products_written_out(quantized.train(), small_model(), dequantized(quantized), scale, rng, 1e-4)
 
 
 def test_the_base_takes_four_bits_per_weight(quantized: PreTrainedModel) -> None:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from test_flat import UNREACHABLE
-from test_hook_check import EXACT, tiny
+from test_hook_check import EXACT, UNREACHABLE, tiny
 from transformers import AutoModelForCausalLM
 
 from brorl.model.forward import choose_forward

@@ -1,5 +1,7 @@
 """Attention pieces against dense softmax written out."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -7,14 +9,7 @@ from torch import Tensor
 
 from brorl.model.llama_pass import LlamaPass
 from brorl.model.logits import softmax_lse
-from brorl.model.model_shape import KVShape
-from brorl.model.tree_attention import (
-    HookedPass,
-    HooksError,
-    PromptCache,
-    prefill,
-    tree_attention,
-)
+from brorl.model.tree_attention import HooksError, KVShape, PackedPass, PromptCache, prefill, tree_attention
 from brorl.rollout.native.rows import Arena, RowMemory
 from brorl.rollout.native.slot_attention import Grid, SlotContext, SlotPrompts, cells_of
 from small_models import ARCHITECTURES, small_model
@@ -80,7 +75,7 @@ def test_decoding_slots_attend_to_their_prompts_and_to_themselves(
     query = normal(rng, stored + 1, num_rows, 4, 3)
     for position in range(stored + 1):
         context = SlotContext(arena, slot_prompts, grid, torch.tensor([position]), num_rows, 0)
-        got = context.attend_in(window, 0, query[position], own_key[:, position], own_value[:, position])
+        got = context.attend(0, query[position], own_key[:, position], own_value[:, position], window)
     for row, p in enumerate(prompt_R):
         key, value = (x[0][p, :, : lengths[p]].transpose(0, 1) for x in (prompts.key, prompts.value))
         keys, values = torch.cat([key, own_key[row]]), torch.cat([value, own_value[row]])
@@ -89,22 +84,35 @@ def test_decoding_slots_attend_to_their_prompts_and_to_themselves(
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_prefill_equals_the_models_own_cache_and_logits(architecture: str, rng: np.random.Generator) -> None:
-    model = small_model(architecture, seed=int(rng.integers(1 << 30)))
-    prompts = [rng.integers(0, 17, n).tolist() for n in (5, 1, 9, 9)]
-    packed = HookedPass(model) if architecture == "hooked" else LlamaPass(model, model.dtype)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_prefill_equals_the_models_own_cache_and_logits(
+    architecture: str, dtype: torch.dtype, rng: np.random.Generator
+) -> None:
+    """By the modules, and by the Llama pass from the parameters and from a copy; positions beyond its first table."""
+    model = small_model(
+        architecture, seed=int(rng.integers(1 << 30)), dtype=dtype, max_position_embeddings=1024, scale=0.1
+    )
+    prompts = [rng.integers(0, 17, n).tolist() for n in (5, 1, 300, 9)]
+    ways = [PackedPass(model)]
+    if architecture != "hooked":
+        ways += [LlamaPass(model), LlamaPass(model, dtype)]
+    close = partial(
+        torch.testing.assert_close, **dict.fromkeys(("rtol", "atol"), 1e-10 if dtype == torch.float64 else 1e-4)
+    )
     with torch.no_grad():
-        with tree_attention(model):
-            cache, logits = prefill(packed, prompts)
-        for cached, order in ((cache, range(4)), (cache.select(np.array([2, 0])), (2, 0))):
-            for row, p in enumerate(order):
-                plain = model(input_ids=torch.tensor([prompts[p]]), use_cache=True)
-                torch.testing.assert_close(logits[p], plain.logits[0, -1], rtol=1e-11, atol=1e-12)
-                assert int(cached.length[row]) == len(prompts[p])
-                for layer, (key, value) in enumerate(zip(cached.key, cached.value, strict=True)):
-                    own = plain.past_key_values.layers[layer]
-                    torch.testing.assert_close(key[row][:, : len(prompts[p])], own.keys[0], rtol=1e-11, atol=1e-12)
-                    torch.testing.assert_close(value[row][:, : len(prompts[p])], own.values[0], rtol=1e-11, atol=1e-12)
+        plain = [model(input_ids=torch.tensor([prompt]), use_cache=True) for prompt in prompts]
+        for way in ways:
+            with tree_attention(model):
+                cache, logits_PV = prefill(way, prompts)
+            for cached, order in ((cache, range(4)), (cache.select(np.array([2, 0])), (2, 0))):
+                for row, p in enumerate(order):
+                    length = len(prompts[p])
+                    close(logits_PV[p], plain[p].logits[0, -1])
+                    assert int(cached.length[row]) == length
+                    own = plain[p].past_key_values.layers
+                    for key, value, layer in zip(cached.key, cached.value, own, strict=True):
+                        close(key[row][:, :length], layer.keys[0])
+                        close(value[row][:, :length], layer.values[0])
 
 
 def test_the_models_own_attention_is_back_afterwards_even_after_an_error(rng: np.random.Generator) -> None:
@@ -120,4 +128,4 @@ def test_the_models_own_attention_is_back_afterwards_even_after_an_error(rng: np
 def test_training_mode_dropout_in_the_attention_is_refused(rng: np.random.Generator) -> None:
     model = small_model(attention_dropout=0.5).train()
     with pytest.raises(HooksError, match="LlamaAttention needs dropout"), tree_attention(model):
-        prefill(HookedPass(model), [rng.integers(0, 17, 4).tolist()])
+        prefill(PackedPass(model), [rng.integers(0, 17, 4).tolist()])

@@ -39,21 +39,21 @@ print(json.dumps([same, agrees, [line for line in lines if 'Triton' not in line]
 JOINED = """
 import torch
 from brorl.model.hook_check import is_exact
-from brorl.model.llama_pass import LlamaPass, has_llama_layout, num_joined_weights
+from brorl.model.llama_pass import LlamaPass, has_llama_layout, num_copied_weights
 from brorl.model.logprobs import ModelPass
-from brorl.model.tree_attention import HookedPass, prefill, tree_attention
+from brorl.model.tree_attention import PackedPass, prefill, tree_attention
 from small_models import small_model
 
 for architecture in ("llama", "qwen2", "qwen3", "mistral"):
     model = small_model(architecture, seed=5).cuda()
     assert has_llama_layout(model) and is_exact(model, ModelPass(llama=True))
     packed = LlamaPass(model, model.dtype)
-    assert sum(copy.numel() for copy, _ in packed._copies) == num_joined_weights(model)
+    assert sum(copy.numel() for copy, _ in packed._copies) == num_copied_weights(model, "cuda")
     addresses = packed.addresses(50)
     for _ in range(2):
         packed.refresh()
         with torch.no_grad(), tree_attention(model):
-            got, expected = (prefill(way, [[1, 2, 3], [4, 5]])[1] for way in (packed, HookedPass(model)))
+            got, expected = (prefill(way, [[1, 2, 3], [4, 5]])[1] for way in (packed, PackedPass(model)))
         torch.testing.assert_close(got.cpu(), expected.cpu(), rtol=1e-11, atol=1e-12)
         with torch.no_grad():
             for parameter in model.parameters():

@@ -90,14 +90,14 @@ def test_every_variant_trains(device: Path, tmp_path: Path) -> None:
 
 UNCOMPILED = """
 import atexit
-from brorl.model import compiled, flex_attention, logprobs
-made, original = [], flex_attention.ForestAttention.attend
-for module in (compiled, flex_attention, logprobs):
+from brorl.model import flex_attention, logprobs
+made, original = [], flex_attention.ForestAttention.of_heads
+for module in (flex_attention, logprobs):
     module.compiled = lambda function: function
 def attend(*inputs):
     made.append(0)
     return SCALE * original(*inputs)
-flex_attention.ForestAttention.attend = attend
+flex_attention.ForestAttention.of_heads = attend
 atexit.register(lambda: print("attended:", len(made)))
 """
 REFUSED = "attention in tiles, without FlexAttention: "

@@ -171,10 +171,10 @@ def checked_packed(ranks: Ranks, loading: Loading, factor: float, compiled: bool
     """Check packed passes, with an attention times a factor, on a sharded model; return the error."""
     model, weights, _ = load_on_first_rank(ranks, lambda: (loading.load(), None))
     shard(model, weights, CPU)
-    attend, original = ForestAttention.attend, torch.compile
+    attend, original = ForestAttention.of_heads, torch.compile
     with (
         patch("torch.nn.attention.flex_attention._validate_device", lambda *_: None),  # it refuses gradients on a CPU
-        patch.object(ForestAttention, "attend", lambda *args: factor * attend(*args)),
+        patch.object(ForestAttention, "of_heads", lambda *args: factor * attend(*args)),
         patch("torch.compile", lambda function, **options: original(function, **{"backend": "aot_eager", **options})),
     ):
         try:

@@ -21,7 +21,7 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.benchmark import weights_fingerprint
 from brorl.model.kernels import use_kernels
-from brorl.model.load import end_tokens_of, load_tokenizer
+from brorl.model.load import end_tokens, load_tokenizer
 from brorl.model.source import find_model
 from brorl.model.stop_strings import StopStrings
 from brorl.rollout.chosen_engine import build_sampling_model, build_vllm_settings, load_engine, send_adapted
@@ -174,7 +174,7 @@ def _make_engine(config: TrainConfig, context: int, shares_gpu: bool) -> Engine:
     tokenizer = load_tokenizer(config.model, config.sampling.stop)
     if config.engine.kind == "vllm":  # it loads the model on its own
         settings = replace(build_vllm_settings(config, config.model, context), sleeps=shares_gpu)
-        stop_token_ids = end_tokens_of(config.model, tokenizer, config.sampling.stop)
+        stop_token_ids = end_tokens(config.model, tokenizer, config.sampling.stop)
         engine = VllmEngine(settings, stop_token_ids, stop=StopStrings(tokenizer, config.sampling.stop))
         if find_model(config.model).adapter:  # it has loaded the base
             model = build_sampling_model(_on(config, gpus=0), config.model)

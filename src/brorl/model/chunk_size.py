@@ -38,15 +38,7 @@ _MESSAGES = ("can't allocate memory", "DefaultCPUAllocator", "MPS backend out of
 class ChunkSize:
     """Largest number of nodes of a forward pass. It only shrinks, and changes memory, not results.
 
-    Args:
-        initial: Nodes to start with, >= 1.
-        echo: Receives a line when the size is halved.
-        passes: The passes of this process; all ranks halve together.
-
-    Attributes:
-        initial: As given.
-        value: The current size.
-        retries: How often it was halved since `retries` was last set to 0.
+    All ranks halve together. `retries` counts how often it was halved since it was last set to 0.
     """
 
     def __init__(self, initial: int, echo: Echo, passes: Passes | None = None) -> None:
@@ -56,11 +48,7 @@ class ChunkSize:
         self._passes = passes or Passes()
 
     def run(self, work: Callable[[], T]) -> T:
-        """Return the result of work that reads `value`; restart it with half the nodes whenever memory runs out.
-
-        Raises:
-            OutOfMemoryError: If memory is too small for the least size.
-        """
+        """Return the result of work that reads `value`; restart it with half the nodes whenever memory runs out."""
         while True:
             try:
                 return work()
@@ -74,11 +62,7 @@ class ChunkSize:
             self._halve(reason)
 
     def once(self, work: Callable[[], object]) -> None:
-        """Do some work that cannot be restarted.
-
-        Raises:
-            OutOfMemoryError: If memory runs out, on this rank or on another one.
-        """
+        """Do some work that cannot be restarted; an error if memory runs out, on this rank or on another one."""
         reason = None
         try:
             work()

@@ -1,4 +1,4 @@
-"""What a model's config says about contexts: how many tokens attention spans, positions that scale, recurrent layers.
+"""What a model's config says about contexts: spans of attention, positions that scale, recurrent layers.
 
 The few tokens on which a model is checked can miss all of these, so they are read from the config.
 """
@@ -30,7 +30,7 @@ class ContextLimit(NamedTuple):
 
 
 def attention_limit(config: PreTrainedConfig) -> ContextLimit | None:
-    """Return the smallest span of attention among a model's layers; None if all layers see everything."""
+    """Return the smallest span of attention among a model's layers; None if all see everything."""
     window, other = smallest_window(config), other_span(config)
     found = [] if window is None else [ContextLimit("sliding window", window)]
     return _smallest(found if other is None else [*found, other])

@@ -90,8 +90,7 @@ def _of_process(entry: str) -> int | None:
 def available_bytes(device: torch.device) -> int | None:
     """Return the memory that a process may still take on a device; None if unknown.
 
-    On a CPU under Linux it is the available memory of the kernel, or the rest of the limits of its control groups (of
-    containers and job schedulers, versions 1 and 2) if that is less.
+    On a CPU under Linux it is the kernel's, or the rest of the limits of its control groups (versions 1 and 2) if less.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

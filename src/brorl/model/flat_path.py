@@ -1,9 +1,8 @@
 """The flat path, for models that tree attention cannot reach: each distinct response is a row with its prompt.
 
-Log-probs come from the model's own forward pass, with rows padded on the right: a causal model never reads the padding.
-Each node takes its log-prob from the first response that has it. Rows are sampled with the model's own cache.
-
-Dimensions: B rows, S tokens of the longest row, K owned nodes of a chunk.
+Rows are padded on the right, which a causal model never reads. Each node takes its log-prob from the first response
+that has it. Rows are sampled with the model's own cache. Dimensions: B rows, S tokens of the longest row, K owned
+nodes.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -24,12 +23,7 @@ from brorl.model.logits import PLAIN, NextToken, row_logits
 from brorl.model.logprobs import ChunkLogprobs, NodeOutputs, default_max_nodes, node_offsets
 from brorl.tree import RolloutTree
 
-
-class Row(NamedTuple):
-    """A distinct response of a tree: number `leaf` of tree number `tree`."""
-
-    tree: int
-    leaf: int
+Row = tuple[int, int]  # a tree, and a distinct response of it, by their numbers
 
 
 def split_into_rows(trees: Sequence[RolloutTree], max_tokens: int) -> Iterator[list[Row]]:
@@ -46,7 +40,7 @@ def split_into_rows(trees: Sequence[RolloutTree], max_tokens: int) -> Iterator[l
             if chunk and (len(chunk) + 1) * longest > max_tokens:
                 yield chunk
                 chunk, longest = [], length
-            chunk.append(Row(number, leaf))
+            chunk.append((number, leaf))
     if chunk:
         yield chunk
 
@@ -63,8 +57,8 @@ def flat_chunk_logprobs(
 ) -> Iterator[ChunkLogprobs]:
     """Yield the log-probs of all nodes in chunks, as `chunk_logprobs` does, with any causal LM.
 
-    `max_nodes` limits the tokens of a forward pass, prompts and padding included. `recompute_prompts` changes nothing,
-    because each row contains its prompt.
+    `max_nodes` limits the tokens of a pass, prompts and padding included. `recompute_prompts` changes nothing, because
+    each row contains its prompt.
     """
     del recompute_prompts
     offsets, outputs = node_offsets(trees), NodeOutputs(next_token, entropy)
@@ -140,11 +134,7 @@ class CacheError(UserError):
 class OwnCache:
     """The cache of a model after P prompts of one length, from their token ids, shape [P, S].
 
-    Attributes:
-        logits_RV: Logits after the last token of each row, shape [R, V]; first a row is a prompt.
-
-    Raises:
-        CacheError: If the model returns no cache.
+    `logits_RV` are those after the last token of each row; first a row is a prompt.
     """
 
     def __init__(self, model: PreTrainedModel, prompt_PS: Tensor) -> None:

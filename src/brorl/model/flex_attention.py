@@ -1,24 +1,24 @@
 """Attention of a packed pass by PyTorch's FlexAttention: one kernel per layer, with the forest as its block mask.
 
 Tokens of a pass are in preorder, prompts included, so token q sees token k if k <= q < end[k], with the end of the
-subtree of k. In a sliding window it also needs position[q] - position[k] < window. Blocks of 128 queries and 128 keys
-are skipped, masked or taken whole; no matrix of queries times keys is made. A pass is padded to whole blocks, because
-other lengths have given NaN gradients in PyTorch, and to two blocks, because `torch.compile` compiles sizes of 1
-separately. A padding token sees itself.
+subtree of k, and in a sliding window if position[q] - position[k] < window. Blocks of 128 queries and 128 keys are
+skipped, masked or taken whole. A pass is padded to whole blocks, because other lengths have given NaN gradients in
+PyTorch, and to two blocks, because `torch.compile` compiles sizes of 1 separately. The backward pass sums up the
+gradient of a block of keys in one loop over the blocks of queries that see it, and all queries of a tree see its
+prompt: such keys are copied, at most 8 blocks of queries see a copy, and the gradients of the copies add up.
 
-The backward pass sums up the gradient of a block of keys in one loop over the blocks of queries that see it. All
-queries of a tree see its prompt, and the device would wait for that loop. So such keys are copied: at most 8 blocks of
-queries see a copy, and the gradients of the copies add up.
-
-On CUDA the kernel is compiled, and no scores are stored. Elsewhere PyTorch's uncompiled version runs, which stores all
-scores and has no backward pass: it serves the tests.
+On CUDA kernel and decoder layers are compiled graphs, one for all layers of a kind and passes of all lengths; where
+that fails is an error, which `hook_check` finds. Elsewhere PyTorch's uncompiled version, without a backward pass, runs.
 
 Dimensions: T tokens with padding, B blocks of 128 tokens, E blocks of keys: the B blocks, then C copies of some.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from inspect import unwrap
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -26,19 +26,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from brorl.arrays import BoolArray, IntArray
-from brorl.model.compiled import compiled
 from brorl.model.device import to_device
-from brorl.model.tree_attention import HooksError, attention, cast_by_autocast, check_arguments
+from brorl.model.logits import replaced_forward
+from brorl.model.tree_attention import AttentionContext, HooksError, cast_by_autocast
 from brorl.tree import subtree_ends
 
 BLOCK = 128
 MIN_TOKENS = 2 * BLOCK
 QUERIES_PER_COPY = 8  # blocks of queries that see one copy of a block of keys
 _FEWEST_COPIES = 2  # see `MIN_TOKENS`
-_NAME = "brorl_forest"
 
 
 def padded_tokens(num_tokens: int) -> int:
@@ -122,17 +122,11 @@ class Copies(NamedTuple):
         return listed_BE
 
 
-class ForestAttention:
+class ForestAttention(AttentionContext):
     """The attention of the tokens of a packed pass. Its tensors are inputs of a compiled layer, its layers are alike.
 
-    Args:
-        position_T: Position of each token in its own sequence; trees follow one another in preorder, then padding,
-            which has position 0. The length is one of `padded_tokens`.
-        window: Tokens of the model's sliding window; None without one.
-        device: The device of the model.
-
-    Attributes:
-        longest: Tokens of the longest sequence.
+    Trees follow one another in preorder, then padding, which has position 0; the length is one of `padded_tokens`.
+    `window` is the model's sliding window in tokens.
     """
 
     def __init__(self, position_T: IntArray, window: int | None, device: torch.device) -> None:
@@ -171,10 +165,11 @@ class ForestAttention:
             BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=sees,
         )  # fmt: skip
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, softcap: float | None
-    ) -> Tensor:
-        """Return the attention, shape [1, T, H, D], from queries [1, H, T, D], keys and values [1, K, T, D]."""
+    def of_heads(
+        self, _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None,
+        softcap: float | None,
+    ) -> Tensor:  # fmt: skip
+        """Return the attention, also soft-capped; see `AttentionContext.of_heads`."""
         num_tokens, device = query.shape[2], query.device.type
         torch._check(num_tokens % BLOCK == 0)  # the compiled kernel then needs no bounds
         query, key, value = cast_by_autocast(query, key, value)
@@ -206,31 +201,69 @@ class ForestAttention:
         return torch.cat([x_1KTD, copies[None]], 2)
 
 
-def _forest_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    brorl_context: ForestAttention | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """Replace a layer's attention; query is [1, H, T, D], key and value are [1, K, T, D]."""
-    check_arguments(module, brorl_context is not None, attention_mask, dropout, others)
-    assert brorl_context is not None
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    output = brorl_context.attend(query, key, value, scale, sliding_window, softcap)
-    return output.to(query.dtype).contiguous(), None  # some models take views of it
+_MAX_GRAPHS = 64  # of a function; the default of `torch.compile` is 8, and one more would be an error
+# Kernels of norms are fused in short passes too: else short and long passes have graphs of their own.
+_FUSES_ALWAYS = "triton.mix_order_reduction_non_strict_mode"
 
 
-AttentionInterface.register(_NAME, _forest_attention)  # no mask has this name: transformers builds none
+@cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function as one graph for tensors of all sizes; its numbers that are not integers are constants.
+
+    Where `torch.compile` would run a part of the function as it is, it raises an error.
+    """
+    from torch._inductor import config as kernels  # slow to import
+
+    graph: Callable[..., Any] = torch.compile(function, dynamic=True, fullgraph=True)
+    fusion = {_FUSES_ALWAYS: True} if hasattr(kernels, _FUSES_ALWAYS) else {}
+
+    def call(*inputs: Any, **named: Any) -> Any:
+        # newer versions call the first one recompile_limit
+        with torch._dynamo.config.patch(cache_size_limit=_MAX_GRAPHS, specialize_float=True), kernels.patch(fusion):
+            return graph(*inputs, **named)
+
+    return call
 
 
-def forest_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Compute the attention of `model` by `ForestAttention` inside the block, and restore its own attention."""
-    return attention(model, _NAME)
+_CHECKPOINTING = "forward_with_checkpointing"  # the wrapper of a layer's forward pass in transformers
+
+
+@contextmanager
+def compiled_layers(model: PreTrainedModel) -> Iterator[None]:
+    """Run the decoder layers of a model as compiled graphs inside the block, in packed passes."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                checkpoints = module.gradient_checkpointing
+                stack.enter_context(replaced_forward(module, partial(_run, module, checkpoints)))
+                stack.enter_context(_without_checkpointing(module))
+        yield
+
+
+@contextmanager
+def _without_checkpointing(layer: Any) -> Iterator[None]:
+    """Checkpoint the graph alone: some versions of transformers run the module again, with its own forward pass."""
+    before = layer.gradient_checkpointing
+    layer.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        layer.gradient_checkpointing = before
+
+
+def _run(layer: Any, checkpoints: bool, *inputs: Any, **named: Any) -> Any:
+    """Run a layer; a pass that the ranks of a sharded model make to keep in step has no context, and runs as it is."""
+    if named.get("brorl_context") is None:
+        return type(layer).forward(layer, *inputs, **named)
+    forward = compiled(_plain_forward(type(layer)))
+    if checkpoints and layer.training:  # the recomputation runs the same graph
+        return layer._gradient_checkpointing_func(partial(forward, layer, **named), *inputs)
+    return forward(layer, *inputs, **named)
+
+
+def _plain_forward(kind: Any) -> Callable[..., Any]:
+    """Return the forward pass of a class of layers without the wrappers that add gradient checkpointing."""
+    forward: Callable[..., Any] = unwrap(
+        kind.forward, stop=lambda function: function.__code__.co_name != _CHECKPOINTING
+    )
+    return forward

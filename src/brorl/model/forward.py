@@ -1,8 +1,7 @@
 """The two ways in which trees go through a model: as trees, or as one row per distinct response.
 
-Tree attention computes every distinct token once. It needs a model whose attention can be hooked. Any other causal LM
-takes the flat path: its own forward pass, in which a prefix that responses share is computed again for each of them.
-Both give the same log-probs and the same gradient.
+Tree attention computes every distinct token once. Any causal LM whose attention cannot be hooked takes the flat path:
+its own forward pass. Both give the same log-probs and the same gradient.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ from brorl.model.hook_check import check_hooks, check_own_cache, check_packed, c
 from brorl.model.llama_pass import has_llama_layout
 from brorl.model.logits import embeds_last
 from brorl.model.logprobs import DEFAULT_PASS, ChunkLogprobs, ModelPass, chunk_logprobs, default_max_nodes
-from brorl.model.model_shape import KVShape
 from brorl.model.settings import ForwardChoice
-from brorl.model.tree_attention import HooksError
+from brorl.model.tree_attention import HooksError, KVShape
 from brorl.model.tree_batch import AttentionChoice
 from brorl.tree import RolloutTree
 
@@ -36,8 +34,8 @@ from brorl.tree import RolloutTree
 def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
     """Return each distinct response's cost in tokens with tree attention, [L]: its tokens that no earlier one has.
 
-    The first response pays for the prompt. `cost_per_position` is the cost of attending to a token, as a fraction of
-    the other work for one.
+    The first response pays for the prompt. `cost_per_position` is that of attending to a token over the other work for
+    one.
     """
     prompt = len(tree.prompt_ids)
     before_M = prompt + tree.depth
@@ -122,12 +120,8 @@ def choose_forward(
 ) -> Forward:
     """Return how trees go through a model, after a check on a small example.
 
-    Args:
-        model: A causal LM.
-        choice: `tree`, `flat`, or `auto` for the tree wherever it is exact.
-        context: Tokens of the longest prompt and response together. A shorter span of attention needs the flat path,
-            but for a sliding window on a GPU.
-        attention: How nodes attend on the tree path.
+    `context` counts the tokens of the longest prompt and response together. A shorter span of attention needs the flat
+    path, but for a sliding window on a GPU.
 
     Raises:
         UserError: If the model's positions in a context depend on the other rows of a batch.
@@ -183,12 +177,7 @@ def with_packed_passes(
 ) -> Forward:
     """Return packed passes of the learner if they compile and agree with the model's own; else what is given.
 
-    Args:
-        model: A causal LM on a device with FlexAttention.
-        forward: How trees go through the model otherwise.
-        echo: Receives a line about the choice.
-        autocast: Whether the learner computes in bfloat16.
-        failed_anywhere: Whether a check failed on any rank; collective if the model is sharded.
+    `failed_anywhere` tells whether a check failed on any rank; it is collective if the model is sharded.
     """
     start = perf_counter()
     reasons = []

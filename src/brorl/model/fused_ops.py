@@ -1,9 +1,7 @@
 """Operations of a decoder layer with gradients written by hand: they store less and start fewer kernels than autograd.
 
-Each is a function of tensors. Without gradients it works in place wherever it owns its memory. With gradients the
-backward pass computes cheap intermediate results again instead of storing them.
-
-Dimensions: T tokens, h hidden size, I intermediate size, H heads, D head dimension.
+Without gradients they work in place on memory that they own. The backward pass computes cheap intermediate results
+again. Dimensions: T tokens, h hidden size, I intermediate size, H heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -65,14 +63,7 @@ def query_key_value(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the scaled queries [T, H, D], keys [T, K, D] and values [T, K, D] of a layer.
 
-    Args:
-        x_Th: The residual stream.
-        norm: The norm before the attention.
-        map_: The maps to queries, keys and values, as one.
-        query_norm: A norm of each query, or None.
-        key_norm: A norm of each key, or None.
-        angles: The rotations of the tokens, which contain the scale of the queries.
-        num_heads: Query heads.
+    `norm` precedes the attention, `map_` holds the three maps as one, and `angles` contain the scale of the queries.
     """
     head_norms = (*query_norm, *key_norm) if query_norm and key_norm else (None, 0.0, None, 0.0)
     arguments = (x_Th, *norm, *map_, *head_norms, angles, num_heads)
@@ -303,13 +294,7 @@ _MIN_ROWS, _MIN_WIDTH = 32, 64  # oneDNN is slower for fewer rows, inputs or out
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x weight^T + bias, without a gradient.
-
-    Args:
-        x: Rows, shape [T, inputs].
-        weight: Shape [outputs, inputs]; float32 rows are rounded to a weight in bfloat16.
-        bias: Shape [outputs].
-    """
+    """Return x weight^T + bias, without a gradient; float32 rows are rounded to a weight in bfloat16."""
     if weight.dtype is torch.bfloat16 and x.dtype is torch.float32:
         mapped = _padded(torch.nn.functional.linear, x.bfloat16(), weight, None).float()
         return mapped if bias is None else mapped.add_(bias)

@@ -1,7 +1,6 @@
-"""Whether this thread computes with kernels in Triton.
+"""Whether this thread computes with kernels in Triton, which comes with PyTorch for CUDA.
 
-Triton comes with PyTorch for CUDA. The kernels compute in float32 and round once; they have no gradients. Who uses them
-compares them with the operations of PyTorch first; see `brorl.rollout.native.engine`.
+They compute in float32, round once, and have no gradients; `brorl.rollout.native.engine` checks them first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks once, before any sampling, that a path reproduces a model: tree attention, packed passes, or its own cache.
 
-Two small trees with prompts of different lengths and branching responses go through the model. The log-probs of their
-nodes are compared with a plain forward pass over the flattened rows; a difference is an error.
+Two small trees with prompts of different lengths go through the model; a difference from the flattened rows is an
+error.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from brorl.errors import UserError
 from brorl.model.context_limit import attention_limit, carries_state, other_span, smallest_window
 from brorl.model.flat_path import CacheError, OwnCache, flat_chunk_logprobs, last_logits
 from brorl.model.logprobs import DEFAULT_PASS, ChunkLogprobs, ModelPass, by_tree, chunk_logprobs, tree_logprobs
-from brorl.model.model_shape import KVShape, kv_shapes
 from brorl.model.sharding import local_tensor
-from brorl.model.tree_attention import HookedPass, HooksError, prefill, tree_attention
+from brorl.model.tree_attention import HooksError, KVShape, PackedPass, kv_shapes, prefill, tree_attention
 from brorl.tree import RolloutTree
 
 _ROW_TOKENS = 10
@@ -34,29 +33,20 @@ _LONGEST_CACHED = 1024
 
 
 def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
-    """Check that tree attention reproduces the forward pass of a model; return each layer's shape of keys and values.
-
-    Raises:
-        HooksError: If it does not.
-        UserError: If its logits are not finite.
-    """
+    """Check that tree attention reproduces a model's forward pass; return each layer's shape of keys and values."""
     trees = _trees(model.config.get_text_config().vocab_size)
     with _trial(model, HooksError), torch.no_grad():
         shapes = kv_shapes(model)
-        got = torch.cat(tree_logprobs(model, trees)).cpu().double()
-        logits = _plain_logits(model, trees)
-    _check_finite(model, logits)
-    if not _close(got, _plain_logprobs(logits, trees), _tolerance(model), logits):
+        got = torch.cat(tree_logprobs(model, trees))
+        expected = torch.cat(by_tree(list(flat_chunk_logprobs(model, trees)), trees))
+    _check_finite(model, expected)
+    if not _close(got, expected, model.dtype):
         raise HooksError.of(model, "its log-probs change under tree attention")
     return shapes
 
 
 def check_window(model: PreTrainedModel) -> None:
-    """Check that a prompt beyond a sliding window has the logits of the model's own attention.
-
-    Raises:
-        HooksError: If it has not.
-    """
+    """Check that a prompt beyond a sliding window has the logits of the model's own attention."""
     window = smallest_window(model.config)
     if window is None or window > _LONGEST_WINDOW:
         return
@@ -65,8 +55,8 @@ def check_window(model: PreTrainedModel) -> None:
         ids = torch.tensor([row], device=model.device)
         expected_V = model(input_ids=ids, use_cache=False).logits[0, -1]
         with tree_attention(model):
-            got_V = prefill(HookedPass(model), [row])[1][0]
-    if not _close(got_V, expected_V, _tolerance(model), expected_V):
+            got_V = prefill(PackedPass(model), [row])[1][0]
+    if not _close(got_V, expected_V, model.dtype):
         raise HooksError.of(model, "its logits change beyond its sliding window")
 
 
@@ -75,57 +65,40 @@ def is_exact(model: PreTrainedModel, model_pass: ModelPass) -> bool:
     """Return whether a pass gives the log-probs of another one that `check_hooks` accepted."""
     trees = _trees(model.config.get_text_config().vocab_size)
     got, expected = (torch.cat(tree_logprobs(model, trees, model_pass=way)) for way in (model_pass, DEFAULT_PASS))
-    return _close(got, expected, _tolerance(model), expected)
+    return _close(got, expected, model.dtype)
 
 
 def check_own_cache(model: PreTrainedModel, context: int = 0) -> None:
     """Check that decoding with its own cache reproduces the forward pass of a model.
 
     A span of attention below `context`, of up to 1,024 tokens, is passed: by a prompt, and while decoding.
-
-    Raises:
-        CacheError: If it does not.
-        UserError: If its logits are not finite.
     """
     span = attention_limit(model.config)
     lengths = [_CACHED_PROMPT]
     if span is not None and span.tokens < min(context, _LONGEST_CACHED):
         lengths += [max(1, span.tokens - 2), span.tokens + 2]
-    for length in lengths:
-        _check_own_cache(model, length)
-
-
-def _check_own_cache(model: PreTrainedModel, length: int) -> None:
-    """Decode two responses to each of two prompts of a length."""
     vocabulary = model.config.get_text_config().vocab_size
-    total = length + 4
-    compared = total - length + 1  # positions: logits of all would take gigabytes where the vocabulary is large
-    row_LT = torch.arange(4 * total, device=model.device).reshape(4, total) * 7 % vocabulary
-    row_LT[:2, :length] = row_LT[0, :length]
-    row_LT[2:, :length] = row_LT[2, :length]
-    with _trial(model, CacheError), torch.no_grad():
-        expected_LTV = model(input_ids=row_LT, use_cache=False, **last_logits(model, compared)).logits[:, -compared:]
-        cache = OwnCache(model, row_LT[[0, 2], :length])
-        logits = [cache.logits_RV[[0, 0, 1, 1]]]
-        cache.take(torch.tensor([0, 0, 1, 1], device=model.device))
-        logits += [cache.feed(row_LT[:, index]) for index in range(length, total)]
-    _check_finite(model, expected_LTV)
-    if not _close(torch.stack(logits, 1), expected_LTV, _tolerance(model), expected_LTV):
-        raise CacheError.of(model, f"its logits change when it decodes with its cache after {length} tokens")
+    for length in lengths:  # two responses to each of two prompts
+        total, compared = length + 4, 5  # positions: logits of all would take gigabytes where the vocabulary is large
+        row_LT = torch.arange(4 * total, device=model.device).reshape(4, total) * 7 % vocabulary
+        row_LT[:2, :length] = row_LT[0, :length]
+        row_LT[2:, :length] = row_LT[2, :length]
+        with _trial(model, CacheError), torch.no_grad():
+            output = model(input_ids=row_LT, use_cache=False, **last_logits(model, compared))
+            expected_LTV = output.logits[:, -compared:]
+            cache = OwnCache(model, row_LT[[0, 2], :length])
+            logits = [cache.logits_RV[[0, 0, 1, 1]]]
+            cache.take(torch.tensor([0, 0, 1, 1], device=model.device))
+            logits += [cache.feed(row_LT[:, index]) for index in range(length, total)]
+        _check_finite(model, expected_LTV)
+        if not _close(torch.stack(logits, 1), expected_LTV, model.dtype):
+            raise CacheError.of(model, f"its logits change when it decodes with its cache after {length} tokens")
 
 
 def check_packed(model: PreTrainedModel, model_pass: ModelPass, autocast: bool = False) -> None:
-    """Check that packed passes give a model the log-probs and the gradient of its own forward pass.
+    """Check that packed passes give a model the log-probs and the gradient of its own forward pass; collective.
 
-    On CUDA the first call compiles the kernels, those without a gradient too.
-
-    Args:
-        model: A causal LM on the device of the learner; sharded, every rank calls this.
-        model_pass: Packed passes.
-        autocast: Whether the learner computes in bfloat16.
-
-    Raises:
-        HooksError: If it does not.
+    On CUDA the first call compiles the kernels, those without a gradient too. `autocast` means bfloat16.
     """
     span = other_span(model.config)
     if span is not None:
@@ -147,10 +120,10 @@ def check_packed(model: PreTrainedModel, model_pass: ModelPass, autocast: bool =
         raise HooksError(" ".join([f"{type(error).__name__}:", *lines[:2]])) from error
     finally:
         model.train(was_training)
-    tolerance = 0.1 if autocast else _tolerance(model)
+    dtype = torch.bfloat16 if autocast else model.dtype
     names = ("log-probs", "gradients", "gradients", "log-probs")
     for name, one, other in zip(names, (*got, again), (*expected, expected[0]), strict=True):
-        if not _close(one, other, tolerance, other):
+        if not _close(one, other, dtype):
             raise HooksError(f"the {name} of {type(model).__name__} change")
 
 
@@ -180,12 +153,13 @@ def _check_finite(model: PreTrainedModel, logits: Tensor) -> None:
 
 def agrees(got: Tensor, expected: Tensor) -> bool:
     """Return whether two ways to the same finite numbers differ by no more than their dtype explains."""
-    return _close(got, expected, _error_of(expected.dtype), expected)
+    return _close(got, expected, expected.dtype)
 
 
-def _close(got: Tensor, expected: Tensor, tolerance: float, scale: Tensor) -> bool:
-    """Return whether numbers differ by no more than a tolerance, relative to the largest entry of `scale`."""
-    return torch.allclose(got, expected, rtol=tolerance, atol=tolerance * float(scale.abs().max()))
+def _close(got: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether numbers differ by no more than a dtype explains, relative to the largest one."""
+    error = 0.1 if dtype in (torch.bfloat16, torch.float16) else 1e-3
+    return torch.allclose(got, expected, rtol=error, atol=error * float(expected.abs().max()))
 
 
 def _log_probs(
@@ -216,15 +190,6 @@ def _logprobs_and_gradients(
     return [logprob_M, *gradients]
 
 
-def _tolerance(model: PreTrainedModel) -> float:
-    """Return the relative error that the dtype of a model explains."""
-    return _error_of(model.dtype)
-
-
-def _error_of(dtype: torch.dtype) -> float:
-    return 0.1 if dtype in (torch.bfloat16, torch.float16) else 1e-3
-
-
 def _trees(vocabulary: int, num_responses: int = 2) -> list[RolloutTree]:
     """Return a tree for each prompt length; its responses branch, and all rows have the same length."""
     trees = []
@@ -245,24 +210,3 @@ def _branching_trees(model: PreTrainedModel) -> list[RolloutTree]:
         rows = [[(7 * i + first) % vocabulary for i in range(window + _BLOCK_RESPONSES)] for first in (0, 1)]
         trees.append(RolloutTree.from_responses([1, 2], rows))
     return trees
-
-
-def _plain_logits(model: PreTrainedModel, trees: Sequence[RolloutTree]) -> Tensor:
-    """Return the logits of the model's own attention for every row (prompt and response), shape [L, T, V]."""
-    rows = [[*tree.prompt_ids, *response] for tree in trees for response, _ in tree.responses()]
-    logits: Tensor = model(input_ids=torch.tensor(rows, device=model.device), use_cache=False).logits
-    return logits.cpu().double()
-
-
-def _plain_logprobs(logits_LTV: Tensor, trees: Sequence[RolloutTree]) -> Tensor:
-    """Return the log-probs of all nodes, tree after tree, from the logits of the rows."""
-    logprob_LTV = iter(logits_LTV.log_softmax(-1))
-    logprobs = []
-    for tree in trees:
-        node_M = torch.empty(tree.num_unique_tokens, dtype=torch.float64)
-        for leaf in tree.leaf.tolist():
-            path = tree.path(leaf)
-            predicting = len(tree.prompt_ids) - 1 + torch.arange(path.size)
-            node_M[path] = next(logprob_LTV)[predicting, torch.from_numpy(tree.token[path])]
-        logprobs.append(node_M)
-    return torch.cat(logprobs)

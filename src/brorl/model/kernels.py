@@ -1,7 +1,6 @@
 """Kernels for float32 on a CPU, written in C and compiled for this processor when they are first used.
 
-Small models and few rows spend most of their time on starting operations, and many rows on passing over memory between
-them. A process without a C compiler computes the same functions with PyTorch.
+A process without a C compiler computes the same functions with PyTorch, with more operations and passes over memory.
 """
 
 from __future__ import annotations
@@ -52,11 +51,7 @@ class KernelsError(UserError):
 
 
 class Kernels:
-    """The compiled functions. All tensors are float32 on the CPU.
-
-    Args:
-        library: The shared library that `compile_kernels` returns.
-    """
+    """The compiled functions of a shared library. All tensors are float32 on the CPU."""
 
     def __init__(self, library: Path) -> None:
         self._functions = ctypes.CDLL(str(library))
@@ -65,13 +60,16 @@ class Kernels:
             function.argtypes = [_ARGUMENTS[letter] for letter in signature]
             function.restype = None
 
+    def _call(self, name: str, *arguments: Any) -> None:
+        """Call a function with the addresses of tensors, and the number of threads."""
+        addresses = (x.data_ptr() if isinstance(x, Tensor) else x for x in arguments)
+        getattr(self._functions, name)(*addresses, torch.get_num_threads())
+
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Divide vectors by their root mean square, and multiply by a weight; shape [T, h] or [T, H, h]."""
         x = _with_dense_tokens(x)
         out = torch.empty(x.shape)
-        self._functions.rms_norm(
-            x.data_ptr(), x.stride(0), weight.data_ptr(), epsilon, out.data_ptr(), *_rows(x), torch.get_num_threads()
-        )
+        self._call("rms_norm", x, x.stride(0), weight, epsilon, out, *_rows(x))
         return out
 
     def rms_norm_backward(
@@ -81,34 +79,26 @@ class Kernels:
         x, grad = _with_dense_tokens(x), grad.contiguous()
         out = torch.empty(x.shape) if out is None else out
         sums = torch.zeros(_BLOCKS, x.shape[-1])
-        self._functions.rms_norm_backward(
-            x.data_ptr(), x.stride(0), weight.data_ptr(), epsilon, grad.data_ptr(), out.data_ptr(), out.stride(0),
-            sums.data_ptr(), _BLOCKS, *_rows(x), torch.get_num_threads(),
-        )  # fmt: skip
+        outputs = out, out.stride(0), sums, _BLOCKS
+        self._call("rms_norm_backward", x, x.stride(0), weight, epsilon, grad, *outputs, *_rows(x))
         return out, sums.sum(0)
 
     def rotate(self, x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor, out: Tensor | None = None) -> Tensor:
         """Rotate the pairs (d, d + D / 2) of heads by the angles of their positions; into `out` if given."""
         x_THD = _with_dense_tokens(x_THD)
         out = torch.empty(x_THD.shape) if out is None else out
-        self._functions.rotate(
-            x_THD.data_ptr(), x_THD.stride(0), cos_TD.data_ptr(), sin_TD.data_ptr(), out.data_ptr(), out.stride(0),
-            *x_THD.shape, torch.get_num_threads(),
-        )  # fmt: skip
+        self._call("rotate", x_THD, x_THD.stride(0), cos_TD, sin_TD, out, out.stride(0), *x_THD.shape)
         return out
 
     def gated(self, gate: Tensor, up: Tensor, out: Tensor) -> Tensor:
         """Write silu(gate) * up to `out`, which may be one of the two; all contiguous."""
-        self._functions.gated(gate.data_ptr(), up.data_ptr(), out.data_ptr(), gate.numel(), torch.get_num_threads())
+        self._call("gated", gate, up, out, gate.numel())
         return out
 
     def gated_backward(self, gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Return silu(gate) * up, and the gradient of `up`; overwrite `grad` with the gradient of `gate`."""
         gated, grad_up = torch.empty_like(gate), torch.empty_like(up)
-        self._functions.gated_backward(
-            gate.data_ptr(), up.data_ptr(), grad.data_ptr(), gated.data_ptr(), grad_up.data_ptr(), gate.numel(),
-            torch.get_num_threads(),
-        )  # fmt: skip
+        self._call("gated_backward", gate, up, grad, gated, grad_up, gate.numel())
         return gated, grad_up
 
     def draw_tokens(
@@ -117,17 +107,15 @@ class Kernels:
         """Draw a token for each of K rollouts, fastest with rows in ascending order; see `native.draw.draw_tokens`."""
         logits_RV, row_K, uniform_K = logits_RV.contiguous(), row_K.contiguous(), uniform_K.contiguous()
         token_K, logprob_K = torch.empty_like(row_K), torch.empty_like(uniform_K)
-        self._functions.draw_tokens(
-            logits_RV.data_ptr(), logits_RV.shape[1], 1 / temperature,
-            *(x.data_ptr() for x in (row_K, uniform_K, token_K, logprob_K)), row_K.numel(), torch.get_num_threads(),
-        )  # fmt: skip
+        drawn = row_K, uniform_K, token_K, logprob_K
+        self._call("draw_tokens", logits_RV, logits_RV.shape[1], 1 / temperature, *drawn, row_K.numel())
         return token_K, logprob_K
 
     def attend_rows(
         self, query_RHD: Tensor, key_RKD: Tensor, value_RKD: Tensor, prompt_key: Tensor, prompt_value: Tensor,
         prompt_R: Tensor, length_P: Tensor, pages: Tensor, slot_BR: Tensor, position: int,
     ) -> Tensor:  # fmt: skip
-        """Store the keys and values of one new token per row, then attend to the row's prompt and to the row.
+        """Store keys and values of one new token per row; return its attention to the prompt and the row, [R, H, D].
 
         Args:
             query_RHD: Scaled queries.
@@ -141,9 +129,6 @@ class Kernels:
                 int64, shape [2, B].
             slot_BR: The slot of each row in each block, int64. In the last block no two rows have the same.
             position: Index of the new token in its row.
-
-        Returns:
-            The attention, shape [R, H, D].
         """
         query_RHD = query_RHD.contiguous()
         key_RKD, value_RKD = _with_dense_tokens(key_RKD), _with_dense_tokens(value_RKD)
@@ -151,33 +136,24 @@ class Kernels:
             key_RKD, value_RKD = key_RKD.contiguous(), value_RKD.contiguous()
         out = torch.empty(query_RHD.shape)
         (rows, heads, width), num_kv_heads = query_RHD.shape, key_RKD.shape[1]
-        self._functions.attend_rows(
-            query_RHD.data_ptr(), key_RKD.data_ptr(), value_RKD.data_ptr(), key_RKD.stride(0), prompt_key.data_ptr(),
-            prompt_value.data_ptr(), prompt_value.shape[2], prompt_R.data_ptr(), length_P.data_ptr(),
-            pages[0].data_ptr(), pages[1].data_ptr(), slot_BR.data_ptr(), position, out.data_ptr(), rows, num_kv_heads,
-            heads // num_kv_heads, width, torch.get_num_threads(),
+        prompts = prompt_key, prompt_value, prompt_value.shape[2], prompt_R, length_P
+        sizes = rows, num_kv_heads, heads // num_kv_heads, width
+        self._call(
+            "attend_rows", query_RHD, key_RKD, value_RKD, key_RKD.stride(0), *prompts, pages[0], pages[1], slot_BR,
+            position, out, *sizes,
         )  # fmt: skip
         return out
 
     def attend_nodes(self, nodes: PackedNodes, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend from the nodes of trees to their prompts and ancestors.
+        """Return the attention of nodes to their prompts and ancestors, [F, H, D], and what its backward pass needs.
 
-        Args:
-            nodes: The nodes.
-            inputs: Contiguous scaled queries [F, H, D], keys and values [F, K, D], and keys and values of the prompts
-                [P, K, S, D].
-
-        Returns:
-            The attention, shape [F, H, D], and what the backward pass needs of it.
+        The contiguous inputs are scaled queries, keys and values, and keys and values of the prompts [P, K, S, D].
         """
         query, key, value, prompt_key, prompt_value = inputs
         blocks = in_blocks(prompt_key)
         out, lse = torch.empty(query.shape), torch.empty(query.shape[:2])
-        self._functions.attend_nodes(
-            query.data_ptr(), key.data_ptr(), value.data_ptr(), blocks.data_ptr(), prompt_value.data_ptr(),
-            prompt_key.shape[2], *nodes.arguments(), out.data_ptr(), lse.data_ptr(),
-            *nodes.sizes(query, key),
-        )  # fmt: skip
+        prompts = blocks, prompt_value, prompt_key.shape[2]
+        self._call("attend_nodes", query, key, value, *prompts, *nodes.arguments(), out, lse, *nodes.sizes(query, key))
         return out, lse
 
     def attend_nodes_backward(
@@ -188,9 +164,9 @@ class Kernels:
         blocks = [in_blocks(x) for x in (prompt_key, prompt_value)]
         grads = [torch.zeros(x.shape) for x in inputs]
         grad_FHD = grad_FHD.contiguous()
-        self._functions.attend_nodes_backward(
-            *(x.data_ptr() for x in (*inputs, *blocks)), prompt_key.shape[2],
-            *nodes.arguments(), *(x.data_ptr() for x in (out, lse, grad_FHD, *grads)), *nodes.sizes(query, key),
+        self._call(
+            "attend_nodes_backward", *inputs, *blocks, prompt_key.shape[2], *nodes.arguments(), out, lse, grad_FHD,
+            *grads, *nodes.sizes(query, key),
         )  # fmt: skip
         return grads
 
@@ -198,10 +174,7 @@ class Kernels:
 class PackedNodes:
     """The nodes of P trees for the kernels: in preorder, tree after tree, each with all of its ancestors.
 
-    Args:
-        prompt_F: Prompt of each node, ascending, shape [F].
-        depth_F: Depth of each node, 0 for the first token after the prompt, shape [F].
-        length_P: Tokens of each prompt, shape [P].
+    `prompt_F` ascends; `depth_F` is 0 for the first token after the prompt.
     """
 
     def __init__(self, prompt_F: IntArray, depth_F: IntArray, length_P: IntArray) -> None:
@@ -215,9 +188,9 @@ class PackedNodes:
         return *(array.ctypes.data for array in self._arrays), self._deepest
 
     def sizes(self, query_FHD: Tensor, key_FKD: Tensor) -> tuple[int, ...]:
-        """Return the sizes of the arguments, and the number of threads."""
+        """Return the sizes of the arguments."""
         (num_nodes, num_heads, width), num_kv_heads = query_FHD.shape, key_FKD.shape[1]
-        return num_nodes, self._num_prompts, num_kv_heads, num_heads // num_kv_heads, width, torch.get_num_threads()
+        return num_nodes, self._num_prompts, num_kv_heads, num_heads // num_kv_heads, width
 
 
 def in_blocks(x_PKSD: Tensor) -> Tensor:
@@ -248,11 +221,7 @@ _choice: CompileChoice = "auto"
 
 
 def use_kernels(choice: CompileChoice) -> None:
-    """Set which kernels this process uses: auto, where a C compiler is present; on, with an error without one; off.
-
-    Raises:
-        KernelsError: If they are required, and cannot be compiled or loaded.
-    """
+    """Set which kernels this process uses: auto, where a C compiler is present; on, with an error without one; off."""
     global _choice  # of the process, like the number of threads of PyTorch
     _choice = choice
     if choice == "on" and isinstance(loaded := _load(), str):
@@ -296,13 +265,7 @@ def _load() -> Kernels | str:
 
 
 def compile_kernels() -> Path:
-    """Return the shared library for this processor; compile it unless the user's cache folder has it.
-
-    Raises:
-        FileNotFoundError: If no C compiler is found.
-        OSError: If the cache folder cannot be written.
-        subprocess.CalledProcessError: If the compiler fails.
-    """
+    """Return the shared library for this processor; compile it unless the user's cache folder has it."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))), None)
     if compiler is None:
         raise FileNotFoundError("no C compiler is found (CC, cc, gcc, clang)")

@@ -1,8 +1,7 @@
 """The forward pass of a decoder with the layers of Llama, written out in few operations.
 
-Small models and few rows spend most of their time on starting the many kernels of the modules of transformers. This
-pass computes the same function from the same parameters. A model of another
-layout, or with adapters, hooks or shards in its modules, goes through its own modules.
+It starts fewer kernels than the modules of transformers, and computes the same function from the same parameters. A
+model of another layout, or with adapters, hooks or shards in its modules, goes through its own modules.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from brorl.model.fused_ops import (
     rms_norm,
 )
 from brorl.model.logits import MAX_LOGITS, RowLogits
-from brorl.model.tree_attention import AttentionContext, check_positions
+from brorl.model.tree_attention import AttentionContext, PackedPass, check_positions
 
 _LAYOUTS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 _FIRST_POSITIONS = 256
@@ -43,10 +42,12 @@ def has_llama_layout(model: PreTrainedModel) -> bool:
     return all(_is_plain(module) for module in model.modules())
 
 
-def num_joined_weights(model: PreTrainedModel) -> int:
-    """Return how many weights a pass on a GPU copies to sample: those of the maps that it joins."""
-    joined = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-    return sum(p.numel() for name, p in model.named_parameters() if name.split(".")[-2] in joined)
+def num_copied_weights(model: PreTrainedModel, device: str) -> int:
+    """Return how many weights a pass copies to sample: on a CPU all matrices, on a GPU those of maps that it joins."""
+    joined = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
+    others = {"o_proj", "down_proj", "lm_head"} if device == "cpu" else set()
+    named = [(name.split(".")[-2], p) for name, p in model.named_parameters(remove_duplicate=False)]
+    return sum(p.numel() for part, p in named if part in joined or (part in others and p.dim() == 2))
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -68,18 +69,16 @@ class _Layer(NamedTuple):
     down: Linear
 
 
-class LlamaPass:
-    """A forward pass over packed tokens, from a model's parameters or from a copy of them.
+class LlamaPass(PackedPass):
+    """A pass over packed tokens from a model's parameters, or from a copy of them, if `has_llama_layout` is true.
 
-    Args:
-        model: A causal LM for which `has_llama_layout` is true.
-        sampling_dtype: Copy matrices in this dtype, arranged for products of few rows; without gradients. All other
-            numbers keep the dtype of the model. None for the parameters themselves.
+    With a `sampling_dtype` matrices are copied in this dtype, arranged for products of few rows, without gradients. All
+    other numbers keep the dtype of the model.
     """
 
     def __init__(self, model: PreTrainedModel, sampling_dtype: torch.dtype | None = None) -> None:
+        super().__init__(model)
         decoder: Any = model.get_decoder()
-        self._model = model
         self._dtype = sampling_dtype
         self._copies: list[tuple[Tensor, Tensor]] = []  # parts of the copies, and the parameters that they hold
         self._head_dim: int = decoder.layers[0].self_attn.head_dim
@@ -92,11 +91,6 @@ class LlamaPass:
         self._rotary = decoder.rotary_emb
         self._cos = self._sin = self._embedding.new_empty(0, self._head_dim)
         self.refresh()
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return self._embedding.device
 
     @torch.no_grad()
     def refresh(self) -> None:

@@ -1,7 +1,4 @@
-"""Loads a Hugging Face causal LM, with dropout off, and its tokenizer; compares what is saved with the model.
-
-A tokenizer without an end-of-sequence token is an error, since no response could finish. A padding token is not needed.
-"""
+"""Loads a Hugging Face causal LM, with dropout off, and its tokenizer; compares what is saved with the model."""
 
 from __future__ import annotations
 
@@ -17,13 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import (
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from brorl.errors import UserError
 from brorl.model.lora import (
@@ -59,11 +50,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of a config's name.
-
-    Raises:
-        UserError: If there is no such device.
-    """
+    """Return the device of a config's name; an error if there is no such device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -81,15 +68,10 @@ def choose_device(name: str) -> torch.device:
 
 
 def load_tokenizer(name: str, stop: Sequence[str] = ()) -> PreTrainedTokenizerBase:
-    """Load a tokenizer and check that its responses can end.
+    """Load a tokenizer and check that its responses can end, also with the texts in `stop`.
 
-    Args:
-        name: As in `load_model`; the tokenizer of an adapter can be in its folder or in that of its base.
-        stop: Texts that end a response, in addition to the tokenizer's end token. The first special token among them
-            becomes the end token of a tokenizer that has none.
-
-    Raises:
-        UserError: If it cannot be loaded, if nothing ends a response, or if one of the texts cannot.
+    The first special token in `stop` becomes the end token of a tokenizer that has none. The tokenizer of an adapter
+    can be in its folder or in that of its base.
     """
     source = find_model(name)
     beside = source.adapter is not None and (source.adapter / "tokenizer_config.json").exists()
@@ -116,11 +98,7 @@ def load_tokenizer(name: str, stop: Sequence[str] = ()) -> PreTrainedTokenizerBa
 
 
 def check_vocabulary(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that a model's embedding has a row for every token of a tokenizer.
-
-    Raises:
-        UserError: If a row is missing; it names the model.
-    """
+    """Check that a model's embedding has a row for every token of a tokenizer."""
     embedding: Any = model.get_input_embeddings()
     rows = int(embedding.weight.shape[0])
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
@@ -138,21 +116,11 @@ def load_model(
     lora: LoraSettings | None = None,
     gradient_checkpointing: bool = False,
 ) -> PreTrainedModel:
-    """Load a causal LM with its dropout switched off; of a model of images and text, the text part is trained.
+    """Load a causal LM with its dropout switched off; `requires_grad` marks the trained weights, those of text.
 
-    Args:
-        name: The shipped model, a folder or a hub id, with or without `@revision`. An adapter is continued with `lora`,
-            merged without.
-        device: The device of its weights.
-        dtype: Type of its weights; with `lora` of the frozen weights, as adapters are at least float32.
-        lora: The adapters to train; None to train all weights.
-        gradient_checkpointing: Whether the backward pass computes activations again.
-
-    Returns:
-        The model; `requires_grad` marks the trained weights.
-
-    Raises:
-        UserError: If it cannot be loaded, or not be trained with these settings, or a weight is not a finite number.
+    `name` is that of a shipped model, a folder or a hub id, with or without `@revision`. An adapter is continued with
+    `lora`, merged without. `dtype` is that of the weights; with `lora` of the frozen ones, as adapters are at least
+    float32.
     """
     source = find_model(name)
     if lora or source.adapter:
@@ -181,24 +149,21 @@ def load_model(
     return model
 
 
-def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str] = ()) -> tuple[int, ...]:
-    """Return the tokens that end a response: of the tokenizer, of the model's generation config, and in `stop`."""
-    return _end_tokens(model.generation_config, tokenizer, stop)
-
-
-def end_tokens_of(name: str, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str] = ()) -> tuple[int, ...]:
-    """Return the tokens that end a response of a model that is not loaded; see `load_model` and `end_tokens`."""
-    source = find_model(name)
-    try:
-        generation = GenerationConfig.from_pretrained(source.path, **source.options)
-    except OSError:  # it has no such file
-        generation = GenerationConfig.from_model_config(read_config(source))
-    return _end_tokens(generation, tokenizer, stop)
-
-
-def _end_tokens(
-    generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]
+def end_tokens(
+    model: PreTrainedModel | str, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str] = ()
 ) -> tuple[int, ...]:
+    """Return the tokens that end a response: of the tokenizer, of the model's generation config, and in `stop`.
+
+    The model can be a name, and is not loaded then; see `load_model`.
+    """
+    if isinstance(model, str):
+        source = find_model(model)
+        try:
+            generation = GenerationConfig.from_pretrained(source.path, **source.options)
+        except OSError:  # it has no such file
+            generation = GenerationConfig.from_model_config(read_config(source))
+    else:
+        generation = model.generation_config
     configured = getattr(generation, "eos_token_id", None)
     extra = configured if isinstance(configured, list) else [configured]
     found = {tokenizer.eos_token_id, *extra, *stop_tokens(tokenizer, stop)}
@@ -313,10 +278,7 @@ class Blueprint:
         return model
 
     def take_weights(self, model: PreTrainedModel) -> dict[str, Tensor]:
-        """Return the weights of the model of this blueprint by name, and leave its parameters on the meta device.
-
-        Nothing else refers to the model's weights afterwards.
-        """
+        """Return the weights of its model by name, to which nothing else refers then; the model is left on meta."""
         weights = {name: p.detach() for name, p in model.named_parameters()}
         self._put_into(model)
         return weights
@@ -334,15 +296,8 @@ _NOT_OF_THE_MODEL = ("_name_or_path", "dtype", "transformers_version")
 def check_saved(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> None:
     """Check that a folder holds the model or the adapters that were saved there, weight by weight and bit by bit.
 
-    A whole model is loaded by transformers, with the folder's config; the weights stay in their file.
-
-    Args:
-        model: The model; its parameters may be sharded.
-        weights: The parameters that were saved, whole, by name.
-        folder: The folder.
-
-    Raises:
-        UserError: If it holds another model; it names what differs.
+    A whole model is loaded by transformers, with the folder's config; the weights stay in their file. `weights` are the
+    parameters that were saved, whole, by name; those of the model may be sharded.
     """
     if is_adapter := (folder / ADAPTER_CONFIG).exists():
         saved = load_file(folder / "adapter_model.safetensors")

@@ -1,9 +1,7 @@
 """Logits of the rows of a forward pass: whole if they are few, else in blocks of at most 2^26.
 
-The backward pass computes the logits of a block again. The output embedding is called as a module, so bias, adapters,
-tied and frozen weights and autocast need no code here; if the model is sharded, the call reads the weights that the
-root's forward pass has gathered. A model that changes its logits after its output embedding (soft-capping, a scale)
-needs whole logits.
+The output embedding is called as a module, so bias, adapters, tied and frozen weights, shards and autocast need no code
+here. A model that changes its logits after it (soft-capping, a scale) needs whole logits.
 """
 
 from __future__ import annotations
@@ -55,20 +53,9 @@ def row_logits(
     whole_logits: bool = False,
     max_logits: int | None = None,
 ) -> RowLogits:
-    """Run a model; stop before its output embedding if the logits are many.
+    """Run a model by `forward`, which returns its logits; stop before its output embedding if they are many.
 
-    Args:
-        model: A causal LM.
-        forward: Calls the model and returns the `logits` of its output, with nothing else done to them.
-        num_rows: Number of rows whose logits the call returns.
-        whole_logits: Whether the model needs whole logits; see `embeds_last`.
-        max_logits: The most logits that are computed at once; None for `MAX_LOGITS`.
-
-    Returns:
-        The logits or the inputs of the output embedding, in the shape that the call returns.
-
-    Raises:
-        UserError: If the model changes its logits after its output embedding, and `whole_logits` is not set.
+    The result has the shape that the call returns. `whole_logits` is needed where `embeds_last` is false.
     """
     vocabulary: int = model.config.get_text_config().vocab_size
     if whole_logits or num_rows * vocabulary <= (max_logits or MAX_LOGITS):
@@ -87,11 +74,7 @@ def row_logits(
 
 @torch.no_grad()
 def embeds_last(model: PreTrainedModel) -> bool:
-    """Return whether a model's logits are the unchanged output of its output embedding.
-
-    Args:
-        model: A causal LM, also on the meta device.
-    """
+    """Return whether a model's logits are the unchanged output of its output embedding, also on the meta device."""
     embedding = model.get_output_embeddings()
     if embedding is None:
         return False
@@ -111,8 +94,7 @@ def embeds_last(model: PreTrainedModel) -> bool:
 def computed_whole(model: PreTrainedModel) -> Iterator[None]:
     """Let the output embedding of a model compute inside the block, also while `row_logits` leaves it out.
 
-    Args:
-        model: A causal LM. A hook at the start of its forward pass can make another pass in this block.
+    A hook at the start of its forward pass can make another pass in this block.
     """
     embedding = model.get_output_embeddings()
     forward = None if embedding is None else embedding.__dict__.get("forward")
@@ -125,11 +107,7 @@ def computed_whole(model: PreTrainedModel) -> Iterator[None]:
 
 
 class _Skipped:
-    """Records the inputs of an output embedding that returns them unchanged.
-
-    Attributes:
-        previous: The `forward` that is set on the embedding's instance otherwise, if any.
-    """
+    """Records the inputs of an output embedding that returns them unchanged; `previous` is its own `forward`."""
 
     def __init__(self, embedding: nn.Module) -> None:
         self.previous: Callable[..., Any] | None = embedding.__dict__.get("forward")
@@ -227,13 +205,8 @@ _LOGITS_PER_SORT = 1 << 22  # a sort has temporaries of 8 times its logits' size
 def smallest_kept(logits_RV: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
     """Return the smallest logit that top-k, and then top-p, keep in each row, shape [R]; a logit of at least it stays.
 
-    So ties with the last token stay, and the set does not depend on the order of a sort.
-
-    Args:
-        logits_RV: Logits, before the temperature, shape [R, V].
-        temperature: Their divisor, above 0.
-        top_p: Keep the smallest set whose mass among the top-k reaches this; 1 keeps all of them.
-        top_k: Keep this many; 0 keeps all.
+    So ties with the last token stay, and the set does not depend on the order of a sort. Logits come before the
+    temperature. Top-p keeps the smallest set whose mass among the top-k reaches it; a `top_k` of 0 keeps all.
 
     Source: nucleus sampling, arXiv 1904.09751; the order (top-k first) is that of Hugging Face transformers and vLLM.
     """

@@ -1,9 +1,8 @@
 """Log-probabilities of every tree node under a model: exact, differentiable, chunked.
 
-`tree_logprobs` returns them as tensors that can be differentiated. `chunk_logprobs` yields them chunk by chunk; the
-caller back-propagates each chunk before the next, which keeps the learner's memory independent of N. The prompts of
-packed chunks are tokens of the chunks. Otherwise chunks are small, and a prompt is computed once: its keys and values
-collect the gradient of all chunks before it flows through the prompt.
+The caller of `chunk_logprobs` back-propagates each chunk before the next, which keeps the learner's memory independent
+of N. The prompts of packed chunks are tokens of the chunks. Otherwise chunks are small, and a prompt is computed once:
+its keys and values collect the gradient of all chunks before it flows through the prompt.
 """
 
 from __future__ import annotations
@@ -22,19 +21,12 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from brorl.arrays import IntArray
-from brorl.model.compiled import compiled, compiled_layers
 from brorl.model.context_limit import smallest_window
 from brorl.model.device import to_device
-from brorl.model.flex_attention import forest_attention
+from brorl.model.flex_attention import compiled, compiled_layers
 from brorl.model.llama_pass import LlamaPass
 from brorl.model.logits import COMPILED_LOGITS_PER_BLOCK, LOGITS_PER_BLOCK, MAX_LOGITS, PLAIN, NextToken, RowLogits
-from brorl.model.tree_attention import (
-    HookedPass,
-    PackedPass,
-    PromptCache,
-    prefill,
-    tree_attention,
-)
+from brorl.model.tree_attention import PackedPass, PromptCache, prefill, tree_attention
 from brorl.model.tree_batch import AttentionChoice, TreeBatch, TreeSlice, split_into_chunks
 from brorl.tree import RolloutTree
 
@@ -59,9 +51,9 @@ class ModelPass:
             return LlamaPass(model)
         return self.hooked(model)
 
-    def hooked(self, model: PreTrainedModel) -> HookedPass:
+    def hooked(self, model: PreTrainedModel) -> PackedPass:
         """Return a forward pass through the modules of a model."""
-        return HookedPass(model, whole_logits=self.whole_logits, max_logits=self._logits_per_block)
+        return PackedPass(model, whole_logits=self.whole_logits, max_logits=self._logits_per_block)
 
     def outputs(self, next_token: NextToken, entropy: bool = False) -> NodeOutputs:
         """Return what computes the outputs of the nodes."""
@@ -75,7 +67,7 @@ class ModelPass:
     def within(self, model: PreTrainedModel) -> Iterator[None]:
         """Let the model compute its attention, and its layers, in this way inside the block."""
         with ExitStack() as stack:
-            stack.enter_context(forest_attention(model) if self.packed else tree_attention(model))
+            stack.enter_context(tree_attention(model))
             if self.compiled:
                 stack.enter_context(compiled_layers(model))
             yield
@@ -99,18 +91,10 @@ def tree_logprobs(
     max_nodes: int | None = None,
     model_pass: ModelPass = DEFAULT_PASS,
 ) -> list[Tensor]:
-    """Compute the log-prob of every node of every tree.
+    """Return the log-prob (nats) of every node of every tree, shape [M], differentiable where gradients are enabled.
 
-    Args:
-        model: A causal LM whose attention can be hooked.
-        trees: P trees.
-        next_token: From logits to the distribution that the rollouts were drawn from.
-        max_nodes: Nodes per forward pass; sets peak memory, not the result. None for the default. With gradients,
-            chunks are computed again in the backward pass.
-        model_pass: How chunks go through the model.
-
-    Returns:
-        For each tree the log-probs in nats, shape [M], differentiable where gradients are enabled.
+    `next_token` turns logits into the distribution that the rollouts were drawn from. `max_nodes` per forward pass sets
+    peak memory, not the result. With gradients, chunks are computed again in the backward pass.
     """
     if not trees:
         return []
@@ -142,18 +126,9 @@ def chunk_logprobs(
 ) -> Iterator[ChunkLogprobs]:
     """Yield the log-probs of all nodes in chunks; back-propagate each chunk's loss before the next chunk.
 
-    Args:
-        model: A causal LM whose attention can be hooked.
-        trees: P trees.
-        next_token: From logits to the distribution that the rollouts were drawn from.
-        max_nodes: Nodes (and prompt tokens) per forward pass, 1 or more; None for the default.
-        entropy: Whether to compute the entropy of these distributions too, with a gradient.
-        recompute_prompts: Compute the prompts again for their backward pass. A backward pass then always follows its
-            forward pass, which a sharded model needs.
-        model_pass: How chunks go through the model.
-
-    Yields:
-        Chunks that together hold every node once. Parameter gradients are complete when the iterator is exhausted.
+    Together the chunks hold every node once. Parameter gradients are complete when the iterator is exhausted.
+    `max_nodes` limits prompt tokens too. Entropies have a gradient. With `recompute_prompts` the prompts are computed
+    again for their backward pass, so that a backward pass always follows its forward pass, which a sharded model needs.
     """
     if not trees:
         return
@@ -267,10 +242,10 @@ class ChunkLogprobs:
 class NodeOutputs:
     """Computes log-probs, and entropies if requested, from logits.
 
-    Only the logits of one block are kept, in the dtype of the computation; the backward pass computes the softmax
-    again. With top-p or top-k the distribution is that over the tokens that a row's own logits keep. A node's token
-    counts as kept: where the row does not keep it, because the weights or the numerics are not those of the draw, the
-    distribution is that over the kept tokens and this one, so its log-prob is finite and has a gradient.
+    Only the logits of one block are kept; the backward pass computes the softmax again. With top-p or top-k the
+    distribution is that over the tokens that a row's own logits keep. A node's token counts as kept: where the row does
+    not keep it, because the weights or the numerics are not those of the draw, the distribution is that over the kept
+    tokens and this one, so its log-prob is finite and has a gradient.
     """
 
     next_token: NextToken  # from logits to the distribution that the rollouts were drawn from
@@ -279,14 +254,10 @@ class NodeOutputs:
     compile: bool = False  # whether the reductions over the vocabulary are compiled
 
     def of(self, rows: RowLogits, length_R: Tensor, row_K: Tensor, token_K: Tensor, index_K: Tensor) -> ChunkLogprobs:
-        """Return the log-probs of K nodes, in any order.
+        """Return the log-probs of K nodes, in any order, from the logits of R rows.
 
-        Args:
-            rows: The model's logits of R rows.
-            length_R: Tokens that the response of each row has so far, shape [R].
-            row_K: The row that predicts each node, shape [K].
-            token_K: Token id of each node, shape [K].
-            index_K: Number of each node among the nodes of all trees, shape [K].
+        `length_R` counts the tokens that the response of each row has so far, `row_K` is the row that predicts each
+        node, and `index_K` the node's number among those of all trees.
         """
         if rows.embedding is None:
             logprob_K, entropy_K = self._of_logits(rows.row, length_R, row_K, token_K)

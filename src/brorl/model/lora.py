@@ -1,7 +1,6 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685): a few trained weights in a model whose weights are frozen.
 
-Attention hooks, sampling and log-probs work as before. Adapters have no dropout: a ratio of new to old probabilities
-would contain its noise. Everything here needs the extra `peft`.
+They have no dropout: a ratio of new to old probabilities would contain its noise. They need the extra `peft`.
 """
 
 from __future__ import annotations
@@ -31,11 +30,7 @@ _UNSUPPORTED = ("use_dora", "use_rslora", "lora_bias", "modules_to_save", "rank_
 
 
 def require_peft() -> None:
-    """Check that peft is installed.
-
-    Raises:
-        UserError: If it is not.
-    """
+    """Check that peft is installed."""
     # bitsandbytes, which peft imports, warns that an optional kernel is not installed
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
@@ -48,9 +43,6 @@ def nf4_config(dtype: torch.dtype) -> BitsAndBytesConfig:
     """Return how to load a model in NF4, 4 bits per weight, with products in `dtype`.
 
     Source: QLoRA (arXiv 2305.14314), with its double quantization.
-
-    Raises:
-        UserError: If bitsandbytes or accelerate is missing.
     """
     try:
         import accelerate  # noqa: F401
@@ -73,11 +65,7 @@ def keep_gradients(model: PreTrainedModel) -> None:
 
 
 def target_layers(model: PreTrainedModel, target_modules: Sequence[str]) -> dict[str, nn.Module]:
-    """Return the layers with an adapter by name: the named ones (`q_proj`, ...), or all of text but the output layer.
-
-    Raises:
-        UserError: If a name matches no layer, or one that peft does not adapt.
-    """
+    """Return the layers with an adapter by name: the named ones (`q_proj`, ...), or all of text but the output."""
     from transformers.pytorch_utils import Conv1D
 
     modules = text_modules(model)
@@ -149,15 +137,10 @@ def adapter_shapes(model: PreTrainedModel, settings: LoraSettings) -> list[tuple
 
 
 def add_adapter(model: PreTrainedModel, settings: LoraSettings, revision: str | None = None) -> None:
-    """Add new adapters to a model and freeze its other weights; checkpoints name their base.
-
-    The base is `model.name_or_path`, on the hub at a revision.
+    """Add new adapters to a model and freeze its other weights; checkpoints name their base, `model.name_or_path`.
 
     The adapters' weights are float32 even on a bfloat16 model (float64 on a float64 model), which keeps small updates.
     They are random (torch's generator) with a product of 0: the output of the model does not change.
-
-    Raises:
-        UserError: If peft is missing or a target matches no layer.
     """
     require_peft()
     from peft import LoraConfig
@@ -191,11 +174,7 @@ def add_adapter(model: PreTrainedModel, settings: LoraSettings, revision: str | 
 
 
 def continue_adapter(model: PreTrainedModel, folder: Path, settings: LoraSettings) -> None:
-    """Add saved adapters, of a LoRA run or in peft's format, to a base model, to continue their training.
-
-    Raises:
-        UserError: If the saved adapters have other settings than this run, or the folder's files are damaged.
-    """
+    """Add saved adapters, of a LoRA run or in peft's format, to a base model, to continue their training."""
     require_peft()
     from peft import PeftConfig
 
@@ -250,9 +229,6 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
     The base is at least in float32: bfloat16 would round small adapters away. Adapters of one of two tied layers untie
     them. The logits of a few tokens are compared with those before the merge.
-
-    Raises:
-        UserError: If peft is missing, the adapter does not fit, or the merged model is another one.
     """
     require_peft()
     from peft import PeftModel
@@ -271,7 +247,13 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         ) from error
     if is_tied:
         _tie_equal(whole)
-    _check_same(_few_logits(whole), expected, f"merging the adapter in {folder} into {model.name_or_path}")
+    change = float((_few_logits(whole) - expected).abs().max())
+    if not change <= _RELATIVE_ERROR * float(expected.abs().max()):
+        raise UserError(
+            f"merging the adapter in {folder} into {model.name_or_path} gives another model: its logits of "
+            f"{_NUM_TOKENS} tokens differ by up to {change:.3g}; merge the adapter with the tool that trained it, and "
+            "set model to the merged model"
+        )
     whole.requires_grad_(True)
     return whole
 
@@ -305,17 +287,3 @@ def _few_logits(model: nn.Module) -> Tensor:
     token_1T = torch.arange(_NUM_TOKENS)[None] * 7 % vocabulary
     logits: Tensor = model(input_ids=token_1T.to(model.device), use_cache=False).logits
     return logits.cpu()
-
-
-def _check_same(got: Tensor, expected: Tensor, conversion: str) -> None:
-    """Check that a conversion kept the logits of a model.
-
-    Raises:
-        UserError: If it did not; it names the conversion.
-    """
-    error = float((got - expected).abs().max())
-    if not error <= _RELATIVE_ERROR * float(expected.abs().max()):
-        raise UserError(
-            f"{conversion} gives another model: its logits of {_NUM_TOKENS} tokens differ by up to {error:.3g}; merge "
-            "the adapter with the tool that trained it, and set model to the merged model"
-        )

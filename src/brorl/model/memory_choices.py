@@ -5,6 +5,7 @@ A change is smaller if it changes less of what is learned; of two that change th
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
@@ -33,14 +34,7 @@ class Choice(NamedTuple):
 
 
 class MemoryChoices:
-    """The ways to train one model on one device.
-
-    Args:
-        config: The model's config.
-        settings: The settings of the run.
-        workload: The sizes of its batches.
-        available: The device's free memory in bytes.
-    """
+    """The ways to train one model on one device, whose free memory is `available` bytes."""
 
     def __init__(self, config: PreTrainedConfig, settings: MemorySettings, workload: Workload, available: int) -> None:
         self._model = ModelMemory(config, settings.forward)
@@ -67,11 +61,7 @@ class MemoryChoices:
         """Return a way to train with the smallest further changes with which it fits; None if none of them does.
 
         These are `engine.memory_gib`, `reference.offload`, `engine.gradient_checkpointing` and `engine.cuda_graphs`,
-        which leave what is learned as it is.
-
-        Args:
-            choice: The way to train.
-            needed: Returns the bytes that have to fit; None for those at the peak.
+        which leave what is learned as it is. `needed` returns the bytes that have to fit; None for those at the peak.
         """
         for changes, settings in _exact_changes(choice.settings):
             changed = choice._replace(changes=choice.changes | changes, settings=settings)
@@ -139,10 +129,8 @@ class MemoryChoices:
         most = ceil(choice.settings.engine_bytes / _GIB) - 1
         if most < least or not fits(with_gib(least)):
             return None
-        while least < most:
-            middle = (least + most + 1) // 2
-            least, most = (middle, most) if fits(with_gib(middle)) else (least, middle - 1)
-        return with_gib(least)
+        too_much = bisect(range(least + 1, most + 1), False, key=lambda gib: not fits(with_gib(gib)))
+        return with_gib(least + too_much)
 
 
 def _made_by(settings: MemorySettings) -> dict[str, Any]:

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, prod
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from brorl.errors import UserError
 from brorl.model.kernels import kernels
-from brorl.model.llama_pass import has_llama_layout, num_joined_weights
+from brorl.model.llama_pass import has_llama_layout, num_copied_weights
 from brorl.model.logits import (
     COMPILED_LOGITS_PER_BLOCK,
     LOGITS_PER_BLOCK,
@@ -29,18 +29,17 @@ from brorl.model.logits import (
 )
 from brorl.model.logprobs import default_max_nodes
 from brorl.model.lora import ALL_LINEAR, adapter_shapes, target_layers
-from brorl.model.model_shape import KVShape, ModelShape, shapes_or_guess
 from brorl.model.moments import moment_bytes
 from brorl.model.settings import ForwardChoice, LoraSettings, States
 from brorl.model.source import auto_class, freeze_images
-from brorl.model.tree_attention import PREFILL_TOKENS
+from brorl.model.tree_attention import PREFILL_TOKENS, HooksError, KVShape, kv_shapes
 from brorl.model.tree_batch import SCORES_PER_TILE, AttentionChoice
 
 _BYTES_PER_DRAWN_LOGIT = 24  # scaled, padded, softmax, and a copy in float64
 _BYTES_PER_MASS = 16  # gathered, in float64, and their sums
 _SCORES_IN_TILE = 4  # scores, weights, their gradient, and a cast
 _NF4_BYTES = 0.5 + 0.127 / 8  # per weight: 4 bits, and the doubly quantized scales of blocks of 64 (arXiv 2305.14314)
-_BYTES = {"float64": (8, 8), "float32": (4, 4), "bfloat16": (4, 2)}  # per number of trained weights, and computed
+_TEMPORARY_LAYERS = 3  # gradients, intermediate results, and memory that the allocator keeps
 _MIN_NODES = 1024  # the default on a CPU; the learner goes below it
 
 
@@ -70,6 +69,16 @@ class MemorySettings:
     def autocasts(self) -> bool:
         """Whether float32 weights are trained in bfloat16: the native engine then has a sampling copy of them."""
         return self.dtype == "bfloat16" and self.lora is None
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes per number of the trained weights."""
+        return 8 if self.dtype == "float64" else 4
+
+    @property
+    def computed_bytes(self) -> int:
+        """Bytes per number of activations, of frozen weights and of the sampling copy."""
+        return 2 if self.dtype == "bfloat16" else self.trained_bytes
 
 
 @dataclass(frozen=True)
@@ -138,49 +147,65 @@ def plan_memory(
 
 
 class ModelMemory:
-    """Predicts the memory of runs of one model.
+    """Predicts the memory of runs of one model, from its config.
 
-    Args:
-        config: The model's config.
-        forward: How rollouts go through the model.
-
-    Raises:
-        HooksError: If the model's attention cannot be hooked, and `forward` is `tree`.
+    A `HooksError` says that the model's attention cannot be hooked, and `forward` is `tree`.
     """
 
     def __init__(self, config: PreTrainedConfig, forward: ForwardChoice = "auto") -> None:
         with torch.device("meta"):
             self._model: PreTrainedModel = auto_class(config).from_config(config)
         freeze_images(self._model)
-        self._shape = ModelShape.of_model(self._model)
-        self._kv, self._flat = shapes_or_guess(self._model, forward)
+        parameters = dict(self._model.named_parameters())
+        sizes: Any = config.get_text_config()
+        self.num_weights = sum(p.numel() for p in parameters.values())
+        self.layers: int = sizes.num_hidden_layers
+        self.hidden: int = sizes.hidden_size
+        self.vocabulary: int = sizes.vocab_size
+        widest = max((max(p.shape) for n, p in parameters.items() if p.dim() == 2 and ".layers." in n), default=0)
+        self._inner: int = _setting(sizes, "intermediate_size") or widest or 4 * self.hidden
+        self._heads: int = _setting(sizes, "num_attention_heads") or 1
+        self._kv, self._flat = self._shapes(sizes, forward)
         self._whole_logits = not embeds_last(self._model)
 
-    def plan(self, settings: MemorySettings, workload: Workload, available: int | None = None) -> MemoryPlan:
-        """Predict the memory of a run.
+    def _shapes(self, sizes: Any, forward: ForwardChoice) -> tuple[Sequence[KVShape], bool]:
+        """Return each layer's keys and values, and whether the model takes the flat path, where they are a guess.
 
-        Args:
-            settings: The settings that decide the memory, with the `forward` of the model.
-            workload: The sizes of the batches.
-            available: The machine's free memory in bytes, which can halve the nodes per pass; None if unknown.
+        The guess is the number of key-value heads and their size in the config. It is needed too where the model cannot
+        run on the meta device.
         """
-        of_model = self._shape, self._kv, self._flat, self._whole_logits
-        activations = _Activations(*of_model, *_BYTES[settings.dtype])
-        num_weights = self._shape.parameters
-        kept = _kept_lines(self._model, activations, settings)
-        cache, step, prefill = (0, 0, 0) if settings.separate_engine else activations.sampling_bytes(settings, workload)
+        head_dim = _setting(sizes, "head_dim") or self.hidden // self._heads
+        guess = KVShape(_setting(sizes, "num_key_value_heads") or self._heads, head_dim, head_dim)
+        guessed = [guess] * self.layers
+        if forward == "flat":
+            return guessed, True
+        try:
+            return kv_shapes(self._model.eval().to(torch.bfloat16)), False  # matmuls of experts need bfloat16
+        except HooksError:
+            if forward == "tree":
+                raise
+            return guessed, True
+        except Exception:  # some routers of experts read values, which the meta device does not have
+            return guessed, False
+
+    def plan(self, settings: MemorySettings, workload: Workload, available: int | None = None) -> MemoryPlan:
+        """Predict the memory of a run; `available` bytes, if known, can halve the nodes per pass."""
+        kept = self._kept_lines(settings)
+        cache, step, prefill = (0, 0, 0) if settings.separate_engine else self._sampling_bytes(settings, workload)
         sampling = max(step, prefill)
-        if settings.keeps_cache and not activations.flat:  # graphs also keep what a step takes while it runs
+        if settings.keeps_cache and not self._flat:  # graphs also keep what a step takes while it runs
             kept = (*kept, MemoryLine("sampling cache", cache + step, "engine.memory_gib"))
         else:
             sampling += cache
+        if settings.device == "cpu":  # the copy exists while it samples
+            sampling += self._copied_bytes(settings)
         nodes = settings.nodes_per_pass or default_max_nodes(
             self._model, whole_logits=self._whole_logits, device=settings.device
         )
-        casts = 2 * num_weights if settings.autocasts else 0  # autocast keeps its casts of the weights during a pass
+        casts = 2 * self.num_weights if settings.autocasts else 0  # autocast keeps its casts of the weights in a pass
         room = inf if available is None else available - casts - sum(line.num_bytes for line in kept)
         minimum = settings.nodes_per_pass or _MIN_NODES
-        while (learning := activations.learning_bytes(settings, workload, nodes)) > room and nodes > minimum:
+        while (learning := self._learning_bytes(settings, workload, nodes)) > room and nodes > minimum:
             nodes //= 2  # as the learner does when memory runs out
         fewer = "" if settings.gradient_checkpointing else "engine.gradient_checkpointing, "
         return MemoryPlan(
@@ -188,60 +213,155 @@ class ModelMemory:
             MemoryLine("sampling", sampling, "engine.memory_gib"),
             MemoryLine("learning", learning + casts, f"{fewer}engine.nodes_per_pass, sampling.max_new_tokens"),
             available,
-            num_weights,
-            0 if settings.separate_engine else activations.row_bytes(workload),
+            self.num_weights,
+            0 if settings.separate_engine else self._row_bytes(settings, workload),
         )
 
+    def _copied_bytes(self, settings: MemorySettings) -> int:
+        """Return the bytes of the weights that the Llama pass of the native engine copies to sample."""
+        if settings.separate_engine or settings.lora or self._flat or not has_llama_layout(self._model):
+            return 0
+        return num_copied_weights(self._model, settings.device) * settings.computed_bytes
 
-def _kept_lines(model: PreTrainedModel, activations: _Activations, settings: MemorySettings) -> tuple[MemoryLine, ...]:
-    lora, num_weights = settings.lora, activations.shape.parameters
-    of_text = [p for p in model.parameters() if p.requires_grad]
-    shapes = adapter_shapes(model, lora) if lora else [tuple(p.shape) for p in of_text]
-    trained_bytes = sum(map(prod, shapes)) * activations.trained_bytes
-    of_images = num_weights - sum(p.numel() for p in of_text)
-    frozen_bytes = num_weights * activations.computed_bytes if lora else of_images * activations.trained_bytes
-    if lora and lora.quantization == "nf4":
-        layers = target_layers(model, (ALL_LINEAR,)).values()
-        quantized = sum(layer.get_parameter("weight").numel() for layer in layers)
-        frozen_bytes -= round(quantized * (activations.computed_bytes - _NF4_BYTES))
-    has_vllm = settings.separate_engine and not settings.engine_apart
-    if settings.separate_engine:
-        copies = 1 if lora else 2  # the published adapters are small
-        copy_bytes = copies * num_weights * activations.computed_bytes if has_vllm else 0
-    else:
-        copy_bytes = 2 * num_weights if settings.autocasts else 0
-    moments = moment_bytes(shapes, settings.states, activations.trained_bytes, settings.device)
-    others = ("host",) * (settings.device != "cpu") + ("8bit",) * (settings.states == "device")
-    moments_smaller = ", ".join([*(f"optimizer.states: {one}" for one in others), "lora.rank"])
-    joins = settings.device == "cuda" and not (settings.separate_engine or lora or activations.flat)
-    joined = num_joined_weights(model) if joins and has_llama_layout(model) else 0
-    smaller = "dtype: bfloat16" if lora else "dtype: bfloat16 with lora.rank"
-    copy_smaller = "engine.kind: native" if settings.separate_engine else "lora.rank, whose runs have none"
-    return (
-        MemoryLine("weights", frozen_bytes + trained_bytes, smaller),
-        MemoryLine("gradients", trained_bytes, "lora.rank"),
-        MemoryLine("AdamW", moments, moments_smaller),
-        MemoryLine("sampling copy", copy_bytes, copy_smaller),
-        MemoryLine("joined weights", joined * activations.computed_bytes, copy_smaller),
-        MemoryLine("sampling cache", settings.engine_bytes if has_vllm else 0, "engine.memory_gib"),
-        MemoryLine("reference", trained_bytes if settings.reference else 0, "reference.offload"),
-        MemoryLine("averaged weights", trained_bytes if settings.average else 0, "optimizer.ema_decay: null"),
-    )
+    def _kept_lines(self, settings: MemorySettings) -> tuple[MemoryLine, ...]:
+        lora, trained, computed = settings.lora, settings.trained_bytes, settings.computed_bytes
+        of_text = [p for p in self._model.parameters() if p.requires_grad]
+        shapes = adapter_shapes(self._model, lora) if lora else [tuple(p.shape) for p in of_text]
+        trained_bytes = sum(map(prod, shapes)) * trained
+        of_images = self.num_weights - sum(p.numel() for p in of_text)
+        frozen_bytes = self.num_weights * computed if lora else of_images * trained
+        if lora and lora.quantization == "nf4":
+            layers = target_layers(self._model, (ALL_LINEAR,)).values()
+            quantized = sum(layer.get_parameter("weight").numel() for layer in layers)
+            frozen_bytes -= round(quantized * (computed - _NF4_BYTES))
+        has_vllm = settings.separate_engine and not settings.engine_apart
+        if settings.separate_engine:
+            copies = 1 if lora else 2  # the published adapters are small
+            copy_bytes = copies * self.num_weights * computed if has_vllm else 0
+        else:
+            copy_bytes = 2 * self.num_weights if settings.autocasts else 0
+        moments = moment_bytes(shapes, settings.states, trained, settings.device)
+        others = ("host",) * (settings.device != "cpu") + ("8bit",) * (settings.states == "device")
+        moments_smaller = ", ".join([*(f"optimizer.states: {one}" for one in others), "lora.rank"])
+        joined = self._copied_bytes(settings) if settings.device == "cuda" else 0
+        smaller = "dtype: bfloat16" if lora else "dtype: bfloat16 with lora.rank"
+        copy_smaller = "engine.kind: native" if settings.separate_engine else "lora.rank, whose runs have none"
+        return (
+            MemoryLine("weights", frozen_bytes + trained_bytes, smaller),
+            MemoryLine("gradients", trained_bytes, "lora.rank"),
+            MemoryLine("AdamW", moments, moments_smaller),
+            MemoryLine("sampling copy", copy_bytes, copy_smaller),
+            MemoryLine("joined weights", joined, copy_smaller),
+            MemoryLine("sampling cache", settings.engine_bytes if has_vllm else 0, "engine.memory_gib"),
+            MemoryLine("reference", trained_bytes if settings.reference else 0, "reference.offload"),
+            MemoryLine("averaged weights", trained_bytes if settings.average else 0, "optimizer.ema_decay: null"),
+        )
+
+    def _row_bytes(self, settings: MemorySettings, workload: Workload) -> int:
+        """Return the bytes of a row of the engine: keys and values of a response of full length, and logits."""
+        row_tokens = workload.max_new_tokens + (workload.prompt_tokens if self._flat else 0)
+        logits = 3 * self.vocabulary * max(4, settings.computed_bytes)
+        return row_tokens * self._kv_bytes(settings) + logits
+
+    def _kv_bytes(self, settings: MemorySettings) -> int:
+        """Return the bytes of a token's keys and values."""
+        return sum(kv.size for kv in self._kv) * settings.computed_bytes
+
+    def _sampling_bytes(self, settings: MemorySettings, workload: Workload) -> tuple[int, int, int]:
+        """Return the bytes of the engine's rows within its limit, of what a step takes beside them, and a prefill."""
+        limit = settings.engine_bytes
+        row_bytes = self._row_bytes(settings, workload)
+        rows = max(1, limit // row_bytes)
+        cache, prefill = limit, PREFILL_TOKENS
+        if workload.num_rows is not None:
+            prompt_tokens = workload.num_rows * workload.prompt_tokens
+            rows = min(rows, workload.num_rows)
+            cache = min(limit, rows * row_bytes + prompt_tokens * self._kv_bytes(settings))
+            prefill = min(prefill, prompt_tokens)
+        scores = 3 * rows * self._heads * (workload.max_new_tokens + workload.prompt_tokens) * 4
+        masses = tokens_per_mass(self.vocabulary) + self.vocabulary // tokens_per_mass(self.vocabulary) + 1
+        of_rollouts = MASSES_PER_DRAW if workload.num_rows is None else workload.num_rows * masses
+        drawn = min(rows * self.vocabulary, LOGITS_PER_DRAW) * _BYTES_PER_DRAWN_LOGIT
+        drawn += min(of_rollouts, MASSES_PER_DRAW) * _BYTES_PER_MASS
+        return cache, max(scores, drawn), prefill * self._activation_bytes(settings) // 2
+
+    def _activation_bytes(self, settings: MemorySettings) -> int:
+        """Return the bytes of a token's activations in one layer: b * (6 h + 4 m + 7 H D).
+
+        h is the hidden size, m the size inside the MLP, and b the bytes per number, for H heads of D numbers, 4 D for a
+        key and 3 D for a value. Where activations have fewer bytes than trained weights the 6 h keep those of the
+        weights, and 2 h are added: norms are computed in float32 and cast.
+        """
+        trained, computed = settings.trained_bytes, settings.computed_bytes
+        head_size = max(4 * kv.key_dim + 3 * kv.value_dim for kv in self._kv)
+        residual = 6 * self.hidden * trained + (2 * self.hidden * computed if computed < trained else 0)
+        return residual + (4 * self._inner + self._heads * head_size) * computed
+
+    def pass_bytes(self, settings: MemorySettings, tokens: int, scores_bytes: int = 0) -> int:
+        """Return the bytes of the activations of a forward and a backward pass, without logits.
+
+        All layers, and a few more. Where activations are computed again, a layer keeps h numbers per token.
+        `scores_bytes` are those of one layer's attention weights, where it keeps them.
+        """
+        layer = tokens * self._activation_bytes(settings) + scores_bytes
+        inputs = self.layers * tokens * self.hidden * settings.trained_bytes
+        kept = inputs + layer if settings.gradient_checkpointing else self.layers * layer
+        return kept + _TEMPORARY_LAYERS * layer
+
+    def _learning_bytes(self, settings: MemorySettings, workload: Workload, nodes: int) -> int:
+        """Return the bytes of the activations and logits of the largest chunk, with the tokens of its prompts."""
+        longest, context = workload.max_new_tokens, workload.prompt_tokens + workload.max_new_tokens
+        if workload.num_rows is not None:
+            nodes = min(nodes, workload.num_rows * longest)
+        prompts = max(nodes, workload.prompt_tokens)  # tokens that go through the model together
+        if workload.num_prompts is not None:
+            prompts = min(prompts, workload.num_prompts * workload.prompt_tokens)
+        nodes = max(nodes, context if self._flat else longest)  # a response is never split
+        scores = 0 if self._keeps_no_scores(settings) else nodes * self._heads * (context + nodes)
+        tile = _SCORES_IN_TILE * min(scores, SCORES_PER_TILE) * settings.trained_bytes
+        flat_scores = 0
+        if self._flat:  # float32, and bfloat16 for the product
+            of_score = 6 if settings.computed_bytes == 2 else settings.trained_bytes
+            flat_scores = nodes * self._heads * context * of_score
+        activations = self.pass_bytes(settings, nodes + prompts, flat_scores)
+        return max(self._logit_bytes(nodes, settings), tile) + activations
+
+    def _is_packed(self, settings: MemorySettings) -> bool:
+        """Return whether passes are packed for FlexAttention and compiled."""
+        on_cuda = settings.device == "cuda" and settings.attention == "auto"
+        return on_cuda and settings.dtype != "float64" and not self._flat
+
+    def _keeps_no_scores(self, settings: MemorySettings) -> bool:
+        """Return whether no tile of scores is in memory: the compiled kernels attend, or packed passes, or rows."""
+        single = settings.dtype == "float32" and settings.device == "cpu" and settings.attention == "auto"
+        with_kernels = single and all(kv.key_dim == kv.value_dim for kv in self._kv) and kernels() is not None
+        return with_kernels or self._is_packed(settings) or self._flat
+
+    def _logit_bytes(self, rows: int, settings: MemorySettings) -> int:
+        """Return the bytes of the logits of a chunk, and of the gradient that blocks of them sum up."""
+        num_logits, trained = rows * self.vocabulary, settings.trained_bytes
+        summed = 0 if settings.lora else 2 * self.vocabulary * self.hidden * trained
+        if self._is_packed(settings) and not self._whole_logits:  # the logits and their gradient
+            both = 2 * min(num_logits, COMPILED_LOGITS_PER_BLOCK) * settings.computed_bytes
+            return both + (summed if num_logits > COMPILED_LOGITS_PER_BLOCK else 0)
+        if self._whole_logits or num_logits <= MAX_LOGITS:
+            return 3 * num_logits * trained
+        return 3 * LOGITS_PER_BLOCK * trained + summed
+
+
+def _setting(config: Any, name: str) -> Any:
+    """Return a setting of a config; None if it has none, or if layers differ in it."""
+    try:
+        return getattr(config, name, None)
+    except Exception:  # transformers has an error of its own for settings of layers
+        return None
 
 
 def check(plan: MemoryPlan, available: int | None, fix: Callable[[], str] = lambda: "") -> str | None:
-    """Reject a run whose certain parts do not fit into the free memory.
+    """Reject a run whose certain parts do not fit into the available bytes; name the largest parts and a fix.
 
-    Args:
-        plan: The prediction.
-        available: The free memory in bytes; None if unknown.
-        fix: Returns the settings with which it fits, for the end of the message.
-
-    Returns:
-        None if everything fits; a warning if only the learner's estimate, for the longest responses, does not.
-
-    Raises:
-        UserError: With the largest parts and the settings that shrink them.
+    Return a warning if only the learner's estimate, for the longest responses, does not fit. `fix` returns the settings
+    with which it fits, for the end of the message.
     """
     if available is None or plan.total_bytes <= available:
         return None
@@ -263,95 +383,3 @@ def size_text(num_bytes: int) -> str:
     """Return a size in GiB, or in MiB if it is small."""
     gib = num_bytes / 2**30
     return f"{gib:.1f} GiB" if gib >= 0.95 else f"{num_bytes / 2**20:.0f} MiB"
-
-
-class _Activations(NamedTuple):
-    """What decides the memory of a model's activations, in addition to its settings."""
-
-    shape: ModelShape
-    kv: Sequence[KVShape]  # of each layer
-    flat: bool  # whether each response goes through the model with its own prompt
-    whole_logits: bool  # whether logits cannot be computed in blocks
-    trained_bytes: int  # per number
-    computed_bytes: int  # of activations, frozen weights and the sampling copy
-
-    def row_bytes(self, workload: Workload) -> int:
-        """Return the bytes of a row of the engine: keys and values of a response of full length, and logits."""
-        row_tokens = workload.max_new_tokens + (workload.prompt_tokens if self.flat else 0)
-        return row_tokens * self._kv_bytes() + 3 * self.shape.vocabulary * max(4, self.computed_bytes)
-
-    def _kv_bytes(self) -> int:
-        """Return the bytes of a token's keys and values."""
-        return sum(kv.size for kv in self.kv) * self.computed_bytes
-
-    def sampling_bytes(self, settings: MemorySettings, workload: Workload) -> tuple[int, int, int]:
-        """Return the bytes of the engine's rows within its limit, of what a step takes beside them, and a prefill."""
-        limit = settings.engine_bytes
-        token_bytes, row_bytes = self._kv_bytes(), self.row_bytes(workload)
-        rows = max(1, limit // row_bytes)
-        cache, prefill = limit, PREFILL_TOKENS
-        if workload.num_rows is not None:
-            prompt_tokens = workload.num_rows * workload.prompt_tokens
-            rows = min(rows, workload.num_rows)
-            cache = min(limit, rows * row_bytes + prompt_tokens * token_bytes)
-            prefill = min(prefill, prompt_tokens)
-        scores = 3 * rows * self.shape.heads * (workload.max_new_tokens + workload.prompt_tokens) * 4
-        vocabulary = self.shape.vocabulary
-        masses = tokens_per_mass(vocabulary) + vocabulary // tokens_per_mass(vocabulary) + 1  # of a rollout
-        drawn = min(rows * vocabulary, LOGITS_PER_DRAW) * _BYTES_PER_DRAWN_LOGIT
-        if workload.num_rows is None:
-            drawn += MASSES_PER_DRAW * _BYTES_PER_MASS
-        else:
-            drawn += min(workload.num_rows * masses, MASSES_PER_DRAW) * _BYTES_PER_MASS
-        return cache, max(scores, drawn), prefill * self._token_bytes() // 2
-
-    def learning_bytes(self, settings: MemorySettings, workload: Workload, nodes: int) -> int:
-        """Return the bytes of the activations and logits of the largest chunk, with the tokens of its prompts."""
-        longest, context = workload.max_new_tokens, workload.prompt_tokens + workload.max_new_tokens
-        if workload.num_rows is not None:
-            nodes = min(nodes, workload.num_rows * longest)
-        prompts = max(nodes, workload.prompt_tokens)  # tokens that go through the model together
-        if workload.num_prompts is not None:
-            prompts = min(prompts, workload.num_prompts * workload.prompt_tokens)
-        nodes = max(nodes, context if self.flat else longest)  # a response is never split
-        scores = 0 if self._keeps_no_scores(settings) else nodes * self.shape.heads * (context + nodes)
-        tile = _SCORES_IN_TILE * min(scores, SCORES_PER_TILE) * self.trained_bytes
-        tokens = nodes + prompts
-        layer = tokens * self._token_bytes()
-        if self.flat:  # float32, and bfloat16 for the product
-            layer += nodes * self.shape.heads * context * (6 if self.computed_bytes == 2 else self.trained_bytes)
-        activations = self.shape.pass_bytes(tokens, layer, settings.gradient_checkpointing, self.trained_bytes)
-        return max(self._logit_bytes(nodes, settings), tile) + activations
-
-    def _is_packed(self, settings: MemorySettings) -> bool:
-        """Return whether passes are packed for FlexAttention and compiled."""
-        return (
-            settings.device == "cuda" and settings.attention == "auto" and settings.dtype != "float64" and not self.flat
-        )
-
-    def _keeps_no_scores(self, settings: MemorySettings) -> bool:
-        """Return whether no tile of scores is in memory."""
-        kernels = settings.attention == "auto" and self._has_kernels(settings)
-        return kernels or self._is_packed(settings) or self.flat
-
-    def _has_kernels(self, settings: MemorySettings) -> bool:
-        """Return whether the compiled kernels attend, if this process is the learner."""
-        single = (self.trained_bytes, self.computed_bytes) == (4, 4) and settings.device == "cpu" and not self.flat
-        return single and all(kv.key_dim == kv.value_dim for kv in self.kv) and kernels() is not None
-
-    def _token_bytes(self) -> int:
-        """Return the bytes of a token's activations in one layer."""
-        head_size = max(4 * kv.key_dim + 3 * kv.value_dim for kv in self.kv)
-        return self.shape.activation_bytes(self.trained_bytes, self.computed_bytes, head_size)
-
-    def _logit_bytes(self, rows: int, settings: MemorySettings) -> int:
-        """Return the bytes of the logits of a chunk, and of the gradient that blocks of them sum up."""
-        vocabulary = self.shape.vocabulary
-        summed = 0 if settings.lora else 2 * vocabulary * self.shape.hidden * self.trained_bytes
-        if self._is_packed(settings) and not self.whole_logits:  # the logits and their gradient
-            block = COMPILED_LOGITS_PER_BLOCK
-            both = 2 * min(rows * vocabulary, block) * self.computed_bytes
-            return both + (summed if rows * vocabulary > block else 0)
-        if self.whole_logits or rows * vocabulary <= MAX_LOGITS:
-            return 3 * rows * vocabulary * self.trained_bytes
-        return 3 * LOGITS_PER_BLOCK * self.trained_bytes + summed

@@ -1,8 +1,8 @@
 """How AdamW's two moments are stored: as numbers, or in 8 bits with a scale for each block of 256 numbers of a row.
 
-Source: 8-bit Optimizers via Block-wise Quantization (arXiv 2110.02861), with its codes and its size of a block. Two
-things differ. A block ends with its row, so that a shard by rows has whole blocks, and any number of ranks has the same
-codes. And a number above zero never becomes zero in codes without a sign, since updates are divided by it.
+Source: 8-bit Optimizers via Block-wise Quantization (arXiv 2110.02861). Two things differ. A block ends with its row,
+so that any number of ranks has the same codes. And a number above zero never becomes zero in codes without a sign,
+since updates are divided by it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,7 @@ def is_quantized(shape: Sequence[int], states: States) -> bool:
 
 
 def moment_bytes(shapes: Iterable[Sequence[int]], states: States, number_bytes: int, device: str) -> int:
-    """Return the bytes of both moments on a device between updates.
-
-    Args:
-        shapes: The shapes of the trained parameters.
-        states: How the moments are stored.
-        number_bytes: Bytes of a number of a parameter.
-        device: Type of the device, such as `cuda`.
-    """
+    """Return the bytes of both moments of trained parameters on a device, such as `cuda`, between updates."""
     if states == "host" and device != "cpu":
         return 0
     total = 0
@@ -49,11 +42,7 @@ def moment_bytes(shapes: Iterable[Sequence[int]], states: States, number_bytes: 
 
 
 def zero_codes(parameter: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the codes and the scales of zeros in the shape, device and layout of a parameter.
-
-    Returns:
-        Codes, uint8, in the shape of the parameter; scales in its dtype, shape [..., blocks of a row].
-    """
+    """Return codes (uint8) and scales [..., blocks of a row] of zeros in the shape and layout of a parameter."""
     shard = local_tensor(parameter)
     codes = torch.zeros(shard.shape, dtype=torch.uint8, device=shard.device)
     scales = torch.zeros(*shard.shape[:-1], _blocks(shard.shape[-1]), dtype=shard.dtype, device=shard.device)
@@ -63,9 +52,7 @@ def zero_codes(parameter: Tensor) -> tuple[Tensor, Tensor]:
 def quantize(number_RC: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
     """Return the nearest codes of numbers, shape [R, C], and the largest magnitude of each block, shape [R, blocks].
 
-    Args:
-        number_RC: The numbers; at least 0 without a sign. Codes without a sign round up to the smallest above zero.
-        signed: Whether numbers have a sign.
+    Numbers without a sign are at least 0; their codes round up to the smallest above zero.
     """
     columns = number_RC.shape[1]
     padded = F.pad(number_RC, (0, -columns % BLOCK)).unflatten(1, (-1, BLOCK))

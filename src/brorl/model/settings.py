@@ -39,11 +39,7 @@ def shipped_folder(name: str) -> Path | None:
 
 
 def check_folder(name: str) -> None:
-    """Check that the folder of a model exists, if its name cannot be a hub id.
-
-    Raises:
-        UserError: If it does not, or is a file.
-    """
+    """Check that the folder of a model exists, if its name cannot be a hub id."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return

@@ -26,7 +26,7 @@ from brorl.errors import OutOfMemoryError
 from brorl.model.chunk_size import Passes, PeerOutOfMemoryError
 from brorl.model.logits import computed_whole
 from brorl.model.source import processor_files
-from brorl.model.tree_attention import attention
+from brorl.model.tree_attention import Attention
 
 try:
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
@@ -35,17 +35,11 @@ except ImportError:  # an older torch: no pass can be completed after an error
 
 
 def shard(model: PreTrainedModel, weights: dict[str, Tensor], device: torch.device, autocast: bool = False) -> None:
-    """Shard a model in place over all ranks of the process group: each decoder layer, and the rest of the model.
+    """Shard a model on the meta device in place over all ranks: each decoder layer, and the rest; frozen ones too.
 
-    Rank 0 sends the weights one by one, to each rank its shard. No rank but rank 0 ever has a whole weight.
-
-    Args:
-        model: A causal LM with its parameters on the meta device. Frozen parameters are sharded too.
-        weights: On rank 0 its weights by name, on any device; ignored on the others. Empty on return, so the memory of
-            a weight is free as soon as it is sent.
-        device: The device of the shards.
-        autocast: Gather parameters and compute in bfloat16. The shards, their gradients and the sums of gradients over
-            the ranks stay in float32.
+    Rank 0 sends the weights one by one, to each rank its shard, and empties `weights` as it goes; those of other ranks
+    are ignored. No rank but rank 0 ever has a whole weight. `autocast` gathers parameters and computes in bfloat16; the
+    shards, their gradients and the sums of gradients over the ranks stay in float32.
     """
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if autocast else MixedPrecisionPolicy()
@@ -89,29 +83,20 @@ def laid_out_as(tensor: Tensor, parameter: Tensor) -> Tensor:
 def with_rows_of(parameter: Tensor, shard: Tensor) -> Tensor:
     """Return a tensor of which each rank has the same rows as of a parameter; not collective.
 
-    Args:
-        parameter: The parameter, sharded or not.
-        shard: This rank's rows; the whole tensor, which is returned, if the parameter is not sharded.
+    `shard` has this rank's rows; it is returned, whole, if the parameter is not sharded.
     """
     if not isinstance(parameter, DTensor):
         return shard
     whole = torch.empty(parameter.shape[0], *shard.shape[1:], device="meta")
     return DTensor.from_local(
-        shard,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=whole.shape,
-        stride=whole.stride(),
+        shard, parameter.device_mesh, parameter.placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )
 
 
 def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> dict[str, Tensor]:
     """Write a model in Hugging Face format, or its adapters in that of peft; collective if it is sharded.
 
-    Returns:
-        The parameters that were written, by name; of a sharded model in the memory of the CPU, one by one. Empty on
-        the ranks that do not write.
+    Return the parameters that were written, by name, of a sharded model on the CPU; none on ranks that do not write.
     """
     only_adapters = getattr(model, "_hf_peft_config_loaded", False)
     whole: dict[str, Tensor] = {}
@@ -145,20 +130,14 @@ def _scatter(parameter: Tensor, whole: Tensor | None, device: torch.device) -> N
     padded = torch.zeros(rows, *parameter.shape[1:], dtype=parameter.dtype, device=device)
     pieces = None
     if whole is not None:
-        pieces = [_bytes(_with_rows(piece, rows)) for piece in whole.to(device).contiguous().split(rows)]
+        *others, last = whole.to(device).contiguous().split(rows)
+        of_last = torch.zeros_like(padded)
+        of_last[: last.shape[0]] = last
+        pieces = [_bytes(piece) for piece in (*others, of_last)]
         pieces += [torch.zeros_like(pieces[0])] * (size - len(pieces))
     torch.distributed.scatter(_bytes(padded), pieces)
     shards = with_rows_of(parameter, padded[: local_tensor(parameter).shape[0]])
     torch.utils.swap_tensors(parameter, torch.nn.Parameter(shards, parameter.requires_grad))
-
-
-def _with_rows(piece: Tensor, rows: int) -> Tensor:
-    """Pad a tensor with zero rows to a number of rows."""
-    if piece.shape[0] == rows:
-        return piece
-    padded = piece.new_zeros(rows, *piece.shape[1:])
-    padded[: piece.shape[0]] = piece
-    return padded
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -187,13 +166,10 @@ class _Kind(IntEnum):
 class SyncedForward(Passes):
     """Makes all ranks do the same sequence of passes through a sharded model.
 
-    The ranks agree before each pass. A rank that needs no such pass makes one over two tokens that adds zero to every
-    gradient. A pass without a gradient comes before a pass with one, so that ranks compute their chunks in parallel
-    wherever the prompts of their groups end. A forward pass with a gradient must be followed by its backward pass.
-
-    Args:
-        model: The sharded model.
-        maximum: Returns the largest integer of all ranks; collective.
+    The ranks agree before each pass, by `maximum`, which returns the largest integer of all ranks. A rank that needs no
+    such pass makes one over two tokens that adds zero to every gradient. A pass without a gradient comes before a pass
+    with one, so that ranks compute their chunks in parallel wherever the prompts of their groups end. A forward pass
+    with a gradient must be followed by its backward pass.
     """
 
     def __init__(self, model: PreTrainedModel, maximum: Callable[[int], int]) -> None:
@@ -210,11 +186,7 @@ class SyncedForward(Passes):
         model.register_forward_pre_hook(self._before, prepend=True)
 
     def finish(self) -> None:
-        """Make the passes that other ranks still need; the parameters of the model are shards afterwards.
-
-        Raises:
-            PeerOutOfMemoryError: If another rank ran out of memory.
-        """
+        """Make the passes that other ranks still need; the parameters of the model are shards afterwards."""
         self._reach(_Kind.NONE)
         self._back_to_shards()
 
@@ -278,7 +250,7 @@ class SyncedForward(Passes):
         try:
             token = torch.zeros(1, 2, dtype=torch.long, device=self._model.device)
             with (
-                attention(self._model, self._attention),
+                Attention(self._model, self._attention),
                 computed_whole(self._model),  # this rank's own pass has begun, and can leave out the output embedding
                 torch.set_grad_enabled(kind == _Kind.GRADIENT),
             ):

@@ -1,8 +1,7 @@
 """Finds the model of a name, and rejects models that cannot be trained before any weight is read.
 
 A name is that of a shipped model, a local folder (also a checkpoint of a run or its `best` link) or a hub id, which can
-have a revision: `id@revision`. Errors of one line: a model that does not exist, is gated or cannot be reached, a folder
-without config or weights, a model that is no causal LM, quantized weights, and a model that needs its own code.
+have a revision: `id@revision`.
 """
 
 from __future__ import annotations
@@ -65,11 +64,7 @@ class ModelSource:
 
 
 def find_model(name: str) -> ModelSource:
-    """Find the model of a name: a shipped model, a folder or a hub id. The folder of an adapter means its base with it.
-
-    Raises:
-        UserError: If it does not exist, cannot be reached, or is not a model folder.
-    """
+    """Find the model of a name: a shipped model, a folder or a hub id. An adapter's folder means its base with it."""
     shipped = shipped_folder(name)
     if shipped is not None:
         return ModelSource(name, str(shipped), local_only=True)
@@ -82,11 +77,7 @@ def find_model(name: str) -> ModelSource:
 
 
 def read_config(source: ModelSource) -> PreTrainedConfig:
-    """Read the config of a model.
-
-    Raises:
-        UserError: If it is not a causal LM whose weights can be trained.
-    """
+    """Read the config of a model, and check that it is a causal LM whose weights can be trained."""
     try:
         raw, _ = PreTrainedConfig.get_config_dict(source.path, **source.options)
     except (OSError, ValueError) as error:
@@ -115,11 +106,7 @@ def commit_of(source: ModelSource) -> str | None:
 
 
 def check_weights(source: ModelSource) -> None:
-    """Check that a local folder has all of its weight files, and none is a pointer of Git LFS.
-
-    Raises:
-        UserError: If a file is missing or a pointer.
-    """
+    """Check that a local folder has all of its weight files, and none is a pointer of Git LFS."""
     folder = Path(source.path)
     if not folder.is_dir():
         return
@@ -229,39 +216,39 @@ def _is_offline(name: str, revision: str | None) -> bool:
         RevisionNotFoundError,
     )
 
+    refusals: dict[type[Exception], str] = {  # a kind of error comes before those that it is one of
+        GatedRepoError: (
+            f"the model {name!r} is gated; ask for access at {constants.ENDPOINT}/{name}, then run: hf auth login"
+        ),
+        RepositoryNotFoundError: (
+            f"there is no model {name!r}: no such folder here, and no such public model on the hub; fix the name, or, "
+            "if it is private, run: hf auth login"
+        ),
+        RevisionNotFoundError: (
+            f"the model {name!r} on the hub has no revision {revision!r}; give a branch, a tag or a commit of it"
+        ),
+        EntryNotFoundError: (
+            f"the model {name!r} on the hub has no config.json; if it is an adapter, run: hf download {name} "
+            "--local-dir FOLDER, and set model to that folder"
+        ),
+        HFValidationError: f"{name!r} is neither a folder nor a hub id (like Qwen/Qwen3-0.6B); fix the name",
+    }
     try:
         if constants.HF_HUB_OFFLINE:
             raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
         get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision), timeout=_PROBE_TIMEOUT_S)
-    except GatedRepoError as error:
-        raise UserError(
-            f"the model {name!r} is gated; ask for access at {constants.ENDPOINT}/{name}, then run: hf auth login"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise UserError(
-            f"there is no model {name!r}: no such folder here, and no such public model on the hub; fix the name, "
-            "or, if it is private, run: hf auth login"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise UserError(
-            f"the model {name!r} on the hub has no revision {revision!r}; give a branch, a tag or a commit of it"
-        ) from error
-    except EntryNotFoundError as error:
-        raise UserError(
-            f"the model {name!r} on the hub has no config.json; if it is an adapter, run: hf download {name} "
-            "--local-dir FOLDER, and set model to that folder"
-        ) from error
-    except HFValidationError as error:
-        raise UserError(f"{name!r} is neither a folder nor a hub id (like Qwen/Qwen3-0.6B); fix the name") from error
-    except Exception as error:  # no network, no answer, a proxy: the errors of the HTTP client share no base class
-        if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
-            return True
-        reason = f"HTTP {error.response.status_code}" if isinstance(error, HfHubHTTPError) else first_line(error)
-        what = "the model" if revision is None else f"its revision {revision!r}"
-        raise UserError(
-            f"there is no folder {name!r}, the hub cannot be reached ({reason}), and {what} was not downloaded before; "
-            "set model to a local folder, or quickstart"
-        ) from error
+    except Exception as error:
+        refusal = next((text for kind, text in refusals.items() if isinstance(error, kind)), None)
+        if refusal is None:  # no network, no answer, a proxy: the errors of the HTTP client share no base class
+            if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+                return True
+            reason = f"HTTP {error.response.status_code}" if isinstance(error, HfHubHTTPError) else first_line(error)
+            what = "the model" if revision is None else f"its revision {revision!r}"
+            refusal = (
+                f"there is no folder {name!r}, the hub cannot be reached ({reason}), and {what} was not downloaded "
+                "before; set model to a local folder, or quickstart"
+            )
+        raise UserError(refusal) from error
     return False
 
 

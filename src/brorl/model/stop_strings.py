@@ -20,15 +20,11 @@ _PART = "\N{REPLACEMENT CHARACTER}"  # the text of bytes that are no character y
 
 
 class StopStrings:
-    """The stop strings of a run.
+    """The stop strings of a run: the texts in `stop` that are no special tokens of the tokenizer.
 
     A response ends with the first token that completes a stop string: one in its decoded text that ends in the part of
     the text that the token added or changed. The text of the response is what precedes the stop string, or the first
     one if the token completes several. The prompt's text does not count.
-
-    Args:
-        tokenizer: The tokenizer of the model.
-        stop: The texts of `sampling.stop`; those that are special tokens are left out.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]) -> None:
@@ -46,12 +42,7 @@ class StopStrings:
         return bool(self.texts)
 
     def text(self, token_ids: Sequence[int], decode: Decode | None = None) -> str:
-        """Return the text of a response without the stop string that it ends with.
-
-        Args:
-            token_ids: The tokens of the response.
-            decode: From tokens to text; None to leave out all special tokens.
-        """
+        """Return the text of a response without the stop string at its end; by default without special tokens."""
         decode = decode or self._decode
         text = decode(token_ids)
         return text[: self._end(text, token_ids, decode)]
@@ -112,11 +103,7 @@ def stop_tokens(tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]) -> tupl
 
 
 def check_stop(name: str, tokenizer: PreTrainedTokenizerBase, stop: Iterable[str]) -> None:
-    """Check that a response of a model can end with each of the texts of `sampling.stop`.
-
-    Raises:
-        UserError: On the first with which it cannot.
-    """
+    """Check that a response of a model can end with each of the texts of `sampling.stop`."""
     if not (stop := tuple(stop)):
         return
     special = [text for text, token in tokenizer.get_added_vocab().items() if _is_left_out(tokenizer, token)]

@@ -1,22 +1,20 @@
 """Attention over trees, hooked into Hugging Face decoder models without changing them.
 
 The tokens are packed, [1, T], with explicit positions, and a context computes their attention: every token attends to
-its prompt and its prefix. Soft-capping, attention sinks and dropout are errors, and so are spans of attention below a
-context, but for sliding windows of a `WindowContext`.
+its prompt and its prefix. Attention sinks and dropout are errors, and so is what a context does not compute.
 `hook_check.check_hooks` rejects all other models whose output differs.
 
-Notation: H query heads, K key-value heads, G = H / K, D head dimension (keys and values may have different ones), S
-prompt length.
+Notation: H query heads, K key-value heads, G = H / K, D head dimension (values may have another one, E), S prompt
+length.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +25,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from brorl.arrays import IntArray
 from brorl.errors import UserError
-from brorl.model.context_limit import counts_tokens_of_a_pass, other_span, position_limit
+from brorl.model.context_limit import carries_state, counts_tokens_of_a_pass, other_span, position_limit
 from brorl.model.device import to_device
 from brorl.model.kernels import in_blocks
 from brorl.model.logits import RowLogits, row_logits
@@ -52,38 +50,43 @@ class HooksError(UserError):
         )
 
 
-class PassContext(Protocol):
-    """What a forward pass over packed tokens gives to its attention."""
+class AttentionContext:
+    """The attention of packed tokens, for the layers in their order."""
 
-    @property
-    def longest(self) -> int:
-        """Length in tokens of the longest context that a token attends to."""
-        ...
+    longest: int  # tokens of the longest context that a token attends to
+    has_windows = False  # whether `attend` computes sliding windows
 
-
-class AttentionContext(PassContext, Protocol):
-    """The attention of packed tokens; one call per layer, in the order of the layers."""
-
-    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
-        """Return a layer's attention, shape [T, H, D], from scaled queries [T, H, D], keys and values [T, K, D]."""
-        ...
-
-
-class WindowContext(ABC):
-    """An `AttentionContext` that computes sliding windows too."""
-
-    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
-        """Attend to all tokens of a sequence; see `AttentionContext`."""
-        return self.attend_in(None, layer, query_THD, key_TKD, value_TKD)
-
-    @abstractmethod
-    def attend_in(
-        self, window: int | None, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor
+    def attend(
+        self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, window: int | None = None, /
     ) -> Tensor:
-        """Attend to the last tokens of a sequence, as many as the window has, a token itself included."""
+        """Return a layer's attention, shape [T, H, E], from scaled queries; values are [T, K, E].
+
+        In a window it is that to the last tokens of a sequence, as many as the window has, a token itself included.
+        """
+        raise NotImplementedError
+
+    def of_heads(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None,
+        softcap: float | None,
+    ) -> Tensor:  # fmt: skip
+        """Return the same, shape [1, T, H, E], from queries [1, H, T, D], keys [1, K, T, D] and values [1, K, T, E]."""
+        name = type(module).__name__
+        if softcap is not None:
+            raise HooksError(f"{name} needs softcap, which tree attention does not compute")
+        if not self.has_windows:
+            if window is not None and self.longest > window:
+                raise HooksError(
+                    f"{name} has a sliding window of {window} tokens, and this context has {self.longest}; shorten "
+                    "prompts or max_new_tokens"
+                )
+            window = None
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        # [1, H, T, D] views of [T, H, D] memory: these transposes copy nothing.
+        inputs = query[0].transpose(0, 1) * scale, key[0].transpose(0, 1), value[0].transpose(0, 1)
+        return self.attend(layer, *inputs, window)[None]
 
 
-def _tree_attention(
+def _attend(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -94,44 +97,22 @@ def _tree_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Replace a layer's attention; query is [1, H, T, D], key and value are [1, K, T, D]."""
-    check_arguments(module, brorl_context is not None, attention_mask, dropout, others)
-    assert brorl_context is not None
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    # [1, H, T, D] views of [T, H, D] memory: these transposes copy nothing.
-    inputs = layer, query[0].transpose(0, 1) * scale, key[0].transpose(0, 1), value[0].transpose(0, 1)
-    if isinstance(brorl_context, WindowContext):
-        output = brorl_context.attend_in(sliding_window, *inputs)
-    elif sliding_window is not None and brorl_context.longest > sliding_window:
-        raise HooksError(
-            f"{type(module).__name__} has a sliding window of {sliding_window} tokens, and this context has "
-            f"{brorl_context.longest}; shorten prompts or max_new_tokens"
-        )
-    else:
-        output = brorl_context.attend(*inputs)
-    return output[None].to(query.dtype).contiguous(), None  # some models take views of it
-
-
-AttentionInterface.register(_NAME, _tree_attention)  # no mask has this name: transformers builds none
-
-
-def check_arguments(
-    module: nn.Module, has_context: bool, attention_mask: Tensor | None, dropout: float, others: dict[str, Any]
-) -> None:
-    """Check that a layer asks for nothing but the attention of a context.
-
-    Raises:
-        HooksError: If it does.
-    """
-    if not has_context:
+    """Replace a layer's attention; compiled layers trace it."""
+    if brorl_context is None:
         raise HooksError(f"{type(module).__name__} does not pass the arguments of its forward pass to its attention")
     unknown = {n: v for n, v in others.items() if n not in _NEUTRAL_ARGUMENTS and v is not None and v is not False}
     if unknown or dropout or attention_mask is not None:
         what = ", ".join([*unknown, *(["dropout"] if dropout else [])]) or "an attention mask"
         raise HooksError(f"{type(module).__name__} needs {what}, which tree attention does not compute")
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    output = brorl_context.of_heads(module, query, key, value, scale, sliding_window, softcap)
+    return output.to(query.dtype).contiguous(), None  # some models take views of it
+
+
+AttentionInterface.register(_NAME, _attend)  # no mask has this name: transformers builds none
 
 
 def cast_by_autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -142,51 +123,30 @@ def cast_by_autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(torch.get_autocast_dtype(device)) for x in inputs)
 
 
-@contextmanager
-def attention(model: PreTrainedModel, implementation: str) -> Iterator[None]:
-    """Set the attention implementation of `model` by its name inside the block, and restore the previous one."""
-    previous = model.config._attn_implementation
-    model.config._attn_implementation = implementation
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = previous
+class Attention(AbstractContextManager[None]):
+    """Blocks in which a model has another attention, by its name; the previous one is restored."""
+
+    def __init__(self, model: PreTrainedModel, implementation: str = _NAME) -> None:
+        self._config: Any = model.config
+        self._inside, self._before = implementation, implementation
+
+    def __enter__(self) -> None:
+        self._before, self._config._attn_implementation = self._config._attn_implementation, self._inside
+
+    def __exit__(self, *error: object) -> None:
+        self._config._attn_implementation = self._before
 
 
 def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Compute the attention of `model` by contexts inside the block, and restore its own attention."""
-    return attention(model, _NAME)
+    return Attention(model)
 
 
-class PackedPass(Protocol):
-    """A forward pass of a causal LM over packed tokens, whose attention is computed by a context."""
+class PackedPass:
+    """A forward pass over packed tokens by the model's own modules, inside `tree_attention(model)`.
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        ...
-
-    def row_logits(
-        self, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None
-    ) -> RowLogits:
-        """Return the logits of some tokens, shape [R, V], or what they are computed from if they are many.
-
-        Args:
-            token_T: Token ids, shape [T].
-            position_T: Position of each token in its own sequence, shape [T].
-            context: The attention of the tokens.
-            rows: Indices of the tokens whose logits are returned, shape [R]; None for all tokens, in order.
-        """
-        ...
-
-
-class HookedPass:
-    """The model's own modules, with their attention replaced; called inside `tree_attention(model)`.
-
-    Args:
-        model: A causal LM.
-        whole_logits: Whether logits are always computed here; see `brorl.model.logits`.
-        max_logits: The most logits that are computed here otherwise; None for the default.
+    `whole_logits` says whether logits are always computed here, and `max_logits` at most how many otherwise; see
+    `logits`.
     """
 
     def __init__(self, model: PreTrainedModel, *, whole_logits: bool = True, max_logits: int | None = None) -> None:
@@ -198,8 +158,13 @@ class HookedPass:
         """The device of the weights."""
         return self._model.device
 
-    def row_logits(self, token_T: Tensor, position_T: Tensor, context: PassContext, rows: Tensor | None) -> RowLogits:
-        """Run the model; see `PackedPass.row_logits`."""
+    def row_logits(
+        self, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None
+    ) -> RowLogits:
+        """Return the logits of some tokens, shape [R, V], or what they are computed from if they are many.
+
+        `position_T` is each token's in its own sequence. `rows` are the tokens whose logits are returned; None for all.
+        """
         check_positions(self._model, context)
 
         def forward() -> Tensor:
@@ -213,18 +178,13 @@ class HookedPass:
             return logits
 
         num_rows = token_T.numel() if rows is None else rows.numel()
-        logits = row_logits(
-            self._model, forward, num_rows, whole_logits=self._whole_logits, max_logits=self._max_logits
-        )
+        limits: dict[str, Any] = {"whole_logits": self._whole_logits, "max_logits": self._max_logits}
+        logits = row_logits(self._model, forward, num_rows, **limits)
         return replace(logits, row=logits.row[0])
 
 
-def check_positions(model: PreTrainedModel, context: PassContext) -> None:
-    """Check that a context is within what packed tokens compute, and that rotations do not depend on the batch.
-
-    Raises:
-        HooksError: If it is not, or they do.
-    """
+def check_positions(model: PreTrainedModel, context: AttentionContext) -> None:
+    """Check that a context is within what packed tokens compute, and that rotations do not depend on the batch."""
     if counts_tokens_of_a_pass(model.config):
         raise HooksError(f"{type(model).__name__} scales queries by their place in the forward pass")
     span = other_span(model.config)  # layers hand their windows to the attention
@@ -268,8 +228,10 @@ class PromptCache(NamedTuple):
         return self._replace(key=[in_blocks(k) for k in self.key], value=[v.contiguous() for v in self.value])
 
 
-class PromptContext(WindowContext):
+class PromptContext(AttentionContext):
     """Causal attention within each of P packed prompts; stores their keys and values."""
+
+    has_windows = True
 
     def __init__(self, length_P: IntArray, device: torch.device) -> None:
         self.longest = int(length_P.max())
@@ -286,8 +248,8 @@ class PromptContext(WindowContext):
         """Return the keys and values of all layers computed so far."""
         return PromptCache(self._key, self._value, self._length)
 
-    def attend_in(
-        self, window: int | None, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor
+    def attend(
+        self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, window: int | None = None, /
     ) -> Tensor:
         """Attend causally within each prompt; padding on the right is never attended to by a real token."""
         q, k, v = (self._padded(x) for x in (query_THD, key_TKD, value_TKD))
@@ -328,14 +290,65 @@ def prefill(packed: PackedPass, prompts: list[list[int]] | list[tuple[int, ...]]
     return context.cache(), logits_PV
 
 
+class KVShape(NamedTuple):
+    """Keys and values of one token in one layer."""
+
+    num_heads: int  # key-value heads
+    key_dim: int  # numbers per key
+    value_dim: int  # numbers per value; differs from `key_dim` in DeepSeek's latent attention
+
+    @property
+    def size(self) -> int:
+        """Numbers per token."""
+        return self.num_heads * (self.key_dim + self.value_dim)
+
+
+class _Recorder(AttentionContext):
+    """Records the shapes of keys and values; its attention output is zeros."""
+
+    longest, has_windows = 1, True
+
+    def __init__(self) -> None:
+        self.layers: list[int] = []
+        self.shapes: list[KVShape] = []
+
+    def attend(
+        self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, _window: int | None = None, /
+    ) -> Tensor:
+        self.layers.append(layer)
+        self.shapes.append(KVShape(key_TKD.shape[1], key_TKD.shape[2], value_TKD.shape[2]))
+        return query_THD.new_zeros(*query_THD.shape[:2], value_TKD.shape[2])
+
+
+@torch.no_grad()
+def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
+    """Run a causal LM in evaluation mode on one token and return the shape of each layer's keys and values, in order.
+
+    A `HooksError` says that a layer has no attention that can be hooked, calls it more than once, or needs attention
+    that is not computed here, or that it carries a state.
+    """
+    if carries_state(model.config):
+        raise HooksError.of(
+            model, "its layers carry a state from token to token (recurrent ones, or short convolutions)"
+        )
+    recorder = _Recorder()
+    zero = torch.zeros(1, dtype=torch.long, device=model.device)
+    try:
+        with torch.device(model.device), tree_attention(model):
+            PackedPass(model).row_logits(zero, zero, recorder, zero)
+    except HooksError as error:
+        raise HooksError.of(model, error) from error
+    if len(set(recorder.layers)) < len(recorder.layers):
+        raise HooksError.of(model, "a layer calls its attention more than once")
+    if recorder.layers != list(range(model.config.get_text_config().num_hidden_layers)):
+        raise HooksError.of(model, "not all of its layers are attention layers")
+    return recorder.shapes
+
+
 def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
-    """Make the decoder layers of a causal LM keep only their inputs for the backward pass.
+    """Make the decoder layers of a causal LM keep only their inputs for the backward pass, and compute each one twice.
 
-    Memory for activations falls to that of one layer and every layer's input. Each layer is computed twice. Gradients
-    are equal up to rounding. Sampling and evaluation do not change.
-
-    Raises:
-        UserError: If the architecture has no layers that can be checkpointed.
+    Gradients are equal up to rounding. Sampling and evaluation do not change.
     """
     layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
@@ -345,7 +358,9 @@ def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
         )
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _CurrentAttention(model)
+        # A layer looks up its attention when it runs, which can be after the block of `tree_attention`: with Hugging
+        # Face's own switch the gradient would be wrong.
+        return nullcontext(), Attention(model, model.config._attn_implementation)
 
     def run(forward: Callable[..., Any], *args: Any) -> Any:
         # Nothing in a layer is random, so no random state is kept.
@@ -354,22 +369,3 @@ def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
     for layer in layers:
         layer._gradient_checkpointing_func = run
         layer.gradient_checkpointing = True
-
-
-class _CurrentAttention(AbstractContextManager[None]):
-    """Blocks with the attention of a forward pass, for its recomputation.
-
-    A layer looks up its attention when it runs, which can be after the block of `tree_attention`: with Hugging Face's
-    own switch the gradient would be wrong.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model, self._implementation = model, model.config._attn_implementation
-        self._block: AbstractContextManager[None] = nullcontext()
-
-    def __enter__(self) -> None:
-        self._block = attention(self._model, self._implementation)
-        self._block.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._block.__exit__(*error)

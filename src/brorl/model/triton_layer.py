@@ -21,14 +21,8 @@ def rotate(
 ) -> None:
     """Turn the queries and keys of rows in place, and scale the queries.
 
-    Args:
-        mixed_RHD: Queries, keys and values, one behind the other, shape [R, H + 2 K, D]; dense.
-        cos_RD: Cosines of the rotation of each row.
-        sin_RD: Sines.
-        num_heads: Query heads, H.
-        num_kv_heads: Key-value heads, K.
-        scale: Of the queries.
-        norms: Weights and epsilons of the norms of queries and keys before the rotation; None without them.
+    `mixed_RHD` is dense: H queries, K keys and K values, one behind the other. `norms` has the weights and epsilons of
+    the norms of queries and keys before the rotation.
     """
     rows, all_heads, dim = mixed_RHD.shape
     turned = num_heads + num_kv_heads

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from brorl.errors import OutOfMemoryError
 from brorl.model.kernels import BLOCK, kernels
-from brorl.model.model_shape import KVShape, kv_shapes
+from brorl.model.tree_attention import KVShape, kv_shapes
 from brorl.rollout.native.decoder import PagedRowCache
 from brorl.rollout.native.rows import Arena, RowMemory, reserved_tokens
 from small_models import small_model

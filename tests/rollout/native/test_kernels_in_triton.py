@@ -12,8 +12,7 @@ import brorl.rollout.native.engine as native
 from brorl.model import gpu_kernels, kernels
 from brorl.model.fused_ops import Angles, Linear, Norm, add_joined_mlp, query_key_value
 from brorl.model.kernels import KernelsError
-from brorl.model.model_shape import KVShape
-from brorl.model.tree_attention import PromptCache
+from brorl.model.tree_attention import KVShape, PromptCache
 from brorl.rollout.native import draw
 from brorl.rollout.native.draw import draw_tokens
 from brorl.rollout.native.engine import NativeEngine
@@ -104,7 +103,7 @@ def test_slots_attend_to_their_prompts_and_to_themselves(
         for store, numbers in zip((arena.key[0], arena.value[0]), own, strict=True):
             store[:, :, :stored] = numbers[:stored].permute(1, 2, 0, 3)
         context = SlotContext(arena, prompts, grid, torch.tensor([stored], device=DEVICE), num_slots, 0)
-        got = context.attend_in(window, 0, *(x.to(DEVICE, dtype) for x in (*query, own[0][-1], own[1][-1])))
+        got = context.attend(0, *(x.to(DEVICE, dtype) for x in (*query, own[0][-1], own[1][-1])), window)
         assert got.isfinite().all()
         return torch.cat([got[:num_rows].flatten(), arena.key[0].flatten(), arena.value[0].flatten()])
 

@@ -19,7 +19,7 @@ from brorl.model.kernels import kernels
 from brorl.model.llama_pass import LlamaPass
 from brorl.model.logits import NextToken, RowLogits
 from brorl.model.logprobs import by_tree, tree_logprobs
-from brorl.model.tree_attention import HookedPass, HooksError
+from brorl.model.tree_attention import HooksError, PackedPass
 from brorl.rollout.native import decoder, slots
 from brorl.rollout.native.decoder import PagedContext, PagedRowCache
 from brorl.rollout.native.engine import NativeEngine
@@ -57,7 +57,7 @@ class Spy:
         self._caches: list[Arena | PagedRowCache] = []
         for module in (decoder, slots):
             monkeypatch.setattr(module, "prefill", self._prefill(module.prefill))
-        for kind in (HookedPass, LlamaPass):
+        for kind in (PackedPass, LlamaPass):
             monkeypatch.setattr(kind, "row_logits", self._forward(kind.row_logits))
         monkeypatch.setattr(NativeEngine, "_cache", self._cache(NativeEngine._cache))
 

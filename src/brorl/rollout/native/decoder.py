@@ -22,8 +22,15 @@ from brorl.errors import OutOfMemoryError
 from brorl.model.device import to_device
 from brorl.model.flat_path import OwnCache
 from brorl.model.kernels import BLOCK, Kernels, padded
-from brorl.model.model_shape import KVShape
-from brorl.model.tree_attention import PREFILL_TOKENS, PackedPass, PromptCache, prefill, tree_attention
+from brorl.model.tree_attention import (
+    PREFILL_TOKENS,
+    AttentionContext,
+    KVShape,
+    PackedPass,
+    PromptCache,
+    prefill,
+    tree_attention,
+)
 from brorl.rollout.native.rows import RowMemory, Rows
 
 _FIRST_SLOTS = 64
@@ -204,7 +211,7 @@ def prompt_runs(prompts: Sequence[tuple[int, ...]], most_tokens: int) -> list[In
     return [np.arange(a, b) for a, b in pairwise([*starts, len(prompts)])]
 
 
-class PagedContext:
+class PagedContext(AttentionContext):
     """One new token per row: it attends to its prompt and to its own row, in the compiled kernels."""
 
     def __init__(self, rows: PagedRowCache, position: int, prompts: PromptCache, prompt_R: IntArray) -> None:
@@ -214,7 +221,9 @@ class PagedContext:
         self._prompt_R, self._length_P = torch.from_numpy(prompt_R), torch.from_numpy(prompts.length)
         self.longest = int(prompts.value[0].shape[2]) + position + 1
 
-    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
+    def attend(
+        self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, _window: int | None = None, /
+    ) -> Tensor:
         """Store the new keys and values, then attend to the prompt and to the row with one softmax."""
         return self._rows.kernels.attend_rows(
             query_THD, key_TKD, value_TKD, self._prompts.key[layer], self._prompts.value[layer], self._prompt_R,

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from brorl.arrays import IntArray
 from brorl.errors import OutOfMemoryError
 from brorl.model.device import to_device
-from brorl.model.model_shape import KVShape
+from brorl.model.tree_attention import KVShape
 
 
 @dataclass(frozen=True)

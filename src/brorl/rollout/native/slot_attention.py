@@ -15,7 +15,7 @@ from torch import Tensor
 from brorl.arrays import IntArray
 from brorl.model import gpu_kernels
 from brorl.model.device import to_device
-from brorl.model.tree_attention import PromptCache, WindowContext
+from brorl.model.tree_attention import AttentionContext, PromptCache
 from brorl.rollout.native.rows import Arena, reserved_tokens
 
 
@@ -136,7 +136,7 @@ def cells_of(prompt_U: IntArray, num_prompts: int) -> tuple[IntArray, int]:
     return rank_U, int(count_P.max())
 
 
-class SlotContext(WindowContext):
+class SlotContext(AttentionContext):
     """One new token per slot: it attends to its prompt and to its own slot, with one softmax.
 
     Args:
@@ -147,6 +147,8 @@ class SlotContext(WindowContext):
         num_slots: Slots that are computed: the first ones.
         longest: Tokens of the longest context.
     """
+
+    has_windows = True
 
     def __init__(
         self, arena: Arena, prompts: SlotPrompts, grid: Grid, position: Tensor, num_slots: int, longest: int
@@ -173,10 +175,10 @@ class SlotContext(WindowContext):
         self._biases[window] = bias_T, of_prompts
         return self._biases[window]
 
-    def attend_in(
-        self, window: int | None, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor
+    def attend(
+        self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, window: int | None = None, /
     ) -> Tensor:
-        """Store the new keys and values, then attend; see `WindowContext`."""
+        """Store the new keys and values, then attend; see `AttentionContext`."""
         key, value = (x[layer][: self._num_slots] for x in (self._arena.key, self._arena.value))
         if gpu_kernels.suit(query_THD) and key.shape == value.shape:
             from brorl.rollout.native.triton_kernels import Prompts, attend
