@@ -60,8 +60,19 @@ def read_sets(request: Request) -> list[SourceQuestions]:
     limit = _NO_LIMIT if request.limit is None else request.limit
     config = _copy(request.config, evaluation={"num_prompts": limit, "skip_prompts": 0})
     if not request.data:
-        return _held_out(request, config)
-    sets = [_read_set(text, config) for text in request.data]
+        if not request.belongs_to_run or not (config.data.held_out_fraction or config.evaluation.sources):
+            raise UserError(
+                f"{config.model} is not from a run with held-out questions; choose the data to evaluate on: "
+                f"{option('data')} {' | '.join(NAMES)} | FILE | HUB_ID | countdown"
+            )
+        sources = build_questions(config)
+        check_split(config, sources)
+        return [source for source in sources if source.held_out]
+    sets = []
+    for text in request.data:
+        source = parse_data(text)
+        with naming_data(text, source):
+            sets.append(read_questions(_as_guessed(text, source, config), config))
     names = [one.name for one in sets]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
@@ -104,12 +115,6 @@ def parse_data(text: str) -> DataSource:
     return source
 
 
-def _read_set(text: str, config: TrainConfig) -> SourceQuestions:
-    source = parse_data(text)
-    with naming_data(text, source):
-        return read_questions(_as_guessed(text, source, config), config)
-
-
 def _as_guessed(text: str, source: DataSource, config: TrainConfig) -> DataSource:
     """Return a file that --data names by its path alone with guessed columns and domain, as `brorl init` guesses them.
 
@@ -145,18 +150,6 @@ def naming_data(text: str, source: DataSource) -> Iterator[None]:
         if text not in NAMES and (near := get_close_matches(text.lower(), NAMES, 3, 0.7)):
             message += f"; did you mean the benchmark {' or '.join(near)}?"
         raise UserError(message) from error
-
-
-def _held_out(request: Request, config: TrainConfig) -> list[SourceQuestions]:
-    """Return the questions that the run held out, and those of its evaluation sources."""
-    if not request.belongs_to_run or not (config.data.held_out_fraction or config.evaluation.sources):
-        raise UserError(
-            f"{config.model} is not from a run with held-out questions; choose the data to evaluate on: "
-            f"{option('data')} {' | '.join(NAMES)} | FILE | HUB_ID | countdown"
-        )
-    sources = build_questions(config)
-    check_split(config, sources)
-    return [source for source in sources if source.held_out]
 
 
 def read_all_questions(data: str, overrides: Mapping[str, Any]) -> tuple[TrainConfig, list[Question]]:

@@ -175,6 +175,9 @@ def _settings(
 ) -> dict[str, Any]:
     """Return every setting that determines the responses and verdicts; the weights are not part of it."""
     config, verification = request.config, request.config.verification
+    sampling_device = device.type
+    if config.cluster.enabled:
+        sampling_device = "cuda" if config.cluster.gpus_per_rollout_worker else "cpu"
     formats = {one.name: request.format_of(one) for one in sets}
     engine = config.engine.model_dump(include={"kind", "dtype"}, exclude_defaults=True)
     return {
@@ -186,7 +189,7 @@ def _settings(
         "seed": config.seed,
         "stop": list(config.sampling.stop),
         "dtype": config.dtype,
-        "device": _device_type(config, device),
+        "device": sampling_device,
         **({"engine": engine} if engine else {}),
         **({"prompts_per_task": config.cluster.prompts_per_task} if config.cluster.enabled else {}),
         "prompts_per_part": prompts_per_batch(config.evaluation.rollouts_per_prompt, sampling.max_new_tokens),
@@ -216,10 +219,3 @@ def _settings(
             for one in sets
         },
     }
-
-
-def _device_type(config: TrainConfig, device: torch.device) -> str:
-    """Return the type of the device that samples."""
-    if not config.cluster.enabled:
-        return device.type
-    return "cuda" if config.cluster.gpus_per_rollout_worker else "cpu"

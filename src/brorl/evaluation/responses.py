@@ -17,7 +17,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
@@ -26,8 +25,9 @@ from brorl.algorithms.groups import Group
 from brorl.errors import UnverifiedResponsesError, UserError, first_line
 from brorl.evaluation.summary import PromptResult, count
 from brorl.format import duration, short_repr
-from brorl.prompts.prompt import Prompt, stored_reference
+from brorl.prompts.prompt import Prompt
 from brorl.rollout.engine import Engine
+from brorl.runs.stored_rollouts import responses_table
 from brorl.sampling import SamplingParams
 from brorl.storage import dotted, parquet_bytes, replace_file, storage_errors
 from brorl.verification.grade import Grader
@@ -35,13 +35,6 @@ from brorl.wording import option
 
 _METADATA = b"brorl"
 _RERUN = "rerun the command"
-SCHEMA = pa.schema([
-    ("data_set", pa.string()), ("prompt_id", pa.string()), ("domain", pa.string()), ("prompt", pa.string()),
-    ("reference", pa.string()), ("response", pa.string()), ("token_ids", pa.list_(pa.int32())),
-    ("logprobs", pa.list_(pa.float32())), ("count", pa.int32()), ("num_rollouts", pa.int32()),
-    ("finished", pa.bool_()), ("correct", pa.bool_()), ("score", pa.float64()), ("extracted", pa.string()),
-    ("reason", pa.string()),
-])  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -165,28 +158,12 @@ class ResponseStore:
     ) -> None:
         """Store a batch. It is on disk when this returns."""
         metadata = {"results": [asdict(result) for result in stored.results], "seconds": stored.seconds}
-        table = _table(batch.data_set, groups, texts)
+        table = responses_table(batch.index, groups, texts).drop_columns(["step", "reward"])
+        table = table.add_column(0, "data_set", pa.array([batch.data_set] * len(table), pa.string()))
         table = table.replace_schema_metadata({_METADATA: json.dumps(metadata).encode()})
         file = self.file_of(batch)
         with storage_errors(file, _RERUN):
             replace_file(file, parquet_bytes(table))
-
-
-def _table(data_set: str, groups: Sequence[Group], texts: Sequence[Sequence[str]]) -> pa.Table:
-    """Return one row per distinct response. Lists of tokens stay arrays, which takes less memory."""
-    rows = []
-    for group, text_L in zip(groups, texts, strict=True):
-        prompt, tree, reference = group.prompt, group.tree, stored_reference(group.prompt.reference)
-        for i, (verdict, text) in enumerate(zip(group.verdicts, text_L, strict=True)):
-            path = tree.path(int(tree.leaf[i]))
-            values = (
-                data_set, prompt.id, prompt.domain, prompt.text, reference, text,
-                tree.token[path].astype(np.int32), tree.logprob[path].astype(np.float32), int(tree.leaf_count[i]),
-                tree.num_rollouts, bool(tree.finished[i]), verdict.correct, verdict.score, verdict.extracted,
-                verdict.reason,
-            )  # fmt: skip
-            rows.append(dict(zip(SCHEMA.names, values, strict=True)))
-    return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
 def _read_json(file: Path, advice: str) -> Any:

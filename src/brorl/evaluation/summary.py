@@ -74,6 +74,11 @@ class EvaluationSummary:
     by_domain: dict[str, Summary]  # for each domain, in alphabetical order
 
 
+_TOTALS = (
+    "verifier_timeouts", "verifier_failures", "num_distinct", "sampled_tokens", "unique_tokens", "num_unverified",
+)  # fmt: skip
+
+
 def default_ks(num_rollouts: int) -> tuple[int, ...]:
     """Return 1 and the powers of 2 up to half the number of samples, at most 256.
 
@@ -114,24 +119,17 @@ def summarize(results: Sequence[PromptResult], ks: Sequence[int], seconds: float
     verified_P = np.array([result.num_verified for result in results], np.int64)
     value_KP = {k: pass_at_k_of_each(correct_P, verified_P, k) for k in ks}
 
-    def total(name: str) -> int:
-        return sum(getattr(result, name) for result in results)
-
+    total = {name: sum(getattr(result, name) for result in results) for name in (*_TOTALS, "num_truncated")}
     return Summary(
         num_prompts=len(results),
         num_samples=n,
         pass_at={k: mean_with_interval(value_P) for k, value_P in value_KP.items() if value_P.size},
         solved=int((correct_P > 0).sum()),
-        tokens_per_response=total("sampled_tokens") / (n * len(results)),
-        truncation_rate=total("num_truncated") / (n * len(results)),
-        verifier_timeouts=total("verifier_timeouts"),
-        verifier_failures=total("verifier_failures"),
-        num_distinct=total("num_distinct"),
-        sampled_tokens=total("sampled_tokens"),
-        unique_tokens=total("unique_tokens"),
+        tokens_per_response=total["sampled_tokens"] / (n * len(results)),
+        truncation_rate=total.pop("num_truncated") / (n * len(results)),
         seconds=seconds,
-        num_unverified=total("num_unverified"),
         left_out={k: correct_P.size - value_P.size for k, value_P in value_KP.items() if value_P.size < correct_P.size},
+        **total,
     )
 
 

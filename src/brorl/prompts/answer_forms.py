@@ -59,9 +59,8 @@ def asked_form(texts: Sequence[str]) -> AnswerForm | None:
     return counts.most_common(1)[0][0] if counts and asked else None
 
 
-_MAX_BOXES = 6  # boxes that are tried; one that never closes takes a pass over the text after it
 _OPEN = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_BRACE = re.compile(rf"{_OPEN.pattern}|\\(?!\\(?:boxed|fbox)).|[{{}}]", re.DOTALL)  # or another escaped character
 
 
 class Box(NamedTuple):
@@ -80,40 +79,18 @@ def last_box(text: str) -> str | None:
 
 def find_last_box(text: str) -> Box | None:
     r"""Return the last complete `\boxed{...}` or `\fbox{...}` that no other one contains; None if there is none."""
-    found: Box | None = None
-    start = len(text)
-    for _ in range(_MAX_BOXES):
-        start, opening = _opening_before(text, start)
-        if start < 0:
-            break
-        closing = _closing_brace(text, opening) if text.startswith("{", opening) else None
-        if closing is not None and (found is None or closing >= found.end):
-            found = Box(start, closing + 1, text[opening + 1 : closing])
+    first, found = _OPEN.search(text), None
+    open_braces: list[re.Match[str]] = []
+    for match in _BRACE.finditer(text, first.start() if first else len(text)):
+        if match[0].endswith("{") and match[0] != "\\{":
+            open_braces.append(match)
+        elif match[0] == "}" and open_braces:
+            opening = open_braces.pop()
+            if len(opening[0]) > 1:  # of a box; one that closes later contains the earlier ones, or follows them
+                found = Box(opening.start(), match.end(), text[opening.end() : match.start()])
     return found
-
-
-def _opening_before(text: str, end: int) -> tuple[int, int]:
-    r"""Return where the last `\boxed` or `\fbox` before a place begins, and where its brace should be; -1 for none."""
-    while (at := text.rfind("box", 0, end)) > 0:
-        start = at - 1 if text.startswith("boxed", at) else at - 2
-        if text[max(start, 0) : at] in ("\\", "\\f"):
-            opening = at + (5 if start == at - 1 else 3)
-            while opening < len(text) and text[opening].isspace():
-                opening += 1
-            return start, opening
-        end = at
-    return -1, -1
 
 
 def has_open_box(text: str) -> bool:
     r"""Whether a box begins in a text; one that has no complete box was cut off."""
     return _OPEN.search(text) is not None
-
-
-def _closing_brace(text: str, opening: int) -> int | None:
-    depth = 0
-    for match in _BRACE.finditer(text, opening):
-        depth += {"{": 1, "}": -1}.get(match[0], 0)
-        if depth == 0 and match[0] == "}":
-            return match.start()
-    return None

@@ -97,12 +97,6 @@ def countdown_puzzles(num_numbers: int, max_number: int, targets: range) -> list
 
     The time grows about a hundredfold with each number.
     """
-    if not 1 <= num_numbers <= 5:
-        raise ValueError(f"num_numbers must be between 1 and 5, got {num_numbers}")
-    if max_number < 1:
-        raise ValueError(f"max_number must be at least 1, got {max_number}")
-    if not targets or min(targets) < 0:
-        raise ValueError(f"targets must be a range of integers of at least 0, such as range(1, 100), got {targets}")
     reachable: dict[tuple[int, ...], frozenset[_Rational]] = {}
     puzzles: list[CountdownPuzzle] = []
     for numbers in combinations_with_replacement(range(1, max_number + 1), num_numbers):

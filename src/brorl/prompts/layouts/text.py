@@ -234,24 +234,15 @@ def _instructed(prompt: Any, kinds: Any, arguments: Any, loose: bool = False) ->
     if not isinstance(kinds, list | tuple) or not isinstance(arguments, list | tuple):
         types = f"{type(kinds).__name__} and {type(arguments).__name__}"
         raise ValueError(f"the kinds of instructions and their arguments must be two lists, got {types}")
-    text = _prompt(prompt)
+    if isinstance(prompt, list) and len(prompt) > 1:
+        raise DroppedRow("more than one message")
+    text = asked_text(prompt)
     if any(kind not in KINDS for kind in kinds):
         raise DroppedRow(_UNKNOWN_KIND)
     try:
         return question_of(text, Instructions.from_lists(kinds, arguments, loose).to_text(), INSTRUCTIONS_DOMAIN)
     except ValueError:
         raise DroppedRow(_UNUSABLE) from None
-
-
-def _prompt(value: Any) -> str:
-    """Return the text of a prompt, or of a conversation of one message."""
-    if isinstance(value, list | tuple):
-        if len(value) != 1:
-            raise DroppedRow("more than one message" if value else "no question")
-        value = value[0].get("content") if isinstance(value[0], Mapping) else value[0]
-    if not isinstance(value, str):
-        raise ValueError(f"the prompt must be a string or a list of one message, got {type(value).__name__}")
-    return value
 
 
 def ifeval(row: Cells, _seed: int, loose: bool = False) -> Question:
