@@ -17,7 +17,6 @@ from rich.console import Console
 from brorl.api.evaluate import _Options, _request, evaluate
 from brorl.api.recipe import resolve_config
 from brorl.errors import UserError
-from brorl.evaluation.responses import EvaluatedModel
 from run_support import command, save_tiny_model
 
 QUICK: dict[str, Any] = {"samples": 8, "evaluation": {"num_prompts": 4}, "engine.threads": 1}
@@ -112,30 +111,6 @@ def test_progress_prints_what_the_command_prints_before_the_result(capsys: pytes
     assert settings in outcome.out.splitlines()
     assert "countdown  4/4 prompts  pass@1 so far" in printed
     assert "written:" not in printed
-
-
-@pytest.mark.slow
-def test_a_stopped_evaluation_is_continued_by_the_same_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = evaluate("quickstart", output_dir="whole", progress=False, **QUICK)
-    complete, calls = EvaluatedModel.evaluate, 0
-
-    def interrupted(self: EvaluatedModel, *arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise KeyboardInterrupt
-        return complete(self, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(EvaluatedModel, "evaluate", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            evaluate("quickstart", progress=False, **QUICK)
-    (folder,) = Path("runs/evaluations").iterdir()
-    assert len(list(folder.glob("responses/*"))) == 1
-    result = evaluate("quickstart", progress=False, **QUICK)
-    assert result.path == folder
-    assert (content(folder), result.prompts) == (content(Path("whole")), whole.prompts)
-    assert [session["parts_before"] for session in result.sessions] == [0, 1]
 
 
 def test_an_evaluation_does_not_care_how_a_run_overlaps_its_work() -> None:

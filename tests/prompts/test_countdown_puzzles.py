@@ -51,25 +51,6 @@ class TestCountdownPuzzles:
         """8 / (3 - 8 / 3) is the only way to 24 from 3 3 8 8."""
         assert CountdownPuzzle((3, 3, 8, 8), 24) in countdown_puzzles(4, 8, range(24, 25))
 
-    def test_respects_the_bounds_of_numbers_and_targets(self) -> None:
-        puzzles = countdown_puzzles(3, 7, range(10, 30, 2))
-        assert {n for puzzle in puzzles for n in puzzle.numbers} == set(range(1, 8))
-        assert {puzzle.target for puzzle in puzzles} == set(range(10, 30, 2))
-
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ((0, 9, range(1, 10)), "num_numbers must be between 1 and 5"),
-            ((6, 9, range(1, 10)), "num_numbers must be between 1 and 5"),
-            ((3, 0, range(1, 10)), "max_number must be at least 1"),
-            ((3, 9, range(0)), "range"),
-            ((3, 9, range(-1, 10)), "range"),
-        ],
-    )
-    def test_refuses_impossible_sizes(self, arguments: tuple[int, int, range], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            countdown_puzzles(*arguments)
-
 
 class TestCountdownPuzzle:
     @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=6), st.integers(0, 10**9))
@@ -128,10 +109,6 @@ class TestSplit:
         standard_error = np.std(everything) / np.sqrt(len(firsts))
         assert abs(np.mean(firsts) - np.mean(everything)) < 4 * standard_error
 
-    def test_zero_and_one_hold_out_nothing_and_everything(self) -> None:
-        assert split_countdown(self.PUZZLES, 0.0, 3) == (self.PUZZLES, [])
-        assert split_countdown(self.PUZZLES, 1.0, 3).train == []
-
 
 class TestQuestions:
     def test_questions_carry_text_and_reference(self) -> None:
@@ -179,6 +156,3 @@ class TestQuickstartModel:
         assert tokenizer.unk_token_id not in ids
         assert tokenizer.eos_token_id not in ids
         assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
-
-    def test_it_is_small(self) -> None:
-        assert sum(file.stat().st_size for file in self.FOLDER.iterdir()) < 3_000_000

@@ -23,7 +23,7 @@ from brorl.comparison.text import caveats_of, match_words, sentences_of
 from brorl.errors import UserError
 from brorl.format import visible_text
 from brorl.reporting.page import charts as page_charts
-from brorl.reporting.page.charts import Chart, held_out_points
+from brorl.reporting.page.charts import Chart
 from brorl.reporting.page.frame import compressed, fill, to_json
 from brorl.reporting.page.page import ROLLOUT_BYTES, event_marks, left_out, make_page
 from brorl.reporting.page.rollouts import (
@@ -159,6 +159,7 @@ def test_a_point_shows_questions_without_their_template(made: tuple[RunRecord, R
         number = int(counted.split()[0])
         assert questions[3:] == ["..."] * (number > 3)
         assert set(questions[:3]) <= {str(3 + i) for i in range(12)}
+    assert page_charts._differing(["one prompt\nalone"]) == ["one prompt\nalone"]
 
 
 def test_a_step_that_sampled_nothing_has_no_mean(rng: np.random.Generator) -> None:
@@ -307,16 +308,18 @@ def test_acting_characters_are_written_out() -> None:
 
 
 class Elements(HTMLParser):
-    """Counts the elements of a page, and keeps the text of its scripts."""
+    """Counts the elements of a page, and collects its handlers and what a browser would load."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: Counter[str] = Counter()
         self.handlers: list[str] = []
+        self.sources: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen[tag] += 1
         self.handlers += [name for name, _ in attrs if name.startswith("on")]
+        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
 
 
 @pytest.mark.parametrize("name", [h.replace("/", "|").replace("\x00", "") for h in HOSTILE[:5]])
@@ -522,61 +525,19 @@ def test_a_budget_stands_in_place_of_a_number_of_steps(tmp_path: Path) -> None:
     assert steps_done(replace(run, settings={"budget.limit": "null", "steps": "9"})) == "7 of 9"
 
 
-CHAT = (
-    "<|im_start|>user\nWhat is {question}?\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
-    "<|im_end|>\n<|im_start|>assistant\n"
-)
-
-
-def points_of(held_out: tuple[str, ...], before: list[int], after: list[int]) -> dict:
-    records = tuple(
-        {"step": step, "evaluation": {"num_samples": 4, "prompts": {"num_correct": correct}}}
-        for step, correct in ((0, before), (9, after))
-    )
-    (trace,) = held_out_points([RunRecord(Path(), "a", {}, {}, records, held_out)])
-    return dict(trace)
-
-
-def test_labels_are_questions_without_the_template() -> None:
-    questions = ("10 + 38", "2 + 45")
-    trace = points_of(tuple(CHAT.format(question=q) for q in questions), [0, 1], [2, 4])
-    assert (trace["x"], trace["y"]) == ([0, 0.25], [0.5, 1])
-    assert [text.endswith(f">{q}") for text, q in zip(trace["text"], questions, strict=True)] == [True, True]
-
-
-def test_one_prompt_keeps_its_end() -> None:
-    (label,) = points_of(("first line\nlast line",), [0], [4])["text"]
-    assert label.endswith("last line")
-
-
-HOSTILE = "<script>x</script>"
-
-
-class Links(HTMLParser):
-    """Collects what a browser would load."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sources: list[str] = []
-        self.scripts = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.scripts += tag == "script"
-        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
-
-
 def test_the_page_is_one_file_with_the_answer_first_and_the_next_command_last(
     rng: np.random.Generator, tmp_path: Path
 ) -> None:
-    comparison = synthetic(rng, names=("plain", HOSTILE))
+    arm = "<script>x</script>"
+    comparison = synthetic(rng, names=("plain", arm))
     results = results_of(comparison)
     tables, sentences, caveats = tables_of(results), sentences_of(results), caveats_of(results)[:3]
     figure = tmp_path / "comparison.png"
     figure.write_bytes(b"\x89PNG picture")
-    page = comparison_page(results, [figure], NextCommand("to go on", f"brorl compare '{HOSTILE}'"))
+    page = comparison_page(results, [figure], NextCommand("to go on", f"brorl compare '{arm}'"))
 
     order = [sentences[0], match_words(results), tables[0].title, "data:image/png;base64,", tables[1].title,
-             tables[-1].title, caveats[-1], f"brorl compare '{HOSTILE}'"]  # fmt: skip
+             tables[-1].title, caveats[-1], f"brorl compare '{arm}'"]  # fmt: skip
     body = page[page.index("<main>") :]
     places = [body.index(escape(part)) for part in order]
     assert places == sorted(places)
@@ -585,8 +546,8 @@ def test_the_page_is_one_file_with_the_answer_first_and_the_next_command_last(
 
     (picture,) = re.findall(r"data:image/png;base64,([^\"]*)", page)
     assert base64.b64decode(picture) == figure.read_bytes()
-    links = Links()
+    links = Elements()
     links.feed(page)
-    assert links.scripts == 1  # the theme; the arm's name is none
+    assert links.seen["script"] == 1  # the theme; the arm's name is none
     assert all(source.startswith(("#", "data:")) for source in links.sources)
     assert "default-src 'none'" in page

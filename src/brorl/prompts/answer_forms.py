@@ -79,16 +79,15 @@ def last_box(text: str) -> str | None:
 
 def find_last_box(text: str) -> Box | None:
     r"""Return the last complete `\boxed{...}` or `\fbox{...}` that no other one contains; None if there is none."""
-    first, found = _OPEN.search(text), None
-    open_braces: list[re.Match[str]] = []
+    found: tuple[int, int, int] | None = None
+    first = _OPEN.search(text)
+    boxes: list[tuple[int, int] | None] = []  # where each open brace begins and its content; None for one of no box
     for match in _BRACE.finditer(text, first.start() if first else len(text)):
         if match[0].endswith("{") and match[0] != "\\{":
-            open_braces.append(match)
-        elif match[0] == "}" and open_braces:
-            opening = open_braces.pop()
-            if len(opening[0]) > 1:  # of a box; one that closes later contains the earlier ones, or follows them
-                found = Box(opening.start(), match.end(), text[opening.end() : match.start()])
-    return found
+            boxes.append(match.span() if len(match[0]) > 1 else None)
+        elif match[0] == "}" and boxes and (box := boxes.pop()):
+            found = (*box, match.end())  # one that closes later contains the earlier ones, or follows them
+    return found and Box(found[0], found[2], text[found[1] : found[2] - 1])
 
 
 def has_open_box(text: str) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 from brorl.errors import UserError
 from brorl.format import short_repr
-from brorl.prompts.layouts.table import all_dropped, find_layout, layouts_of, read_layout
+from brorl.prompts.layouts.table import find_layout, layouts_of, read_layout, reasons
 from brorl.prompts.prompt import JSON_NAMES, DroppedRow, Message, Question
 from brorl.prompts.rows import MISSING, Row, is_local, read_rows
 from brorl.prompts.science import choice_question, read_options, right_option
@@ -239,7 +239,10 @@ def read_source(source: FileSource, seed: int = 0) -> SourceReading:
         dropped[CONTRADICTION] = sum(rows[digest] for digest in contradicted)
     kept = [question for digest, question in first.items() if digest not in contradicted]
     if layout and not kept:
-        raise all_dropped(source.path, layout, dropped)
+        raise UserError(
+            f"the layout {layout.name} dropped all {dropped.total():,} rows of {source.path} ({reasons(dropped)}); "
+            f"choose another {of_source('layout')}, split or file"
+        )
     return SourceReading(kept, number, number - dropped.total() - len(kept), dict(dropped))
 
 

@@ -78,7 +78,9 @@ def find_choices(
     Of `every` row only as many are read as tell whether an index counts from 0 or 1; `rows` are the first ones.
     """
     for group in groups:
-        for column in [answer] if answer else _answer_columns(rows[0], group):
+        plain = {name: _plain(name.rpartition(".")[2]) for name in _names(rows[0]) if name not in group.columns}
+        usual = [name for word in _ANSWERS for name in plain if plain[name] == word]  # the most specific first
+        for column in [answer] if answer else usual:
             wrong = _WRONG.search(_plain(_stem(group.columns))) and column not in group.columns
             options = (column, *group.columns) if wrong else group.columns
             fit = _fit(path, rows, every, ChoiceColumns(options, column, first), group.kinds)
@@ -163,12 +165,6 @@ def _stem(columns: Sequence[str]) -> str:
 
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z]", "", name.lower())
-
-
-def _answer_columns(row: Row, group: OptionGroup) -> list[str]:
-    """Return the columns with a usual name of an answer, the most specific first."""
-    plain = {name: _plain(name.rpartition(".")[2]) for name in _names(row) if name not in group.columns}
-    return [name for word in _ANSWERS for name in plain if plain[name] == word]
 
 
 def _fit(

@@ -194,7 +194,10 @@ class Instructions:
         """Make instructions from two lists of one length, as most datasets store them; None is no arguments."""
         if len(kinds) != len(arguments):
             raise ValueError(f"has {len(kinds)} instructions with {len(arguments)} lists of arguments")
-        return cls(tuple(Instruction(*pair) for pair in zip(kinds, map(_mapping, arguments), strict=True)), loose)
+        wrong = next((one for one in arguments if not isinstance(one, Mapping | None)), None)
+        if wrong is not None:
+            raise ValueError(f"has arguments that are not a mapping: {short_repr(wrong)}")
+        return cls(tuple(Instruction(kind, one or {}) for kind, one in zip(kinds, arguments, strict=True)), loose)
 
     @classmethod
     def from_text(cls, text: str) -> Instructions:
@@ -211,11 +214,3 @@ class Instructions:
         """Return JSON text: `{"instructions": [{"kind": "punctuation:no_comma"}], "loose": false}`."""
         listed = [{"kind": instruction.kind, **instruction.arguments} for instruction in self.instructions]
         return json.dumps({"instructions": listed, "loose": self.loose}, ensure_ascii=False)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise ValueError(f"has arguments that are not a mapping: {short_repr(value)}")
-    return value

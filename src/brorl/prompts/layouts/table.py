@@ -6,7 +6,6 @@ with the row, the problem and the layout that fits.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
@@ -175,14 +174,6 @@ def reasons(dropped: Mapping[str, int]) -> str:
     """Return the reasons for dropped rows with their counts as text, the most frequent first."""
     ordered = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count:,} {reason}" for reason, count in ordered)
-
-
-def all_dropped(path: str, layout: Layout, dropped: Counter[str]) -> UserError:
-    """Return the error for data of which no row is left."""
-    return UserError(
-        f"the layout {layout.name} dropped all {dropped.total():,} rows of {path} ({reasons(dropped)}); choose another "
-        f"{of_source('layout')}, split or file"
-    )
 
 
 def _other_layout(row: Row, layout: Layout, problem: str) -> UserError:

@@ -94,10 +94,10 @@ def asked_text(value: Any) -> str:
     last = value[-1] if isinstance(value, list) and value else None
     if isinstance(last, Mapping) and isinstance(last.get("content"), str) and last.get("role") == "user":
         return str(last["content"])
-    if not isinstance(value, str | None):
+    if value != [] and not isinstance(value, str | None):
         kind = "" if isinstance(value, list) else f", got {type(value).__name__}"
         raise ValueError(f"the problem must be a string{kind or ' or a list of messages, the last one by the user'}")
-    return value or ""
+    return str(value or "")
 
 
 def benchmark_row(row: Cells, _seed: int) -> Question:

@@ -104,7 +104,11 @@ def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> 
     everything = [chart for some in charts.values() for chart in some]
     data = {
         "runs": [_run_data(part) for part in parts],
-        "charts": [_chart_data(chart) for chart in everything if chart.traces],
+        "charts": [
+            {"name": c.name, "traces": c.traces, "layout": c.layout, "marks": c.marks, "byProgress": c.by_progress}
+            for c in everything
+            if c.traces
+        ],
         "histogram": next((chart.histogram for chart in everything if chart.histogram), None),
     }
     omitted = _items(
@@ -331,11 +335,6 @@ def _run_data(part: _RunPart) -> dict[str, Any]:
         "tokensKnown": part.tokens_known,
         "samples": _samples_command(run),
     }
-
-
-def _chart_data(chart: Chart) -> dict[str, Any]:
-    shown = {"name": chart.name, "traces": chart.traces, "layout": chart.layout, "marks": chart.marks}
-    return shown | {"byProgress": chart.by_progress}
 
 
 def event_marks(run: RunRecord) -> list[dict[str, Any]]:
