@@ -29,6 +29,7 @@ Conclusion = Literal["A leads", "B leads", "no difference shown"]
 Covers = Literal["prompts and seeds", "prompts", "seeds", "nothing"]
 
 ROUNDING = 1e-12  # differences of scores below this are rounding
+_BOUNDS = (-1.0, 1.0)  # of a difference
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class PairedDifference:
 
     def at_level(self, level: float) -> Estimate:
         """Return `difference` with its interval at another level between 0 and 1."""
-        return self.parts.interval(self.difference.value, (-1.0, 1.0), level)
+        return self.parts.interval(self.difference.value, _BOUNDS, level)
 
 
 @dataclass(frozen=True)
@@ -152,10 +153,13 @@ def paired_difference(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_p
     Source: the t-test over prompts is that of BroRL (arXiv 2510.01180, section 5); the interval is after Banerjee
     (Sankhya 23, 1961).
     """
-    value, parts = _paired(score_a_SP, score_b_SP, seeds_paired)
-    bounds = (-1.0, 1.0)
-    seed_part = _together(parts.seeds)
-    interval = parts.interval(value, bounds)
+    a, b = _checked(score_a_SP), _checked(score_b_SP)
+    if a.shape[1] != b.shape[1] or (seeds_paired and len(a) != len(b)):
+        raise ValueError(f"scores of shape {a.shape} and {b.shape} cannot be paired: [seeds, prompts] must agree")
+    prompt_P = b.mean(0) - a.mean(0)
+    seeds = [b.mean(1) - a.mean(1)] if seeds_paired else [a.mean(1), b.mean(1)]
+    value, parts = float(prompt_P.mean()), VarianceParts.of(prompt_P, seeds)
+    interval, seed_part = parts.interval(value, _BOUNDS), _together(parts.seeds)
     return PairedDifference(
         difference=interval,
         parts=parts,
@@ -163,11 +167,11 @@ def paired_difference(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_p
         conclusion=conclusion_of(interval),
         prompt_test=None if parts.prompts is None else _t_test(value, parts.prompts),
         seed_test=None if seed_part is None else _t_test(value, seed_part),
-        seed_interval=None if seed_part is None else VarianceParts(None, (seed_part,)).interval(value, bounds),
+        seed_interval=None if seed_part is None else VarianceParts(None, (seed_part,)).interval(value, _BOUNDS),
         seeds_paired=seeds_paired,
-        num_prompts=score_a_SP.shape[1],
-        num_seeds=(len(score_a_SP), len(score_b_SP)),
-        seeds_ahead=int((score_b_SP.mean(1) > score_a_SP.mean(1) + ROUNDING).sum()) if seeds_paired else None,
+        num_prompts=a.shape[1],
+        num_seeds=(len(a), len(b)),
+        seeds_ahead=int((b.mean(1) > a.mean(1) + ROUNDING).sum()) if seeds_paired else None,
     )
 
 
@@ -175,8 +179,7 @@ def difference_interval(
     score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_paired: bool, level: float = 0.95
 ) -> Estimate:
     """Return only the `difference` of `paired_difference`, at any level; other arguments and errors are the same."""
-    value, parts = _paired(score_a_SP, score_b_SP, seeds_paired)
-    return parts.interval(value, (-1.0, 1.0), level)
+    return paired_difference(score_a_SP, score_b_SP, seeds_paired=seeds_paired).at_level(level)
 
 
 def conclusion_of(difference: Estimate) -> Conclusion:
@@ -242,16 +245,6 @@ def _checked(score_SP: FloatArray) -> FloatArray:
     if scores.ndim != 2 or not scores.size:
         raise ValueError(f"scores must have the shape [seeds, prompts] with at least one entry, got {scores.shape}")
     return scores
-
-
-def _paired(score_a_SP: FloatArray, score_b_SP: FloatArray, seeds_paired: bool) -> tuple[float, VarianceParts]:
-    """Return the mean difference and the parts of its variance."""
-    a, b = _checked(score_a_SP), _checked(score_b_SP)
-    if a.shape[1] != b.shape[1] or (seeds_paired and len(a) != len(b)):
-        raise ValueError(f"scores of shape {a.shape} and {b.shape} cannot be paired: [seeds, prompts] must agree")
-    seeds = [b.mean(1) - a.mean(1)] if seeds_paired else [a.mean(1), b.mean(1)]
-    prompt_P = b.mean(0) - a.mean(0)
-    return float(prompt_P.mean()), VarianceParts.of(prompt_P, seeds)
 
 
 def _together(parts: Sequence[VariancePart]) -> VariancePart | None:
