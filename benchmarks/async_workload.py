@@ -5,9 +5,8 @@
 The shipped model learns countdown puzzles. Engine, verifier and learner do their real work; only time is simulated, by
 a pool with a virtual clock, so the result does not depend on the machine. A task takes `--token-s` for each position of
 its longest response, times a factor that is log-normal over prompts (`--tail`, its sigma) and over tasks (a third of
-it), and `--task-s` for its start. A segment starts a task again, and so pays `--task-s` and its prefill once more. An
-update takes `--learn-s`. Publishing weights takes no time. The arm `sync` waits for all prompts of a step before it
-learns, and samples nothing meanwhile.
+it), and `--task-s` for its start. An update takes `--learn-s`. Publishing weights takes no time. The arm `sync` waits
+for all prompts of a step before it learns, and samples nothing meanwhile.
 
 Printed for each arm, as means over seeds with 95% t-intervals: seconds per step, fraction of the workers' time in use,
 staleness, stragglers (late), and pass@1 on held-out prompts: at the last step of all arms, at the largest number of
@@ -25,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -40,7 +39,6 @@ from brorl.rollout.engine import SampleTask
 from brorl.rollout.native.engine import NativeEngine
 from brorl.runs.run_directory import RunDirectory
 from brorl.seeds import derived_seed
-from brorl.training.backlog import Stragglers
 from brorl.tree import RolloutTree
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
@@ -50,20 +48,17 @@ from virtual_pool import VirtualPool
 
 
 class Arm(NamedTuple):
-    """A way to train: the bound of the staleness, what happens to stragglers, and the tokens of a segment."""
+    """A way to train: the bound of the staleness, and what happens to stragglers."""
 
     max_staleness: int
-    stragglers: Stragglers = "train"
-    segment_tokens: int | None = None
+    stragglers: Literal["train", "wait"] = "train"
 
 
 ARMS = {
     "sync": Arm(0),
     "async 1": Arm(1),
     "async 2": Arm(2),
-    "async 1, segments": Arm(1, segment_tokens=4),
     "async 1, wait": Arm(1, "wait"),
-    "async 1, drop": Arm(1, "drop"),
 }
 
 
@@ -110,21 +105,20 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
         "optimizer.old_logprobs": "recompute", "importance.correction": "truncate", "optimizer.mini_batches": 2,
         "optimizer.learning_rate": args.learning_rate, "optimizer.reference_batch": None,
         "sampling.max_new_tokens": 16, "evaluation.num_prompts": args.held_out, "evaluation.rollouts_per_prompt": 16,
-        "evaluation.ks": [1], "report": False,
+        "evaluation.ks": [1], "report": False, "dynamic_sampling.max_tries": 1000,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(read_recipe("quickstart"), overrides, "quickstart")
         run, _ = build_run(config, RunDirectory(Path(folder)), lambda _: None)
-    base, learner, benchmark = run.algorithm.source, run.algorithm.learner, run.measurements.benchmark
+    base, learner, benchmark = run.source, run.learner, run.benchmark
     assert benchmark is not None
     engine = NativeEngine(copy.deepcopy(learner.model), base.engine.stop_token_ids)
     prefix = min(len(prompt.token_ids) for prompt in base.stream.prompts)
     pool = VirtualPool(engine, args.workers, durations(args, seed, prefix))
+    cluster = config.cluster.model_copy(update={"max_staleness": arm.max_staleness, "stragglers": arm.stragglers})
     source = ForegroundSource(
-        pool=pool, stream=base.stream, grader=base.grader, sampling=base.sampling, num_rollouts=args.rollouts,
-        prompts_per_step=args.prompts, dynamic_sampling=True, max_tries=1000, seed=seed,
-        max_staleness=arm.max_staleness, stragglers=arm.stragglers, segment_tokens=arm.segment_tokens,
-    )  # fmt: skip
+        config=config.model_copy(update={"cluster": cluster}), stream=base.stream, grader=base.grader, pool=pool
+    )
     evaluator = NativeEngine(learner.model, base.engine.stop_token_ids)  # outside of the pool: it takes no time
     staleness: list[int] = []
     mismatch: list[float] = []
@@ -134,7 +128,7 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
         batch = source.next_batch(step)
         assert batch.staleness is not None
         staleness += batch.staleness.updates
-        late += sum(batch.staleness.late_at.values())
+        late += batch.staleness.num_became_late
         samples += batch.summary()["samples"]
         update = learner.learn(batch.groups, advantage_estimator(AdvantageSettings()), derived_seed(seed, step))
         mismatch.append(update.mismatch_kl or 0.0)

@@ -52,7 +52,7 @@ def child_train(num_rollouts: int, steps: int, seed: int) -> dict[str, Any]:
         gc.collect()
         run, state = build(second, steps)
         gc.collect()
-        device = next(iter(run.algorithm.learner.weights()))[1].device
+        device = next(iter(run.learner.weights()))[1].device
         before = bytes_in_use(device)
         reset_peak(device)
         train(run, state)

@@ -54,7 +54,7 @@ def policy_loss(model: PreTrainedModel, groups: Sequence[Group], advantages: Seq
     old_logprob_K, positive_K, negative_K = (
         torch.as_tensor(np.concatenate(arrays)).to(logprob_K) for arrays in zip(*of_trees, strict=True)
     )
-    bounds = {"clip_low": CLIP_LOW, "clip_high": CLIP_HIGH, "denominator": loss_denominator(trees, "token_mean", None)}
+    bounds = {"clip_low": CLIP_LOW, "clip_high": CLIP_HIGH, "denominator": loss_denominator(trees, "token_mean", 12)}
     return clipped_policy_loss(logprob_K, old_logprob_K, positive_K, negative_K, **bounds).loss
 
 

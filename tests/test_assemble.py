@@ -199,25 +199,19 @@ def test_training_and_held_out_prompts_share_no_numbers(tiny: Path) -> None:
 
 
 def test_run_has_the_parts_of_its_config(tiny: Path, tmp_path: Path) -> None:
-    given = {"steps": 9, "checkpoint_every": 4, "keep_checkpoints": 2, "store_rollouts_every": 3, "seed": 5}
-    given |= {"evaluation.every": 6, "prompts_per_step": 7, "rollouts_per_prompt": 11, "optimizer.mini_batches": 2}
-    given |= {"dynamic_sampling.enabled": False, "dynamic_sampling.max_tries": 13}
+    given = {"steps": 9, "prompts_per_step": 7, "rollouts_per_prompt": 11, "optimizer.mini_batches": 2}
     run, state = build_run(config(tiny, **given), RunDirectory(tmp_path), lambda _: None)
-    schedule, collector = run.schedule, run.algorithm.source
-    assert isinstance(collector, Collector)
-    assert (schedule.steps, schedule.checkpoint_every, schedule.store_rollouts_every) == (9, 4, 3)
-    assert (schedule.evaluate_every, run.outputs.keep_checkpoints) == (6, 2)
-    assert (run.algorithm.seed, collector.seed) == (5, 5)
-    assert (collector.prompts_per_step, collector.num_rollouts) == (7, 11)
-    assert (collector.dynamic_sampling, collector.max_tries) == (False, 13)
+    assert isinstance(run.source, Collector)
+    assert run.source.config == run.diagnostics.config == run.config == config(tiny, **given)
+    assert run.source.sampler is run.diagnostics.sampler
     assert (state.step, state.source.carried) == (0, ())
-    assert run.measurements.benchmark is not None
-    assert len(run.measurements.benchmark.prompts) == 3
+    assert run.benchmark is not None
+    assert len(run.benchmark.prompts) == 3
 
 
 def test_no_held_out_prompts_no_benchmark(tiny: Path, tmp_path: Path) -> None:
     run, _ = build_run(config(tiny, **{"evaluation.num_prompts": 0}), RunDirectory(tmp_path), lambda _: None)
-    assert run.measurements.benchmark is None
+    assert run.benchmark is None
 
 
 def changed(source: Path, target: Path, **changes: Any) -> Path:
@@ -341,7 +335,7 @@ def test_a_model_without_a_place_for_hooks_takes_the_flat_path(
             assert flat.endswith("a row with its prompt for each distinct response, and computes what they share again")
             train(run, state)
             assert sum("a pass over the responses of this step has" in line for line in said) == 1
-            found.append({name: weight.clone() for name, weight in run.algorithm.learner.weights()})
+            found.append({name: weight.clone() for name, weight in run.learner.weights()})
     assert all(torch.equal(found[0][name], found[2][name]) for name in found[0])
     assert any(not torch.equal(found[0][name], found[1][name]) for name in found[0])
 

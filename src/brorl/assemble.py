@@ -26,7 +26,7 @@ from brorl.training.learner import Learner
 from brorl.training.local_parts import LocalParts
 from brorl.training.monitor import Monitor
 from brorl.training.objective import Objective
-from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun, find_start, restore
+from brorl.training.run import TrainingRun, find_start, restore
 from brorl.training.schedule import Schedule
 from brorl.training.source import GroupSource
 from brorl.verification.grade import Grader
@@ -74,9 +74,10 @@ def build_run(
     if cluster is None:
         parts = LocalParts.load(config, inputs, observe, on_end, echo)
         learner = parts.learner(echo=echo, observe=observe)
-        source = Collector.from_recipe(
-            config, inputs.prompts.train, inputs.grader, parts.engine, learner, clock, observe
-        )
+        source = Collector(
+            config=config, stream=inputs.prompts.train, grader=inputs.grader, engine=parts.engine,
+            keep_old_logprobs=learner.with_old_logprobs, clock=clock, observe=observe,
+        )  # fmt: skip
     else:
         from brorl.distributed.placement import place_learner, place_source, place_verifiers
 
@@ -90,19 +91,23 @@ def build_run(
         learner.num_parameters()  # waits for the ranks, which load the model while the workers start
     if not config.cluster.verifier_workers:
         inputs.workers.pool.start()
-    averages = config.optimizer.ema_decay is not None
     run = TrainingRun(
-        Algorithm(source, Objective.from_recipe(config), learner, config.seed, averages),
-        Schedule.from_recipe(config),
-        Measurements(
-            Diagnostics.from_recipe(config, source.sampler, learner, inputs.grader, clock),
-            Benchmark.from_recipe(config, inputs.prompts.held_out, inputs.grader, observe),
-            Monitor(config.collapse, config.evaluation),
-        ),
-        Outputs(directory, inputs.tokenizer, config.keep_checkpoints, inputs.grader, report, observe),
-        clock,
+        config=config,
+        source=source,
+        objective=Objective(config),
+        learner=learner,
+        schedule=Schedule(config),
+        diagnostics=Diagnostics(config, source.sampler, learner, inputs.grader, clock),
+        benchmark=Benchmark.from_recipe(config, inputs.prompts.held_out, inputs.grader, observe),
+        monitor=Monitor(config.collapse, config.evaluation),
+        directory=directory,
+        tokenizer=inputs.tokenizer,
+        grader=inputs.grader,
+        report=report,
+        observe=observe,
+        clock=clock,
     )
-    return run, restore(run, config, checkpoint)
+    return run, restore(run, checkpoint)
 
 
 def build_evaluation(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Literal, get_args
 
 from brorl.format import short, short_time
@@ -26,13 +26,7 @@ class Cost:
 
     def __add__(self, other: Cost) -> Cost:
         """Return the cost of both."""
-        return Cost(
-            self.steps + other.steps,
-            self.seconds + other.seconds,
-            self.samples + other.samples,
-            self.sampled_tokens + other.sampled_tokens,
-            self.unique_tokens + other.unique_tokens,
-        )
+        return Cost(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def of(self, unit: Unit) -> float:
         """Return the cost in one unit."""

@@ -5,13 +5,11 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-import torch
 
-from brorl.algorithms.policy_loss import clipped_policy_loss, node_weights
+from brorl.algorithms.policy_loss import node_weights
 from brorl.algorithms.response_subset import choose, choose_responses, inclusion_probabilities
-from brorl.model.logprobs import chunk_logprobs
 from brorl.tree import RolloutTree
-from small_models import assert_same_gradients, gradients, random_tree, small_model
+from small_models import random_tree
 
 
 class JobOptions:
@@ -110,41 +108,6 @@ def test_node_weights_are_unbiased_and_few(size: int, rng: np.random.Generator) 
     assert outcomes > 1
     for m, weight in zip(mean, full, strict=True):
         np.testing.assert_allclose(m, weight, rtol=1e-9, atol=1e-10)
-
-
-def test_the_gradient_of_the_clipped_loss_is_unbiased(rng: np.random.Generator) -> None:
-    model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
-    tree = random_tree(rng, num_rollouts=8)
-    correct_L = rng.random(tree.num_responses) < 0.5
-    advantage_L = np.where(correct_L, 1.0, -1.0) * rng.exponential(size=tree.num_responses)
-    old_M = rng.uniform(-4, -1, tree.num_unique_tokens)
-
-    def gradient(part_of: RolloutTree, old: np.ndarray, advantage: np.ndarray) -> dict[str, torch.Tensor]:
-        model.zero_grad()
-        weights = [torch.from_numpy(w) for w in node_weights(part_of, advantage)]
-        for chunk in chunk_logprobs(model, [part_of]):
-            clipped_policy_loss(
-                chunk.logprob, torch.from_numpy(old)[chunk.index], *(w[chunk.index] for w in weights),
-                clip_low=0.2, clip_high=0.28, denominator=tree.num_sampled_tokens,
-            ).loss.backward()  # fmt: skip
-        return gradients(model)
-
-    full = gradient(tree, old_M, advantage_L)
-    mean = {name: torch.zeros_like(g) for name, g in full.items()}
-    for probability, chosen, factor_K in all_choices(tree, advantage_L, correct_L, 2):
-        smaller, node_index = tree.select(chosen)
-        one = gradient(smaller, old_M[node_index], advantage_L[chosen] * factor_K)
-        mean = {name: m + probability * one[name] for name, m in mean.items()}
-    assert_same_gradients(mean, full, tolerance=1e-8)
-
-
-def test_factors_are_the_inverse_inclusion_probabilities(rng: np.random.Generator) -> None:
-    total_L, correct_L = rng.normal(size=40), rng.random(40) < 0.3
-    chosen, factor_K = choose_responses(total_L, correct_L, 4, rng)
-    for leaf, factor in zip(chosen, factor_K, strict=True):
-        same = correct_L == correct_L[leaf]
-        pi = inclusion_probabilities(np.abs(total_L) * same, 4)[leaf]
-        assert factor == pytest.approx(1 / pi, rel=1e-12)
 
 
 @pytest.mark.parametrize("correct", [lambda n: np.ones(n, bool), lambda n: np.zeros(n, bool)])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brorl.algorithms.rewards import cosine_length_reward, overlong_punishment, shaped_rewards, stop_properly
+from brorl.algorithms.rewards import overlong_punishment, shaped_rewards, stop_properly
 from brorl.algorithms.settings import CosineLength, RewardShaping, RewardTerm
 
 LIMIT = 40
@@ -87,23 +87,6 @@ def test_by_default_a_response_is_paid_for_being_correct_and_ending_by_itself() 
     np.testing.assert_array_equal(got, [1.0, 0.0, 0.0, 0.0])
 
 
-def test_every_piece_is_applied_in_the_stated_order() -> None:
-    """One response that all pieces touch: cosine 0.75, cut to 0.3, minus 0.5, times 10."""
-    shaping = RewardShaping(
-        stop_properly=0.4,
-        cosine_length=CosineLength(every_steps=1, on_steps=1, correct_short=1.0, correct_long=0.5),
-        overlong_tokens=16,
-        domain_weights={"math": 10.0, "code": 3.0},
-    )
-    one = (np.array([True]), np.array([1.0]), np.array([8]), np.array([True]))
-    assert shaped_rewards(*one, "math", 1, shaping, max_new_tokens=16) == pytest.approx(
-        [(0.75 * 0.4 - 0.5) * 10], rel=1e-12
-    )
-    assert shaped_rewards(*one, "science", 1, shaping, max_new_tokens=16) == pytest.approx(
-        [0.75 * 0.4 - 0.5], rel=1e-12
-    )
-
-
 def test_further_terms_are_added_before_the_factors() -> None:
     terms = {"brief": RewardTerm(function="a:b", weight=0.5), "rude": RewardTerm(function="a:c", weight=-2.0)}
     shaping = RewardShaping(stop_properly=0.5, terms=terms, domain_weights={"math": 3.0})
@@ -113,15 +96,6 @@ def test_further_terms_are_added_before_the_factors() -> None:
     np.testing.assert_allclose(got, [(1 + 0.2) * 3, -2.0 * 3, (1 + 0.5) * 0.5 * 3])
     with pytest.raises(ValueError, match="the term rude of the reward needs a value of each response"):
         shaped_rewards(*three, "math", 1, shaping, max_new_tokens=16, terms_L={"brief": values["brief"]})
-
-
-def test_cosine_at_its_ends_and_in_the_middle() -> None:
-    settings = CosineLength(correct_short=2.0, correct_long=1.0, wrong_short=-1.0, wrong_long=-0.5)
-    length = np.array([0, 50, 100, 250])
-    right = cosine_length_reward(np.ones(4, np.bool_), length, settings, 100)
-    wrong = cosine_length_reward(np.zeros(4, np.bool_), length, settings, 100)
-    np.testing.assert_allclose(right, [2.0, 1.5, 1.0, 1.0], rtol=1e-15)
-    np.testing.assert_allclose(wrong, [-1.0, -0.75, -0.5, -0.5], rtol=1e-15)
 
 
 def test_cosine_is_in_force_at_the_beginning_of_every_cycle() -> None:

@@ -114,8 +114,8 @@ def test_progress_prints_what_the_command_prints_before_the_result(capsys: pytes
 
 
 def test_an_evaluation_does_not_care_how_a_run_overlaps_its_work() -> None:
-    """`async` would need an importance correction, and `segment_tokens` would need `async`."""
-    settings = {"cluster.nodes": 1, "cluster.mode": "async", "cluster.segment_tokens": 8}
+    """`async` would need an importance correction."""
+    settings = {"cluster.nodes": 1, "cluster.mode": "async"}
     request = _request(_Options("quickstart", (), 8, (1,), 1.0, 1.0, None, None, 0, settings))
     assert (request.config.cluster.nodes, request.config.cluster.mode) == (1, "sync")
     with pytest.raises(UserError, match=r"cluster\.mode"):

@@ -422,7 +422,6 @@ ASYNC = {
 
 
 def test_asynchronous_settings() -> None:
-    assert make_config({}, ASYNC | {"cluster.segment_tokens": 16}, "x").cluster.segment_tokens == 16
     make_config({}, ASYNC | {"cluster.max_staleness": 0, "importance.correction": "none"}, "x")
 
 
@@ -432,7 +431,6 @@ def test_asynchronous_settings() -> None:
         ({"importance.correction": "none"}, "up to 1 updates old.*set importance.correction: truncate"),
         ({"optimizer.old_logprobs": "engine"}, "set optimizer.old_logprobs: recompute"),
         ({"cluster.nodes": 0}, "async needs workers.*set cluster.nodes, for example 1"),
-        ({"cluster.mode": "sync", "cluster.segment_tokens": 8}, "segment_tokens = 8 has no effect"),
         ({"cluster.placement": "colocated"}, "set cluster.placement: apart, or cluster.mode: sync"),
     ],
 )

@@ -52,7 +52,6 @@ _ASYNCHRONOUS = (
     *_CLUSTER,
     "--cluster.mode=async",
     "--importance.correction=truncate",
-    "--cluster.segment_tokens=8",
     "--optimizer.ema_decay=null",
 )
 _WHOLE_BATCH = "--cluster.prompts_per_task=64"  # a call of the engine is one task, as in one process

@@ -319,8 +319,8 @@ def test_rounds_are_those_of_the_collector(rng: np.random.Generator) -> None:
     engine = Coins()
     parts = make_parts(small_model(vocab_size=4), reference="2")
     collector = Collector(
-        engine=engine, stream=parts.stream, grader=parts.grader, sampling=parts.config.sampling.params,
-        num_rollouts=2, prompts_per_step=per_step, dynamic_sampling=True, max_tries=1000, seed=0,
+        engine=engine, stream=parts.stream, grader=parts.grader,
+        config=recipe(parts.config, rollouts_per_prompt=2, prompts_per_step=per_step, max_tries=1000),
     )  # fmt: skip
     rounds, sampled = [], 0
     for step in range(steps):

@@ -80,14 +80,6 @@ def test_the_tree_of_a_prompt_ends_its_responses(endless: Path) -> None:
     assert_stopped(sampled.tree, endless, sampled.decode)
 
 
-def test_segments_are_refused(endless: Path) -> None:
-    segments = {"cluster.nodes": 1, "cluster.mode": "async", "cluster.segment_tokens": 4, "cluster.max_staleness": 0}
-    with pytest.raises(UserError, match=r"cluster.segment_tokens = 4 .*'-', '3'.*; remove cluster.segment_tokens"):
-        prepare(config(endless, **segments, **{"sampling.stop": STOP}), str(endless))
-    ends = save_tiny_model(endless.parent / "ends")
-    prepare(config(ends, **segments, **{"sampling.stop": ["<eos>"]}), str(ends))
-
-
 @pytest.mark.parametrize(("text", "why"), [("", "is empty"), ("a\N{REPLACEMENT CHARACTER}", "is not readable text")])
 def test_texts_that_no_tokenizer_has_are_refused(text: str, why: str) -> None:
     with pytest.raises(UserError, match=f"a response cannot end with .*, which {why}; remove it from sampling.stop"):

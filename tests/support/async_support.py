@@ -19,6 +19,7 @@ from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
 from brorl.verification.grade import Grader
 from foreground_source import ForegroundSource
+from recipes import recipe
 from virtual_pool import VirtualPool
 
 RIGHT, WRONG, MORE, END = 7, 8, 6, 9
@@ -115,16 +116,7 @@ def source_over(
     num_prompts: int = 11,
     **changes: Any,
 ) -> AsyncSource:
-    settings: dict[str, Any] = {
-        "stream": PromptStream(prompts_of(num_prompts), seed=0),
-        "grader": grader(),
-        "sampling": SamplingParams(max_new_tokens=64),
-        "num_rollouts": N,
-        "prompts_per_step": per_step,
-        "dynamic_sampling": True,
-        "max_tries": 20,
-        "seed": 0,
-        "max_staleness": staleness,
-        "stragglers": "train",
-    }
-    return kind(pool=pool, **(settings | changes))
+    parts = {"stream": PromptStream(prompts_of(num_prompts), seed=0), "grader": grader()}
+    parts |= {name: changes.pop(name) for name in ("stream", "grader", "observe") if name in changes}
+    settings = {"max_new_tokens": 64, "rollouts_per_prompt": N, "prompts_per_step": per_step, "max_tries": 20}
+    return kind(pool=pool, config=recipe(**settings | {"max_staleness": staleness} | changes), **parts)

@@ -10,6 +10,7 @@ import numpy as np
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
 from brorl.training.learner import Learner, StepMetrics
+from brorl.tree import RolloutTree
 from small_models import random_tree
 
 
@@ -36,11 +37,15 @@ def penalized_groups(learner: Learner, groups: Sequence[Group]) -> list[Group]:
     return received
 
 
+def group_of(tree: RolloutTree, rng: np.random.Generator) -> Group:
+    """A group with random verdicts."""
+    correct_L = rng.random(tree.num_responses) < 0.5
+    return Group(Prompt("id", "text", tree.prompt_ids, "answer", "domain"), tree, correct_L, correct_L.astype(float))
+
+
 def batch_of(rng: np.random.Generator, num_groups: int = 4) -> tuple[list[Group], list[np.ndarray]]:
     groups = []
     for _ in range(num_groups):
         tree = random_tree(rng, num_rollouts=30, branching=8)
-        tree = replace(tree, logprob=rng.uniform(-3, -1, tree.num_unique_tokens))
-        correct_L = rng.random(tree.num_responses) < 0.5
-        groups.append(Group(Prompt("i", "t", tree.prompt_ids, "a", "d"), tree, correct_L, correct_L.astype(float)))
+        groups.append(group_of(replace(tree, logprob=rng.uniform(-3, -1, tree.num_unique_tokens)), rng))
     return groups, [rng.normal(size=g.tree.num_responses) for g in groups]

@@ -5,7 +5,7 @@ from typing import Any
 from brorl.config.settings import TrainConfig
 from brorl.training.settings import OptimizerSettings
 
-_SECTIONS = ("optimizer", "engine", "sampling", "reference", "dynamic_sampling")
+_SECTIONS = ("optimizer", "engine", "sampling", "reference", "dynamic_sampling", "cluster")
 _ONE_UPDATE = TrainConfig(optimizer=OptimizerSettings(mini_batches=1))
 
 

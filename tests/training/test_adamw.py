@@ -1,7 +1,6 @@
 """AdamW with its moments on the host and in 8 bits, against `torch.optim.AdamW`, float64 and what is stored."""
 
 from copy import deepcopy
-from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -114,28 +113,6 @@ def test_updates_in_8_bits_stay_near_those_of_float64(rng: np.random.Generator) 
         assert (error > 1e-4) == (before.ndim == 2)  # matrices are rounded
         largest = (other.detach().double() - one).abs().max() / (20 * 1e-3)
         assert largest < 0.4  # no weight runs away where its second moment is small
-
-
-@pytest.mark.usefixtures("rows_of_slices")
-def test_a_learner_in_8_bits_resumes_bitwise(rng: np.random.Generator) -> None:
-    model = large_model(rng)
-    learner, exact = TreeLearner(deepcopy(model), EIGHT), TreeLearner(deepcopy(model), SETTINGS)
-    batches = [batch_of(rng) for _ in range(4)]
-    for seed in (0, 1):
-        learn(learner, *batches[seed], seed=seed)
-        learn(exact, *batches[seed], seed=seed)
-    assert any(
-        not torch.equal(*pair) for pair in zip(learner.model.parameters(), exact.model.parameters(), strict=True)
-    )
-    file = BytesIO()
-    torch.save(learner.state_dict(), file)
-    file.seek(0)
-    restored = TreeLearner(deepcopy(learner.model), EIGHT)
-    restored.load_state_dict(torch.load(file, weights_only=True))
-    assert_same(restored, learner)
-    for seed in (2, 3):
-        assert learn(restored, *batches[seed], seed=seed) == learn(learner, *batches[seed], seed=seed)
-    assert_same(restored, learner)
 
 
 @pytest.mark.parametrize(("before", "after"), [("8bit", "device"), ("8bit", "host"), ("device", "8bit")])

@@ -50,8 +50,7 @@ class FirstToken:
         return [Verdict(c, float(c), None, "correct" if c else "wrong", 0.0) for c in correct]
 
 
-@pytest.mark.parametrize("segment", [pytest.param(None, marks=pytest.mark.slow), 2])
-def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) -> None:
+def test_a_run_in_threads_learns(rng: np.random.Generator) -> None:
     """Two workers sample while the learner learns: the fraction of the right first token rises."""
     model = small_model(vocab_size=8, seed=int(rng.integers(1 << 30)), scale=0.05, dtype=torch.float32)
     settings = recipe(
@@ -69,10 +68,9 @@ def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) 
         grader=Grader(
             {"first": FirstToken()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping(stop_properly=1.0)
         ),
-        sampling=SamplingParams(max_new_tokens=5),
-        num_rollouts=32,
-        dynamic_sampling=False,
-        segment_tokens=segment,
+        max_new_tokens=5,
+        rollouts_per_prompt=32,
+        enabled=False,
         stragglers="wait",
         kind=AsyncSource,
     )
@@ -185,7 +183,7 @@ class KilledError(Exception):
     pass
 
 
-def async_run(path: Path, segment: int | None, die_at: int = 0) -> tuple[TrainingRun, TrainerState]:
+def async_run(path: Path, die_at: int = 0) -> tuple[TrainingRun, TrainerState]:
     """Make a run of the shipped model with a source over a virtual pool; a kill comes after a step's metrics."""
 
     def report(record: Record) -> None:
@@ -198,14 +196,13 @@ def async_run(path: Path, segment: int | None, die_at: int = 0) -> tuple[Trainin
     run, state = build_run(config, directory, report)
     if not directory.begun_file.exists():
         directory.write_begun({}, has_checkpoint=False)
-    collector, learner = run.algorithm.source, run.algorithm.learner
+    collector, learner = run.source, run.learner
     model = learner.model  # type: ignore[attr-defined]
     engine = collector.engine  # type: ignore[attr-defined]
     pool = VirtualPool(NativeEngine(copy.deepcopy(model), engine.stop_token_ids), 2, by_tokens)
     source = ForegroundSource(
-        pool=pool, stream=collector.stream, grader=collector.grader, sampling=collector.sampling,
-        num_rollouts=16, prompts_per_step=3, dynamic_sampling=True, max_tries=200, seed=config.seed,
-        max_staleness=2, stragglers="train", segment_tokens=segment, prompts_per_task=2,
+        pool=pool, stream=collector.stream, grader=collector.grader,
+        config=recipe(config, max_tries=200, max_staleness=2, prompts_per_task=2),
     )  # fmt: skip
     learn = learner.learn
 
@@ -216,25 +213,21 @@ def async_run(path: Path, segment: int | None, die_at: int = 0) -> tuple[Trainin
     learner.learn = slow_step  # type: ignore[method-assign]
     source.load_state(state.source)
     source.publish(learner.weights(), state.step)
-    measurements = replace(run.measurements, diagnostics=replace(run.measurements.diagnostics, sampler=source.sampler))
-    return replace(run, algorithm=replace(run.algorithm, source=source), measurements=measurements), state
+    return replace(run, source=source, diagnostics=replace(run.diagnostics, sampler=source.sampler)), state
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("segment", [None, 4])
-def test_a_killed_run_is_bitwise_the_uninterrupted_one(
-    segment: int | None, tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_a_killed_run_is_bitwise_the_uninterrupted_one(tmp_path: Path, rng: np.random.Generator) -> None:
     """Killed at a random step, and resumed from the last checkpoint."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        ending, _ = train(*async_run(tmp_path / "whole", segment))
+        ending, _ = train(*async_run(tmp_path / "whole"))
         assert ending is Ending.FINISHED
         torch.manual_seed(0)
         with pytest.raises(KilledError):
-            train(*async_run(tmp_path / "killed", segment, int(rng.integers(1, 7))))
+            train(*async_run(tmp_path / "killed", int(rng.integers(1, 7))))
         torch.manual_seed(0)
-        ending, _ = train(*async_run(tmp_path / "killed", segment))
+        ending, _ = train(*async_run(tmp_path / "killed"))
     assert ending is Ending.FINISHED
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
     records = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
@@ -261,7 +254,6 @@ def test_weights_are_those_of_a_synchronous_run_without_staleness(rng: np.random
             self.engine.load_weights(weights, version)
             self.version = version
 
-    sampling = SamplingParams(max_new_tokens=5)
     grader = Grader({"first": FirstToken()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping())
     finals = []
     for is_async in (True, False):
@@ -271,13 +263,13 @@ def test_weights_are_those_of_a_synchronous_run_without_staleness(rng: np.random
         stream = PromptStream(prompts, 0)
         if is_async:
             source: Any = source_over(
-                VirtualPool(engine, 2, by_tokens), stream=stream, grader=grader, sampling=sampling,
-                num_rollouts=16, dynamic_sampling=False, staleness=0,
+                VirtualPool(engine, 2, by_tokens), stream=stream, grader=grader, max_new_tokens=5,
+                rollouts_per_prompt=16, enabled=False, staleness=0,
             )  # fmt: skip
         else:
             source = Collector(
-                engine=OneByOne(engine), stream=stream, grader=grader, sampling=sampling, num_rollouts=16,  # type: ignore[arg-type]
-                prompts_per_step=3, dynamic_sampling=False, max_tries=20, seed=0,
+                engine=OneByOne(engine), stream=stream, grader=grader,  # type: ignore[arg-type]
+                config=recipe(max_new_tokens=5, rollouts_per_prompt=16, prompts_per_step=3, enabled=False),
             )  # fmt: skip
         source.publish(learner.weights(), 0)
         for step in range(1, 6):

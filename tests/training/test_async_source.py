@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_support import END, MORE, N, WordyEngine, by_tokens, grader, prompts_of, source_over, virtual_source
+from async_support import N, WordyEngine, by_tokens, grader, prompts_of, virtual_source
 from brorl.activity import Activity, Decoding
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
@@ -41,10 +41,9 @@ learning_times = st.lists(st.floats(0.0, 60.0), min_size=1, max_size=5)
 @settings(max_examples=30)
 @given(
     staleness=st.integers(0, 3),
-    stragglers=st.sampled_from(["train", "wait", "drop"]),
+    stragglers=st.sampled_from(["train", "wait"]),
     workers=st.integers(1, 6),
     per_step=st.integers(1, 4),
-    segment=st.sampled_from([None, 2, 7]),
     mixed=st.sampled_from([0.4, 1.0]),
     learning=learning_times,
     seed=st.integers(0, 1000),
@@ -54,18 +53,17 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
     stragglers: str,
     workers: int,
     per_step: int,
-    segment: int | None,
     mixed: float,
     learning: list[float],
     seed: int,
 ) -> None:
-    """For random durations; every prompt that began was trained, dropped by its outcome, or is still in the source.
+    """For random durations; every prompt that began was trained, left out by its outcome, or is still in the source.
 
     The source passes over only late prompts of the stream.
     """
     engine = WordyEngine(mixed_fraction=mixed, longest=12)
     source, pool = virtual_source(
-        engine, workers=workers, per_step=per_step, staleness=staleness, stragglers=stragglers, segment_tokens=segment,
+        engine, workers=workers, per_step=per_step, staleness=staleness, stragglers=stragglers,
         seed=seed, max_tries=1000,
     )  # fmt: skip
     begun: list[str] = []
@@ -73,7 +71,7 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
     begin = source._backlog.start
 
     def start() -> Any:
-        were_late.update(source._backlog._times_late)  # a prompt that is done in time is soon no longer among them
+        were_late.update(source._backlog._slow)  # a prompt that is done in time is soon no longer among them
         starts = begin()
         begun.extend(s.prompt.id for s in starts)
         held = source._backlog.num_ready + len(source._backlog._under_way)
@@ -88,25 +86,19 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
         assert len(batch.groups) == per_step
         for group in batch.groups:
             assert 0 <= step - 1 - group.version <= (step if stragglers == "train" else staleness)
-            first_tokens = group.tree.logprob[group.tree.depth == 0]
-            assert (-first_tokens == group.version).all()  # the weights that sampled the first token
+            assert (-group.tree.logprob == group.version).all()  # the weights that sampled it
         assert batch.staleness is not None
         assert batch.staleness.updates == tuple(step - 1 - g.version for g in batch.groups)
         assert batch.staleness.num_late == sum(step - 1 - g.version > staleness for g in batch.groups)
-        stale = sum(batch.staleness.late_at.values())
-        assert stragglers != "wait" or stale == 0
+        assert stragglers != "wait" or batch.staleness.num_became_late == 0
         ended.update(g.prompt.id for g in batch.groups)
         ended.update(g.prompt.id for g in batch.verified if not g.is_mixed)
-        ended["too stale"] += stale if stragglers == "drop" else 0
         pool.advance(learning[step % len(learning)])
         source.publish([], step)
     waiting, plain = source._backlog.state()
     plain_stream = source.stream.state_dict()
-    if stragglers == "drop":
-        ended["too stale"] += sum(number for _, number in plain["late_at"])
     rest = [g.prompt.id for g in waiting] + plain["pending"]
-    returned = ended.pop("too stale")
-    assert len(begun) + len(source._backlog._pending) == ended.total() + len(rest) + returned
+    assert len(begun) + len(source._backlog._pending) == ended.total() + len(rest)
     stream = PromptStream(prompts_of(11), 0)
     taken = Counter(p.id for p in stream.take(sum(plain_stream["turns"])))
     passed_over = taken - (ended + Counter(rest))
@@ -120,14 +112,9 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
 def test_without_staleness_the_groups_are_those_of_the_collector(learning: list[float], mixed: bool, seed: int) -> None:
     """The same prompts, trees and order in every step, where the collector carries no surplus."""
     fraction = 1.0 if mixed else 0.5
-    source, pool = virtual_source(
-        WordyEngine(fraction), staleness=0, dynamic_sampling=mixed, seed=seed, segment_tokens=None
-    )
+    source, pool = virtual_source(WordyEngine(fraction), staleness=0, enabled=mixed, seed=seed)
     engine = WordyEngine(fraction)
-    collector = Collector(
-        engine=engine, stream=PromptStream(prompts_of(11), 0), grader=grader(), max_tries=20, seed=seed,
-        sampling=SamplingParams(max_new_tokens=64), num_rollouts=N, prompts_per_step=3, dynamic_sampling=mixed,
-    )  # fmt: skip
+    collector = Collector(engine=engine, stream=PromptStream(prompts_of(11), 0), grader=grader(), config=source.config)
     source.publish([], 0)
     for step in range(1, 8):
         ours, theirs = source.next_batch(step), collector.next_batch(step)
@@ -174,16 +161,13 @@ def test_a_straggler_blocks_no_step_and_trains_late() -> None:
     assert 200 <= late[0][2] < 220  # the step after it was done
 
 
-@pytest.mark.parametrize("stragglers", ["train", "drop"])
-def test_a_straggler_of_many_epochs_begins_once_afterwards(stragglers: str) -> None:
+def test_a_straggler_of_many_epochs_begins_once_afterwards() -> None:
     """The stream returns it in every epoch meanwhile: its copies neither pile up nor fill steps."""
 
     def duration(task: SampleTask, _: Sequence[RolloutTree]) -> float:
         return 100.0 if task.prompts[0][0] == 100 and pool.now < 150 else 1.0
 
-    source, pool = virtual_source(
-        WordyEngine(), workers=6, duration=duration, num_prompts=6, stragglers=stragglers, dynamic_sampling=False
-    )
+    source, pool = virtual_source(WordyEngine(), workers=6, duration=duration, num_prompts=6, enabled=False)
     source.publish([], 0)
     epochs = 0
     for step in range(1, 201):
@@ -206,8 +190,8 @@ def test_steps_wait_for_a_straggler_that_no_later_step_can_train_in_time() -> No
     assert any(batch.summary()["staleness_max"] == 1 for batch in batches)
 
 
-@pytest.mark.parametrize("stragglers", ["train", "wait", "drop"])
-def test_only_drops_train_fewer_long_responses_than_were_drawn(stragglers: str) -> None:
+@pytest.mark.parametrize("stragglers", ["train", "wait"])
+def test_as_many_long_responses_are_trained_as_were_drawn(stragglers: str) -> None:
     """A prompt takes long if one of its responses is long. All draws are trained, but for those of the last steps."""
     drawn: list[RolloutTree] = []
 
@@ -218,51 +202,11 @@ def test_only_drops_train_fewer_long_responses_than_were_drawn(stragglers: str) 
         drawn.extend(trees)
         return 300.0 if any(map(is_long, trees)) else 1.0
 
-    source, pool = virtual_source(
-        WordyEngine(), workers=9, duration=duration, stragglers=stragglers, dynamic_sampling=False
-    )
+    source, pool = virtual_source(WordyEngine(), workers=9, duration=duration, stragglers=stragglers, enabled=False)
     source.publish([], 0)
     trained = [g.tree for batch in steps_of(source, pool, 1, 100, [1.0]) for g in batch.groups]
-    num_long = sum(map(is_long, trained))
-    if stragglers == "drop":
-        assert num_long < 0.2 * sum(map(is_long, drawn))
-    else:
-        assert len(drawn) - len(trained) <= source._backlog.capacity
-        assert 0 < sum(map(is_long, drawn)) - source._backlog.capacity <= num_long
-
-
-def test_a_straggler_is_dropped_and_started_again() -> None:
-    """One prompt takes far longer than the others; it is dropped when it is too stale, and begins first again."""
-    engine = WordyEngine(longest=5)
-    source, pool = virtual_source(engine, workers=6, duration=straggling(1000.0), num_prompts=12, stragglers="drop")
-    source.publish([], 0)
-    batches = steps_of(source, pool, 1, 20, [1.0])
-    assert pool.now < 1000
-    trained = Counter(g.prompt.id for batch in batches for g in batch.groups)
-    assert "p0" not in trained
-    drops = Counter[int]()
-    for batch in batches:
-        drops.update(batch.staleness.late_at)  # type: ignore[union-attr]
-        summary = batch.summary()
-        assert summary["most_late"] == drops[0]
-        assert summary["staleness_max"] <= 1
-    assert drops[0] >= 3
-    assert sum(prompt == (100,) for prompt, _ in engine.sampled) >= drops[0]
-    assert num_under_way(source, "p0") == 1  # it comes every epoch
-
-
-def test_a_prompt_that_is_dropped_is_counted_by_its_length() -> None:
-    source, pool = virtual_source(
-        WordyEngine(longest=5), workers=6, duration=straggling(50.0), num_prompts=12, stragglers="drop"
-    )
-    source.segment_tokens = 2
-    source.publish([], 0)
-    at: Counter[int] = Counter()
-    for batch in steps_of(source, pool, 1, 60, [20.0]):
-        assert batch.staleness is not None
-        at.update(batch.staleness.late_at)
-    assert at.total()
-    assert set(at) <= {0, 2, 4}  # no task was done, one segment of 2 tokens was, or two or three were
+    assert len(drawn) - len(trained) <= source._backlog.capacity
+    assert 0 < sum(map(is_long, drawn)) - source._backlog.capacity <= sum(map(is_long, trained))
 
 
 def test_learning_overlaps_with_sampling() -> None:
@@ -270,7 +214,7 @@ def test_learning_overlaps_with_sampling() -> None:
     seconds = {}
     for staleness in (0, 1):
         source, pool = virtual_source(
-            WordyEngine(), staleness=staleness, workers=3, duration=lambda *_: 10.0, dynamic_sampling=False
+            WordyEngine(), staleness=staleness, workers=3, duration=lambda *_: 10.0, enabled=False
         )
         source.publish([], 0)
         steps_of(source, pool, 1, 20, [10.0])
@@ -320,15 +264,12 @@ def test_gives_up_when_the_machine_loses_most_verdicts() -> None:
         source.next_batch(1)
 
 
-@pytest.mark.parametrize("segment", [None, 3])
-def test_a_state_continues_exactly(segment: int | None, rng: np.random.Generator) -> None:
+def test_a_state_continues_exactly(rng: np.random.Generator) -> None:
     """A run that is stored every third step, against one that is built anew from each state."""
     learning = rng.uniform(0, 30, 5).tolist()
 
     def fresh() -> tuple[Any, VirtualPool]:
-        return virtual_source(
-            WordyEngine(mixed_fraction=0.6), staleness=2, segment_tokens=segment, max_tries=1000, workers=4
-        )
+        return virtual_source(WordyEngine(mixed_fraction=0.6), staleness=2, max_tries=1000, workers=4)
 
     def train(again: bool) -> list[tuple[list[RolloutTree], dict[str, Any]]]:
         found = []
@@ -373,7 +314,7 @@ def test_a_late_group_that_waits_is_counted_once_by_a_resumed_run() -> None:
     resumed.publish([], 3)
     for one in (source, resumed):
         summary = one.next_batch(4).summary()
-        assert (summary["groups_late"], summary["prompts_late"], summary["most_late"]) == (1, 1, 1)
+        assert (summary["groups_late"], summary["prompts_late"]) == (1, 1)
 
 
 def test_a_step_that_is_undone_is_sampled_again() -> None:
@@ -466,25 +407,3 @@ def test_an_observer_that_raises_ends_the_wait() -> None:
     with pytest.raises(KeyboardInterrupt):
         source.next_batch(1)
     assert seen
-
-
-def test_minimal_lengths_hold_over_segments() -> None:
-    """The first segments are long enough that a response can end in each."""
-    seen: list[SamplingParams] = []
-
-    class Recording(WordyEngine):
-        def sample(self, *arguments: Any) -> list[RolloutTree]:
-            seen.append(arguments[2])
-            return super().sample(*arguments)
-
-    pool = VirtualPool(Recording(), 2, by_tokens)
-    sampling = SamplingParams(max_new_tokens=20, min_new_tokens=6)
-    source = source_over(pool, sampling=sampling, segment_tokens=4)
-    source.publish([], 0)
-    (batch,) = steps_of(source, pool, 1, 1, [0.0])
-    assert {(s.max_new_tokens, s.min_new_tokens) for s in seen} <= {(7, 6), (4, 0), (1, 0)}
-    assert (7, 6) in {(s.max_new_tokens, s.min_new_tokens) for s in seen}
-    lengths = [tree.length for tree in (g.tree for g in batch.groups)]
-    assert max(map(max, lengths)) <= 20
-    assert END != MORE
-    assert SourceState().ahead is None

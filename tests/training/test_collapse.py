@@ -28,6 +28,11 @@ def evaluation(step: int, one: float, many: float, key: type = int) -> dict[str,
     return {"step": step, "evaluation": {"pass_at": pass_at, "num_prompts": 50}}
 
 
+def recall(watch: Monitor, records: Sequence[dict[str, Any]]) -> None:
+    for record in records:
+        watch.remember(record)
+
+
 def told(records: Sequence[dict[str, Any]], limits: CollapseLimits, window: int = 3) -> dict[int, dict[str, str]]:
     """What a run would have been told, after each of its steps."""
     found = {r["step"]: new_signs(records[: i + 1], limits, window) for i, r in enumerate(records)}
@@ -46,7 +51,7 @@ def test_entropy_below_a_share_of_its_start_is_told_once() -> None:
 
 def test_a_collapse_is_told_in_one_line() -> None:
     watch = Monitor(SHORT, EvaluationSettings())
-    watch.recall([update(s, 1.0) for s in range(1, 16)] + [update(s, 0.01) for s in range(16, 21)])
+    recall(watch, [update(s, 1.0) for s in range(1, 16)] + [update(s, 0.01) for s in range(16, 21)])
     text = watch.collapse(update(21, 0.01)) or ""
     assert text.startswith("step 21: the model may be collapsing: the entropy fell")
     assert text.endswith(advice(["entropy"]))
@@ -142,7 +147,7 @@ def watched(every: int, records: Sequence[dict[str, Any]]) -> list[int]:
     watch = Monitor(limits, EvaluationSettings(every=every))
     for n, record in enumerate(records):
         resumed = Monitor(limits, EvaluationSettings(every=every))
-        resumed.recall(records[:n])
+        recall(resumed, records[:n])
         sign = watch.collapse(record)
         assert resumed.collapse(record) == sign
         seen += [record["step"]] if sign else []
@@ -180,7 +185,7 @@ def test_a_larger_k_can_decide_which_evaluation_is_the_best() -> None:
     records = [update(s) | evaluation(s, s / 10, many) for s, many in ((1, 0.7), (2, 0.9), (3, 0.8), (4, 0.9))]
     for settings, best in ((EvaluationSettings(), 4), (EvaluationSettings(best_k=64, ks=(1, 64)), 2)):
         watch = Monitor(CollapseLimits(), settings)
-        watch.recall(json.loads(json.dumps(records)))
+        recall(watch, json.loads(json.dumps(records)))
         assert watch.best_step == best
 
 
@@ -195,21 +200,23 @@ def test_regular_evaluations_without_a_new_best_end_the_run() -> None:
         watch.remember(records[-1])
     assert watch.stall() == "2 evaluations in a row without a pass@64 above 0.700 (evaluation.patience = 2)"
     resumed = Monitor(CollapseLimits(), settings)
-    resumed.recall(json.loads(json.dumps(records)))
+    recall(resumed, json.loads(json.dumps(records)))
     assert resumed.stall() == watch.stall()
     again = Monitor(CollapseLimits(), settings)  # resumed after its end: it goes on for as long as before
-    again.recall([*records[:-1], records[-1] | {"ended": watch.stall()}])
+    recall(again, [*records[:-1], records[-1] | {"ended": watch.stall()}])
     for step, stalls in ((45, False), (50, False), (55, False), (60, True)):
         again.remember(update(step) | evaluation(step, 0.9, 0.6))
         assert (again.stall() is not None) == stalls, step
     never = Monitor(CollapseLimits(), EvaluationSettings(every=10))
-    never.recall(records)
+    recall(never, records)
     assert never.stall() is None
 
 
 def test_a_best_at_the_end_of_a_run_counts_after_it_is_resumed() -> None:
     watch = Monitor(CollapseLimits(), EvaluationSettings(every=10, patience=2))
-    watch.recall([update(10) | evaluation(10, 0.3, 0.9), update(20) | evaluation(20, 0.8, 0.9) | {"ended": "collapse"}])
+    recall(
+        watch, [update(10) | evaluation(10, 0.3, 0.9), update(20) | evaluation(20, 0.8, 0.9) | {"ended": "collapse"}]
+    )
     watch.remember(update(30) | evaluation(30, 0.5, 0.9))
     assert watch.stall() is None
     watch.remember(update(40) | evaluation(40, 0.5, 0.9))

@@ -23,6 +23,8 @@ from brorl.training.source import Batch, NoMixedGroupsError
 from brorl.tree import RolloutTree
 from brorl.verdict import CUT_OFF, Verdict
 from brorl.verification.grade import Grader
+from each_row import each_row
+from recipes import recipe
 
 NUM_ROLLOUTS = 6
 RIGHT, WRONG, END = 7, 8, 9
@@ -74,12 +76,13 @@ def collector(engine: ScriptedEngine, *, per_step: int = 4, dynamic: bool = True
         engine=engine,
         stream=PromptStream(prompts(10), seed=0),
         grader=Grader({"scripted": RightVerifier()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping()),
-        sampling=SamplingParams(max_new_tokens=3),
-        num_rollouts=NUM_ROLLOUTS,
-        prompts_per_step=per_step,
-        dynamic_sampling=dynamic,
-        max_tries=max_tries,
-        seed=0,
+        config=recipe(
+            rollouts_per_prompt=NUM_ROLLOUTS,
+            prompts_per_step=per_step,
+            max_new_tokens=3,
+            enabled=dynamic,
+            max_tries=max_tries,
+        ),
     )
 
 
@@ -91,67 +94,28 @@ def collect(one: Collector, step: int) -> tuple[list[Group], list[Group], Batch]
     return batch.groups, waiting, batch
 
 
-def test_refills_until_the_step_is_full() -> None:
-    engine = ScriptedEngine([0, 3, 6, 0, 0, 6, 2, 1, 5, 4, 3, 3, 3, *[0] * 8])
-    groups, surplus, batch = collect(collector(engine), 1)
-    assert [g.num_correct for g in groups + surplus] == [c for _, c in engine.trees if 0 < c < NUM_ROLLOUTS]
-    assert len(groups) == 4
-    assert batch.rounds == len(engine.calls) > 1
-    assert len(batch.verified) == len(engine.trees)  # kept or not
-    assert batch.summary()["groups_all_correct"] == sum(c == NUM_ROLLOUTS for _, c in engine.trees)
-    assert batch.num_mixed == len(groups) + len(surplus)
+def test_every_round_reports_the_groups_and_the_cut_rollouts_of_the_step_so_far() -> None:
+    """With the groups that were carried; all wrong rollouts are cut."""
 
+    class CuttingEngine(ScriptedEngine):
+        def sample(self, *arguments: Any) -> list[RolloutTree]:
+            return [replace(tree, finished=tree.length < 3) for tree in super().sample(*arguments)]
 
-def test_every_round_is_reported_when_it_begins() -> None:
-    """With the groups that the step has then, those that were carried included."""
     chance = np.random.default_rng()
-    engine = ScriptedEngine([int(c) for c in chance.choice([0, 0, 3], 400)])
-    reports: list[Activity] = []
-    sampled_before: list[int] = []
-
-    def observe(activity: Activity) -> None:
-        reports.append(activity)
-        sampled_before.append(len(engine.trees))
-
-    one = replace(collector(engine, max_tries=100), observe=observe)
+    engine = CuttingEngine([int(c) for c in chance.choice([0, 0, 3], 400)])
+    reports: list[tuple[Activity, int]] = []
+    one = replace(
+        collector(engine, max_tries=100), observe=lambda activity: reports.append((activity, len(engine.trees)))
+    )
     carried: list[Group] = []
     for step in range(1, 6):
         reports.clear()
-        sampled_before.clear()
         first, before = len(engine.trees), len(carried)
         _, carried, _ = collect(one, step)
-        found = [before + sum(c == 3 for _, c in engine.trees[first:at]) for at in sampled_before]
-        assert reports == [Round(step, number, groups, 4) for number, groups in enumerate(found, 1)]
-
-
-class CuttingEngine(ScriptedEngine):
-    """Cuts all wrong rollouts."""
-
-    def sample(
-        self, prompts: Sequence[Sequence[int]], num_rollouts: int, sampling: SamplingParams, seed: int
-    ) -> list[RolloutTree]:
-        trees = super().sample(prompts, num_rollouts, sampling, seed)
-        return [replace(tree, finished=tree.length < 3) for tree in trees]
-
-
-def test_a_round_reports_the_rollouts_that_the_step_has_cut_so_far() -> None:
-    engine = CuttingEngine([0, 0, 0, 0, 3, 3, 3, 3])
-    reports: list[Activity] = []
-    collect(replace(collector(engine), observe=reports.append), 1)
-    cut = [activity.fraction_cut for activity in reports if isinstance(activity, Round)]
-    sizes = [number for number, _ in engine.calls]
-    wrong = [NUM_ROLLOUTS - correct for _, correct in engine.trees]
-    ends = np.cumsum(sizes)[:-1]
-    assert cut == [0.0, *(sum(wrong[:end]) / (end * NUM_ROLLOUTS) for end in ends)]
-    assert cut[1] == 1.0
-
-
-def test_no_more_is_sampled_than_a_step_needs_when_all_groups_are_mixed() -> None:
-    engine = ScriptedEngine([3] * 4)
-    groups, surplus, _ = collect(collector(engine), 1)
-    assert len(groups) == 4
-    assert not surplus
-    assert [number for number, _ in engine.calls] == [4]
+        for number, (report, at) in enumerate(reports, 1):
+            correct = [c for _, c in engine.trees[first:at]]
+            cut = sum(NUM_ROLLOUTS - c for c in correct) / max(len(correct) * NUM_ROLLOUTS, 1)
+            assert report == Round(step, number, before + correct.count(3), 4, cut)
 
 
 @pytest.mark.parametrize("per_step", [1, 2, 5])
@@ -208,50 +172,42 @@ def test_gives_up_after_max_tries_without_a_mixed_group_and_keeps_what_it_had() 
     assert "rollouts_per_prompt" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("script", "state"),
+WRONG_VERDICT = Verdict(False, 0.0, "7", "wrong", 0.0)
+
+
+@each_row(
+    ("script", "wrong", "finished", "cause"),
     [
-        ([NUM_ROLLOUTS] * 100, "all rollouts were correct.*choose harder ones"),
-        ([0, NUM_ROLLOUTS] * 50, "in 2 of the last 4 groups.*more rollouts_per_prompt"),
+        ([NUM_ROLLOUTS], WRONG_VERDICT, True, "all rollouts were correct.*choose harder ones"),
+        ([0, NUM_ROLLOUTS], WRONG_VERDICT, True, "in 2 of the last 4 groups.*more rollouts_per_prompt"),
+        ([0], "verifier raised ValueError: x", True, "verifier raised ValueError: x.*fix the"),
+        ([0], "timeout", True, r"4 of 4 verifications failed \(most often: timeout"),
+        ([0], Verdict(False, 0.5, None, "partly", 0.0), True, "rewards.partial_credit: true"),
+        ([0], WRONG_VERDICT, False, "24 of 24 rollouts were cut off at sampling.max_new_tokens"),
+        ([0], "no answer", True, "found no answer in 4 of 4.*set prompt.template"),
+        ([0], "unfinished thought", True, "4 of 4 .*end inside a thought.*thought_tags"),
+        ([0], "no code block", True, "found no answer in 4 of 4.*set prompt.template"),
+        ([0], WRONG_VERDICT, True, "check the format and the verifier first.*rollouts_per_prompt"),
     ],
 )
-def test_message_says_why_nothing_is_mixed(script: list[int], state: str) -> None:
-    with pytest.raises(NoMixedGroupsError, match=state):
-        collect(collector(ScriptedEngine(script)), 1)
+def test_the_message_says_why_nothing_is_mixed(
+    script: list[int], wrong: Verdict | str, finished: bool, cause: str
+) -> None:
+    verdict = Verdict(False, 0.0, None, wrong, 0.0) if isinstance(wrong, str) else wrong
 
-
-@pytest.mark.parametrize(
-    ("verdict", "finished", "cause"),
-    [
-        (
-            Verdict(False, 0.0, None, "verifier raised ValueError: x", 0.0),
-            True,
-            "verifier raised ValueError: x.*fix the",
-        ),
-        (Verdict(False, 0.0, None, "timeout", 0.0), True, r"8 of 8 verifications failed \(most often: timeout"),
-        (Verdict(False, 0.5, None, "partly", 0.0), True, "rewards.partial_credit: true"),
-        (Verdict(False, 0.0, None, "wrong", 0.0), False, "24 of 24 rollouts were cut off at sampling.max_new_tokens"),
-        (Verdict(False, 0.0, None, "no answer", 0.0), True, "found no answer in 8 of 8.*set prompt.template"),
-        (Verdict(False, 0.0, None, "unfinished thought", 0.0), True, "8 of 8 .*end inside a thought.*thought_tags"),
-        (Verdict(False, 0.0, None, "no code block", 0.0), True, "found no answer in 8 of 8.*set prompt.template"),
-        (Verdict(False, 0.0, "7", "wrong", 0.0), True, "check the format and the verifier first.*rollouts_per_prompt"),
-    ],
-)
-def test_message_names_the_cause(verdict: Verdict, finished: bool, cause: str) -> None:
-    """Of 4 groups with 2 distinct responses each."""
-
-    class OneVerdict:
-        def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-            return [verdict for _ in items]
+    class GivenVerdict(RightVerifier):
+        def verify(self, prompt: Prompt, response: str) -> Verdict:
+            right = super().verify(prompt, response)
+            return right if right.correct else verdict
 
     class CutEngine(ScriptedEngine):
         def sample(self, *arguments: Any) -> list[RolloutTree]:
             trees = super().sample(*arguments)
             return [replace(t, finished=np.full(t.num_responses, finished)) for t in trees]
 
-    one = collector(CutEngine([3] * 40))
+    one = collector(CutEngine(script * 100))
     with pytest.raises(NoMixedGroupsError, match=cause):
-        collect(replace(one, grader=replace(one.grader, verifiers={"scripted": OneVerdict()})), 1)
+        collect(replace(one, grader=replace(one.grader, verifiers={"scripted": GivenVerdict()})), 1)
 
 
 def test_tries_count_rounds_in_a_row() -> None:
@@ -350,44 +306,6 @@ def test_a_source_that_continues_samples_rounds_of_the_same_sizes(rng: np.random
     assert sizes[0.0, 0.0] != whole.calls[calls:]
 
 
-def test_without_dynamic_sampling_every_group_is_kept() -> None:
-    engine = ScriptedEngine([0, 6, 0, 3])
-    groups, surplus, batch = collect(collector(engine, dynamic=False), 1)
-    assert [g.num_correct for g in groups] == [0, 6, 0, 3]
-    assert not surplus
-    assert batch.rounds == 1
-    assert batch.num_mixed == 1
-
-
-def test_summary_counts_rollouts_not_responses() -> None:
-    engine = ScriptedEngine([0, 6, 4, 3])
-    _, _, batch = collect(collector(engine, dynamic=False), 1)
-    rollouts = [  # length and correctness of each single rollout
-        rollout for correct in (0, 6, 4, 3) for rollout in [(2, 1)] * correct + [(3, 0)] * (NUM_ROLLOUTS - correct)
-    ]
-    assert batch.summary() == {
-        "rounds": 1,
-        "groups": 4,
-        "groups_mixed": 2,
-        "groups_all_correct": 1,
-        "samples": 24,
-        "sampled_tokens": sum(length for length, _ in rollouts),
-        "unique_tokens": 3 + 2 + 5 + 5,
-        "distinct_responses": 1 + 1 + 2 + 2,
-        "mean_length": pytest.approx(sum(length for length, _ in rollouts) / 24),
-        "reward": pytest.approx(13 / 24),
-        "accuracy": pytest.approx(13 / 24),
-        "truncation_rate": 0.0,
-        "responses_truncated": 0,
-        "verifier_timeouts": 0,
-        "verifier_cut_offs": 0,
-        "verifier_failures": 0,
-        "samples_dropped": 0,  # every group is kept
-        "sampled_tokens_dropped": 0,
-        "unique_tokens_dropped": 0,
-    }
-
-
 def test_programs_that_were_cut_off_are_timeouts_with_a_count_of_their_own() -> None:
     _, _, batch = collect(collector(ScriptedEngine([0, 6, 4, 3]), dynamic=False), 1)
     batch.sampled = [
@@ -395,26 +313,6 @@ def test_programs_that_were_cut_off_are_timeouts_with_a_count_of_their_own() -> 
     ]
     summary = batch.summary()
     assert summary["verifier_cut_offs"] == summary["verifier_timeouts"] == 3  # distinct incorrect responses
-
-
-def test_summary_counts_what_dynamic_sampling_throws_away() -> None:
-    """The rollouts of groups with one outcome, counted one by one; surplus that is carried is not thrown away."""
-    chance = np.random.default_rng()
-    script = [int(c) for c in chance.choice([0, 1, 3, NUM_ROLLOUTS], 400)]
-    engine = ScriptedEngine(script)
-    one, carried = collector(engine, max_tries=100), []
-    ever_carried = 0
-    for step in range(1, 31):
-        first = len(engine.trees)
-        _, carried, batch = collect(one, step)
-        ever_carried += len(carried)
-        dropped = [c for _, c in engine.trees[first:] if c in (0, NUM_ROLLOUTS)]
-        lengths = [length for c in dropped for length in [2] * c + [3] * (NUM_ROLLOUTS - c)]
-        summary = batch.summary()
-        assert summary["samples_dropped"] == len(lengths)
-        assert summary["sampled_tokens_dropped"] == sum(lengths)
-        assert summary["unique_tokens_dropped"] == sum(2 if c else 3 for c in dropped)
-    assert ever_carried
 
 
 def test_a_group_has_the_version_of_the_weights_that_sampled_it() -> None:

@@ -19,6 +19,7 @@ from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.theory.coverage import leaving_mass, measure_coverage, unsampled_correct_at
 from brorl.training.diagnostics import Diagnostics, coverage_record
+from brorl.training.settings import DiagnosticsSettings
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
@@ -30,7 +31,7 @@ from run_support import SMALL, command, metrics_without_times
 from small_models import plain_logprobs, small_model
 
 EOS, TEMPERATURE = 0, 0.8
-SETTINGS = recipe(learning_rate=3e-2, temperature=TEMPERATURE)
+SETTINGS = recipe(learning_rate=3e-2, temperature=TEMPERATURE, max_new_tokens=4)
 
 
 class LengthVerifier:
@@ -63,19 +64,12 @@ def groups_of(rng: np.random.Generator, sizes: Sequence[int]) -> list[Group]:
     return groups
 
 
-def diagnostics(model: PreTrainedModel, **changes: Any) -> Diagnostics:
+def diagnostics(model: PreTrainedModel, every: int = 5, rollouts: int = 9, **changes: Any) -> Diagnostics:
     engine = NativeEngine(model, EOS)
-    return Diagnostics(**{
-        "sampler": engine,
-        "learner": TreeLearner(model, SETTINGS),
-        "grader": Grader({"letters": LengthVerifier()}, decode, RewardShaping()),
-        "sampling": SamplingParams(temperature=TEMPERATURE, max_new_tokens=4),
-        "check_every": 5,
-        "held_out_rollouts": 9,
-        "recompute_old_logprobs": False,
-        "seed": 3,
-        **changes,
-    })  # fmt: skip
+    checks = DiagnosticsSettings(held_out_check_every=every, held_out_rollouts=rollouts)
+    config = recipe(SETTINGS, diagnostics=checks, seed=3, **changes)
+    grader = Grader({"letters": LengthVerifier()}, decode, RewardShaping())
+    return Diagnostics(config, engine, TreeLearner(model, config), grader)
 
 
 def sampled_groups(model: PreTrainedModel, rng: np.random.Generator, num_prompts: int = 3) -> list[Group]:
@@ -172,7 +166,7 @@ def test_the_held_out_check_equals_plain_transformers_before_and_after_the_updat
     rng: np.random.Generator, recompute: bool
 ) -> None:
     model = small_model(seed=int(rng.integers(1000)))
-    measure = diagnostics(model, recompute_old_logprobs=recompute)
+    measure = diagnostics(model, old_logprobs="recompute" if recompute else "engine")
     groups = sampled_groups(model, rng)
     held_out = measure.hold_out(5, groups)
     assert [g.tree.num_rollouts for g in held_out] == [9, 9, 9]
@@ -207,20 +201,20 @@ def test_the_held_out_check_equals_plain_transformers_before_and_after_the_updat
 def test_held_out_rollouts_are_fresh(rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1000)), scale=0.1)
     groups = sampled_groups(model, rng)
-    held_out = diagnostics(model, held_out_rollouts=12).hold_out(5, groups)
+    held_out = diagnostics(model, rollouts=12).hold_out(5, groups)
     assert [g.prompt for g in held_out] == [g.prompt for g in groups]
     assert any(a.tree != b.tree for a, b in zip(held_out, groups, strict=True))
-    later = diagnostics(model, held_out_rollouts=12).hold_out(10, groups)
+    later = diagnostics(model, rollouts=12).hold_out(10, groups)
     assert any(a.tree != b.tree for a, b in zip(held_out, later, strict=True))
 
 
 def test_held_out_checks_come_when_they_are_due(rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1000)))
     groups = sampled_groups(model, rng)
-    measure = diagnostics(model, held_out_rollouts=2)
+    measure = diagnostics(model, rollouts=2)
     due = [step for step in range(1, 16) if measure.hold_out(step, groups)]
     assert due == [5, 10, 15]
-    assert not diagnostics(model, check_every=0).hold_out(5, groups)
+    assert not diagnostics(model, every=0).hold_out(5, groups)
 
 
 @pytest.mark.parametrize("kept", [{"top_p": 0.9, "top_k": 3}, {"top_k": 2}])
@@ -229,12 +223,9 @@ def test_the_diagnostics_are_those_of_the_policy_among_the_kept_tokens(
 ) -> None:
     """Sampled many times, 2 tokens miss nothing; before an update the held-out weights are 1."""
     model = small_model(seed=int(rng.integers(1000)))
-    measure = diagnostics(
-        model,
-        sampling=SamplingParams(TEMPERATURE, max_new_tokens=2, **kept),
-        learner=TreeLearner(model, recipe(SETTINGS, **kept)),
-    )
-    trees = NativeEngine(model, EOS).sample([[1, 2], [3]], 3000, measure.sampling, seed=int(rng.integers(1 << 60)))
+    measure = diagnostics(model, max_new_tokens=2, **kept)
+    sampling = measure.config.sampling.params
+    trees = NativeEngine(model, EOS).sample([[1, 2], [3]], 3000, sampling, seed=int(rng.integers(1 << 60)))
     groups = [group_of(t, np.array([len(r) % 2 == 0 for r, _ in t.responses()]), f"p{i}") for i, t in enumerate(trees)]
     record = measure.record(groups, groups, measure.hold_out(5, groups))
     assert record["coverage"]["pooled"]["unsampled"] < 0.01

@@ -18,6 +18,7 @@ from brorl.config.reading import make_config
 from brorl.config.resuming import first_change, fixed_settings
 from brorl.cost import Budget, Cost, total_cost
 from brorl.errors import UserError
+from brorl.evaluation.settings import EvaluationSettings
 from brorl.prompts.prompt import Prompt
 from brorl.training.objective import Objective
 from brorl.training.schedule import Schedule
@@ -25,13 +26,14 @@ from brorl.training.settings import PhaseSettings
 from brorl.tree import RolloutTree
 from case_tables import table
 from child_runs import ChildRuns, Harm
+from recipes import recipe
 from run_support import SMALL, assert_same_run, command
 
 N = 32
 
 
 def phases_of(*phases: PhaseSettings, evaluate_every: int = 0) -> Objective:
-    return Objective(phases, 1.0, N, evaluate_every)
+    return Objective(recipe(phases=phases, evaluation=EvaluationSettings(every=evaluate_every)))
 
 
 def phase(name: str, until: float = 1.0, patience: int | None = None) -> PhaseSettings:
@@ -99,7 +101,8 @@ def test_recalled_metrics_rebuild_the_state() -> None:
         objective.remember(line)
         lines.append(line)
         again = phases_of(*phases, evaluate_every=1)
-        again.recall(json.loads(json.dumps(lines)))
+        for past in json.loads(json.dumps(lines)):
+            again.recall(past)
         again.begin_step((step + 1) / 100)
         expected = phases_of(*phases, evaluate_every=1)
         expected.__dict__.update(objective.__dict__)
@@ -108,10 +111,7 @@ def test_recalled_metrics_rebuild_the_state() -> None:
 
 
 def objective_of(**settings: Any) -> Objective:
-    config = make_config({"rollouts_per_prompt": N, **settings}, {}, "test")
-    phases = config.phases or (PhaseSettings(name="train", advantage=config.advantage),)
-    optimizer = config.optimizer
-    return Objective(phases, optimizer.learning_rate, config.rollouts_per_prompt, decay=optimizer.decay)
+    return Objective(make_config({"rollouts_per_prompt": N, **settings}, {}, "test"))
 
 
 def test_the_learning_rate_falls_from_a_fraction_of_the_budget_on() -> None:
@@ -152,35 +152,28 @@ def test_settings_without_effect_are_refused(settings: dict[str, Any], words: st
         make_config(settings, {}, "test")
 
 
-def test_an_order_that_is_final_before_the_end_stays() -> None:
-    objective = objective_of(advantage={"estimator": "maxrl", "final_order": 4, "final_order_at": 0.5})
-    for fraction, order in ((0.0, N - 1), (0.25, round(((N - 1) * 4) ** 0.5)), (0.5, 4), (0.8, 4), (1.0, 4)):
-        objective.begin_step(fraction)
-        [advantage_L] = objective.estimate_advantages([group(5)])
-        expected = outcome_weights.maxrl(N, 5, order) * (group(5).reward_L - 5 / N)
-        np.testing.assert_allclose(advantage_L, expected, rtol=1e-12)
-
-
-def test_an_annealed_order_goes_from_maxrl_to_rloo() -> None:
-    objective = objective_of(advantage={"estimator": "maxrl", "final_order": 1})
+@pytest.mark.parametrize(("final", "at"), [(1, 1.0), (4, 0.5)])
+def test_the_order_of_maxrl_falls_geometrically_and_then_stays(final: int, at: float) -> None:
+    objective = objective_of(advantage={"estimator": "maxrl", "final_order": final, "final_order_at": at})
     groups = [group(c) for c in (1, 5, 20)]
-    for fraction, order in ((0.0, N - 1), (0.5, round((N - 1) ** 0.5)), (1.0, 1)):
+    for fraction in (0.0, 0.25, 0.5, 0.8, 1.0):
+        fallen = min(fraction / at, 1)
+        order = round(np.exp((1 - fallen) * np.log(N - 1) + fallen * np.log(final)))
         objective.begin_step(fraction)
-        for g, advantage_L in zip(groups, objective.estimate_advantages(groups), strict=True):
-            c = g.num_correct
-            expected = outcome_weights.maxrl(N, c, order) * (g.reward_L - c / N)
-            np.testing.assert_allclose(advantage_L, expected, rtol=1e-12)
+        for one, advantage_L in zip(groups, objective.estimate_advantages(groups), strict=True):
+            c = one.num_correct
+            np.testing.assert_allclose(
+                advantage_L, outcome_weights.maxrl(N, c, order) * (one.reward_L - c / N), rtol=1e-12
+            )
 
 
 def test_the_share_spent_is_the_larger_of_steps_and_budget(rng: np.random.Generator) -> None:
     for _ in range(20):
         limit, steps = float(rng.uniform(10, 99)), int(rng.integers(5, 50))
         spent, done = float(rng.uniform(0, limit)), int(rng.integers(0, steps))
-        schedule = Schedule.from_recipe(
-            make_config({"steps": steps, "budget": {"unit": "seconds", "limit": limit}}, {}, "test")
-        )
+        schedule = Schedule(make_config({"steps": steps, "budget": {"unit": "seconds", "limit": limit}}, {}, "test"))
         assert schedule.fraction_spent(done, Cost(seconds=spent)) == pytest.approx(max(done / steps, spent / limit))
-    alone = Schedule.from_recipe(make_config({"budget": {"unit": "samples", "limit": 200}}, {}, "test"))
+    alone = Schedule(make_config({"budget": {"unit": "samples", "limit": 200}}, {}, "test"))
     assert alone.fraction_spent(3, Cost(samples=50)) == pytest.approx(0.25)
 
 
@@ -219,7 +212,7 @@ def test_a_larger_budget_keeps_the_phase_and_progress_within_bounds() -> None:
     objective.begin_step(0.6)
     line = {"step": 1, **objective.record()}
     again = phases_of(phase("a", 0.5), phase("b"))
-    again.recall([line])
+    again.recall(line)
     for fraction, progress in (
         (0.3, 0.0),
         (0.6, 0.0),

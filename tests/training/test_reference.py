@@ -1,7 +1,6 @@
 """The reference policy: whose weights are in the model when, bit by bit."""
 
 from copy import deepcopy
-from io import BytesIO
 
 import numpy as np
 import pytest
@@ -89,18 +88,6 @@ def test_reset_takes_the_current_weights_and_a_later_step_does_not_move_them(
     move(model)
     with reference.in_place():
         assert same(weights(model), taken)
-
-
-def test_its_state_restores_it(model: PreTrainedModel) -> None:
-    reference, start = ReferencePolicy(model), weights(model)
-    file = BytesIO()
-    torch.save(reference.state_dict(), file)
-    file.seek(0)
-    move(model)
-    restored = ReferencePolicy(model)
-    restored.load_state_dict(torch.load(file, weights_only=True))
-    with restored.in_place():
-        assert same(weights(model), start)
 
 
 def test_the_state_of_another_model_is_refused(model: PreTrainedModel) -> None:

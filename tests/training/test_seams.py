@@ -13,18 +13,17 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 import brorl
-from brorl.activity import Phase, Stopwatch
+from brorl.activity import Phase
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings, RewardShaping
 from brorl.assemble import build_run
 from brorl.config.reading import make_config, read_recipe
-from brorl.cost import Budget
 from brorl.evaluation.settings import EvaluationSettings
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
-from brorl.rollout.engine import Engine, Sampler
-from brorl.runs.checkpoint import START, SourceState, is_checkpoint, last_checkpoint, read_state
+from brorl.rollout.engine import Engine
+from brorl.runs.checkpoint import START, is_checkpoint, last_checkpoint, read_state
 from brorl.runs.run_directory import RunDirectory
 from brorl.sampling import SamplingParams
 from brorl.training.collect import Collector
@@ -35,14 +34,15 @@ from brorl.training.mini_batch import NUM_SUMS, means, no_sums
 from brorl.training.monitor import Monitor
 from brorl.training.objective import Objective
 from brorl.training.recorder import Ending, Recorder
-from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
+from brorl.training.run import TrainingRun, restore
 from brorl.training.schedule import ReferenceSchedule, Schedule
-from brorl.training.settings import CollapseLimits, PhaseSettings, ReferenceSettings
-from brorl.training.source import Batch, GroupSource
+from brorl.training.settings import BudgetSettings, CollapseLimits, DiagnosticsSettings, ReferenceSettings
+from brorl.training.source import Batch
 from brorl.training.stop_request import StopRequest
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
 from brorl.verification.grade import Grader
+from recipes import recipe
 
 NUM_PROMPTS, PER_STEP, N, STEPS = 12, 3, 8, 6
 RIGHT, WRONG, END = 7, 8, 9
@@ -125,38 +125,43 @@ class PreferenceLearner:
         raise AssertionError(f"there is no optimizer for {state}")
 
 
-def run_of(learner: Learner, engine: Engine, path: Path, stop_at: int = STEPS) -> TrainingRun:
+def run_of(learner: Learner, engine: Engine, path: Path, stop_at: int = STEPS, **changes: Any) -> TrainingRun:
     prompts = [Prompt(f"p{i}", str(i), (100 + i,), str(RIGHT), "first") for i in range(NUM_PROMPTS)]
     grader = Grader({"first": FirstTokenVerifier()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping())
-    sampling = SamplingParams(max_new_tokens=2)
-    source = Collector(
-        engine=engine, stream=PromptStream(prompts, 0), grader=grader, sampling=sampling, num_rollouts=N,
-        prompts_per_step=PER_STEP, dynamic_sampling=True, max_tries=20, seed=0,
+    config = recipe(
+        rollouts_per_prompt=N, prompts_per_step=PER_STEP, steps=stop_at, max_new_tokens=2, max_tries=20,
+        checkpoint_every=2, keep_checkpoints=0, advantage=AdvantageSettings(estimator="rloo"),
+        collapse=CollapseLimits(stop=True), diagnostics=DiagnosticsSettings(held_out_check_every=0),
+        **{"evaluation": EvaluationSettings(every=0, keep_best=False), **changes},
     )  # fmt: skip
-    diagnostics = Diagnostics(source.sampler, learner, grader, sampling, 0, 2, False, 0)
+    source = Collector(config=config, engine=engine, stream=PromptStream(prompts, 0), grader=grader)
     tokenizer = AutoTokenizer.from_pretrained(Path(brorl.__file__).parent / "quickstart_model")
-    phase = PhaseSettings(name="train", advantage=AdvantageSettings(estimator="rloo"))
     return TrainingRun(
-        Algorithm(source, Objective([phase], 1.0, N), learner, 0),
-        Schedule(Budget("steps", stop_at), stop_at, 0, 2, 1, ReferenceSchedule(ReferenceSettings())),
-        Measurements(
-            diagnostics, None, Monitor(CollapseLimits(stop=True), EvaluationSettings(every=0, keep_best=False))
-        ),
-        Outputs(RunDirectory(path), tokenizer, 0, grader, lambda _: None),
-        Stopwatch(),
+        config=config,
+        source=source,
+        objective=Objective(config),
+        learner=learner,
+        schedule=Schedule(config),
+        diagnostics=Diagnostics(config, source.sampler, learner, grader),
+        benchmark=None,
+        monitor=Monitor(config.collapse, config.evaluation),
+        directory=RunDirectory(path),
+        tokenizer=tokenizer,
+        grader=grader,
+        report=lambda _: None,
     )
 
 
 def test_a_step_of_carried_groups_alone_stores_no_rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a source that samples ahead: the readers of stored rollouts need at least one."""
     run = run_of(PreferenceLearner(), Preference(torch.tensor(-1.0), np.random.default_rng(0)), tmp_path)
-    next_batch = run.algorithm.source.next_batch
+    next_batch = run.source.next_batch
 
     def without_samples(step: int) -> Batch:
         batch = next_batch(step)
         return replace(batch, sampled=[]) if step == 2 else batch
 
-    monkeypatch.setattr(run.algorithm.source, "next_batch", without_samples)
+    monkeypatch.setattr(run.source, "next_batch", without_samples)
     assert train(run, START)[0] is Ending.FINISHED
     stored = {int(path.stem.rpartition("-")[2]) for path in (tmp_path / "rollouts").iterdir()}
     assert stored == {1, *range(3, STEPS + 1)}
@@ -164,11 +169,11 @@ def test_a_step_of_carried_groups_alone_stores_no_rollouts(tmp_path: Path, monke
 
 def test_a_pause_that_an_attempt_has_passed_comes_with_the_next_update(tmp_path: Path) -> None:
     """An attempt without an update ends the process; the run that is resumed pauses after the step that it makes."""
-    run = run_of(PreferenceLearner(), Preference(torch.tensor(-1.0), np.random.default_rng(0)), tmp_path)
-    run = replace(run, schedule=replace(run.schedule, budget=Budget("samples", 1e6), pause_at=50.0))
+    engine = Preference(torch.tensor(-1.0), np.random.default_rng(0))
+    run = run_of(PreferenceLearner(), engine, tmp_path, budget=BudgetSettings(limit=1e6, pause_at=50.0))
     cost = {"samples": 100, "sampled_tokens": 200, "unique_tokens": 50}
-    run.outputs.directory.append_metrics({"step": 0})
-    run.outputs.directory.append_metrics({"step": 1, "attempt": 0, "sampling": cost, "seconds": {"total": 1.0}})
+    run.directory.append_metrics({"step": 0})
+    run.directory.append_metrics({"step": 1, "attempt": 0, "sampling": cost, "seconds": {"total": 1.0}})
     assert train(run, START) == (Ending.PAUSED, "paused after step 1 (budget.pause_at = 50)")
 
 
@@ -181,10 +186,10 @@ def test_the_loop_needs_the_protocols_only(tmp_path: Path) -> None:
     assert [g.version for groups in learner.trained for g in groups if g.version == engine.version] == []
     assert engine.version == STEPS
     assert float(engine.log_odds) == float(learner.log_odds) > -1.0
-    records = run.outputs.directory.read_metrics()
+    records = run.directory.read_metrics()
     assert [r["step"] for r in records] == list(range(STEPS + 1))
     assert [r["update"]["loss"] < 0 for r in records[1:]] == [True] * STEPS
-    checkpoint = last_checkpoint(run.outputs.directory.checkpoints)
+    checkpoint = last_checkpoint(run.directory.checkpoints)
     assert checkpoint is not None
     assert is_checkpoint(checkpoint)
     assert json.loads((checkpoint / "log_odds.json").read_text()) == float(learner.log_odds)
@@ -198,7 +203,7 @@ def test_a_stop_request_around_the_decision_on_a_checkpoint_loses_no_step_and_sa
     learner, engine = PreferenceLearner(), Preference(torch.tensor(-1.0), np.random.default_rng(0))
     run, stop, save_if_due = run_of(learner, engine, tmp_path), StopRequest(), Recorder.save_if_due
     seen: list[object] = []
-    run = replace(run, outputs=replace(run.outputs, observe=seen.append))
+    run = replace(run, observe=seen.append)
 
     def request(recorder: Recorder, record: dict[str, Any]) -> None:
         stop.requested = before  # no checkpoint is due after step 1
@@ -208,7 +213,7 @@ def test_a_stop_request_around_the_decision_on_a_checkpoint_loses_no_step_and_sa
     monkeypatch.setattr(Recorder, "save_if_due", request)
     assert train(run, START, stop) == (Ending.INTERRUPTED, "stopped after step 1")
     assert [x for x in seen if isinstance(x, Phase) and x.name == "saving"] == [Phase("saving", "step 1")]
-    checkpoint = last_checkpoint(run.outputs.directory.checkpoints)
+    checkpoint = last_checkpoint(run.directory.checkpoints)
     assert checkpoint is not None
     assert read_state(checkpoint).step == 1
     assert float(read_state(checkpoint).learner["log_odds"]) == float(learner.log_odds)  # type: ignore[index]
@@ -218,72 +223,26 @@ def test_the_evaluation_of_step_0_is_the_first_to_beat_also_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     score = {0: 0.5, 1: 0.4, 2: 0.4, 3: 0.4}
-    monkeypatch.setattr(Recorder, "_evaluate", lambda _, step: {"evaluation": {"pass_at": {1: {"value": score[step]}}}})
+    monkeypatch.setattr(Recorder, "evaluate", lambda _, step: {"evaluation": {"pass_at": {1: {"value": score[step]}}}})
     monkeypatch.setattr(PreferenceLearner, "reset_reference", lambda *_, **__: None)
 
     def run_with_reference(path: Path, stop_at: int) -> TrainingRun:
         path.mkdir(exist_ok=True)
         engine = Preference(torch.tensor(-1.0), np.random.default_rng(0))
-        run = run_of(PreferenceLearner(), engine, path, stop_at)
-        reference = ReferenceSchedule(ReferenceSettings(reset_patience=2), cooldown=0)
-        return replace(run, schedule=replace(run.schedule, evaluate_every=1, reference=reference))
+        evaluation, settings = EvaluationSettings(every=1, keep_best=False), ReferenceSettings(reset_patience=2)
+        run = run_of(PreferenceLearner(), engine, path, stop_at, evaluation=evaluation, reference=settings)
+        run.schedule.reference = ReferenceSchedule(settings, cooldown=0)
+        return run
 
     def resets(run: TrainingRun) -> list[int]:
-        return [r["step"] for r in run.outputs.directory.read_metrics() if "reference_reset" in r]
+        return [r["step"] for r in run.directory.read_metrics() if "reference_reset" in r]
 
     whole = run_with_reference(tmp_path / "whole", 3)
     train(whole, START)
     train(run_with_reference(tmp_path / "parts", 1), START)
     resumed = run_with_reference(tmp_path / "parts", 3)
-    checkpoint = last_checkpoint(resumed.outputs.directory.checkpoints)
-    assert checkpoint is not None
-    state = read_state(checkpoint)
-    assert state.schedule is not None
-    resumed.schedule.reference.load_state_dict(state.schedule)
-    resumed.measurements.monitor.recall(resumed.outputs.directory.read_metrics())
-    train(resumed, state)
+    train(resumed, restore(resumed, last_checkpoint(resumed.directory.checkpoints)))
     assert resets(whole) == resets(resumed) == [2]
-
-
-class Ahead:
-    """A source that samples the groups of the next step before the update of this one, as an asynchronous one would."""
-
-    def __init__(self, inner: GroupSource) -> None:
-        self._inner = inner
-        self._next: Batch | None = None
-
-    @property
-    def sampler(self) -> Sampler:
-        return self._inner.sampler
-
-    def next_batch(self, step: int) -> Batch:
-        batch = self._next or self._inner.next_batch(step)
-        self._next = self._inner.next_batch(step + 1)
-        return batch
-
-    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        self._inner.publish(weights, version)
-
-    def rewind(self) -> None:
-        raise AssertionError("no stop was requested")
-
-    def state(self) -> SourceState:
-        return self._inner.state()
-
-    def load_state(self, state: SourceState) -> None:
-        self._inner.load_state(state)
-
-
-def test_a_source_may_sample_ahead(tmp_path: Path) -> None:
-    """The loop is the same; every group has the version of the weights that sampled it."""
-    learner, engine = PreferenceLearner(), Preference(torch.tensor(-1.0), np.random.default_rng(0))
-    run = run_of(learner, engine, tmp_path)
-    run = replace(run, algorithm=replace(run.algorithm, source=Ahead(run.algorithm.source)))
-    ending, _ = train(run, START)
-    assert ending is Ending.FINISHED
-    assert len(learner.trained) == STEPS
-    newest = [max(g.version for g in groups) for groups in learner.trained]
-    assert newest == [max(0, step - 2) for step in range(1, STEPS + 1)]
 
 
 def test_only_the_source_holds_an_engine(tmp_path: Path) -> None:
@@ -296,7 +255,7 @@ def test_only_the_source_holds_an_engine(tmp_path: Path) -> None:
     with torch.random.fork_rng():
         config = make_config(read_recipe("quickstart"), overrides, "quickstart")
         run, state = build_run(config, RunDirectory(tmp_path), lambda _: None)
-        source, versions = run.algorithm.source, []
+        source, versions = run.source, []
         engine = source.engine  # type: ignore[attr-defined]
         sampled = engine.sample
 
@@ -305,7 +264,7 @@ def test_only_the_source_holds_an_engine(tmp_path: Path) -> None:
             return sampled(*arguments)
 
         engine.sample = sample
-        assert run.measurements.diagnostics.sampler is source.sampler
+        assert run.diagnostics.sampler is source.sampler
         train(run, state)
     assert versions == [(0, 2), (0, 8), (0, 2), (1, 8), (1, 2), (2, 2)]  # evaluation, rollouts, check, ..., evaluation
 

@@ -17,9 +17,9 @@ import sharded_cases
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.config.settings import TrainConfig
-from brorl.prompts.prompt import Prompt
 from brorl.training.learner import StepMetrics
 from brorl.training.ranks import ALONE
+from learner_support import group_of
 from rank_processes import RankProcesses
 from recipes import recipe
 from run_support import save_tiny_model
@@ -55,9 +55,7 @@ def batch(rng: np.random.Generator, shape: str = "ragged") -> tuple[list[Group],
         tree = random_tree(rng, num_rollouts=num_rollouts, max_length=longest, branching=6)
         if shape == "one response":
             tree, _ = tree.select(np.array([0]))
-        tree = replace(tree, logprob=rng.uniform(-3.5, -1.5, tree.num_unique_tokens))
-        correct_L = rng.random(tree.num_responses) < 0.5
-        groups.append(Group(Prompt("i", "t", tree.prompt_ids, "a", "d"), tree, correct_L, correct_L.astype(float)))
+        groups.append(group_of(replace(tree, logprob=rng.uniform(-3.5, -1.5, tree.num_unique_tokens)), rng))
     return groups, [rng.normal(size=g.tree.num_responses) for g in groups]
 
 

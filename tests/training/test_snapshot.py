@@ -1,6 +1,5 @@
 """Averaged weights against sums over the weights of every update; their place in checkpoints and evaluations."""
 
-from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from brorl.api.recipe import resolve_checkpoint
 from brorl.errors import UserError
-from brorl.training.learner_state import AveragedWeights
 from brorl.training.tree_learner import TreeLearner
 from learner_support import batch_of, learn
 from recipes import recipe
@@ -56,36 +54,12 @@ def test_the_average_is_that_of_the_weights_after_each_update(
     learner.exchange_average()
     assert same(weights(model), own)
 
+    with pytest.raises(ValueError, match=r"no averaged weights; set optimizer.ema_decay"):
+        TreeLearner(model, SETTINGS).exchange_average()
     learner.save_pretrained(tmp_path)
     for folder, saved in ((tmp_path, own), (tmp_path / "ema", average)):
         assert same(weights(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)), saved)
     assert same(weights(model), own)
-
-
-def test_the_average_does_not_change_the_training_and_continues_bitwise(rng: np.random.Generator) -> None:
-    model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
-    plain = TreeLearner(deepcopy(model), SETTINGS)
-    settings = recipe(SETTINGS, ema_decay=0.7)
-    learner = TreeLearner(deepcopy(model), settings)
-    batches = [batch_of(rng) for _ in range(3)]
-    for seed in (0, 1):
-        assert learn(learner, *batches[seed], seed=seed) == learn(plain, *batches[seed], seed=seed)
-    restored = TreeLearner(deepcopy(learner.model), settings)
-    restored.load_state_dict(deepcopy(learner.state_dict()))
-    for one in (learner, restored):
-        learn(one, *batches[2], seed=2)
-        one.exchange_average()
-    assert same(weights(learner.model), weights(restored.model))
-    with pytest.raises(ValueError, match=r"contains no ema weights; resume with .*optimizer.ema_decay"):
-        restored.load_state_dict(plain.state_dict())
-    with pytest.raises(ValueError, match=r"no averaged weights; set optimizer.ema_decay"):
-        plain.exchange_average()
-
-
-def test_an_average_of_other_shapes_is_refused() -> None:
-    state = AveragedWeights(small_model(seed=1, hidden_size=48, num_hidden_layers=1)).state_dict()
-    with pytest.raises(ValueError, match="the ema is of another model"):
-        AveragedWeights(small_model(seed=1, num_hidden_layers=1)).load_state_dict(state)
 
 
 @pytest.mark.slow

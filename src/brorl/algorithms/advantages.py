@@ -62,14 +62,7 @@ def outcome_weighted(groups: Sequence[Group], weight: OutcomeWeight) -> list[Flo
     objective that the weight names. With shaped rewards it has the direction of the prompt's mean reward if the weight
     does not depend on c. Otherwise it has not: groups without a success often have the weight 0, so preferences among
     incorrect responses count less (up to 60 degrees away for N = 16 and a pass rate of .002). Dynamic sampling is such
-    a weight for every estimator (docs/explanation/theory.md, shaped rewards).
-
-    Args:
-        groups: The batch; the groups may differ in N.
-        weight: An outcome weight.
-
-    Returns:
-        For each group the advantage of each distinct response, shape [L].
+    a weight for every estimator (docs/explanation/theory.md, shaped rewards). The groups may differ in N.
     """
     return [_centered(group) * weight(group.tree.num_rollouts, group.num_correct) for group in groups]
 
@@ -81,15 +74,8 @@ def batch_normalized(
 ) -> list[FloatArray]:
     """Subtract the batch's mean from all advantages, and divide by the batch's standard deviation plus 1e-8.
 
-    Args:
-        groups: The batch.
-        advantages: For each group the advantage of each distinct response, shape [L], with a mean of 0 over its
-            rollouts.
-        normalize_over: Whether a rollout enters the batch statistics once ("trajectories", as BroRL states it) or
-            once for each of its tokens ("tokens", as public implementations do).
-
-    Returns:
-        The normalized advantages, in the same shapes.
+    The advantages have a mean of 0 over the rollouts of a group. A rollout enters the batch statistics once
+    ("trajectories", as BroRL states it) or once for each of its tokens ("tokens", as public implementations do).
     """
     by_tokens = normalize_over == "tokens"
     weights = [group.tree.leaf_count * (group.tree.length if by_tokens else 1) for group in groups]
@@ -101,12 +87,6 @@ def batch_normalized(
 
 def grpo(groups: Sequence[Group]) -> list[FloatArray]:
     """GRPO: A_i = (x_i - mean(x)) / (std(x) + 1e-8) within each group.
-
-    Args:
-        groups: The batch.
-
-    Returns:
-        For each group the advantage of each distinct response, shape [L].
 
     Source: DeepSeekMath (arXiv 2402.03300), section 4.1.2. Public trainers divide by N - 1 in the standard deviation.
     """

@@ -28,9 +28,7 @@ class Group:
     # the learner still holds these weights, where old log-probs are the engine's, and in asynchronous training, where
     # the old policy is that before the step.
     old_logprob_M: FloatArray | None = None
-    # version of the weights that sampled the first tokens of the tree, and all tokens unless they were sampled in
-    # segments: the number of the step whose update made them
-    version: int = 0
+    version: int = 0  # version of the weights that sampled the tree: the number of the step whose update made them
     # verdict of each distinct response, L of them; empty if they are not known. A checkpoint stores none: the step that
     # sampled the group has reported them.
     verdicts: Sequence[Verdict] = ()

@@ -2,14 +2,14 @@
 
 The two policies have the same weights but not the same numerics: an engine may compute in bfloat16 or with other
 kernels. The ratio w = exp(old - sampler) of a token is a function of (prefix, token), hence of the node; a mask on
-whole responses acts on leaves. Both are exact on the tree. Factors multiply the policy term only, never the KL term,
-and denominators stay as they are: a masked token counts as a token of loss 0. Unknown log-probs are an error.
+whole responses acts on leaves. Both are exact on the tree. Log-ratios are clamped to +-20. Factors multiply the policy
+term only, never the KL term, and denominators stay as they are: a masked token counts as a token of loss 0. Unknown
+log-probs are an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import assert_never
 
 import numpy as np
@@ -21,66 +21,41 @@ from brorl.tree import RolloutTree
 _LARGEST_LOG_RATIO = 20.0  # keeps exp and its sums finite; any useful bound is far inside
 
 
-@dataclass(frozen=True)
-class Mismatch:
-    """How far the old policy is from the sampler, over sampled tokens; every rollout counts.
+def mismatch_sums(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -> FloatArray:
+    """Return over all sampled tokens their number, the sum and maximum of w, and the sum of w - 1 - log w, shape [4].
 
-    Log-ratios are clamped to +-20. The estimate of KL takes w to have mean 1 under the sampler; with top-p and top-k it
-    has where both keep the same tokens.
+    Args:
+        trees: Rollouts with the sampler's log-probs, which must be known; every rollout counts.
+        old_logprobs: For each tree the log-probs of the old policy, shape [M].
+    """
+    if not trees:
+        return np.zeros(4)
+    log_ratio = np.concatenate([_log_ratio(t, old) for t, old in zip(trees, old_logprobs, strict=True)])
+    count, ratio = np.concatenate([t.count for t in trees]), np.exp(log_ratio)
+    return np.array([count.sum(), count @ ratio, ratio.max(), count @ (np.expm1(log_ratio) - log_ratio)])
+
+
+def mismatch(parts: Sequence[FloatArray]) -> dict[str, float]:
+    """Return how far the old policy is from the sampler, from the `mismatch_sums` of the parts of a batch.
+
+    The mean of w is 1 if the log-probs of the sampler are right. The mean of w - 1 - log w estimates KL(sampler || old)
+    in nats per token, if w has mean 1 under the sampler; with top-p and top-k it has where both keep the same tokens.
 
     Source: the k3 estimator of Schulman, "Approximating KL divergence" (2020).
     """
-
-    num_tokens: int = 0  # number of tokens
-    sum: float = 0.0  # sum of w
-    max: float = 0.0  # largest w; 0 without tokens
-    kl_sum: float = 0.0  # sum of w - 1 - log w
-
-    @classmethod
-    def of(cls, trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -> Mismatch:
-        """Measure trees with the sampler's log-probs, from the log-probs of the old policy, for each tree shape [M].
-
-        Raises:
-            ValueError: If a log-prob of the sampler is unknown.
-        """
-        if not trees:
-            return cls()
-        log_ratio = np.concatenate([_log_ratio(t, old) for t, old in zip(trees, old_logprobs, strict=True)])
-        count = np.concatenate([t.count for t in trees])
-        ratio = np.exp(log_ratio)
-        kl = float(count @ (np.expm1(log_ratio) - log_ratio))
-        return cls(int(count.sum()), float(count @ ratio), float(ratio.max()), kl)
-
-    @classmethod
-    def total(cls, parts: Sequence[Mismatch]) -> Mismatch:
-        """Return the measurement over all parts of a batch."""
-        return cls(
-            sum(p.num_tokens for p in parts),
-            sum(p.sum for p in parts),
-            max(p.max for p in parts),
-            sum(p.kl_sum for p in parts),
-        )
-
-    @property
-    def mean(self) -> float:
-        """Mean of w; 1 if the log-probs of the sampler are right."""
-        return self.sum / self.num_tokens
-
-    @property
-    def kl(self) -> float:
-        """Estimate of KL(sampler || old), the mean of w - 1 - log w (k3, never negative), nats per token."""
-        return self.kl_sum / self.num_tokens
+    num_tokens, ratios, _, divergences = np.sum(parts, axis=0).tolist()
+    largest = float(np.max(parts, axis=0)[2])
+    return {
+        "mismatch_mean": ratios / num_tokens,
+        "mismatch_max": largest,
+        "mismatch_kl": divergences / num_tokens,
+    }
 
 
 def importance_factors(
     tree: RolloutTree, old_logprob_M: FloatArray, correction: ImportanceCorrection
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the factors of the policy term's weights, of a tree's nodes and of its responses.
-
-    Args:
-        tree: The rollouts, with the sampler's log-probs.
-        old_logprob_M: Log-probs (nats) of the nodes under the old policy, shape [M].
-        correction: How the ratio is used.
+    """Return the factors of the policy term's weights, from the old policy's log-probs (nats) of the nodes, shape [M].
 
     Returns:
         The factor of each node, >= 0, shape [M], and of each distinct response, 0 or 1, shape [L]; all 1 for "none".
@@ -108,11 +83,7 @@ def importance_factors(
 
 
 def check_sampler_logprobs(trees: Sequence[RolloutTree]) -> None:
-    """Check that the sampler's log-probs are known.
-
-    Raises:
-        ValueError: If some are not.
-    """
+    """Raise a ValueError if some log-probs of the sampler are unknown."""
     if any(np.isnan(tree.logprob).any() for tree in trees):
         raise ValueError(
             "the importance correction needs the log-probs that the engine sampled with, and some are unknown; use an "

@@ -24,16 +24,9 @@ from brorl.algorithms.settings import KLEstimator, KLPenalty
 
 
 def kl_estimates(logprob_K: Tensor, reference_logprob_K: Tensor, estimator: KLEstimator, clamp: float) -> Tensor:
-    """Estimate KL(policy || reference) at each node.
+    """Estimate KL(policy || reference) at each node in nats, shape [K], differentiable in `logprob_K`.
 
-    Args:
-        logprob_K: Log-probs (nats) under the policy, shape [K].
-        reference_logprob_K: Log-probs under the reference, shape [K].
-        estimator: See the module.
-        clamp: Largest log-ratio either way, nats.
-
-    Returns:
-        Estimates in nats, shape [K], differentiable in `logprob_K`.
+    `clamp` is the largest log-ratio either way, in nats.
 
     Source: Schulman, "Approximating KL divergence" (2020).
     """
@@ -52,12 +45,8 @@ def kl_estimates(logprob_K: Tensor, reference_logprob_K: Tensor, estimator: KLEs
 def penalized_group(group: Group, penalty: KLPenalty) -> Group:
     """Subtract the KL penalty of each response from its reward; verdicts do not change.
 
-    Args:
-        group: The group, with the log-probs of the policy that sampled, and of the reference.
-        penalty: Coefficient, estimator and clamp.
-
-    Returns:
-        The group with reward_L - coefficient * (sum of the estimates over each response's tokens).
+    The group has the log-probs of the policy that sampled, and of the reference. The penalty is coefficient * (sum of
+    the estimates over the response's tokens).
 
     Source: the KL reward of InstructGPT (arXiv 2203.02155, Eq. 2), per response as in RLOO (arXiv 2402.14740).
     """

@@ -25,14 +25,7 @@ OutcomeWeight = Callable[[int, int], float]
 
 
 def rloo(num_rollouts: int, num_correct: int) -> float:  # noqa: ARG001
-    """N / (N - 1), whatever c: reward minus the mean of the other rollouts.
-
-    Args:
-        num_rollouts: N, at least 2.
-        num_correct: c.
-
-    Raises:
-        ValueError: If N < 2.
+    """N / (N - 1), whatever c: reward minus the mean of the other rollouts; N is at least 2.
 
     Source: arXiv 2402.14740, Eq. 5.
     """
@@ -44,10 +37,6 @@ def rloo(num_rollouts: int, num_correct: int) -> float:  # noqa: ARG001
 def reinforce_pp_baseline(num_rollouts: int, num_correct: int) -> float:  # noqa: ARG001
     """Return 1: reward minus the group's mean. Its advantages are then normalized over the batch.
 
-    Args:
-        num_rollouts: N.
-        num_correct: c.
-
     Source: REINFORCE++ (arXiv 2501.03262, its baseline variant); BroRL (arXiv 2510.01180), section 4.
     """
     return 1.0
@@ -55,10 +44,6 @@ def reinforce_pp_baseline(num_rollouts: int, num_correct: int) -> float:  # noqa
 
 def grpo(num_rollouts: int, num_correct: int) -> float:
     """1 / std = N / sqrt(c (N - c)); 0 for groups that are not mixed.
-
-    Args:
-        num_rollouts: N.
-        num_correct: c.
 
     Source: DeepSeekMath (arXiv 2402.03300), section 4.1.2.
     """
@@ -68,15 +53,7 @@ def grpo(num_rollouts: int, num_correct: int) -> float:
 
 
 def pass_at_k(num_rollouts: int, num_correct: int, k: int) -> float:
-    """Return k N/(N-1) C(N-1-c, k-1) / C(N-2, k-1): without bias for the gradient of pass@k.
-
-    Args:
-        num_rollouts: N, more than k.
-        num_correct: c.
-        k: Attempts of which one must be correct.
-
-    Raises:
-        ValueError: If not 1 <= k <= N - 1.
+    """Return k N/(N-1) C(N-1-c, k-1) / C(N-2, k-1): without bias for the gradient of pass@k, 1 <= k <= N - 1.
 
     Source: PKPO (arXiv 2505.15201), in the form that is centered on the group's mean.
     """
@@ -89,29 +66,18 @@ def pass_at_k(num_rollouts: int, num_correct: int, k: int) -> float:
 def maxrl(num_rollouts: int, num_correct: int, order: int | None = None) -> float:
     """N/c (1 - C(N-1-c, T) / C(N-1, T)): without bias for the gradient of sum_{k<=T} pass@k / k; 0 at c = 0.
 
-    T = N-1 is 1/mean. For mixed groups T = 1 is RLOO.
-
-    Args:
-        num_rollouts: N, at least 2.
-        num_correct: c.
-        order: T, at least 1. None, or more than N - 1, is N - 1: a group cannot have a higher order.
-
-    Raises:
-        ValueError: If N < 2 or T < 1.
+    T = N-1 is 1/mean. For mixed groups T = 1 is RLOO. An order of None, or above N - 1, is N - 1: a group cannot have a
+    higher one.
 
     Source: MaxRL (arXiv 2602.02710). The sum over W_k / k telescopes to this form for every T.
     """
-    _check_order(num_rollouts, order)
+    if num_rollouts < 2:
+        raise ValueError("an outcome weight needs at least 2 rollouts per prompt")
+    if order is not None and order < 1:
+        raise ValueError(f"the order must be at least 1, got {order}")
     if num_correct == 0:
         return 0.0
     others = num_rollouts - 1
     drawn = others if order is None else min(order, others)
     missed = comb(max(others - num_correct, 0), drawn) / comb(others, drawn)
     return num_rollouts / num_correct * (1 - missed)
-
-
-def _check_order(num_rollouts: int, order: int | None) -> None:
-    if num_rollouts < 2:
-        raise ValueError("an outcome weight needs at least 2 rollouts per prompt")
-    if order is not None and order < 1:
-        raise ValueError(f"the order must be at least 1, got {order}")

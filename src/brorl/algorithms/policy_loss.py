@@ -22,14 +22,9 @@ from brorl.tree import RolloutTree
 
 
 def node_weights(tree: RolloutTree, advantage_L: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Sum the advantages of the rollouts through each node.
+    """Return the sums of the positive and of the negative advantages of the rollouts through each node, shape [M].
 
-    Args:
-        tree: The rollouts.
-        advantage_L: Advantage of each distinct response, shape [L]; its count is applied here.
-
-    Returns:
-        The sum of the positive and the sum of the negative advantages of each node, shape [M].
+    `advantage_L` is of each distinct response, shape [L]; its count is applied here.
     """
     total_L = tree.leaf_count * advantage_L
     return tree.sum_below(np.maximum(total_L, 0.0)), tree.sum_below(np.minimum(total_L, 0.0))
@@ -61,16 +56,13 @@ def clipped_policy_loss(
 
     Args:
         logprob_K: Log-probs (nats) of the nodes under the policy that is trained, shape [K].
-        old_logprob_K: Their log-probs under the policy that sampled them, shape [K].
-        positive_K: Summed positive advantages, shape [K].
-        negative_K: Summed negative advantages, shape [K].
+        old_logprob_K: Their log-probs under the policy that sampled them.
+        positive_K: Their summed positive advantages.
+        negative_K: Their summed negative advantages.
         clip_low: How far the ratio may fall below 1 before it stops counting, in (0, 1].
         clip_high: How far it may rise above 1, > 0.
         denominator: Of the whole batch, over all of its parts and devices; its sampled tokens for a token mean.
         dual_clip: Largest ratio that counts with a negative advantage, above 1 + clip_high; None has no such bound.
-
-    Returns:
-        The loss and the clipped weights.
 
     Source: PPO (arXiv 1707.06347, Eq. 7), decoupled clip and token-level mean of DAPO (arXiv 2503.14476, Eq. 10 and
         12), dual clip of Ye et al. (arXiv 1912.09729, Eq. 5).
@@ -100,17 +92,8 @@ def cispo_loss(
 
         L = - sum_k stop_grad(clip(r_k, 1 - clip_low, 1 + clip_high)) (W+_k + W-_k) logprob_k / denominator
 
-    Args:
-        logprob_K: Log-probs (nats) of the nodes under the policy that is trained, shape [K].
-        old_logprob_K: Their log-probs under the policy that sampled them, shape [K].
-        positive_K: Summed positive advantages, shape [K].
-        negative_K: Summed negative advantages, shape [K].
-        clip_low: How far the weight may fall below 1, in (0, 1].
-        clip_high: How far it may rise above 1, > 0.
-        denominator: Of the whole batch, over all of its parts and devices.
-
-    Returns:
-        The loss and the weights whose ratio is out of bounds, whatever the advantage's sign.
+    The arguments are those of `clipped_policy_loss`; the clipped weights have a ratio out of bounds, whatever the
+    advantage's sign.
 
     Source: MiniMax-M1 (arXiv 2506.13585, Eq. 4 and 5).
     """
@@ -156,13 +139,10 @@ def gspo_loss(
             lengths are applied here. (With weights 1 / T_l and the rollouts as denominator it is the loss as published;
             otherwise each token of a response carries s_l.)
         logprob_M: Log-probs (nats) of the nodes under the policy that is trained, shape [M].
-        old_logprob_M: Their log-probs under the policy that sampled them, shape [M].
+        old_logprob_M: Their log-probs under the policy that sampled them.
         clip_low: How far s may fall below 1 before it stops counting, in (0, 1].
         clip_high: How far it may rise above 1, > 0.
         denominator: Of the whole batch, over all of its parts and devices.
-
-    Returns:
-        Value, derivative and clipped weights.
 
     Source: GSPO (arXiv 2507.18071, Eq. 5 and 7).
     """
@@ -183,14 +163,9 @@ def gspo_loss(
 
 
 def response_weights(tree: RolloutTree, aggregation: Aggregation) -> FloatArray:
-    """Return the factor of the loss of each token of a distinct response.
+    """Return the factor of the loss of each token of a distinct response, without its count, shape [L].
 
-    Args:
-        tree: The rollouts.
-        aggregation: "sequence_mean" gives 1 / T_l to the T_l tokens of response l, the others give 1.
-
-    Returns:
-        Weights, shape [L]; counts are not applied.
+    "sequence_mean" gives 1 / T_l to the T_l tokens of response l, the others give 1.
     """
     match aggregation:
         case "sequence_mean":
@@ -202,20 +177,17 @@ def response_weights(tree: RolloutTree, aggregation: Aggregation) -> FloatArray:
 
 
 def loss_denominator(
-    trees: Sequence[RolloutTree], aggregation: Aggregation, max_new_tokens: int | None, mask_truncated: bool = False
+    trees: Sequence[RolloutTree], aggregation: Aggregation, max_new_tokens: int, mask_truncated: bool = False
 ) -> int:
-    """Return the denominator of the summed, weighted losses of all tokens of a batch.
+    """Return the denominator of the summed, weighted losses of all tokens of a batch, at least 1.
 
     Args:
         trees: The whole batch: all of its rollouts, also those that are not back-propagated.
         aggregation: "token_mean": the sampled tokens; long responses have a larger weight. "sequence_mean": the
             rollouts; each has the same weight. "constant": rollouts times `max_new_tokens`; the weight of a token does
             not depend on the other samples.
-        max_new_tokens: Most tokens of a response; "constant" needs it.
+        max_new_tokens: Most tokens of a response.
         mask_truncated: Count finished rollouts only.
-
-    Returns:
-        The denominator, at least 1.
 
     Source: token mean: DAPO (arXiv 2503.14476, Eq. 12); sequence mean: GRPO (DeepSeekMath, arXiv 2402.03300, Eq. 3);
         constant: Dr. GRPO (arXiv 2503.20783).
@@ -228,10 +200,6 @@ def loss_denominator(
         case "sequence_mean":
             return num_rollouts
         case "constant":
-            if max_new_tokens is None:
-                raise ValueError(
-                    "the constant aggregation divides by rollouts times max_new_tokens; pass max_new_tokens"
-                )
             return num_rollouts * max_new_tokens
         case _:
             assert_never(aggregation)

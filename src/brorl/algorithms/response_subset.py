@@ -15,12 +15,7 @@ from brorl.arrays import BoolArray, FloatArray, IntArray
 def inclusion_probabilities(weight_L: FloatArray, size: int) -> FloatArray:
     """Return pi_l = min(1, c * weight_l), with c such that they add up to `size`, or all 1 if there are fewer.
 
-    Args:
-        weight_L: Weights >= 0, shape [L].
-        size: Wanted sum.
-
-    Returns:
-        Probabilities, shape [L]; 0 exactly where the weight is 0.
+    The weights are >= 0, shape [L]; a probability is 0 exactly where the weight is 0.
     """
     if np.count_nonzero(weight_L) <= size:
         return (weight_L > 0).astype(np.float64)
@@ -35,10 +30,6 @@ def inclusion_probabilities(weight_L: FloatArray, size: int) -> FloatArray:
 
 def choose(pi_L: FloatArray, generator: np.random.Generator) -> IntArray:
     """Choose entries, each with its own probability, by systematic sampling from one uniform number.
-
-    Args:
-        pi_L: Inclusion probabilities, shape [L].
-        generator: Source of the uniform number.
 
     Returns:
         Ascending indices of the chosen entries; their number is the sum of `pi_L`, rounded up or down.
@@ -59,7 +50,7 @@ def choose_responses(
         total_advantage_L: Count times advantage of each distinct response, shape [L].
         correct_L: Its verdict, shape [L].
         size: How many of each verdict.
-        generator: Source of randomness.
+        generator: Gives two uniform numbers.
 
     Returns:
         Ascending indices of the chosen responses, shape [K], and the factors 1 / pi for their weights, shape [K].

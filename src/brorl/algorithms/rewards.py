@@ -94,15 +94,6 @@ def cosine_length_reward(
 
     with the two values for correct responses, or those for incorrect ones.
 
-    Args:
-        correct_L: Raw verdicts, shape [L].
-        length_L: Number of tokens, shape [L].
-        settings: The four values.
-        max_length: T, at least 1.
-
-    Returns:
-        Rewards, shape [L].
-
     Source: Yeo et al. (arXiv 2502.03373), Eq. 1. The source pays responses that reach T a value of its own; here they
     get `long`, and `stop_properly` handles truncated ones.
     """
@@ -114,15 +105,7 @@ def cosine_length_reward(
 
 
 def stop_properly(reward_L: FloatArray, truncated_L: BoolArray, coefficient: float) -> FloatArray:
-    """Multiply the reward of truncated responses by a coefficient c, unless that would raise it: min(r, c r).
-
-    Args:
-        reward_L: Rewards, shape [L].
-        truncated_L: Whether each response was truncated, shape [L].
-        coefficient: c, 0 to 1.
-
-    Returns:
-        Rewards, shape [L].
+    """Multiply the reward of truncated responses by a coefficient c, 0 to 1, unless that would raise it: min(r, c r).
 
     Source: ProRL v2 ("stop properly"), which states c r for rewards of 0 or more. A negative reward stays: times 0,
     truncation would be the best incorrect response.
@@ -135,13 +118,7 @@ def overlong_punishment(length_L: IntArray, max_length: int, tokens: int) -> Flo
 
         0 if t <= L_max - L_cache;   -1 if t > L_max;   else ((L_max - L_cache) - t) / L_cache
 
-    Args:
-        length_L: Number of tokens t, shape [L].
-        max_length: L_max, at least 1.
-        tokens: L_cache, 1 to L_max.
-
-    Returns:
-        Numbers of 0 or less, shape [L].
+    with t tokens, L_max = max_length, and L_cache = tokens, 1 to L_max.
 
     Source: DAPO (arXiv 2503.14476), Eq. 13.
     """

@@ -182,7 +182,6 @@ def _request(options: _Options) -> Request:
     overrides = dict(options.overrides)
     if overrides.get("cluster.mode") == "async":  # it says how sampling and learning overlap
         overrides["cluster.mode"] = "sync"
-        overrides.pop("cluster.segment_tokens", None)
     limit = overrides.pop("evaluation.num_prompts", None)
     if limit is not None and (type(limit) is not int or limit < 1):
         raise UserError(f"{option('evaluation.num_prompts')}: expected a whole number of at least 1, not {limit!r}")

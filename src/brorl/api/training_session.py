@@ -130,7 +130,7 @@ class TrainingSession:
         arithmetic_line = directory.arithmetic_line()
         commit = None if state.step else commit_of(find_model(config.model))  # it can be gone when a run is resumed
         directory.write_environment(_lineage(config.model), commit)
-        benchmark = run.measurements.benchmark
+        benchmark = run.benchmark
         directory.write_held_out(benchmark.prompts if benchmark else [])
         progress.recall(directory.read_metrics())
         self.screen.status.start_training(
@@ -164,7 +164,7 @@ class TrainingSession:
                 progress.show(record)
                 trackers.log(record)
 
-            return train_run(replace(run, outputs=replace(run.outputs, report=report)), state, stop)
+            return train_run(replace(run, report=report), state, stop)
 
     def _finish(self, ending: Ending, message: str) -> TrainingResult:
         """Write the report, print the tables and the next commands, and return the result."""
@@ -250,16 +250,16 @@ def command_name() -> str:
 
 def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]:
     """Return the lines before the first step: model, batch, learning rate, and the run that it continues."""
-    learner = run.algorithm.learner
+    learner = run.learner
     trained, parameters = learner.num_parameters(only_trainable=True), learner.num_parameters()
     of_all = "" if trained == parameters else f", {trained:,} of them trained"
     clip, lineage = config.loss.clip, _lineage(config.model)
     lines = [
         f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters{of_all}) on {learner_device(config)}, "
         f"N = {config.rollouts_per_prompt} rollouts x {config.prompts_per_step} prompts a step, "
-        f"{run.algorithm.source.stream.num_prompts:,} training prompts",
+        f"{run.source.stream.num_prompts:,} training prompts",
         f"learning rate {_learning_rate(config)}, {config.optimizer.mini_batches} updates a step, "
-        f"{config.loss.kind} clip {clip.low:g}/{clip.high:g}; run directory {run.outputs.directory.path}",
+        f"{config.loss.kind} clip {clip.low:g}/{clip.high:g}; run directory {run.directory.path}",
     ]
     if lineage:
         lines.append(_stage(lineage, config.optimizer.from_checkpoint))

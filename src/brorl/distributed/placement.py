@@ -115,9 +115,14 @@ def place_source(
     """Start the rollout workers, and return a source over them that samples in turn with the learner, or ahead."""
     if config.cluster.mode == "sync":
         engine = place_engine(cluster, config, inputs.context, observe)
-        return Collector.from_recipe(config, inputs.prompts.train, inputs.grader, engine, learner, clock, observe)
+        return Collector(
+            config=config, stream=inputs.prompts.train, grader=inputs.grader, engine=engine,
+            keep_old_logprobs=learner.with_old_logprobs, clock=clock, observe=observe,
+        )  # fmt: skip
     pool = place_pool(cluster, config, inputs.context)
-    source = AsyncSource.from_recipe(config, inputs.prompts.train, inputs.grader, pool, clock, observe)
+    source = AsyncSource(
+        config=config, stream=inputs.prompts.train, grader=inputs.grader, pool=pool, clock=clock, observe=observe
+    )
     cluster.on_release(source.close)  # before the pool
     return source
 

@@ -54,17 +54,12 @@ class ClusterSettings(Section):
         "sync", description="sync: sample, then learn | async: sample the next groups while the learner learns"
     )
     max_staleness: int = Field(
-        1, ge=0, le=64, description="async: largest number of updates between the weights that sampled a group's first "
-        "token and those that it trains, except for stragglers; 0 samples and learns in turn",
+        1, ge=0, le=64, description="async: largest number of updates between the weights that sampled a group and "
+        "those that it trains, except for stragglers; 0 samples and learns in turn",
     )  # fmt: skip
-    stragglers: Literal["train", "wait", "drop"] = Field(
+    stragglers: Literal["train", "wait"] = Field(
         "train", description="async: prompts that exceed max_staleness because they take too long. train: in the first "
-        "step after they are done | wait: steps wait for them | drop: discard and sample again, which biases toward "
-        "short responses",
-    )  # fmt: skip
-    segment_tokens: int | None = Field(
-        None, ge=1, description="async: rollouts are sampled in segments of this many tokens, each with the newest "
-        "weights; null samples them in one piece",
+        "step after they are done | wait: steps wait for them",
     )  # fmt: skip
 
     @property
@@ -130,11 +125,6 @@ class ClusterSettings(Section):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        if self.segment_tokens is not None and self.mode != "async":
-            raise ValueError(
-                f"cluster.segment_tokens = {self.segment_tokens} has no effect with cluster.mode = {self.mode}; remove "
-                "it, or set cluster.mode: async"
-            )
         if self.mode == "async" and not self.enabled:
             raise ValueError(
                 "cluster.mode = async needs workers that sample while the learner learns, but cluster.nodes = 0; set "

@@ -63,8 +63,6 @@ class TrainerState:
     step: int  # number of steps done
     learner: dict[str, Any] | None  # state of the learner (optimizer, updates)
     source: SourceState = field(default_factory=SourceState)
-    # state of the schedule of reference resets; numbers, strings and lists of them
-    schedule: dict[str, Any] | None = None
     held_out: str | None = None  # fingerprint of the prompts that are evaluated; None without
 
 
@@ -279,7 +277,7 @@ def _state_from(plain: dict[str, Any], checkpoint: Path) -> TrainerState:
         learner = learner | {SHARDS: str((checkpoint / learner[SHARDS]).absolute())}
     carried = tuple(map(_group_from, plain["carried"]))
     source = SourceState(plain["stream"], carried, plain["attempts"], plain["ahead"], tuple(plain["seen"]))
-    return TrainerState(plain["step"], learner, source, plain["schedule"], plain["held_out"])
+    return TrainerState(plain["step"], learner, source, plain["held_out"])
 
 
 def discard_unfinished(folder: Path) -> None:
@@ -316,10 +314,8 @@ def _to_plain(state: TrainerState) -> dict[str, Any]:
     """Return tensors, numbers and strings only: loading them executes no code."""
     _check_plain(state.learner, "learner")
     _check_plain(state.source.stream, "stream")
-    _check_plain(state.schedule, "schedule")
     _check_plain(state.source.ahead, "ahead")
     return {
-        "schedule": state.schedule,
         "held_out": state.held_out,
         "attempts": state.source.attempts,
         "seen": state.source.seen,

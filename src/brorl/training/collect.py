@@ -14,19 +14,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from brorl.activity import Observe, Round, Stopwatch
+from brorl.activity import Round
 from brorl.algorithms.groups import Group
 from brorl.arrays import IntArray
-from brorl.config.settings import TrainConfig
 from brorl.prompts.prompt import Prompt
-from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import Engine, Sampler
 from brorl.runs.checkpoint import SourceState
 from brorl.seeds import derived_seed
-from brorl.training.learner import Learner
 from brorl.training.source import Batch, GroupSource, RetryPolicy
 from brorl.tree import RolloutTree
-from brorl.verification.grade import Grader
 
 MEMORY = 0.8  # weight of the groups of a step when the next one chooses its rounds, that of its own being 1
 MOST_STEPS = 6  # most prompts of a round, in steps: an estimate that is too low must not sample without end
@@ -43,14 +39,8 @@ def prompts_of_round(
     It is the smallest n for which a normal variable with the mean nf and the variance nf(1 - f) is at least `missing`
     minus a half, as it stands for whole numbers, in nine of ten cases, where f is the kept fraction. The surplus to
     expect is at most a third of a step. At most `MOST_STEPS` steps are sampled at once, and one while no group was
-    kept: then a run may be about to give up.
-
-    Args:
-        prompts_per_step: Groups that a step trains on.
-        missing: Groups that the step still needs.
-        kept: Groups that the rounds of this step kept so far, and those before it, each step with `MEMORY` times the
-            weight of the next.
-        sampled: Groups that they sampled.
+    kept: then a run may be about to give up. `kept` and `sampled` are the groups of the rounds of this step so far, and
+    of those before it, each step with `MEMORY` times the weight of the next.
     """
     needed = np.asarray(missing, np.float64)
     fraction = np.add(kept, 1) / np.add(sampled, 1)
@@ -70,38 +60,11 @@ class Collector(GroupSource):
     # adds the old log-probs to groups that are carried to a later step
     keep_old_logprobs: Callable[[Sequence[Group]], list[Group]] = list
 
-    @classmethod
-    def from_recipe(
-        cls,
-        config: TrainConfig,
-        stream: PromptStream,
-        grader: Grader,
-        engine: Engine,
-        learner: Learner,
-        clock: Stopwatch,
-        observe: Observe,
-    ) -> Collector:
-        """Make the source of a run."""
-        return cls(
-            engine=engine,
-            stream=stream,
-            grader=grader,
-            sampling=config.sampling.params,
-            num_rollouts=config.rollouts_per_prompt,
-            prompts_per_step=config.prompts_per_step,
-            dynamic_sampling=config.dynamic_sampling.enabled,
-            max_tries=config.dynamic_sampling.max_tries,
-            seed=config.seed,
-            keep_old_logprobs=learner.with_old_logprobs,
-            clock=clock,
-            observe=observe,
-        )
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self._carried: tuple[Group, ...] = ()
         self._seen = (0.0, 0.0)  # kept and sampled groups of earlier steps, by their weight
-        self._retries = RetryPolicy(self.max_tries, self.dynamic_sampling)
+        self._retries = RetryPolicy(self.config.dynamic_sampling)
 
     @property
     def sampler(self) -> Sampler:
@@ -127,17 +90,18 @@ class Collector(GroupSource):
         """Sample until a step has its groups. Carried groups are used first.
 
         Raises:
-            NoMixedGroupsError: After `max_tries` rounds in a row without a mixed group.
+            NoMixedGroupsError: After `dynamic_sampling.max_tries` rounds in a row without a mixed group.
             UnverifiedError: After three rounds in a row in which most rollouts could not be verified.
         """
         self._before = self.state()
-        batch = Batch(attempt=self._attempts, keeps_all=not self.dynamic_sampling)
+        per_step = self.config.prompts_per_step
+        batch = Batch(attempt=self._attempts, keeps_all=not self.config.dynamic_sampling.enabled)
         self._retries.restart()
         kept, number = list(self._carried), 0
-        while len(kept) < self.prompts_per_step:
+        while len(kept) < per_step:
             number += 1
-            self.observe(Round(step, number, len(kept), self.prompts_per_step, batch.fraction_cut))
-            groups = self._round(step, batch, self.prompts_per_step - len(kept))
+            self.observe(Round(step, number, len(kept), per_step, batch.fraction_cut))
+            groups = self._round(step, batch, per_step - len(kept))
             kept += self._retries.kept(groups)
             self._retries.add(groups)
             if self._retries.is_over:
@@ -145,7 +109,7 @@ class Collector(GroupSource):
                 raise self._retries.error(batch)
         kept_before, sampled_before = self._seen
         self._seen = (MEMORY * (kept_before + batch.num_mixed), MEMORY * (sampled_before + len(batch.verified)))
-        batch.groups, surplus = kept[: self.prompts_per_step], kept[self.prompts_per_step :]
+        batch.groups, surplus = kept[:per_step], kept[per_step:]
         with self.clock("training"):
             self._carried, self._attempts = tuple(self.keep_old_logprobs(surplus)), 0
         batch.num_carried = len(self._carried)
@@ -154,9 +118,9 @@ class Collector(GroupSource):
     def _round(self, step: int, batch: Batch, missing: int) -> list[Group]:
         """Sample as many prompts as should fill the step."""
         number = missing
-        if self.dynamic_sampling:
+        if self.config.dynamic_sampling.enabled:
             kept, sampled = self._seen[0] + batch.num_mixed, self._seen[1] + len(batch.verified)
-            number = int(prompts_of_round(self.prompts_per_step, missing, kept, sampled))
+            number = int(prompts_of_round(self.config.prompts_per_step, missing, kept, sampled))
         prompts = self.stream.take(number)
         trees = self._sample(prompts, step, batch)
         with self.clock("verification"):
@@ -170,5 +134,6 @@ class Collector(GroupSource):
         batch.rounds += 1
         draw = (batch.attempt << _ROUND_BITS) + batch.rounds
         with self.clock("generation"):
-            seed = derived_seed(self.seed, step, draw)
-            return self.engine.sample([p.token_ids for p in prompts], self.num_rollouts, self.sampling, seed)
+            seed = derived_seed(self.config.seed, step, draw)
+            number = self.config.rollouts_per_prompt
+            return self.engine.sample([p.token_ids for p in prompts], number, self._sampling, seed)

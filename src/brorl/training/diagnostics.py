@@ -19,7 +19,6 @@ from brorl.config.settings import TrainConfig
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.engine import Sampler
-from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
 from brorl.theory.coverage import Coverage, leaving_mass, measure_coverage, unsampled_correct_at
 from brorl.theory.mass_balance import HeldOut, check_on_held_out
@@ -39,32 +38,11 @@ _SEED_TAG = 0xCE27  # keeps the seeds of held-out draws apart from those of trai
 class Diagnostics:
     """Measures the steps of a run."""
 
+    config: TrainConfig  # the recipe
     sampler: Sampler  # samples the held-out rollouts
     learner: Learner  # gives their log-probs after the update
     grader: Grader  # verifies and rewards responses
-    sampling: SamplingParams  # how the training's rollouts are drawn
-    check_every: int  # steps between held-out checks; 0 for none
-    held_out_rollouts: int  # rollouts per prompt of a held-out check, H
-    recompute_old_logprobs: bool  # take the old log-probs from the learner, as its update does
-    seed: int  # seed of the run
     clock: Stopwatch = field(default_factory=Stopwatch)  # adds up the seconds of drawing held-out rollouts
-
-    @classmethod
-    def from_recipe(
-        cls, config: TrainConfig, sampler: Sampler, learner: Learner, grader: Grader, clock: Stopwatch
-    ) -> Diagnostics:
-        """Make the diagnostics of a run."""
-        return cls(
-            sampler=sampler,
-            learner=learner,
-            grader=grader,
-            sampling=config.sampling.params,
-            check_every=config.diagnostics.held_out_check_every,
-            held_out_rollouts=config.diagnostics.held_out_rollouts,
-            recompute_old_logprobs=config.recompute_old_logprobs,
-            seed=config.seed,
-            clock=clock,
-        )
 
     def hold_out(self, step: int, groups: Sequence[Group]) -> list[Group | None]:
         """Draw the rollouts of a held-out check before the update of a step; none if no check is due.
@@ -72,16 +50,17 @@ class Diagnostics:
         Returns:
             One group of held-out rollouts per group; None where too few of them were verified.
         """
-        if not is_due(step, self.check_every):
+        if not is_due(step, self.config.diagnostics.held_out_check_every):
             return []
         with self.clock("diagnostics"):
             return self._draw(step, [g.prompt for g in groups])
 
     def _draw(self, step: int, prompts: Sequence[Prompt]) -> list[Group | None]:
-        seed = derived_seed(self.seed, step, _SEED_TAG)
-        trees = self.sampler.sample([p.token_ids for p in prompts], self.held_out_rollouts, self.sampling, seed)
+        number, sampling = self.config.diagnostics.held_out_rollouts, self.config.sampling.params
+        seed = derived_seed(self.config.seed, step, _SEED_TAG)
+        trees = self.sampler.sample([p.token_ids for p in prompts], number, sampling, seed)
         groups = [self.grader.rewarded(group, step).verified for group in self.grader.verify(prompts, trees)]
-        if not self.recompute_old_logprobs:
+        if not self.config.recompute_old_logprobs:  # else those of the learner, as its update takes them
             return groups
         found = [group.tree for group in groups if group is not None]
         own = iter([replace(t, logprob=lp) for t, lp in zip(found, self.learner.logprobs(found), strict=True)])
@@ -90,13 +69,10 @@ class Diagnostics:
     def record(
         self, sampled: Sequence[Group], trained: Sequence[Group], held_out: Sequence[Group | None]
     ) -> dict[str, Any]:
-        """Return the sections of the metrics.
+        """Return the sections of the metrics, with the result of `hold_out` for the trained groups.
 
-        Args:
-            sampled: The groups that the step sampled, those with unverified rollouts excepted: a sample without the
-                rollouts of some responses does not show how much probability the policy has elsewhere.
-            trained: The groups that it trained on.
-            held_out: The result of `hold_out` for them, before the update.
+        Of the sampled groups, those with unverified rollouts are not given: a sample without the rollouts of some
+        responses does not show how much probability the policy has elsewhere.
         """
         record: dict[str, Any] = {}
         if sampled:
@@ -125,12 +101,8 @@ class Diagnostics:
 def coverage_record(groups: Sequence[Group]) -> dict[str, Any]:
     """Return the mass that the rollouts of some groups sampled and missed, per prompt and pooled, for the metrics.
 
-    Args:
-        groups: Groups whose log-probs are those of the policy that sampled them.
-
-    Returns:
-        Numbers, those per prompt rounded to 4 digits. Estimates of the unsampled mass are None if every response of
-        every prompt is unique.
+    Numbers per prompt are rounded to 4 digits. Estimates of the unsampled mass are None if every response of every
+    prompt is unique.
     """
     measured = [measure_coverage(g.tree, g.correct_L) for g in groups]
     unique = sum(m.all_unique for m in measured)

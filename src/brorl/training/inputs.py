@@ -30,7 +30,6 @@ from brorl.model.load import choose_device, load_tokenizer
 from brorl.model.memory_choices import MemoryChoices
 from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, check, plan_memory
 from brorl.model.source import find_model, read_config
-from brorl.model.stop_strings import StopStrings
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.rollout.chosen_engine import check_engine
 from brorl.rollout.threads import set_threads_and_kernels
@@ -50,11 +49,7 @@ def check_memory(
 ) -> tuple[MemoryPlan, str | None]:
     """Predict the memory of a run, without loading its model.
 
-    Args:
-        config: The settings of the run.
-        model_config: The config of its model.
-        prompts: Its prompts.
-        show: Receives the table of the ways to train by their memory, if the run fits and the free memory is known.
+    `show` receives the table of the ways to train by their memory, if the run fits and the free memory is known.
 
     Returns:
         The prediction, and a warning if it fits unless responses reach the length limit.
@@ -129,16 +124,7 @@ class RunInputs(ModelInputs):
 
 
 def prepare(config: TrainConfig, model_path: str, show: Callable[[Table], None] | None = None) -> RunInputs:
-    """Read, check and encode the data, and check the memory.
-
-    Args:
-        config: The settings of the run.
-        model_path: Name or folder of the model or checkpoint.
-        show: Receives the table of the ways to train by their memory.
-
-    Raises:
-        UserError: On the first thing that is wrong.
-    """
+    """Read, check and encode the data, and check the memory; the first thing that is wrong is a UserError."""
     torch.manual_seed(derived_seed(config.seed, 0))  # torch uses the low 32 bits alone on a CPU
     if choose_device(config.device).type != "cpu" and config.engine.clock == "cpu":
         raise UserError("engine.clock = cpu cannot measure the time of a GPU; set device: cpu, or engine.clock: wall")
@@ -156,13 +142,6 @@ def prepare(config: TrainConfig, model_path: str, show: Callable[[Table], None] 
     check_domain_names(config, verifiers)
     check_left(config, sources, verifiers)
     tokenizer = load_tokenizer(model_path, config.sampling.stop)
-    stop = StopStrings(tokenizer, config.sampling.stop)
-    if stop and config.cluster.segment_tokens is not None:
-        raise UserError(
-            f"cluster.segment_tokens = {config.cluster.segment_tokens} cuts responses, and a text of sampling.stop "
-            f"({', '.join(map(repr, stop.texts))}) that begins before a cut would end none; remove "
-            "cluster.segment_tokens, or set sampling.stop to special tokens alone"
-        )
     prompts = build_prompts(config, sources, tokenizer, model_config)
     context = prompts.longest + max(config.response_limits.values())
     check_window(config, model_config, context)
@@ -180,11 +159,7 @@ def prepare(config: TrainConfig, model_path: str, show: Callable[[Table], None] 
 
 
 def check_window(config: TrainConfig, model_config: PreTrainedConfig, context: int) -> None:
-    """Check that the contexts of a run fit into the model's spans of attention, if tree attention is required.
-
-    Raises:
-        UserError: If they do not.
-    """
+    """Check that the contexts of a run fit into the model's spans of attention, if tree attention is required."""
     span = attention_limit(model_config)
     if config.engine.forward == "tree" and span is not None and span.tokens < context:
         raise UserError(

@@ -28,11 +28,9 @@ from brorl.runs.checkpoint import SHARDS
 
 
 class Snapshot:
-    """A copy of a model's trainable parameters, at first of its current weights.
+    """A copy of a model's trainable parameters, at first of its current weights; each rank keeps its shards.
 
-    Args:
-        model: The model. Of a sharded model each rank keeps its shards.
-        offload: Keep the copy in the memory of the CPU (pinned, for a CUDA device).
+    `offload` keeps the copy in the memory of the CPU (pinned, for a CUDA device).
     """
 
     name: ClassVar[str]  # in the state of a learner
@@ -53,11 +51,7 @@ class Snapshot:
         return dict(self._weights)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore a result of `state_dict`.
-
-        Raises:
-            ValueError: If names or shapes are those of another model.
-        """
+        """Restore a result of `state_dict`; names or shapes of another model are a ValueError."""
         expected = {name: tuple(w.shape) for name, w in self._weights.items()}
         given = {name: tuple(w.shape) for name, w in state.items()}
         if expected != given:
@@ -79,11 +73,8 @@ class AveragedWeights(Snapshot):
     def add(self, decay: float, updates: int) -> None:
         """Add the weights after an update: average <- d average + (1 - d) weights.
 
-        Over the first 1 / (1 - decay) updates it is their plain mean, so the first weights do not linger.
-
-        Args:
-            decay: d, 0 to 1.
-            updates: Number of updates so far, at least 1.
+        Over the first 1 / (1 - decay) updates it is their plain mean, so the first weights do not linger. `updates`
+        counts this one.
         """
         new = max(1 - decay, 1 / updates)
         for name, parameter in self._parameters.items():
@@ -185,15 +176,10 @@ def write_sharded(
 def in_memory(
     state: dict[str, Any], parameters: Mapping[str, Tensor], snapshots: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return a state whose tensors are in memory, in the layout of this learner's parameters.
+    """Return a state whose tensors are in memory, in the layout of this learner's parameters, in the optimizer's order.
 
-    Args:
-        state: State of a learner with any number of ranks; `shards` is the path of its folder.
-        parameters: The trained parameters by name, in the optimizer's order.
-        snapshots: Names of the snapshots that are needed; those that the state has not are left out.
-
-    Raises:
-        ValueError: If the state is of another model.
+    In a sharded state `shards` is the path of its folder. Snapshots that it does not have are left out. A state of
+    another model is a ValueError.
     """
     if SHARDS not in state:
         return state | {"optimizer": _laid_out(state["optimizer"], list(parameters.values()))}
@@ -250,11 +236,7 @@ def _moment(name: str, kind: str) -> str:
 
 
 def with_moments_of(other: dict[str, Any], own: dict[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
-    """Return an optimizer's own state with the moments of another one; learning rate and other settings stay.
-
-    Raises:
-        ValueError: If a moment has another shape than its parameter, or their numbers differ.
-    """
+    """Return an optimizer's own state with the moments of another one, which must fit; its settings stay."""
     given = sum(len(group["params"]) for group in other["param_groups"])
     if given != len(parameters):
         raise ValueError(
@@ -272,11 +254,7 @@ def with_moments_of(other: dict[str, Any], own: dict[str, Any], parameters: Sequ
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write the shards of this rank to a new folder that all ranks can reach; collective, and complete on return.
-
-    Raises:
-        OSError: If a rank could not write.
-    """
+    """Write the shards of this rank to a new folder that all ranks can reach; collective, and complete on return."""
     try:
         save(dict(tensors), storage_writer=FileSystemWriter(folder))
     except CheckpointException as error:
@@ -284,11 +262,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read tensors of `write_shards`, by any number of ranks, in the shape, type, device and layout of others.
-
-    Raises:
-        ValueError: If the folder contains no such tensors, or is damaged.
-    """
+    """Read tensors of `write_shards`, by any number of ranks, in the shape, type, device and layout of others."""
     reader = FileSystemReader(folder)
     try:
         stored = reader.read_metadata().state_dict_metadata

@@ -27,8 +27,7 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
     Returns:
         Why the run ended, and one line about it.
     """
-    algorithm, diagnostics = run.algorithm, run.measurements.diagnostics
-    source, objective, learner = algorithm.source, algorithm.objective, algorithm.learner
+    source, objective, learner, reference = run.source, run.objective, run.learner, run.schedule.reference
     with stop or StopRequest() as stop:
         recorder = Recorder(run, state.step, stop)
         try:
@@ -36,16 +35,19 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
             for step in recorder.steps():
                 with stop.discarding():
                     batch = source.next_batch(step)
-                    held_out = diagnostics.hold_out(step, batch.groups)
+                    held_out = run.diagnostics.hold_out(step, batch.groups)
 
                 with run.clock("training"):
-                    seed = derived_seed(algorithm.seed, step)
+                    seed = derived_seed(run.config.seed, step)
                     metrics = learner.learn(batch.groups, objective.estimate_advantages, seed, objective.lr_scale)
                 source.publish(learner.weights(), version=step)
 
                 record = recorder.record(step, batch, held_out, metrics)
-                recorder.evaluate_if_due(record)
-                recorder.reset_reference_if_due(record)
+                if recorder.evaluates(step):
+                    record |= recorder.evaluate(step)
+                if why := reference.after_step(step, metrics.reference_kl, run.monitor.regular_score(record)):
+                    learner.reset_reference(run.config.reference.reset_optimizer)
+                    record["reference_reset"] = why
                 recorder.write(record)
                 recorder.save_if_due(record)
         except (NoGroupsError, StopNow) as reason:

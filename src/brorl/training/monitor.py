@@ -6,7 +6,7 @@ rises. The state depends on the metrics only; a resumed run rebuilds it from its
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from math import isfinite
 from statistics import fmean, median
 from typing import Any
@@ -26,18 +26,17 @@ def new_signs(records: Sequence[Record], limits: CollapseLimits, window: int = W
     A sign that disappears and returns is reported again. Signs are a function of the records only: a resumed run
     reports the same signs at the same steps. `window` is the number of steps of a level.
     """
-    before = _signs(records[:-1], limits, window)
-    return {sign: finding for sign, finding in _signs(records, limits, window).items() if sign not in before}
+    before, now = (_signs(some, limits, window) for some in (records[:-1], records))
+    return {sign: finding for sign, finding in now.items() if finding and not before[sign]}
 
 
-def _signs(records: Sequence[Record], limits: CollapseLimits, window: int) -> dict[str, str]:
-    """Return the signs after some records, each with its finding: the measured values, as text."""
-    found = {
+def _signs(records: Sequence[Record], limits: CollapseLimits, window: int) -> dict[str, str | None]:
+    """Return for each sign its finding after some records, the measured values as text; None where it does not show."""
+    return {
         "entropy": _entropy_sign(_update_values(records, "entropy"), limits, window),
         "reference_kl": _reference_sign(_update_values(records, "reference_kl"), limits, window),
         "coverage": _coverage_sign([r["evaluation"] for r in records if r.get("evaluation")], limits),
     }
-    return {sign: finding for sign, finding in found.items() if finding}
 
 
 def _update_values(records: Sequence[Record], name: str) -> list[float]:
@@ -124,17 +123,11 @@ class Monitor:
     """
 
     def __init__(self, limits: CollapseLimits, evaluation: EvaluationSettings) -> None:
-        self.stop = limits.stop
         self._limits, self._evaluation = limits, evaluation
         self._records: list[Record] = []
         self._best: tuple[float, int] | None = None
         self._best_regular: float | None = None
         self._without_best = 0
-
-    def recall(self, past: Iterable[Record]) -> None:
-        """Add the lines of an existing metrics file."""
-        for record in past:
-            self.remember(record)
 
     @property
     def seen(self) -> int:
@@ -154,6 +147,10 @@ class Monitor:
         estimate = _estimate(evaluation, self._evaluation.best_k or min(map(int, evaluation["pass_at"])))
         return float(estimate["value"]) if estimate else None
 
+    def regular_score(self, record: Record) -> float | None:
+        """Return the score of a regular evaluation; None without one. No other evaluation may change the training."""
+        return self.score(record) if is_regular(record, self._evaluation.every) else None
+
     def collapse(self, record: Record) -> str | None:
         """Return one line about the signs of collapse that are new with a metrics record, if there are any."""
         signs = new_signs([*self._records, self._counting(record)], self._limits)
@@ -168,9 +165,9 @@ class Monitor:
         step = record["step"] if "update" in record else record["step"] - 1  # the step whose weights were evaluated
         if score is not None and step > 0 and (self._best is None or score > self._best[0]):
             self._best = (score, step)
-        if score is not None and is_regular(record, self._evaluation.every):
-            better = self._best_regular is None or score > self._best_regular
-            self._best_regular = score if better else self._best_regular
+        if (regular := self.regular_score(record)) is not None:
+            better = self._best_regular is None or regular > self._best_regular
+            self._best_regular = regular if better else self._best_regular
             self._without_best = 0 if better else self._without_best + 1
         if "ended" in record:  # a run that is resumed after its end goes on until it stalls again
             self._without_best = 0

@@ -7,7 +7,7 @@ the new budget has, and not below 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
@@ -20,38 +20,15 @@ from brorl.training.settings import PhaseSettings
 
 
 class Objective:
-    """The phases of a run, and the current one.
+    """The phases of a run, or one of the whole run, and the current one."""
 
-    Args:
-        phases: The phases, in order; `until` rises to 1.
-        learning_rate: The learning rate of a phase that names none.
-        decay: From the fraction of the budget that is spent to the factor of the learning rate.
-        num_rollouts: N, for the first order of MaxRL.
-        evaluate_every: Steps between the regular evaluations. Others must not change the training.
-    """
-
-    def __init__(
-        self,
-        phases: Sequence[PhaseSettings],
-        learning_rate: float,
-        num_rollouts: int,
-        evaluate_every: int = 0,
-        decay: Callable[[float], float] = lambda _: 1.0,
-    ) -> None:
-        self._phases = tuple(phases)
-        self._learning_rate, self._num_rollouts, self._decay = learning_rate, num_rollouts, decay
-        self._evaluate_every = evaluate_every
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+        self._phases = config.phases or (PhaseSettings(name="train", advantage=config.advantage),)
         self._index, self._begun_at, self._fraction = 0, 0.0, 0.0
         self._recorded: int | None = None  # the last phase with a line in the metrics
         self._best: float | None = None
         self._stalled = 0
-
-    @classmethod
-    def from_recipe(cls, config: TrainConfig) -> Objective:
-        """Make the objective of a run: its phases, or one of the whole run."""
-        phases = config.phases or (PhaseSettings(name="train", advantage=config.advantage),)
-        rate, decay = config.optimizer.learning_rate, config.optimizer.decay
-        return cls(phases, rate, config.rollouts_per_prompt, config.evaluation.every, decay)
 
     @property
     def phase(self) -> PhaseSettings:
@@ -67,19 +44,17 @@ class Objective:
     @property
     def lr_scale(self) -> float:
         """Factor of the learning rate."""
-        of_phase = (self.phase.learning_rate or self._learning_rate) / self._learning_rate
-        return of_phase * self._decay(self._fraction)
+        optimizer = self._config.optimizer
+        of_phase = (self.phase.learning_rate or optimizer.learning_rate) / optimizer.learning_rate
+        return of_phase * optimizer.decay(self._fraction)
 
     def estimate_advantages(self, groups: Sequence[Group]) -> list[FloatArray]:
         """Return for each group the advantage of each distinct response, shape [L]."""
-        return advantage_estimator(annealed(self.phase.advantage, self.progress, self._num_rollouts))(groups)
+        number = self._config.rollouts_per_prompt
+        return advantage_estimator(annealed(self.phase.advantage, self.progress, number))(groups)
 
     def begin_step(self, fraction: float) -> None:
-        """Enter the next phase if the current one has ended.
-
-        Args:
-            fraction: Fraction of the budget that is spent.
-        """
+        """Enter the next phase if the current one has ended; `fraction` of the budget is spent."""
         self._fraction = fraction
         while self._index + 1 < len(self._phases) and self._is_over:
             self._enter(self._index + 1, fraction)
@@ -97,20 +72,18 @@ class Objective:
         self._recorded = self._index
         return {"objective": record}
 
-    def recall(self, past: Iterable[Record]) -> None:
-        """Rebuild the state from the lines of an existing metrics file."""
-        for record in past:
-            objective = record.get("objective")
-            if objective:
-                if objective["phase"] != self._index + 1:
-                    self._enter(objective["phase"] - 1, objective["from"])
-                self._recorded = self._index
-            self.remember(record)
+    def recall(self, record: Record) -> None:
+        """Rebuild the state from the next line of an existing metrics file."""
+        if objective := record.get("objective"):
+            if objective["phase"] != self._index + 1:
+                self._enter(objective["phase"] - 1, objective["from"])
+            self._recorded = self._index
+        self.remember(record)
 
     def remember(self, record: Record) -> None:
         """Take a regular evaluation into account for the patience of the phase."""
         estimates = record.get("evaluation", {}).get("pass_at")
-        if not estimates or not is_regular(record, self._evaluate_every):
+        if not estimates or not is_regular(record, self._config.evaluation.every):
             return
         coverage = float(estimates[max(estimates, key=int)]["value"])
         if self._best is None or coverage > self._best:

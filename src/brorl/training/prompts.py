@@ -77,13 +77,9 @@ def build_prompts(
 
 
 def no_train_prompt(name: str, lengths: Sequence[int], config: TrainConfig, positions: int | None) -> str:
-    """Return the error on a source whose training prompts are all too long.
+    """Return the error on a source whose training prompts are all too long, from their lengths in tokens.
 
-    Args:
-        name: Name of the source.
-        lengths: Tokens of its prompts, at least one.
-        config: The settings.
-        positions: Positions of the model; None if they are unknown.
+    `positions` are those of the model; None if they are unknown.
     """
     maximum, fix = config.data.max_prompt_tokens, _room(min(lengths), config, positions)
     return f"every prompt of {name} has more than data.max_prompt_tokens = {maximum} tokens; {fix}"

@@ -81,18 +81,15 @@ ALONE = Ranks()
 
 
 def join(rank: int, size: int, address: str, port: int, backend: Backend = "gloo", timeout_s: float = 1800.0) -> Ranks:
-    """Connect to the other processes of a learner; return when all are connected.
+    """Connect to the other processes of a learner; return when all are connected. A single process joins nothing.
 
     Args:
-        rank: Number of this process, 0 to size - 1.
+        rank: Number of this process, from 0 on.
         size: Number of processes.
         address: Host of rank 0.
         port: A free port of this host.
         backend: `nccl` for CUDA devices, one for each process; `gloo` for CPUs.
         timeout_s: Seconds after which a process that does not answer is an error, here and in every later exchange.
-
-    Returns:
-        The ranks; a single process joins nothing.
 
     Raises:
         UserError: If the processes do not meet.
@@ -123,11 +120,8 @@ def load_on_first_rank(
 ) -> tuple[PreTrainedModel, dict[str, Tensor], T]:
     """Load a model on rank 0 and make it without weights on the others; collective.
 
-    Args:
-        ranks: The processes that share the model.
-        load: Loads the model into the memory of the CPU, and returns it with facts about it that all ranks need.
-        lora: The adapters with which it is loaded.
-        gradient_checkpointing: The setting with which it is loaded.
+    `load` loads it into the memory of the CPU, with these adapters and this setting, and returns it with facts about it
+    that all ranks need.
 
     Returns:
         The model with its parameters on the meta device, its weights by name (none on the other ranks), and the facts.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -35,46 +35,28 @@ from brorl.wording import option
 
 
 @dataclass(frozen=True)
-class Algorithm:
-    """The parts that learn."""
-
-    source: GroupSource  # gives each step its groups
-    objective: Objective  # groups to advantages, in phases
-    learner: Learner  # groups and advantages to an updated model
-    seed: int  # seed of the run
-    averages: bool = False  # whether the learner averages its weights
-
-
-@dataclass(frozen=True)
-class Measurements:
-    """The parts that measure; they do not change the training."""
-
-    diagnostics: Diagnostics  # measures each step
-    benchmark: Benchmark | None  # held-out prompts; None evaluates nothing
-    monitor: Monitor  # finds the best evaluation and signs of collapse
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """The parts that write."""
-
-    directory: RunDirectory  # the run's files
-    tokenizer: PreTrainedTokenizerBase  # saved with every checkpoint
-    keep_checkpoints: int  # regular checkpoints to keep; 0 for all
-    grader: Grader  # gives the texts and rewards of responses that are stored
-    report: Callable[[Record], None]  # receives every metrics record
-    observe: Observe = unobserved  # receives each step, and each phase of it, when it begins
-
-
-@dataclass(frozen=True)
 class TrainingRun:
     """The parts of a run."""
 
-    algorithm: Algorithm  # the parts that learn
+    config: TrainConfig  # the recipe
+    # what learns
+    source: GroupSource  # gives each step its groups
+    objective: Objective  # groups to advantages, in phases
+    learner: Learner  # groups and advantages to an updated model
     schedule: Schedule  # when the run ends, is evaluated, and is saved
-    measurements: Measurements  # the parts that measure
-    outputs: Outputs  # the parts that write
-    clock: Stopwatch  # adds up the seconds of each phase of a step; the parts share it
+    # what measures; it does not change the training
+    diagnostics: Diagnostics  # measures each step
+    benchmark: Benchmark | None  # held-out prompts; None evaluates nothing
+    monitor: Monitor  # finds the best evaluation and signs of collapse
+    # what writes
+    directory: RunDirectory  # the run's files
+    tokenizer: PreTrainedTokenizerBase  # saved with every checkpoint
+    grader: Grader  # gives the texts and rewards of responses that are stored
+    report: Callable[[Record], None]  # receives every metrics record
+    observe: Observe = unobserved  # receives each step, and each phase of it, when it begins
+    clock: Stopwatch = field(
+        default_factory=Stopwatch
+    )  # adds up the seconds of each phase of a step; the parts share it
 
 
 def find_start(config: TrainConfig, directory: RunDirectory) -> Path | None:
@@ -104,10 +86,9 @@ def check_start(config: TrainConfig) -> None:
         )
 
 
-def restore(run: TrainingRun, config: TrainConfig, checkpoint: Path | None) -> TrainerState:
+def restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:
     """Restore the state of a checkpoint in the parts and the files of a run."""
-    directory, learner, source = run.outputs.directory, run.algorithm.learner, run.algorithm.source
-    benchmark, monitor = run.measurements.benchmark, run.measurements.monitor
+    config, directory, learner, benchmark = run.config, run.directory, run.learner, run.benchmark
     try:
         state = load_state(checkpoint) if checkpoint else START
     except UserError as error:
@@ -121,21 +102,21 @@ def restore(run: TrainingRun, config: TrainConfig, checkpoint: Path | None) -> T
     try:
         if state.learner is not None:
             learner.load_state_dict(state.learner)
-        source.load_state(state.source)
+        run.source.load_state(state.source)
         if benchmark is not None and state.held_out not in (None, benchmark.fingerprint):
             raise ValueError(
                 "the held-out questions have changed since the run began; restore the data, or start a new run"
             )
     except ValueError as error:  # the data or the model has changed since
         raise UserError(f"{directory.path} cannot be resumed: {error}") from error
-    source.publish(learner.weights(), version=state.step)
-    if state.schedule is not None:
-        run.schedule.reference.load_state_dict(state.schedule)
+    run.source.publish(learner.weights(), version=state.step)
     directory.rewind(state.step if checkpoint else -1, state.source.attempts)
-    monitor.recall(directory.read_metrics())
-    run.algorithm.objective.recall(directory.read_metrics())
-    if monitor.best_step is not None:  # a kill may have come before the link
-        mark_best(directory.checkpoints, monitor.best_step)
+    for record in directory.read_metrics():
+        run.monitor.remember(record)
+        run.objective.recall(record)
+        run.schedule.reference.recall(record, run.monitor.regular_score(record))
+    if run.monitor.best_step is not None:  # a kill may have come before the link
+        mark_best(directory.checkpoints, run.monitor.best_step)
     return state
 
 

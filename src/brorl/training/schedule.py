@@ -6,13 +6,11 @@ The decisions are functions of all inputs since the start: a resumed run makes t
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from math import isfinite
 from statistics import median
-from typing import Any
 
 from brorl.config.settings import TrainConfig
-from brorl.cost import UNIT_WORDS, Budget, Cost
+from brorl.cost import UNIT_WORDS, Cost
 from brorl.runs.run_directory import Record
 from brorl.training.settings import ReferenceSettings
 
@@ -42,10 +40,7 @@ class ReferenceSchedule:
     evaluations without a new best. The best score is forgotten too: after a reset the policy is compared with its
     scores from then on.
 
-    Args:
-        settings: When the reference is reset, and whether a reset clears the optimizer's moments too (ProRL v1).
-        cooldown: Steps after a reset in which KL and validation give no reason for another. Their values in these steps
-            still count afterwards.
+    Values within the cooldown still count afterwards.
 
     Source: ProRL (arXiv 2505.24864), section 3.2, resets when validation stalls or the KL spikes, by hand; ProRL v2
     every 200 to 500 steps. The rules for spike, stall and cooldown are ours.
@@ -54,7 +49,6 @@ class ReferenceSchedule:
     def __init__(self, settings: ReferenceSettings, cooldown: int = 20) -> None:
         self._every, self._kl_above = settings.reset_every, settings.reset_kl_above
         self._patience, self._cooldown = settings.reset_patience, cooldown
-        self.clear_optimizer = settings.reset_optimizer
         self._start_again(0)
 
     def _start_again(self, step: int) -> None:
@@ -64,26 +58,29 @@ class ReferenceSchedule:
         self._without_best = 0
 
     def after_step(self, step: int, reference_kl: float | None, score: float | None) -> str | None:
-        """Record a step, and decide whether the reference is reset after it.
+        """Return why the reference is reset after a step, for the log; None for no reset.
 
-        Args:
-            step: The step, ascending; 0 for an evaluation before the first.
-            reference_kl: KL of the policy to the reference in this step, nats per token; None if not measured.
-            score: Validation score after this step; None if there was no evaluation. Not a number is no new best.
-
-        Returns:
-            The reason for a reset, for the log; None for no reset.
+        `reference_kl` is in nats per token, None if it was not measured. A score that is not a number is no new best.
         """
+        self._add(reference_kl, score)
+        reason = self._reason(step)
+        if reason:
+            self._start_again(step)
+        return reason
+
+    def recall(self, record: Record, score: float | None) -> None:
+        """Rebuild the state from the next line of an existing metrics file; the settings may have changed since."""
+        self._add(record.get("update", {}).get("reference_kl"), score)
+        if "reference_reset" in record:
+            self._start_again(record["step"])
+
+    def _add(self, reference_kl: float | None, score: float | None) -> None:
         if reference_kl is not None:
             self._kls.append(reference_kl if isfinite(reference_kl) else float("inf"))
         if score is not None:
             better = isfinite(score) and (self._best is None or score > self._best)
             self._best = score if better else self._best
             self._without_best = 0 if better else self._without_best + 1
-        reason = self._reason(step)
-        if reason:
-            self._start_again(step)
-        return reason
 
     def _reason(self, step: int) -> str | None:
         since = step - self._last_reset
@@ -104,79 +101,44 @@ class ReferenceSchedule:
             )
         return None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of later decisions, as plain numbers."""
-        return {
-            "last_reset": self._last_reset,
-            "kls": list(self._kls),
-            "best": self._best,
-            "without_best": self._without_best,
-        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a result of `state_dict`; the settings may have changed since."""
-        self._start_again(state["last_reset"])
-        self._kls.extend(state["kls"])
-        self._best, self._without_best = state["best"], state["without_best"]
-
-
-@dataclass(frozen=True)
 class Schedule:
-    """When a run ends, is evaluated, and is saved."""
+    """When a run ends, is evaluated, and is saved, and when its reference is reset."""
 
-    budget: Budget  # the cost at which the run ends, and the costs at which it is evaluated
-    steps: int | None  # most steps of the whole run; None if only the budget ends it
-    # steps between regular evaluations; 0 for none. The start, the budget's evaluation points and the end are evaluated
-    # too.
-    evaluate_every: int
-    checkpoint_every: int  # steps between regular checkpoints, at least 1; the end is saved too
-    store_rollouts_every: int  # steps between stored rollouts; 0 stores no responses, of evaluations either
-    reference: ReferenceSchedule  # when the reference policy is reset
-    pause_at: float | None = None  # part of the budget at which the run pauses; None does not pause
-
-    @classmethod
-    def from_recipe(cls, config: TrainConfig) -> Schedule:
-        """Make the schedule of a run."""
-        return cls(
-            budget=config.total_budget,
-            steps=config.steps,
-            evaluate_every=config.evaluation.every,
-            checkpoint_every=config.checkpoint_every,
-            store_rollouts_every=config.store_rollouts_every,
-            reference=ReferenceSchedule(config.reference),
-            pause_at=config.budget.pause_at,
-        )
+    def __init__(self, config: TrainConfig) -> None:
+        self._config, self._budget, self._unit = config, config.total_budget, config.total_budget.unit
+        self.reference = ReferenceSchedule(config.reference)
 
     def pauses(self, before: Cost, spent: Cost) -> bool:
         """Return whether a run pauses after a step, from the costs before and with it."""
-        unit = self.budget.unit
-        return self.pause_at is not None and before.of(unit) < self.pause_at <= spent.of(unit)
+        at = self._config.budget.pause_at
+        return at is not None and before.of(self._unit) < at <= spent.of(self._unit)
 
     def is_over(self, step: int, spent: Cost) -> bool:
         """Return whether a run has reached its number of steps or its budget."""
-        return (self.steps is not None and step >= self.steps) or self.budget.is_spent(spent)
+        return (self._config.steps is not None and step >= self._config.steps) or self._budget.is_spent(spent)
 
     def fraction_spent(self, step: int, spent: Cost) -> float:
         """Return the fraction of the steps or of the budget that is spent, whichever is larger."""
-        of_budget = spent.of(self.budget.unit) / self.budget.limit
-        return of_budget if self.steps is None else max(step / self.steps, of_budget)
+        of_budget = spent.of(self._unit) / self._budget.limit
+        return of_budget if self._config.steps is None else max(step / self._config.steps, of_budget)
 
     def evaluates(self, step: int, before: Cost, spent: Cost) -> bool:
         """Return whether the model is evaluated after a step, from the costs before and with it."""
         return (
-            is_due(step, self.evaluate_every)
+            is_due(step, self._config.evaluation.every)
             or self.is_over(step, spent)
-            or self.budget.passes_eval_point(before, spent)
+            or self._budget.passes_eval_point(before, spent)
             or self.pauses(before, spent)
         )
 
     def finish_line(self, spent: Cost) -> str:
         """Return one line for a finished run: its steps, and whether the budget or the number of steps ended it."""
+        steps, limit = self._config.steps, self._budget.limit
         done = f"finished {spent.steps:,} step{'s' if spent.steps != 1 else ''}"
-        unit = self.budget.unit
-        if unit == "steps" and self.budget.limit == self.steps:  # no other budget
+        if self._unit == "steps" and limit == steps:  # no other budget
             return done
-        of_budget = f"{spent.of(unit):,.0f} of {self.budget.limit:,.0f} {UNIT_WORDS[unit]} spent"
-        if self.budget.is_spent(spent):
+        of_budget = f"{spent.of(self._unit):,.0f} of {limit:,.0f} {UNIT_WORDS[self._unit]} spent"
+        if self._budget.is_spent(spent):
             return f"{done}, ended by the budget: {of_budget}"
-        return f"{done}, ended by steps = {self.steps:,}: {of_budget}"
+        return f"{done}, ended by steps = {steps:,}: {of_budget}"

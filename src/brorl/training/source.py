@@ -17,27 +17,25 @@ from torch import Tensor
 
 from brorl.activity import Observe, Stopwatch, unobserved
 from brorl.algorithms.groups import Group
+from brorl.config.settings import TrainConfig
 from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import Sampler
 from brorl.runs.checkpoint import SourceState
-from brorl.sampling import SamplingParams
+from brorl.training.settings import DynamicSamplingSettings
 from brorl.tree import fraction_cut
-from brorl.verdict import CUT_OFF, NO_ANSWER, NO_CODE, TRUNCATED, UNFINISHED, Verdict, is_failure, is_timeout
+from brorl.verdict import CUT_OFF, NO_ANSWER, NO_CODE, TRUNCATED, UNFINISHED, is_failure, is_timeout
 from brorl.verification.grade import Grader
 
 
 class Staleness(NamedTuple):
     """How far sampling runs ahead of the learner, at one step of asynchronous training."""
 
-    # of each trained group, the updates between the weights that sampled its first token and those that it trains
+    # of each trained group, the updates between the weights that sampled it and those that it trains
     updates: tuple[int, ...]
     num_late: int  # trained groups whose staleness is above the bound
     num_ready: int  # finished groups that are carried to a later step
     num_under_way: int  # prompts that are being sampled
-    # prompts that became too stale for the bound since the last step, by the tokens of their longest response so far:
-    # 0, 1, 2 to 3, 4 to 7, ...; the key is the first number. It is 0 where no task of the prompt was done.
-    late_at: dict[int, int]
-    most_late: int  # largest number of times in a row that a prompt became too stale
+    num_became_late: int  # prompts that became too stale for the bound since the last step
 
 
 @dataclass
@@ -165,18 +163,13 @@ class Batch:
             "groups_late": self.staleness.num_late,
             "groups_ready": self.staleness.num_ready,
             "prompts_under_way": self.staleness.num_under_way,
-            "prompts_late": sum(self.staleness.late_at.values()),
-            "prompts_late_at": dict(sorted(self.staleness.late_at.items())),
-            "most_late": self.staleness.most_late,
+            "prompts_late": self.staleness.num_became_late,
             "worker_seconds": self.worker_seconds,
         }
 
 
 class NoGroupsError(RuntimeError):
-    """A step cannot get its groups; `batch` has everything that was sampled for it.
-
-    Mixed groups that were found before are carried to the next attempt.
-    """
+    """A step cannot get its groups; `batch` has all that was sampled for it. Its mixed groups are carried on."""
 
     def __init__(self, message: str, batch: Batch) -> None:
         super().__init__(message)
@@ -195,18 +188,14 @@ class UnverifiedError(NoGroupsError):
 class GroupSource(ABC):
     """Gives each step its groups."""
 
+    config: TrainConfig  # the recipe
     stream: PromptStream  # the training prompts
     grader: Grader  # verifies and rewards responses
-    sampling: SamplingParams  # how responses are sampled
-    num_rollouts: int  # rollouts of each prompt, N
-    prompts_per_step: int  # number of groups that a step trains on, P
-    dynamic_sampling: bool  # false keeps every group
-    max_tries: int  # give up after this many rounds in a row without a mixed group
-    seed: int  # seed of the run
     clock: Stopwatch = field(default_factory=Stopwatch)  # adds up the seconds of generation, verification and training
     observe: Observe = unobserved  # receives the progress of sampling
 
     def __post_init__(self) -> None:
+        self._sampling = self.config.sampling.params
         self._attempts = 0
         self._before: SourceState | None = None
 
@@ -258,15 +247,10 @@ _MAX_LOST_ROUNDS = 3
 
 
 class RetryPolicy:
-    """Counts the rounds in a row without a group to train on, and those in which most verdicts were lost.
+    """Counts the rounds in a row without a group to train on, and those in which most verdicts were lost."""
 
-    Args:
-        max_tries: Give up after this many rounds in a row without a group to train on.
-        dynamic_sampling: Whether only mixed groups are trained on.
-    """
-
-    def __init__(self, max_tries: int, dynamic_sampling: bool) -> None:
-        self._max_tries, self._dynamic_sampling = max_tries, dynamic_sampling
+    def __init__(self, settings: DynamicSamplingSettings) -> None:
+        self._max_tries, self._mixed_only = settings.max_tries, settings.enabled
         self._failed = self._lost = 0
         self._last: Sequence[Group] = ()
 
@@ -277,7 +261,7 @@ class RetryPolicy:
     def kept(self, groups: Sequence[Group]) -> list[Group]:
         """Return the verified rollouts of the groups that are trained on."""
         enough = [group.verified for group in groups if group.verified]
-        return [group for group in enough if group.is_mixed or not self._dynamic_sampling]
+        return [group for group in enough if group.is_mixed or not self._mixed_only]
 
     def add(self, groups: Sequence[Group]) -> None:
         """Count a round."""
@@ -323,33 +307,22 @@ def why_not_mixed(sampled: Sequence[Group], max_tries: int) -> str:
     state = "all rollouts were correct" if groups and solved == len(groups) else "no rollout was correct"
     if 0 < solved < len(groups):
         state = f"in {solved} of the last {len(groups)} groups all rollouts were correct, in the others none"
-    every = [verdict for group in sampled for verdict in group.verdicts]
-    cause = _lost_cause(every) or _cut_cause(groups)
-    if cause is None and not solved:
-        cause = _format_cause(every)
-    if cause is None:
-        cause = _difficulty(solved, len(groups))
+    cause = _silent_cause(sampled, groups, solved) or _difficulty(solved, len(groups))
     return f"no group was mixed (correct and incorrect rollouts) in {max_tries} rounds in a row ({state}): {cause}"
 
 
-def _lost_cause(every: Sequence[Verdict]) -> str | None:
+def _silent_cause(sampled: Sequence[Group], groups: Sequence[Group], solved: int) -> str | None:
+    """Return a cause that is none of the model's: more than half of what was sampled failed for it."""
+    every = [verdict for group in sampled for verdict in group.verdicts]
     lost = Counter(v.reason for v in every if is_timeout(v.reason) or is_failure(v.reason) or v.unverified)
-    if 2 * lost.total() <= len(every):
+    if 2 * lost.total() > len(every):
+        reason, _ = lost.most_common(1)[0]
+        return f"{lost.total()} of {len(every)} verifications failed (most often: {reason}); fix the verifier"
+    rollouts, cut = _num_rollouts(groups), sum(g.tree.num_truncated for g in groups)
+    if 2 * cut > rollouts:
+        return f"{cut:,} of {rollouts:,} rollouts were cut off at sampling.max_new_tokens; raise it"
+    if solved:
         return None
-    reason, _ = lost.most_common(1)[0]
-    return f"{lost.total()} of {len(every)} verifications failed (most often: {reason}); fix the verifier"
-
-
-def _cut_cause(groups: Sequence[Group]) -> str | None:
-    rollouts = sum(g.tree.num_rollouts for g in groups)
-    cut = sum(g.tree.num_truncated for g in groups)
-    if 2 * cut <= rollouts:
-        return None
-    return f"{cut:,} of {rollouts:,} rollouts were cut off at sampling.max_new_tokens; raise it"
-
-
-def _format_cause(every: Sequence[Verdict]) -> str | None:
-    """Return a cause in the format of the answers, where no rollout was correct."""
     if any(0 < v.score < 1 for v in every):
         return (
             "the verifier gives partial scores, but dynamic sampling counts correct responses only; set "

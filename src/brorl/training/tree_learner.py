@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from brorl.activity import Echo, Observe, Updating, unobserved
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group, known
-from brorl.algorithms.importance import Mismatch, check_sampler_logprobs
+from brorl.algorithms.importance import check_sampler_logprobs, mismatch, mismatch_sums
 from brorl.algorithms.kl import penalized_group
 from brorl.arrays import FloatArray
 from brorl.config.settings import TrainConfig
@@ -108,7 +108,6 @@ class TreeLearner:
 
         Raises:
             DivergedError: If the loss or the gradient is not finite. The weights are then those before that update.
-            OutOfMemoryError: If memory is too small for the smallest chunks.
         """
         config = self._config
         if len(groups) < config.optimizer.mini_batches:
@@ -166,15 +165,10 @@ class TreeLearner:
     def _prepare(
         self, groups: Sequence[Group], is_fresh: Sequence[bool], generator: np.random.Generator
     ) -> tuple[list[MiniBatch], dict[str, Any]]:
-        """Split the groups into mini-batches, and compute everything that is needed before the first update.
+        """Return the part of this rank of each mini-batch with all that updates need, and entries of `StepMetrics`.
 
-        Args:
-            groups: The batch, with advantages.
-            is_fresh: For each group whether this step sampled it: no earlier step computed its old log-probs.
-            generator: Chooses the groups of each mini-batch, and the trained responses if not all are.
-
-        Returns:
-            The part of this rank of each mini-batch, and its entries of `StepMetrics`.
+        A group is fresh if this step sampled it: no earlier step computed its old log-probs. The generator chooses the
+        groups of each mini-batch, and the trained responses if not all are.
         """
         config, scores, size = self._config, self._scores, self._config.optimizer.max_responses_per_outcome
         parts = np.array_split(generator.permutation(len(groups)), config.optimizer.mini_batches)
@@ -200,33 +194,26 @@ class TreeLearner:
             trees, fraction = [groups[i].tree for i in indices], len(indices) * len(parts) / len(groups)
             mine = [group for group, (part, _) in zip(own, of, strict=True) if part == number]
             batches.append(assemble(trees, mine, config, fraction, self._tensor))
-        mismatch = self._mismatch(
-            [group.tree for fresh, group in every if fresh],
-            [group for group, (_, fresh) in zip(own, of, strict=True) if fresh],
-        )
         num_tokens = sum(group.tree.num_sampled_tokens for _, group in every)
         kept = sum(self._ranks.gather(sum(batch.kept_tokens for batch in batches)))
         return batches, {
             "trained_nodes": sum(group.tree.num_unique_tokens for _, group in every),
-            "mismatch_mean": mismatch.mean if mismatch else None,
-            "mismatch_max": mismatch.max if mismatch else None,
-            "mismatch_kl": mismatch.kl if mismatch else None,
+            **self._mismatch(
+                [group.tree for fresh, group in every if fresh],
+                [group for group, (_, fresh) in zip(own, of, strict=True) if fresh],
+            ),
             "masked_fraction": 1.0 - kept / num_tokens if num_tokens else 0.0,
         }
 
-    def _mismatch(self, fresh: Sequence[RolloutTree], own: Sequence[Group]) -> Mismatch | None:
+    def _mismatch(self, fresh: Sequence[RolloutTree], own: Sequence[Group]) -> dict[str, float | None]:
         """Compare the old policy with the sampler on fresh rollouts, in the parts of each rank; None if unknown."""
         if not self._config.recompute_old_logprobs or not fresh or any(np.isnan(t.logprob).any() for t in fresh):
-            return None
-        sums = Mismatch.of([group.tree for group in own], [known(group.old_logprob_M) for group in own])
-        return Mismatch.total(self._ranks.gather(sums))
+            return dict.fromkeys(("mismatch_mean", "mismatch_max", "mismatch_kl"))
+        sums = mismatch_sums([group.tree for group in own], [known(group.old_logprob_M) for group in own])
+        return {**mismatch(self._ranks.gather(sums))}
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
-        """Return groups that are carried to a later step, with the old log-probs that the later step needs.
-
-        The updates of this step move the weights away from those that sampled the groups. The clip of a later step
-        measures the distance from these log-probs. If the old log-probs are the engine's, the groups are unchanged.
-        """
+        """Return groups that wait for a later step, whose clip measures the distance from the weights of this one."""
         scores = self._scores
         return scores.with_old(groups, scores.gathered) if self._config.recompute_old_logprobs else list(groups)
 
@@ -245,11 +232,7 @@ class TreeLearner:
         return sum(p.numel() for p in (self._parameters if only_trainable else self.model.parameters()))
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write the weights and the model's config in Hugging Face format; see `Learner.save_pretrained`.
-
-        Raises:
-            UserError: If transformers does not load the first weights of this process as they were saved.
-        """
+        """Write the weights, and check that transformers loads the first ones of this process as they were saved."""
         self._optimizer.zero_grad(set_to_none=True)  # makes room for the weights that are read again
         self._save_model(folder)
         self._save_checked = True
@@ -272,21 +255,13 @@ class TreeLearner:
         return [one for one in (self._scores.reference, self._average) if one is not None]
 
     def exchange_average(self) -> None:
-        """Exchange the weights and their average; see `Learner.exchange_average`.
-
-        Raises:
-            ValueError: If there is no average.
-        """
+        """Exchange the weights and their average, which must exist."""
         if self._average is None:
             raise ValueError("there are no averaged weights; set optimizer.ema_decay")
         self._average.exchange()
 
     def reset_reference(self, clear_optimizer: bool) -> None:
-        """Take the current weights as the reference; `clear_optimizer` clears AdamW's moments (ProRL v1).
-
-        Raises:
-            ValueError: If there is no reference.
-        """
+        """Take the current weights as the reference, which must exist; clear AdamW's moments on request (ProRL v1)."""
         if self._scores.reference is None:
             raise ValueError("there is no reference policy to reset; set kl.coefficient above 0")
         self._scores.reference.reset()
@@ -294,10 +269,7 @@ class TreeLearner:
             self._optimizer.state.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state, the number of updates, the nodes per pass and the weights of the snapshots.
-
-        On several ranks `save_pretrained` writes the tensors, and this is the rest.
-        """
+        """Return the state; on several ranks without the tensors, which `save_pretrained` writes."""
         state: dict[str, Any] = {
             "updates": self._updates,
             "max_nodes": self._nodes.value,
@@ -310,11 +282,7 @@ class TreeLearner:
         return {"optimizer": self._optimizer.state_dict(), **state, **snapshots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a result of `state_dict`, of a learner with any number of ranks; see `Learner.load_state_dict`.
-
-        Raises:
-            ValueError: If there is a reference or an average here and none in the state, or one of another model.
-        """
+        """Restore a state; a ValueError says what it lacks, or that it is of another model."""
         state = in_memory(state, self._trained, [one.name for one in self._snapshots])
         for one in self._snapshots:
             if one.name not in state:
@@ -332,11 +300,7 @@ class TreeLearner:
             self._nodes.restrict(state["max_nodes"])
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Load the moments of another run's optimizer; learning rate, warm-up and updates stay those of this run.
-
-        Raises:
-            ValueError: If the moments are of another model.
-        """
+        """Load another run's moments, which must fit the model; learning rate, warm-up and updates stay."""
         own = self._optimizer.state_dict()
         state = in_memory(state, self._trained)
         self._optimizer.load_state_dict(with_moments_of(state["optimizer"], own, self._parameters))
