@@ -7,7 +7,7 @@ import pytest
 
 from brorl.errors import UserError
 from brorl.prompts.prompt import Question
-from brorl.verification.references import check_references
+from brorl.verification.trial import check_references
 
 
 class Unreadable:

@@ -28,7 +28,6 @@ from brorl.runs.response_files import ResponseColumns, find_responses, read_resp
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result, Table
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
-from brorl.verification.references import unreadable_references
 from brorl.verification.rescoring import (
     Agreement,
     RescoredResponse,
@@ -39,6 +38,7 @@ from brorl.verification.rescoring import (
     rescore,
 )
 from brorl.verification.sandbox.pool import Workers
+from brorl.verification.trial import unreadable_references
 from brorl.wording import option
 
 SETTINGS = ("verification.",)

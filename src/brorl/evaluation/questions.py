@@ -17,7 +17,7 @@ from brorl.prompts.layouts.table import reasons
 from brorl.prompts.prompt import Question, drop_asked, split_held_out
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 from brorl.verification.gym.questions import read_gym
-from brorl.verification.references import check_references, unreadable_references
+from brorl.verification.trial import check_references, unreadable_references
 from brorl.verification.verifier import Verifier
 from brorl.wording import of_source
 

@@ -39,9 +39,9 @@ from brorl.training.collect import MOST_STEPS
 from brorl.training.prompts import Prompts, build_prompts
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
 from brorl.verification.grade import Grader
-from brorl.verification.references import unreadable_references
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.thoughts import make_decode
+from brorl.verification.trial import unreadable_references
 
 
 def check_memory(

@@ -82,21 +82,12 @@ def grade(
     decode: Callable[[tuple[int, ...]], str],
     accept_truncated: bool = False,
 ) -> list[list[Verdict]]:
-    """Verify every distinct response of every tree; return the L verdicts of each, aligned with its leaves.
+    """Verify every distinct response of P trees; return the L verdicts of each, aligned with its leaves.
 
     A response that could not be verified is verified again after all others; if that fails too, its verdict is
-    `unverified`.
-
-    Args:
-        prompts: P prompts.
-        trees: P trees, of these prompts.
-        verifiers: The verifier of each domain that occurs.
-        decode: Token ids of a response, end token included, to its text without special tokens.
-        accept_truncated: Verify unfinished responses too. By default they are incorrect with the reason `truncated`.
-
-    Raises:
-        ValueError: If the numbers of trees and prompts differ, a tree belongs to another prompt, or a domain has no
-            verifier.
+    `unverified`. Unfinished responses are incorrect with the reason `truncated`, unless they are accepted. `decode`
+    turns token ids, the end token included, into text without special tokens. A ValueError says that trees and prompts
+    do not match, or that a domain has no verifier.
     """
     _check(prompts, trees, verifiers)
     number_of: dict[Prompt, int] = {}  # a prompt's many tokens are hashed once, not once per response

@@ -22,14 +22,7 @@ KEEP_TIMEOUT_S = 3600.0  # long enough for a step; in a later one, the machine m
 
 
 class VerdictCache:
-    """A bounded memory of verdicts.
-
-    Args:
-        size: Number of distinct pairs of a reference and an answer whose verdicts are kept, 1 or more.
-
-    Raises:
-        ValueError: If the size is below 1.
-    """
+    """A memory of the verdicts on `size` distinct pairs of a reference and an answer, 1 or more."""
 
     def __init__(self, size: int) -> None:
         if size < 1:
@@ -46,10 +39,8 @@ class VerdictCache:
     ) -> list[Verdict]:
         """Verify responses, each distinct pair of a reference and an answer once, and return their verdicts in order.
 
-        Args:
-            items: Pairs of a prompt and a response.
-            find: Returns the answer in a response, or the verdict if the format of the response already decides it.
-            decide: Returns the verdict on each unknown pair, and how long to keep it in seconds; 0 keeps none.
+        `find` returns the answer in a response, or the verdict if its format decides; `decide` the verdict on each
+        unknown pair, and how long to keep it in seconds (0 keeps none).
         """
         verdicts: list[Verdict | None] = []
         own_s: list[float] = []
@@ -80,11 +71,7 @@ class VerdictCache:
         return Verdict(correct, score, answer, reason, 0.0)
 
     def put(self, reference: str, verdict: Verdict, for_s: float = inf) -> None:
-        """Keep a verdict for some seconds.
-
-        Raises:
-            ValueError: If the verdict has no extracted answer, or is unverified.
-        """
+        """Keep a verdict for some seconds; a ValueError says that it has no extracted answer, or is unverified."""
         if verdict.extracted is None or verdict.unverified:
             raise ValueError(f"only verdicts on extracted answers can be kept, got the reason {verdict.reason!r}")
         key = self._key(reference, verdict.extracted)

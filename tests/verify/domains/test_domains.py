@@ -12,9 +12,9 @@ from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
 from brorl.verification.domains import table
 from brorl.verification.grade import grade
-from brorl.verification.references import unreadable_references
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.settings import VerificationSettings
+from brorl.verification.trial import unreadable_references
 from brorl.verification.verifier import TrialResponses
 from run_support import command, save_tiny_model
 

@@ -82,12 +82,7 @@ class ChosenOption(NamedTuple):
 
 
 def choose(response: str, choices: Choices) -> ChosenOption:
-    """Find the option that a response names.
-
-    Args:
-        response: Any string.
-        choices: The options; the right one is not read.
-    """
+    """Find the option that a response, any string, names; the right one is not read."""
     response = without_next_turn(response)
     box = find_last_box(response)
     if box is not None:

@@ -3,14 +3,17 @@ r"""Verifier of the countdown puzzles.
 The answer is an expression of non-negative integers, + - * / and parentheses, which is computed in exact rational
 arithmetic. It may be an equation, `22 = 3*5+7`: each side must have the target as its value, and one must use the
 numbers. The answer is the whole response, or what a mark in it sets off: `<answer>`, a box, `the answer is`. It may
-have the signs of LaTeX. The verifier never calls `eval` and accepts no sign in front of a number, no other operator and
-no other text beside the answer.
+have the signs of LaTeX. The verifier never evaluates a response as code and accepts no sign in front of a number, no
+other operator and no other text beside the answer.
 """
 
+import ast
+import operator
 import re
 import time
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import accumulate
 
 from brorl.prompts.countdown import CountdownPuzzle, is_countdown_reference
 from brorl.prompts.prompt import Prompt
@@ -23,8 +26,9 @@ _MAX_DEPTH = 32  # of nested parentheses
 _SPACES = " \t\n\r"
 # Digits of ASCII alone, and no leading zero.
 _TEXT = re.compile(r"(?:[-+*/() \t\n\r]|(?<![0-9])(?:0|[1-9][0-9]*)(?![0-9]))*")
-_SYMBOL = re.compile(r"[0-9]+|[-+*/()]")
-_OPERATORS = frozenset("+-*/")
+_SYMBOL, _NUMBER = re.compile(r"[0-9]+|[-+*/()]"), re.compile(r"[0-9]+")
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_NODES = (ast.BinOp, ast.Constant, *_OPERATORS)
 
 _NO_EXPRESSION, _TOO_LONG = "not an expression", "too long"
 _MAX_SIDES = 4  # of an equation, after the first
@@ -62,10 +66,7 @@ class CountdownVerifier:
         """Verify one response; `extracted` is the expression without spaces.
 
         The reasons are `correct`, `wrong value 7`, `numbers used do not match`, `division by zero`, `not an
-        expression`, `too long` and `too deep`.
-
-        Raises:
-            ValueError: If the prompt's reference is no countdown puzzle.
+        expression`, `too long` and `too deep`. A ValueError says that the prompt is no countdown puzzle.
         """
         start = time.perf_counter()
         extracted, reason = _verify(CountdownPuzzle.from_reference(prompt.reference), response.strip(_SPACES))
@@ -122,21 +123,15 @@ def _answers(response: str) -> Iterator[str]:
 
 def _verify_expression(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, str]:
     """Return the expression without spaces, None if the text is none, and the reason."""
-    if len(text) > _MAX_CHARACTERS:
-        return None, _TOO_LONG
-    if not _TEXT.fullmatch(text):
-        return None, _NO_EXPRESSION
-    symbols = _SYMBOL.findall(text)
-    try:
-        postfix = _Parser(symbols).postfix
-    except _NotAnExpressionError as error:
-        return None, str(error)
-    extracted = "".join(symbols)
+    found = _read(text)
+    if isinstance(found, str):
+        return None, found
+    extracted = "".join(_SYMBOL.findall(text))
     # The numbers are compared as text before any arithmetic, which keeps all values small.
-    if sorted(symbol for symbol in symbols if symbol.isdigit()) != sorted(map(str, puzzle.numbers)):
+    if sorted(_NUMBER.findall(text)) != sorted(map(str, puzzle.numbers)):
         return extracted, "numbers used do not match"
     try:
-        value = _evaluate(postfix)
+        value = _evaluate(found)
     except ZeroDivisionError:
         return extracted, "division by zero"
     return extracted, CORRECT if value == puzzle.target else f"wrong value {value}"
@@ -144,77 +139,30 @@ def _verify_expression(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, 
 
 def _value(text: str) -> Fraction | None:
     """Return the value of an expression, None if a text is none."""
-    if len(text) > _MAX_CHARACTERS or not _TEXT.fullmatch(text):
-        return None
+    found = _read(text)
     try:
-        return _evaluate(_Parser(_SYMBOL.findall(text)).postfix)
-    except (_NotAnExpressionError, ZeroDivisionError):
+        return None if isinstance(found, str) else _evaluate(found)
+    except ZeroDivisionError:
         return None
 
 
-class _NotAnExpressionError(Exception):
-    """The text is outside of the grammar; the message is the verdict's reason."""
+def _read(text: str) -> ast.expr | str:
+    """Return the syntax tree of an expression, the reason if a text is none."""
+    if len(text) > _MAX_CHARACTERS:
+        return _TOO_LONG
+    if not _TEXT.fullmatch(text):
+        return _NO_EXPRESSION
+    if max(accumulate(1 if symbol == "(" else -1 for symbol in re.findall(r"[()]", text)), default=0) > _MAX_DEPTH:
+        return "too deep"
+    try:
+        tree = ast.parse(" ".join(text.split()), mode="eval").body
+    except SyntaxError:
+        return _NO_EXPRESSION
+    return tree if all(isinstance(node, _NODES) for node in ast.walk(tree)) else _NO_EXPRESSION
 
 
-class _Parser:
-    """The postfix form of an expression.
-
-    Grammar: sum = product {(+|-) product}; product = atom {(*|/) atom}; atom = number | "(" sum ")".
-    """
-
-    def __init__(self, symbols: Sequence[str]) -> None:
-        self.postfix: list[str] = []
-        self._left = ["", *reversed(symbols)]
-        self._sum(_MAX_DEPTH)
-        self._expect("")
-
-    def _sum(self, depth_left: int) -> None:
-        self._product(depth_left)
-        while (sign := self._left[-1]) in ("+", "-"):
-            self._left.pop()
-            self._product(depth_left)
-            self.postfix.append(sign)
-
-    def _product(self, depth_left: int) -> None:
-        self._atom(depth_left)
-        while (sign := self._left[-1]) in ("*", "/"):
-            self._left.pop()
-            self._atom(depth_left)
-            self.postfix.append(sign)
-
-    def _atom(self, depth_left: int) -> None:
-        if self._left[-1].isdigit():
-            self.postfix.append(self._left.pop())
-            return
-        self._expect("(")
-        if depth_left == 0:
-            raise _NotAnExpressionError("too deep")
-        self._sum(depth_left - 1)
-        self._expect(")")
-
-    def _expect(self, symbol: str) -> None:
-        if self._left[-1] != symbol:
-            raise _NotAnExpressionError(_NO_EXPRESSION)
-        self._left.pop()
-
-
-def _evaluate(postfix: Sequence[str]) -> Fraction:
-    """Compute the value with numerators and denominators, which takes a third of the time of fractions."""
-    stack: list[tuple[int, int]] = []
-    for symbol in postfix:
-        if symbol not in _OPERATORS:
-            stack.append((int(symbol), 1))
-            continue
-        (c, d), (a, b) = stack.pop(), stack.pop()
-        match symbol:
-            case "+":
-                stack.append((a * d + c * b, b * d))
-            case "-":
-                stack.append((a * d - c * b, b * d))
-            case "*":
-                stack.append((a * c, b * d))
-            case _:
-                if not c:
-                    raise ZeroDivisionError
-                stack.append((a * d, b * c))
-    return Fraction(*stack.pop())
+def _evaluate(tree: ast.expr) -> Fraction:
+    if isinstance(tree, ast.BinOp):
+        return Fraction(_OPERATORS[type(tree.op)](_evaluate(tree.left), _evaluate(tree.right)))
+    assert isinstance(tree, ast.Constant)
+    return Fraction(tree.value)  # type: ignore[arg-type]

@@ -76,10 +76,7 @@ def _is_between(word: str) -> bool:
 
 
 def denial_before(text: str) -> str:
-    """Return the words at the end of a text that deny what follows it, or name another answer beside it.
-
-    A denial stands in the sentence of the answer, with nothing but words such as `the answer is` between them.
-    """
+    """Return the words at the end of a text that deny what follows it in its sentence, or name another answer."""
     line = text[-_READ_BESIDE:].rpartition("\n")[2].rstrip(_MARKS)
     if not line or line[-1] in ".!?":
         return ""
@@ -180,11 +177,7 @@ def _first_answer(response: str) -> int:
 
 
 def later_answer(after: str, answer: str) -> str | None:
-    r"""Return another answer that the text after an answer names, or words that take it back; None if it stays.
-
-    After `\boxed{42}`, the sentence `The final answer is 43.` names another answer, and `Scratch that.` leaves none.
-    The time is linear in the length of the text.
-    """
+    """Return another answer that a text names (`The final answer is 43.`), or words that take the first one back."""
     tail = after[-_READ_AFTER:]
     markers = list(_LATER.finditer(tail))
     if markers and not denial_before(tail[: markers[-1].end()]):

@@ -42,11 +42,8 @@ class MathVerifier:
     Args:
         pool: The workers that compare, with a limit of wall time for calls that do not stop on their own.
         cache_size: Number of distinct pairs of reference and answer whose verdicts are kept, 1 or more.
-        limit_s: CPU time after which a comparison stops on its own in seconds, above 0; None for half of the pool's
-            timeout. Unlike wall time it does not depend on the load of the machine.
-
-    Raises:
-        ValueError: If an argument is out of its range.
+        limit_s: CPU seconds of a comparison, above 0; None for half of the pool's timeout. Unlike wall time it does not
+            depend on the load of the machine.
     """
 
     def __init__(self, pool: WorkerPool, cache_size: int = 200_000, limit_s: float | None = None) -> None:
@@ -79,11 +76,7 @@ class MathVerifier:
         return self._pool.map(_COMPARE, pairs, self._limit_s)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find the references that cannot be read; each distinct one is read once.
-
-        Raises:
-            LoadError: If workers were lost.
-        """
+        """Find the references that cannot be read, each distinct one once; a LoadError says that workers were lost."""
         doubtful = [r for r in dict.fromkeys(references) if not (_INTEGER.fullmatch(r) or _CHOICE.fullmatch(r))]
         unchecked = [r for r in doubtful if len(r) <= MAX_ANSWER]
         good: set[str] = set()
@@ -110,10 +103,7 @@ def worker_verdict(answer: str, reply: Reply) -> tuple[Verdict, float]:
 
 
 def verify_by_form(reference: str, answer: str | None) -> Verdict | None:
-    """Return the verdict on an answer that needs no mathematics, else None.
-
-    These are a missing or too long answer, equal strings, an integer and an integer or a word, and two choices.
-    """
+    """Return the verdict on a missing or long answer, equal strings, integers, or choices, without mathematics."""
     if answer is None:
         return verdict_of(NO_ANSWER)
     if len(answer) > MAX_ANSWER:

@@ -59,10 +59,7 @@ _PLAIN_UNIT = re.compile(r"\$?[^\S\n]*\$?((?:[^\W\d_]|[°µ])[^\s$,;:!?()]{0,20}
 
 
 def with_sign(before: str, answer: str) -> str:
-    r"""Return an answer with the sign or the operator that stands directly before its box.
-
-    `-\boxed{42}` says -42.
-    """
+    r"""Return an answer with the sign or the operator directly before its box: `-\boxed{42}` says -42."""
     words = f" {before[-_READ:]}".rstrip(" \t\n$({\\").lower()
     if words.endswith(_OPERATIONS):
         return f"{next(name for name in _OPERATIONS if words.endswith(name)).strip()} {answer}"
@@ -91,10 +88,7 @@ def _with_minus(body: str, is_apart: bool, answer: str) -> str:
 
 
 def with_tail(after: str, answer: str) -> tuple[str, int]:
-    r"""Return an answer with the factor or the unit that stands directly after its box, and where that ends.
-
-    `\boxed{42}\%` is a percentage, and `\boxed{10} km/s` has a unit.
-    """
+    r"""Return an answer with the factor or the unit directly after its box, and where that ends: `\boxed{10} km/s`."""
     near = after[:_READ]
     if glued := _GLUED.match(near):
         return answer + glued[0], glued.end()
@@ -217,11 +211,7 @@ def _in_context(text: str, start: int, end: int, answer: str, is_signed: bool = 
 
 
 def tidy(answer: str) -> str:
-    r"""Strip an answer of space, line ends, emphasis, `$`, `\(`, `\[` and a period around it.
-
-    Args:
-        answer: Any string; one of more than 4,000 characters without surplus space keeps what surrounds it.
-    """
+    r"""Strip up to 4,000 characters of space, line ends, emphasis, `$`, `\(`, `\[` and a period around them."""
     text = " ".join(answer.split())
     while len(text) <= _TIDIED:
         before = text

@@ -21,16 +21,9 @@ class _OverrunError(BaseException):
 
 
 def compare(pairs: Sequence[tuple[str, str, float | None]], limit_s: float) -> list[str]:
-    """Compare answers with their references, which are LaTeX or plain text.
+    """Return the reason of the verdict on each reference, answer and tolerance, as `agree` does, or `timeout`.
 
-    Args:
-        pairs: A reference, the answer that was found in a response, and the accepted difference of two numbers,
-            relative to the reference and above 0; None for that of formulas.
-        limit_s: CPU time of this process for each of them in seconds, above 0; C code may exceed it.
-
-    Returns:
-        The reason of each verdict: `correct`, `wrong answer`, `no single answer`, `not parsed`, `reference not parsed`
-        or `timeout`.
+    The limit is CPU time of this process for each of them in seconds, above 0; C code may exceed it.
     """
     return [_within(limit_s, partial(agree, *pair)) or "timeout" for pair in pairs]
 

@@ -39,9 +39,7 @@ class ScienceVerifier:
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses. The verdicts of workers are kept, with the timeouts of their CPU time.
 
-        The reasons of multiple choice are `correct`, `wrong answer`, `no answer`, `not an option` and `several
-        options`. Those of other answers are the first three, `no single answer`, `another unit`, `answer too long`,
-        `not parsed`, `timeout`, `out of memory` and `verifier crashed`.
+        The reasons are those of mathematics, `not an option`, `several options` and `another unit`.
         """
         return self._cache.verify_all(items, _find, self._decide)
 

@@ -223,11 +223,7 @@ def parse_units(text: str) -> tuple[Unit, ...]:
             return ()
         tokens.append((match[1] or match[5], power))
         at = match.end() + (text[match.end() : match.end() + 1] == " ")
-    try:
-        readings = _Parser(tokens).units
-    except _NoUnitError:
-        return ()
-    return tuple(dict.fromkeys(readings))
+    return tuple(dict.fromkeys(_units(tokens)))
 
 
 def _plain_unit(text: str) -> str:
@@ -251,58 +247,31 @@ def with_plain_symbols(text: str) -> str:
     return _RAISED.sub(lambda match: "^" + match[0].translate(_SUPERSCRIPT), text.translate(_SYMBOLS))
 
 
-class _NoUnitError(Exception):
-    """The text is no unit."""
+# Of tokens, whose names are n here.
+_MALFORMED = re.compile(r"^$|(?:^|\()[*)]|[^(]1|1(?!/)|[*/][*/)]|[*/(]$")
 
 
-class _Parser:
-    """The units of tokens.
-
-    Grammar: quotient = ["1" | product] {"/" product}; product = factor {["*"] factor};
-    factor = name | "(" quotient ")".
-    """
-
-    def __init__(self, tokens: list[tuple[str, int]]) -> None:
-        self._left = [("", 1), *reversed(tokens)]
-        self.units = self._quotient()
-        if len(self._left) > 1:
-            raise _NoUnitError
-
-    def _quotient(self) -> list[Unit]:
-        first = self._left[-1][0]
-        if first == "1":
-            self._left.pop()
-            self._expect_slash()
-        units = [ONE] if first in ("1", "/") else self._product()
-        while self._left[-1][0] == "/":
-            self._left.pop()
-            units = _products(units, [_power(unit, -1) for unit in self._product()])
-        return units
-
-    def _expect_slash(self) -> None:
-        if self._left[-1][0] != "/":
-            raise _NoUnitError
-
-    def _product(self) -> list[Unit]:
-        units = self._factor()
-        while (token := self._left[-1][0]) not in ("", "/", ")"):
-            if token == "*":
-                self._left.pop()
-            units = _products(units, self._factor())
-        return units
-
-    def _factor(self) -> list[Unit]:
-        name, power = self._left.pop() if len(self._left) > 1 else ("", 1)
+def _units(tokens: list[tuple[str, int]]) -> list[Unit]:
+    """Return the units of tokens, none if they are no product and quotients of units in brackets."""
+    if _MALFORMED.search("".join(name if name in "*/()1" else "n" for name, _ in tokens)):
+        return []
+    stack = [([ONE], 1)]  # the units of each open bracket, and -1 after a slash
+    for name, power in tokens:
+        units, sign = stack[-1]
         if name == "(":
-            units = self._quotient()
-            closing, power = self._left.pop()
-            if closing != ")":
-                raise _NoUnitError
-            return [_power(unit, power) for unit in units]
-        units = _readings(name, power) if name and name not in "*/)1" else []
-        if not units:
-            raise _NoUnitError
-        return units
+            stack.append(([ONE], 1))
+        elif name == "/":
+            stack[-1] = units, -1
+        elif name not in "*1":
+            factors = _readings(name, power)
+            if name == ")":
+                stack.pop()
+                if not stack:
+                    return []
+                factors = [_power(unit, power) for unit in units]
+                units, sign = stack[-1]
+            stack[-1] = _products(units, [_power(unit, sign) for unit in factors]), sign
+    return stack[0][0] if len(stack) == 1 else []
 
 
 def _readings(name: str, power: int) -> list[Unit]:

@@ -21,7 +21,7 @@ _KEYS = ("correct", "score", "extracted", "reason")
 
 
 class FunctionVerifier:
-    """Verifies responses with a user's function.
+    """Verifies responses with a user's function; a UserError says why it cannot be loaded or called.
 
     Args:
         pool: The workers that call it.
@@ -29,9 +29,6 @@ class FunctionVerifier:
         domain: The domain that it verifies, for error messages.
         as_messages: Whether a reward function with TRL's signature gets completions as lists of messages.
         section: The settings that name it, for error messages.
-
-    Raises:
-        UserError: If the function cannot be loaded, or takes neither two nor three arguments.
     """
 
     def __init__(

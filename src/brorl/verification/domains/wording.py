@@ -41,10 +41,7 @@ def same_words(reference: str, answer: str) -> bool | None:
 
 
 def _words(text: str) -> str | None:
-    r"""Return text of words alone in small letters, without markup, articles and space; None for other text.
-
-    In `\text{...}`, every run of two or more letters is a word.
-    """
+    r"""Return words alone (in `\text{...}` any two letters) in small letters, without markup, articles and space."""
     if len(text) > _MAX_CHARACTERS:
         return None
     plain = " ".join(re.sub(r"[-\u2010\u2011\u2013/]", " ", _MARKUP.sub(" ", text)).split()).strip(" .,;!\"'")
@@ -60,10 +57,7 @@ def _words(text: str) -> str | None:
 
 
 def as_measured(text: str) -> str:
-    """Return a measured value without `pH` before it, a comma before its words, and a second notation in parentheses.
-
-    `36 km/h (10 m/s)` becomes `36 km/h = 10 m/s`, so that both count.
-    """
+    """Return a value without `pH` before it and a comma before its words; `36 km/h (10 m/s)` becomes an equation."""
     text = _COMMA_WORDS.sub(" ", _MOLAR.sub(" mol/L", _ACIDITY.sub("", text)))
     second = _SECOND.fullmatch(text)
     return f"{second[1]} = {second[2]}{second[3]}" if second and parse_unit(second[3]) else text

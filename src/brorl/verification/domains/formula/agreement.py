@@ -70,13 +70,10 @@ _ROUNDING = Fraction(1, 1_000_000)  # the least tolerance of numbers that are no
 
 
 def agree(reference: str, answer: str, tolerance: float | None = None) -> str:
-    """Return the reason of the verdict on an answer.
+    """Return the reason of the verdict on an answer; reference and answer are LaTeX or plain text.
 
-    Args:
-        reference: The right answer, as LaTeX or plain text.
-        answer: The answer of a response.
-        tolerance: Accepted difference of two measured numbers, relative to the reference, at least a millionth unless
-            both are whole; None for the digits that decimals have.
+    The tolerance is the accepted difference of two measured numbers, relative to the reference, at least a millionth
+    unless both are whole; None for the digits that decimals have.
     """
     if choice := labeled(reference):
         return _agree_with_choice(*choice, answer, tolerance)
@@ -129,12 +126,7 @@ def _has_words(text: str) -> bool:
 
 
 class Comparison:
-    """Compares forms.
-
-    Args:
-        is_complex: Whether the letter i is the imaginary unit.
-        tolerance: As in `agree`.
-    """
+    """Compares forms, with the tolerance of `agree`; `is_complex` says whether the letter i is the imaginary unit."""
 
     def __init__(self, is_complex: bool, tolerance: Fraction | None) -> None:
         self._is_complex, self._tolerance = is_complex, tolerance

@@ -116,11 +116,7 @@ def is_decimal(expression: Expression) -> bool:
 
 
 def exact(expression: Expression) -> Fraction | None:
-    """Return the value of a rational expression without variables; None if it is no such, or too large.
-
-    Raises:
-        UndefinedError: If it has no value.
-    """
+    """Return the value of a rational expression without variables; None if it is no such, or too large."""
     if isinstance(expression, Number):
         return expression.value
     if isinstance(expression, Symbol):
@@ -194,14 +190,9 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
 
 
 def evaluate(expression: Expression, point: Point) -> Any:
-    """Return the value of an expression at the working precision of mpmath.
+    """Return the value of an expression at the working precision of mpmath, with values of its variables.
 
-    Args:
-        expression: The expression.
-        point: The value of each of its variables.
-
-    Raises:
-        UndefinedError: If it has no finite value, or none that can be computed within the bounds.
+    An UndefinedError says that it has no finite value, or none that can be computed within the bounds.
     """
     try:
         value = _evaluate(expression, point)
@@ -379,11 +370,7 @@ Form = Number | Symbol | Apply | Quantity | Text | Bracketed | Listing | Relatio
 
 
 def to_expression(form: Form) -> Expression:
-    """Return a form that is an expression; letters that may be a unit are variables.
-
-    Raises:
-        UnreadableError: If it is another form.
-    """
+    """Return a form that is an expression, else an UnreadableError; letters that may be a unit are variables."""
     if isinstance(form, Quantity) and form.product is not None:
         return form.product
     if isinstance(form, Expression):

@@ -152,10 +152,7 @@ def same_name(right: str, given: Form) -> bool:
 
 
 def assigned(form: Form) -> dict[str, Form] | None:
-    """Return the values of several names in their order; None if there are none.
-
-    They are those of `x = 1, y = 2`, `(x,y) = (1,2)` or `x = y = 1`.
-    """
+    """Return the values of several names, of `x = 1, y = 2`, `(x,y) = (1,2)` or `x = y = 1`; None if there are none."""
     if isinstance(form, Relation) and len(form.sides) > 2 and set(form.signs) == {"="}:
         *several, value = form.sides
         form = Listing(tuple(Relation((one, value), ("=",)) for one in several if isinstance(one, Symbol)), ",")
@@ -197,10 +194,7 @@ def domain_of(item: Form) -> tuple[str, str] | None:
 
 
 def without_conditions(form: Listing) -> list[Form]:
-    """Return items without those that say where a variable of another one lies; that variable gets one name.
-
-    It keeps its own name if an item is its value, as in `n = 3` and `f(n) = 2n`.
-    """
+    r"""Return items without `k \in \mathbb{Z}`, whose variable gets one name unless an item is its value: `n = 3`."""
     domains = [domain_of(item) for item in form.items]
     free = [variables_of(item) for item in form.items]
     dropped = [
@@ -249,11 +243,7 @@ def with_argument(right: Form, given: Relation) -> Relation:
 
 
 def between(items: Sequence[Form], last: Form) -> list[Form]:
-    r"""Return what dots stand for in `1, 2, \ldots, 10`; two first numbers say a step of one alone.
-
-    Raises:
-        UnreadableError: If the items are no whole numbers with one step up to the last one.
-    """
+    r"""Return what dots stand for in `1, 2, \ldots, 10`, whole numbers in steps; two numbers say a step of one."""
     numbers = [item.value for item in (*items, last) if isinstance(item, Number) and item.value.denominator == 1]
     steps = {other - one for one, other in pairwise(numbers[:-1])} or {Fraction(1)}
     step = steps.pop()

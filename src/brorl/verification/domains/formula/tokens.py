@@ -124,11 +124,7 @@ _MAX_TOKENS = 4_000
 
 
 def tokenize(text: str) -> list[Token]:
-    """Return the tokens of a text.
-
-    Raises:
-        UnreadableError: If a text group does not close, or the text has a character that no formula has.
-    """
+    """Return the tokens of a text; an UnreadableError says that a text group does not close."""
     text = _CHOSEN.sub(r"\\binom{\1\2\3}{\4\5}", _GLUED_SPACE.sub(r"\\quad ", in_latex(text)))
     text = _SPELLED_MARK.sub(lambda match: f"\\{_MARK_OF.get(match[1], match[1])} ", text)
     return _Lexer(_LONE.sub(r"\1", _OF_DAY.sub(r"\1\2", text))).tokens

@@ -45,13 +45,7 @@ def variables(expression: Expression) -> frozenset[str]:
 
 
 def same_value(right: Expression, given: Expression, is_complex: bool = False) -> bool:
-    """Whether two expressions are equal wherever the first has a real value.
-
-    Args:
-        right: The reference.
-        given: The answer.
-        is_complex: Whether the letter i is the imaginary unit.
-    """
+    """Whether two expressions are equal wherever the first has a real value; i may be the imaginary unit."""
     return any(
         _same(right, given, {**({IMAGINARY: mp.mpc(0, 1)} if is_complex else {}), LOG: base})
         for base in ([mp.e, mp.mpf(10)] if has_log(right, given) else [mp.e])

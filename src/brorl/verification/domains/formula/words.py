@@ -66,10 +66,7 @@ _MAX_WORDS = 6
 
 
 def noun_of(text: str) -> str | None:
-    """Return what is counted, as one word in the singular; None if the words after a number are no noun.
-
-    It is empty for words such as `square units`.
-    """
+    """Return what is counted, as one word in the singular, empty for `square units`; None if words are no noun."""
     if text in CURRENCIES:
         return CURRENCIES[text]
     base = _POWER.sub("", text)

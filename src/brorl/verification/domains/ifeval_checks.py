@@ -63,11 +63,10 @@ def _tokens(piece: str) -> list[str]:
 
 
 def count_sentences(text: str) -> int:
-    """Return the number of sentences; text after the last end of a sentence is one if it has a letter.
+    """Return the number of runs with a letter that end with `.`, `!` or `?` before white space, or with the text.
 
     The original counts with NLTK, whose model of sentences is a download. It counts `???` as three sentences and `1.`
-    as one, which a policy finds within a few steps. Here a sentence ends with `.`, `!` or `?` before white space, and
-    it has a letter.
+    as one, which a policy finds within a few steps.
     """
     count, has_letter = 0, False
     for token, following in pairwise(chain(text.split(), [""])):
@@ -103,11 +102,7 @@ _READ_CHARACTERS = 10_000
 
 
 def require_langdetect() -> None:
-    """Check that langdetect is installed, without importing it.
-
-    Raises:
-        UserError: If it is not.
-    """
+    """Raise a UserError if langdetect is not installed, without importing it."""
     if find_spec("langdetect") is None:
         raise UserError(
             "the data has instructions about languages, which need the package langdetect; run: pip install "
@@ -116,15 +111,11 @@ def require_langdetect() -> None:
 
 
 def detect(text: str) -> str | None:
-    """Return the code of the language, None if the text has no letters of a known language.
+    """Return the code of the language of the first 10,000 characters; None without letters of a known language.
 
     langdetect draws random numbers. Here every detection starts from the same seed, and its profiles are loaded in the
-    order of their names, so a text has one language on every machine. It ignores words in capitals, so a text in
-    capitals is detected in lower case. A text whose language cannot be detected, such as `123`, follows no instruction
-    about languages; the original accepts it for every language.
-
-    Args:
-        text: Any string; the first 10,000 characters are read.
+    order of their names. It ignores words in capitals, so a text in capitals is detected in lower case. A text such as
+    `123` follows no instruction about languages; the original accepts it for every language.
     """
     text = text[:_READ_CHARACTERS]
     return _detect(text.lower() if text.isupper() else text)
