@@ -1,18 +1,24 @@
-"""Grading: verdicts aligned with leaves, one call of the verifier per distinct text."""
+"""Grading: verdicts aligned with leaves, one call of the verifier per distinct text, also from several threads."""
 
+import re
+import threading
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
-from brorl.verdict import Verdict
+from brorl.verdict import UNVERIFIED, Verdict, is_failure, is_unverified, unverified_verdict
 from brorl.verification.domains.countdown import CountdownVerifier
-from brorl.verification.grade import grade
+from brorl.verification.grade import Grader, grade, has_format
+from each_row import each_row
 
 EOS = 0
 
@@ -166,3 +172,84 @@ def test_mistakes_of_the_caller_are_named() -> None:
 def test_a_verdict_refuses_numbers_that_would_poison_a_mean(score: float, seconds: float) -> None:
     with pytest.raises(ValueError, match="must be"):
         Verdict(True, score, None, "correct", seconds)
+
+
+def test_an_unverified_verdict_has_no_outcome():
+    verdict = unverified_verdict("a worker was lost", 0.5)
+    assert verdict == Verdict(False, 0.0, None, "unverified: a worker was lost", 0.5)
+    assert verdict.unverified
+    assert not is_failure(verdict.reason)
+
+
+@pytest.mark.parametrize("reason", ["correct", "wrong answer", "timeout", "unverifiedly", "not unverified: x", ""])
+def test_any_other_reason_is_a_verdict(reason):
+    assert not is_unverified(reason)
+    assert not Verdict(False, 0.0, None, reason, 0.0).unverified
+
+
+@pytest.mark.parametrize(("correct", "score"), [(True, 0.0), (False, 0.5), (True, 1.0)])
+@pytest.mark.parametrize("reason", [UNVERIFIED, f"{UNVERIFIED}: no memory"])
+def test_an_unverified_response_cannot_be_scored(reason, correct, score):
+    with pytest.raises(ValueError, match="must not be correct and must have the score 0"):
+        Verdict(correct, score, None, reason, 0.0)
+
+
+class Unsafe:
+    """Notices a second thread, which it invites by waiting in every call."""
+
+    def __init__(self) -> None:
+        self.inside = self.together = 0
+        self._pause = threading.Event()
+
+    def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+        self.inside += 1
+        self.together = max(self.together, self.inside)
+        self._pause.wait(0.005)
+        self.inside -= 1
+        return [Verdict(text == "4", float(text == "4"), text, "correct" if text == "4" else "wrong", 0.0)
+                for _, text in items]  # fmt: skip
+
+
+def test_threads_take_turns_and_get_their_own_verdicts() -> None:
+    """Also through a copy of the grader, which has the same verifiers."""
+    prompt, verifier = Prompt("p", "2 + 2", (1,), "4", "sum"), Unsafe()
+    grader = Grader({"sum": verifier}, lambda tokens: str(tokens[0]), RewardShaping())  # type: ignore[dict-item]
+    graders = [grader, replace(grader, max_new_tokens=1)]
+
+    def verdict(number: int) -> bool:
+        tree = RolloutTree.from_responses((1,), [(number % 8,)] * 2)
+        (found,) = graders[number % 2].verify([prompt], [tree])
+        return bool(found.correct_L[0])
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(verdict, range(16))) == [number % 8 == 4 for number in range(16)]
+    assert verifier.together == 1
+
+
+THINK = r"<think>.+</think>\s*\\boxed\{[^}]*\}"
+
+
+@each_row(
+    ("text", "wanted"),
+    [
+        ("<think>a</think>\\boxed{3}", True),
+        ("  <think>a\nb</think>\n\n\\boxed{3}\n", True),
+        ("so <think>a</think>\\boxed{3}", False),
+        ("<think>a</think>\\boxed{3} indeed", False),
+        ("<think></think>\\boxed{3}", False),
+        ("", False),
+    ],
+)
+def test_the_whole_text_counts(text: str, wanted: bool) -> None:
+    assert has_format(text, THINK) is wanted
+
+
+@given(st.text(alphabet="ab \n", max_size=12))
+def test_it_agrees_with_the_standard_library(text: str) -> None:
+    pattern = r"a.*b+"
+    assert has_format(text, pattern) == bool(re.fullmatch(pattern, text.strip(), re.DOTALL))
+
+
+def test_a_pattern_that_never_comes_to_an_end_does_not_match() -> None:
+    assert not has_format("a" * 5_000 + "b", r"(a|aa)+(a|aa)+(a|aa)+(a|aa)+c")
+    assert has_format("aaa", r"(a|aa)+")

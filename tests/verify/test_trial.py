@@ -1,5 +1,6 @@
 """A trial gives a verifier one response that is right and one that is wrong, and tells which verdicts it got."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,12 @@ import pytest
 from brorl.api.check import check_trial
 from brorl.errors import UserError
 from brorl.prompts.countdown import CountdownPuzzle, countdown_puzzles
-from brorl.prompts.prompt import Prompt
+from brorl.prompts.prompt import Prompt, Question
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.domains.math import MathVerifier
 from brorl.verification.domains.user_function import FunctionVerifier
 from brorl.verification.sandbox.pool import WorkerPool
-from brorl.verification.trial import try_verifier
+from brorl.verification.trial import check_references, try_verifier
 
 
 def prompts(domain: str, *references: str) -> list[Prompt]:
@@ -79,3 +80,28 @@ def test_functions_of_the_user(pool: WorkerPool, tmp_path: Path) -> None:
         UserError, match="failed on the response `b` to question mine:0: verifier raised ZeroDivisionError"
     ):
         check_trial(trials["fails"])
+
+
+class Unreadable:
+    """A verifier that can read no reference."""
+
+    def check_references(self, references: Sequence[str]) -> dict[str, str]:
+        return dict.fromkeys(references, "has malformed tests")
+
+
+@pytest.mark.parametrize(
+    ("domain", "before", "is_part"),
+    [("code", "", False), ("gym", "", False), ("ifeval", "", False), ("science", '{"answer": ', False),
+     ("mine", '{"a": ', False), ("science", "The answer is ", True), ("math", "{1, ", True), ("math", "", True),
+     ("science", "", True), ("mine", "", True)],
+)  # fmt: skip
+def test_the_advice_on_references_fits_the_domain(domain: str, before: str, is_part: bool) -> None:
+    """JSON text, which a set of mathematics is not, is never the last part of an answer."""
+    for number, counted in ((1, "1 such answer)"), (3, "3 such answers)")):
+        questions = [Question(f"rows:{place}", "?", f"{before}{place}", domain) for place in range(number)]
+        with pytest.raises(UserError, match="has malformed tests") as error:
+            check_references({domain: Unreadable()}, questions)  # type: ignore[dict-item]
+        assert counted in str(error.value)
+        assert "verification.functions" in str(error.value)
+        assert ("set data.sources[].answer_after to the text before the answer" in str(error.value)) == is_part
+        assert ("data.sources[].layout" in str(error.value)) == (not is_part)

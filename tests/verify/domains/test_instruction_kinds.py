@@ -181,28 +181,6 @@ def test_linear_searches_find_what_the_patterns_find(kind: str, rng: np.random.G
     assert seen == {True, False}
 
 
-HOSTILE = {
-    "spaces": " " * 1_000_000, "line ends": "\n" * 1_000_000, "stars": "*" * 1_000_000, "words": "ab " * 350_000,
-    "letters": "a" * 1_000_000, "capitals": "A'" * 500_000, "open titles": "<<" * 500_000,
-    "closed titles": ">>" * 500_000,
-    "open brackets": "[" * 1_000_000, "pairs of brackets": "[]" * 500_000, "braces": "{" * 1_000_000,
-    "quotes": '"' * 1_000_000, "backslashes": '"' + "\\" * 999_999, "digits": "1" * 1_000_000, "dots": "." * 1_000_000,
-    "marks": "!?" * 500_000, "marks and letters": "a.!" * 350_000, "dotted": "a." * 500_000, "spaced": "a. " * 350_000,
-    "spaces and stars": " *" * 500_000, "lines of spaces": " \n" * 500_000, "bullets": "\n* a" * 250_000,
-    "sections": "Section " * 120_000,
-    "p": "p." * 500_000, "p and spaces": "p. " * 350_000, "commas": "," * 1_000_000, "NUL": "\x00" * 1_000_000,
-    "surrogates": "\ud800" * 1_000_000, "marks on letters": "e\u0301" * 500_000, "emoji": "🦊" * 1_000_000,
-    "mail": "a@" * 500_000,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_texts_end(name: str) -> None:
-    # `test_linear_time.py` takes their time.
-    for kind, arguments, *_ in TEXTS + (LANGUAGE_TEXTS if find_spec("langdetect") else []):
-        assert CHECKS[kind](HOSTILE[name][:50_000], **Instruction(kind, arguments).arguments) in (True, False)
-
-
 @pytest.mark.parametrize("text", ["", " ", "\n\t\x0b", "\u2028", "\u3000"])
 def test_an_empty_text_follows_nothing(text: str) -> None:
     given = [(kind, arguments) for kind, arguments, *_ in TEXTS if kind not in LANGUAGE_KINDS]

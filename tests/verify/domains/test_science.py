@@ -1,4 +1,4 @@
-r"""Scientific answers: options, numbers with units against exact fractions, formulas by math-verify."""
+"""Scientific answers: numbers with units against exact fractions, and chemistry by hand."""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -9,8 +9,11 @@ import pytest
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.science import Choices, MeasuredAnswer
 from brorl.verdict import Verdict
+from brorl.verification.domains.chemistry import same_chemistry
 from brorl.verification.domains.science import ScienceVerifier
 from brorl.verification.sandbox.pool import WorkerPool
+from case_tables import table
+from each_row import each_row
 
 CHOICES = Choices(("helium", "neon", "argon", "krypton"), 1)
 GRAVITY = MeasuredAnswer("9.81 m/s^2", 0.05).to_text()
@@ -25,17 +28,6 @@ def pool() -> Iterator[WorkerPool]:
 def verify(pool: WorkerPool, *pairs: tuple[str, str]) -> list[Verdict]:
     items = [(Prompt(str(at), "?", (1,), reference, "science"), answer) for at, (reference, answer) in enumerate(pairs)]
     return ScienceVerifier(pool).verify_all(items)
-
-
-@pytest.mark.parametrize(
-    ("response", "correct", "reason"),
-    [("Answer: B", True, "correct"), (r"\boxed{neon}", True, "correct"), ("Answer: A", False, "wrong answer"),
-     (r"\boxed{A or B}", False, "not an option"), (r"\boxed{E}", False, "not an option"), ("Hm.", False, "no answer"),
-     (r"\boxed{A} or \boxed{B}", False, "several options")],
-)  # fmt: skip
-def test_choices(pool: WorkerPool, response: str, correct: bool, reason: str) -> None:
-    [found] = verify(pool, (CHOICES.to_text(), response))
-    assert (found.correct, found.score, found.reason) == (correct, float(correct), reason)
 
 
 def test_empty_and_long_answers_are_wrong(pool: WorkerPool) -> None:
@@ -59,27 +51,14 @@ def test_tolerance_against_fractions(pool: WorkerPool, rng: np.random.Generator)
 
 
 @pytest.mark.usefixtures("no_own_time")
-def test_equal_calls_are_made_once_and_order_is_kept(pool: WorkerPool) -> None:
-    pairs = [
-        ("x+1", r"\boxed{1+x}"),
-        (CHOICES.to_text(), "B"),
-        ("x+1", r"\boxed{x+2}"),
-        ("x+1", r"\boxed{1+x}"),
-        ("5 m", ""),
-    ]
-    found = verify(pool, *pairs)
-    assert [verdict.correct for verdict in found] == [True, True, False, True, False]
-    assert found[3].seconds == 0.0
-
-
-@pytest.mark.usefixtures("no_own_time")
-def test_verdicts_of_math_verify_are_kept(pool: WorkerPool) -> None:
+def test_equal_calls_are_made_once_and_kept_in_order(pool: WorkerPool) -> None:
+    pairs = [("x+1", r"\boxed{1+x}"), (CHOICES.to_text(), "B"), ("x+1", r"\boxed{x+2}"), ("x+1", r"\boxed{1+x}")]
     verifier = ScienceVerifier(pool)
-    items = [(Prompt("0", "?", (1,), "x+1", "science"), response) for response in (r"\boxed{1+x}", r"\boxed{x+2}")]
+    items = [(Prompt("q", "?", (1,), reference, "science"), answer) for reference, answer in (*pairs, ("5 m", ""))]
     first, again = verifier.verify_all(items), verifier.verify_all(items)
-    assert [verdict.correct for verdict in again] == [True, False]
-    assert all(verdict.seconds > 0 for verdict in first)
-    assert [verdict.seconds for verdict in again] == [0, 0]
+    assert [v.correct for v in first] == [v.correct for v in again] == [True, True, False, True, False]
+    assert first[0].seconds > 0
+    assert [v.seconds for v in (first[3], *again)] == [0.0] * 6
 
 
 def test_bad_references_are_found_before_training(pool: WorkerPool) -> None:
@@ -106,12 +85,16 @@ def test_trial_responses(pool: WorkerPool, reference: str) -> None:
     assert not any(verdict.correct for verdict in wrong)
 
 
-def test_any_text_has_a_verdict(pool: WorkerPool, rng: np.random.Generator) -> None:
-    pieces = ["5", " m", "/s", "^", "{", "}", r"\boxed{", r"\text{", "answer is ", "e", "9" * 30, ".", "-",
-    "\N{MULTIPLICATION SIGN}", "⁸",
-    "°", "\x00", "\ud800",
-              "µ", ",", "10^{", "=", " "]  # fmt: skip
-    for reference in ("5 m", "5", GRAVITY, CHOICES.to_text()):
-        responses = ["".join(rng.choice(pieces, size=int(rng.integers(0, 12)))) for _ in range(60)]
-        one, other = (verify(pool, *((reference, response) for response in responses)) for _ in range(2))
-        assert [(v.correct, v.reason) for v in one] == [(v.correct, v.reason) for v in other]
+@each_row(*table(__file__, "the_same_in_other_notation"))
+def test_the_same_in_other_notation(reference: str, answer: str) -> None:
+    assert same_chemistry(reference, answer) is True
+
+
+@each_row(*table(__file__, "others"))
+def test_others(reference: str, answer: str) -> None:
+    assert same_chemistry(reference, answer) is False
+
+
+@each_row(*table(__file__, "letters_of_physics_are_no_chemistry"))
+def test_letters_of_physics_are_no_chemistry(reference: str) -> None:
+    assert same_chemistry(reference, reference) is None

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from brorl.verification.domains.formula.agreement import agree
+from brorl.verification.domains.science import as_measured
 from brorl.verification.domains.units import conversions, parse_unit, parse_units
-from brorl.verification.domains.wording import as_measured
 from case_tables import table
 from each_row import each_row
 

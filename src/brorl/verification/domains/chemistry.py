@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from brorl.verification.domains.formula.tokens import in_latex
+
 _ELEMENTS: dict[str, str] = dict(
     re.findall(
         r"(\S+) (\S+)",
@@ -52,10 +54,6 @@ _WRITTEN = tuple(
         (r"_\s*\{\s*(\d+)\s*\}|_\s*(\d)", r"\1\2"),
     )
 )
-_DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
-_SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
-
 _FONT = re.compile(r"\\(?:ce|text|textrm|textbf|mathrm|mathbf|operatorname|rm|mathsf|left|right)(?![a-zA-Z])")
 _LEFT_SIDE = re.compile(r"^[^=<>]{1,40}(?<!<)=(?!>)")
 _ELEMENT = "(?:" + "|".join(sorted(_ELEMENTS, key=len, reverse=True)) + ")"
@@ -97,8 +95,7 @@ def _chemical_text(text: str) -> str | None:
     """Return chemistry in one notation; None for other text."""
     if len(text) > _MAX_CHARACTERS:
         return None
-    text = text.translate(_DIGITS)
-    text = _SUPERSCRIPT.sub(lambda match: "^{" + match[0].translate(_RAISED) + "}", text)
+    text = in_latex(text)
     bare = _FONT.sub("", text).strip(" .{}$")
     if _HYBRID.fullmatch(re.sub(r"[{}^]", "", bare)):
         return re.sub(r"[{}^]", "", bare)

@@ -121,10 +121,12 @@ _VALUE = re.compile(
     r"\$\$?([^$]{1,200})\$|\\\((.{1,200}?)\\\)|"
     r"\**(-?\(?[A-J]\)?(?![\w'])|-?[\d.]*\d[\d.,/]*(?<![.,])(?:\\?%)?|-?\\frac\{[^{}]*\}\{[^{}]*\})"
 )
-_RETRACTION = re.compile(
-    r"\b(?:on second thoughts?|i (?:hereby |now |must |have to )?(?:retract|withdraw|take (?:that|it|this) back)|"
-    r"(?:scratch|strike|disregard|ignore) (?:that|this|it|my|the (?:above|previous|last|boxed))\b|no,? wait|oops|"
-    r"my mistake|never ?mind|sorry|i meant|i was (?:wrong|mistaken))\b",
+_TAKEN_BACK = re.compile(
+    r"(?:^|[.!?\n\u2014-])[\s*]{0,3}(?:(?:but|oh|hmm+|and|no)\b,? )?"
+    r"(?:(?:wait|actually(?!,? this\b)|correction|sorry|oops|on second thoughts?)\b|no(?=[,.!;:]))|"
+    r"\b(?:i was (?:wrong|mistaken)|my mistake|made an? (?:mistake|error)|let me (?:re\w+|check)|never ?mind|i meant|"
+    r"i (?:hereby |now |must |have to )?(?:retract|withdraw|take (?:that|it|this) back)|no,? wait|oops|sorry|"
+    r"(?:scratch|strike|disregard|ignore) (?:that|this|it|my|the (?:above|previous|last|boxed)))\b",
     re.IGNORECASE,
 )
 _SKELETON = re.compile(
@@ -185,7 +187,7 @@ def later_answer(after: str, answer: str) -> str | None:
         text = next((group for group in value.groups() if group), "") if value else ""
         if text and not _is_same_writing(answer, text):
             return text
-    found = _RETRACTION.search(after[:_READ_AFTER])
+    found = _TAKEN_BACK.search(after[:_READ_AFTER])
     rest = _SKELETON.sub("", after[found.end() : _READ_AFTER]) if found else ""
     return found[0] if found and _SKELETON.sub("", answer) not in rest else None
 
@@ -201,16 +203,9 @@ def _is_same_writing(answer: str, later: str) -> bool:
 OPENING, CLOSING = "<answer>", "</answer>"
 
 _MAX_MARKS = 8  # around each other
-_LABEL = re.compile(
-    r"(?:(?:so|thus|hence|therefore),? )?(?:(?:the|my) )?(?:(?:final|correct) )?(?:answer|result|solution|output)\s*"
-    r"(?:is\b\s*:?|:|=)\s*",
-    re.IGNORECASE,
-)
-_MAX_CORRECTION = 2_000
-_CORRECTION = re.compile(
-    r"(?:^|[.!?\n\u2014-])[\s*]{0,3}(?:(?:but|oh|hmm+|and|no)\b,? )?"
-    r"(?:(?:wait|actually|correction|sorry|oops|on second thought)\b|no(?=[,.!;:]))|"
-    r"\b(?:I was wrong|my mistake|made an? (?:mistake|error)|let me (?:re\w+|check))\b",
+LABEL = re.compile(
+    r"(?:(?:so|thus|hence|therefore),? )?(?:(?:the|my),? )?(?:(?:final|correct|right) )?"
+    r"(?:answer|ans|result|solution|output)\b\s*(?:is\b\s*:?|:|=)\s*",
     re.IGNORECASE,
 )
 _VARIABLE = re.compile(r"[A-Za-z]\s*=\s*(?=[-+.\d/]+$)")
@@ -223,7 +218,7 @@ _AROUND = (
 
 def is_taken_back(after: str) -> bool:
     """Whether the text after an answer takes it back: `Wait, that is wrong`."""
-    return _CORRECTION.search(after[:_MAX_CORRECTION]) is not None
+    return _TAKEN_BACK.search(after[:_READ_AFTER]) is not None
 
 
 def find_answer(response: str) -> str | None:
@@ -269,7 +264,7 @@ def _without_mark(text: str) -> str | None:
             and (closing == "**" or closing not in inner.replace("\\" + closing, ""))
         ):
             return inner
-    label = _LABEL.match(text) or _VARIABLE.match(text)
+    label = LABEL.match(text) or _VARIABLE.match(text)
     if label and label.end() < len(text):
         return text[label.end() :]
     return text[:-1] if text.endswith((".", "!")) and len(text) > 1 and not text.endswith("..") else None

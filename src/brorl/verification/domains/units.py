@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from brorl.verification.domains.formula.tokens import in_latex, listed
+
 BASES = ("m", "kg", "s", "A", "K", "mol", "cd", "rad", "month", "bel", "bit", "eq", "Bq", "Sv", "dollar")
 RADIAN, MONTH, SECOND = BASES.index("rad"), BASES.index("month"), BASES.index("s")
 MONTH_S = Fraction("30.4375") * 86_400
@@ -75,8 +77,7 @@ def _defined(definition: str) -> Unit:
 
 # Short symbols and names that people give an s, and write in capitals.
 _PLURALS = frozenset(
-    re.findall(
-        r"\S+",
+    listed(
         "bar bit cal cc cm cup day erg gal gm hr kg km lb lbf mg min ml mm mol ohm oz pt qt rad rev sec ton wk yr yd",
     )
 )
@@ -188,18 +189,6 @@ _SPELLED = tuple(
         (r"(?<=[a-z])\.", ""),
     )
 )
-_SYMBOLS = str.maketrans(
-    {
-        "\N{MINUS SIGN}": "-", "\N{HYPHEN}": "-", "\N{NON-BREAKING HYPHEN}": "-",
-        "\N{MULTIPLICATION SIGN}": "*", "\N{MIDDLE DOT}": "*", "\N{DOT OPERATOR}": "*", "\N{BULLET}": "*",
-        "\N{GREEK SMALL LETTER MU}": "\N{MICRO SIGN}", "\N{GREEK CAPITAL LETTER OMEGA}": "\N{OHM SIGN}",
-        "\N{ANGSTROM SIGN}": "Å", "\N{DEGREE CELSIUS}": "°C", "\N{DEGREE FAHRENHEIT}": "°F",
-        "\N{DIVISION SLASH}": "/", "\N{FRACTION SLASH}": "/", "\N{NO-BREAK SPACE}": " ", "\N{THIN SPACE}": " ",
-        "\N{NARROW NO-BREAK SPACE}": " ", "\N{KELVIN SIGN}": "K", "\N{PER MILLE SIGN}": "‰",
-    }
-)  # fmt: skip
-_SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
-_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _EXPONENT = r"(?:\s?\^\s?(?:([-+]?\d{1,2})|\(\s?([-+]?\d{1,2})\s?\))|(-?\d{1,2}))?"
 _TOKEN = re.compile(rf"(°[CFR](?![a-zA-Z])|[^\W\d_]+|[°%‰)]){_EXPONENT}|([*/(]|1(?![\d.]))")
 
@@ -236,15 +225,10 @@ def _plain_unit(text: str) -> str:
 
 def without_markup(text: str) -> str:
     """Return plain text or LaTeX without commands and braces, and with single spaces."""
-    text = with_plain_symbols(text)
+    text = in_latex(text)
     for pattern, written in _WRITTEN:
         text = pattern.sub(written, text)
     return _SPACE.sub(" ", _MARKUP.sub("", _SPACE.sub(" ", text))).strip()
-
-
-def with_plain_symbols(text: str) -> str:
-    """Return a text with `^2` for a raised 2, and with one sign each for minus, times, micro and ohm."""
-    return _RAISED.sub(lambda match: "^" + match[0].translate(_SUPERSCRIPT), text.translate(_SYMBOLS))
 
 
 # Of tokens, whose names are n here.
@@ -306,7 +290,7 @@ def _symbol(text: str) -> Unit | None:
     return named(text) if base in _GLUED else None
 
 
-_GLUED = frozenset(re.findall(r"\S+", "m g s A K mol N Pa J W C V F T L l Hz h eV H \N{OHM SIGN} lb ft °C rad"))
+_GLUED = frozenset(listed("m g s A K mol N Pa J W C V F T L l Hz h eV H \N{OHM SIGN} lb ft °C rad"))
 
 
 def _products(ones: list[Unit], others: list[Unit]) -> list[Unit]:

@@ -17,10 +17,8 @@ from brorl.verification.domains.formula.expressions import (
     Expression,
     Form,
     Listing,
-    Matrix,
     Number,
     Quantity,
-    Ratio,
     Relation,
     Symbol,
     Text,
@@ -47,13 +45,11 @@ from brorl.verification.domains.formula.names import (
 )
 from brorl.verification.domains.formula.normal import (
     along_axes,
-    are_opposed,
     at_point,
     converted,
     members_of,
     normal,
     percent_of,
-    same_ratio,
     with_constant,
 )
 from brorl.verification.domains.formula.regions import is_equation, region_of, turned
@@ -152,9 +148,10 @@ class Comparison:
             return self._same_relation(right, given)
         if isinstance(given, Relation):
             return self._says(right, given)
-        if are_opposed(right, given):
-            return False
         members = members_of(right), members_of(given)
+        joints = {form.joint for form in (right, given) if isinstance(form, Listing)}
+        if joints == {"and", "or"} and any(isinstance(item, Text) for item in members[0] or ()):
+            return False
         if members[0] is not None and members[1] is not None:
             return self._same_members(members[0], members[1])
         return self._same_kind(right, given)
@@ -185,39 +182,24 @@ class Comparison:
         return letters is not None and isinstance(other, Expression) and self._same_value(letters, other)
 
     def _same_kind(self, right: Form, given: Form) -> bool:
-        match right, given:
-            case Based(), Based():
-                return right == given
-            case Based(digits, _), Number(value, False):
-                return digits == str(value)
-            case Ratio(), Ratio():
-                return same_ratio(right, given)
-            case Ratio((one, other), False), Number() | Symbol() | Apply():
-                return self._same_value(Apply("/", (one, other)), given)
-            case Combined(sign, parts), Combined(other_sign, other_parts):
-                return sign == other_sign and self._same_members(parts, other_parts)
-            case Matrix(), Matrix():
-                return self._same_matrix(right, given)
-            case _:
-                return self._same_parts(right, given)
-
-    def _same_matrix(self, right: Matrix, given: Matrix) -> bool:
-        shapes = [[len(row) for row in matrix.rows] for matrix in (right, given)]
-        cells = [[cell for row in matrix.rows for cell in row] for matrix in (right, given)]
-        return right.is_array == given.is_array and shapes[0] == shapes[1] and self._same_in_order(*cells)
-
-    def _same_parts(self, right: Form, given: Form) -> bool:
-        """Compare tuples, intervals and values."""
+        """Compare tuples, intervals, matrices and values."""
         vectors = vector_of(right) or along_axes(right, given), vector_of(given) or along_axes(given, right)
         if vectors[0] is not None and vectors[1] is not None:
             return self._same_in_order(vectors[0], vectors[1])
-        if isinstance(right, Bracketed) and isinstance(given, Bracketed):
-            brackets = (right.opening, right.closing) == (given.opening, given.closing)
-            return brackets and self._same_in_order(right.items, given.items)
+        match right, given:
+            case Based(digits, _), Number(value, False):
+                return digits == str(value)
+            case Combined(sign, parts), Combined(other_sign, other_parts):
+                return sign == other_sign and self._same_members(parts, other_parts)
+            case Bracketed(opening, items, closing), Bracketed(other_opening, other_items, other_closing):
+                are_alike = (opening, closing) == (other_opening, other_closing)
+                return are_alike and self._same_in_order(items, other_items)
+            case _:
+                pass
         if isinstance(right, Expression) and isinstance(given, Expression):
             return self._same_value(right, given)
-        quantities = [as_quantity(form) for form in (right, given)]
-        return None not in quantities and self._same_quantity(*(one for one in quantities if one is not None))
+        one, other = as_quantity(right), as_quantity(given)
+        return right == given if one is None or other is None else self._same_quantity(one, other)
 
     def _same_quantity(self, right: Quantity, given: Quantity) -> bool:
         """Compare values with units; a unit on one side alone is dropped."""

@@ -3,7 +3,7 @@ r"""The grammar of the smallest parts: numbers, letters with their marks, functi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 from brorl.verification.domains.formula.expressions import (
@@ -60,6 +60,15 @@ class Cursor:
         if token is None:
             raise UnreadableError(f"expected {' or '.join(texts)}, got {self.peek().text}")
         return token
+
+    def outside_brackets(self, most: int | None = None) -> Iterator[tuple[int, Token]]:
+        """Yield the tokens from here on that stand in no bracket, which begins or ends there too, and their places."""
+        depth = 0
+        for at in range(self.at, len(self.tokens) if most is None else min(self.at + most, len(self.tokens))):
+            text = self.tokens[at].text
+            if depth == 0:
+                yield at, self.tokens[at]
+            depth += (text in ("{", "(", "[", "\\{")) - (text in ("}", ")", "]", "\\}"))
 
     def braced(self) -> str:
         """Return what is written in a group of braces, without spaces."""

@@ -46,6 +46,7 @@ SIGNS = frozenset({"=", "\\approx", "<", ">", "\\le", "\\ge", "\\ne", "\\in", "\
 _CLOSERS = frozenset({")", "]", "\\}", "}", "\\rangle", "|", "&", "\\\\", "\\end", "\\mid", "\\over", "\\choose"})
 _SET_SIGNS = frozenset({"\\cup", "\\cap", "\\setminus"})
 _JOINTS = {",": ",", ";": ",", "and": "and", "or": "or", "\\lor": "or", "\\land": "and"}
+_ENDS = _CLOSERS | SIGNS | _JOINTS.keys() | _SET_SIGNS | {":"}
 _UNIT_COMMANDS = frozenset({"\\frac", "\\degree", "\\Omega", "\\mu", "\\AA", "^"})
 _PRODUCT = re.compile(  # letters that may be multiplied: `mgh`, `qvB`, `ab`, but not `east` and `PQR`
     r"(?=[A-Z]*[a-z])(?:(?![aeiou])[a-z]|(?![AEIOU])[A-Z])+|[a-z]{2}"
@@ -137,41 +138,21 @@ class Reader(FactorReader):
         first = self.peek()
         if not (first.text in _OPAQUE or (first.text in _PROBABILITIES and self.peek(1).text in ("(", "["))):
             return None
-        depth = 0
-        for at in range(self.at, len(self.tokens)):
-            text = self.tokens[at].text
-            depth += (text in ("{", "(", "[", "\\{")) - (text in ("}", ")", "]", "\\}"))
-            if depth == 0 and text in _JOINTS:
+        for at, token in self.outside_brackets():
+            if token.text in _JOINTS:
                 return None
-            if depth == 0 and text == "=":
+            if token.text == "=":
                 words, self.at = written(self.tokens[self.at : at]), at
                 return Symbol(words.replace(" ", ""))
         return None
 
     def _boundary(self, of_unit: bool = False) -> int:
         """Return where this side ends: before a comma, a sign, `and`, or a closing bracket."""
-        at, depth = self.at, 0
-        while at < len(self.tokens) and at < self.at + _MAX_TAIL:
-            token = self.tokens[at]
-            if depth == 0 and (
-                token.text in _CLOSERS
-                or token.text in SIGNS
-                or token.text in _JOINTS
-                or token.text in _SET_SIGNS
-                or token.text == ":"
-            ):
-                break
-            if (
-                of_unit
-                and depth == 0
-                and token.kind == "number"
-                and at > self.at
-                and self.tokens[at - 1].kind == "name"
-            ):
-                break
-            depth += (token.text in ("{", "(", "[", "\\{")) - (token.text in ("}", ")", "]", "\\}"))
-            at += 1
-        return at
+        for at, token in self.outside_brackets(_MAX_TAIL):
+            is_number = of_unit and token.kind == "number" and at > self.at and self.tokens[at - 1].kind == "name"
+            if token.text in _ENDS or is_number:
+                return at
+        return min(len(self.tokens), self.at + _MAX_TAIL)
 
     def _words(self) -> Form | None:
         """Read a side of words alone; None if it is none."""
@@ -354,12 +335,10 @@ class Reader(FactorReader):
         r"""Read `x \in \mathbb{R} : x > 3` up to its bracket; None if this is no such set."""
         if not (self.peek().kind == "name" and self.peek(1).text in (":", "\\mid", "|", "\\in")):
             return None
-        start, depth, at = self.at, 0, self.at
-        while at < len(self.tokens) and not (depth == 0 and self.tokens[at].text in (":", "\\mid", "|")):
-            depth += (self.tokens[at].text == "\\{") - (self.tokens[at].text == "\\}")
-            if depth < 0:
-                return None
-            at += 1
+        start, marks = self.at, (":", "\\mid", "|")
+        at = next((at for at, token in self.outside_brackets() if token.text in (*marks, "\\}")), len(self.tokens))
+        if self.tokens[at : at + 1] and self.tokens[at].text == "\\}":
+            return None
         domain = written(self.tokens[start + 1 : at]).replace(" ", "")
         if at == len(self.tokens) or domain not in ("", "\\in\\mathbb{R}"):
             raise UnreadableError("a set of no real numbers")

@@ -19,7 +19,6 @@ from brorl.verification.domains.formula.expressions import (
     Ratio,
     Relation,
     Symbol,
-    Text,
     has_two_signs,
     is_decimal,
     to_expression,
@@ -50,6 +49,13 @@ def normal(form: Form) -> Form:
         return _normal_set(form)
     if isinstance(form, Matrix) and not form.is_array and all(isinstance(row[0], Relation) for row in form.rows):
         return _normal_listing(Listing(tuple(cell for row in form.rows for cell in row), ","))
+    if isinstance(form, Matrix) and not vector_of(form):
+        kind = "array" if form.is_array else "lines"
+        return Bracketed(kind, tuple(Bracketed("row", row, "row") for row in form.rows), kind)
+    if isinstance(form, Ratio):
+        first, *others = form.items
+        parts = form.items if form.is_time else tuple(Apply("/", (first, other)) for other in others)
+        return parts[0] if len(parts) == 1 else Bracketed(":", parts, "time" if form.is_time else ":")
     if isinstance(form, Listing):
         return _normal_listing(form)
     if isinstance(form, Relation) and any(map(has_two_signs, form.sides)) and len(form.sides) == 2 and named(form):
@@ -189,21 +195,3 @@ def converted(value: Expression, way: Conversion) -> Expression:
     factor, shift = Number(way.factor, is_decimal(value)), Number(way.shift)
     product = value if way.factor == 1 else Apply("*", (factor, value))
     return product if way.shift == 0 else Apply("+", (product, shift))
-
-
-def are_opposed(right: Form, given: Form) -> bool:
-    """Whether one list of words has `and` and the other one `or`."""
-    if not isinstance(right, Listing) or not isinstance(given, Listing):
-        return False
-    has_words = any(isinstance(item, Text) for item in right.items)
-    return has_words and {right.joint, given.joint} == {"and", "or"}
-
-
-def same_ratio(right: Ratio, given: Ratio) -> bool:
-    """Whether two ratios are equal; times are equal only as they are written."""
-    if right.is_time or given.is_time or len(right.items) != len(given.items):
-        return right.items == given.items
-    return all(
-        same_value(Apply("*", (one, given.items[0])), Apply("*", (other, right.items[0])))
-        for one, other in zip(right.items, given.items, strict=True)
-    )

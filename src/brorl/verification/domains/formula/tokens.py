@@ -29,6 +29,8 @@ _CHARACTERS = str.maketrans(
         "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}", "€": "\\euro ", "£": "\\pounds ", "¥": "\\yen ", "₹": "\\rupee ",
         "¢": "\\text{ cents}", "µ": "\\mu ", "~": " ", "\N{NO-BREAK SPACE}": " ", "\N{THIN SPACE}": " ",
         "\N{NARROW NO-BREAK SPACE}": " ", "℃": "\\degree C", "℉": "\\degree F",
+        "•": "\\cdot ", "\N{OHM SIGN}": "\\Omega ", "\N{ANGSTROM SIGN}": "Å", "\N{KELVIN SIGN}": "K",
+        "\N{HYPHEN}": "-", "\N{NON-BREAKING HYPHEN}": "-",
         **{char: f"\\frac{{{top}}}{{{under}}}" for char, top, under in zip(
             "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑", "11213123415113571", "23344555566788889", strict=True)},
         **{char: f"\\{name} " for char, name in zip("αβγδεζηθκλμνξρστφϕχψωΔΓΣΦΩ", _GREEK.split(), strict=True)},

@@ -6,6 +6,7 @@ import re
 from fractions import Fraction
 
 from brorl.verification.domains.formula.tokens import END, Token, listed, written
+from brorl.verification.domains.marked_answer import LABEL
 from brorl.verification.domains.units import Unit, named, parse_units
 
 MAGNITUDES = {
@@ -206,11 +207,6 @@ def same_words(right: str, given: str) -> bool:
     )
 
 
-_LABEL = re.compile(
-    r"(?:(?:the|my|so|thus|hence|therefore),? +)?(?:(?:final|correct|right) +)?(?:answer|ans|result|solution)\b *"
-    r"(?:is *:?|:|=) *",
-    re.IGNORECASE,
-)
 _CHOICE = re.compile(
     r"\\(?:text(?:bf|rm|sf|it)?|mathrm|mathbf|mbox) ?\{ ?\(([A-J])\)(?:\\?[ ~])*\}(?:\\[ ,;:]|\\q?quad\b|[ ~:])*"
     r"([^ ].*)",
@@ -241,7 +237,7 @@ def without_frame(tokens: list[Token]) -> list[Token]:
     tokens = tokens[1:] if tokens and tokens[0].text in _ARROWS else tokens
     tokens = _with_condition(tokens)
     for length in range(min(len(tokens), 6), 0, -1):
-        if _LABEL.fullmatch(written(tokens[:length]).strip() + " ") and len(tokens) > length:
+        if LABEL.fullmatch(written(tokens[:length]).strip() + " ") and len(tokens) > length:
             return tokens[length:]
     return tokens
 
