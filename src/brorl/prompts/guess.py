@@ -48,14 +48,6 @@ Kind = Literal["label", "text", "index"]  # how an answer names an option
 _Read = tuple[Options, Any]  # the options and the answer of a row
 
 
-class ChoiceColumns(NamedTuple):
-    """The columns of multiple-choice questions."""
-
-    options: tuple[str, ...]  # one column, or one column per option
-    answer: str  # the column that names the right option
-    first: int | None  # the index of the first option; None if the answer is no index
-
-
 class OptionGroup(NamedTuple):
     """Columns that have the form of options."""
 
@@ -70,9 +62,9 @@ class OptionGroup(NamedTuple):
 
 
 def find_choices(
-    path: str, rows: Sequence[Row], every: Iterable[Row], groups: Sequence[OptionGroup], answer: str | None = None,
-    first: int | None = None,
-) -> ChoiceColumns | None:  # fmt: skip
+    path: str, rows: Sequence[Row], every: Iterable[Row], groups: Sequence[OptionGroup], answer: str | None,
+    first: int | None, domain: str,
+) -> FileSource | None:  # fmt: skip
     """Find the answer that belongs to one of several groups of options, by its name and its values if it is not given.
 
     Of `every` row only as many are read as tell whether an index counts from 0 or 1; `rows` are the first ones.
@@ -83,7 +75,8 @@ def find_choices(
         for column in [answer] if answer else usual:
             wrong = _WRONG.search(_plain(_stem(group.columns))) and column not in group.columns
             options = (column, *group.columns) if wrong else group.columns
-            fit = _fit(path, rows, every, ChoiceColumns(options, column, first), group.kinds)
+            source = _source(path, answer_column=column, options_column=options, first_option=first, domain=domain)
+            fit = _fit(path, rows, every, source, group.kinds)
             if fit is not None:
                 return fit
     clear = next((group for group in groups if group.is_clear), None)
@@ -168,10 +161,10 @@ def _plain(name: str) -> str:
 
 
 def _fit(
-    path: str, rows: Sequence[Row], every: Iterable[Row], columns: ChoiceColumns, kinds: frozenset[Kind]
-) -> ChoiceColumns | None:
-    """Return the columns if the answers name options in nearly all rows."""
-    read = list(_read(rows, columns))
+    path: str, rows: Sequence[Row], every: Iterable[Row], source: FileSource, kinds: frozenset[Kind]
+) -> FileSource | None:
+    """Return the source if its answers name options in nearly all rows."""
+    read = list(_read(rows, source))
     places = {first: [_place(one, first) for one in read] for first in (None, 0, 1)}
 
     def fits(first: int | None) -> bool:
@@ -179,31 +172,31 @@ def _fit(
 
     if not read:
         return None
-    if columns.first is not None:
-        return columns if fits(columns.first) else None
+    if source.first_option is not None:
+        return source if fits(source.first_option) else None
     if sum(is_label(*one) for one in read) >= _MOSTLY * len(read):
-        return columns if "label" in kinds else None
+        return source if "label" in kinds else None
     is_text = "text" in kinds and fits(None)
     bases = [base for base in (0, 1) if "index" in kinds and fits(base)]
     if is_text and all(places[None] == places[base] for base in bases):
-        return columns
+        return source
     base: int | None = None
     if bases and not is_text:  # the first row decides whose answer is 0 or the number of its options
-        indices = ((whole_number(a[0] if isinstance(a, list) and a else a), o) for o, a in _read(every, columns))
+        indices = ((whole_number(a[0] if isinstance(a, list) and a else a), o) for o, a in _read(every, source))
         base = next((min(at, 1) for at, o in indices if at is not None and at in (0, len(o.texts))), None)
     if base is not None or not bases:
-        return columns._replace(first=base) if bases else None
+        return source.model_copy(update={"first_option": base}) if bases else None
     meant = "the text or the index of an option" if is_text else "an index from 0 or from 1"
     why = "" if is_text else ": neither 0 nor the number of options occurs"
     raise UserError(
-        f"{path}: the answers in column {columns.answer!r}, such as {short_repr(read[0][1])}, can be {meant}{why}; "
-        f"give {of_source('first_option')}, the index of the first option: 0 or 1"
+        f"{path}: the answers in column {source.answer_column!r}, such as {short_repr(read[0][1])}, can be {meant}"
+        f"{why}; give {of_source('first_option')}, the index of the first option: 0 or 1"
     )
 
 
-def _read(rows: Iterable[Row], columns: ChoiceColumns) -> Iterator[_Read]:
+def _read(rows: Iterable[Row], source: FileSource) -> Iterator[_Read]:
     for row in rows:
-        options, (answer,) = read_options(cells(row, columns.options)), cells(row, [columns.answer])
+        options, (answer,) = read_options(cells(row, source.options_column)), cells(row, [source.answer_column])
         if options is not None and answer is not None and str(answer).strip():
             yield options, answer
 
@@ -253,9 +246,10 @@ def guess_meaning(
     try:
         if options_column or domain in (None, CHOICE_DOMAIN):
             groups = option_groups(rows, options_column)
-            choices = find_choices(path, rows, every(), groups, answer_column, first_option)
-            if choices is not None:
-                return _choice_guess(path, rows, choices, prompt_column, domain or CHOICE_DOMAIN)
+            known = domain or CHOICE_DOMAIN
+            source = find_choices(path, rows, every(), groups, answer_column, first_option, known)
+            if source is not None:
+                return _choice_guess(path, rows, source, prompt_column)
         return _guess_columns(path, rows, prompt_column, answer_column, domain)
     except UserError:
         if fitting:
@@ -287,17 +281,12 @@ def _fitting_layout(path: str, rows: Sequence[Row]) -> Guess | None:
     return guess
 
 
-def _choice_guess(
-    path: str, rows: Sequence[Row], choices: ChoiceColumns, prompt_column: str | None, domain: str
-) -> Guess:
-    taken = {*choices.options, choices.answer}
+def _choice_guess(path: str, rows: Sequence[Row], source: FileSource, prompt_column: str | None) -> Guess:
+    taken = {*source.options_column, source.answer_column}
     prompt = _column(path, rows, "prompt", prompt_column, taken)
-    source = _source(
-        path, prompt_column=prompt, answer_column=choices.answer, options_column=choices.options,
-        first_option=choices.first, domain=domain,
-    )  # fmt: skip
-    example = next(str(value) for row in rows if not _is_missing(value := row.cell(choices.answer)))
-    return Guess(source, domain, example, "multiple choice", (), _unused(rows, {prompt, *taken}))
+    example = next(str(value) for row in rows if not _is_missing(value := row.cell(source.answer_column)))
+    found = source.model_copy(update={"prompt_column": prompt})
+    return Guess(found, source.domain, example, "multiple choice", (), _unused(rows, {prompt, *taken}))
 
 
 def _guess_columns(
