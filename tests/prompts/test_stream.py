@@ -36,20 +36,6 @@ class TestPromptStream:
             epoch = taken[start : start + num_prompts]
             assert len(set(epoch)) == len(epoch)
 
-    def test_epochs_and_seeds_have_orders_of_their_own(self) -> None:
-        prompts = some_prompts(20)
-        stream, other = PromptStream(prompts, 0), PromptStream(prompts, 1)
-        orders = [tuple(stream.take(20)), tuple(stream.take(20)), tuple(other.take(20))]
-        assert len(set(orders)) == 3
-        assert all(order != tuple(prompts) for order in orders)
-
-    def test_all_orders_are_equally_likely(self) -> None:
-        """Chi-square of 6 orders in 600 epochs; 20.5 is the 0.1% point at 5 degrees of freedom."""
-        stream = PromptStream(some_prompts(3), 11)
-        counts = Counter(tuple(p.id for p in stream.take(3)) for _ in range(600))
-        assert sum((count - 100) ** 2 / 100 for count in counts.values()) < 20.5
-        assert len(counts) == 6
-
     def test_the_order_is_the_documented_function_of_seed_source_and_epoch(self, rng: np.random.Generator) -> None:
         """The seed's low word, the epoch, the source and the seed's high word are what numpy mixes."""
         low, high = (int(rng.integers(end)) for end in (2**32, 2**31))
