@@ -114,7 +114,6 @@ def test_the_table_holds_every_layout_by_its_name() -> None:
         assert name == layout.name
         assert name.isidentifier()
         assert layout.columns or layout.is_whole
-        assert layout.summary
         for data_set in layout.data_sets:
             assert name in layouts_of(data_set)
 

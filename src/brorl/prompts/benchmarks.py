@@ -20,37 +20,34 @@ class HubDataset(NamedTuple):
 class PublicBenchmark(NamedTuple):
     """A benchmark."""
 
-    title: str  # its name and size
     layout: str  # name of the layout of its datasets
     hubs: tuple[HubDataset, ...]  # its datasets; the first is the default
 
 
-# Name, title, layout, and datasets as `id split subset`.
+# Name, layout, and datasets as `id split subset`.
 BENCHMARKS: Mapping[str, PublicBenchmark] = {
-    name: PublicBenchmark(title, layout, tuple(HubDataset(*hub.split()) for hub in hubs))
-    for name, title, layout, *hubs in (
-        ("aime24", "AIME 2024, 30 problems", "benchmark", "HuggingFaceH4/aime_2024 train", "math-ai/aime24 test",
-         "Maxwell-Jia/AIME_2024 train"),
-        ("aime25", "AIME 2025, 30 problems", "benchmark", "math-ai/aime25 test", "yentinglin/aime_2025 train"),
-        ("hmmt25", "HMMT February 2025, 30 problems", "benchmark", "MathArena/hmmt_feb_2025 train"),
-        ("brumo25", "BRUMO 2025, 30 problems", "benchmark", "MathArena/brumo_2025 train"),
-        ("cmimc25", "CMIMC 2025, 40 problems", "benchmark", "MathArena/cmimc_2025 train"),
-        ("amc", "AMC 12 of 2022 and 2023, 83 problems", "benchmark", "AI-MO/aimo-validation-amc train",
-         "math-ai/amc23 test"),
-        ("math", "MATH-500, 500 problems", "benchmark", "HuggingFaceH4/MATH-500 test", "math-ai/math500 test"),
-        ("minerva", "Minerva Math, 272 problems", "benchmark", "math-ai/minervamath test"),
-        ("olympiadbench", "OlympiadBench, English text-only mathematics, 674 problems", "benchmark",
-         "math-ai/olympiadbench test", "Hothan/OlympiadBench train OE_TO_maths_en_COMP"),
-        ("gsm8k", "GSM8K, 1,319 test problems", "benchmark", "openai/gsm8k test main"),
-        ("humaneval_plus", "HumanEval+, 164 functions", "humaneval", "evalplus/humanevalplus test"),
-        ("mbpp_plus", "MBPP+, 378 functions", "mbpp", "evalplus/mbppplus test"),
-        ("livecodebench", "LiveCodeBench, code generation", "livecodebench",
-         "livecodebench/code_generation_lite test", "livecodebench/code_generation test"),
-        *((name.lower(), f"{name} in the validation set of PRIME", f"prime_{name.lower()}",
-           "PRIME-RL/Eurus-2-RL-Data validation") for name in ("APPS", "CodeContests", "Codeforces", "TACO")),
-        ("gpqa_diamond", "GPQA Diamond, 198 questions", "gpqa", "Idavidrein/gpqa train gpqa_diamond"),
-        ("mmlu_pro", "MMLU-Pro, 12,032 test questions", "mmlu_pro", "TIGER-Lab/MMLU-Pro test"),
-        ("ifeval", "IFEval, 541 prompts, strict", "ifeval", "google/IFEval train"),
+    name: PublicBenchmark(layout, tuple(HubDataset(*hub.split()) for hub in hubs))
+    for name, layout, *hubs in (
+        ("aime24", "benchmark", "HuggingFaceH4/aime_2024 train", "math-ai/aime24 test", "Maxwell-Jia/AIME_2024 train"),
+        ("aime25", "benchmark", "math-ai/aime25 test", "yentinglin/aime_2025 train"),
+        ("hmmt25", "benchmark", "MathArena/hmmt_feb_2025 train"),
+        ("brumo25", "benchmark", "MathArena/brumo_2025 train"),
+        ("cmimc25", "benchmark", "MathArena/cmimc_2025 train"),
+        ("amc", "benchmark", "AI-MO/aimo-validation-amc train", "math-ai/amc23 test"),
+        ("math", "benchmark", "HuggingFaceH4/MATH-500 test", "math-ai/math500 test"),
+        ("minerva", "benchmark", "math-ai/minervamath test"),
+        ("olympiadbench", "benchmark", "math-ai/olympiadbench test",
+         "Hothan/OlympiadBench train OE_TO_maths_en_COMP"),
+        ("gsm8k", "benchmark", "openai/gsm8k test main"),
+        ("humaneval_plus", "humaneval", "evalplus/humanevalplus test"),
+        ("mbpp_plus", "mbpp", "evalplus/mbppplus test"),
+        ("livecodebench", "livecodebench", "livecodebench/code_generation_lite test",
+         "livecodebench/code_generation test"),
+        *((name, f"prime_{name}", "PRIME-RL/Eurus-2-RL-Data validation")
+          for name in ("apps", "codecontests", "codeforces", "taco")),
+        ("gpqa_diamond", "gpqa", "Idavidrein/gpqa train gpqa_diamond"),
+        ("mmlu_pro", "mmlu_pro", "TIGER-Lab/MMLU-Pro test"),
+        ("ifeval", "ifeval", "google/IFEval train"),
     )
 }  # fmt: skip
 
@@ -65,7 +62,7 @@ def benchmark_source(
     """Return the source of a benchmark; split and subset are those known of the path, else those of the default one."""
     if benchmark not in BENCHMARKS:
         raise ValueError(f"there is no benchmark {benchmark!r} (there are: {', '.join(BENCHMARKS)})")
-    _, layout, hubs = BENCHMARKS[benchmark]
+    layout, hubs = BENCHMARKS[benchmark]
     path = path or hubs[0].id
     known = next((hub for hub in hubs if hub.id == split_revision(path)[0]), HubDataset(path, hubs[0].split))
     return FileSource(

@@ -29,7 +29,6 @@ class Layout(NamedTuple):
     # with the problem for a row that is not of this layout.
     read: Callable[[Cells, int], Question]
     data_sets: tuple[str, ...] = ()  # hub ids of datasets with this layout
-    summary: str = ""  # one line for the documentation
     optional: tuple[str, ...] = ()  # columns that `read` reads too where a dataset has them
     only: tuple[tuple[str, str], ...] = ()  # columns with the value of the rows that are kept
     # Whether every row counts: one without a question is an error, and one that repeats is a question of its own.
@@ -55,86 +54,60 @@ _SCIQ = ("correct_answer", "distractor1", "distractor2", "distractor3")
 _VERL = text.answered("prompt", "reward_model.ground_truth")
 
 
-def _layout(name: str, read: Callable[[Cells, int], Question], columns: str, data_sets: str, summary: str) -> Layout:
+def _layout(name: str, read: Callable[[Cells, int], Question], columns: str, data_sets: str) -> Layout:
     """Return a layout; its columns are text: `name`, `name?` if it is optional, `name=value` for the rows to keep."""
     listed = columns.split(", ")
     needed = tuple(column.partition("=")[0] for column in listed if not column.endswith("?"))
     only = tuple((key, value) for key, _, value in (column.partition("=") for column in listed) if value)
     optional = tuple(column[:-1] for column in listed if column.endswith("?"))
-    return Layout(name, needed, read, tuple(data_sets.split(", ")), summary, optional, only)
+    return Layout(name, needed, read, tuple(data_sets.split(", ")), optional, only)
 
 
 LAYOUTS: Mapping[str, Layout] = {
     layout.name: layout
     for layout in starmap(_layout, (
-        ("deepscaler", text.answered("problem", "answer"), "problem, answer", "agentica-org/DeepScaleR-Preview-Dataset",
-         "competition problems with a short answer"),
-        ("dapo", _VERL, "prompt, reward_model", "BytedTsinghua-SIA/DAPO-Math-17k",
-         "competition problems with whole numbers as answers; every row is repeated about a hundred times, and counts "
-         "once"),
-        ("eurus2_math", _VERL, f"{_EURUS}=math", _EURUS_HUB, "the mathematics of PRIME; coding problems are dropped"),
+        ("deepscaler", text.answered("problem", "answer"), "problem, answer",
+         "agentica-org/DeepScaleR-Preview-Dataset"),
+        ("dapo", _VERL, "prompt, reward_model", "BytedTsinghua-SIA/DAPO-Math-17k"),
+        ("eurus2_math", _VERL, f"{_EURUS}=math", _EURUS_HUB),
         ("skywork_math", text.answered("prompt", "reward_model.ground_truth", text.the_only), f"{_EURUS}=math",
-         "Skywork/Skywork-OR1-RL-Data", "the mathematics of Skywork-OR1 (split: math)"),
+         "Skywork/Skywork-OR1-RL-Data"),
         ("open_math_reasoning", text.answered("problem", "expected_answer"),
-         "problem, problem_type=has_answer_extracted, expected_answer", "nvidia/OpenMathReasoning",
-         "problems of AoPS; rows without an answer by the author of the problem are dropped (split: cot or tir)"),
-        ("gsm8k", text.answered("question", "answer", text.after_marker), "question, answer", "openai/gsm8k",
-         "word problems; the answer is the number after #### (subset: main)"),
-        ("math", text.answered("problem", "solution", text.boxed), "problem, solution", "EleutherAI/hendrycks_math",
-         "the MATH dataset; the answer is the last box of the solution"),
-        ("gpqa", text.choices("Question", _GPQA), f"Question, {', '.join(_GPQA)}", "Idavidrein/gpqa",
-         "graduate questions of biology, physics and chemistry with four options"),
+         "problem, problem_type=has_answer_extracted, expected_answer", "nvidia/OpenMathReasoning"),
+        ("gsm8k", text.answered("question", "answer", text.after_marker), "question, answer", "openai/gsm8k"),
+        ("math", text.answered("problem", "solution", text.boxed), "problem, solution", "EleutherAI/hendrycks_math"),
+        ("gpqa", text.choices("Question", _GPQA), f"Question, {', '.join(_GPQA)}", "Idavidrein/gpqa"),
         ("mmlu_pro", text.choices("question", ["options"], "answer", "answer_index", first=0),
-         "question, options, answer, answer_index", "TIGER-Lab/MMLU-Pro",
-         "questions of many subjects with up to ten options"),
-        ("arc", text.choices("question", ["choices"], "answerKey"), "question, choices, answerKey",
-         "allenai/ai2_arc", "school questions of science with options"),
-        ("sciq", text.choices("question", _SCIQ), f"question, {', '.join(_SCIQ)}", "allenai/sciq",
-         "school questions of science with four options"),
-        ("scp_116k", text.scp, "problem, matched_solution, solution", "EricLu/SCP-116K",
-         "university problems of science whose solution states a short answer"),
-        ("scibench", text.scibench, "problem_text, answer_number, unit", "xw27/scibench",
-         "university problems of science with a number, accepted within 5%"),
-        ("ifeval", text.ifeval, "prompt, instruction_id_list, kwargs", "google/IFEval",
-         "prompts with instructions of 25 kinds, checked strictly"),
-        ("ifeval_loose", partial(text.ifeval, loose=True), "prompt, instruction_id_list, kwargs",
-         "google/IFEval", "prompts with instructions of 25 kinds, checked loosely"),
-        ("nemotron_ifeval", text.nemotron, "input, args", "nvidia/Llama-Nemotron-Post-Training-Dataset",
-         "prompts with instructions of IFEval; subset RL, split instruction_following"),
+         "question, options, answer, answer_index", "TIGER-Lab/MMLU-Pro"),
+        ("arc", text.choices("question", ["choices"], "answerKey"), "question, choices, answerKey", "allenai/ai2_arc"),
+        ("sciq", text.choices("question", _SCIQ), f"question, {', '.join(_SCIQ)}", "allenai/sciq"),
+        ("scp_116k", text.scp, "problem, matched_solution, solution", "EricLu/SCP-116K"),
+        ("scibench", text.scibench, "problem_text, answer_number, unit", "xw27/scibench"),
+        ("ifeval", text.ifeval, "prompt, instruction_id_list, kwargs", "google/IFEval"),
+        ("ifeval_loose", partial(text.ifeval, loose=True), "prompt, instruction_id_list, kwargs", "google/IFEval"),
+        ("nemotron_ifeval", text.nemotron, "input, args", "nvidia/Llama-Nemotron-Post-Training-Dataset"),
         ("if_multi_constraints", text.multi_constraints, "messages, ground_truth",
-         "allenai/IF_multi_constraints_upto5",
-         "prompts with up to five instructions; those beyond IFEval are dropped"),
-        ("rlvr_ifeval", text.rlvr, "messages, ground_truth", "allenai/RLVR-IFeval",
-         "prompts with one instruction of IFEval"),
-        ("apps", code.apps, "question, input_output, starter_code", "codeparrot/apps",
-         "programs and functions with cases"),
-        ("taco", code.apps, "question, input_output, starter_code, time_limit", "BAAI/TACO",
-         "programs and functions with cases, and some time limits"),
-        ("code_contests", code.code_contests, f"{_CONTEST}, input_file, output_file", "deepmind/code_contests",
-         "programs of contests with public, private and generated cases"),
-        ("codeforces", code.codeforces, _CODEFORCES, "open-r1/codeforces",
-         "programs of Codeforces with official cases; rows with a checker are dropped"),
+         "allenai/IF_multi_constraints_upto5"),
+        ("rlvr_ifeval", text.rlvr, "messages, ground_truth", "allenai/RLVR-IFeval"),
+        ("apps", code.apps, "question, input_output, starter_code", "codeparrot/apps"),
+        ("taco", code.apps, "question, input_output, starter_code, time_limit", "BAAI/TACO"),
+        ("code_contests", code.code_contests, f"{_CONTEST}, input_file, output_file", "deepmind/code_contests"),
+        ("codeforces", code.codeforces, _CODEFORCES, "open-r1/codeforces"),
         ("livecodebench", code.live_code_bench, _LIVE,
-         "livecodebench/code_generation_lite, livecodebench/code_generation",
-         "programs and functions of recent contests with public and private cases"),
-        ("eurus2", code.eurus2, _EURUS, _EURUS_HUB, "mathematics and code of PRIME, by the column `ability`"),
-        ("eurus2_code", code.eurus2, f"{_EURUS}=code", _EURUS_HUB, "the code of PRIME; mathematics is dropped"),
-        *((f"prime_{name.lower()}", code.eurus2, f"{_EURUS}=code, data_source={name.lower()}", _EURUS_HUB,
-           f"the problems of PRIME from {name}") for name in ("APPS", "CodeContests", "Codeforces", "TACO")),
+         "livecodebench/code_generation_lite, livecodebench/code_generation"),
+        ("eurus2", code.eurus2, _EURUS, _EURUS_HUB),
+        ("eurus2_code", code.eurus2, f"{_EURUS}=code", _EURUS_HUB),
+        *((f"prime_{name}", code.eurus2, f"{_EURUS}=code, data_source={name}", _EURUS_HUB)
+          for name in ("apps", "codecontests", "codeforces", "taco")),
         ("humaneval", code.human_eval, "prompt, canonical_solution, entry_point, test",
-         "evalplus/humanevalplus, openai/openai_humaneval", "functions to complete, with test code"),
-        ("mbpp", code.mbpp_plus, "code, prompt, test_imports, test_list, test", "evalplus/mbppplus",
-         "short functions, with test code"),
+         "evalplus/humanevalplus, openai/openai_humaneval"),
+        ("mbpp", code.mbpp_plus, "code, prompt, test_imports, test_list, test", "evalplus/mbppplus"),
         ("mbpp_original", code.mbpp, "text, code, test_list, test_setup_code?, challenge_test_list?",
-         "google-research-datasets/mbpp", "short functions, with a few assertions, of which one is shown"),
-        ("mbpp_sanitized", code.mbpp, "prompt, code, test_list, test_imports?", "google-research-datasets/mbpp",
-         "the corrected part of `mbpp_original` (subset: sanitized)"),
+         "google-research-datasets/mbpp"),
+        ("mbpp_sanitized", code.mbpp, "prompt, code, test_list, test_imports?", "google-research-datasets/mbpp"),
     ))
 } | {
-    "benchmark": Layout(
-        "benchmark", (), text.benchmark_row, summary="a benchmark of mathematics in columns of usual names; a row "
-        "without question or answer is an error", optional=tuple(text.SPELLINGS), is_whole=True,
-    )
+    "benchmark": Layout("benchmark", (), text.benchmark_row, optional=tuple(text.SPELLINGS), is_whole=True),
 }  # fmt: skip
 
 
