@@ -19,9 +19,10 @@ from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.questions import build_questions, check_split
-from brorl.model.forward import FlatForward, Forward, TreeForward
+from brorl.model.flat_path import FlatForward
+from brorl.model.forward import Forward
 from brorl.model.logits import NextToken
-from brorl.model.logprobs import tree_logprobs
+from brorl.model.logprobs import TreeForward, tree_logprobs
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.chosen_engine import build_engine
 from brorl.rollout.engine import Engine
@@ -139,7 +140,7 @@ def test_the_attention_is_that_of_the_settings(tiny: Path) -> None:
     model = build_model(settings, ready)
     forward = build_forward(settings, ready, model)
     assert isinstance(forward, TreeForward)
-    assert forward.model_pass.attention == "tiled"
+    assert forward.attention == "tiled"
 
 
 def test_the_learner_has_packed_passes_on_cuda_where_they_can_be(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

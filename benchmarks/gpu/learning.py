@@ -19,7 +19,8 @@ from ours import tree_work
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.config.settings import TrainConfig
-from brorl.model.forward import TreeForward, num_flat_tokens
+from brorl.model.flat_path import num_flat_tokens
+from brorl.model.logprobs import TreeForward
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.rollout.settings import EngineSettings
 from brorl.training.settings import OptimizerSettings

@@ -18,8 +18,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from brorl.model import logits, logprobs, tree_batch
-from brorl.model.forward import FlatForward, Forward, TreeForward
-from brorl.model.logprobs import ModelPass
+from brorl.model.flat_path import FlatForward
+from brorl.model.forward import Forward
+from brorl.model.logprobs import TreeForward
 from brorl.model.tree_attention import enable_gradient_checkpointing
 
 _SCORES_PER_TILE = 400  # some queries of a short response
@@ -187,8 +188,6 @@ VARIANTS = (
     LearnerVariant("tree, checkpointing", checkpointing=True, timed=True),
     LearnerVariant("tree, all three", checkpointing=True, small_tiles=True, small_blocks=True),
     LearnerVariant("flat", FLAT),
-    LearnerVariant("packed", TreeForward(model_pass=ModelPass(packed=True)), timed=True, only_cuda=True),
-    LearnerVariant(
-        "packed, compiled", TreeForward(model_pass=ModelPass(packed=True, compiled=True)), timed=True, only_cuda=True
-    ),
+    LearnerVariant("packed", TreeForward(packed=True), timed=True, only_cuda=True),
+    LearnerVariant("packed, compiled", TreeForward(packed=True, compiled=True), timed=True, only_cuda=True),
 )

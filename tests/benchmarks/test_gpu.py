@@ -40,7 +40,7 @@ from measurement import Work, Workload
 from torch.utils.flop_counter import FlopCounterMode
 
 from brorl.config.reading import make_config
-from brorl.model.forward import TreeForward
+from brorl.model.logprobs import TreeForward
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.vllm_process import VllmSettings
 from brorl.sampling import SamplingParams

@@ -16,18 +16,19 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings, KLPenalty, PolicyLossSettings
 from brorl.errors import UserError
 from brorl.model.context_limit import attention_limit, carries_state, position_limit
-from brorl.model.flat_path import CacheError, OwnCache, flat_chunk_logprobs, split_into_rows
-from brorl.model.forward import (
+from brorl.model.flat_path import (
+    CacheError,
     FlatForward,
-    ForwardChoice,
-    TreeForward,
-    choose_forward,
+    OwnCache,
+    flat_chunk_logprobs,
     num_flat_tokens,
-    num_tree_tokens,
+    split_into_rows,
 )
+from brorl.model.forward import ForwardChoice, choose_forward
 from brorl.model.hook_check import check_packed
-from brorl.model.logprobs import ModelPass, by_tree, tree_logprobs
+from brorl.model.logprobs import TreeForward, by_tree, tree_logprobs
 from brorl.model.tree_attention import HooksError
+from brorl.model.tree_batch import num_tree_tokens
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
@@ -161,7 +162,7 @@ def test_chunked_attention_is_the_models_own_beyond_its_chunk(scaled: bool, rng:
             np.testing.assert_allclose(tree.logprob[path], expected.detach(), rtol=1e-4, atol=1e-4)
             np.testing.assert_allclose(scored.detach()[path], expected.detach(), rtol=1e-4, atol=1e-4)
     with pytest.raises(HooksError, match="Llama4ForCausalLM has a chunk of attention of 16 tokens"):
-        check_packed(model, ModelPass(packed=True))
+        check_packed(model, TreeForward(packed=True))
     if not scaled:
         with pytest.raises(HooksError, match="has a chunk of attention of 16 tokens, and this context has"):
             tree_logprobs(model, trees)
@@ -236,7 +237,7 @@ def test_a_state_beside_attention_needs_the_flat_path_however_small_it_is() -> N
         "FalconH1ForCausalLM cannot be hooked: its layers carry a state from token to token ("
     )
     with pytest.raises(HooksError, match="layers of FalconH1ForCausalLM carry a state from token to token"):
-        check_packed(model, ModelPass(packed=True))
+        check_packed(model, TreeForward(packed=True))
 
 
 @pytest.mark.parametrize("model_type", HYBRIDS)

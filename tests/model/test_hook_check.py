@@ -9,9 +9,10 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from brorl.errors import UserError
-from brorl.model.flat_path import CacheError
-from brorl.model.forward import FlatForward, TreeForward, choose_forward
+from brorl.model.flat_path import CacheError, FlatForward
+from brorl.model.forward import choose_forward
 from brorl.model.hook_check import check_hooks, check_own_cache, check_window
+from brorl.model.logprobs import TreeForward
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.tree_attention import HooksError, KVShape, PromptContext, kv_shapes
 from brorl.rollout.native.rows import Arena, RowMemory

@@ -13,8 +13,9 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedM
 
 from brorl.errors import UserError
 from brorl.model.flat_path import CacheError
-from brorl.model.forward import Forward, TreeForward, choose_forward
+from brorl.model.forward import Forward, choose_forward
 from brorl.model.load import Blueprint, load_model
+from brorl.model.logprobs import TreeForward
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.settings import LoraSettings
 from brorl.model.source import auto_class

@@ -11,7 +11,7 @@ from torch import Tensor
 from brorl.model import fused_ops as product_module
 from brorl.model import kernels as kernels_module
 from brorl.model import llama_pass
-from brorl.model.forward import TreeForward, choose_forward
+from brorl.model.forward import choose_forward
 from brorl.model.fused_ops import (
     Angles,
     Linear,
@@ -25,7 +25,7 @@ from brorl.model.fused_ops import (
     rms_norm,
 )
 from brorl.model.llama_pass import LlamaPass, has_llama_layout, num_copied_weights
-from brorl.model.logprobs import DEFAULT_PASS, ModelPass, tree_logprobs
+from brorl.model.logprobs import TREE, TreeForward, tree_logprobs
 from brorl.model.tree_attention import PromptContext, enable_gradient_checkpointing
 from small_models import ARCHITECTURES, mostly_slow, random_tree, small_model
 
@@ -112,8 +112,8 @@ def test_gradients_in_float32_equal_those_of_the_modules_in_float64(
     trees = [random_tree(rng) for _ in range(3)]
     weights = [torch.from_numpy(rng.normal(size=tree.num_unique_tokens)) for tree in trees]
     results = []
-    for model, model_pass in ((single, ModelPass(llama=True)), (double, DEFAULT_PASS)):
-        logprobs = tree_logprobs(model, trees, model_pass=model_pass, max_nodes=16)
+    for model, forward in ((single, TreeForward(llama=True)), (double, TREE)):
+        logprobs = tree_logprobs(model, trees, forward=forward, max_nodes=16)
         torch.stack([(x.double() * w).sum() for x, w in zip(logprobs, weights, strict=True)]).sum().backward()
         gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).double()
         results.append((torch.cat(logprobs).double().detach(), gradient))
@@ -183,7 +183,7 @@ def test_only_plain_modules_of_known_layouts_have_a_pass_of_their_own() -> None:
 def test_a_pass_that_differs_from_the_modules_is_not_chosen() -> None:
     forward = choose_forward(small_model())
     assert isinstance(forward, TreeForward)
-    assert forward.model_pass.llama
+    assert forward.llama
 
     class Doubled(type(small_model().model.norm)):  # type: ignore[misc]
         """A norm with the name of transformers, and another function."""
@@ -198,13 +198,13 @@ def test_a_pass_that_differs_from_the_modules_is_not_chosen() -> None:
     assert has_llama_layout(model)
     forward = choose_forward(model)
     assert isinstance(forward, TreeForward)
-    assert not forward.model_pass.llama
+    assert not forward.llama
 
 
 def test_under_autocast_the_modules_compute(rng: np.random.Generator) -> None:
     model, tree = small_model(dtype=torch.float32, scale=0.1), random_tree(rng)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        got, expected = (tree_logprobs(model, [tree], model_pass=way) for way in (ModelPass(llama=True), DEFAULT_PASS))
+        got, expected = (tree_logprobs(model, [tree], forward=way) for way in (TreeForward(llama=True), TREE))
     assert torch.equal(got[0], expected[0])
 
 

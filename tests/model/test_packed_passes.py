@@ -22,11 +22,11 @@ from transformers import PreTrainedModel
 
 from brorl.arrays import IntArray
 from brorl.model import flex_attention
-from brorl.model.flat_path import flat_chunk_logprobs
+from brorl.model.flat_path import FlatForward, flat_chunk_logprobs
 from brorl.model.flex_attention import BLOCK, QUERIES_PER_COPY, ForestAttention
-from brorl.model.forward import FlatForward, TreeForward, with_packed_passes
+from brorl.model.forward import with_packed_passes
 from brorl.model.hook_check import check_packed
-from brorl.model.logprobs import ModelPass, chunk_logprobs, tree_logprobs
+from brorl.model.logprobs import TreeForward, chunk_logprobs, tree_logprobs
 from brorl.model.lora import add_adapter
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.settings import LoraSettings
@@ -39,7 +39,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # PyTorch hides it
 ]
-PACKED = ModelPass(packed=True)
+PACKED = TreeForward(packed=True)
 
 
 @pytest.fixture
@@ -256,7 +256,7 @@ def test_layers_are_compiled_once_for_all_passes(case: str, rng: np.random.Gener
         trees = some_of_each(rng)
         weight_KO = weights_of(rng, trees).float()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            got, got_gradients = learned(model, trees, weight_KO, chunk_logprobs, max_nodes=max_nodes, model_pass=way)
+            got, got_gradients = learned(model, trees, weight_KO, chunk_logprobs, max_nodes=max_nodes, forward=way)
             compilations.append(counter.frame_count)
             plain, plain_gradients = learned(model, trees, weight_KO, flat_chunk_logprobs, whole_logits=True)
         torch.testing.assert_close(got, plain, rtol=bound, atol=bound)
@@ -290,7 +290,7 @@ def test_a_compiled_layer_is_checkpointed_once(
     for number, layer in enumerate(layers):
         checkpointed = layer._gradient_checkpointing_func
         layer._gradient_checkpointing_func = lambda *args, n=number, run=checkpointed: times.append(n) or run(*args)
-    (chunk,) = chunk_logprobs(model, some_of_each(rng), model_pass=replace(PACKED, compiled=True))
+    (chunk,) = chunk_logprobs(model, some_of_each(rng), forward=replace(PACKED, compiled=True))
     chunk.logprob.sum().backward()
     assert times == [0, 1, 2]
     assert all(layer.gradient_checkpointing for layer in layers)
@@ -306,10 +306,10 @@ def test_inductor_compiles_the_layers_once(rng: np.random.Generator, compile_on_
     for _ in range(2):
         trees = some_of_each(rng)
         with torch.no_grad():
-            got = torch.cat(tree_logprobs(model, trees, model_pass=replace(PACKED, compiled=True)))
+            got = torch.cat(tree_logprobs(model, trees, forward=replace(PACKED, compiled=True)))
             compilations.append(counter.frame_count)
             model.double()
-            expected = torch.cat(tree_logprobs(model, trees, model_pass=PACKED))
+            expected = torch.cat(tree_logprobs(model, trees, forward=PACKED))
             model.float()
         torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
     assert compilations == [3, 3]  # full and sliding layers, and the reduction of the logits
@@ -375,7 +375,7 @@ def test_the_fastest_way_that_works_is_taken_and_one_line_says_why(monkeypatch: 
     lines: list[str] = []
     faults: set[bool] = set()
 
-    def check(_model: PreTrainedModel, way: ModelPass, _autocast: bool) -> None:
+    def check(_model: PreTrainedModel, way: TreeForward, _autocast: bool) -> None:
         assert way.packed
         if way.compiled in faults:
             raise HooksError(f"a fault with compiled = {way.compiled}")
@@ -389,11 +389,11 @@ def test_the_fastest_way_that_works_is_taken_and_one_line_says_why(monkeypatch: 
         return found, line
 
     found, line = chosen()
-    assert found.model_pass == ModelPass(packed=True, compiled=True)
+    assert found == TreeForward(packed=True, compiled=True)
     assert "the decoder layers are compiled, in 0 s; later runs find the kernels in /" in line
     faults.add(True)
     found, line = chosen(FlatForward("a window"))
-    assert found.model_pass == ModelPass(packed=True)
+    assert found == TreeForward(packed=True)
     assert line == "FlexAttention without compiled layers: a fault with compiled = True"
     faults.add(False)
     assert chosen() == (given, "attention in tiles, without FlexAttention: a fault with compiled = False")
@@ -421,7 +421,7 @@ def test_the_memory_plan_is_near_what_autograd_keeps(num_rollouts: int, rng: np.
     responses = rng.integers(0, 17, (num_rollouts, 64)).tolist()
     tree = RolloutTree.from_responses(rng.integers(0, 17, 64).tolist(), responses, finished=[False] * num_rollouts)
     length = batch_of([tree]).token_T.numel()
-    most = kept_bytes(model, chunk_logprobs(model, [tree], max_nodes=4096, model_pass=PACKED), (length, length))
+    most = kept_bytes(model, chunk_logprobs(model, [tree], max_nodes=4096, forward=PACKED), (length, length))
     settings = MemorySettings("float32", 1 << 30, nodes_per_pass=4096, device="cuda")
     workload = Workload(64, 64, num_rows=num_rollouts, num_prompts=1)
     planned = plan_memory(model.config, settings, workload).learning.num_bytes

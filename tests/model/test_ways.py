@@ -34,7 +34,7 @@ from brorl.model import kernels, logits, logprobs, tree_batch
 from brorl.model.flat_path import flat_chunk_logprobs
 from brorl.model.forward import choose_forward
 from brorl.model.logits import NextToken, embeds_last
-from brorl.model.logprobs import ChunkLogprobs, ModelPass, by_tree, chunk_logprobs, default_max_nodes, tree_logprobs
+from brorl.model.logprobs import ChunkLogprobs, TreeForward, by_tree, chunk_logprobs, default_max_nodes, tree_logprobs
 from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
 from brorl.model.tree_attention import PackedPass, PromptCache, enable_gradient_checkpointing, prefill, tree_attention
@@ -188,14 +188,14 @@ def differentiable(model: PreTrainedModel, trees: list[RolloutTree], **options: 
     return iter([ChunkLogprobs(torch.arange(logprob_K.numel()), logprob_K)])
 
 
-PACKED = ModelPass(packed=True)
+PACKED = TreeForward(packed=True)
 WAYS: dict[str, Chunks] = {
     "tree": chunk_logprobs,
     "blocks": chunk_logprobs,  # of few rows of logits, and tiles of few queries
-    "llama": partial(chunk_logprobs, model_pass=ModelPass(llama=True)),
+    "llama": partial(chunk_logprobs, forward=TreeForward(llama=True)),
     "differentiable": differentiable,
     "flat": flat_chunk_logprobs,
-    "packed": partial(chunk_logprobs, model_pass=PACKED),
+    "packed": partial(chunk_logprobs, forward=PACKED),
 }
 CASES = [
     *product(ARCHITECTURES, WAYS),
@@ -243,7 +243,7 @@ def test_log_probs_entropies_and_gradients_equal_the_flattened_batch(
         chunks = partial(WAYS[way], next_token=NextToken(temperature))
         if kind == "gemma 2":
             whole = replace(PACKED, whole_logits=True)
-            chunks = partial(chunks, **({"whole_logits": True} if way == "flat" else {"model_pass": whole}))
+            chunks = partial(chunks, **({"whole_logits": True} if way == "flat" else {"forward": whole}))
         for max_nodes in (int(rng.choice([30, 60] if way == "packed" else [1, 4, 30])), None):
             got, got_gradients = learned(model, trees, weight_KO, chunks, max_nodes=max_nodes, entropy=True)
             torch.testing.assert_close(got[:, 0], expected[:, 0], rtol=1e-10, atol=1e-10)
@@ -394,7 +394,7 @@ def test_other_models_compute_their_logits_last(architecture: str) -> None:
     model = small_model(architecture)
     assert embeds_last(model)
     assert "forward" not in vars(model.lm_head)
-    assert not choose_forward(model, "tree").model_pass.whole_logits
+    assert not choose_forward(model, "tree").whole_logits
     with torch.device("meta"):
         on_meta = type(model)(model.config)
     assert embeds_last(on_meta)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
-from brorl.model.forward import FlatForward, TreeForward, choose_forward
+from brorl.model.flat_path import FlatForward
+from brorl.model.forward import choose_forward
 from brorl.model.load import check_vocabulary, end_tokens, load_model, load_tokenizer
-from brorl.model.logprobs import by_tree
+from brorl.model.logprobs import TreeForward, by_tree
 from brorl.prompts.prompt import Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat

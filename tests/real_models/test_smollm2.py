@@ -16,8 +16,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from brorl.model.forward import TreeForward, choose_forward
+from brorl.model.forward import choose_forward
 from brorl.model.load import end_tokens, load_model, load_tokenizer
+from brorl.model.logprobs import TreeForward
 from brorl.prompts.prompt import Prompt, Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
@@ -94,7 +95,7 @@ def test_greedy_equals_generate(model: PreTrainedModel, prompts: list[Prompt]) -
 def test_trees_equal_rows(model: PreTrainedModel, prompts: list[Prompt], rng: np.random.Generator) -> None:
     forward = choose_forward(model)
     assert isinstance(forward, TreeForward)
-    assert forward.model_pass.llama
+    assert forward.llama
     ids = [prompt.token_ids for prompt in prompts]
     assert_trees_equal_rows(model, forward, ids, [model.config.eos_token_id], int(rng.integers(1 << 30)))
 

@@ -19,8 +19,7 @@ from transformers import PreTrainedModel
 
 from brorl.algorithms.groups import Group
 from brorl.model import flex_attention
-from brorl.model.forward import TreeForward
-from brorl.model.logprobs import ModelPass
+from brorl.model.logprobs import TreeForward
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
@@ -72,7 +71,7 @@ def decoding(
     return of_one(sampled(first), sampled(last), last - first)
 
 
-def learning(num_layers: int, model_pass: ModelPass) -> dict[str, float]:
+def learning(num_layers: int, forward: TreeForward) -> dict[str, float]:
     """Return the counts of a chunk that goes forward and backward."""
     first = np.arange(8)[:, None]
     responses, logprobs = (first + np.arange(TOKENS)).tolist(), np.full((8, TOKENS), -4.0).tolist()
@@ -82,7 +81,6 @@ def learning(num_layers: int, model_pass: ModelPass) -> dict[str, float]:
 
     def learned(num_chunks: int) -> Counter[str]:
         nodes = TOKENS * 8 // num_chunks
-        forward = TreeForward(model_pass=model_pass)
         learner = TreeLearner(model_of(num_layers), recipe(nodes_per_pass=nodes, attention="tiled"), forward=forward)
         return counted(lambda: learner.learn([group], lambda _: [correct_L - 0.5], seed=0))
 
@@ -116,6 +114,6 @@ def main() -> None:
     found = {f"decoding {p}": [decoding(n, p) for n in LAYERS] for p in (1, 3)}
     found |= {"decoding shared": [decoding(n, 3, 0.0) for n in LAYERS]}
     found |= {"decoding long": [{"wait": 32 * decoding(1, 3, first=9, last=41)["wait"]}]}  # in 32 positions
-    ways = {"packed": ModelPass(packed=True), "tiled": ModelPass("tiled")}
+    ways = {"packed": TreeForward(packed=True), "tiled": TreeForward("tiled")}
     found |= {f"learning {name}": [learning(n, way) for n in LAYERS] for name, way in ways.items()}
     print(json.dumps(found))

@@ -40,13 +40,13 @@ JOINED = """
 import torch
 from brorl.model.hook_check import is_exact
 from brorl.model.llama_pass import LlamaPass, has_llama_layout, num_copied_weights
-from brorl.model.logprobs import ModelPass
+from brorl.model.logprobs import TreeForward
 from brorl.model.tree_attention import PackedPass, prefill, tree_attention
 from small_models import small_model
 
 for architecture in ("llama", "qwen2", "qwen3", "mistral"):
     model = small_model(architecture, seed=5).cuda()
-    assert has_llama_layout(model) and is_exact(model, ModelPass(llama=True))
+    assert has_llama_layout(model) and is_exact(model, TreeForward(llama=True))
     packed = LlamaPass(model, model.dtype)
     assert sum(copy.numel() for copy, _ in packed._copies) == num_copied_weights(model, "cuda")
     addresses = packed.addresses(50)
@@ -66,7 +66,9 @@ import json
 import numpy as np
 import torch
 import brorl.rollout.native.engine as native
-from brorl.model.forward import FlatForward, TreeForward, choose_forward, without_windows
+from brorl.model.flat_path import FlatForward
+from brorl.model.forward import choose_forward, without_windows
+from brorl.model.logprobs import TreeForward
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.native.graphs import StepGraphs
 from brorl.sampling import SamplingParams

@@ -22,7 +22,7 @@ from brorl.errors import UserError
 from brorl.model.flex_attention import ForestAttention
 from brorl.model.hook_check import check_packed
 from brorl.model.load import load_model
-from brorl.model.logprobs import ModelPass
+from brorl.model.logprobs import TreeForward
 from brorl.model.settings import LoraSettings
 from brorl.model.sharding import full_tensor, shard
 from brorl.training.ranks import Ranks, load_on_first_rank
@@ -178,7 +178,7 @@ def checked_packed(ranks: Ranks, loading: Loading, factor: float, compiled: bool
         patch("torch.compile", lambda function, **options: original(function, **{"backend": "aot_eager", **options})),
     ):
         try:
-            check_packed(model, ModelPass(packed=True, compiled=compiled))
+            check_packed(model, TreeForward(packed=True, compiled=compiled))
         except UserError as error:
             return str(error)
     return "gradients" if any(p.grad is not None for p in model.parameters()) else ""

@@ -18,7 +18,7 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model import logits as logits_module
 from brorl.model import logprobs as logprobs_module
-from brorl.model.forward import FlatForward
+from brorl.model.flat_path import FlatForward
 from brorl.model.logits import LOGITS_PER_BLOCK, MAX_LOGITS
 from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings

@@ -8,7 +8,8 @@ nodes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -16,11 +17,12 @@ import numpy as np
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from brorl.arrays import IntArray
+from brorl.arrays import FloatArray, IntArray
 from brorl.errors import UserError
 from brorl.model.device import to_device
 from brorl.model.logits import PLAIN, NextToken, row_logits
 from brorl.model.logprobs import ChunkLogprobs, NodeOutputs, default_max_nodes, node_offsets
+from brorl.model.tree_batch import num_tree_tokens
 from brorl.tree import RolloutTree
 
 Row = tuple[int, int]  # a tree, and a distinct response of it, by their numbers
@@ -117,6 +119,43 @@ def last_logits(model: PreTrainedModel, positions: int) -> dict[str, int]:
     """Return the argument that limits the logits to the last positions, if the model has it."""
     has = "logits_to_keep" in signature(model.forward).parameters
     return {"logits_to_keep": positions} if has else {}
+
+
+def flat_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
+    """Return each distinct response's cost in tokens on the flat path, shape [L]: its prompt and all of its tokens."""
+    length_L = len(tree.prompt_ids) + tree.length
+    return length_L + cost_per_position * length_L * (length_L - 1) / 2
+
+
+@dataclass(frozen=True)
+class FlatForward:
+    """The model's own forward pass."""
+
+    reason: str  # why the tree path is not taken
+    whole_logits: bool = False  # whether the model needs whole logits; see `brorl.model.logits`
+    response_costs = staticmethod(flat_costs)
+
+    def default_max_nodes(self, model: PreTrainedModel) -> int:
+        """Return the maximum number of tokens of a forward pass, where the settings have none."""
+        return default_max_nodes(model, whole_logits=self.whole_logits)
+
+    @property
+    def chunk_logprobs(self) -> partial[Iterator[ChunkLogprobs]]:
+        """`flat_chunk_logprobs` with the logits that the model needs."""
+        return partial(flat_chunk_logprobs, whole_logits=self.whole_logits)
+
+    def cost_line(self, trees: Sequence[RolloutTree]) -> str:
+        """Return a line about the tokens of a pass, and about those of a pass with tree attention."""
+        tokens, distinct = num_flat_tokens(trees), num_tree_tokens(trees)
+        return (
+            f"flat path: a pass over the responses of this step has {tokens:,} tokens; with tree attention it would "
+            f"have {distinct:,} ({tokens / distinct:.1f} times fewer)"
+        )
+
+
+def num_flat_tokens(trees: Sequence[RolloutTree]) -> int:
+    """Return the tokens of a flat pass over some trees: a row per distinct response, padding excluded."""
+    return sum(int((len(tree.prompt_ids) + tree.length - 1).sum()) for tree in trees)
 
 
 _CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")  # `cache` from transformers 5.24

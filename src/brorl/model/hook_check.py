@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from brorl.errors import UserError
 from brorl.model.context_limit import attention_limit, carries_state, other_span, smallest_window
 from brorl.model.flat_path import CacheError, OwnCache, flat_chunk_logprobs, last_logits
-from brorl.model.logprobs import DEFAULT_PASS, ChunkLogprobs, ModelPass, by_tree, chunk_logprobs, tree_logprobs
+from brorl.model.logprobs import TREE, ChunkLogprobs, TreeForward, by_tree, tree_logprobs
 from brorl.model.sharding import local_tensor
 from brorl.model.tree_attention import HooksError, KVShape, PackedPass, kv_shapes, prefill, tree_attention
 from brorl.tree import RolloutTree
@@ -61,10 +61,10 @@ def check_window(model: PreTrainedModel) -> None:
 
 
 @torch.no_grad()
-def is_exact(model: PreTrainedModel, model_pass: ModelPass) -> bool:
+def is_exact(model: PreTrainedModel, forward: TreeForward) -> bool:
     """Return whether a pass gives the log-probs of another one that `check_hooks` accepted."""
     trees = _trees(model.config.get_text_config().vocab_size)
-    got, expected = (torch.cat(tree_logprobs(model, trees, model_pass=way)) for way in (model_pass, DEFAULT_PASS))
+    got, expected = (torch.cat(tree_logprobs(model, trees, forward=way)) for way in (forward, TREE))
     return _close(got, expected, model.dtype)
 
 
@@ -95,7 +95,7 @@ def check_own_cache(model: PreTrainedModel, context: int = 0) -> None:
             raise CacheError.of(model, f"its logits change when it decodes with its cache after {length} tokens")
 
 
-def check_packed(model: PreTrainedModel, model_pass: ModelPass, autocast: bool = False) -> None:
+def check_packed(model: PreTrainedModel, packed: TreeForward, autocast: bool = False) -> None:
     """Check that packed passes give a model the log-probs and the gradient of its own forward pass; collective.
 
     On CUDA the first call compiles the kernels, those without a gradient too. `autocast` means bfloat16.
@@ -106,15 +106,14 @@ def check_packed(model: PreTrainedModel, model_pass: ModelPass, autocast: bool =
     if carries_state(model.config):
         raise HooksError(f"layers of {type(model).__name__} carry a state from token to token")
     trees = _branching_trees(model)
-    flat = partial(flat_chunk_logprobs, whole_logits=model_pass.whole_logits)
+    flat = partial(flat_chunk_logprobs, whole_logits=packed.whole_logits)
     was_training = model.training
     try:
         with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast):
             expected = _logprobs_and_gradients(model, flat, trees)
-            packed = partial(chunk_logprobs, model_pass=model_pass)
-            got = _logprobs_and_gradients(model, packed, trees)
+            got = _logprobs_and_gradients(model, packed.chunk_logprobs, trees)
             with torch.no_grad():
-                again = _log_probs(model.eval(), packed, trees)
+                again = _log_probs(model.eval(), packed.chunk_logprobs, trees)
     except Exception as error:  # a compiler can raise anything, on many lines
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise HooksError(" ".join([f"{type(error).__name__}:", *lines[:2]])) from error

@@ -26,8 +26,15 @@ from brorl.model.device import to_device
 from brorl.model.flex_attention import compiled, compiled_layers
 from brorl.model.llama_pass import LlamaPass
 from brorl.model.logits import COMPILED_LOGITS_PER_BLOCK, LOGITS_PER_BLOCK, MAX_LOGITS, PLAIN, NextToken, RowLogits
-from brorl.model.tree_attention import PackedPass, PromptCache, prefill, tree_attention
-from brorl.model.tree_batch import AttentionChoice, TreeBatch, TreeSlice, split_into_chunks
+from brorl.model.tree_attention import KVShape, PackedPass, PromptCache, prefill, tree_attention
+from brorl.model.tree_batch import (
+    AttentionChoice,
+    TreeBatch,
+    TreeSlice,
+    prompt_groups,
+    split_into_chunks,
+    tree_costs,
+)
 from brorl.tree import RolloutTree
 
 _DEFAULT_NODES = 1024
@@ -35,8 +42,8 @@ _DEFAULT_NODES_ON_CUDA = 16384  # a chunk starts hundreds of kernels per layer, 
 
 
 @dataclass(frozen=True)
-class ModelPass:
-    """How chunks go through the model."""
+class TreeForward:
+    """Tree attention: how chunks and rows go through the model."""
 
     attention: AttentionChoice = "auto"  # how nodes attend to their prompts and paths; see `TreeContext`
     # whether prompts are tokens of their chunks, and FlexAttention computes all attention; see `ForestAttention`
@@ -44,6 +51,24 @@ class ModelPass:
     compiled: bool = False  # whether the decoder layers of packed chunks are compiled
     whole_logits: bool = False  # whether the model needs whole logits; see `brorl.model.logits`
     llama: bool = False  # whether the layers are computed by `LlamaPass` instead of the model's modules
+    # for each layer the shape of its keys and values; empty for a model that was not checked
+    kv_shapes: Sequence[KVShape] = ()
+    llama_rows: bool = False  # whether rows go through `LlamaPass`, also on a GPU
+    # the model's sliding window, if contexts are longer; an engine on a GPU and packed passes compute it
+    window: int | None = None
+    response_costs = staticmethod(tree_costs)
+
+    @property
+    def chunk_logprobs(self) -> partial[Iterator[ChunkLogprobs]]:
+        """`chunk_logprobs` with this forward pass."""
+        return partial(chunk_logprobs, forward=self)
+
+    def cost_line(self, trees: Sequence[RolloutTree]) -> None:
+        """Return a line about the cost of a pass over some trees: None, as it computes each distinct token once."""
+
+    def default_max_nodes(self, model: PreTrainedModel) -> int:
+        """Return the maximum number of nodes of a chunk, where the settings have none."""
+        return default_max_nodes(model, whole_logits=self.whole_logits)
 
     def of_tokens(self, model: PreTrainedModel) -> PackedPass:
         """Return a forward pass from the parameters of a model, to be used until they change."""
@@ -73,7 +98,7 @@ class ModelPass:
             yield
 
 
-DEFAULT_PASS = ModelPass()
+TREE = TreeForward()
 
 
 def default_max_nodes(model: PreTrainedModel, *, whole_logits: bool = False, device: str | None = None) -> int:
@@ -89,7 +114,7 @@ def tree_logprobs(
     *,
     next_token: NextToken = PLAIN,
     max_nodes: int | None = None,
-    model_pass: ModelPass = DEFAULT_PASS,
+    forward: TreeForward = TREE,
 ) -> list[Tensor]:
     """Return the log-prob (nats) of every node of every tree, shape [M], differentiable where gradients are enabled.
 
@@ -98,16 +123,16 @@ def tree_logprobs(
     """
     if not trees:
         return []
-    offsets, outputs = node_offsets(trees), model_pass.outputs(next_token)
+    offsets, outputs = node_offsets(trees), forward.outputs(next_token)
     chunks: list[ChunkLogprobs] = []
     cache = None
-    if not model_pass.packed:
+    if not forward.packed:
         with tree_attention(model):
-            cache, logits_PV = prefill(model_pass.of_tokens(model), [t.prompt_ids for t in trees])
+            cache, logits_PV = prefill(forward.of_tokens(model), [t.prompt_ids for t in trees])
         chunks.append(_first_level(trees, offsets, logits_PV, outputs))
-    max_nodes = max_nodes or default_max_nodes(model, whole_logits=model_pass.whole_logits)
+    max_nodes = max_nodes or forward.default_max_nodes(model)
     for slices in split_into_chunks(trees, max_nodes):
-        run = partial(_compute_chunk, model, trees, offsets, slices, cache, outputs, model_pass)
+        run = partial(_compute_chunk, model, trees, offsets, slices, cache, outputs, forward)
         chunk = checkpoint(run, use_reentrant=False, preserve_rng_state=False) if torch.is_grad_enabled() else run()
         if chunk is not None:
             chunks.append(chunk)
@@ -122,7 +147,7 @@ def chunk_logprobs(
     max_nodes: int | None = None,
     entropy: bool = False,
     recompute_prompts: bool = False,
-    model_pass: ModelPass = DEFAULT_PASS,
+    forward: TreeForward = TREE,
 ) -> Iterator[ChunkLogprobs]:
     """Yield the log-probs of all nodes in chunks; back-propagate each chunk's loss before the next chunk.
 
@@ -132,11 +157,11 @@ def chunk_logprobs(
     """
     if not trees:
         return
-    max_nodes = max_nodes or default_max_nodes(model, whole_logits=model_pass.whole_logits)
-    offsets, outputs = node_offsets(trees), model_pass.outputs(next_token, entropy)
-    if model_pass.packed:
+    max_nodes = max_nodes or forward.default_max_nodes(model)
+    offsets, outputs = node_offsets(trees), forward.outputs(next_token, entropy)
+    if forward.packed:
         for slices in split_into_chunks(trees, max_nodes):
-            chunk = _compute_chunk(model, trees, offsets, slices, None, outputs, model_pass)
+            chunk = _compute_chunk(model, trees, offsets, slices, None, outputs, forward)
             assert chunk is not None  # with prompts every slice owns nodes
             yield chunk
         return
@@ -145,18 +170,18 @@ def chunk_logprobs(
         with tree_attention(model):
             prompts = [t.prompt_ids for t in group]
             with torch.set_grad_enabled(torch.is_grad_enabled() and not recompute_prompts):
-                cache, logits_PV = prefill(model_pass.of_tokens(model), prompts)
+                cache, logits_PV = prefill(forward.of_tokens(model), prompts)
             computed = [logits_PV, *cache.key, *cache.value]
             held = [x.detach().requires_grad_(recompute_prompts or x.requires_grad) for x in computed]
             num_layers = len(cache.key)
             held_cache = PromptCache(held[1 : 1 + num_layers], held[1 + num_layers :], cache.length)
             yield _first_level(group, group_offsets, held[0], outputs)
             for slices in split_into_chunks(group, max_nodes):
-                chunk = _compute_chunk(model, group, group_offsets, slices, held_cache, outputs, model_pass)
+                chunk = _compute_chunk(model, group, group_offsets, slices, held_cache, outputs, forward)
                 if chunk is not None:
                     yield chunk
             if recompute_prompts:
-                again, logits_PV = prefill(model_pass.of_tokens(model), prompts)
+                again, logits_PV = prefill(forward.of_tokens(model), prompts)
                 computed = [logits_PV, *again.key, *again.value]
             received = [
                 (x, h.grad) for x, h in zip(computed, held, strict=True) if x.requires_grad and h.grad is not None
@@ -172,20 +197,20 @@ def _compute_chunk(
     slices: list[TreeSlice],
     cache: PromptCache | None,
     outputs: NodeOutputs,
-    model_pass: ModelPass,
+    forward: TreeForward,
 ) -> ChunkLogprobs | None:
     """Compute the log-probs of the nodes that a chunk owns; with a cache those below the first level, None if none."""
     batch = TreeBatch(trees, offsets, slices, model.device, with_prompts=cache is None)
     if not batch.target_index.numel():
         return None
     tokens = batch.token_T, batch.position_T
-    with model_pass.within(model):
+    with forward.within(model):
         if cache is None:
             forest = batch.forest(smallest_window(model.config))
-            rows = model_pass.hooked(model).row_logits(*tokens, forest, batch.logit_rows)
+            rows = forward.hooked(model).row_logits(*tokens, forest, batch.logit_rows)
         else:
-            context = batch.context(cache, model_pass.attention)
-            rows = model_pass.of_tokens(model).row_logits(*tokens, context, batch.logit_rows)
+            context = batch.context(cache, forward.attention)
+            rows = forward.of_tokens(model).row_logits(*tokens, context, batch.logit_rows)
     return outputs.of(rows, batch.length_R, batch.target_row, batch.target_token, batch.target_index)
 
 
@@ -215,17 +240,6 @@ def node_offsets(trees: Sequence[RolloutTree]) -> IntArray:
     """Return the number of nodes in the trees before each tree, shape [P]."""
     sizes = [t.num_unique_tokens for t in trees]
     return np.cumsum([0, *sizes])[:-1]
-
-
-def prompt_groups(trees: Sequence[RolloutTree], max_tokens: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges [start, stop) of trees whose prompts together have at most about `max_tokens` tokens."""
-    start, tokens = 0, 0
-    for i, tree in enumerate(trees):
-        tokens += len(tree.prompt_ids)
-        if tokens > max_tokens and i > start:
-            yield start, i
-            start, tokens = i, len(tree.prompt_ids)
-    yield start, len(trees)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from brorl.arrays import IntArray
+from brorl.arrays import FloatArray, IntArray
 from brorl.model.device import to_device
 from brorl.model.flex_attention import ForestAttention, padded_tokens
 from brorl.model.kernels import PackedNodes, attend_stack, kernels_of
@@ -61,6 +61,36 @@ def split_into_chunks(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[
         chunk.append(TreeSlice(number, start, tree.num_responses))
     if chunk:
         yield chunk
+
+
+def prompt_groups(trees: Sequence[RolloutTree], max_tokens: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges [start, stop) of trees whose prompts together have at most about `max_tokens` tokens."""
+    start, tokens = 0, 0
+    for i, tree in enumerate(trees):
+        tokens += len(tree.prompt_ids)
+        if tokens > max_tokens and i > start:
+            yield start, i
+            start, tokens = i, len(tree.prompt_ids)
+    yield start, len(trees)
+
+
+def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
+    """Return each distinct response's cost in tokens with tree attention, [L]: its tokens that no earlier one has.
+
+    The first response pays for the prompt. `cost_per_position` is that of attending to a token over the other work for
+    one.
+    """
+    prompt = len(tree.prompt_ids)
+    before_M = prompt + tree.depth
+    up_to_M = np.cumsum(1.0 + cost_per_position * before_M)
+    cost_L = np.diff(up_to_M[tree.leaf], prepend=0.0)
+    cost_L[0] += prompt + cost_per_position * prompt * (prompt - 1) / 2
+    return np.maximum(cost_L, 1e-9)  # two responses can end at one node
+
+
+def num_tree_tokens(trees: Sequence[RolloutTree]) -> int:
+    """Return the tokens of a pass with tree attention: the prompts, and the nodes that have children."""
+    return sum(len(tree.prompt_ids) + np.unique(tree.parent[tree.parent >= 0]).size for tree in trees)
 
 
 def input_nodes(tree: RolloutTree, responses: TreeSlice) -> tuple[IntArray, IntArray]:

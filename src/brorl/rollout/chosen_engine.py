@@ -11,9 +11,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from brorl.activity import Echo, Observe, unobserved
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.model.forward import FlatForward, TreeForward, choose_forward
+from brorl.model.flat_path import FlatForward
+from brorl.model.forward import choose_forward
 from brorl.model.kernels import use_kernels
 from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model
+from brorl.model.logprobs import TreeForward
 from brorl.model.source import find_model, read_config
 from brorl.model.stop_strings import StopStrings
 from brorl.rollout.engine import Engine, Sampler
@@ -112,7 +114,7 @@ def build_engine(
             has_copy = config.dtype == "bfloat16" and model.dtype != torch.bfloat16
             sampler = load_model(source, choose_device(config.device), torch.bfloat16) if has_copy else model
             rounded = config.engine.dtype == "bfloat16"
-            if rounded and not (isinstance(forward, TreeForward) and forward.model_pass.llama):
+            if rounded and not (isinstance(forward, TreeForward) and forward.llama):
                 raise UserError(
                     f"engine.dtype = bfloat16 needs the Llama pass, which {type(model).__name__} does not have here "
                     "(Llama, Mistral, Qwen2 or Qwen3 on a CPU, without adapters and sliding windows); set "

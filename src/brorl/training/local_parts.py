@@ -10,9 +10,11 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Echo, Observe, Phase, unobserved
 from brorl.config.settings import TrainConfig
-from brorl.model.forward import FlatForward, Forward, TreeForward, choose_forward, with_packed_passes, without_windows
+from brorl.model.flat_path import FlatForward
+from brorl.model.forward import Forward, choose_forward, with_packed_passes, without_windows
 from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model
 from brorl.model.logits import NextToken
+from brorl.model.logprobs import TreeForward
 from brorl.model.sharding import shard
 from brorl.prompts.stream import PromptStream
 from brorl.rollout.chosen_engine import OnEnd, build_engine, end_engine
@@ -156,7 +158,7 @@ def build_rank(
             ranks, lambda: load(torch.device("cpu")), config.adapters, config.engine.gradient_checkpointing
         )
         if isinstance(forward, TreeForward):  # only its modules gather the weights of a sharded model
-            forward = replace(forward, model_pass=replace(forward.model_pass, llama=False))
+            forward = replace(forward, llama=False)
         shard(model, weights, choose_device(config.device), config.autocasts)
     forward = build_learner_forward(config, model, forward, echo, ranks)
     return TreeLearner(model, config, echo, observe, ranks, forward=forward, stop_token_ids=stop_token_ids)

@@ -26,8 +26,10 @@ from brorl.algorithms.kl import penalized_group
 from brorl.arrays import FloatArray
 from brorl.config.settings import TrainConfig
 from brorl.errors import DivergedError
-from brorl.model.forward import FlatForward, Forward, TreeForward
+from brorl.model.flat_path import FlatForward
+from brorl.model.forward import Forward
 from brorl.model.load import check_saved
+from brorl.model.logprobs import TreeForward
 from brorl.model.sharding import full_tensor, save_whole
 from brorl.runs.checkpoint import EMA
 from brorl.training.adamw import AdamW

@@ -23,11 +23,12 @@ from brorl.arrays import FloatArray
 from brorl.config.settings import TrainConfig
 from brorl.model.chunk_size import ChunkSize, Passes
 from brorl.model.device import in_float64
-from brorl.model.forward import FlatForward, Forward, TreeForward, num_flat_tokens, num_tree_tokens
+from brorl.model.flat_path import FlatForward, num_flat_tokens
+from brorl.model.forward import Forward
 from brorl.model.logits import NextToken
-from brorl.model.logprobs import ChunkLogprobs, by_tree
+from brorl.model.logprobs import ChunkLogprobs, TreeForward, by_tree
 from brorl.model.sharding import SyncedForward
-from brorl.model.tree_batch import TreeSlice, split_into_chunks
+from brorl.model.tree_batch import TreeSlice, num_tree_tokens, split_into_chunks
 from brorl.training.learner_state import ReferencePolicy
 from brorl.training.ranks import Ranks
 from brorl.tree import RolloutTree
@@ -173,7 +174,7 @@ def rows_forward(forward: Forward) -> Forward:
     """Return the way of rows for a model."""
     if isinstance(forward, FlatForward):
         return forward
-    return FlatForward("rows were faster when the run began", whole_logits=forward.model_pass.whole_logits)
+    return FlatForward("rows were faster when the run began", whole_logits=forward.whole_logits)
 
 
 def device_seconds() -> float:

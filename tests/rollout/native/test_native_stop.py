@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from brorl.model.forward import FlatForward
+from brorl.model.flat_path import FlatForward
 from brorl.model.stop_strings import StopStrings
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams

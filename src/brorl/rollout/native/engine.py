@@ -19,10 +19,12 @@ from brorl.activity import Echo, Observe, unobserved
 from brorl.arrays import IntArray
 from brorl.errors import UserError, first_line
 from brorl.model import gpu_kernels
-from brorl.model.forward import FlatForward, TreeForward, choose_forward
+from brorl.model.flat_path import FlatForward
+from brorl.model.forward import choose_forward
 from brorl.model.hook_check import agrees
 from brorl.model.kernels import KernelsError, kernels_of, required
 from brorl.model.llama_pass import LlamaPass
+from brorl.model.logprobs import TreeForward
 from brorl.model.stop_strings import StopStrings
 from brorl.model.tree_attention import PackedPass
 from brorl.rollout.engine import rollouts_of_prompts
@@ -162,7 +164,7 @@ class NativeEngine:
         if self._kept is not None and self._kept.goes_on(cache.memory, sampling):
             return self._kept
         # A copy of the weights in every call: they may have changed since the last one.
-        packed = LlamaPass(self.model, self._dtype) if self._forward.llama else PackedPass(self.model)
+        packed = LlamaPass(self.model, self._dtype) if self._forward.llama_rows else PackedPass(self.model)
         if isinstance(cache, PagedRowCache):
             return PagedDecoder(self.model, packed, cache)
         decoder = SlotDecoder(self.model, packed, cache, sampling, self._graphs, draws=draws_on(self.model.device))
