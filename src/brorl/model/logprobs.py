@@ -8,7 +8,7 @@ its keys and values collect the gradient of all chunks before it flows through t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -74,10 +74,6 @@ class TreeForward:
         """Return a forward pass from the parameters of a model, to be used until they change."""
         if self.llama and not torch.is_autocast_enabled(model.device.type):
             return LlamaPass(model)
-        return self.hooked(model)
-
-    def hooked(self, model: PreTrainedModel) -> PackedPass:
-        """Return a forward pass through the modules of a model."""
         return PackedPass(model, whole_logits=self.whole_logits, max_logits=self._logits_per_block)
 
     def outputs(self, next_token: NextToken, entropy: bool = False) -> NodeOutputs:
@@ -87,15 +83,6 @@ class TreeForward:
     @property
     def _logits_per_block(self) -> int | None:
         return COMPILED_LOGITS_PER_BLOCK if self.compiled else None
-
-    @contextmanager
-    def within(self, model: PreTrainedModel) -> Iterator[None]:
-        """Let the model compute its attention, and its layers, in this way inside the block."""
-        with ExitStack() as stack:
-            stack.enter_context(tree_attention(model))
-            if self.compiled:
-                stack.enter_context(compiled_layers(model))
-            yield
 
 
 TREE = TreeForward()
@@ -204,13 +191,10 @@ def _compute_chunk(
     if not batch.target_index.numel():
         return None
     tokens = batch.token_T, batch.position_T
-    with forward.within(model):
-        if cache is None:
-            forest = batch.forest(smallest_window(model.config))
-            rows = forward.hooked(model).row_logits(*tokens, forest, batch.logit_rows)
-        else:
-            context = batch.context(cache, forward.attention)
-            rows = forward.of_tokens(model).row_logits(*tokens, context, batch.logit_rows)
+    with tree_attention(model), compiled_layers(model) if forward.compiled else nullcontext():
+        window = smallest_window(model.config)
+        context = batch.forest(window) if cache is None else batch.context(cache, forward.attention)
+        rows = forward.of_tokens(model).row_logits(*tokens, context, batch.logit_rows)
     return outputs.of(rows, batch.length_R, batch.target_row, batch.target_token, batch.target_index)
 
 
