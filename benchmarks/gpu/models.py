@@ -23,7 +23,7 @@ from brorl.model.forward import Forward
 from brorl.model.logprobs import TreeForward
 from brorl.model.tree_attention import enable_gradient_checkpointing
 
-_SCORES_PER_TILE = 400  # some queries of a short response
+_SCORES_PER_TILE = 4000  # some queries of a short response
 _ROWS_PER_BLOCK = 5
 NO_END_TOKEN = 10**9  # outside of every vocabulary: no response ends early
 _SMALL_ENTROPY_NATS = 1.0  # of the small models, so that their rollouts share prefixes
