@@ -360,7 +360,7 @@ def test_a_config_of_trl_becomes_a_recipe_with_the_data_of_a_file(tmp_path: Path
     assert done.code == 0, done.err
     assert "without a counterpart, and left out: min_p" in done.said
     text = output.read_text()
-    assert "# Without a counterpart, and left out: min_p" in text
+    assert "# - without a counterpart, and left out: min_p" in text
     config = make_config(parse_yaml(text, "mine.yaml"), {}, "mine.yaml")
     assert (config.rollouts_per_prompt, config.kl.coefficient, config.steps) == (4, 0.01, 7)
     assert config.rewards.partial_credit  # TRL trains on graded rewards

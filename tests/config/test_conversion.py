@@ -1,15 +1,67 @@
-"""Configs of TRL and verl as recipes: what each setting becomes, what is left out, and what is refused."""
+"""Configs of TRL and verl as recipes: what each setting becomes, what is left out, and what is refused.
 
+Every field of TRL's GRPOConfig, of its scripts' arguments and of transformers' TrainingArguments is converted, without
+effect here, or named as left out. The names are those of TRL 1.16 and transformers 5.23, copied from their source.
+"""
+
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from brorl.api.init import convert, with_data
+from brorl.config.conversion import Conversion
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from each_row import each_row
+
+GRPO = """
+learning_rate model_init_kwargs trust_remote_code router_aux_loss_coef disable_dropout cast_lm_head_to_fp32
+remove_unused_columns num_generations num_generations_eval max_completion_length ds3_gather_for_generation
+shuffle_dataset pad_to_multiple_of generation_batch_size steps_per_generation temperature top_p top_k min_p
+generation_kwargs chat_template_kwargs repetition_penalty cache_implementation use_vllm vllm_mode vllm_model_impl
+vllm_enable_sleep_mode vllm_structured_outputs_regex vllm_server_base_url vllm_server_host vllm_server_port
+vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization vllm_max_model_length vllm_tensor_parallel_size beta
+num_iterations epsilon delta epsilon_high sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos
+vespo_k_neg vespo_lambda_neg importance_sampling_level reward_weights multi_objective_aggregation scale_rewards
+loss_type mask_truncated_completions sync_ref_model ref_model_mixup_alpha ref_model_sync_steps top_entropy_quantile
+entropy_coef use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target
+max_tool_calling_iterations vllm_importance_sampling_correction vllm_importance_sampling_mode
+vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min off_policy_mask_threshold use_bias_correction_kl
+log_completions log_multimodal num_completions_to_print log_unique_prompts log_completions_hub_repo
+use_transformers_continuous_batching transformers_continuous_batching_config use_transformers_paged
+vllm_importance_sampling_cap
+"""
+SCRIPT = """
+model_name_or_path model_revision dtype attn_implementation use_peft lora_r lora_alpha lora_dropout
+lora_target_modules lora_target_parameters lora_modules_to_save lora_task_type use_rslora use_dora load_in_8bit
+load_in_4bit bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage datasets streaming test_split_size
+dataset_name dataset_config dataset_train_split dataset_test_split dataset_streaming ignore_bias_buffers
+reward_model_name_or_path reward_funcs
+"""
+OLDER = ["max_prompt_length", "warmup_ratio"]  # of versions before
+TRANSFORMERS = """
+output_dir per_device_train_batch_size num_train_epochs max_steps learning_rate lr_scheduler_type lr_scheduler_kwargs
+warmup_steps optim optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon optim_target_modules
+gradient_accumulation_steps average_tokens_across_devices max_grad_norm label_smoothing_factor bf16 fp16
+bf16_full_eval fp16_full_eval tf32 activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing
+gradient_checkpointing_kwargs torch_compile torch_compile_backend torch_compile_mode use_liger_kernel
+liger_kernel_config use_cache neftune_noise_alpha torch_empty_cache_steps auto_find_batch_size logging_strategy
+logging_steps logging_first_step log_on_each_node logging_nan_inf_filter include_num_input_tokens_seen log_level
+log_level_replica disable_tqdm report_to run_name project trackio_space_id trackio_bucket_id trackio_static_space_id
+eval_strategy eval_steps eval_delay per_device_eval_batch_size prediction_loss_only eval_on_start
+eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics
+save_only_model save_strategy save_steps save_on_each_node save_total_limit enable_jit_checkpoint push_to_hub
+hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision load_best_model_at_end
+metric_for_best_model greater_is_better ignore_data_skip restore_callback_states_from_checkpoint full_determinism seed
+data_seed use_cpu accelerator_config parallelism_config dataloader_drop_last dataloader_num_workers
+dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context
+dataloader_in_order remove_unused_columns label_names train_sampling_strategy length_column_name
+ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout fsdp
+fsdp_config deepspeed debug skip_memory_metrics do_train do_eval do_predict resume_from_checkpoint local_rank
+"""
 
 TRL: dict[str, Any] = {"model_name_or_path": "some/model", "dataset_name": "some/data", "num_generations": 16}
 VERL: dict[str, Any] = {
@@ -17,111 +69,276 @@ VERL: dict[str, Any] = {
     "actor_rollout_ref": {"model": {"path": "some/model"}, "rollout": {"n": 16, "name": "vllm"}},
     "data": {"train_files": "train.parquet", "train_batch_size": 512},
 }
-
-
 DEFAULT_TRIES = TrainConfig().dynamic_sampling.max_tries
+# 16 prompts a step in one update, 200 updates
+BASE: dict[str, Any] = {
+    "model_name_or_path": "some/model", "dataset_name": "some/data", "num_generations": 4,
+    "per_device_train_batch_size": 64, "max_steps": 200, "bf16": False, "lr_scheduler_type": "constant_with_warmup",
+}  # fmt: skip
+LORA, VLLM, KL = {"use_peft": True, "lora_target_modules": ["q_proj"]}, {"use_vllm": True}, {"beta": 0.1}
+# field, its value, what else the config needs, the setting, and its value there
+CONVERTED: list[tuple[str, Any, dict[str, Any], str, Any]] = [
+    ("learning_rate", 5e-6, {}, "optimizer.learning_rate", 5e-6),
+    ("num_generations", 16, {}, "rollouts_per_prompt", 16),
+    ("num_generations_eval", 6, {}, "evaluation.rollouts_per_prompt", 6),
+    ("max_completion_length", 700, {}, "sampling.max_new_tokens", 700),
+    ("max_prompt_length", 300, {}, "data.max_prompt_tokens", 300),
+    ("generation_batch_size", 128, {}, "prompts_per_step", 32),
+    ("steps_per_generation", 2, {}, "optimizer.mini_batches", 2),
+    ("temperature", 0.7, {}, "sampling.temperature", 0.7),
+    ("top_p", 0.9, {}, "sampling.top_p", 0.9),
+    ("top_k", 50, {}, "sampling.top_k", 50),
+    ("generation_kwargs", {"min_new_tokens": 3}, {}, "sampling.min_new_tokens", 3),
+    ("chat_template_kwargs", {"enable_thinking": False}, {}, "prompt.chat_template_options",
+     {"enable_thinking": False}),
+    ("use_vllm", True, {}, "engine.kind", "vllm"),
+    ("vllm_mode", "server", VLLM, "engine.vllm.placement", "apart"),
+    ("vllm_tensor_parallel_size", 2, VLLM, "engine.vllm.tensor_parallel", 2),
+    ("vllm_importance_sampling_correction", False, VLLM, "importance.correction", "none"),
+    ("vllm_importance_sampling_mode", "token_mask", VLLM, "importance.correction", "mask"),
+    ("vllm_importance_sampling_clip_max", 2.0, VLLM, "importance.high", 2.0),
+    ("vllm_importance_sampling_cap", 2.5, VLLM, "importance.high", 2.5),
+    ("vllm_importance_sampling_clip_min", 0.25, VLLM, "importance.low", 0.25),
+    ("beta", 0.04, {}, "kl.coefficient", 0.04),
+    ("use_bias_correction_kl", False, KL, "kl.estimator", "k3"),
+    ("epsilon", 0.1, {}, "loss.clip_low", 0.1),
+    ("epsilon_high", 0.28, {}, "loss.clip_high", 0.28),
+    ("delta", 4.0, {}, "loss.dual_clip", 4.0),
+    ("importance_sampling_level", "sequence", {}, "loss.kind", "gspo"),
+    ("reward_weights", [2.0, 1.0], {"reward_funcs": ["my.right", "my.short"]}, "rewards.domain_weights", {"own": 2.0}),
+    ("scale_rewards", "none", {}, "advantage.estimator", "rloo"),
+    ("loss_type", "dr_grpo", {}, "loss.aggregation", "constant"),
+    ("mask_truncated_completions", True, {}, "loss.mask_truncated", True),
+    ("sync_ref_model", True, KL, "reference.reset_every", 512),
+    ("ref_model_sync_steps", 64, {**KL, "sync_ref_model": True}, "reference.reset_every", 64),
+    ("entropy_coef", 0.01, {}, "loss.entropy_coefficient", 0.01),
+    ("model_name_or_path", "other/model", {}, "model", "other/model"),
+    ("dtype", "bfloat16", {}, "dtype", "bfloat16"),
+    ("use_peft", True, {"lora_target_modules": ["q_proj"]}, "lora.rank", 16),
+    ("lora_r", 8, LORA, "lora.rank", 8),
+    ("lora_alpha", 16, LORA, "lora.alpha", 16.0),
+    ("lora_target_modules", ["k_proj"], {"use_peft": True}, "lora.target_modules", ("k_proj",)),
+    ("use_rslora", True, {**LORA, "lora_r": 16, "lora_alpha": 32}, "lora.alpha", 128.0),  # 32 / sqrt(16) = 128 / 16
+    ("load_in_4bit", True, LORA, "lora.quantization", "nf4"),
+    ("test_split_size", 0.2, {}, "data.held_out_fraction", 0.2),
+    ("output_dir", "/tmp/there", {}, "output_dir", "/tmp/there"),
+    ("per_device_train_batch_size", 128, {}, "prompts_per_step", 32),
+    ("gradient_accumulation_steps", 4, {}, "prompts_per_step", 64),
+    ("max_steps", 300, {}, "steps", 300),
+    ("lr_scheduler_type", "cosine", {}, "optimizer.schedule", "cosine"),
+    ("lr_scheduler_kwargs", {"min_lr_rate": 0.5}, {"lr_scheduler_type": "cosine"}, "optimizer.final_rate",
+     0.5),
+    ("warmup_steps", 0.1, {}, "optimizer.warmup_updates", 20),
+    ("warmup_ratio", 0.05, {}, "optimizer.warmup_updates", 10),
+    ("weight_decay", 0.1, {}, "optimizer.weight_decay", 0.1),
+    ("adam_beta1", 0.8, {}, "optimizer.betas", (0.8, 0.999)),
+    ("adam_beta2", 0.99, {}, "optimizer.betas", (0.9, 0.99)),
+    ("max_grad_norm", 0.2, {}, "optimizer.max_grad_norm", 0.2),
+    ("bf16", True, {}, "dtype", "bfloat16"),
+    ("gradient_checkpointing", True, {}, "engine.gradient_checkpointing", True),
+    ("report_to", ["wandb"], {}, "tracking.to", ("wandb",)),
+    ("run_name", "first", {}, "tracking.run_name", "first"),
+    ("project", "sums", {}, "tracking.project", "sums"),
+    ("eval_strategy", "no", {}, "evaluation.every", 0),
+    ("eval_steps", 0.5, {}, "evaluation.every", 100),
+    ("save_steps", 0.1, {}, "checkpoint_every", 20),
+    ("save_total_limit", 7, {}, "keep_checkpoints", 7),
+    ("seed", 42, {}, "seed", 42),
+    ("use_cpu", True, {}, "device", "cpu"),
+]  # fmt: skip
+# of the data: what the source becomes
+OF_THE_SOURCE: list[tuple[str, Any, dict[str, Any], str, Any]] = [
+    ("dataset_name", "other/data", {}, "path", "other/data"),
+    ("dataset_config", "main", {}, "subset", "main"),
+    ("dataset_train_split", "train[:90%]", {}, "split", "train[:90%]"),
+    ("datasets", [{"path": "a/b", "split": "part"}], {}, "split", "part"),
+    ("reward_funcs", ["my.rewards.right"], {}, "domain", "own"),
+]
+# field and its value: said in a remark, because a number is not all that has to change
+SAID: list[tuple[str, Any, dict[str, Any], str]] = [
+    ("num_iterations", 2, {}, "one pass is made over the rollouts"),
+    ("num_train_epochs", 2.0, {"max_steps": -1}, "num_train_epochs = 2 is 2 x (number of prompts) / 16 steps"),
+    ("save_strategy", "epoch", {}, "set checkpoint_every: the config has an epoch"),
+    ("lora_dropout", 0.1, LORA, "lora_dropout = 0.1 is left out"),
+]
+LEFT_OUT: dict[str, Any] = {
+    "model_init_kwargs": {"use_kernels": True}, "trust_remote_code": True, "router_aux_loss_coef": 0.01,
+    "cast_lm_head_to_fp32": True, "shuffle_dataset": False, "min_p": 0.1, "repetition_penalty": 1.1,
+    "vllm_structured_outputs_regex": "a*", "multi_objective_aggregation": "normalize_then_sum",
+    "ref_model_mixup_alpha": 0.9, "top_entropy_quantile": 0.2, "use_adaptive_entropy": True, "entropy_coef_min": 0.1,
+    "entropy_coef_max": 0.5, "entropy_coef_delta": 0.1, "entropy_target": 0.3, "max_tool_calling_iterations": 3,
+    "off_policy_mask_threshold": 0.5, "model_revision": "v2", "lora_target_parameters": ["a"],
+    "lora_modules_to_save": ["lm_head"], "use_dora": True, "load_in_8bit": True, "bnb_4bit_quant_type": "fp4",
+    "use_bnb_nested_quant": True, "reward_model_name_or_path": "some/reward", "optim": "adafactor",
+    "optim_args": "a=1", "optim_target_modules": ["a"], "adam_epsilon": 1e-6, "label_smoothing_factor": 0.1,
+    "fp16": True, "neftune_noise_alpha": 5.0, "push_to_hub": True, "data_seed": 3,
+    "train_sampling_strategy": "sequential", "resume_from_checkpoint": "there",
+}  # fmt: skip
+SOURCE_ONLY = {"dataset_test_split"}  # with eval_strategy, tested below
+# what else decides: given, setting, value
+FURTHER: list[tuple[dict[str, Any], str, Any]] = [
+    ({}, "advantage.estimator", "grpo"),
+    ({"scale_rewards": "batch"}, "advantage.estimator", "reinforce_pp_baseline"),
+    ({"scale_rewards": False}, "advantage.estimator", "rloo"),
+    ({"epsilon": 0.1}, "loss.clip_high", 0.1),  # of epsilon, where epsilon_high is not set
+    ({"importance_sampling_level": "sequence", "epsilon": 3e-4}, "loss.clip_low", 3e-4),
+    ({"learning_rate": "5e-6"}, "optimizer.learning_rate", 5e-6),  # YAML reads it as text
+    ({"lr_scheduler_type": None}, "optimizer.schedule", "linear"),
+    ({"lr_scheduler_type": None}, "optimizer.final_rate", 0.0),
+    ({"lr_scheduler_type": "constant"}, "optimizer.schedule", "constant"),
+    ({}, "optimizer.betas", (0.9, 0.999)),
+    ({"beta": 0.04}, "kl.estimator", "k2"),  # TRL weights k3 by the ratio, which has the gradient of k2
+    ({}, "dynamic_sampling.enabled", False),
+    ({"bf16": True}, "importance.correction", "truncate"),
+    # 8 x 16 samples a batch in one process, and one update of all of them
+    (
+        {"num_generations": 16, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 16},
+        "prompts_per_step",
+        8,
+    ),
+    ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 16}, "optimizer.mini_batches", 1),
+    # four batches are generated at once, and each is an update
+    ({"steps_per_generation": 4}, "prompts_per_step", 64),
+    ({"steps_per_generation": 4, "max_steps": 1000}, "steps", 250),
+    ({"top_p": 0.9, "generation_kwargs": {"top_p": 0.95}}, "sampling.top_p", 0.95),  # TRL lets these replace it
+    ({"generation_kwargs": {"top_k": 20, "temperature": 0.6}}, "sampling.temperature", 0.6),
+    ({"report_to": ["none"]}, "tracking.to", ()),
+    ({"use_vllm": True}, "importance.high", 3.0),  # TRL corrects by default
+    ({"use_vllm": True}, "importance.correction", "truncate"),
+]
+OF_VERL: list[tuple[dict[str, Any], str, Any]] = [
+    ({}, "rollouts_per_prompt", 16),
+    ({}, "prompts_per_step", 512),
+    ({}, "optimizer.mini_batches", 2),  # verl's mini-batch has 256 prompts by default
+    ({"actor_rollout_ref.actor.ppo_mini_batch_size": 64}, "optimizer.mini_batches", 8),
+    ({"algorithm.adv_estimator": "rloo"}, "advantage.estimator", "rloo"),
+    ({}, "advantage.estimator", "grpo"),
+    ({"algorithm.norm_adv_by_std_in_grpo": False}, "advantage.estimator", "rloo"),
+    ({"algorithm.adv_estimator": "reinforce_plus_plus_baseline"}, "advantage.normalize_over", "tokens"),
+    ({"algorithm.filter_groups.enable": True}, "dynamic_sampling.enabled", True),
+    ({}, "dynamic_sampling.enabled", False),
+    ({"actor_rollout_ref.actor.clip_ratio": 0.1}, "loss.clip_low", 0.2),  # verl's own low and high decide
+    ({"actor_rollout_ref.actor.clip_ratio_high": 0.28}, "loss.clip_high", 0.28),
+    ({}, "loss.dual_clip", 3.0),
+    ({"actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean"}, "loss.aggregation", "sequence_mean"),
+    ({"actor_rollout_ref.actor.use_kl_loss": True}, "kl.coefficient", 0.001),
+    ({"actor_rollout_ref.actor.use_kl_loss": True}, "kl.estimator", "k3"),
+    ({"actor_rollout_ref.actor.policy_loss.loss_mode": "gspo"}, "loss.kind", "gspo"),
+    ({}, "optimizer.weight_decay", 0.01),
+    ({"actor_rollout_ref.rollout.top_k": -1}, "sampling.top_k", 0),
+    ({"trainer.total_training_steps": 300}, "steps", 300),
+    ({"trainer.save_freq": -1}, "checkpoint_every", 50),
+    ({"trainer.logger": ["console", "wandb"]}, "tracking.to", ("wandb",)),
+    ({"trainer.max_actor_ckpt_to_keep": 4}, "keep_checkpoints", 4),
+    ({"actor_rollout_ref.model.lora_rank": 8}, "lora.alpha", 16.0),
+    ({"algorithm.use_kl_in_reward": True}, "kl.placement", "reward"),
+    ({"algorithm.filter_groups.max_num_gen_batches": 0}, "dynamic_sampling.max_tries", DEFAULT_TRIES),
+    ({"algorithm.filter_groups.max_num_gen_batches": 7}, "dynamic_sampling.max_tries", 7),
+]
+
+
+def conversion_of(field: str, given: Any, more: dict[str, Any]) -> Conversion:
+    return convert({**BASE, **more, field: given}, "it.yaml")
 
 
 def recipe_of(config: dict[str, Any]) -> TrainConfig:
     return make_config(convert(config, "it.yaml").settings, {}, "it.yaml")
 
 
-def value(config: TrainConfig, name: str) -> Any:
-    found: Any = config
+def value_of(conversion: Conversion, name: str) -> Any:
+    found: Any = make_config(conversion.settings, {}, "it.yaml")
     for part in name.split("."):
         found = getattr(found, part)
     return found
 
 
-@each_row(
-    ("given", "name", "expected"),
-    [
-        ({}, "advantage.estimator", "grpo"),
-        ({"scale_rewards": "batch"}, "advantage.estimator", "reinforce_pp_baseline"),
-        ({"scale_rewards": False}, "advantage.estimator", "rloo"),
-        ({}, "loss.clip_high", 0.2),  # of epsilon, where epsilon_high is not set
-        ({"epsilon": 0.1}, "loss.clip_high", 0.1),
-        ({"epsilon_high": 0.28}, "loss.clip_high", 0.28),
-        ({"loss_type": "dr_grpo"}, "loss.aggregation", "constant"),
-        ({"loss_type": "cispo"}, "loss.kind", "cispo"),
-        ({"importance_sampling_level": "sequence"}, "loss.kind", "gspo"),
-        ({"importance_sampling_level": "sequence", "epsilon": 3e-4}, "loss.clip_low", 3e-4),
-        ({}, "optimizer.learning_rate", 1e-6),
-        ({"learning_rate": "5e-6"}, "optimizer.learning_rate", 5e-6),  # YAML reads it as text
-        ({}, "optimizer.schedule", "linear"),
-        ({}, "optimizer.final_rate", 0.0),
-        ({"lr_scheduler_type": "constant"}, "optimizer.schedule", "constant"),
-        ({}, "optimizer.betas", (0.9, 0.999)),
-        ({"beta": 0.04}, "kl.coefficient", 0.04),
-        ({"beta": 0.04}, "kl.estimator", "k2"),  # TRL weights k3 by the ratio, which has the gradient of k2
-        ({}, "dynamic_sampling.enabled", False),
-        ({"bf16": True}, "importance.correction", "truncate"),
-        ({"use_vllm": True, "bf16": True}, "engine.kind", "vllm"),
-        ({"sync_ref_model": True, "beta": 0.1}, "reference.reset_every", 512),
-        ({"max_completion_length": 1024}, "sampling.max_new_tokens", 1024),
-        # 8 x 16 samples a batch in one process, and one update of all of them
-        ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 16}, "prompts_per_step", 8),
-        ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 16}, "optimizer.mini_batches", 1),
-        # four batches of 128 samples are generated at once, and each is an update
-        ({"per_device_train_batch_size": 128, "steps_per_generation": 4}, "prompts_per_step", 32),
-        ({"per_device_train_batch_size": 128, "steps_per_generation": 4}, "optimizer.mini_batches", 4),
-        ({"per_device_train_batch_size": 128, "steps_per_generation": 4, "max_steps": 1000}, "steps", 250),
-        ({"generation_batch_size": 320}, "prompts_per_step", 20),
-        ({"top_p": 0.9, "generation_kwargs": {"top_p": 0.95}}, "sampling.top_p", 0.95),  # TRL lets these replace it
-        ({"generation_kwargs": {"top_k": 20, "temperature": 0.6}}, "sampling.temperature", 0.6),
-        ({"report_to": "wandb"}, "tracking.to", ("wandb",)),
-        ({"report_to": ["none"]}, "tracking.to", ()),
-        ({"use_vllm": True}, "importance.high", 3.0),  # TRL corrects by default
-        ({"use_vllm": True}, "importance.correction", "truncate"),
-        ({"use_vllm": True, "vllm_importance_sampling_mode": "token_mask"}, "importance.correction", "mask"),
-        ({"use_vllm": True, "vllm_importance_sampling_correction": False}, "importance.correction", "none"),
-        ({"use_peft": True, "lora_r": 8}, "lora.rank", 8),
-        ({"use_peft": True, "load_in_4bit": True}, "lora.quantization", "nf4"),
-    ],
-)
-def test_settings_of_trl(given: dict[str, Any], name: str, expected: Any) -> None:
-    assert value(recipe_of({**TRL, **given}), name) == expected
+@each_row(("field", "given", "more", "setting", "expected"), CONVERTED)
+def test_a_field_is_converted(field: str, given: Any, more: dict[str, Any], setting: str, expected: Any) -> None:
+    found = conversion_of(field, given, more)
+    assert value_of(found, setting) == expected
+    assert not any(field in name for name in found.without_counterpart)
+    before = convert({**BASE, **more, field: None} if field not in BASE else {**BASE, **more}, "it.yaml")
+    assert value_of(before, setting) != expected  # it is this field that decides
+
+
+@pytest.mark.parametrize(("field", "given", "more", "key", "expected"), OF_THE_SOURCE)
+def test_a_field_names_the_data(field: str, given: Any, more: dict[str, Any], key: str, expected: Any) -> None:
+    found = conversion_of(field, given, more)
+    (source,) = value_of(found, "data.sources")
+    assert getattr(source, key) == expected
+    assert source.answer_column == "solution"  # which TRL's reward functions read
+    assert field not in found.without_counterpart
+
+
+@pytest.mark.parametrize(("field", "given", "more", "said"), SAID)
+def test_a_field_is_answered_in_words(field: str, given: Any, more: dict[str, Any], said: str) -> None:
+    found = conversion_of(field, given, more)
+    assert any(said in remark for remark in found.remarks), found.remarks
+    assert field not in found.without_counterpart
+
+
+@each_row("field", LEFT_OUT)
+def test_a_field_without_a_counterpart_is_named(field: str) -> None:
+    found = conversion_of(field, LEFT_OUT[field], {})
+    assert [name for name in found.without_counterpart if name.partition(".")[0] == field], found
+    assert found.settings == convert(BASE, "it.yaml").settings
+
+
+def test_the_other_fields_change_nothing_and_every_field_has_a_fate() -> None:
+    classed = [row[0] for table in (CONVERTED, OF_THE_SOURCE, SAID) for row in table]
+    fields = {*f"{GRPO}{SCRIPT}{TRANSFORMERS}".split(), *OLDER}
+    assert len(classed) == len({*classed})
+    assert not {*classed} & {*LEFT_OUT}
+    assert {*classed, *LEFT_OUT, *SOURCE_ONLY} <= fields
+    silent = fields - {*classed, *LEFT_OUT, *SOURCE_ONLY}
+    plain = convert(BASE, "it.yaml")
+    for field in silent:
+        found = conversion_of(field, "anything", {})
+        assert (found.settings, found.without_counterpart) == (plain.settings, ()), field
+    # what could be mistaken for a setting of the training is none of them
+    training = ("adam", "epsilon", "lora", "num_", "top_", "warmup", "lr_")
+    assert {name for name in silent if name.startswith(training)} == {"lora_task_type", "num_completions_to_print"}
+
+
+def test_the_test_split_is_evaluated_on_where_trl_evaluates() -> None:
+    found = convert({**BASE, "eval_strategy": "steps", "eval_steps": 20, "dataset_test_split": "dev"}, "it.yaml")
+    (source,) = value_of(found, "evaluation.sources")
+    assert (source.path, source.split) == ("some/data", "dev")
+    assert (value_of(found, "evaluation.every"), value_of(found, "data.held_out_fraction")) == (20, 0.0)
+
+
+def test_a_dump_of_all_defaults_names_nothing() -> None:
+    defaults = {
+        "trust_remote_code": False, "repetition_penalty": 1.0, "optim": "adamw_torch_fused", "adam_epsilon": 1e-8,
+        "shuffle_dataset": True, "min_p": None, "top_entropy_quantile": 1.0, "ref_model_mixup_alpha": 0.6,
+        "use_bias_correction_kl": True, "vllm_importance_sampling_mode": "sequence_mask", "label_smoothing_factor": 0.0,
+        "train_sampling_strategy": "random", "logging_steps": 10, "push_to_hub": False, "fsdp": [], "debug": [],
+        "accelerator_config": {"split_batches": False}, "loss_type": "dapo", "report_to": "none",
+    }  # fmt: skip
+    assert convert({**BASE, **defaults}, "it.yaml").without_counterpart == ()
+
+
+def test_loggers_that_brorl_does_not_have_are_named() -> None:
+    assert convert({**BASE, "report_to": ["wandb", "mlflow"]}, "it.yaml").without_counterpart == ("report_to: mlflow",)
+
+
+@pytest.mark.slow
+def test_the_names_are_those_of_the_installed_transformers() -> None:
+    from transformers import TrainingArguments
+
+    installed = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
+    unknown = installed - {*TRANSFORMERS.split()}  # of a newer version: named as left out until they are read
+    for field in unknown:
+        assert conversion_of(field, "anything", {}).without_counterpart == (field,)
 
 
 @each_row(
-    ("given", "name", "expected"),
-    [
-        ({}, "rollouts_per_prompt", 16),
-        ({}, "prompts_per_step", 512),
-        ({}, "optimizer.mini_batches", 2),  # verl's mini-batch has 256 prompts by default
-        ({"actor_rollout_ref.actor.ppo_mini_batch_size": 64}, "optimizer.mini_batches", 8),
-        ({"algorithm.adv_estimator": "rloo"}, "advantage.estimator", "rloo"),
-        ({"algorithm.adv_estimator": "grpo"}, "advantage.estimator", "grpo"),
-        (
-            {"algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std_in_grpo": False},
-            "advantage.estimator",
-            "rloo",
-        ),
-        ({"algorithm.adv_estimator": "reinforce_plus_plus_baseline"}, "advantage.normalize_over", "tokens"),
-        ({"algorithm.filter_groups.enable": True}, "dynamic_sampling.enabled", True),
-        ({}, "dynamic_sampling.enabled", False),
-        ({"actor_rollout_ref.actor.clip_ratio": 0.1}, "loss.clip_low", 0.2),  # verl's own low and high decide
-        ({"actor_rollout_ref.actor.clip_ratio_high": 0.28}, "loss.clip_high", 0.28),
-        ({}, "loss.dual_clip", 3.0),
-        ({"actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean"}, "loss.aggregation", "sequence_mean"),
-        ({"actor_rollout_ref.actor.use_kl_loss": True}, "kl.coefficient", 0.001),
-        ({"actor_rollout_ref.actor.use_kl_loss": True}, "kl.estimator", "k3"),
-        ({"actor_rollout_ref.actor.policy_loss.loss_mode": "gspo"}, "loss.kind", "gspo"),
-        ({}, "optimizer.weight_decay", 0.01),
-        ({"actor_rollout_ref.rollout.top_k": -1}, "sampling.top_k", 0),
-        ({"trainer.total_training_steps": 300}, "steps", 300),
-        ({"trainer.save_freq": -1}, "checkpoint_every", 50),
-        ({"trainer.logger": ["console", "wandb"]}, "tracking.to", ("wandb",)),
-        ({"trainer.max_actor_ckpt_to_keep": 4}, "keep_checkpoints", 4),
-        ({"actor_rollout_ref.model.lora_rank": 8}, "lora.alpha", 16.0),
-        ({"algorithm.use_kl_in_reward": True}, "kl.placement", "reward"),
-        ({"algorithm.filter_groups.max_num_gen_batches": 0}, "dynamic_sampling.max_tries", DEFAULT_TRIES),
-        ({"algorithm.filter_groups.max_num_gen_batches": 7}, "dynamic_sampling.max_tries", 7),
-    ],
+    ("config", "name", "expected"),
+    [({**BASE, **given}, *row) for given, *row in FURTHER]
+    + [({**VERL, **given, "actor_rollout_ref.rollout.name": "hf"}, *row) for given, *row in OF_VERL],
 )
-def test_settings_of_verl(given: dict[str, Any], name: str, expected: Any) -> None:
-    config = {**VERL, **given}
-    assert value(recipe_of(config | {"actor_rollout_ref.rollout.name": "hf"}), name) == expected
+def test_settings_of_both(config: dict[str, Any], name: str, expected: Any) -> None:
+    assert value_of(convert(config, "it.yaml"), name) == expected
 
 
 def test_the_data_of_both_is_read() -> None:
@@ -161,6 +378,8 @@ def test_truncated_sampling_is_said_to_train_the_policy_of_the_kept_tokens(
     ("config", "said"),
     [
         ({"learning_rate": 1e-6}, "it.yaml is neither a config of TRL's GRPOTrainer"),
+        ({**TRL, "lr_scheduler_type": "polynomial"}, "lr_scheduler_type: 'polynomial' has no counterpart"),
+        ({**TRL, "lr_scheduler_type": "cosine_with_min_lr"}, "needs min_lr or min_lr_rate in lr_scheduler_kwargs"),
         ({**TRL, "loss_type": "sapo"}, "loss_type: 'sapo' has no counterpart; the values that have one: dapo"),
         ({**VERL, "algorithm": {}}, "algorithm.adv_estimator: 'gae' has no counterpart"),  # verl's default
     ],

@@ -4,7 +4,6 @@ References: transformers' `get_scheduler` for the learning rate of TRL, a plain 
 of its updates, and the formulas of the losses of TRL and verl, written out as in their source.
 """
 
-import json
 import math
 from typing import Any
 
@@ -57,14 +56,8 @@ def rates(config: TrainConfig) -> list[float]:
         {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 50},
         {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.3}, "warmup_steps": 0.1},
         {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 4e-7}},
-        {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": '{"min_lr": 4e-7}'},
         {"lr_scheduler_type": "cosine_warmup_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
          "warmup_steps": 10},
-        {"lr_scheduler_type": "polynomial", "warmup_steps": 10},
-        {"lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 20, "lr_scheduler_kwargs":
-         {"num_decay_steps": 60, "decay_type": "linear", "min_lr_ratio": 0.1}},
-        {"lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 20, "lr_scheduler_kwargs":
-         {"num_decay_steps": 60}},
         # two updates for each generation, and two passes over each of them
         {"lr_scheduler_type": "linear", "steps_per_generation": 2, "warmup_steps": 0.2},
         {"lr_scheduler_type": "cosine", "num_iterations": 2, "warmup_steps": 40},
@@ -75,7 +68,6 @@ def test_the_learning_rate_of_every_update_is_that_of_transformers(given: dict[s
 
     total, peak = 200, 2e-6
     options = given.get("lr_scheduler_kwargs")
-    options = json.loads(options) if isinstance(options, str) else options
     share = given.get("warmup_steps", given.get("warmup_ratio", 0))
     warmup = math.ceil(share * total) if share < 1 else share
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=peak)

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from brorl.api.first_recipe import FUNCTION_FILE, make_starter, recipe_text, settings_of_data, summary
+from brorl.api.first_recipe import FUNCTION_FILE, Starter, make_starter, recipe_text, settings_of_data, summary
 from brorl.api.recipe import check_cheaply
 from brorl.config.conversion import Conversion
 from brorl.config.from_trl import from_trl
@@ -36,13 +36,12 @@ _OF_TRL = {
 
 
 def convert(config: Mapping[str, Any], source: str, num_prompts: int | None = None) -> Conversion:
-    """Return the recipe of a config of TRL or verl.
+    """Return the recipe of a config of TRL or verl, nested or by dotted name, by the table of from_trl_or_verl.md.
 
     The other trainer's defaults count too: what the config does not set is taken from there, where the default differs.
-    docs/how-to/from_trl_or_verl.md has the table.
 
     Args:
-        config: The config, nested or by dotted name.
+        config: The config.
         source: Its name, for messages.
         num_prompts: Prompts of the training data, from which epochs become steps; None if it was not read.
 
@@ -62,12 +61,7 @@ def convert(config: Mapping[str, Any], source: str, num_prompts: int | None = No
         raise UserError(f"{source} has a value of a wrong type: {error}; give the resolved value") from error
 
 
-def read_conversion(file: Path, num_prompts: int | None = None) -> Conversion:
-    """Convert a file; without `num_prompts`, with the number of prompts in the data that it names.
-
-    Raises:
-        UserError: If it cannot be read or converted.
-    """
+def _read_trainer_config(file: Path) -> dict[str, Any]:
     try:
         config = parse_yaml(file.read_text("utf-8"), str(file))
     except (OSError, UnicodeDecodeError) as error:
@@ -76,9 +70,7 @@ def read_conversion(file: Path, num_prompts: int | None = None) -> Conversion:
         ) from error
     if not isinstance(config, dict):
         raise UserError(f"{option('from', file)} is not a mapping of settings; give the YAML config of TRL or verl")
-    found = convert(config, str(file), num_prompts)
-    number = None if num_prompts else _num_prompts(found.settings.get("data.sources", []))
-    return found if number is None else convert(config, str(file), number)
+    return config
 
 
 def with_data(conversion: Conversion, own: Mapping[str, Any]) -> Conversion:
@@ -91,48 +83,36 @@ def with_data(conversion: Conversion, own: Mapping[str, Any]) -> Conversion:
     return replace(conversion, settings={**settings, **own})
 
 
-def converted_recipe(conversion: Conversion, name: str) -> str:
-    """Return the recipe as YAML, with what has to be known at its top."""
+def _write_conversion(conversion: Conversion, output: Path) -> list[str]:
+    """Write the recipe with what has to be known at its top; return the same lines, the checks and the next commands.
+
+    The checks are those that need no model: settings, files, and the rows of the data on this machine.
+    """
     from ruamel.yaml import YAML
 
-    stream = StringIO()
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.dump(nested_settings(conversion.settings, name), stream)
-    lines = [f"# From a config of {conversion.trainer}. Check it: brorl check {name}. Train it: brorl train {name}"]
-    lines += [f"# - {remark}" for remark in conversion.remarks]
-    if conversion.without_counterpart:
-        lines.append(f"# Without a counterpart, and left out: {', '.join(conversion.without_counterpart)}")
-    return "\n".join([*lines, stream.getvalue()])
-
-
-def conversion_summary(conversion: Conversion, output: Path) -> list[str]:
-    """Return what was converted, what was not, what the checks say, and the next commands."""
-    left = conversion.without_counterpart
-    return [
-        f"wrote {output}, from a config of {conversion.trainer}: {len(conversion.settings)} settings",
-        *(f"  {remark}" for remark in conversion.remarks),
-        *([f"  without a counterpart, and left out: {', '.join(left)}"] if left else []),
-        _checked(make_config(parse_yaml(output.read_text("utf-8"), str(output)), {}, str(output))),
-        f"check the recipe: brorl check {output}",
-        f"train with it: brorl train {output}",
-    ]
-
-
-def _checked(config: TrainConfig) -> str:
-    """Return what the checks say that need no model: settings, files, and the rows of the data on this machine."""
     from brorl.evaluation.questions import build_questions, check_split  # imports numpy
 
+    trainer, left, stream = conversion.trainer, conversion.without_counterpart, StringIO()
+    missing = [f"without a counterpart, and left out: {', '.join(left)}"] if left else []
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.dump(nested_settings(conversion.settings, str(output)), stream)
+    top = [f"# From a config of {trainer}. Check it: brorl check {output}. Train it: brorl train {output}"]
+    top += [f"# - {remark}" for remark in (*conversion.remarks, *missing)]
+    config = _write(output, "\n".join([*top, stream.getvalue()]))
+    lines = [f"wrote {output}, from a config of {trainer}: {len(conversion.settings)} settings"]
+    lines += [f"  {remark}" for remark in (*conversion.remarks, *missing)]
     sources = (*config.data.sources, *config.evaluation.sources)
+    far = [one.path for one in sources if isinstance(one, FileSource) and not is_local(one.path)]
     try:
-        far = [one.path for one in sources if isinstance(one, FileSource) and not is_local(one.path)]
         check_cheaply(config)
         if not far:
             check_split(config, build_questions(config))
+        rows = f"brorl check reads {', '.join(dict.fromkeys(far))}" if far else "every row of the data can be used"
+        lines.append(f"  checked: the settings fit together; {rows}")
     except UserError as error:
-        return f"  mend before training: {error}"
-    rows = f"brorl check reads {', '.join(dict.fromkeys(far))}" if far else "every row of the data can be used"
-    return f"  checked: the settings fit together; {rows}"
+        lines.append(f"  mend before training: {error}")
+    return [*lines, f"check the recipe: brorl check {output}", f"train with it: brorl train {output}"]
 
 
 def _num_prompts(sources: list[dict[str, Any]]) -> int | None:
@@ -188,46 +168,66 @@ def init(
     output = Path(output)
     if output.exists():
         raise UserError(f"{output} already exists; choose another name with {option('output')}")
-    trainer_file = None if trainer_config is None else Path(trainer_config).expanduser()
-    conversion = None if trainer_file is None else read_conversion(trainer_file)
-    own_model = {"model": model} if model else {}
-    if conversion is not None and not own_model and "model" not in conversion.settings:
-        raise UserError(
-            f"{trainer_config} names no model; give it, such as {option('model', 'Qwen/Qwen2.5-0.5B-Instruct')}"
-        )
+    given: dict[str, Any] = {}
+    conversion = None
+    if trainer_config is not None:
+        given = _read_trainer_config(Path(trainer_config).expanduser())
+        conversion = convert(given, str(trainer_config))
+        if not model and "model" not in conversion.settings:
+            raise UserError(
+                f"{trainer_config} names no model; give it, such as {option('model', 'Qwen/Qwen2.5-0.5B-Instruct')}"
+            )
+    own: dict[str, Any] = {"model": model} if model else {}
     if data_file is None:
-        if conversion is None or "data.sources" not in conversion.settings:
+        sources = None if conversion is None else conversion.settings.get("data.sources")
+        if sources is None:
             named = "" if trainer_config is None else f": {trainer_config} names no data"
             raise UserError(f"give the file of your questions{named}, such as brorl init problems.jsonl")
-        conversion = replace(conversion, settings={**conversion.settings, **own_model})
-        _write(output, converted_recipe(conversion, str(output)))
-        print("\n".join(conversion_summary(conversion, output)))  # noqa: T201
-        return
-    functions = {} if conversion is None else conversion.settings.get("verification.functions", {})
-    own_domain, function = next(iter(functions.items()), (None, f"{FUNCTION_FILE}:check"))
-    domain = domain or own_domain
+        conversion = convert(given, str(trainer_config), _num_prompts(sources))
+        lines = _write_conversion(replace(conversion, settings={**conversion.settings, **own}), output)
+    else:
+        functions = {} if conversion is None else conversion.settings.get("verification.functions", {})
+        of_config, function = next(iter(functions.items()), (None, f"{FUNCTION_FILE}:check"))
+        columns = _Columns(prompt_column, answer_column, domain or of_config, options_column, first_option)
+        starter = _starter(data_file, columns, function, model, taskset_config, output.parent)
+        if conversion is None:
+            _write(output, recipe_text(starter, str(output)))
+            lines = summary(starter, output)
+        else:
+            conversion = convert(given, str(trainer_config), starter.num_questions)
+            lines = _write_conversion(with_data(conversion, settings_of_data(starter) | own), output)
+    print("\n".join(lines))  # noqa: T201
+
+
+class _Columns(NamedTuple):
+    """What the user says of the rows; the others are guessed."""
+
+    prompt: str | None
+    answer: str | None
+    domain: str | None
+    options: Sequence[str]
+    first_option: int | None
+
+
+def _starter(
+    data_file: str, columns: _Columns, function: str, model: str | None, taskset_config: str | None, folder: Path
+) -> Starter:
+    """Read the data, which of a taskset is written into the folder, and choose the settings."""
     if data_file.startswith(PREFIX):
         name, function = data_file.removeprefix(PREFIX), SCORE
-        data_file = _write_tasks(name, taskset_config, output.parent)
-        prompt_column, answer_column, domain = "prompt", "answer", name
+        data_file = _write_tasks(name, taskset_config, folder)
+        columns = columns._replace(prompt="prompt", answer="answer", domain=name)
     elif taskset_config is not None:
         raise UserError(
             f"{option('taskset-config')} is for tasksets, and {data_file} is a file; give {PREFIX}NAME, or remove it"
         )
     with source_words(_as_option):
-        guess = guess_meaning(data_file, prompt_column, answer_column, domain, options_column, first_option)
+        guess = guess_meaning(data_file, *columns)
         if function == SCORE:  # answers are JSON
             source = guess.source.model_copy(update={"answer_after": None})
             guess = guess._replace(domain_reason="the rewards of the taskset", source=source)
         reading = read_source(guess.source)
-    starter = make_starter(data_file, model, guess, reading, function)
-    if trainer_file is None:
-        _write(output, recipe_text(starter, str(output)))
-        print("\n".join(summary(starter, output)))  # noqa: T201
-        return
-    conversion = with_data(read_conversion(trainer_file, starter.num_questions), settings_of_data(starter) | own_model)
-    _write(output, converted_recipe(conversion, str(output)))
-    print("\n".join(conversion_summary(conversion, output)))  # noqa: T201
+    return make_starter(data_file, model, guess, reading, function)
 
 
 def _as_option(key: str, value: object) -> str:
@@ -241,15 +241,16 @@ def _as_option(key: str, value: object) -> str:
     )
 
 
-def _write(output: Path, text: str) -> None:
+def _write(output: Path, text: str) -> TrainConfig:
     """Check a recipe and write it."""
-    make_config(parse_yaml(text, str(output)), {}, str(output))
+    config = make_config(parse_yaml(text, str(output)), {}, str(output))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with output.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         raise StorageError(f"could not write {output}: {error.strerror}; choose another {option('output')}") from error
+    return config
 
 
 def _write_tasks(name: str, config: str | None, folder: Path) -> str:

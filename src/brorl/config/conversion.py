@@ -1,13 +1,13 @@
-"""What the conversions of TRL's and verl's configs share: their result, and how single values are read.
+"""A config of another trainer on its way to a recipe, by a table of its keys; TRL and verl add what depends on several.
 
-A key of a config is one of four things: converted by a table, handled with others, without effect on what is trained
-here, or named as left out. Every other key is named too, unless its value is the other trainer's own default.
+Every key that is not read is named as left out, unless it has no effect here, or the other trainer's own default.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,14 +15,13 @@ from brorl.errors import UserError
 from brorl.prompts.layouts.table import layouts_of
 from brorl.trackers import TrackerName
 
-Counterpart = tuple[str, Callable[[Any], Any]]  # the name in a recipe, and the value there
+Action = Callable[[Any], Any] | Mapping[Any, Any]  # a value there to one here
+Counterpart = tuple[str, Action] | tuple[str, Action, Any]  # the name in a recipe, and the other trainer's default
 
 BFLOAT16 = {"dtype": "bfloat16", "importance.correction": "truncate", "optimizer.old_logprobs": "recompute"}
 """Settings of a learner that computes in bfloat16; the correction is for the difference to the engine."""
-LOGGERS_OF_THE_CONSOLE = ("console", "none", "file")
-"""Names of loggers that stand for what every run prints and stores."""
-LARGEST_CLIP_OF_RESPONSES = 0.1
-"""A wider clip has no effect on the ratio of a whole response, and is refused by `config.settings`."""
+_OF_THE_CONSOLE = ("console", "none", "file")  # loggers that stand for what every run prints and stores
+_WIDEST_CLIP_OF_RESPONSES = 0.1  # a wider one has no effect on the ratio of a response; `config.settings` refuses it
 
 
 @dataclass(frozen=True)
@@ -40,27 +39,9 @@ def same(value: Any) -> Any:
     return value
 
 
-def number(value: Any) -> float:
-    """Return a number; YAML reads 1e-6 as text."""
-    return float(value)
-
-
 def all_tokens(value: Any) -> int:
     """Return top-k with 0 for all tokens, which others write as 0, -1 or null."""
     return max(int(value or 0), 0)
-
-
-def one_of(table: Mapping[Any, Any], name: str) -> Callable[[Any], Any]:
-    """Return what reads a value that has to be in a table."""
-
-    def look_up(value: Any) -> Any:
-        if value not in table:
-            raise UserError(
-                f"{name}: {value!r} has no counterpart; the values that have one: {', '.join(map(str, table))}"
-            )
-        return table[value]
-
-    return look_up
 
 
 def names(value: Any) -> list[str]:
@@ -71,51 +52,6 @@ def names(value: Any) -> list[str]:
 def trackers(value: Any) -> list[str]:
     """Return the trackers among the loggers of a config."""
     return [name for name in names(value) if name in get_args(TrackerName)]
-
-
-def other_loggers(given: Mapping[str, Any], key: str) -> list[str]:
-    """Return the loggers of a config that brorl does not have, as `key: name`."""
-    known = (*get_args(TrackerName), *LOGGERS_OF_THE_CONSOLE)
-    return [f"{key}: {name}" for name in names(given.get(key) or []) if name not in known]
-
-
-def translated(given: Mapping[str, Any], table: Mapping[str, Counterpart]) -> dict[str, Any]:
-    """Return the settings of the keys that a table converts one by one."""
-    return {name: read(given[key]) for key, (name, read) in table.items() if given.get(key) is not None}
-
-
-def left_out(
-    given: Mapping[str, Any],
-    known: Iterable[str],
-    irrelevant: tuple[str, ...],
-    neutral: Mapping[str, Any],
-) -> list[str]:
-    """Return the keys that have no counterpart, sorted.
-
-    Args:
-        given: The config by dotted name.
-        known: Keys that are converted.
-        irrelevant: Keys without an effect on what is trained here; one that ends with `*` stands for its beginning.
-        neutral: The other trainer's defaults of keys without a counterpart; with these they are not named.
-    """
-    begin = tuple(name[:-1] for name in irrelevant if name.endswith("*"))
-    known = {*known, *irrelevant}
-    return sorted(
-        key for key, value in given.items()
-        if key not in known and not key.startswith(begin) and value is not None and neutral.get(key) != value
-        and value not in ([], {})
-    )  # fmt: skip
-
-
-def nested(given: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the entries of a mapping in a config, without its name."""
-    return {key.removeprefix(f"{prefix}."): value for key, value in given.items() if key.startswith(f"{prefix}.")}
-
-
-def adapters(rank: Any, alpha: Any, modules: Any = None) -> dict[str, Any]:
-    """Return the settings of adapters."""
-    targets = {} if not modules else {"lora.target_modules": names(modules)}
-    return {"lora.rank": int(rank), "lora.alpha": float(alpha)} | targets
 
 
 def file_source(path: str, subset: Any = None, split: Any = None, **columns: Any) -> dict[str, Any]:
@@ -134,34 +70,96 @@ def distinct_names(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def engine_with_rounded_weights(settings: dict[str, Any], remarks: list[str]) -> None:
-    """Sample with the learner's model where vLLM and weights of 4 bits are wanted together, which brorl refuses."""
-    if settings.get("engine.kind") == "vllm" and settings.get("lora.quantization") == "nf4":
-        for name in [name for name in settings if name == "engine.kind" or name.startswith("engine.vllm.")]:
-            del settings[name]
-        settings["engine.kind"] = "native"
-        remarks.append(
-            "vLLM samples with whole weights, and the learner's have 4 bits: the recipe has engine.kind: native; to "
-            "sample with vLLM, remove lora.quantization and set engine.kind: vllm"
+class Converter:
+    """The keys of a config, which remembers those that are read, and the settings and remarks so far."""
+
+    def __init__(self, given: Mapping[str, Any], table: Mapping[str, Counterpart]) -> None:
+        self.given, self._read = given, set[str]()
+        self.settings: dict[str, Any] = {}
+        self.remarks: list[str] = []
+        for key, (name, action, *default) in table.items():
+            if (value := self(key, *default)) is not None:
+                self.settings[name] = action(value) if callable(action) else self.one_of(key, action, value)
+
+    def __call__(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key; without one or with null, the default."""
+        self._read.add(key)
+        return default if self.given.get(key) is None else self.given[key]
+
+    def one_of(self, key: str, table: Mapping[Any, Any], default: Any) -> Any:
+        """Return the counterpart of a key's value, which has to be in a table."""
+        if (value := self(key, default)) not in table:
+            raise UserError(
+                f"{key}: {value!r} has no counterpart; the values that have one: {', '.join(map(str, table))}"
+            )
+        return table[value]
+
+    def within(self, key: str) -> dict[str, Any]:
+        """Return the entries of a mapping, without its name."""
+        inner = {name.removeprefix(f"{key}."): self(name) for name in self.given if name.startswith(f"{key}.")}
+        return {name: value for name, value in inner.items() if value is not None}
+
+    def adapters(self, rank: Any, alpha: Any, modules: Any) -> None:
+        """Set the adapters."""
+        self.settings |= {"lora.rank": int(rank), "lora.alpha": float(alpha)}
+        if modules:
+            self.settings["lora.target_modules"] = names(modules)
+
+    def say_epochs(self, key: str, epochs: Fraction, num_prompts: int | None, steps: int | None) -> None:
+        """Say what epochs became, or how they become steps if the number of prompts is unknown."""
+        prompts, number = self.settings["prompts_per_step"], f"{float(epochs):g}"
+        self.remarks.append(
+            f"set steps: {key} = {number} is {number} x (number of prompts) / {prompts} steps, and the data was not "
+            "read"
+            if steps is None
+            else f"steps = {steps}: {key} = {number} over {num_prompts:,} prompts, {prompts} a step"
         )
 
+    def finish(
+        self, trainer: Literal["TRL", "verl"], logger: str, irrelevant: Sequence[str], neutral: Mapping[str, Any]
+    ) -> Conversion:
+        """Return the conversion, less what does not fit together here.
 
-def policy_of_kept_tokens(settings: Mapping[str, Any], remarks: list[str]) -> None:
-    """Say what top-p and top-k mean for the learner, which the other trainers let see all tokens."""
-    if settings.get("sampling.top_p", 1.0) < 1 or settings.get("sampling.top_k", 0):
-        remarks.append(
-            "top_p and top_k: the log-probs, ratios and penalties of brorl's learner are those among the kept tokens, "
-            "as the rollouts are drawn; the other learner's are over all tokens"
-        )
+        Args:
+            trainer: The other trainer.
+            logger: Its key of the loggers.
+            irrelevant: Keys without an effect on what is trained here; one that ends with `*` stands for its beginning.
+            neutral: Values of keys without a counterpart with which these are not named.
+        """
+        self._fit()
+        begin = tuple(name[:-1] for name in irrelevant if name.endswith("*"))
+        known = {*self._read, *irrelevant}
+        left = sorted(
+            key for key, value in self.given.items()
+            if key not in known and not key.startswith(begin) and value not in (None, [], {}, neutral.get(key))
+        )  # fmt: skip
+        loggers = (*get_args(TrackerName), *_OF_THE_CONSOLE)
+        left += [f"{logger}: {name}" for name in names(self.given.get(logger) or []) if name not in loggers]
+        return Conversion(trainer, self.settings, tuple(left), tuple(self.remarks))
 
-
-def narrow_clips(settings: dict[str, Any], remarks: list[str]) -> None:
-    """Use brorl's bounds of the ratio of whole responses where those of the config have no effect."""
-    given = [settings.pop(name) for name in ("loss.clip_low", "loss.clip_high") if name in settings]
-    if given and max(given) <= LARGEST_CLIP_OF_RESPONSES:
-        settings |= {"loss.clip_low": given[0], "loss.clip_high": given[-1]}
-    elif given:
-        remarks.append(
-            f"clips at {max(given):g} have no effect on the ratio of a whole response; the recipe has those of GSPO, "
-            "3e-4 and 4e-4"
-        )
+    def _fit(self) -> None:
+        """Replace what brorl refuses together, and say what top-p and top-k mean for its learner."""
+        settings = self.settings
+        if settings.get("engine.kind") == "vllm" and settings.get("lora.quantization") == "nf4":
+            for name in [name for name in settings if name.startswith("engine.vllm.")]:
+                del settings[name]
+            settings["engine.kind"] = "native"
+            self.remarks.append(
+                "vLLM samples with whole weights, and the learner's have 4 bits: the recipe has engine.kind: native; "
+                "to sample with vLLM, remove lora.quantization and set engine.kind: vllm"
+            )
+        if settings.get("sampling.top_p", 1.0) < 1 or settings.get("sampling.top_k", 0):
+            self.remarks.append(
+                "top_p and top_k: the log-probs, ratios and penalties of brorl's learner are those among the kept "
+                "tokens, as the rollouts are drawn; the other learner's are over all tokens"
+            )
+        if settings.get("loss.kind", "ppo") != "ppo":
+            settings.pop("loss.dual_clip", None)
+        clips = {name: settings[name] for name in ("loss.clip_low", "loss.clip_high") if name in settings}
+        if settings.get("loss.kind") == "gspo" and max(clips.values()) > _WIDEST_CLIP_OF_RESPONSES:
+            for name in clips:
+                del settings[name]
+            self.remarks.append(
+                f"clips at {max(clips.values()):g} have no effect on the ratio of a whole response; the recipe has "
+                "those of GSPO, 3e-4 and 4e-4"
+            )

@@ -1,36 +1,30 @@
 """A config of TRL's GRPOTrainer as settings: the fields of GRPOConfig and of the arguments of TRL's scripts.
 
-The names, defaults and meanings are those of TRL 1.16 with transformers 5.
+The names, defaults and meanings are those of TRL 1.16 with transformers 5. TRL generates `generation_batch_size`
+samples at once, divides them into `steps_per_generation` micro-batches, and makes an update of every
+`gradient_accumulation_steps` of them; `num_iterations` repeats all of it. Its steps are updates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import sqrt
-from typing import Any
+from fractions import Fraction
+from math import ceil, sqrt
+from typing import Any, NamedTuple
 
 from brorl.config.conversion import (
     BFLOAT16,
     Conversion,
+    Converter,
     Counterpart,
-    adapters,
     all_tokens,
     distinct_names,
-    engine_with_rounded_weights,
     file_source,
-    left_out,
     names,
-    narrow_clips,
-    nested,
-    number,
-    one_of,
-    other_loggers,
-    policy_of_kept_tokens,
     same,
     trackers,
-    translated,
 )
-from brorl.config.trl_batches import batches, intervals, learning_rate
+from brorl.errors import UserError
 
 OWN_DOMAIN = "own"
 """The domain of questions that a function of the config verifies."""
@@ -38,34 +32,39 @@ OWN_DOMAIN = "own"
 _LOSS = {
     "dapo": "token_mean", "bnpo": "token_mean", "grpo": "sequence_mean", "dr_grpo": "constant", "cispo": "token_mean",
 }  # fmt: skip
-_IMPORTANCE = {"token_truncate": "truncate", "token_mask": "mask"}
 _SCALE = {
     "group": "grpo", "batch": "reinforce_pp_baseline", "none": "rloo", True: "grpo", False: "rloo",
 }  # fmt: skip
-_HIGHEST = "vllm_importance_sampling_clip_max"
+_SCHEDULE = {
+    "constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine",
+    "cosine_with_min_lr": "cosine", "cosine_warmup_with_min_lr": "cosine",
+}  # fmt: skip
+_IMPORTANCE = {"token_truncate": "truncate", "token_mask": "mask"}
 _NO_BOUND = 1e9
-_PLACEMENT = {"colocate": "colocated", "server": "apart"}
 _TABLE: dict[str, Counterpart] = {
     "model_name_or_path": ("model", same),
-    "num_generations": ("rollouts_per_prompt", int),
-    "max_completion_length": ("sampling.max_new_tokens", int),
+    "num_generations": ("rollouts_per_prompt", int, 8),
+    "max_completion_length": ("sampling.max_new_tokens", int, 512),
     "max_prompt_length": ("data.max_prompt_tokens", int),
-    "temperature": ("sampling.temperature", number),
-    "top_p": ("sampling.top_p", number),
+    "temperature": ("sampling.temperature", float),
+    "top_p": ("sampling.top_p", float),
     "top_k": ("sampling.top_k", all_tokens),
-    "generation_kwargs.temperature": ("sampling.temperature", number),  # these replace the three above
-    "generation_kwargs.top_p": ("sampling.top_p", number),
+    "generation_kwargs.temperature": ("sampling.temperature", float),  # these replace the three above
+    "generation_kwargs.top_p": ("sampling.top_p", float),
     "generation_kwargs.top_k": ("sampling.top_k", all_tokens),
     "generation_kwargs.min_new_tokens": ("sampling.min_new_tokens", int),
-    "scale_rewards": ("advantage.estimator", one_of(_SCALE, "scale_rewards")),
-    "epsilon": ("loss.clip_low", number),
-    "epsilon_high": ("loss.clip_high", number),
-    "delta": ("loss.dual_clip", number),
-    "loss_type": ("loss.aggregation", one_of(_LOSS, "loss_type")),
+    "scale_rewards": ("advantage.estimator", _SCALE, "group"),
+    "epsilon": ("loss.clip_low", float, 0.2),
+    "epsilon_high": ("loss.clip_high", float),
+    "delta": ("loss.dual_clip", float),
+    "loss_type": ("loss.aggregation", _LOSS, "dapo"),
     "mask_truncated_completions": ("loss.mask_truncated", bool),
-    "entropy_coef": ("loss.entropy_coefficient", number),
-    "beta": ("kl.coefficient", number),
-    "weight_decay": ("optimizer.weight_decay", number),
+    "entropy_coef": ("loss.entropy_coefficient", float),
+    "beta": ("kl.coefficient", float),
+    "learning_rate": ("optimizer.learning_rate", float, 1e-6),
+    "lr_scheduler_type": ("optimizer.schedule", _SCHEDULE, "linear"),
+    "weight_decay": ("optimizer.weight_decay", float),
+    "max_grad_norm": ("optimizer.max_grad_norm", lambda norm: float(norm) or _NO_BOUND, 1.0),
     "seed": ("seed", int),
     "gradient_checkpointing": ("engine.gradient_checkpointing", bool),
     "output_dir": ("output_dir", str),
@@ -73,25 +72,8 @@ _TABLE: dict[str, Counterpart] = {
     "report_to": ("tracking.to", trackers),
     "run_name": ("tracking.run_name", str),
     "project": ("tracking.project", str),
-    "test_split_size": ("data.held_out_fraction", number),
+    "test_split_size": ("data.held_out_fraction", float),
 }
-_DEFAULTS = {
-    "num_generations": 8, "max_completion_length": 512, "scale_rewards": "group", "epsilon": 0.2, "loss_type": "dapo",
-    "learning_rate": 1e-6, "lr_scheduler_type": "linear", "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 1, "adam_beta1": 0.9, "adam_beta2": 0.999, "num_iterations": 1,
-    "num_train_epochs": 3.0, "max_grad_norm": 1.0,
-}  # fmt: skip
-_HANDLED = {
-    *_DEFAULTS, "steps_per_generation", "generation_batch_size", "max_steps", "bf16", "save_steps", "eval_steps",
-    "save_strategy", "eval_strategy", "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split",
-    "datasets", "importance_sampling_level", "use_vllm", "vllm_mode", "vllm_tensor_parallel_size", "reward_funcs",
-    "reward_weights", "sync_ref_model", "ref_model_sync_steps", "vllm_importance_sampling_correction",
-    "vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min",
-    "vllm_importance_sampling_cap", "use_peft", "lora_r", "lora_alpha", "lora_target_modules", "load_in_4bit",
-    "use_rslora", "use_bias_correction_kl", "warmup_steps", "warmup_ratio", "lr_scheduler_kwargs",
-    "num_generations_eval", "use_cpu", "dtype", "lora_dropout",
-}  # fmt: skip
-_MAPPINGS = ("lr_scheduler_kwargs.", "chat_template_kwargs.")
 _IRRELEVANT = (
     # how the work is divided, and how fast it is
     "per_device_eval_batch_size", "eval_accumulation_steps", "auto_find_batch_size", "torch_*", "tf32",
@@ -131,148 +113,222 @@ _BUILT_IN_REWARDS = {
 
 def from_trl(given: Mapping[str, Any], num_prompts: int | None) -> Conversion:
     """Return the recipe of a config of TRL, by dotted name; `num_prompts` of its data make epochs steps."""
-    every: dict[str, Any] = {**_DEFAULTS, **{key: value for key, value in given.items() if value is not None}}
-    every[_HIGHEST] = given.get(_HIGHEST, 3.0)  # null is no bound
-    remarks: list[str] = []
-    settings = translated(every, _TABLE)
-    found = batches(every, num_prompts, remarks)
-    settings |= {"prompts_per_step": found.prompts_per_step, "optimizer.mini_batches": found.mini_batches}
-    settings |= intervals(every, found, remarks) | learning_rate(every, found, remarks)
-    settings["optimizer.betas"] = [float(every["adam_beta1"]), float(every["adam_beta2"])]
-    settings["optimizer.max_grad_norm"] = float(every["max_grad_norm"]) or 1e9  # 0 does not clip
+    config = Converter(given, _TABLE)
+    settings = config.settings
+    _learning_rate(config, _updates(config, num_prompts))
+    settings["optimizer.betas"] = [float(config("adam_beta1", 0.9)), float(config("adam_beta2", 0.999))]
     settings["dynamic_sampling.enabled"] = False
-    settings |= _precision(every) | _options(every)
-    _loss(settings, every, given, remarks)
-    if every.get("use_vllm"):
-        settings |= _vllm(every, remarks)
-    if every.get("use_peft"):
-        settings |= _lora(every, remarks)
-    engine_with_rounded_weights(settings, remarks)
-    policy_of_kept_tokens(settings, remarks)
-    _data(settings, every)
-    _rewards(settings, every, remarks)
-    missing = left_out(
-        given, {*_TABLE, *_HANDLED}, (*_IRRELEVANT, *(f"{name}*" for name in _MAPPINGS)), _neutral(every)
-    )
-    return Conversion("TRL", settings, (*missing, *other_loggers(given, "report_to")), tuple(remarks))
-
-
-def _neutral(every: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with which keys without a counterpart are not named."""
-    named = "optim" not in every or every["optim"] in _ADAMW
-    return _NEUTRAL | ({"optim": every.get("optim")} if named else {})
-
-
-def _precision(every: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the dtype: TRL computes in bfloat16 unless the config says otherwise."""
-    wanted = every.get("bf16", not every.get("fp16"))
-    device = {"device": "cpu"} if every.get("use_cpu") else {}
-    return device | (BFLOAT16 if wanted or every.get("dtype") == "bfloat16" else {})
-
-
-def _options(every: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of keys within mappings, and of the evaluation."""
-    settings: dict[str, Any] = {}
-    if chat := nested(every, "chat_template_kwargs"):
+    if config("use_cpu"):
+        settings["device"] = "cpu"
+    if config("bf16", not given.get("fp16")) or config("dtype") == "bfloat16":
+        settings |= BFLOAT16
+    if chat := config.within("chat_template_kwargs"):
         settings["prompt.chat_template_options"] = chat
-    if number_ := every.get("num_generations_eval"):
-        settings |= {"evaluation.rollouts_per_prompt": int(number_), "evaluation.ks": sorted({1, int(number_)})}
-    if every.get("sync_ref_model"):
-        settings["reference.reset_every"] = int(every.get("ref_model_sync_steps", 512))
-    return settings
+    if samples := int(config("num_generations_eval", 0)):
+        settings |= {"evaluation.rollouts_per_prompt": samples, "evaluation.ks": sorted({1, samples})}
+    reset_every = config("ref_model_sync_steps", 512)
+    if config("sync_ref_model"):
+        settings["reference.reset_every"] = int(reset_every)
+    _loss(config)
+    _vllm(config)
+    _lora(config)
+    _data(config, _rewards(config))
+    optimizer = given.get("optim")
+    neutral = _NEUTRAL | ({"optim": optimizer} if optimizer in _ADAMW else {})
+    return config.finish("TRL", "report_to", _IRRELEVANT, neutral)
 
 
-def _loss(settings: dict[str, Any], every: Mapping[str, Any], given: Mapping[str, Any], remarks: list[str]) -> None:
+class _Updates(NamedTuple):
+    """The updates of TRL."""
+
+    of_a_step: Fraction  # on the samples of a step here, in all iterations
+    total: int | None  # of the whole run; None if the number of prompts is unknown
+
+    def number(self, given: Any) -> int | None:
+        """Return a number of updates, which below 1 is a fraction of all; None if that is unknown."""
+        value = float(given)
+        if value >= 1 or value == 0:
+            return int(value)
+        return None if self.total is None else ceil(self.total * value)
+
+
+def _updates(config: Converter, num_prompts: int | None) -> _Updates:
+    """Set the batch of a step, the number of steps, and those between checkpoints and evaluations."""
+    settings, remarks, group = config.settings, config.remarks, config.settings["rollouts_per_prompt"]
+    micro, accumulated = int(config("per_device_train_batch_size", 8)), int(config("gradient_accumulation_steps", 1))
+    rounds, iterations = int(config("steps_per_generation", accumulated)), int(config("num_iterations", 1))
+    if samples := int(config("generation_batch_size", 0)):
+        rounds = max(samples // micro, 1)
+    updates = max(Fraction(rounds, accumulated), Fraction(1))  # of the samples of a step
+    prompts = max(micro * max(rounds, accumulated) // group, 1)
+    mini_batches = min(max(round(updates), 1), prompts)
+    settings |= {"prompts_per_step": prompts, "optimizer.mini_batches": mini_batches}
+    remarks.append(f"prompts_per_step = {prompts} is for one process; multiply it by the number of processes")
+    if updates != mini_batches:
+        remarks.append(
+            f"TRL makes {float(updates):g} updates on these prompts, and optimizer.mini_batches {mini_batches}"
+        )
+    if iterations > 1:
+        remarks.append("num_iterations: one pass is made over the rollouts; raise optimizer.mini_batches instead")
+    an_epoch, total, epochs = None, int(config("max_steps", -1)), Fraction(str(config("num_train_epochs", 3)))
+    if num_prompts is not None:
+        generated = max(micro * rounds // group, 1)  # prompts of a generation
+        an_epoch = max(ceil(Fraction(num_prompts // generated * rounds * iterations, accumulated)), 1)
+    by_epochs = total <= 0
+    if by_epochs and an_epoch is not None:
+        total = ceil(epochs * an_epoch)
+    found = _Updates(updates * iterations, total if total > 0 else None)
+    if found.total is not None:
+        settings["steps"] = ceil(found.total / found.of_a_step)
+    if by_epochs:
+        config.say_epochs("num_train_epochs", epochs, num_prompts, settings.get("steps"))
+    _intervals(config, found, an_epoch)
+    return found
+
+
+def _intervals(config: Converter, updates: _Updates, an_epoch: int | None) -> None:
+    for what, name in (("save", "checkpoint_every"), ("eval", "evaluation.every")):
+        strategy, given = str(config(f"{what}_strategy")), config(f"{what}_steps")
+        if strategy == "no" and what == "eval":
+            config.settings[name] = 0
+        elif strategy == "epoch" or (given and strategy != "no"):
+            number = an_epoch if strategy == "epoch" else updates.number(given)
+            if number is None:
+                wanted = "an epoch" if strategy == "epoch" else f"{what}_steps = {given}, a fraction of all steps"
+                config.remarks.append(f"set {name}: the config has {wanted}, and the number of prompts is unknown")
+            else:
+                config.settings[name] = max(round(number / updates.of_a_step), 1)
+
+
+def _learning_rate(config: Converter, updates: _Updates) -> None:
+    """Set the warm-up, the fall and the end of the learning rate; `warmup_ratio` is the older name of a fraction."""
+    settings, kind = config.settings, config("lr_scheduler_type", "linear")
+    key = "warmup_steps" if float(config("warmup_steps", 0)) else "warmup_ratio"
+    given = 0 if kind == "constant" else config(key, 0)
+    config("warmup_ratio")
+    warmup = updates.number(given)
+    if warmup is None:
+        config.remarks.append(
+            f"set optimizer.warmup_updates: {key} = {given} is a fraction of an unknown number of updates"
+        )
+    elif warmup:
+        mini_batches = settings["optimizer.mini_batches"]
+        settings["optimizer.warmup_updates"] = max(round(warmup * mini_batches / updates.of_a_step), 1)
+    end, relative = config("lr_scheduler_kwargs.min_lr"), config("lr_scheduler_kwargs.min_lr_rate")
+    if settings["optimizer.schedule"] == "constant":
+        return
+    if end is None and relative is None and kind.endswith("min_lr"):
+        raise UserError(f"lr_scheduler_type = {kind} needs min_lr or min_lr_rate in lr_scheduler_kwargs; add one")
+    rate = settings["optimizer.learning_rate"]
+    settings["optimizer.final_rate"] = float(relative or 0) if end is None else float(end) / rate
+    if warmup and updates.total is not None:
+        settings["optimizer.decay_from"] = round(min(warmup / updates.total, 0.999), 6)
+    elif warmup:
+        config.remarks.append("set optimizer.decay_from to the fraction of the steps at which the learning rate falls")
+
+
+def _loss(config: Converter) -> None:
     """Set the kind of the loss with its clips, and the KL penalty."""
-    settings.setdefault("loss.clip_high", float(every["epsilon"]))
-    if every["loss_type"] == "cispo":
+    settings = config.settings
+    settings.setdefault("loss.clip_high", settings["loss.clip_low"])
+    if config("loss_type") == "cispo":
         settings["loss.kind"] = "cispo"
         del settings["loss.clip_low"]  # no lower bound
         largest = settings.pop("loss.clip_high")  # TRL's bound of the weight itself
         if largest > 1:
             settings["loss.clip_high"] = largest - 1
-        elif given.get("epsilon_high") is not None:
-            remarks.append(
+        elif config("epsilon_high") is not None:
+            config.remarks.append(
                 f"epsilon_high = {largest:g} bounds the weights of CISPO below 1; the recipe bounds them by 5"
             )
-    if every.get("importance_sampling_level") == "sequence":
+    if config("importance_sampling_level") == "sequence":
         settings["loss.kind"] = "gspo"
-        settings.pop("loss.dual_clip", None)
-        narrow_clips(settings, remarks)
-    if every.get("beta"):  # TRL's weight on k3 makes its gradient that of KL(policy, reference), which k2 has without
-        settings["kl.estimator"] = "k2" if every.get("use_bias_correction_kl", True) else "k3"
+    corrected = config("use_bias_correction_kl", True)
+    if config("beta"):  # TRL's weight on k3 makes its gradient that of KL(policy, reference), which k2 has without
+        settings["kl.estimator"] = "k2" if corrected else "k3"
 
 
-def _vllm(every: Mapping[str, Any], remarks: list[str]) -> dict[str, Any]:
-    """Return the engine, and the correction for what it computes otherwise than the learner: TRL's default."""
-    placement = one_of(_PLACEMENT, "vllm_mode")(every.get("vllm_mode", "colocate"))
-    settings: dict[str, Any] = {"engine.kind": "vllm", "engine.vllm.placement": placement}
-    if parallel := every.get("vllm_tensor_parallel_size"):
-        settings["engine.vllm.tensor_parallel"] = int(parallel)
-    if every.get("vllm_importance_sampling_correction") is False:
-        return settings | {"importance.correction": "none"}
-    mode = every.get("vllm_importance_sampling_mode", "sequence_mask")
+def _vllm(config: Converter) -> None:
+    """Set the engine, and the correction for what it computes otherwise than the learner: TRL's default."""
+    is_colocated = config("vllm_mode", "colocate") == "colocate"
+    parallel, corrects = config("vllm_tensor_parallel_size"), config("vllm_importance_sampling_correction", True)
+    mode = config("vllm_importance_sampling_mode", "sequence_mask")
+    low, cap = config("vllm_importance_sampling_clip_min", 0), config("vllm_importance_sampling_cap")
+    config("vllm_importance_sampling_clip_max")
+    high = config.given.get("vllm_importance_sampling_clip_max", 3.0)  # null is no bound
+    if not config("use_vllm"):
+        return
+    config.settings |= {"engine.kind": "vllm", "engine.vllm.placement": "colocated" if is_colocated else "apart"}
+    if parallel:
+        config.settings["engine.vllm.tensor_parallel"] = int(parallel)
+    if not corrects:
+        config.settings["importance.correction"] = "none"
+        return
     if mode not in _IMPORTANCE:
-        remarks.append(f"vllm_importance_sampling_mode: {mode} became importance.correction: truncate, by token")
-    settings |= {"importance.correction": _IMPORTANCE.get(mode, "truncate"), "optimizer.old_logprobs": "recompute"}
-    settings["importance.high"] = float(every.get("vllm_importance_sampling_cap") or every[_HIGHEST] or _NO_BOUND)
-    settings["importance.low"] = float(every.get("vllm_importance_sampling_clip_min") or 0.0)
-    return settings
+        config.remarks.append(f"vllm_importance_sampling_mode: {mode} became importance.correction: truncate, by token")
+    config.settings |= {
+        "importance.correction": _IMPORTANCE.get(mode, "truncate"), "optimizer.old_logprobs": "recompute",
+        "importance.high": float(cap or high or _NO_BOUND), "importance.low": float(low),
+    }  # fmt: skip
 
 
-def _lora(every: Mapping[str, Any], remarks: list[str]) -> dict[str, Any]:
-    rank, alpha = int(every.get("lora_r", 16)), float(every.get("lora_alpha", 32))
-    if every.get("use_rslora"):
-        alpha *= sqrt(rank)  # its scale is alpha / sqrt(rank)
-    if not every.get("lora_target_modules"):
-        remarks.append(
+def _lora(config: Converter) -> None:
+    rank, alpha = int(config("lora_r", 16)), float(config("lora_alpha", 32))
+    modules, dropout = config("lora_target_modules"), float(config("lora_dropout", 0.05))
+    alpha *= sqrt(rank) if config("use_rslora") else 1.0  # its scale is alpha / sqrt(rank)
+    quantization = "nf4" if config("load_in_4bit") else "none"
+    if not config("use_peft"):
+        return
+    config.adapters(rank, alpha, modules)
+    config.settings["lora.quantization"] = quantization
+    if not modules:
+        config.remarks.append(
             "lora_target_modules is not set: PEFT then adapts the layers that it knows for the architecture, mostly "
             "q_proj and v_proj, and brorl all linear layers; set lora.target_modules to them"
         )
-    if (dropout := float(every.get("lora_dropout", 0.05))) > 0:
-        remarks.append(f"lora_dropout = {dropout:g} is left out: adapters have no dropout here")
-    quantization = "nf4" if every.get("load_in_4bit") else "none"
-    return adapters(rank, alpha, every.get("lora_target_modules")) | {"lora.quantization": quantization}
+    if dropout > 0:
+        config.remarks.append(f"lora_dropout = {dropout:g} is left out: adapters have no dropout here")
 
 
-def _data(settings: dict[str, Any], every: Mapping[str, Any]) -> None:
+def _data(config: Converter, verifier: str | None) -> None:
     """Set the sources: TRL's convention is a column `prompt`, and `solution` for the reward function."""
-    mixture = every.get("datasets") or []
-    columns: dict[str, Any] = {"answer_column": "solution"}
-    verifier = _verifier(names(every.get("reward_funcs") or []))
-    if verifier is not None and verifier not in _ACCURACY:
-        columns["domain"] = OWN_DOMAIN
-    name = every.get("dataset_name")
+    columns = {"answer_column": "solution"} | ({} if verifier in (None, *_ACCURACY) else {"domain": OWN_DOMAIN})
+    name, subset, mixture = config("dataset_name"), config("dataset_config"), config("datasets")
+    train, test = config("dataset_train_split"), config("dataset_test_split", "test")
     if mixture:
         sources = [file_source(one["path"], one.get("name"), one.get("split"), **columns) for one in mixture]
-        settings["data.sources"] = distinct_names(sources)
+        config.settings["data.sources"] = distinct_names(sources)
     elif name:
-        subset = every.get("dataset_config")
-        settings["data.sources"] = [file_source(name, subset, every.get("dataset_train_split"), **columns)]
-        if every.get("eval_strategy", "no") != "no":
-            test = file_source(name, subset, every.get("dataset_test_split", "test"), **columns)
-            settings |= {"evaluation.sources": [{**test, "name": "test"}], "data.held_out_fraction": 0.0}
+        config.settings["data.sources"] = [file_source(name, subset, train, **columns)]
+        if config("eval_strategy", "no") != "no":
+            evaluated = {**file_source(name, subset, test, **columns), "name": "test"}
+            config.settings |= {"evaluation.sources": [evaluated], "data.held_out_fraction": 0.0}
 
 
-def _rewards(settings: dict[str, Any], every: Mapping[str, Any], remarks: list[str]) -> None:
-    """Set TRL's weighted sum: the verifier, whose weight is a factor of all, and further terms divided by it."""
+def _rewards(config: Converter) -> str | None:
+    """Set TRL's weighted sum, and return the function that decides what is correct: its accuracy, or the first own one.
+
+    The weight of this verifier is a factor of all, by which the further terms are divided.
+    """
+    settings, remarks = config.settings, config.remarks
     settings["rewards.partial_credit"] = True  # rewards between 0 and 1 count, as in TRL
-    functions = names(every.get("reward_funcs") or [])
-    weights = dict(zip(functions, every.get("reward_weights") or [1.0] * len(functions), strict=False))
-    verifier = _verifier(functions)
+    functions = names(config("reward_funcs", []))
+    weights = dict(zip(functions, map(float, config("reward_weights", [1.0] * len(functions))), strict=False))
+    accuracy = [name for name in functions if name in _ACCURACY]
+    verifier = next(iter(accuracy or [name for name in functions if name not in _BUILT_IN_REWARDS]), None)
     if verifier is None:
         remarks.append("verification.functions: {DOMAIN: file.py:function} takes your reward function as it is")
     elif verifier in _ACCURACY:
         remarks.append(f"reward_funcs: {verifier} became the verifier of the domain math")
     else:
         settings["verification.functions"] = {OWN_DOMAIN: _path(verifier)}
-    factor = 1.0 if verifier is None else float(weights.get(verifier, 1.0))
+    factor = 1.0 if verifier is None else weights.get(verifier, 1.0)
     if factor != 1:
         settings["rewards.domain_weights"] = {"math" if verifier in _ACCURACY else OWN_DOMAIN: factor}
     others = [name for name in functions if name != verifier]
     known = [name for name in others if name in _BUILT_IN_REWARDS]
     remarks += [f"set {_BUILT_IN_REWARDS[name]} for reward_funcs: {name}" for name in known]
-    own = {name: float(weights.get(name, 1.0)) / factor for name in others if name not in known} if factor > 0 else {}
+    own = {name: weights.get(name, 1.0) / factor for name in others if name not in known} if factor > 0 else {}
     if unused := [name for name, weight in own.items() if not weight]:
         remarks.append(f"reward_funcs: {', '.join(unused)} left out, with the weight 0")
     if terms := {name: weight for name, weight in own.items() if weight}:
@@ -282,14 +338,9 @@ def _rewards(settings: dict[str, Any], every: Mapping[str, Any], remarks: list[s
             for alone, (name, weight) in zip(short, terms.items(), strict=True)
         }
         remarks.append(f"reward_funcs: {', '.join(terms)} became rewards.terms; {verifier} decides what is correct")
+    return verifier
 
 
 def _path(function: str) -> str:
     """Return the path of a function, `package.module:function`, from its dotted one."""
     return ":".join(function.rsplit(".", 1))
-
-
-def _verifier(functions: list[str]) -> str | None:
-    """Return the reward function that decides what is correct: TRL's accuracy, or the first of the user."""
-    accuracy = [name for name in functions if name in _ACCURACY]
-    return next(iter(accuracy or [name for name in functions if name not in _BUILT_IN_REWARDS]), None)

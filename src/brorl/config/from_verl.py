@@ -10,23 +10,14 @@ from typing import Any
 from brorl.config.conversion import (
     BFLOAT16,
     Conversion,
+    Converter,
     Counterpart,
-    adapters,
     all_tokens,
     distinct_names,
-    engine_with_rounded_weights,
     file_source,
-    left_out,
     names,
-    narrow_clips,
-    nested,
-    number,
-    one_of,
-    other_loggers,
-    policy_of_kept_tokens,
     same,
     trackers,
-    translated,
 )
 
 _LOSS = {
@@ -48,27 +39,28 @@ _M = "actor_rollout_ref.model."
 _O = f"{_A}optim."
 _TABLE: dict[str, Counterpart] = {
     f"{_M}path": ("model", same),
-    f"{_R}n": ("rollouts_per_prompt", int),
-    "data.train_batch_size": ("prompts_per_step", int),
-    "data.max_response_length": ("sampling.max_new_tokens", int),
+    f"{_R}n": ("rollouts_per_prompt", int, 1),
+    "data.train_batch_size": ("prompts_per_step", int, 1024),
+    "data.max_response_length": ("sampling.max_new_tokens", int, 512),
     "data.max_prompt_length": ("data.max_prompt_tokens", int),
-    f"{_R}temperature": ("sampling.temperature", number),
-    f"{_R}top_p": ("sampling.top_p", number),
+    f"{_R}temperature": ("sampling.temperature", float),
+    f"{_R}top_p": ("sampling.top_p", float),
     f"{_R}top_k": ("sampling.top_k", all_tokens),
-    "algorithm.adv_estimator": ("advantage.estimator", one_of(_ESTIMATOR, "algorithm.adv_estimator")),
-    "algorithm.filter_groups.enable": ("dynamic_sampling.enabled", bool),
-    f"{_A}clip_ratio_low": ("loss.clip_low", number),
-    f"{_A}clip_ratio_high": ("loss.clip_high", number),
-    f"{_A}clip_ratio_c": ("loss.dual_clip", number),
-    f"{_A}loss_agg_mode": ("loss.aggregation", one_of(_LOSS, f"{_A}loss_agg_mode")),
-    f"{_A}entropy_coeff": ("loss.entropy_coefficient", number),
-    f"{_O}lr": ("optimizer.learning_rate", number),
-    f"{_O}lr_scheduler_type": ("optimizer.schedule", one_of(_SCHEDULE, f"{_O}lr_scheduler_type")),
-    f"{_O}warmup_style": ("optimizer.schedule", one_of(_SCHEDULE, f"{_O}warmup_style")),  # its older name, which wins
-    f"{_O}weight_decay": ("optimizer.weight_decay", number),
-    f"{_O}betas": ("optimizer.betas", list),
-    f"{_O}clip_grad": ("optimizer.max_grad_norm", number),
-    f"{_O}grad_clip": ("optimizer.max_grad_norm", number),
+    "algorithm.adv_estimator": ("advantage.estimator", _ESTIMATOR, "gae"),
+    "algorithm.filter_groups.enable": ("dynamic_sampling.enabled", bool, False),
+    f"{_A}clip_ratio_low": ("loss.clip_low", float, 0.2),
+    f"{_A}clip_ratio_high": ("loss.clip_high", float, 0.2),
+    f"{_A}clip_ratio_c": ("loss.dual_clip", float, 3.0),
+    f"{_A}loss_agg_mode": ("loss.aggregation", _LOSS),
+    f"{_A}policy_loss.loss_mode": ("loss.kind", {"vanilla": "ppo", "gspo": "gspo", "cispo": "cispo"}, "vanilla"),
+    f"{_A}entropy_coeff": ("loss.entropy_coefficient", float),
+    f"{_O}lr": ("optimizer.learning_rate", float, 1e-6),
+    f"{_O}lr_scheduler_type": ("optimizer.schedule", _SCHEDULE),
+    f"{_O}warmup_style": ("optimizer.schedule", _SCHEDULE),  # its older name, which wins
+    f"{_O}weight_decay": ("optimizer.weight_decay", float, 0.01),
+    f"{_O}betas": ("optimizer.betas", list, [0.9, 0.999]),
+    f"{_O}clip_grad": ("optimizer.max_grad_norm", float),
+    f"{_O}grad_clip": ("optimizer.max_grad_norm", float),
     f"{_M}enable_gradient_checkpointing": ("engine.gradient_checkpointing", bool),
     "trainer.save_freq": ("checkpoint_every", int),
     "trainer.test_freq": ("evaluation.every", lambda value: max(int(value), 0)),
@@ -77,32 +69,13 @@ _TABLE: dict[str, Counterpart] = {
     "trainer.logger": ("tracking.to", trackers),
     "trainer.project_name": ("tracking.project", str),
     "trainer.experiment_name": ("tracking.run_name", str),
-    f"{_R}val_kwargs.temperature": ("evaluation.temperature", number),
-    f"{_R}val_kwargs.top_p": ("evaluation.top_p", number),
+    f"{_R}val_kwargs.temperature": ("evaluation.temperature", float),
+    f"{_R}val_kwargs.top_p": ("evaluation.top_p", float),
     "data.val_max_samples": ("evaluation.num_prompts", int),
 }
-_DEFAULTS = {
-    "algorithm.adv_estimator": "gae",
-    f"{_R}n": 1, "data.train_batch_size": 1024, f"{_A}ppo_mini_batch_size": 256, "data.max_response_length": 512,
-    "algorithm.filter_groups.enable": False, f"{_A}clip_ratio_low": 0.2, f"{_A}clip_ratio_high": 0.2,
-    f"{_A}clip_ratio_c": 3.0, f"{_O}lr": 1e-6, f"{_O}betas": [0.9, 0.999], f"{_O}weight_decay": 0.01,
-    "trainer.total_epochs": 30, f"{_A}fsdp_config.dtype": "bfloat16", "data.prompt_key": "prompt",
-}  # fmt: skip
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,([^}]*))?\}")
-_CLIPS = (f"{_A}clip_ratio_low", f"{_A}clip_ratio_high")
 _REWARD_FILES = ("reward.custom_reward_function.", "custom_reward_function.")
 _OVERLONG = ("reward.reward_kwargs.overlong_buffer_cfg.", "reward_model.overlong_buffer.")
-_HANDLED = {
-    *_DEFAULTS, f"{_A}clip_ratio", f"{_A}use_kl_loss", f"{_A}kl_loss_coef", f"{_A}kl_loss_type", f"{_A}ppo_epochs",
-    "data.train_files", "data.val_files", "data.train_max_samples", f"{_A}fsdp_config.model_dtype", f"{_R}name",
-    "algorithm.norm_adv_by_std_in_grpo", f"{_A}policy_loss.loss_mode", f"{_O}min_lr_ratio", f"{_O}lr_warmup_steps",
-    f"{_O}lr_warmup_steps_ratio", "algorithm.filter_groups.max_num_gen_batches", "algorithm.use_kl_in_reward",
-    "algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty", f"{_M}lora_rank", f"{_M}lora_alpha", f"{_M}target_modules",
-    f"{_R}tensor_model_parallel_size", f"{_R}val_kwargs.n", f"{_R}val_kwargs.do_sample",
-    "trainer.total_training_steps", "algorithm.rollout_correction.rollout_is",
-    "algorithm.rollout_correction.rollout_is_threshold", *(f"{at}{name}" for at in _REWARD_FILES
-    for name in ("path", "name")), *(f"{at}{name}" for at in _OVERLONG for name in ("enable", "len", "log")),
-}  # fmt: skip
 _IRRELEVANT = (
     "critic.*", "reward_model.rollout.*", "data.apply_chat_template_kwargs.*", "hydra.*", "ray_kwargs.*", "ray_init.*",
     "transfer_queue.*", "global_profiler.*", "sandbox_fusion.*", f"{_A}ppo_micro_batch_size*", f"{_A}checkpoint.*",
@@ -152,38 +125,36 @@ _NEUTRAL: dict[str, Any] = {
 def from_verl(given: Mapping[str, Any], num_prompts: int | None) -> Conversion:
     """Return the recipe of a config of verl; `num_prompts` as for `from_trl`."""
     given = _resolved(given)
-    every: dict[str, Any] = {**_DEFAULTS, **{key: value for key, value in given.items() if value is not None}}
-    for name in _CLIPS:  # null is `clip_ratio`
-        if name in given and given[name] is None:
-            every[name] = given.get(f"{_A}clip_ratio", every[name])
-    remarks: list[str] = []
-    settings = translated(every, _TABLE)
-    prompts = settings["prompts_per_step"]
-    settings["optimizer.mini_batches"] = max(prompts // int(every[f"{_A}ppo_mini_batch_size"]), 1)
-    steps = _steps(every, prompts, num_prompts, remarks)
-    settings |= {} if steps is None else {"steps": steps}
-    settings |= _learning_rate(settings, every, steps, remarks)
-    if str(every[f"{_A}fsdp_config.dtype"]) in ("bf16", "bfloat16"):  # the weights of the optimizer stay float32
+    alone = given.get(f"{_A}clip_ratio")
+    for name in (f"{_A}clip_ratio_low", f"{_A}clip_ratio_high"):
+        if alone is not None and name in given and given[name] is None:  # null is `clip_ratio`
+            given[name] = alone
+    config = Converter(given, _TABLE)
+    settings = config.settings
+    settings["optimizer.mini_batches"] = max(
+        settings["prompts_per_step"] // int(config(f"{_A}ppo_mini_batch_size", 256)), 1
+    )
+    _learning_rate(config, _steps(config, num_prompts))
+    model_dtype = str(config(f"{_A}fsdp_config.dtype", "bfloat16"))
+    if model_dtype in ("bf16", "bfloat16"):  # the weights of the optimizer stay float32
         settings |= BFLOAT16
-    _advantages(settings, every, remarks)
-    _loss(settings, every, given, remarks)
-    settings |= _kl(every) | _engine(every, remarks)
-    engine_with_rounded_weights(settings, remarks)
-    policy_of_kept_tokens(settings, remarks)
-    _data(settings, every)
-    _rewards(settings, every, remarks)
-    if settings.get("checkpoint_every", 1) <= 0:
-        del settings["checkpoint_every"]
-    if settings.get("evaluation.num_prompts", 0) < 0:
-        del settings["evaluation.num_prompts"]
-    off = tuple(
+    _advantages(config)
+    _clips(config)
+    _kl(config)
+    _engine(config)
+    _evaluation(config)
+    _data(config)
+    _rewards(config)
+    for name, least in (("checkpoint_every", 1), ("evaluation.num_prompts", 0)):
+        if settings.get(name, least) < least:  # -1 switches it off there
+            del settings[name]
+    off = [
         f"{section}.*" for section, _, switch in (name.rpartition(".") for name in given)
         if switch in ("enable", "enabled") and given[f"{section}.{switch}"] is False
-    )  # fmt: skip
-    off += () if given.get(f"{_M}lora.rank") else (f"{_M}lora.*",)
-    missing = left_out(given, {*_TABLE, *_HANDLED}, (*_IRRELEVANT, *off), _NEUTRAL)
-    missing = [name for name in missing if not name.endswith("._target_")]
-    return Conversion("verl", settings, (*missing, *other_loggers(given, "trainer.logger")), tuple(remarks))
+    ]  # fmt: skip
+    off += [] if given.get(f"{_M}lora.rank") else [f"{_M}lora.*"]
+    targets = [name for name in given if name.endswith("._target_")]
+    return config.finish("verl", "trainer.logger", (*_IRRELEVANT, *off, *targets), _NEUTRAL)
 
 
 def _resolved(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,146 +163,138 @@ def _resolved(given: Mapping[str, Any]) -> dict[str, Any]:
     def resolve(value: Any) -> Any:
         if not isinstance(value, str) or not (found := _REFERENCE.search(value)):
             return value
-        other = given.get(found[1], found[2])
-        if found[0] == value:
-            return resolve(other)
-        return resolve(value.replace(found[0], str(resolve(other))))
+        other = resolve(given.get(found[1], found[2]))
+        return other if found[0] == value else resolve(value.replace(found[0], str(other)))
 
     return {key: resolve(value) for key, value in given.items()}
 
 
-def _steps(every: Mapping[str, Any], prompts: int, num_prompts: int | None, remarks: list[str]) -> int | None:
-    """Return the steps of the run; of epochs, those that drop the rest of the prompts, as verl does."""
-    if int(given := every.get("trainer.total_training_steps", 0)) > 0:
-        return int(given)
-    epochs = Fraction(str(every["trainer.total_epochs"]))
-    if num_prompts is None:
-        remarks.append(
-            f"set steps: total_epochs = {float(epochs):g} is {float(epochs):g} x (number of prompts) / {prompts} "
-            "steps, and the data was not read"
-        )
+def _steps(config: Converter, num_prompts: int | None) -> int | None:
+    """Set the steps of the run, and return them; of epochs, those that drop the rest of the prompts, as verl does."""
+    epochs = Fraction(str(config("trainer.total_epochs", 30)))
+    steps = int(config("trainer.total_training_steps", 0))
+    if steps <= 0 and num_prompts is None:
+        config.say_epochs("total_epochs", epochs, None, None)
         return None
-    steps = max(int(epochs * (num_prompts // prompts)), 1)
-    remarks.append(f"steps = {steps}: total_epochs = {float(epochs):g} over {num_prompts:,} prompts, {prompts} a step")
+    if steps <= 0:
+        steps = max(int(epochs * (num_prompts // config.settings["prompts_per_step"])), 1)
+        config.say_epochs("total_epochs", epochs, num_prompts, steps)
+    config.settings["steps"] = steps
     return steps
 
 
-def _learning_rate(
-    settings: Mapping[str, Any], every: Mapping[str, Any], steps: int | None, remarks: list[str]
-) -> dict[str, Any]:
-    """Return the warm-up and the fall of the learning rate, which verl counts in steps and not in updates."""
-    found: dict[str, Any] = {}
-    warmup = int(every.get(f"{_O}lr_warmup_steps", 0))
-    if warmup <= 0 and (ratio := float(every.get(f"{_O}lr_warmup_steps_ratio", 0))):
-        warmup = 0 if steps is None else int(ratio * steps)
-        if steps is None:
-            remarks.append(f"set optimizer.warmup_updates: lr_warmup_steps_ratio = {ratio:g} of an unknown number")
+def _learning_rate(config: Converter, steps: int | None) -> None:
+    """Set the warm-up and the fall of the learning rate, which verl counts in steps and not in updates."""
+    settings, warmup = config.settings, int(config(f"{_O}lr_warmup_steps", 0))
+    ratio, end = float(config(f"{_O}lr_warmup_steps_ratio", 0)), float(config(f"{_O}min_lr_ratio", 0))
+    if warmup <= 0 and ratio and steps is None:
+        config.remarks.append(f"set optimizer.warmup_updates: lr_warmup_steps_ratio = {ratio:g} of an unknown number")
+    elif warmup <= 0 and steps is not None:
+        warmup = int(ratio * steps)
     if warmup > 0:
-        found["optimizer.warmup_updates"] = warmup * settings["optimizer.mini_batches"]
-    if settings.get("optimizer.schedule", "constant") != "constant":
-        found["optimizer.final_rate"] = float(every.get(f"{_O}min_lr_ratio", 0.0))
-        if warmup > 0 and steps is not None:
-            found["optimizer.decay_from"] = round(min(warmup / steps, 0.999), 6)
-        elif warmup > 0:
-            remarks.append("set optimizer.decay_from to the fraction of the steps at which the learning rate falls")
-    return found
+        settings["optimizer.warmup_updates"] = warmup * settings["optimizer.mini_batches"]
+    if settings.get("optimizer.schedule", "constant") == "constant":
+        return
+    settings["optimizer.final_rate"] = end
+    if warmup > 0 and steps is not None:
+        settings["optimizer.decay_from"] = round(min(warmup / steps, 0.999), 6)
+    elif warmup > 0:
+        config.remarks.append("set optimizer.decay_from to the fraction of the steps at which the learning rate falls")
 
 
-def _advantages(settings: dict[str, Any], every: Mapping[str, Any], remarks: list[str]) -> None:
-    if settings["advantage.estimator"] == "grpo" and every.get("algorithm.norm_adv_by_std_in_grpo") is False:
+def _advantages(config: Converter) -> None:
+    settings, remarks = config.settings, config.remarks
+    estimator, by_std = settings["advantage.estimator"], config("algorithm.norm_adv_by_std_in_grpo", True)
+    if estimator == "grpo" and by_std is False:
         settings["advantage.estimator"] = "rloo"
-    if settings["advantage.estimator"] == "reinforce_pp_baseline":
+    if estimator == "reinforce_pp_baseline":
         settings["advantage.normalize_over"] = "tokens"
-    if settings["advantage.estimator"] == "pass_at_k":
+    if estimator == "pass_at_k":
         remarks.append(
             "grpo_passk rewards the best response only; advantage.estimator: pass_at_k rewards all, unbiased"
         )
-    if int(tries := every.get("algorithm.filter_groups.max_num_gen_batches", 0)) > 0:  # else there is no limit
-        settings["dynamic_sampling.max_tries"] = int(tries)
-    if int(every.get(f"{_A}ppo_epochs", 1)) > 1:
+    if (tries := int(config("algorithm.filter_groups.max_num_gen_batches", 0))) > 0:  # else there is no limit
+        settings["dynamic_sampling.max_tries"] = tries
+    if int(config(f"{_A}ppo_epochs", 1)) > 1:
         remarks.append("ppo_epochs: one pass is made over the rollouts; raise optimizer.mini_batches instead")
 
 
-def _loss(settings: dict[str, Any], every: Mapping[str, Any], given: Mapping[str, Any], remarks: list[str]) -> None:
-    mode = every.get(f"{_A}policy_loss.loss_mode", "vanilla")
-    kind = one_of({"vanilla": "ppo", "gspo": "gspo", "cispo": "cispo"}, f"{_A}policy_loss.loss_mode")(mode)
-    settings["loss.kind"] = kind
-    if kind != "ppo":
-        del settings["loss.dual_clip"]
-    alone, (low, high) = given.get(f"{_A}clip_ratio"), (float(every[name]) for name in _CLIPS)
+def _clips(config: Converter) -> None:
+    """Say where `clip_ratio` does not count."""
+    low, high = config.settings["loss.clip_low"], config.settings["loss.clip_high"]
+    alone = config(f"{_A}clip_ratio")
     if alone is not None and float(alone) not in (low, high):
-        remarks.append(
+        config.remarks.append(
             f"clip_ratio = {alone} has no effect in verl, where clip_ratio_low = {low:g} and clip_ratio_high = "
             f"{high:g} count; set loss.clip_low and loss.clip_high if it was meant"
         )
-    if kind == "gspo":
-        narrow_clips(settings, remarks)
 
 
-def _kl(every: Mapping[str, Any]) -> dict[str, Any]:
-    if every.get("algorithm.use_kl_in_reward"):
-        estimator = one_of(_KL, "algorithm.kl_penalty")(every.get("algorithm.kl_penalty", "kl"))
-        coefficient = float(every.get("algorithm.kl_ctrl.kl_coef", 0.001))
-        return {"kl.placement": "reward", "kl.coefficient": coefficient, "kl.estimator": estimator}
-    if not every.get(f"{_A}use_kl_loss"):
-        return {}
-    estimator = one_of(_KL, f"{_A}kl_loss_type")(every.get(f"{_A}kl_loss_type", "low_var_kl"))
-    return {"kl.coefficient": float(every.get(f"{_A}kl_loss_coef", 0.001)), "kl.estimator": estimator}
-
-
-def _engine(every: Mapping[str, Any], remarks: list[str]) -> dict[str, Any]:
-    """Return the engine, its correction, and the adapters."""
-    found: dict[str, Any] = {}
-    if every.get(f"{_R}name") == "vllm":
-        found["engine.kind"] = "vllm"
-        if int(parallel := every.get(f"{_R}tensor_model_parallel_size", 1)) > 1:
-            found["engine.vllm.tensor_parallel"] = int(parallel)
-    if level := every.get("algorithm.rollout_correction.rollout_is"):
-        if level != "token":
-            remarks.append(f"rollout_is: {level} became importance.correction: truncate, by token")
-        high = float(every.get("algorithm.rollout_correction.rollout_is_threshold", 2.0))
-        found |= {"importance.correction": "truncate", "importance.high": high}
-        found |= {"optimizer.old_logprobs": "recompute"}
-    if int(rank := every.get(f"{_M}lora_rank", 0)) > 0:
-        found |= adapters(rank, every.get(f"{_M}lora_alpha", 16), every.get(f"{_M}target_modules"))
-    if chat := nested(every, "data.apply_chat_template_kwargs"):
-        found["prompt.chat_template_options"] = chat
-    if f"{_R}val_kwargs.n" in every or f"{_R}val_kwargs.temperature" in every:
-        samples = int(every.get(f"{_R}val_kwargs.n", 1))
-        found |= {"evaluation.rollouts_per_prompt": samples, "evaluation.ks": sorted({1, samples})}
-    if every.get(f"{_R}val_kwargs.do_sample") is False:
-        found |= {"evaluation.temperature": 0.0, "evaluation.rollouts_per_prompt": 1, "evaluation.ks": [1]}
-    return found
-
-
-def _data(settings: dict[str, Any], every: Mapping[str, Any]) -> None:
-    columns: dict[str, Any] = {"answer_column": "reward_model.ground_truth"}
-    if every["data.prompt_key"] != "prompt":
-        columns["prompt_column"] = every["data.prompt_key"]
-    for key, name, limit in (
-        ("data.train_files", "data.sources", "data.train_max_samples"),
-        ("data.val_files", "evaluation.sources", None),
+def _kl(config: Converter) -> None:
+    reward, loss = config("algorithm.use_kl_in_reward"), config(f"{_A}use_kl_loss")
+    for is_used, placement, kind, usual, coefficient in (
+        (loss and not reward, "loss", f"{_A}kl_loss_type", "low_var_kl", f"{_A}kl_loss_coef"),
+        (reward, "reward", "algorithm.kl_penalty", "kl", "algorithm.kl_ctrl.kl_coef"),
     ):
-        if files := every.get(key):
-            sources = [file_source(path, **columns) for path in names(files)]
-            if limit and int(every.get(limit, -1)) > 0:
-                sources = [{**source, "limit": int(every[limit])} for source in sources]
-            settings[name] = distinct_names(sources)
-    if "evaluation.sources" in settings and "data.sources" in settings:
+        weight, _ = float(config(coefficient, 0.001)), config(kind)
+        if is_used:
+            estimator = config.one_of(kind, _KL, usual)
+            config.settings |= {"kl.placement": placement, "kl.coefficient": weight, "kl.estimator": estimator}
+
+
+def _engine(config: Converter) -> None:
+    """Set the engine, its correction, and the adapters."""
+    settings, parallel = config.settings, int(config(f"{_R}tensor_model_parallel_size", 1))
+    if config(f"{_R}name") == "vllm":
+        settings["engine.kind"] = "vllm"
+        if parallel > 1:
+            settings["engine.vllm.tensor_parallel"] = parallel
+    level = config("algorithm.rollout_correction.rollout_is")
+    high = float(config("algorithm.rollout_correction.rollout_is_threshold", 2.0))
+    if level:
+        settings |= {"importance.correction": "truncate", "importance.high": high}
+        settings["optimizer.old_logprobs"] = "recompute"
+    if level not in (None, False, "token"):
+        config.remarks.append(f"rollout_is: {level} became importance.correction: truncate, by token")
+    rank, alpha, modules = config(f"{_M}lora_rank", 0), config(f"{_M}lora_alpha", 16), config(f"{_M}target_modules")
+    if int(rank) > 0:
+        config.adapters(rank, alpha, modules)
+    if chat := config.within("data.apply_chat_template_kwargs"):
+        settings["prompt.chat_template_options"] = chat
+
+
+def _evaluation(config: Converter) -> None:
+    samples, is_sampled = config(f"{_R}val_kwargs.n"), config(f"{_R}val_kwargs.do_sample", True)
+    if is_sampled is False:
+        config.settings["evaluation.temperature"] = 0.0
+    if samples is not None or is_sampled is False or "evaluation.temperature" in config.settings:
+        number = 1 if is_sampled is False else int(samples or 1)
+        config.settings |= {"evaluation.rollouts_per_prompt": number, "evaluation.ks": sorted({1, number})}
+
+
+def _data(config: Converter) -> None:
+    settings, prompt = config.settings, config("data.prompt_key", "prompt")
+    columns = {"answer_column": "reward_model.ground_truth", "prompt_column": None if prompt == "prompt" else prompt}
+    trained, evaluated = (names(config(f"data.{part}_files", [])) for part in ("train", "val"))
+    limit = int(config("data.train_max_samples", -1))
+    limited = {"limit": limit} if limit > 0 else {}
+    if trained:
+        settings["data.sources"] = distinct_names([file_source(path, **columns) | limited for path in trained])
+    if trained and evaluated:
+        settings["evaluation.sources"] = distinct_names([file_source(path, **columns) for path in evaluated])
         settings["data.held_out_fraction"] = 0.0
-    elif "evaluation.sources" in settings:
-        del settings["evaluation.sources"]
 
 
-def _rewards(settings: dict[str, Any], every: Mapping[str, Any], remarks: list[str]) -> None:
-    settings["rewards.partial_credit"] = True  # scores between 0 and 1 count, as in verl
-    file = next((every[f"{at}path"] for at in _REWARD_FILES if every.get(f"{at}path")), None)
-    function = next((every[f"{at}name"] for at in _REWARD_FILES if every.get(f"{at}name")), "compute_score")
+def _rewards(config: Converter) -> None:
+    config.settings["rewards.partial_credit"] = True  # scores between 0 and 1 count, as in verl
+    paths, functions = ([config(f"{at}{name}") for at in _REWARD_FILES] for name in ("path", "name"))
+    file, function = next(filter(None, paths), None), next(filter(None, functions), "compute_score")
     where = "a compute_score function" if file is None else f"{function} of {file}"
-    remarks.append(
+    config.remarks.append(
         f"{where} becomes verification.functions: {{DOMAIN: file.py:check}}, with def check(response, reference): "
         f"return {function}(DOMAIN, response, reference); until you set it, brorl's verifier of the domain judges"
     )
     for at in _OVERLONG:
-        if every.get(f"{at}enable"):
-            settings["rewards.overlong_tokens"] = int(every[f"{at}len"])
+        length, _ = config(f"{at}len"), config(f"{at}log")
+        if config(f"{at}enable"):
+            config.settings["rewards.overlong_tokens"] = int(length)
