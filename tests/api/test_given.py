@@ -15,8 +15,7 @@ import pyarrow as pa
 import pytest
 
 import brorl
-from brorl.api.given import moved, resolve_given, rows_to_evaluate, terms_of
-from brorl.api.given_function import importable_path, source_of
+from brorl.api.given import importable_path, moved, resolve_given, rows_to_evaluate, source_of, terms_of
 from brorl.config.reading import dump_yaml, make_config
 from brorl.errors import UserError
 from brorl.prompts.countdown import countdown_puzzles
@@ -169,16 +168,18 @@ def test_a_refused_run_leaves_nothing() -> None:
 
 
 def test_a_cell_becomes_a_file_with_all_that_it_uses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    source = """
+    source = r"""
 import json, re, os, xml.etree.ElementTree
 from math import floor as down
 from collections import Counter
-LIMIT, WORDS = 3, ("a", "b")
+LIMIT, WORDS, LONG = 3, ("a", "b"), "b" * 300  # longer than the repr of a pattern
+ONE, TAG = re.compile(r"the\s*'(\d+)'", re.I | re.S), re.compile(LONG + r"\\|\Aa\Z")
 def helper(text, most=LIMIT):
     return len(re.findall("a", text)) <= down(most + 0.5)
 def check(response, reference):
     inner = [word for word in WORDS if helper(word)] + [xml.etree.ElementTree.fromstring("<b/>").tag]
-    return helper(response) and Counter(inner)["a"] == 1 and json.loads(reference) == 1
+    fits = TAG.search("a") is not None and TAG.search(LONG) is None and ONE.search("THE\n'1'")[1] == "1"
+    return fits and helper(response) and Counter(inner)["a"] == 1 and json.loads(reference) == 1
 """
     cell = in_a_cell(monkeypatch, source)
     assert importable_path(cell["check"]) is None
@@ -188,7 +189,7 @@ def check(response, reference):
     (tmp_path / "cell.py").write_text(text)
     written = load(f"{tmp_path / 'cell.py'}:check")
     for response in ("a", "aaaa", "b"):
-        assert written(response, "1") == cell["check"](response, "1")
+        assert written(response, "1") == cell["check"](response, "1") == (response != "aaaa")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,7 @@ def check(response, reference):
          "uses the variable 'worst' of type float"),
         ("def check(response, reference):\n    return tokenizer(response)\n", "uses 'tokenizer', which is not defined"),
         ("class Box:\n    size = 3\ndef check(response, reference):\n    return Box.size == 3\n",
-         "the class 'Box' of the notebook"),
+         "uses the variable 'Box' of type type"),
         ("check = lambda response, reference: True\n", "is not a function with a name"),
     ],
 )  # fmt: skip

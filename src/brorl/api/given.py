@@ -5,15 +5,21 @@ The files are in a folder of the caller. A run keeps them in its directory, so t
 
 from __future__ import annotations
 
+import ast
+import builtins
+import dis
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 from brorl.api.first_recipe import guesses, make_starter, recipe_text, settings_of_data
-from brorl.api.given_function import importable_path, source_of
 from brorl.api.recipe import resolve_checkpoint, resolve_config
 from brorl.config.reading import ConfigOrPath, parse_yaml, read_recipe
 from brorl.config.settings import TrainConfig
@@ -27,9 +33,9 @@ from brorl.wording import in_recipe, source_words
 
 FOLDER = "given"
 """Folder of these files in a run directory."""
-_ROWS = "rows.jsonl"
 _DOMAIN = "own"  # of rows with a function of their own
 _COLUMNS = "reward_columns"  # the reference answer, where functions read several columns
+_SEVERAL = "give several as {'right': f, 'brief': (g, 0.2)}"
 Reward: TypeAlias = Callable[..., object]
 Rewards: TypeAlias = "Reward | Mapping[str, Reward | tuple[Reward, float]]"
 
@@ -50,42 +56,26 @@ class Given(NamedTuple):
     lines: tuple[str, ...]  # what was guessed of the rows
 
 
-class _Rows(NamedTuple):
-    recipe: dict[str, Any]  # a first recipe for them
-    source: dict[str, Any]  # their entry of data.sources
-    lines: tuple[str, ...]  # what was guessed
-
-
 def resolve_given(
     config_or_path: ConfigOrPath | None, overrides: Mapping[str, Any], reward: Rewards | None, folder: Path
 ) -> Given:
-    """Return the settings of a recipe with rows among the overrides and functions, which are written as files.
+    """Return the settings of a recipe with rows among the overrides and functions, which are written into a folder.
 
-    Args:
-        config_or_path: The recipe; None is the one that `brorl init` writes for the rows, and quickstart without rows.
-        overrides: Settings. `data` may be rows: a `datasets.Dataset`, a list of dicts, a data frame or a table.
-        reward: The functions of the reward, for every domain of the training data.
-        folder: Gets the files.
-
-    Raises:
-        UserError: If a setting is wrong, the rows or the functions cannot be used, or there is no clear guess.
+    Without a recipe it is the one that `brorl init` writes for the rows, and quickstart without rows.
     """
-    recipe, rest = config_or_path, dict(overrides)
-    lines: tuple[str, ...] = ()
+    recipe, rest, lines = config_or_path, dict(overrides), ()
     terms = () if reward is None else terms_of(reward)
     if _is_rows(rest.get("data")):
         rows, model = _rows_of(rest.pop("data")), rest.get("model")
         needed = _required_columns(terms[0].function) if terms else []
-        rows, answer = _with_answers(rows, needed)
-        file = folder.absolute() / _ROWS
-        _write(file, _text(rows))
-        found = _guessed(file, None if model is None else str(model), answer, _DOMAIN if terms else None)
-        _check_columns(terms, found.source["answer_column"] if terms else "", rows[0])
-        lines = found.lines
+        file, (text, answer) = folder.absolute() / "rows.jsonl", _text(rows, needed)
+        _write(file, text)
+        first, source, lines = _guessed(file, None if model is None else str(model), answer, bool(terms))
+        _check_columns(terms, needed if len(needed) > 1 else [source["answer_column"]], rows[0])
         if recipe is None:
-            recipe = found.recipe
+            recipe = first
         else:
-            rest = {"data.sources": [found.source], **rest}
+            rest = {"data.sources": [source], **rest}
     recipe = "quickstart" if recipe is None else recipe
     config = resolve_config(recipe, rest)
     if terms:
@@ -94,15 +84,10 @@ def resolve_given(
 
 
 def rows_to_evaluate(data: Any, checkpoint: str | Path) -> tuple[str, tuple[str, ...]]:
-    """Store rows in `runs/evaluations`, named by their content; see `brorl.train` for `data`.
+    """Store rows in `runs/evaluations`, named by their content, and return them as `data` of an evaluation.
 
-    The columns are those of the rows that the run of the checkpoint was trained on, and else guessed.
-
-    Returns:
-        The rows as a value of `data` of an evaluation, and lines that say what was guessed.
-
-    Raises:
-        UserError: If these are no rows, or there is no clear guess.
+    The columns are those of the rows that the run of the checkpoint was trained on. Else they are guessed, and the
+    lines say how.
     """
     recipe = resolve_checkpoint(str(checkpoint)).recipe
     sources = [] if recipe is None else read_recipe(recipe).get("data", {}).get("sources", [])
@@ -112,29 +97,22 @@ def rows_to_evaluate(data: Any, checkpoint: str | Path) -> tuple[str, tuple[str,
         with storage_errors(Path(trained["path"])):
             first, _, _ = Path(trained["path"]).read_text("utf-8", "surrogatepass").partition("\n")
         needed = list(json.loads(json.loads(first)[_COLUMNS]))
-    text = _text(_with_answers(_rows_of(data), needed)[0])
+    text, _ = _text(_rows_of(data), needed)
     name = f"rows-{blake2b(text, digest_size=4).hexdigest()}"
     file = (RUNS / "evaluations" / f"{name}.jsonl").absolute()
     _write(file, text)
-    found = _guessed(file, None, answer, None if trained is None else _DOMAIN)
-    return json.dumps({**found.source, "name": name}), found.lines
+    _, source, lines = _guessed(file, None, answer, trained is not None)
+    return json.dumps({**source, "name": name}), lines
 
 
 def moved(config: TrainConfig, old: Path, new: Path) -> TrainConfig:
     """Return a config whose files of one folder are in another, to which they are copied."""
     files = sorted(old.iterdir()) if old.is_dir() else []
+    text = json.dumps(config.model_dump(mode="json"))
     for file in files:
         _write(new / file.name, file.read_bytes())
-    settings = _replaced(config.model_dump(mode="json"), f"{old.absolute()}/", f"{new.absolute()}/")
-    return TrainConfig.model_validate(settings) if files else config
-
-
-def _replaced(value: Any, old: str, new: str) -> Any:
-    if isinstance(value, str):
-        return new + value.removeprefix(old) if value.startswith(old) else value
-    if isinstance(value, Mapping):
-        return {key: _replaced(item, old, new) for key, item in value.items()}
-    return [_replaced(item, old, new) for item in value] if isinstance(value, list | tuple) else value
+        text = text.replace(*(json.dumps(str(path.absolute() / file.name))[1:-1] for path in (old, new)))
+    return TrainConfig.model_validate(json.loads(text)) if files else config
 
 
 def _write(file: Path, content: bytes) -> None:
@@ -166,8 +144,8 @@ def _rows_of(data: Any) -> list[dict[str, Any]]:
     return [dict(row) for row in rows]
 
 
-def _text(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return rows as JSON Lines."""
+def _text(rows: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> tuple[bytes, str | None]:
+    """Return rows as JSON Lines, with a column of those that a function needs; and the answer's, None to guess it."""
     lines = []
     for number, row in enumerate(rows, 1):
         for name, value in row.items():
@@ -178,8 +156,16 @@ def _text(rows: Sequence[Mapping[str, Any]]) -> bytes:
                     f"data: row {number} has {name!r} of type {type(value).__name__}, which JSON does not have "
                     f"({error}); remove the column, or write it as text or numbers"
                 ) from error
-        lines.append(_json({str(name): value for name, value in row.items()}) + "\n")
-    return "".join(lines).encode("utf-8", "surrogatepass")
+        missing = [name for name in needed if name not in row] if len(needed) > 1 else []
+        if missing:
+            raise UserError(
+                f"reward: the function needs the column {missing[0]!r}, and row {number} of the data has none "
+                f"(columns: {', '.join(map(str, row))}); rename the parameter or the column"
+            )
+        more = {_COLUMNS: _json({name: row[name] for name in needed})} if len(needed) > 1 else {}
+        lines.append(_json({**{str(name): value for name, value in row.items()}, **more}) + "\n")
+    answer = _COLUMNS if len(needed) > 1 else next((name for name in needed if name in rows[0]), None)
+    return "".join(lines).encode("utf-8", "surrogatepass"), answer
 
 
 def _json(value: Any) -> str:
@@ -187,13 +173,15 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, default=lambda array: array.tolist())
 
 
-def _guessed(file: Path, model: str | None, answer: str | None, domain: str | None) -> _Rows:
-    """Guess what the columns of rows mean, as `brorl init` does."""
+def _guessed(
+    file: Path, model: str | None, answer: str | None, has_function: bool
+) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
+    """Return a first recipe for rows, their entry of data.sources, and lines on the guesses of `brorl init`."""
     path = str(file)
     try:
         with source_words(_of_rows):
-            guess = guess_meaning(path, None, answer, domain)
-            if domain is not None:  # its function gets the column as it is
+            guess = guess_meaning(path, None, answer, _DOMAIN if has_function else None)
+            if has_function:  # it gets the column as it is
                 guess = guess._replace(source=guess.source.model_copy(update={"answer_after": None}))
             starter = make_starter(path, model, guess, read_source(guess.source), "")
     except UserError as error:
@@ -201,7 +189,7 @@ def _guessed(file: Path, model: str | None, answer: str | None, domain: str | No
     recipe = parse_yaml(recipe_text(starter, path), path)
     recipe.pop("verification", None)  # the functions are given
     (source,) = settings_of_data(starter)["data.sources"]
-    return _Rows(recipe, source, (f"data: {counted(len(starter.reading.questions), 'question')}", *guesses(starter)))
+    return recipe, source, (f"data: {counted(len(starter.reading.questions), 'question')}", *guesses(starter))
 
 
 def _of_rows(key: str, value: object) -> str:
@@ -211,32 +199,11 @@ def _of_rows(key: str, value: object) -> str:
     return f"the column name {key.removesuffix('_column')}" if key.endswith("_column") else in_recipe(key, value)
 
 
-def _with_answers(rows: list[dict[str, Any]], needed: Sequence[str]) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the rows with the columns that a function needs as their reference answer, and its column.
-
-    The column is None where it has to be guessed.
-    """
-    if len(needed) < 2:
-        return rows, next((name for name in needed if name in rows[0]), None)
-    for number, row in enumerate(rows, 1):
-        if missing := [name for name in needed if name not in row]:
-            raise UserError(
-                f"reward: the function needs the column {missing[0]!r}, and row {number} of the data has none "
-                f"(columns: {', '.join(map(str, row))}); rename the parameter or the column"
-            )
-    return [{**row, _COLUMNS: _json({name: row[name] for name in needed})} for row in rows], _COLUMNS
-
-
-def _check_columns(terms: Sequence[Term], answer: str, row: Mapping[str, Any]) -> None:
-    """Refuse a further function that needs another column than the answer, which all functions get."""
-    given = list(json.loads(row[_COLUMNS])) if answer == _COLUMNS else [answer]
+def _check_columns(terms: Sequence[Term], given: Sequence[str], row: Mapping[str, Any]) -> None:
+    """Refuse a further function that needs other columns than the given ones: the answer alone, or several."""
     for term in terms[1:]:
         needed = _required_columns(term.function)
-        if len(given) > 1:
-            fits = len(needed) != 1 and {*needed} <= {*given}
-        else:  # one column, by its name or another one
-            fits = len(needed) < 2 and all(name == answer or name not in row for name in needed)
-        if not fits:
+        if needed and ((len(needed) > 1) != (len(given) > 1) or not {*needed} & {*row} <= {*given}):
             raise UserError(
                 f"reward: {term.name} needs {', '.join(needed)}, and {terms[0].name}, the first function, "
                 f"{', '.join(given)}; all functions get the same columns: give each of them the same parameters"
@@ -260,24 +227,18 @@ def _required_columns(function: Reward) -> list[str]:
 
 
 def terms_of(reward: Rewards) -> tuple[Term, ...]:
-    """Return the functions of a reward with their names and weights, the first one first.
-
-    Raises:
-        UserError: If it is no function and no mapping of names to functions with or without weights.
-    """
+    """Return the functions of a reward, one or a mapping, with their names and weights, the first one first."""
     entries = {getattr(reward, "__name__", "reward"): reward} if callable(reward) else reward
     if not isinstance(entries, Mapping) or not entries:
         raise UserError(
-            f"reward: expected a function or a mapping of names to functions, got {reward!r:.80}; give several as "
-            "{'right': f, 'brief': (g, 0.2)}"
+            f"reward: expected a function or a mapping of names to functions, got {reward!r:.80}; {_SEVERAL}"
         )
     terms = []
     for name, entry in entries.items():
         function, weight = entry if isinstance(entry, tuple | list) and len(entry) == 2 else (entry, 1.0)
         if not callable(function) or isinstance(weight, bool) or not isinstance(weight, int | float):
             raise UserError(
-                f"reward: expected a function or (function, weight) as {name!r}, got {entry!r:.80}; give several as "
-                "{'right': f, 'brief': (g, 0.2)}"
+                f"reward: expected a function or (function, weight) as {name!r}, got {entry!r:.80}; {_SEVERAL}"
             )
         terms.append(Term(str(name), function, float(weight)))
     if not terms[0].weight > 0:
@@ -291,7 +252,13 @@ def _reward_settings(terms: Sequence[Term], config: TrainConfig, folder: Path) -
     The first one is the verifier; its weight is a factor of all, by which the others are divided.
     """
     first, *others = terms
-    domains = [_domain(source) for source in config.data.sources]
+    for source in config.data.sources:
+        if getattr(source, "layout", None) or getattr(source, "domain_column", None):
+            raise UserError(
+                f"reward: the rows of {source.label} name their domains; name the function for each of them instead: "
+                "verification={'functions': {'math': 'rewards.py:reward'}}"
+            )
+    domains = [str(getattr(source, "domain", source.kind)) for source in config.data.sources]
     functions = config.verification.functions | dict.fromkeys(domains, _path(first, folder))
     settings: dict[str, Any] = {"verification.functions": functions}
     if others:
@@ -300,15 +267,6 @@ def _reward_settings(terms: Sequence[Term], config: TrainConfig, folder: Path) -
     if first.weight != 1:
         settings["rewards.domain_weights"] = config.rewards.domain_weights | dict.fromkeys(domains, first.weight)
     return settings
-
-
-def _domain(source: Any) -> str:
-    if getattr(source, "layout", None) or getattr(source, "domain_column", None):
-        raise UserError(
-            f"reward: the rows of {source.label} name their domains; name the function for each of them instead: "
-            "verification={'functions': {'math': 'rewards.py:reward'}}"
-        )
-    return str(getattr(source, "domain", source.kind))
 
 
 def _path(term: Term, folder: Path) -> str:
@@ -320,3 +278,108 @@ def _path(term: Term, folder: Path) -> str:
         _write(file, text.encode())
         path = f"{file.absolute()}:{term.function.__name__}"
     return path
+
+
+def importable_path(function: Callable[..., object]) -> str | None:
+    """Return the path of a function at the top level of a file; None for any other function."""
+    name = getattr(function, "__qualname__", "")
+    try:
+        file = inspect.getsourcefile(function)
+    except TypeError:
+        return None
+    if file is None or not Path(file).is_file() or not all(part.isidentifier() for part in name.split(".")):
+        return None
+    if function.__module__ == "__main__":  # a cell can have a file of its own, without the other cells
+        main = getattr(sys.modules["__main__"], "__file__", None)
+        if main is None or not Path(main).exists() or not Path(main).samefile(file):
+            return None
+    return f"{Path(file).absolute()}:{name}"
+
+
+def source_of(function: Callable[..., object]) -> str:
+    """Return the text of a file that defines a function of a notebook and what it uses.
+
+    That is modules, functions and classes of modules by import, functions of the notebook by their source, and
+    constants by their value. Anything else is an error that names it, since a worker could not have it.
+    """
+    parts: dict[str, str] = {}
+    _add(function, parts)
+    imports = sorted(text for text in parts.values() if text.startswith(("import ", "from ")))
+    rest = [text for text in parts.values() if not text.startswith(("import ", "from "))]
+    return "\n".join(["from __future__ import annotations\n", *imports, "", *rest])
+
+
+def _add(function: Any, parts: dict[str, str]) -> None:
+    """Add the source of a function to the parts of a file, after all that it uses."""
+    name = getattr(function, "__name__", "")
+    if not inspect.isfunction(function) or not name.isidentifier():
+        raise UserError(f"reward: {name or repr(function)} is not a function with a name; define it with `def`")
+    if free := function.__code__.co_freevars:
+        raise UserError(
+            f"reward: {name} uses the variable {free[0]!r} of the function around it, which workers cannot have; make "
+            "it an argument with a default, or a variable of the notebook"
+        )
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError) as error:
+        raise UserError(
+            f"reward: the source of {name} is not available, and worker processes need it; define it in a file "
+            "(in a notebook: %%writefile rewards.py, then from rewards import ...)"
+        ) from error
+    parts[name] = ""  # its place; a function may call itself
+    codes = [*_codes(compile("from __future__ import annotations\n" + source, "<reward>", "exec"))]
+    attributes = {name for code in codes for name in code.co_names}
+    for used in dict.fromkeys(name for code in codes for name in _taken(code)):
+        if used in parts:
+            continue
+        if used not in function.__globals__:
+            if not hasattr(builtins, used):
+                raise UserError(f"reward: {name} uses {used!r}, which is not defined; define or import it first")
+            continue
+        value = function.__globals__[used]
+        if inspect.isfunction(value) and value.__module__ in (None, "__main__") and value.__name__ == used:
+            _add(value, parts)
+        elif (text := _definition(used, value, attributes)) is not None:
+            parts[used] = text
+        else:
+            raise UserError(
+                f"reward: {name} uses the variable {used!r} of type {type(value).__name__}, and worker processes have "
+                "only its source; make it within the function, or define the function in a file"
+            )
+    parts[name] = parts.pop(name) + source
+
+
+def _definition(name: str, value: Any, attributes: set[str]) -> str | None:
+    """Return the import or the definition of a variable; None if a worker cannot have its value."""
+    if isinstance(value, ModuleType):  # with the modules in it that code can mean, such as `xml.etree` by `xml`
+        inner = (other for other in sorted(sys.modules) if other.startswith(f"{value.__name__}."))
+        used = (f"\nimport {other}" for other in inner if {*other.split(".")[1:]} <= attributes)
+        return f"import {value.__name__} as {name}{''.join(used)}"
+    if isinstance(value, re.Pattern):
+        return f"{name} = __import__('re').compile({value.pattern!r}, {value.flags})\n"
+    home, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", ".")
+    if (inspect.isroutine(value) or inspect.isclass(value)) and home not in (None, "__main__"):
+        return f"from {home} import {qualified} as {name}" if "." not in qualified else None
+    try:
+        hash(value)  # what can change is not the same in every process
+        return f"{name} = {value!r}\n" if ast.literal_eval(repr(value)) == value else None
+    except (TypeError, ValueError, SyntaxError):
+        return None
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of a definition: its body, defaults, decorators and inner functions."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _taken(code: CodeType) -> Iterator[str]:
+    """Yield the names that code takes from around it."""
+    stored: set[str] = set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("STORE_NAME", "STORE_GLOBAL"):
+            stored.add(str(instruction.argval))
+        if instruction.opname in ("LOAD_NAME", "LOAD_GLOBAL") and instruction.argval not in stored:
+            yield str(instruction.argval)
