@@ -8,6 +8,7 @@ called, and torch when its settings are right.
 from __future__ import annotations
 
 import argparse
+import builtins
 import errno
 import inspect
 import os
@@ -20,6 +21,8 @@ from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, NoReturn, TextIO, Union, get_args, get_origin
+
+import shtab
 
 import brorl
 from brorl.errors import CLOSED, STOPPED, UserError, nearest
@@ -77,21 +80,16 @@ COMMANDS = {
     ),
     "report": Command("show runs as one HTML file: charts, rollouts, settings", "api.report:report"),
     "samples": Command(
-        "show stored rollouts: prompts with their pass rates, responses with verdicts",
-        "api.samples:samples_command",
-        inherits=("api.samples:samples",),
-        omit=("kind",),
+        "show stored rollouts: prompts with their pass rates, responses with verdicts", "api.samples:samples"
     ),
     "tree": Command(
         "sample N responses to one prompt and draw them as a tree, before and after training",
-        "api.tree:tree_command",
-        inherits=("api.tree:sample",),
+        "api.tree:sample",
         settings="api.tree:SETTINGS",
     ),
     "verify": Command(
         "score stored responses, and compare the verdicts with stored ones",
-        "api.verify:verify_command",
-        inherits=("api.verify:verify",),
+        "api.verify:verify",
         settings="api.verify:SETTINGS",
     ),
     "plan": Command(
@@ -124,6 +122,7 @@ _METAVARS = {
 }
 _FILES = ("ARM", "CHECKPOINT", "DATA", "DATA_FILE", "FILE", "MODEL", "RECIPE", "RUN")  # the shell completes paths
 _SETTING = "setting:"
+_LIST = inspect.Parameter.VAR_POSITIONAL
 _NO_PERMISSION = "permission denied; give your user access to it, or choose another path"
 _PATH_PROBLEMS = {
     errno.EACCES: _NO_PERMISSION,
@@ -142,24 +141,11 @@ class _Help(argparse.HelpFormatter):
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
-    def _get_formatter(self) -> argparse.HelpFormatter:
-        return _Help(prog=self.prog)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=_Help, **options)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        choices = list(map(str, action.choices or ()))
-        if choices and str(value) not in choices:
-            near = nearest(str(value), choices)
-            raise argparse.ArgumentError(action, f"{value!r} is not one of {', '.join(choices)}{near}")
-
-    def nearest_option(self, name: str) -> str:
-        """Return the suggestion for an option that does not exist, of those that are no settings; empty if none is."""
-        own = [a for a in self._actions[1:] if a.option_strings and not a.dest.startswith(_SETTING)]  # less --help
-        known = {action.option_strings[0].lstrip("-").replace("-", "_"): action.option_strings[0] for action in own}
-        near = nearest(name, known)
-        return re.sub(r"mean (\w+)", lambda found: f"mean {known[found[1]]}", near)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -218,10 +204,7 @@ def _interrupt(_number: int) -> NoReturn:
 
 def make_parser(chosen: Collection[str], with_settings: bool = True) -> argparse.ArgumentParser:
     """Make the parser of all commands; only the `chosen` ones get options, because their modules are imported."""
-    parser = _Parser(
-        prog="brorl",
-        description="RLVR with many rollouts per prompt, computed as one tree.",
-    )
+    parser = _Parser(prog="brorl", description="RLVR with many rollouts per prompt, computed as one tree.")
     parser.add_argument("--version", action="version", version=f"brorl {brorl.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     for name, command in COMMANDS.items():
@@ -239,14 +222,7 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
     Args:
         shell: The shell.
     """
-    import shtab
-
-    parser = make_parser(COMMANDS)
-    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    for action in (action for command in commands.choices.values() for action in command._actions):
-        if action.metavar == "DIR" or action.metavar in _FILES:
-            action.complete = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE
-    print(shtab.complete(parser, shell=shell))  # noqa: T201
+    print(shtab.complete(make_parser(COMMANDS), shell=shell))  # noqa: T201
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -258,17 +234,15 @@ def _run(arguments: Sequence[str]) -> int:
     if unknown and parsed.command is None:
         raise UserError(f"{unknown[0].partition('=')[0]} is not an option of brorl (see brorl --help)")
     if unknown:
-        raise UserError(_unknown_option(unknown[0], parsed.command, parser))
+        raise UserError(_unknown_option(unknown[0], parsed.command))
     if parsed.command is None:
         parser.print_help()
         return 0
     command, options = COMMANDS[parsed.command], vars(parsed)
     function = _load(command.function)
     named = {name: value for name, value in options.items() if name != "command" and not name.startswith(_SETTING)}
-    listed: list[Any] = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            listed = named.pop(parameter.name, [])
+    kinds = {name: parameter.kind for name, parameter in inspect.signature(function).parameters.items()}
+    listed = [value for name in [*named] if kinds.get(name) is _LIST for value in named.pop(name)]
     return _show(function(*listed, **named, **_overrides_of(options)), command.is_shown)
 
 
@@ -285,43 +259,44 @@ def _show(result: Any, is_shown: bool) -> int:
     return code
 
 
-def _accepts_settings(command: Command) -> bool:
-    functions = map(_load, (command.function, *command.inherits))
-    return any("overrides" in inspect.signature(function).parameters for function in functions)
-
-
 def _load(reference: str) -> Any:
     """Return the object of `module:name`."""
     module, _, name = reference.partition(":")
     return getattr(import_module(f"brorl.{module}"), name)
 
 
+class _Names(dict[str, Any]):
+    """The names of a module, in which those that are only imported to check types are `Any`."""
+
+    def __missing__(self, _name: str) -> Any:
+        return Any
+
+
+def _parameters_of(command: Command) -> dict[str, tuple[inspect.Parameter, str]]:
+    """Return the arguments of the functions of a command, which become options, with their help."""
+    found: dict[str, tuple[inspect.Parameter, str]] = {}
+    for function in map(_load, (command.function, *command.inherits)):
+        names = _Names(vars(builtins) | vars(sys.modules[function.__module__]))
+        helps = _help_of(function.__doc__ or "")
+        for name, parameter in inspect.signature(function, locals=names, eval_str=True).parameters.items():
+            if name not in (*found, *command.omit, "progress"):
+                found[name] = parameter, helps.get(name, "")
+    return found
+
+
 def _add_options(parser: argparse.ArgumentParser, command: Command, with_settings: bool) -> None:
     """Add the arguments of the functions of a command, and the settings that it accepts."""
-    parameters: dict[str, tuple[inspect.Parameter, str, Any]] = {}
-    for function in map(_load, (command.function, *command.inherits)):
-        helps, names = _help_of(function.__doc__ or ""), vars(sys.modules[function.__module__])
-        for name, parameter in inspect.signature(function).parameters.items():
-            if name not in (*parameters, *command.omit, "progress"):
-                parameters[name] = parameter, helps.get(name, ""), _type_of(parameter.annotation, names)
-    accepts_settings = _accepts_settings(command)
-    for parameter, text, hint in parameters.values():
-        if parameter.kind is not parameter.VAR_KEYWORD:
-            _add_option(parser, parameter, text, hint)
-    actions = sorted(parser._actions[1:], key=lambda action: bool(action.option_strings))  # less --help
-    usage = [parser.prog, *map(_usage, actions), *(["[--key value ...]"] if accepts_settings else [])]
-    parser.usage = " ".join(usage)
+    parameters = _parameters_of(command)
+    usages = [
+        _add_option(parser, parameter, text)
+        for parameter, text in parameters.values() if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]  # fmt: skip
+    usages.sort(key=lambda usage: usage.startswith("[-"))
+    accepts_settings = "overrides" in parameters
+    parser.usage = " ".join([parser.prog, *usages, *(["[--key value ...]"] if accepts_settings else [])])
     if accepts_settings and with_settings:
         accepted = _load(command.settings) if command.settings else ()
         _add_settings(parser, lambda name: name not in parameters and (not accepted or _is_in(name, accepted)))
-
-
-def _usage(action: argparse.Action) -> str:
-    """Return an argument as the usage of its command has it."""
-    value = str(action.metavar or f"{{{','.join(map(str, action.choices or ()))}}}")
-    if action.option_strings:
-        return f"[{action.option_strings[0]}{'' if action.nargs == 0 else f' {value}'}]"
-    return {"?": f"[{value}]", "*": f"[{value} ...]"}.get(str(action.nargs), value)
 
 
 def _help_of(docstring: str) -> dict[str, str]:
@@ -334,50 +309,65 @@ def _help_of(docstring: str) -> dict[str, str]:
     return {name: line[:1].lower() + line[1:] if not line[1:2].isupper() else line for name, line in lines.items()}
 
 
-def _type_of(annotation: Any, names: dict[str, Any]) -> Any:
+def _type_of(annotation: Any) -> Any:
     """Return the type of an option: bool, int, float, str, a Literal, or a tuple with the type of its values."""
-    try:
-        hint = eval(annotation, names) if isinstance(annotation, str) else annotation
-    except NameError:  # of a module that is only imported to check types
-        return str
-    hints = [
-        part for part in (get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)) if part is not NoneType
-    ]
+    is_union = get_origin(annotation) in (Union, UnionType)
+    hints = [part for part in (get_args(annotation) if is_union else (annotation,)) if part is not NoneType]
     sequences = [part for part in hints if get_origin(part) is Sequence]
     if sequences:
         return get_args(sequences[0])
     return hints[0] if len(hints) == 1 and (get_origin(hints[0]) is Literal or hints[0] in (bool, int, float)) else str
 
 
-def _add_option(parser: argparse.ArgumentParser, parameter: inspect.Parameter, text: str, hint: Any) -> None:
-    """Add an argument of a function: its positional arguments by place, the others as options."""
-    name, default = parameter.name, parameter.default
-    is_option, is_list = parameter.kind is parameter.KEYWORD_ONLY, isinstance(hint, tuple)
+def _add_option(parser: argparse.ArgumentParser, parameter: inspect.Parameter, text: str) -> str:
+    """Add an argument of a function, by place or as an option, and return it as the usage of the command has it."""
+    name, default, hint = parameter.name, parameter.default, _type_of(parameter.annotation)
+    number = {(int,): "INT,INT,...", (float,): "FLOAT,FLOAT,...", int: "INT", float: "FLOAT"}.get(hint)
+    value = number or _METAVARS.get(name) or ("NAME" if name.endswith("_column") else name.upper())
+    more: dict[str, Any] = {"metavar": value}
     if not isinstance(default, bool) and default not in (parameter.empty, None, "", ()) and "(default:" not in text:
-        shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-        text = f"{text} (default: {shown})"
-    more: dict[str, Any] = {"help": text.replace("%", "%%")}
+        text += f" (default: {','.join(map(str, default)) if isinstance(default, tuple) else default})"
     if hint is bool:
-        more["action"] = "store_false" if default else "store_true"
-        more["help"] = f"do not {more['help']}" if default else more["help"]
+        more = {"action": "store_false" if default else "store_true"}
+        text = f"do not {text}" if default else text
     elif hint == (str,):
         more["action"] = "append"
-    elif is_list:
+    elif isinstance(hint, tuple):
         more["type"] = _numbers_of(hint[0])
     elif get_origin(hint) is Literal:
-        more["choices"] = get_args(hint)
+        value = f"{{{','.join(get_args(hint))}}}"
+        more = {"choices": get_args(hint), "type": _one_of(get_args(hint))}
     elif hint is not str:
         more["type"] = hint
-    if hint is not bool and "choices" not in more:
-        number = {(int,): "INT,INT,...", (float,): "FLOAT,FLOAT,...", int: "INT", float: "FLOAT"}.get(hint)
-        more["metavar"] = number or _METAVARS.get(name) or ("NAME" if name.endswith("_column") else name.upper())
-    if is_option:
+    more["help"] = text.replace("%", "%%")
+    if parameter.kind is parameter.KEYWORD_ONLY:
         words = f"no_{name}" if hint is bool and default else _OPTIONS.get(name, name)
-        parser.add_argument(*dict.fromkeys((f"--{words.replace('_', '-')}", f"--{words}")), dest=name, **more)
-    elif parameter.kind is parameter.VAR_POSITIONAL:
-        parser.add_argument(name, nargs="*", **more | {"metavar": name.upper().removesuffix("S")})
+        flag = f"--{words.replace('_', '-')}"
+        action = parser.add_argument(*dict.fromkeys((flag, f"--{words}")), dest=name, **more)
+        usage = f"[{flag}]" if hint is bool else f"[{flag} {value}]"
+    elif parameter.kind is _LIST:
+        value = name.upper().removesuffix("S")
+        action = parser.add_argument(name, **more | {"nargs": "*", "metavar": value})
+        usage = f"[{value} ...]"
     else:
-        parser.add_argument(name, **more | ({} if default is parameter.empty else {"nargs": "?"}))
+        is_needed = default is parameter.empty
+        action = parser.add_argument(name, **more | ({} if is_needed else {"nargs": "?"}))
+        usage = value if is_needed else f"[{value}]"
+    if value == "DIR" or value in _FILES:
+        action.complete = shtab.DIRECTORY if value == "DIR" else shtab.FILE  # type: ignore[attr-defined]
+    return usage
+
+
+def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    """Return the parser of a choice."""
+
+    def choice(text: str) -> str:
+        if text not in choices:
+            advice = nearest(text, choices)
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(choices)}{advice}")
+        return text
+
+    return choice
 
 
 def _numbers_of(kind: type) -> Callable[[str], tuple[Any, ...]]:
@@ -435,7 +425,7 @@ def _value_of(name: str, text: str, kind: Any) -> Any:
     return parse_yaml(f"[{text}]" if is_bare else text, f"--{name}")
 
 
-def _unknown_option(option: str, name: str, parser: argparse.ArgumentParser) -> str:
+def _unknown_option(option: str, name: str) -> str:
     """Return the message for an option that a command does not have."""
     from brorl.config.reading import unknown_setting
     from brorl.config.resuming import CHANGEABLE_ON_RESUME
@@ -445,9 +435,10 @@ def _unknown_option(option: str, name: str, parser: argparse.ArgumentParser) -> 
         return f"unexpected argument {option!r} (see brorl {name} --help)"
     if name == "resume":
         return f"--{setting} cannot be changed on resume; these settings can: {', '.join(CHANGEABLE_ON_RESUME)}"
-    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    near = commands.choices[name].nearest_option(setting)
-    if near or command.settings or not _accepts_settings(command):
+    parameters = {key: one for key, (one, _) in _parameters_of(command).items()}
+    own = {_OPTIONS.get(key, key): key for key, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
+    near = re.sub(r"mean (\w+)", lambda found: f"mean --{found[1].replace('_', '-')}", nearest(setting, own))
+    if near or command.settings or "overrides" not in parameters:
         return f"--{setting} is not an option of brorl {name}{near or f' (see brorl {name} --help)'}"
     return unknown_setting(setting, name)
 

@@ -121,7 +121,7 @@ def test_samples_of_a_real_run(run: Path) -> None:
     one = command("samples", run, "--step=1", "--prompt=1", "--limit=1")
     assert one.code == 0
     assert len(re.findall(r"^\d+x ", one.out, re.MULTILINE)) == 1
-    wrong = command("samples", run, "--wrong", "--limit=50")
+    wrong = command("samples", run, "--kind=wrong", "--limit=50")
     assert wrong.code == 0
     assert not re.findall(r"^\d+x correct", wrong.out, re.MULTILINE)
     assert re.findall(r"^\d+x ", wrong.out, re.MULTILINE)
@@ -130,6 +130,6 @@ def test_samples_of_a_real_run(run: Path) -> None:
 def test_samples_that_are_not_there_are_refused_in_one_line(run: Path) -> None:
     assert "contains no rollouts of step 9; it has steps 1 to 3" in refused("samples", run, "--step=9")
     assert "has no prompt nobody; give a number from 1 to" in refused("samples", run, "--prompt=nobody")
-    assert "not allowed with argument" in refused("samples", run, "--wrong", "--right")
+    assert "is not one of all, wrong, right; did you mean wrong?" in refused("samples", run, "--kind=wrng")
     assert "expected a number of at least 1, not 0" in refused("samples", run, "--limit=0")
     assert "there is no run directory none" in refused("samples", "none")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 from brorl.errors import UserError
 from brorl.wording import option
 
 if TYPE_CHECKING:
-    from brorl.reporting.samples import Kind, Samples
+    from brorl.reporting.samples import Samples
 
 
 def samples(
@@ -17,7 +17,7 @@ def samples(
     *,
     step: int | None = None,
     prompt: int | str | None = None,
-    kind: Kind = "all",
+    kind: Literal["all", "wrong", "right"] = "all",
     limit: int = 5,
     held_out: bool = False,
 ) -> Samples:
@@ -28,7 +28,7 @@ def samples(
         step: The step (default: the last stored one).
         prompt: Number of the prompt in the step, from 1, or its name (default: the one with the pass rate nearest to
             one half, among those with responses of the kind).
-        kind: Show `all` responses, the incorrect ones (`wrong`) or the correct ones (`right`).
+        kind: Show all responses, only the incorrect ones (wrong), or only the correct ones (right).
         limit: Most responses to show, at least 1.
         held_out: Read the responses to held-out prompts at an evaluation, not the rollouts of training.
 
@@ -46,17 +46,3 @@ def samples(
     name = None if prompt is None else str(prompt)
     path = Path(run).expanduser()
     return find_samples(path, step=step, prompt=name, kind=kind, limit=limit, held_out=held_out)
-
-
-def samples_command(run: str, *, wrong: bool = False, right: bool = False, **arguments: Any) -> Samples:
-    """Read samples as a command.
-
-    Args:
-        run: The run directory.
-        wrong: Only incorrect responses.
-        right: Only correct responses.
-        arguments: Those of `samples`.
-    """
-    if wrong and right:
-        raise UserError(f"{option('right')}: not allowed with argument {option('wrong')} (see brorl samples --help)")
-    return samples(run, kind="wrong" if wrong else "right" if right else "all", **arguments)

@@ -21,7 +21,7 @@ from brorl.api.training_result import TrainingResult
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
-from brorl.errors import LearnerLostError, UnverifiedResponsesError, UserError
+from brorl.errors import LearnerLostError, UserError
 from brorl.runs import RUNS
 from brorl.verification.sandbox.inside.functions import IN_A_WORKER
 
@@ -113,11 +113,8 @@ def train_command(config_or_path: str = _RECIPE, **overrides: Any) -> TrainingRe
     Args:
         config_or_path: Built-in recipe or YAML file.
         overrides: Settings.
-
-    Raises:
-        UnverifiedResponsesError: If most rollouts could not be verified.
     """
-    return _checked(train(config_or_path, **overrides))
+    return train(config_or_path, **overrides)
 
 
 def resume_command(run: str | None = None, **overrides: Any) -> TrainingResult:
@@ -126,17 +123,8 @@ def resume_command(run: str | None = None, **overrides: Any) -> TrainingResult:
     Args:
         run: Run directory (default: the newest unfinished run in runs/).
         overrides: Settings.
-
-    Raises:
-        UnverifiedResponsesError: If most rollouts could not be verified.
     """
-    return _checked(train(run, resume=True, **overrides))
-
-
-def _checked(result: TrainingResult) -> TrainingResult:
-    if result.ending.name == "UNVERIFIED":
-        raise UnverifiedResponsesError(result.message)
-    return result
+    return train(run, resume=True, **overrides)
 
 
 def _resume(path: str | Path | None, overrides: Mapping[str, Any], progress: bool) -> TrainingResult:

@@ -145,17 +145,6 @@ def sample(
     return _sampled(config, question, models, rollouts, lines, seed)
 
 
-def tree_command(checkpoint: str, prompt: str, **options: Any) -> SampledTree:
-    """Draw a tree as a command.
-
-    Args:
-        checkpoint: A model (`quickstart`, a folder, a hub id), a run (its last checkpoint), or a checkpoint in one.
-        prompt: The question, as in the data of the run, or a puzzle such as `make 22 from 3 5 7`.
-        options: Those of `sample`.
-    """
-    return sample(checkpoint, prompt, **options)
-
-
 def _start_of(checkpoint: Checkpoint) -> str:
     """Return the model that the run of a checkpoint started from."""
     if checkpoint.run_config is None:

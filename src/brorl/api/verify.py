@@ -9,7 +9,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ class VerifyResult(Result):
     # questions with responses whose reference answer the verifier cannot read, each with the problem
     unreadable: tuple[tuple[Question, str], ...]
     seconds: float  # wall time of the verification
+    is_required: bool = False  # whether the command fails unless the verdicts agree
 
     @cached_property
     def agreement(self) -> Agreement:
@@ -89,27 +90,30 @@ class VerifyResult(Result):
         for item in self.rescored:
             reasons[item.question.domain][_NUMBER.sub("#", item.verdict.reason)] += 1
         rows: list[tuple[str, str, str, str]] = []
-        hidden = 0
         for domain, counts in sorted(reasons.items()):
-            shown = counts.most_common(_REASONS)
-            if rest := counts.total() - sum(count for _, count in shown):
-                hidden += len(counts) - len(shown)
-                shown.append((counted(len(counts) - len(shown), "other reason"), rest))
+            shown, total = counts.most_common(_REASONS), counts.total()
+            if len(counts) > _REASONS:
+                rest = counted(len(counts) - _REASONS, "other reason")
+                shown.append((rest, total - sum(count for _, count in shown)))
             rows += [
-                (domain, visible_text(reason, one_line=True), f"{count:,}", f"{count / counts.total():.1%}")
+                (domain, visible_text(reason, one_line=True), f"{count:,}", f"{count / total:.1%}")
                 for reason, count in shown
             ]
+        notes = ("# stands for a number",) if any("#" in row[1] for row in rows) else ()
         columns = ("domain", "reason", "responses", "share")
-        notes = ["# stands for a number"] if any("#" in row[1] for row in rows) else []
-        if hidden:
-            notes.append(
-                f"not listed: {counted(hidden, 'rarer reason')}; {option('output', 'FILE')} writes the reason of "
-                "every response"
+        tables = [Table("verdicts", columns, tuple(rows), notes, words=frozenset({0, 1}))]
+        if found := self.agreement.number and self.agreement:
+            stored = (
+                ("stored correct", f"{found.both_correct:,}", f"{found.only_stored:,}"),
+                ("stored incorrect", f"{found.only_new:,}", f"{found.both_incorrect:,}"),
             )
-        tables = [Table("verdicts", columns, tuple(rows), tuple(notes), words=frozenset({0, 1}))]
-        if self.agreement.number:
-            tables.append(self._confusion())
+            tables.append(Table("stored verdicts", ("", "now correct", "now incorrect"), stored))
         return tables
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command: 1 if an agreement is required and not reached."""
+        return int(self.is_required and not self.agrees)
 
     @property
     def lines(self) -> list[str]:
@@ -164,14 +168,6 @@ class VerifyResult(Result):
                 "stored_correct": item.response.correct, "response": item.response.text,
             }  # fmt: skip
 
-    def _confusion(self) -> Table:
-        agreement = self.agreement
-        rows = (
-            ("stored correct", f"{agreement.both_correct:,}", f"{agreement.only_stored:,}"),
-            ("stored incorrect", f"{agreement.only_new:,}", f"{agreement.both_incorrect:,}"),
-        )
-        return Table("stored verdicts", ("", "now correct", "now incorrect"), rows)
-
 
 def verify(
     file: str | Path,
@@ -181,6 +177,7 @@ def verify(
     id_column: str | None = None,
     correct_column: str | None = None,
     output: str | Path | None = None,
+    require_agreement: bool = False,
     progress: bool = True,
     **overrides: Any,
 ) -> VerifyResult:
@@ -195,6 +192,7 @@ def verify(
         id_column: Column of the question's id (default: a usual name).
         correct_column: Column of the stored verdict, true or false (default: a usual name).
         output: New file for the verdicts, one JSON object per line.
+        require_agreement: Exit with code 1 unless every stored verdict is reached again.
         progress: Show the current work, and the level of the sandbox if the code of responses runs.
         overrides: Settings in `verification`, nested or by dotted name.
 
@@ -229,31 +227,17 @@ def verify(
 
     columns = ResponseColumns(response_column, id_column, correct_column)
     with Screen(silent=not progress) as screen:
-        result = _verify(str(file), data, columns, settings, screen)
+        result = replace(_verify(str(file), data, columns, settings, screen), is_required=require_agreement)
     if target is not None:
         with storage_errors(target, "rerun the command"):
             text = "".join(json.dumps(record) + "\n" for record in result.records())
             replace_file(target, text.encode())
-    return result
-
-
-def verify_command(*, require_agreement: bool = False, **arguments: Any) -> VerifyResult | int:
-    """Verify as a command.
-
-    Args:
-        require_agreement: Exit with code 1 unless every stored verdict is reached again.
-        arguments: Those of `verify`.
-    """
-    result = verify(**arguments)
-    if not require_agreement:
-        return result
-    Screen().console.print(result, soft_wrap=True)
-    if not result.agreement.number:
+    if require_agreement and not result.agreement.number:
         raise UserError(
             f"{option('require-agreement')}: the file contains no stored verdicts; add them, or give "
             f"{option('correct-column')}"
         )
-    return 0 if result.agrees else 1
+    return result
 
 
 def _verify(
@@ -301,22 +285,15 @@ def _named(response: StoredResponse) -> str:
     return f"{response.location} ({_short(question)})"
 
 
-def _disagreement(agreement: RescoredResponse) -> list[str]:
-    stored, now = (
-        "correct" if correct else "incorrect" for correct in (agreement.response.correct, agreement.verdict.correct)
-    )
-    before = (
-        f" ({_short(agreement.response.reason)})"
-        if agreement.response.reason and agreement.response.reason != stored
-        else ""
-    )
-    extracted = "none" if agreement.verdict.extracted is None else _short(agreement.verdict.extracted)
-    tail = agreement.response.text.strip()[-_LONGEST:]
+def _disagreement(item: RescoredResponse) -> list[str]:
+    response, verdict = item.response, item.verdict
+    stored, now = ("correct" if correct else "incorrect" for correct in (response.correct, verdict.correct))
+    before = f" ({_short(response.reason)})" if response.reason and response.reason != stored else ""
+    extracted = "none" if verdict.extracted is None else _short(verdict.extracted)
     return [
-        f"{agreement.question.id}, {agreement.response.location}: stored {stored}{before}, now {now} "
-        f"({_short(agreement.verdict.reason)})",
-        f"  extracted: {extracted}; reference: {_short(agreement.question.reference)}",
-        f"  the response ends with: {visible_text(tail, one_line=True)}",
+        f"{item.question.id}, {response.location}: stored {stored}{before}, now {now} ({_short(verdict.reason)})",
+        f"  extracted: {extracted}; reference: {_short(item.question.reference)}",
+        f"  the response ends with: {visible_text(response.text.strip()[-_LONGEST:], one_line=True)}",
     ]
 
 
