@@ -42,7 +42,7 @@ def test_other_errors_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("data", "{name}.jsonl"), "there is no file or folder {name}.jsonl (working folder"),
+        (("data", "{name}.jsonl"), "recipe '{name}.jsonl' is neither a file nor a built-in recipe"),
         (("data", "{name}"), "recipe '{name}' is neither a file nor a built-in recipe"),
         (("check", "{name}"), "recipe '{name}' is neither a file nor a built-in recipe"),
         (("check", "quickstart", "--data.sources={name}.jsonl"), "there is no file or folder {name}.jsonl"),

@@ -15,7 +15,7 @@ from brorl.api.data import DataResult, data
 from brorl.errors import UserError
 from brorl.model.load import load_tokenizer
 from brorl.prompts.prompt import Question, split_held_out
-from choice_rows import SCHEMAS
+from each_row import each_row
 from run_support import command, save_tiny_model
 
 EVERY_CHARACTER = "".join(map(chr, range(32, 127))) + "\n"
@@ -270,15 +270,6 @@ def test_the_fix_of_long_prompts_is_one_that_helps(
     assert fix in problem
 
 
-def test_a_file_of_questions_is_read_as_init_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(Path("mmlu.jsonl"), SCHEMAS["mmlu"].rows)
-    found = data("mmlu.jsonl", progress=False)
-    assert found.prompts[0].text.startswith("Which gas do plants take in?\n\nA. ")
-    assert dict(found.sources[0].domains) == {"science": 5}
-    assert found.notes[-1].startswith("guessed: question in question, options in choices, answer in answer, domain sci")
-
-
 def test_without_a_sandbox_the_other_domains_are_checked(
     recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,36 +289,6 @@ def test_without_a_sandbox_the_other_domains_are_checked(
         data(settings)
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "folder"])
-def test_questions_in_place_of_a_recipe_are_read_as_they_are(recipe: dict[str, Any], name: str) -> None:
-    Path("folder").mkdir()
-    rows = rows_of("math", 30, bad=0)
-    write(Path("rows.jsonl"), rows)
-    write(Path("folder/rows.jsonl"), rows)
-    Path("rows.json").write_text(json.dumps(rows))
-    found = data(name, progress=False, model=recipe["model"])
-    (source,) = found.sources
-    assert (source.num_rows, source.kind, set(source.domains)) == (30, "columns", {"math"})
-    assert f"data: {{sources: {{path: {name}, domain: NAME" in found.notes[-1]
-    assert f"brorl init {name}" in found.notes[-1]
-    assert not any(note.startswith("evaluated on") for note in found.notes)  # a file has no evaluation
-
-
-def test_the_prompts_of_a_file_are_encoded_for_a_named_model_alone(recipe: dict[str, Any], tmp_path: Path) -> None:
-    """The default model of a recipe has no token for letters, and nobody chose it for a file."""
-    path = write(tmp_path / "words.jsonl", [{"prompt": f"What is {i}?", "answer": str(i)} for i in range(5)])
-    plain = command("data", path)
-    assert plain.code == 0
-    assert "quickstart" not in plain.out
-    assert "lengths are in characters, because no model was named; --model NAME checks the prompts" in plain.out
-    assert data(path, progress=False).sources[0].lengths.longest == len("What is 4?")
-    named = command("data", path, "--model=quickstart")
-    assert named.code == 2
-    assert "the tokenizer of quickstart cannot encode the prompt" in named.out
-    assert "no model was named" not in named.out
-    assert data(path, progress=False, model=recipe["model"]).unit == "tokens"
-
-
 def test_an_error_is_not_its_own_cause(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="neither a file nor a built-in recipe") as raised:
         data(str(tmp_path / "none.yaml"), progress=False)
@@ -341,27 +302,21 @@ def test_a_run_and_a_recipe_in_json_are_recipes(recipe: dict[str, Any]) -> None:
     assert [one.name for one in data("run").sources] == [one.name for one in data("mine.json").sources]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "content", "said"),
     [
-        ("nope.jsonl", None, "there is no file or folder nope.jsonl (working folder"),
-        ("nope.yaml", None, "recipe 'nope.yaml' is neither a file nor a built-in recipe"),
-        ("rows.jsonl", '{"ask": "a", "answer": "1"}', "write a recipe such as data: {sources: {path: rows.jsonl,"),
-        ("empty.jsonl", "", "empty.jsonl is empty; it must contain at least one question with an answer"),
+        ("nope.jsonl", None, "recipe 'nope.jsonl' is neither a file nor a built-in recipe"),
+        ("rows.jsonl", '{"ask": "a", "answer": "1"}', "is a file of questions, not a recipe; write"),
         ("rows.json", '{"prompt": "a"}\n{"prompt": "b"}', "one question per line, give it the suffix .jsonl"),
-        ("long.jsonl", f'{{"prompt": "a", "answer": {"9" * 5000}}}', "digits; write it as text)"),
-        ("", None, "RECIPE is empty; give the path of a YAML file or a built-in name"),
-        (
-            "limit.yaml",
-            "data: {sources: {path: none.jsonl, limit: 1000000000000000000000000}}",
-            "there is no file or folder none.jsonl",
-        ),
+        ("limit.yaml", "data: {sources: {path: none.jsonl, limit: 1000000000000000000000000}}",
+         "there is no file or folder none.jsonl"),
         ("empty.yaml", "", "empty.yaml has no settings; write lines like `steps: 100`"),
         ("rows.txt", "prompt,answer\n1,2\n", "if it contains questions, run: brorl init rows.txt"),
         ("list.yaml", '[{"prompt": "a"}]', "if it contains questions, run: brorl init list.yaml"),
     ],
-)
-def test_errors_name_the_fix(recipe: dict[str, Any], name: str, content: str | None, said: str) -> None:  # noqa: ARG001
+)  # fmt: skip
+@pytest.mark.usefixtures("recipe")
+def test_errors_name_the_fix(name: str, content: str | None, said: str) -> None:
     if content is not None:
         Path(name).write_text(content)
     outcome = command("data", name)

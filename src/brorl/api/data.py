@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from statistics import median
@@ -20,7 +18,7 @@ from rich.text import Text
 
 from brorl.activity import Observe, Phase, unobserved
 from brorl.api.recipe import resolve_config
-from brorl.config.reading import QUESTION_FILES, ConfigOrPath
+from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.errors import UserError
@@ -36,17 +34,15 @@ from brorl.evaluation.questions import (
     unreadable_lines,
 )
 from brorl.format import counted, listed, visible_text
-from brorl.paths import exists, is_file, is_folder
-from brorl.prompts.guess import guess_meaning
+from brorl.paths import is_file
 from brorl.prompts.prompt import Prompt, Question
 from brorl.prompts.rendering import drop_long, model_positions, prompt_problems, render
-from brorl.prompts.settings import FileSource
 from brorl.table import Result, Table
 from brorl.training.prompts import no_held_out_prompt, no_train_prompt
 from brorl.verification.domains.table import make_verifiers, untrusted_domains
 from brorl.verification.sandbox.level import choose_level
 from brorl.verification.sandbox.pool import Workers
-from brorl.wording import in_recipe, option, source_words
+from brorl.wording import option
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -184,15 +180,14 @@ def data(
     """Read and check the sources of a recipe, and count their questions, lengths, domains and dropped rows.
 
     Args:
-        config_or_path: Built-in recipe, YAML file or run directory; or a file or folder of questions, whose columns and
-            domain are guessed; from Python also nested settings or a config.
+        config_or_path: Built-in recipe, YAML file or run directory; from Python also nested settings or a config.
         show: Number of prompts in the result, 0 or more, spread over the sources.
         progress: Show the current work.
         overrides: Settings that replace those of the recipe, nested or by dotted name.
 
     Returns:
-        The counts and the prompts. Lengths are in tokens if the tokenizer of the recipe's model can be loaded. They are
-        in characters otherwise, and for a file of questions without `model` in the overrides.
+        The counts and the prompts. Lengths are in tokens if the tokenizer of the recipe's model can be loaded, and in
+        characters otherwise.
 
     Raises:
         UserError: If a setting is wrong, a source cannot be read, a domain has no verifier, or no response can match a
@@ -200,70 +195,12 @@ def data(
     """
     if show < 0:
         raise UserError(f"{option('show')}: expected a number of at least 0, not {show}")
-
+    if isinstance(config_or_path, str | Path) and is_file(Path(config_or_path) / "config.yaml"):
+        config_or_path = Path(config_or_path) / "config.yaml"  # of a run
     with Screen(silent=not progress) as screen:
-        if isinstance(config_or_path, str | Path) and is_file(Path(config_or_path) / "config.yaml"):
-            config_or_path = Path(config_or_path) / "config.yaml"  # of a run
-        file = _questions_file(config_or_path)
-        named: list[str] = []  # settings in an error
-        try:
-            with source_words(in_recipe if file is None else partial(_of_file, named)):
-                if file is not None:  # without evaluation, so that no question is held out
-                    guess = guess_meaning(file).source
-                    source = guess.model_dump(exclude_defaults=True)
-                    sources = {"sources": [source], "held_out_fraction": 0.0}
-                    config_or_path = {"data": sources, "evaluation": {"num_prompts": 0}}
-                config = resolve_config(config_or_path, overrides)
-                check_first_rows(config)
-                result = describe_data(config, show, file is None or "model" in overrides, screen.observe)
-        except UserError as error:
-            if file is None or not named:
-                raise
-            raise UserError(f"{error} ({_hint(file)})") from error
-    return result if file is None else replace(result, notes=(*result.notes, _guessed_line(guess, file)))
-
-
-def _questions_file(path: ConfigOrPath) -> str | None:
-    """Return the path of a file or folder of questions given instead of a recipe; None for a recipe."""
-    if not isinstance(path, str | Path):
-        return None
-    local = Path(path).expanduser()
-    if not str(path).strip():
-        raise UserError("RECIPE is empty; give the path of a YAML file or a built-in name")
-    if not is_folder(local) and local.suffix.lower() not in QUESTION_FILES:
-        return str(path) if local.suffix.lower() == ".json" and _is_list(local) else None
-    if not exists(local):
-        raise UserError(f"there is no file or folder {path} (working folder {Path.cwd()}); fix RECIPE")
-    return str(path)
-
-
-def _is_list(file: Path) -> bool:
-    """Return whether a JSON file contains a list, and not the settings of a recipe."""
-    with suppress(OSError), file.open("rb") as opened:
-        return opened.read(1024).lstrip().startswith((b"[", b"\xef\xbb\xbf["))
-    return False
-
-
-def _of_file(named: list[str], key: str, value: object) -> str:
-    """Return a setting of a file of questions, which only a recipe can set, and add it to the named ones."""
-    if key == "path":
-        return "RECIPE" if value is None else f"RECIPE: {value}"
-    named.append(key)
-    return in_recipe(key, value)
-
-
-def _hint(file: str) -> str:
-    return (
-        f"write a recipe such as data: {{sources: {{path: {file}, domain: NAME, answer_column: NAME}}}}, or run: "
-        f"brorl init {file}"
-    )
-
-
-def _guessed_line(source: FileSource, file: str) -> str:
-    """Return how a file of questions was read, and how to read it otherwise."""
-    options = f", options in {listed(source.options_column)}" if source.options_column else ""
-    columns = f"question in {source.prompt_column}{options}, answer in {source.answer_column}, domain {source.domain}"
-    return f"guessed: {f'layout {source.layout}' if source.layout else columns}; for another reading {_hint(file)}"
+        config = resolve_config(config_or_path, overrides)
+        check_first_rows(config)
+        return describe_data(config, show, screen.observe)
 
 
 class _Preview(NamedTuple):
@@ -278,52 +215,53 @@ class _Preview(NamedTuple):
         return len(self.prompts) - len(self.kept)
 
 
-def describe_data(config: TrainConfig, show: int, with_model: bool = True, observe: Observe = unobserved) -> DataResult:
-    """Read the sources of a recipe, and check them as training does; without a chosen model use no tokenizer."""
+def describe_data(config: TrainConfig, show: int, observe: Observe = unobserved) -> DataResult:
+    """Read the sources of a recipe, and check them as training does."""
     observe(Phase("reading", "data"))
     sources = build_questions(config)
     observe(Phase("checking", "reference answers"))
     notes = _check(config, sources)
     observe(Phase("encoding", "prompts"))
-    model = _load(config, notes) if with_model else None
-    if not with_model:
-        notes.append(
-            f"lengths are in characters, because no model was named; {option('model', 'NAME')} checks the prompts"
-        )
+    model = _load(config, notes)
     kinds = {source.label: source.kind for source in (*config.data.sources, *config.evaluation.sources)}
     total = sum(source.weight for source in sources if source.train)
     parts = [
         (_render_preview(source.train, config, model), _render_preview(source.held_out, config, model))
         for source in sources
     ]
-    summaries, shown = [], []
+    summaries, shown = list[SourceSummary](), list[ShownPrompt]()
     for number, (source, (train, held_out)) in enumerate(zip(sources, parts, strict=True)):
-        summaries.append(_summary(source, kinds[source.name], source.weight / total, train, held_out))
+        lengths = sorted(prompt.length for prompt in train.prompts or held_out.prompts) or [0]
         examples = train.kept or held_out.kept or train.prompts or held_out.prompts
-        shown += _spread(examples, show // len(sources) + (number < show % len(sources)))
-    notes += _notes(summaries, parts, config)
+        most = min(show // len(sources) + (number < show % len(sources)), len(examples))
+        shown += [examples[index * len(examples) // most] for index in range(most)]  # at even distances
+        summaries.append(
+            SourceSummary(
+                name=source.name,
+                kind=kinds[source.name],
+                num_rows=source.num_rows or None,
+                num_train=len(train.kept),
+                num_held_out=source.num_held_out,
+                num_repeated=source.num_repeated,
+                dropped=source.dropped,
+                num_evaluated_on=source.asked,
+                num_too_long=train.num_too_long + held_out.num_too_long,
+                domains=Counter(prompt.domain for prompt in (train.kept if source.train else held_out.kept)),
+                fraction=source.weight / total if train.kept else 0.0,
+                lengths=Lengths(median(lengths), lengths[ceil(0.95 * len(lengths)) - 1], lengths[-1]),
+            )
+        )
+    if evaluated := sum(len(held_out.kept) for _, held_out in parts):
+        notes.append(f"evaluated on: {counted(evaluated, 'held-out question')} (evaluation.num_prompts per source)")
+    removed = (sum(getattr(one, name) for one in summaries) for name in ("num_too_long", "num_evaluated_on"))
+    notes += removed_lines(*removed, config)
     problem = next(_errors(sources, parts, config, model and model_positions(model[1])), None)
     if problem is not None:
-        notes.append(f"a run stops with an error: {problem}{_rejected(parts)}")
+        both = [part for pair in parts for part in pair]
+        rejected, every = sum(len(part.problems) for part in both), sum(len(part.prompts) for part in both)
+        of_all = f" ({rejected:,} of the {counted(every, 'prompt')})" if rejected else ""
+        notes.append(f"a run stops with an error: {problem}{of_all}")
     return DataResult(tuple(summaries), tuple(shown), "tokens" if model else "characters", tuple(notes), problem)
-
-
-def _summary(source: SourceQuestions, kind: str, fraction: float, train: _Preview, held_out: _Preview) -> SourceSummary:
-    lengths = sorted(prompt.length for prompt in train.prompts or held_out.prompts) or [0]
-    return SourceSummary(
-        name=source.name,
-        kind=kind,
-        num_rows=source.num_rows or None,
-        num_train=len(train.kept),
-        num_held_out=source.num_held_out,
-        num_repeated=source.num_repeated,
-        dropped=source.dropped,
-        num_evaluated_on=source.asked,
-        num_too_long=train.num_too_long + held_out.num_too_long,
-        domains=Counter(prompt.domain for prompt in (train.kept if source.train else held_out.kept)),
-        fraction=fraction if train.kept else 0.0,
-        lengths=Lengths(median(lengths), lengths[ceil(0.95 * len(lengths)) - 1], lengths[-1]),
-    )
 
 
 def _check(config: TrainConfig, sources: Sequence[SourceQuestions]) -> list[str]:
@@ -382,12 +320,6 @@ def _examples(prompts: Sequence[Prompt]) -> list[ShownPrompt]:
     ]
 
 
-def _spread(prompts: Sequence[ShownPrompt], number: int) -> list[ShownPrompt]:
-    """Return `number` prompts at even distances."""
-    number = min(number, len(prompts))
-    return [prompts[index * len(prompts) // number] for index in range(number)]
-
-
 def _errors(
     sources: Sequence[SourceQuestions],
     parts: Sequence[tuple[_Preview, _Preview]],
@@ -402,23 +334,6 @@ def _errors(
     if config.evaluation.num_prompts and not any(held_out.kept for _, held_out in parts):
         lengths = [prompt.length for _, held_out in parts for prompt in held_out.prompts]
         yield no_held_out_prompt(lengths, config, positions)
-
-
-def _rejected(parts: Sequence[tuple[_Preview, _Preview]]) -> str:
-    """Return how many prompts a run rejects; empty if there are none."""
-    both = [part for pair in parts for part in pair]
-    number, every = sum(len(part.problems) for part in both), sum(len(part.prompts) for part in both)
-    return f" ({number:,} of the {counted(every, 'prompt')})" if number else ""
-
-
-def _notes(
-    summaries: Sequence[SourceSummary], parts: Sequence[tuple[_Preview, _Preview]], config: TrainConfig
-) -> list[str]:
-    evaluated, notes = sum(len(held_out.kept) for _, held_out in parts), []
-    if evaluated:
-        notes.append(f"evaluated on: {counted(evaluated, 'held-out question')} (evaluation.num_prompts per source)")
-    num_too_long = sum(source.num_too_long for source in summaries)
-    return notes + removed_lines(num_too_long, sum(source.num_evaluated_on for source in summaries), config)
 
 
 def _shown(prompt: ShownPrompt, unit: str) -> list[Text]:
