@@ -10,6 +10,7 @@ import pytest
 from brorl.format import (
     Estimate,
     counted,
+    duration,
     exact,
     in_seconds,
     interval,
@@ -77,9 +78,7 @@ def test_short_time(value: float, text: str) -> None:
     assert short_time(value) == text
 
 
-@pytest.mark.parametrize(
-    ("p", "text"), [(0.0421, "0.042"), (0.5, "0.500"), (6.5e-7, "6.5e-7"), (0.0, "below 1e-99"), (1.0, "1.000")]
-)
+@each_row(("p", "text"), [(0.0421, "0.042"), (0.5, "0.500"), (6.5e-7, "6.5e-7"), (0.0, "below 1e-99"), (1.0, "1.000")])
 def test_p_value(p: float, text: str) -> None:
     assert p_value(p) == text
 
@@ -101,6 +100,14 @@ def test_in_seconds(text: str | float, seconds: float | None) -> None:
     assert in_seconds(text) == seconds
 
 
+@each_row(
+    ("seconds", "text"),
+    [(0.4, "0s"), (45, "45s"), (59.6, "1m00s"), (185, "3m05s"), (3599.7, "1h00m"), (7620, "2h07m"), (90000, "25h00m")],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
 def test_intervals() -> None:
     assert interval(Estimate(0.3084, 0.2811, 0.335)) == "0.308 [0.281, 0.335]"
     assert signed(Estimate(-0.066, -0.09, 0.04)) == "-0.066 [-0.090, +0.040]"
@@ -113,11 +120,6 @@ def test_intervals() -> None:
     assert interval(Estimate(0.5, 0.456, 0.544), end_digits=2) == "0.500 [0.46, 0.54]"
 
 
-@pytest.mark.parametrize(("number", "text"), [(0, "0 runs"), (1, "1 run"), (1200, "1,200 runs")])
-def test_counted(number: int, text: str) -> None:
-    assert counted(number, "run") == text
-
-
-@pytest.mark.parametrize(("num_bytes", "text"), [(2**20, "1 MiB"), (2**30, "1.0 GiB"), (1536 * 2**30, "1,536.0 GiB")])
-def test_memory_size(num_bytes: int, text: str) -> None:
-    assert memory_size(num_bytes) == text
+def test_counts_and_sizes() -> None:
+    assert [counted(number, "run") for number in (0, 1, 1200)] == ["0 runs", "1 run", "1,200 runs"]
+    assert [memory_size(2**20 * n) for n in (1, 1024, 1536 * 1024)] == ["1 MiB", "1.0 GiB", "1,536.0 GiB"]

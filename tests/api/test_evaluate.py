@@ -99,20 +99,6 @@ def test_the_function_and_the_command_give_the_same_evaluation(
         assert shown in outcome.out
 
 
-@pytest.mark.slow
-def test_progress_prints_what_the_command_prints_before_the_result(capsys: pytest.CaptureFixture[str]) -> None:
-    evaluate("quickstart", output_dir="out", **QUICK)
-    printed = capsys.readouterr().out
-    outcome = command(
-        "eval", "quickstart", "--samples=8", "--evaluation.num_prompts=4", "--engine.threads=1", "--output-dir=out"
-    )
-    assert "continuing: 2 of 2 batches are stored already" in outcome.out
-    settings = next(line for line in printed.splitlines() if "responses per prompt" in line)
-    assert settings in outcome.out.splitlines()
-    assert "countdown  4/4 prompts  pass@1 so far" in printed
-    assert "written:" not in printed
-
-
 def test_an_evaluation_does_not_care_how_a_run_overlaps_its_work() -> None:
     """`async` would need an importance correction."""
     settings = {"cluster.nodes": 1, "cluster.mode": "async"}

@@ -89,47 +89,33 @@ def test_the_function_makes_the_run_of_the_command(reference: Path, capsys: pyte
     assert result.ending is Ending.FINISHED
 
 
-def test_the_result_holds_the_numbers_of_the_files() -> None:
-    result = brorl.train(
-        steps=STEPS, progress=False, output_dir="run", **{**SETTINGS, "report": True, "evaluation.keep_best": True}
-    )
+def test_the_result_holds_and_shows_the_numbers_of_the_files(capfd: pytest.CaptureFixture[str]) -> None:
+    settings = {**SETTINGS, "report": True, "evaluation.keep_best": True}
+    result = brorl.train(steps=STEPS, progress=False, output_dir="run", **settings)
+    assert capfd.readouterr() == ("", "")
+    assert f"finished {STEPS} steps" in Path("run/run.log").read_text()
     records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert list(result.metrics) == records
-    samples = seconds = 0.0
-    for record in records[1:]:
-        samples += record["sampling"]["samples"]
-        seconds += record["seconds"]["total"]
+    samples = sum(record["sampling"]["samples"] for record in records[1:])
+    seconds = sum(record["seconds"]["total"] for record in records[1:])
     assert (result.cost.steps, result.cost.samples) == (STEPS, samples)
     assert result.cost.seconds == pytest.approx(seconds)
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(result)
+    shown = (captured.get(), result._repr_html_())
     for found, record in ((result.first_evaluation, records[0]), (result.last_evaluation, records[-1])):
         stored = record["evaluation"]["pass_at"]
         assert {str(k): [e.value, e.low, e.high] for k, e in found.items()} == {
             k: [e["value"], e["low"], e["high"]] for k, e in stored.items()
         }
+        assert all(f"{estimate.value:.3f}" in text for estimate in found.values() for text in shown)
+    assert all(f"finished {STEPS} steps; run directory: run" in text for text in (*shown, repr(result)))
     assert result.report == Path("run/report.html")
     assert [path.name for path in result.checkpoints][-1] == f"step-{STEPS:06d}"
     assert all((path / "COMMIT").is_file() for path in result.checkpoints)
     assert result.best_checkpoint is not None
     assert result.best_checkpoint.resolve().name in {path.name for path in result.checkpoints}
-
-
-def test_the_result_shows_its_numbers_in_terminals_and_notebooks() -> None:
-    result = brorl.train("quickstart", steps=1, progress=False, output_dir="run", **SETTINGS)
-    console = Console(width=100)
-    with console.capture() as captured:
-        console.print(result)
-    for shown in (captured.get(), result._repr_html_()):
-        for estimate in (*result.first_evaluation.values(), *result.last_evaluation.values()):
-            assert f"{estimate.value:.3f}" in shown
-        assert "finished 1 step; run directory: run" in shown
-    assert result._repr_html_().startswith("<pre")
-    assert repr(result) == "TrainingResult(finished 1 step; run directory: run)"
-
-
-def test_without_progress_nothing_is_printed_and_the_log_is_written(capfd: pytest.CaptureFixture[str]) -> None:
-    brorl.train("quickstart", steps=1, progress=False, output_dir="run", **SETTINGS)
-    assert capfd.readouterr() == ("", "")
-    assert "finished 1 step" in Path("run/run.log").read_text()
 
 
 @pytest.mark.slow

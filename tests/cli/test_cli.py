@@ -22,6 +22,7 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.runs.run_directory import RunDirectory
 from case_tables import table
+from each_row import each_row
 from run_support import SMALL, Outcome, command, refused, save_tiny_model
 
 HEAVY = ("torch", "transformers", "tokenizers", "pyarrow", "scipy", "matplotlib")
@@ -96,7 +97,7 @@ def test_every_option_of_every_command_has_help() -> None:
             assert action.help, (name, action)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "texts", "value"),
     [
         ("evaluation.ks", ("1,8", "[1,8]", "[1, 8]", "1, 8"), (1, 8)),
@@ -182,14 +183,9 @@ def test_output_dir_that_cannot_be_made() -> None:
 
 def test_refused_run_can_be_given_again_with_the_same_output_dir() -> None:
     refused("train", "--output_dir=run", "--model=./none")
+    Path("run").mkdir()  # an empty one is used
     trained("--output_dir=run")
     assert Path("run/checkpoints/step-000001/COMMIT").exists()
-
-
-def test_empty_output_dir_is_used() -> None:
-    Path("empty").mkdir()
-    trained("--output_dir=empty")
-    assert Path("empty/metrics.jsonl").exists()
 
 
 def test_options_may_have_equals_signs_spaces_and_dashes() -> None:
@@ -198,14 +194,8 @@ def test_options_may_have_equals_signs_spaces_and_dashes() -> None:
         "steps: 9\nseed: 4\noptimizer: {learning_rate: 1e-5, max_grad_norm: 0.25}\nsampling: {max_new_tokens: 9}\n"
     )
     arguments = [
-        "--output-dir",
-        "a",
-        "--loss.clip-high=0.5",
-        "--loss.clip_low",
-        "0.125",
-        "--optimizer.learning-rate",
-        "1e-6",
-    ]
+        "--output-dir", "a", "--loss.clip-high=0.5", "--loss.clip_low", "0.125", "--optimizer.learning-rate", "1e-6",
+    ]  # fmt: skip
     settings = [s for s in SMALL if not s.startswith("--optimizer.learning_rate") and "max_new" not in s]
     outcome = command("train", recipe, *settings, "--steps=1", *arguments)
     assert outcome.code == 0, outcome.err
@@ -240,17 +230,10 @@ def test_environment_is_recorded(short_run: Path) -> None:
 def test_run_that_finds_no_mixed_group_ends_well_and_says_why(tiny: Path) -> None:
     """A random model solves nothing."""
     arguments = [
-        "--rollouts_per_prompt=4",
-        "--data.sources={task: countdown, max_number: 5}",
-        "--sampling.max_new_tokens=4",
-        "--output_dir=run",
-    ]
-    arguments += [
-        "--evaluation.num_prompts=2",
-        "--evaluation.rollouts_per_prompt=4",
-        "--evaluation.ks=[1]",
+        "--rollouts_per_prompt=4", "--data.sources={task: countdown, max_number: 5}", "--sampling.max_new_tokens=4",
+        "--output_dir=run", "--evaluation.num_prompts=2", "--evaluation.rollouts_per_prompt=4", "--evaluation.ks=[1]",
         f"--model={tiny}",
-    ]
+    ]  # fmt: skip
     outcome = command("train", *arguments, "--dynamic_sampling.max_tries=2")
     assert outcome.code == 1, outcome.err  # not one step was made
     assert (
@@ -303,21 +286,23 @@ def test_a_run_that_solves_nothing_shows_what_the_model_answered(tmp_path: Path)
     assert not Path("other/rollouts").exists()
 
 
-def test_a_row_that_is_no_puzzle_is_named_before_the_model_is_loaded() -> None:
-    Path("rows.jsonl").write_text(
-        '{"prompt": "1 2 -> 3:", "answer": "1 2 -> 3"}\n{"prompt": "1 3 -> 4:", "answer": "4"}\n'
-    )
-    message = refused("train", "--data.sources={path: rows.jsonl, domain: countdown}", "--data.held_out_fraction=0.5")
-    assert "question rows:2" in message
-    assert "which is not a countdown puzzle" in message
-
-
-def test_reference_answers_that_nothing_can_equal_are_named_before_the_model_is_loaded() -> None:
-    rows = [{"prompt": f"{i} -> {i}:", "answer": str(i)} for i in range(8)]
-    Path("rows.jsonl").write_text("\n".join(json.dumps(r) for r in [*rows, {"prompt": "9 -> 9:", "answer": "   \\\\"}]))
-    message = refused("train", "--data.sources=rows.jsonl", "--data.held_out_fraction=0.5")
-    assert "rows.jsonl line 9) has the reference answer" in message
-    assert "verification.functions" in message
+@each_row(
+    ("bad", "domain", "said"),
+    [
+        ({"prompt": "1 3 -> 4:", "answer": "4"}, "countdown", ("question rows:9", "which is not a countdown puzzle")),
+        ({"prompt": "9 -> 9:", "answer": "   \\\\"}, "math",
+         ("rows.jsonl line 9) has the reference answer", "verification.functions")),
+    ],
+)  # fmt: skip
+def test_a_reference_answer_that_nothing_can_equal_is_named_before_the_model_is_loaded(
+    bad: dict[str, str], domain: str, said: tuple[str, ...]
+) -> None:
+    rows = [
+        {"prompt": f"1 {i} -> {i + 1}:", "answer": f"1 {i} -> {i + 1}" if domain != "math" else "7"} for i in range(8)
+    ]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, [*rows, bad])))
+    message = refused("train", f"--data.sources={{path: rows.jsonl, domain: {domain}}}", "--data.held_out_fraction=0.5")
+    assert all(part in message for part in said)
 
 
 @pytest.mark.slow

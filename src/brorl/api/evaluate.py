@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -217,8 +216,8 @@ def _evaluate(options: _Options, request: Request, echo: Echo, observe: Observe)
     try:
         with output_folder(output), RunDirectory(output).locked():
             store.check(inputs.settings)
-            differences = _compare_with_own(options.checkpoint, run_config, inputs.settings) if run_config else []
-            _announce(inputs, output, [*inputs.notes, *differences[:1]], echo)
+            differences = _compare_with_own(run_config, inputs.settings) if run_config else []
+            _announce(inputs, output, [*inputs.notes, *differences], echo)
             cluster = build_cluster(request.config, echo, learns=False, advice="Rerun the command to continue.")
             with ExitStack() as parts:
                 if cluster is not None:
@@ -321,36 +320,22 @@ def _finish(
     return result
 
 
-def _compare_with_own(name: str, run_config: Path, settings: Mapping[str, Any]) -> list[str]:
-    """Return the differences from the run's own evaluations, and the command that repeats these if there is one."""
+def _compare_with_own(run_config: Path, settings: Mapping[str, Any]) -> list[str]:
+    """Return a line with the differences from the run's own evaluations; empty if there are none."""
     from brorl.runs.run_directory import RunDirectory
 
     config = resolve_config(run_config, {})
-    num_prompts = len(RunDirectory(run_config.parent).read_held_out())
-    if not num_prompts:
-        return []
-    evaluation = config.evaluation
-    greedy = evaluation.temperature == 0
-    samples, ks = (1, (1,)) if greedy else (evaluation.rollouts_per_prompt, evaluation.ks)
-    limit = config.max_evaluated_tokens
+    evaluation, num_prompts = config.evaluation, len(RunDirectory(run_config.parent).read_held_out())
+    samples = 1 if evaluation.temperature == 0 else evaluation.rollouts_per_prompt
     here_prompts = sum(data["prompts"] for data in settings["data"].values())
     pairs = {
         "temperature": (f"{settings['temperature']:g}", f"{evaluation.temperature:g}"),
         "top-p": (f"{settings['top_p']:g}", f"{evaluation.top_p:g}"),
-        "length limit": (f"{settings['max_new_tokens']:,}", f"{limit:,}"),
+        "length limit": (f"{settings['max_new_tokens']:,}", f"{config.max_evaluated_tokens:,}"),
         "responses per prompt": (f"{settings['samples']:,}", f"{samples:,}"),
         "prompts": (f"{here_prompts:,}", f"{num_prompts:,}"),
         "skipped prompts": ("0", f"{evaluation.skip_prompts:,}"),
     }
     differing = [f"{setting} {here} (in training {own})" for setting, (here, own) in pairs.items() if here != own]
-    if not differing:
-        return []
     said = f"the run's own evaluations had other settings, so their pass@k is another number: {', '.join(differing)}"
-    if evaluation.skip_prompts:  # no command evaluates only the later prompts
-        return [said]
-    options = ["--temperature", pairs["temperature"][1], "--top-p", pairs["top-p"][1], "--samples", str(samples)]
-    options += ["--ks", ",".join(map(str, ks)), "--evaluation.num_prompts", str(evaluation.num_prompts)]
-    return [
-        said,
-        f"the settings of the run's own evaluations: {shlex.join(['brorl', 'eval', name, *options])}",
-    ]
+    return [said] if differing and num_prompts else []

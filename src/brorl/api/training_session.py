@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
-import sys
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import count
@@ -46,7 +43,6 @@ from brorl.training.inputs import learner_device
 from brorl.training.loop import train as train_run
 from brorl.training.recorder import Ending
 from brorl.training.run import TrainingRun
-from brorl.training.schedule import is_due
 from brorl.training.stop_request import StopRequest
 
 if TYPE_CHECKING:
@@ -82,7 +78,7 @@ class TrainingSession:
 
     @property
     def _resume(self) -> str:
-        return f"{command_name()} resume {shlex.quote(str(self.directory.path))}"
+        return f"brorl resume {shlex.quote(str(self.directory.path))}"
 
     def _run(self, progress: TrainingProgress, stop: StopRequest) -> tuple[Ending, str]:
         """Train; after the loss of a remote learner continue from the last checkpoint, with new processes."""
@@ -133,9 +129,7 @@ class TrainingSession:
         benchmark = run.benchmark
         directory.write_held_out(benchmark.prompts if benchmark else [])
         progress.recall(directory.read_metrics())
-        self.screen.status.start_training(
-            state.step, lambda step: is_due(step, config.evaluation.every) or step == config.steps
-        )
+        self.screen.status.start_training(state.step)
         places = _placement_lines(config.cluster, cluster.num_machines) if cluster else []
         for line in [*_announcement(config, run, state.step), *places, *([arithmetic_line] if arithmetic_line else [])]:
             self.screen.echo(line)
@@ -209,7 +203,7 @@ class TrainingSession:
         for_many = any(a.estimator == "pass_at_k" and a.k >= _FEW for a in self.config.advantages)
         if self.is_new and number > _FEW and not for_many:
             again = f"{shlex.quote(str(self.directory.config_file))} --output_dir null --rollouts_per_prompt {_FEW}"
-            hints.append(f"compare with few rollouts: {command_name()} train {again}")
+            hints.append(f"compare with few rollouts: brorl train {again}")
         return hints + self._upload_hint()
 
     def _upload_hint(self) -> list[str]:
@@ -234,18 +228,6 @@ class TrainingSession:
         if last["sampling"]["accuracy"]:
             return []
         return ["store_rollouts_every: 1 stores the rollouts, and `brorl samples` shows them"]
-
-
-def command_name() -> str:
-    """Return `brorl` if the shell finds this installation; else the path of its script, or `PYTHON -m brorl`."""
-    script = Path(sys.executable).with_name("brorl")
-    if not script.is_file():
-        return f"{shlex.quote(sys.executable)} -m brorl"
-    in_path = shutil.which("brorl")
-    if in_path is not None and Path(in_path).samefile(script):
-        return "brorl"
-    here = script.is_relative_to(Path.cwd())
-    return shlex.quote(os.path.relpath(script) if here else str(script))
 
 
 def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]:

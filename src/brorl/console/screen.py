@@ -35,7 +35,6 @@ PHASE_NAMES = {  # the names in the metrics, and those that users read
     "diagnostics": "measuring",
     "storing": "saving",
 }
-_REMAINING = {"training": ("storing", "diagnostics"), "storing": ("diagnostics",)}  # phases of the step that follow
 _RECENT_STEPS = 5
 _MIN_FRACTION = 0.05  # of the rollouts; a smaller finished share does not predict the time of the rest
 
@@ -76,11 +75,10 @@ class StatusLine:
         self._phase_seconds: dict[str, float] = {}  # of the last time that each phase ended
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._saved_step: int | None = None
-        self._evaluates_after: Callable[[int], bool] = lambda _: False
 
-    def start_training(self, saved_step: int, evaluates_after: Callable[[int], bool]) -> None:
-        """Prepare for the steps of a run after its last checkpoint (0: none); some are followed by an evaluation."""
-        self._saved_step, self._evaluates_after = saved_step, evaluates_after
+    def start_training(self, saved_step: int) -> None:
+        """Prepare for the steps of a run after its last checkpoint; 0 if there is none."""
+        self._saved_step = saved_step
 
     def observe(self, activity: Activity) -> None:
         """Update the current work."""
@@ -128,10 +126,8 @@ class StatusLine:
                 "and `brorl resume` samples it again"
             )
         current = f"the evaluation after step {step}" if now.phase.name == "evaluating" else f"step {step}"
-        left = self._seconds_until_saved(now, step)
-        estimate = f" (about {duration(left)})" if left is not None else ""
         lost = "it" if self._saved_step == step - 1 else f"everything after step {self._saved_step or 0}"
-        return f"finishing {current}, then saving{estimate}; Ctrl-C again stops now and discards {lost}"
+        return f"finishing {current}, then saving; Ctrl-C again stops now and discards {lost}"
 
     def _details(self, now: _CurrentWork, time: float) -> list[str]:
         """Return the progress and the time left, the most important detail first."""
@@ -167,17 +163,6 @@ class StatusLine:
         else:
             left = median(self._step_seconds) - (time - now.step_start)
         return left if left > 0 else None
-
-    def _seconds_until_saved(self, now: _CurrentWork, step: int) -> float | None:
-        """Estimate the time until a step that has begun to learn is saved; None without an estimate."""
-        name = now.phase.name
-        phases = [phase for phase in (name, *_REMAINING.get(name, ())) if phase != "saving"]
-        if name not in ("evaluating", "saving") and self._evaluates_after(step):
-            phases.append("evaluating")
-        if not all(phase in self._phase_seconds for phase in phases):
-            return None
-        left = sum(self._phase_seconds[phase] for phase in phases) - (self._clock() - now.phase_start)
-        return max(left, 0.0) + self._phase_seconds.get("saving", 0.0)
 
 
 def join_fitting(parts: Sequence[str], width: int | None, separator: str = ", ") -> str:
