@@ -14,7 +14,7 @@ import yaml
 from pyarrow import parquet
 from rich.console import Console
 
-from brorl.api.evaluate import _Options, _request, evaluate
+from brorl.api.evaluate import evaluate, make_request
 from brorl.api.recipe import resolve_config
 from brorl.errors import UserError
 from run_support import command, save_tiny_model
@@ -100,9 +100,10 @@ def test_the_function_and_the_command_give_the_same_evaluation(
 
 
 def test_an_evaluation_does_not_care_how_a_run_overlaps_its_work() -> None:
-    """`async` would need an importance correction."""
-    settings = {"cluster.nodes": 1, "cluster.mode": "async"}
-    request = _request(_Options("quickstart", (), 8, (1,), 1.0, 1.0, None, None, 0, settings))
+    """`async` would need an importance correction, and `segment_tokens` would need `async`."""
+    settings = {"cluster.nodes": 1, "cluster.mode": "async", "cluster.segment_tokens": 8}
+    sampled = {"samples": 8, "temperature": 1.0, "top_p": 1.0, "seed": 0}
+    request = make_request("quickstart", (), (1,), None, sampled, settings)
     assert (request.config.cluster.nodes, request.config.cluster.mode) == (1, "sync")
     with pytest.raises(UserError, match=r"cluster\.mode"):
         evaluate("quickstart", progress=False, **QUICK, **{"cluster.mode": "sometimes"})
@@ -139,13 +140,9 @@ def test_the_training_of_a_run_does_not_limit_its_evaluation(
         del settings["advantage"]
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
     resolve_config(run / "config.yaml", {})  # a recipe of training
-    samples = arguments.get("samples", 8)
-    temperature = arguments.get("temperature", 1.0)
-    request = _request(_Options(str(run), (), samples, (1,), temperature, 1.0, None, None, 0, overrides))
-    assert (request.config.evaluation.rollouts_per_prompt, request.config.evaluation.temperature) == (
-        samples,
-        temperature,
-    )
+    sampled = {"samples": 8, "temperature": 1.0, "top_p": 1.0, "seed": 0} | arguments
+    evaluation = make_request(str(run), (), (1,), None, sampled, overrides).config.evaluation
+    assert (evaluation.rollouts_per_prompt, evaluation.temperature) == (sampled["samples"], sampled["temperature"])
 
 
 def test_the_stored_settings_name_what_decides_responses_and_verdicts() -> None:

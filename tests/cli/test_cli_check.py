@@ -240,11 +240,7 @@ def test_stored_solutions_are_tried_on_the_tests(tmp_path: Path, rng: np.random.
     assert f"warning: the stored solution is rejected, fix or delete the rows: he:{wrong} (wrong answer)" in outcome.out
     assert "your function" not in outcome.out
 
-    row = {
-        "question": "Print the number that stands in the first line of the input.",
-        "input_output": json.dumps(cases),
-        "starter_code": "",
-    }
+    row = {"question": "Print the number in the first line.", "input_output": json.dumps(cases), "starter_code": ""}
     Path("apps.jsonl").write_text(json.dumps(row) + "\n")
     outcome = command("check", source.replace("he.", "apps.").replace("humaneval", "apps"), *options)
     assert outcome.code == 0, outcome

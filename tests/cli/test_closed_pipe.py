@@ -10,7 +10,7 @@ import pytest
 from brorl.errors import CLOSED
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
-HEAVY = [["check", "quickstart", "--no-timing"], ["data", "quickstart"], ["simulate"], ["completion", "bash"]]
+HEAVY = [["check", "quickstart", "--no-timing"], ["simulate"]]
 
 
 def with_closed_output(*arguments: str) -> tuple[int, bytes]:

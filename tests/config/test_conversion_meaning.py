@@ -288,14 +288,6 @@ def test_references_in_a_config_of_verl_are_resolved() -> None:
     assert config.output_dir == "runs/sums/first"
 
 
-def test_sections_of_verl_that_are_switched_off_are_not_named() -> None:
-    for switch in ("enable", "enabled"):
-        section = {f"new.section.{switch}": False, "new.section.size": 3, "new.section.deeper.name": "it"}
-        assert convert({**VERL, **section}, "it.yaml").without_counterpart == ()
-        found = convert({**VERL, **section, f"new.section.{switch}": True}, "it.yaml")
-        assert found.without_counterpart == tuple(sorted(section))
-
-
 def test_the_reward_is_the_weighted_sum_of_trl(rng: np.random.Generator) -> None:
     weights = {"my.right": 2.0, "my.short": 0.5, "other.short": -1.5, "my.logged": 0.0}
     given = {"reward_funcs": [*weights], "reward_weights": [*weights.values()]}

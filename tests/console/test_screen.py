@@ -64,9 +64,9 @@ def test_a_full_disk_does_not_stop_the_answer(tmp_path: Path, capsys: pytest.Cap
     assert "stopping now" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("width", [60, *(pytest.param(width, marks=pytest.mark.slow) for width in (80, 120))])
-def test_a_terminal_shows_one_line_that_changes_and_vanishes(width: int) -> None:
+def test_a_terminal_shows_one_line_that_changes_and_vanishes() -> None:
     """In a real terminal, which ends up with what stays and nothing else."""
+    width = 60
     program = """
 import sys, time
 from brorl.activity import Decoding, Phase, Round, Step

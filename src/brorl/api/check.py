@@ -24,7 +24,7 @@ from brorl.format import counted, duration, listed, visible_text
 from brorl.prompts.answer_forms import answer_forms, asked_form, last_box
 from brorl.prompts.guess import option_groups
 from brorl.prompts.prompt import Prompt
-from brorl.prompts.rows import Row, read_rows
+from brorl.prompts.rows import read_rows
 from brorl.prompts.science import Choices, read_options, read_science_reference, shows_options
 from brorl.prompts.settings import FileSource
 from brorl.table import Result, Table
@@ -54,7 +54,11 @@ def unused_options(source: FileSource) -> Iterator[str]:
     columns = first.columns if first else ()
     rows = list(islice(read_rows(source.path, source.subset, source.split, columns), _ROWS))
     for group in option_groups(rows) if rows else ():
-        shown = sum(_shows(row, source.prompt_column, group.columns) for row in rows)
+        options = [read_options([row.cell(name) for name in group.columns]) for row in rows]
+        shown = sum(
+            one is None or _contains(str(row.cell(source.prompt_column)), one.texts)
+            for row, one in zip(rows, options, strict=True)
+        )
         if group.is_clear and shown < _MOSTLY * len(rows):
             named = group.columns[0] if len(group.columns) == 1 else f"[{', '.join(group.columns)}]"
             yield (
@@ -65,17 +69,16 @@ def unused_options(source: FileSource) -> Iterator[str]:
             return
 
 
-def _shows(row: Row, prompt_column: str, group: Sequence[str]) -> bool:
-    """Whether the question of a row contains each of its options."""
-    options = read_options([row.cell(name) for name in group])
-    text = " ".join(str(row.cell(prompt_column)).split())
-    return options is None or all(" ".join(option.split()) in text for option in options.texts)
+def _contains(text: str, options: Sequence[str]) -> bool:
+    """Whether a text has each option, up to spaces."""
+    plain = " ".join(text.split())
+    return all(" ".join(option.split()) in plain for option in options)
 
 
 def unreachable_references(prompts: Sequence[Prompt]) -> Iterator[str]:
     """Yield a warning if most references of a source name an option that the prompt does not contain."""
-    named = [prompt for prompt in prompts if _names_option(prompt)]
-    blind = [prompt for prompt in named if not _has_option(prompt)]
+    named = [(prompt, shown) for prompt in prompts if (shown := _shows_option(prompt)) is not None]
+    blind = [prompt for prompt, shown in named if not shown]
     if len(named) > _MOSTLY * len(prompts) and len(blind) > _MOSTLY * len(named):
         yield (
             f"warning: the reference answers of {counted(len(blind), 'prompt')} name an option that the prompt does "
@@ -84,32 +87,18 @@ def unreachable_references(prompts: Sequence[Prompt]) -> Iterator[str]:
         )
 
 
-def _names_option(prompt: Prompt) -> bool:
-    return _choices(prompt) is not None or _LETTER.fullmatch(prompt.reference.strip()) is not None
-
-
-def _choices(prompt: Prompt) -> Choices | None:
+def _shows_option(prompt: Prompt) -> bool | None:
+    """Return whether a prompt contains the option that its reference names; None if it names none."""
     reference = read_science_reference(prompt.reference) if prompt.domain == SCIENCE_DOMAIN else None
-    return reference if isinstance(reference, Choices) else None
-
-
-def _has_option(prompt: Prompt) -> bool:
-    choices, text = _choices(prompt), " ".join(prompt.text.split())
-    if choices is not None:
-        stated = all(" ".join(option.split()) in text for option in choices.options)
-        return stated or shows_options(text, choices.options)
+    if isinstance(reference, Choices):
+        text = " ".join(prompt.text.split())
+        return _contains(text, reference.options) or shows_options(text, reference.options)
     match = _LETTER.fullmatch(prompt.reference.strip())
-    return match is None or re.search(rf"(?<![A-Za-z]){match[1]}(?![A-Za-z])", text) is not None
+    return None if match is None else re.search(rf"(?<![A-Za-z]){match[1]}(?![A-Za-z])", prompt.text) is not None
 
 
 def unread_forms(verifier: Verifier, prompts: Sequence[Prompt], is_own: bool) -> Iterator[str]:
-    """Yield warnings about the form of the answer that the questions of one domain ask for.
-
-    Args:
-        verifier: The verifier of the domain.
-        prompts: Its prompts, at least one.
-        is_own: Whether the verifier is the user's function.
-    """
+    """Yield warnings about the form of the answer that the questions of one domain ask for."""
     if not is_own and prompts[0].domain not in (MATH_DOMAIN, SCIENCE_DOMAIN):
         return
     form = asked_form([prompt.question for prompt in prompts])
@@ -198,7 +187,9 @@ def _checked(config: TrainConfig, name: str, timing: bool, report: _Report, agai
     trials = []
     for source in dict.fromkeys(prompt.source for prompt in (*inputs.prompts.train.prompts, *inputs.prompts.held_out)):
         prompts = _show_source(source, inputs, report)
-        report.show(*unreachable_references(prompts), *_unused_options(source, config))
+        files = [s for s in (*config.data.sources, *config.evaluation.sources) if isinstance(s, FileSource)]
+        report.show(*unreachable_references(prompts))
+        report.show(*(line for file in files if file.label == source for line in unused_options(file)))
         for domain in dict.fromkeys(prompt.domain for prompt in prompts):
             verifier, is_own = inputs.grader.verifiers[domain], domain in config.verification.functions
             of_domain = [prompt for prompt in prompts if prompt.domain == domain]
@@ -250,11 +241,6 @@ def _show_source(source: str, inputs: RunInputs, report: _Report) -> list[Prompt
     text = str(inputs.tokenizer.decode(list(first.token_ids), skip_special_tokens=False))
     report.show(*(f"  | {line}" for line in visible_text(text).split("\n")), style="cyan")
     return prompts
-
-
-def _unused_options(name: str, config: TrainConfig) -> list[str]:
-    files = [s for s in (*config.data.sources, *config.evaluation.sources) if isinstance(s, FileSource)]
-    return [line for source in files if source.label == name for line in unused_options(source)]
 
 
 def check_trial(trial: Trial) -> None:

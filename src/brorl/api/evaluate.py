@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,63 +40,6 @@ _SINGLE = (
 _SECTIONS = ("prompt.", "verification.", "engine.vllm.", "cluster.")
 SETTINGS = (*_SINGLE, *_SECTIONS)
 """The settings and sections of a recipe that apply to an evaluation."""
-
-
-@dataclass(frozen=True)
-class _Options:
-    """The arguments of `evaluate`, checked.
-
-    Raises:
-        UserError: On the first wrong value.
-    """
-
-    checkpoint: str
-    data: tuple[str, ...]
-    samples: int
-    ks: tuple[int, ...]
-    temperature: float
-    top_p: float
-    max_new_tokens: int | None
-    output_dir: str | Path | None
-    seed: int
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        limit = self.max_new_tokens
-        for name, value, is_right, expected in (
-            ("samples", self.samples, 1 <= self.samples <= _MAX_SAMPLES, f"a number from 1 to {_MAX_SAMPLES:,}"),
-            ("temperature", self.temperature, 0 <= self.temperature < float("inf"), "a number of at least 0"),
-            ("top-p", self.top_p, 0 < self.top_p <= 1, "a number above 0 and at most 1"),
-            ("max-new-tokens", limit, limit is None or limit >= 1, "a number of at least 1"),
-            ("seed", self.seed, 0 <= self.seed < 2**63, "a number of at least 0"),
-            ("ks", list(self.ks), bool(self.ks) and self.ks[0] >= 1, "numbers of at least 1"),
-        ):
-            if not is_right:
-                raise UserError(f"{option(name)}: expected {expected}, not {value}")
-        if self.temperature == 0 and self.samples > 1:
-            raise UserError(
-                f"{option('temperature', 0)} is greedy: all {self.samples} responses to a prompt would be the same, "
-                "and pass@k "
-                f"would be pass@1; add {option('samples', 1)}, or use a temperature above 0"
-            )
-        if not all(text.strip() for text in self.data):
-            raise UserError(
-                f"{option('data')}: the value is empty; name a benchmark, file, hub id or puzzle, or omit "
-                f"{option('data')}"
-            )
-        if self.ks[-1] > self.samples:
-            raise UserError(
-                f"{option('ks')}: pass@{self.ks[-1]} needs {self.ks[-1]} responses per prompt, but "
-                f"{option('samples')} is {self.samples}; "
-                f"raise {option('samples')} to {self.ks[-1]} or more, or remove {self.ks[-1]} from {option('ks')}"
-            )
-        if wrong := next(
-            (name for name in self.overrides if name not in _SINGLE and not name.startswith(_SECTIONS)), None
-        ):
-            raise UserError(
-                f"{wrong} is not a setting of an evaluation; the settings are: {', '.join(_SINGLE)}, and all in "
-                f"{listed([section.rstrip('.') for section in _SECTIONS])}"
-            )
 
 
 def evaluate(
@@ -148,16 +90,14 @@ def evaluate(
     from brorl.evaluation.summary import default_ks
 
     sets, guessed = _sets(data, checkpoint)
+    given = flat_settings(overrides)
     wanted = default_ks(samples) if ks is None else tuple(sorted(set(ks)))
-    options = _Options(
-        str(checkpoint), sets, samples, wanted, temperature, top_p, max_new_tokens, output_dir, seed,
-        flat_settings(overrides),
-    )  # fmt: skip
-    request = _request(options)
+    sampled = {"samples": samples, "temperature": temperature, "top_p": top_p, "seed": seed}
+    request = make_request(str(checkpoint), sets, wanted, max_new_tokens, sampled, given)
     with Screen(silent=not progress) as screen:
         for line in guessed:
             screen.echo(line, is_command=True)
-        return _evaluate(options, request, lambda line: screen.echo(line, is_command=True), screen.observe)
+        return _evaluate(str(checkpoint), request, output_dir, screen)
 
 
 def _sets(data: Any, checkpoint: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -173,46 +113,93 @@ def _sets(data: Any, checkpoint: str | Path) -> tuple[tuple[str, ...], tuple[str
     return (stored,), lines
 
 
-def _request(options: _Options) -> Request:
-    """Return the settings of the evaluation: those of the checkpoint's run, if it has one, with the options."""
+def make_request(
+    checkpoint: str,
+    data: tuple[str, ...],
+    ks: tuple[int, ...],
+    max_new_tokens: int | None,
+    sampled: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> Request:
+    """Return the settings of an evaluation, checked: those of the checkpoint's run with the given ones."""
     from brorl.evaluation.data_sets import Request
 
-    checkpoint = resolve_checkpoint(options.checkpoint)
-    overrides = dict(options.overrides)
+    samples, limit = sampled["samples"], given.get("evaluation.num_prompts")
+    _check(data, ks, max_new_tokens, limit, **sampled)
+    if wrong := next((name for name in given if name not in _SINGLE and not name.startswith(_SECTIONS)), None):
+        raise UserError(
+            f"{wrong} is not a setting of an evaluation; the settings are: {', '.join(_SINGLE)}, and all in "
+            f"{listed([section.rstrip('.') for section in _SECTIONS])}"
+        )
+    found = resolve_checkpoint(checkpoint)
+    settings = {} if found.recipe is None else read_recipe(found.recipe)
+    settings.pop("cluster", None)  # of the run; an evaluation needs another one, or none
+    overrides = {
+        **given,
+        **WITHOUT_TRAINING,
+        "model": found.model,
+        "evaluation.rollouts_per_prompt": samples,
+        "evaluation.ks": list(ks),
+        "evaluation.temperature": sampled["temperature"],
+        "evaluation.top_p": sampled["top_p"],
+        "evaluation.max_new_tokens": max_new_tokens or settings.get("evaluation", {}).get("max_new_tokens"),
+        "evaluation.num_prompts": _MAX_SAMPLES,  # without effect: the request has the limit
+        "seed": sampled["seed"],
+    }
     if overrides.get("cluster.mode") == "async":  # it says how sampling and learning overlap
         overrides["cluster.mode"] = "sync"
-    limit = overrides.pop("evaluation.num_prompts", None)
-    if limit is not None and (type(limit) is not int or limit < 1):
-        raise UserError(f"{option('evaluation.num_prompts')}: expected a whole number of at least 1, not {limit!r}")
-    settings = {} if checkpoint.recipe is None else read_recipe(checkpoint.recipe)
-    settings.pop("cluster", None)  # of the run; an evaluation needs another one, or none
-    own_limit = settings.get("evaluation", {}).get("max_new_tokens")
-    overrides |= {
-        **WITHOUT_TRAINING,
-        "model": checkpoint.model,
-        "evaluation.rollouts_per_prompt": options.samples,
-        "evaluation.ks": list(options.ks),
-        "evaluation.temperature": options.temperature,
-        "evaluation.top_p": options.top_p,
-        "evaluation.max_new_tokens": options.max_new_tokens or own_limit,
-        "evaluation.num_prompts": _MAX_SAMPLES,  # without effect: the request has the limit
-        "seed": options.seed,
-    }
-    config = make_config(settings, overrides, checkpoint.recipe or "the options")
-    own_template = any(name.startswith(("prompt.template", "prompt.domain_templates")) for name in overrides)
-    return Request(config, options.data, checkpoint.recipe is not None, own_template, limit)
+        overrides.pop("cluster.segment_tokens", None)
+    config = make_config(settings, overrides, found.recipe or "the options")
+    own_template = any(name.startswith(("prompt.template", "prompt.domain_templates")) for name in given)
+    return Request(config, data, found.recipe is not None, own_template, limit)
 
 
-def _evaluate(options: _Options, request: Request, echo: Echo, observe: Observe) -> EvaluationResult:
+def _check(
+    data: Sequence[str], ks: Sequence[int], max_new_tokens: int | None, limit: Any, samples: int, temperature: float,
+    top_p: float, seed: int,
+) -> None:  # fmt: skip
+    """Reject the first wrong argument."""
+    for name, value, is_right, expected in (
+        ("samples", samples, 1 <= samples <= _MAX_SAMPLES, f"a number from 1 to {_MAX_SAMPLES:,}"),
+        ("temperature", temperature, 0 <= temperature < float("inf"), "a number of at least 0"),
+        ("top-p", top_p, 0 < top_p <= 1, "a number above 0 and at most 1"),
+        ("max-new-tokens", max_new_tokens, max_new_tokens is None or max_new_tokens >= 1, "a number of at least 1"),
+        ("seed", seed, 0 <= seed < 2**63, "a number of at least 0"),
+        ("ks", list(ks), bool(ks) and ks[0] >= 1, "numbers of at least 1"),
+        ("evaluation.num_prompts", limit, limit is None or (type(limit) is int and limit >= 1),
+         "a whole number of at least 1"),
+    ):  # fmt: skip
+        if not is_right:
+            raise UserError(f"{option(name)}: expected {expected}, not {value!r}")
+    if temperature == 0 and samples > 1:
+        raise UserError(
+            f"{option('temperature', 0)} is greedy: all {samples} responses to a prompt would be the same, and pass@k "
+            f"would be pass@1; add {option('samples', 1)}, or use a temperature above 0"
+        )
+    if not all(text.strip() for text in data):
+        raise UserError(
+            f"{option('data')}: the value is empty; name a benchmark, file, hub id or puzzle, or omit {option('data')}"
+        )
+    if ks[-1] > samples:
+        raise UserError(
+            f"{option('ks')}: pass@{ks[-1]} needs {ks[-1]} responses per prompt, but {option('samples')} is {samples}; "
+            f"raise {option('samples')} to {ks[-1]} or more, or remove {ks[-1]} from {option('ks')}"
+        )
+
+
+def _evaluate(checkpoint: str, request: Request, output_dir: str | Path | None, screen: Screen) -> EvaluationResult:
     from brorl.distributed.placement import build_cluster
     from brorl.evaluation.preparation import prepare_evaluation
     from brorl.evaluation.responses import ResponseStore
     from brorl.runs.run_directory import RunDirectory
 
+    def echo(line: str) -> None:
+        screen.echo(line, is_command=True)
+
     inputs = prepare_evaluation(request)
-    output = _folder(options.output_dir, inputs)
+    output = _folder(output_dir, inputs)
     store = ResponseStore(output)
-    run_config = None if options.data else resolve_checkpoint(options.checkpoint).run_config
+    run_config = None if request.data else resolve_checkpoint(checkpoint).run_config
     try:
         with output_folder(output), RunDirectory(output).locked():
             store.check(inputs.settings)
@@ -222,11 +209,11 @@ def _evaluate(options: _Options, request: Request, echo: Echo, observe: Observe)
             with ExitStack() as parts:
                 if cluster is not None:
                     parts.enter_context(closing(cluster))
-                stored = _sample(inputs, store, echo, observe, cluster, parts)
-            return _finish(inputs, stored, options.ks, store, differences)
+                stored = _sample(inputs, store, echo, screen.observe, cluster, parts)
+            return _finish(inputs, stored, store, differences)
     except KeyboardInterrupt:
         done = sum(store.file_of(batch).is_file() for batch in inputs.batches)
-        hint = "" if options.output_dir else f" (it finds {output})"
+        hint = "" if output_dir else f" (it finds {output})"
         kept = f"{done} of {len(inputs.batches)} batches are stored"
         echo(f"\nstopped: {kept}; rerun the command to continue{hint}")
         raise KeyboardInterrupt(kept) from None
@@ -291,11 +278,7 @@ def _sample(
 
 
 def _finish(
-    inputs: EvaluationInputs,
-    stored: list[StoredBatch],
-    ks: tuple[int, ...],
-    store: ResponseStore,
-    differences: list[str],
+    inputs: EvaluationInputs, stored: list[StoredBatch], store: ResponseStore, differences: list[str]
 ) -> EvaluationResult:
     """Summarize the results and write `evaluation.json`."""
     from brorl.evaluation.summary import EvaluationResult, summarize_all
@@ -307,7 +290,7 @@ def _finish(
     prompts = [result for batch_result in stored for result in batch_result.results]
     result = EvaluationResult(
         path=store.path,
-        summary=summarize_all(prompts, ks, seconds_of),
+        summary=summarize_all(prompts, inputs.request.config.evaluation.ks, seconds_of),
         prompts=prompts,
         settings=json.loads(store.settings_file.read_text("utf-8")),
         unreadable=inputs.unreadable,

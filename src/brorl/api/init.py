@@ -21,6 +21,7 @@ from brorl.config.from_verl import from_verl
 from brorl.config.reading import make_config, nested_settings, parse_yaml
 from brorl.config.settings import TrainConfig
 from brorl.errors import StorageError, UserError
+from brorl.format import counted
 from brorl.prompts.files import read_source
 from brorl.prompts.guess import guess_meaning
 from brorl.prompts.rows import is_local
@@ -92,16 +93,18 @@ def _write_conversion(conversion: Conversion, output: Path) -> list[str]:
 
     from brorl.evaluation.questions import build_questions, check_split  # imports numpy
 
-    trainer, left, stream = conversion.trainer, conversion.without_counterpart, StringIO()
-    missing = [f"without a counterpart, and left out: {', '.join(left)}"] if left else []
+    trainer, left, others = conversion.trainer, conversion.without_counterpart, conversion.not_read
+    stream, remarks = StringIO(), [*conversion.remarks]
+    remarks += [f"without a counterpart, and left out: {', '.join(left)}"] if left else []
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.dump(nested_settings(conversion.settings, str(output)), stream)
     top = [f"# From a config of {trainer}. Check it: brorl check {output}. Train it: brorl train {output}"]
-    top += [f"# - {remark}" for remark in (*conversion.remarks, *missing)]
+    top += [f"# - {remark}" for remark in (*remarks, *([f"not read: {', '.join(others)}"] if others else []))]
     config = _write(output, "\n".join([*top, stream.getvalue()]))
     lines = [f"wrote {output}, from a config of {trainer}: {len(conversion.settings)} settings"]
-    lines += [f"  {remark}" for remark in (*conversion.remarks, *missing)]
+    lines += [f"  {remark}" for remark in remarks]
+    lines += [f"  {counted(len(others), 'other key')} not read, which the recipe names at its top"] if others else []
     sources = (*config.data.sources, *config.evaluation.sources)
     far = [one.path for one in sources if isinstance(one, FileSource) and not is_local(one.path)]
     try:

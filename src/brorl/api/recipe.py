@@ -7,10 +7,9 @@ from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from shutil import rmtree
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from brorl.config.reading import ConfigOrPath, make_config, settings_in
+from brorl.config.reading import ConfigOrPath, make_config, read_recipe, settings_in
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.settings import check_folder, shipped_folder
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 
 _ACTIVITY = ("config.yaml", "metrics.jsonl", "run.log")  # the files of training; a report may be written later
-_FILES = ("config.yaml", "begun.json", "env.json", "held_out.json", "run.log", "metrics.jsonl", "trackers.json")
-_FOLDERS = ("given", "tensorboard", "wandb", "trackio")
 
 
 def make_run_directory(output_dir: str | None, name: str) -> RunDirectory:
@@ -51,16 +48,6 @@ def refuse_used_folder(path: Path) -> None:
     """Reject an output_dir that is a file or a folder with content."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise _used(path)
-
-
-def remove_unused(directory: RunDirectory) -> None:
-    """Remove the directory of a run that wrote no metrics, so that the same command can be repeated."""
-    for name in _FILES:
-        (directory.path / name).unlink(missing_ok=True)
-    for folder in _FOLDERS:
-        rmtree(directory.path / folder, ignore_errors=True)
-    if not any(directory.path.iterdir()):
-        directory.path.rmdir()
 
 
 def newest_unfinished(overrides: Mapping[str, Any]) -> Path:
@@ -102,7 +89,6 @@ def _last_activity(run: Path) -> tuple[int, str]:
 
 def _why_not(run: Path, overrides: Mapping[str, Any]) -> str | None:
     """Return why a run cannot be resumed; None if it can."""
-    from brorl.config.reading import make_config, read_recipe
     from brorl.cost import total_cost
     from brorl.runs.checkpoint import last_checkpoint, read_step
     from brorl.runs.run_directory import RunDirectory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ from brorl.api.recipe import (
     newest_unfinished,
     recipe_name,
     refuse_used_folder,
-    remove_unused,
     resolve_config,
 )
 from brorl.api.training_result import TrainingResult
@@ -102,8 +102,8 @@ def _train_new(config: TrainConfig, name: str, given: Path, progress: bool) -> T
             except LearnerLostError:  # it can be resumed, even from step 0
                 raise
             except UserError:
-                if not directory.read_metrics():
-                    remove_unused(directory)
+                if not directory.read_metrics():  # it was empty, and the same command can be repeated
+                    rmtree(directory.path, ignore_errors=True)
                 raise
 
 

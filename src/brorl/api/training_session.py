@@ -185,17 +185,13 @@ class TrainingSession:
 
     def _hints(self, ending: Ending) -> list[str]:
         """Return the commands that continue the run."""
-        match ending:
-            case Ending.INTERRUPTED | Ending.PAUSED:
-                return [f"continue with: {self._resume}"]
-            case Ending.NO_MIXED_GROUPS:
-                return [f"try again, with other draws: {self._resume}"]
-            case Ending.UNVERIFIED:
-                return [f"continue when the machine works again: {self._resume}"]
-            case Ending.COLLAPSED | Ending.STALLED:
-                return [f"continue anyway: {self._resume}"]
-            case Ending.FINISHED:
-                pass
+        again = {
+            Ending.INTERRUPTED: "continue with", Ending.PAUSED: "continue with", Ending.COLLAPSED: "continue anyway",
+            Ending.STALLED: "continue anyway", Ending.NO_MIXED_GROUPS: "try again, with other draws",
+            Ending.UNVERIFIED: "continue when the machine works again",
+        }  # fmt: skip
+        if ending in again:
+            return [f"{again[ending]}: {self._resume}"]
         limit, steps, number = self.config.budget.limit, self.config.steps, self.config.rollouts_per_prompt
         longer = [] if limit is None else [f"--budget.limit {2 * limit:g}"]
         longer += [] if steps is None else [f"--steps {2 * steps}"]
@@ -204,15 +200,11 @@ class TrainingSession:
         if self.is_new and number > _FEW and not for_many:
             again = f"{shlex.quote(str(self.directory.config_file))} --output_dir null --rollouts_per_prompt {_FEW}"
             hints.append(f"compare with few rollouts: brorl train {again}")
-        return hints + self._upload_hint()
-
-    def _upload_hint(self) -> list[str]:
-        """Return the command that uploads the best checkpoint, unless the run began with a shipped model."""
         folder = self.directory.checkpoints
         checkpoint = folder / "best" if best_checkpoint(folder) else last_checkpoint(folder)
-        if checkpoint is None or shipped_folder(self.config.model):
-            return []
-        return [f"upload with its model card: {upload_command(checkpoint)}"]
+        if checkpoint is not None and not shipped_folder(self.config.model):
+            hints.append(f"upload with its model card: {upload_command(checkpoint)}")
+        return hints
 
     def _write_report(self) -> str:
         try:

@@ -1,11 +1,11 @@
 """A config of another trainer on its way to a recipe, by a table of its keys; TRL and verl add what depends on several.
 
-Every key that is not read is named as left out, unless it has no effect here, or the other trainer's own default.
+A key that is not read is named: as left out if it changes what is trained, and else among the other keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -30,7 +30,8 @@ class Conversion:
 
     trainer: Literal["TRL", "verl"]
     settings: Mapping[str, Any]  # by dotted name
-    without_counterpart: tuple[str, ...]  # keys of the config that have none, sorted
+    without_counterpart: tuple[str, ...]  # keys of the config that change what is trained and have none
+    not_read: tuple[str, ...]  # its other keys
     remarks: tuple[str, ...]  # sentences on what was chosen, and on what has to be done by hand
 
 
@@ -115,27 +116,25 @@ class Converter:
             else f"steps = {steps}: {key} = {number} over {num_prompts:,} prompts, {prompts} a step"
         )
 
-    def finish(
-        self, trainer: Literal["TRL", "verl"], logger: str, irrelevant: Sequence[str], neutral: Mapping[str, Any]
-    ) -> Conversion:
+    def finish(self, trainer: Literal["TRL", "verl"], logger: str, without: Mapping[str, Any]) -> Conversion:
         """Return the conversion, less what does not fit together here.
 
         Args:
             trainer: The other trainer.
             logger: Its key of the loggers.
-            irrelevant: Keys without an effect on what is trained here; one that ends with `*` stands for its beginning.
-            neutral: Values of keys without a counterpart with which these are not named.
+            without: Keys that change what is trained and have no counterpart, with the value that changes nothing.
         """
         self._fit()
-        begin = tuple(name[:-1] for name in irrelevant if name.endswith("*"))
-        known = {*self._read, *irrelevant}
-        left = sorted(
-            key for key, value in self.given.items()
-            if key not in known and not key.startswith(begin) and value not in (None, [], {}, neutral.get(key))
-        )  # fmt: skip
+        given = {key: value for key, value in self.given.items() if value not in (None, [], {})}
+        inside = tuple(f"{name}." for name in without)
+        left = [
+            key for key, value in given.items()
+            if key not in self._read and (key in without or key.startswith(inside)) and value != without.get(key)
+        ]  # fmt: skip
         loggers = (*get_args(TrackerName), *_OF_THE_CONSOLE)
-        left += [f"{logger}: {name}" for name in names(self.given.get(logger) or []) if name not in loggers]
-        return Conversion(trainer, self.settings, tuple(left), tuple(self.remarks))
+        named = [f"{logger}: {name}" for name in names(self.given.get(logger) or []) if name not in loggers]
+        others = {*given} - self._read - {*left, *without}
+        return Conversion(trainer, self.settings, (*sorted(left), *named), tuple(sorted(others)), tuple(self.remarks))
 
     def _fit(self) -> None:
         """Replace what brorl refuses together, and say what top-p and top-k mean for its learner."""

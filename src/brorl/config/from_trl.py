@@ -74,34 +74,18 @@ _TABLE: dict[str, Counterpart] = {
     "project": ("tracking.project", str),
     "test_split_size": ("data.held_out_fraction", float),
 }
-_IRRELEVANT = (
-    # how the work is divided, and how fast it is
-    "per_device_eval_batch_size", "eval_accumulation_steps", "auto_find_batch_size", "torch_*", "tf32",
-    "use_liger_kernel", "liger_kernel_config*", "use_cache", "attn_implementation", "gradient_checkpointing_kwargs*",
-    "activation_checkpointing*", "ddp_*", "fsdp*", "deepspeed*", "accelerator_config*", "parallelism_config*",
-    "dataloader_*", "ds3_gather_for_generation", "pad_to_multiple_of", "cache_implementation", "local_rank",
-    "use_transformers_*", "transformers_continuous_batching_config*", "bf16_full_eval", "fp16_full_eval",
-    "full_determinism", "average_tokens_across_devices", "streaming", "dataset_streaming", "ignore_bias_buffers",
-    "eval_use_gather_object", "eval_do_concat_batches", "batch_eval_metrics", "enable_jit_checkpoint",
-    "vllm_model_impl", "vllm_enable_sleep_mode", "vllm_server_*", "vllm_group_port", "vllm_max_model_length",
-    "vllm_gpu_memory_utilization", "bnb_4bit_quant_storage", "lora_task_type",
-    # what is printed, logged and stored: every step is, and every checkpoint holds all
-    "log_*", "logging_*", "disable_tqdm", "num_completions_to_print", "include_num_input_tokens_seen",
-    "include_for_metrics*", "skip_memory_metrics", "debug", "trackio_*", "hub_*", "save_on_each_node",
-    "save_only_model", "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "eval_on_start",
-    "eval_delay", "prediction_loss_only", "do_train", "do_eval", "do_predict",
-    "restore_callback_states_from_checkpoint", "ignore_data_skip", "ddp_timeout",
-    # of losses and models that are not those of GRPO
-    "remove_unused_columns", "label_names", "length_column_name", "sapo_*", "vespo_*", "disable_dropout",
-)  # fmt: skip
-_NEUTRAL: dict[str, Any] = {
+_WITHOUT: dict[str, Any] = {
     "trust_remote_code": False, "cast_lm_head_to_fp32": False, "shuffle_dataset": True, "repetition_penalty": 1.0,
     "multi_objective_aggregation": "sum_then_normalize", "ref_model_mixup_alpha": 0.6, "top_entropy_quantile": 1.0,
     "use_adaptive_entropy": False, "entropy_coef_min": 0.0, "entropy_coef_max": 1.0, "entropy_coef_delta": 0.005,
     "entropy_target": 0.2, "model_revision": "main", "use_dora": False, "load_in_8bit": False,
     "bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": False, "adam_epsilon": 1e-8, "fp16": False,
-    "label_smoothing_factor": 0.0, "train_sampling_strategy": "random", "push_to_hub": False, "hub_always_push": False,
-    "optim": "adamw_torch_fused",
+    "label_smoothing_factor": 0.0, "train_sampling_strategy": "random", "push_to_hub": False, "data_seed": None,
+    "model_init_kwargs": None, "router_aux_loss_coef": 0.0, "min_p": None, "vllm_structured_outputs_regex": None,
+    "max_tool_calling_iterations": None, "off_policy_mask_threshold": None, "lora_target_parameters": None,
+    "lora_modules_to_save": None, "reward_model_name_or_path": None, "optim_args": None, "optim_target_modules": None,
+    "neftune_noise_alpha": None, "resume_from_checkpoint": None, "generation_kwargs": None,
+    "lr_scheduler_kwargs": None, "optim": None,
 }  # fmt: skip
 _ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
 _ACCURACY = ("accuracy_reward", "reasoning_accuracy_reward")
@@ -133,9 +117,8 @@ def from_trl(given: Mapping[str, Any], num_prompts: int | None) -> Conversion:
     _vllm(config)
     _lora(config)
     _data(config, _rewards(config))
-    optimizer = given.get("optim")
-    neutral = _NEUTRAL | ({"optim": optimizer} if optimizer in _ADAMW else {})
-    return config.finish("TRL", "report_to", _IRRELEVANT, neutral)
+    usual = {"optim": given.get("optim")} if given.get("optim") in _ADAMW else {}
+    return config.finish("TRL", "report_to", _WITHOUT | usual)
 
 
 class _Updates(NamedTuple):

@@ -76,49 +76,22 @@ _TABLE: dict[str, Counterpart] = {
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,([^}]*))?\}")
 _REWARD_FILES = ("reward.custom_reward_function.", "custom_reward_function.")
 _OVERLONG = ("reward.reward_kwargs.overlong_buffer_cfg.", "reward_model.overlong_buffer.")
-_IRRELEVANT = (
-    "critic.*", "reward_model.rollout.*", "data.apply_chat_template_kwargs.*", "hydra.*", "ray_kwargs.*", "ray_init.*",
-    "transfer_queue.*", "global_profiler.*", "sandbox_fusion.*", f"{_A}ppo_micro_batch_size*", f"{_A}checkpoint.*",
-    f"{_A}ppo_max_token_len_per_gpu", f"{_A}use_dynamic_bsz", f"{_A}ulysses*", f"{_A}fsdp_config.*", f"{_A}strategy",
-    f"{_A}use_torch_compile", f"{_A}entropy_from_logits*", f"{_A}entropy_checkpointing", f"{_A}profiler.*",
-    f"{_A}megatron.*", f"{_A}use_fused_kernels", f"{_A}shuffle", f"{_A}data_loader_seed", f"{_A}rollout_n",
-    "actor_rollout_ref.ref.*", f"{_R}log_prob_*", f"{_R}gpu_memory_utilization", f"{_R}enforce_eager",
-    f"{_R}free_cache_engine", f"{_R}max_num_*", f"{_R}max_model_len", f"{_R}enable_*", f"{_R}load_format", f"{_R}mode",
-    f"{_R}dtype", f"{_R}disable_log_stats", f"{_R}prompt_length", f"{_R}response_length", f"{_R}engine_kwargs.*",
-    f"{_R}layered_summon", f"{_R}seed", f"{_R}calculate_log_probs", f"{_R}mtp", f"{_R}qat", f"{_R}agent.*",
-    f"{_R}checkpoint_engine.*", f"{_R}trace.*", f"{_R}profiler.*", f"{_R}prometheus.*", f"{_R}skip_tokenizer_init",
-    f"{_R}data_parallel_size",
-    f"{_M}use_remove_padding", f"{_M}use_shm", f"{_M}use_liger", f"{_M}use_fused_kernels",
-    f"{_M}fused_kernel_options.*", f"{_A}use_remove_padding", f"{_A}calculate_*", f"{_A}pad_to_length",
-    f"{_A}use_prefix_grouper", f"{_A}freeze_vision_tower", f"{_R}logprobs_mode", f"{_R}moe_load_*", f"{_R}n_gpus*",
-    f"{_R}nnodes", f"{_R}multi_stage_wake_up", f"{_R}scheduling_policy", f"{_R}full_determinism",
-    f"{_R}expert_parallel_size", f"{_R}pipeline_model_parallel_size", "reward.num_workers", "reward.sandbox_fusion.*",
-    "trainer.esi_redundant_time",
-    # parts of losses and penalties that are refused or named
-    f"{_A}policy_loss.clip_cov*", f"{_A}policy_loss.kl_cov*", f"{_A}policy_loss.ppo_kl_coef", f"{_A}tau_*",
-    "algorithm.kl_ctrl.horizon", "algorithm.kl_ctrl.target_kl", "algorithm.pf_ppo.*",
-    # how the work is divided and the data loaded
-    f"{_M}enable_activation_offload", "actor_rollout_ref.hybrid_engine", "actor_rollout_ref.nccl_timeout",
-    "data.reward_fn_key", "data.val_batch_size", "data.gen_batch_size", "data.filter_overlong_prompts*",
-    "data.truncation", "data.return_*", "data.dataloader_num_workers", "data.use_shm", "data.image_*", "data.video_key",
-    "data.audio_key", "data.validation_shuffle", "trainer.balance_batch", "trainer.val_before_train",
-    "trainer.resume_mode", "trainer.critic_warmup", "trainer.default_hdfs_dir", "trainer.del_local_ckpt_after_load",
-    "trainer.max_critic_ckpt_to_keep", "trainer.ray_wait_register_center_timeout", "trainer.device",
-    "trainer.log_val_generations", "trainer.rollout_data_dir", "trainer.validation_data_dir", "trainer.use_v1",
-    "trainer.v1.*", "algorithm.gamma", "algorithm.lam", "algorithm.filter_groups.max_inflight_gen_batches",
-    f"{_O}total_training_steps",
-)  # fmt: skip
-_NEUTRAL: dict[str, Any] = {
+_WITHOUT: dict[str, Any] = {
     f"{_O}optimizer": "AdamW", f"{_O}optimizer_impl": "torch.optim", f"{_O}num_cycles": 0.5,
-    f"{_O}zero_indexed_step": True, "trainer.nnodes": 1, "trainer.n_gpus_per_node": 1, "data.shuffle": True,
-    "algorithm.kl_ctrl.type": "fixed", "algorithm.filter_groups.metric": "acc", f"{_R}do_sample": True,
-    f"{_M}trust_remote_code": False, "data.trust_remote_code": False, "reward_model.enable": False,
-    "algorithm.use_pf_ppo": False, "reward.reward_manager.name": "naive", "reward.reward_manager.source": "register",
-    f"{_R}over_sample_rate": 0, "algorithm.rollout_correction.bypass_mode": False,
-    "algorithm.rollout_correction.loss_type": "ppo_clip", f"{_R}val_kwargs.top_k": -1,
-    "algorithm.rollout_correction.rollout_is_batch_normalize": False, f"{_R}multi_turn.enable": False,
-    "trainer.val_only": False,
-    f"{_R}ignore_eos": False, f"{_A}grad_clip": 1.0, **{f"{at}penalty_factor": 1.0 for at in _OVERLONG},
+    f"{_O}zero_indexed_step": True, f"{_O}override_optimizer_config": None, "trainer.nnodes": 1,
+    "trainer.n_gpus_per_node": 1, "trainer.val_only": False, "trainer.resume_from_path": None, "data.shuffle": True,
+    "data.seed": None, "data.sampler": None, "data.custom_cls.path": None, "data.system_prompt": None,
+    "algorithm.kl_ctrl.type": "fixed", "algorithm.filter_groups.metric": "acc", "algorithm.use_pf_ppo": False,
+    "algorithm.rollout_correction.bypass_mode": False, "algorithm.rollout_correction.loss_type": "ppo_clip",
+    "algorithm.rollout_correction.rollout_is_batch_normalize": False, "algorithm.rollout_correction.rollout_rs": None,
+    "algorithm.rollout_correction.rollout_rs_threshold": None, "reward_model.enable": False,
+    "reward.reward_model.enable": False, "reward.reward_manager.name": "naive",
+    "reward.reward_manager.source": "register", "reward_model.reward_manager": "naive", f"{_M}trust_remote_code": False,
+    "data.trust_remote_code": False, f"{_M}lora.rank": 0, f"{_M}exclude_modules": None, f"{_M}override_config": None,
+    f"{_M}custom_chat_template": None, f"{_R}do_sample": True, f"{_R}over_sample_rate": 0, f"{_R}ignore_eos": False,
+    f"{_R}val_kwargs.top_k": -1, f"{_R}multi_turn.enable": False, f"{_R}repetition_penalty": 1.0,
+    f"{_A}grad_clip": 1.0, f"{_A}tis_imp_ratio_cap": -1, f"{_A}loss_scale_factor": None,
+    **{f"{at}penalty_factor": 1.0 for at in _OVERLONG},
 }  # fmt: skip
 
 
@@ -148,13 +121,7 @@ def from_verl(given: Mapping[str, Any], num_prompts: int | None) -> Conversion:
     for name, least in (("checkpoint_every", 1), ("evaluation.num_prompts", 0)):
         if settings.get(name, least) < least:  # -1 switches it off there
             del settings[name]
-    off = [
-        f"{section}.*" for section, _, switch in (name.rpartition(".") for name in given)
-        if switch in ("enable", "enabled") and given[f"{section}.{switch}"] is False
-    ]  # fmt: skip
-    off += [] if given.get(f"{_M}lora.rank") else [f"{_M}lora.*"]
-    targets = [name for name in given if name.endswith("._target_")]
-    return config.finish("verl", "trainer.logger", (*_IRRELEVANT, *off, *targets), _NEUTRAL)
+    return config.finish("verl", "trainer.logger", _WITHOUT)
 
 
 def _resolved(given: Mapping[str, Any]) -> dict[str, Any]:
