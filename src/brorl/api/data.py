@@ -253,8 +253,8 @@ def describe_data(config: TrainConfig, show: int, observe: Observe = unobserved)
         )
     if evaluated := sum(len(held_out.kept) for _, held_out in parts):
         notes.append(f"evaluated on: {counted(evaluated, 'held-out question')} (evaluation.num_prompts per source)")
-    removed = (sum(getattr(one, name) for one in summaries) for name in ("num_too_long", "num_evaluated_on"))
-    notes += removed_lines(*removed, config)
+    too_long, asked = sum(one.num_too_long for one in summaries), sum(one.num_evaluated_on for one in summaries)
+    notes += removed_lines(too_long, asked, config)
     problem = next(_errors(sources, parts, config, model and model_positions(model[1])), None)
     if problem is not None:
         both = [part for pair in parts for part in pair]

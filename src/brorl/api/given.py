@@ -63,7 +63,8 @@ def resolve_given(
 
     Without a recipe it is the one that `brorl init` writes for the rows, and quickstart without rows.
     """
-    recipe, rest, lines = config_or_path, dict(overrides), ()
+    recipe, rest = config_or_path, dict(overrides)
+    lines: tuple[str, ...] = ()
     terms = () if reward is None else terms_of(reward)
     if _is_rows(rest.get("data")):
         rows, model = _rows_of(rest.pop("data")), rest.get("model")
@@ -111,7 +112,8 @@ def moved(config: TrainConfig, old: Path, new: Path) -> TrainConfig:
     text = json.dumps(config.model_dump(mode="json"))
     for file in files:
         _write(new / file.name, file.read_bytes())
-        text = text.replace(*(json.dumps(str(path.absolute() / file.name))[1:-1] for path in (old, new)))
+        before, after = (json.dumps(str(path.absolute() / file.name))[1:-1] for path in (old, new))
+        text = text.replace(before, after)
     return TrainConfig.model_validate(json.loads(text)) if files else config
 
 
