@@ -65,12 +65,7 @@ def unobserved(_: Activity) -> None:
 
 
 class Stopwatch:
-    """Adds up the seconds spent in named phases: `with clock("generation"): ...`.
-
-    Args:
-        observe: Receives each phase when it begins.
-        now: The clock, in seconds: wall time, or `time.process_time` for the CPU time of this process.
-    """
+    """Adds up the seconds spent in named phases: `with clock("generation"): ...`; `now` is the clock, in seconds."""
 
     def __init__(self, observe: Observe = unobserved, now: Callable[[], float] = perf_counter) -> None:
         self._observe, self._now = observe, now

@@ -149,11 +149,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code.
-
-    Args:
-        arguments: Command line without the program's name; by default that of the process.
-    """
+    """Run a command line without the program's name, by default that of the process, and return its exit code."""
     try:
         with shell_words(), on_stop(_interrupt, [number for number in stop_signals() if number != signal.SIGINT]):
             return _flushed(_run, list(sys.argv[1:] if arguments is None else arguments))

@@ -24,16 +24,10 @@ class Estimate:
 
 
 def interval(estimate: Estimate, digits: int = 3, *, sign: str = "", end_digits: int | None = None) -> str:
-    """Return a value with its interval: 0.412 [0.380, 0.444].
+    """Return a value with its interval: 0.412 [0.380, 0.444], with `digits` decimals.
 
-    Args:
-        estimate: The value and its ends.
-        digits: Decimals of the value.
-        sign: "+" writes the sign of positive numbers too.
-        end_digits: Decimals of the ends; those of the value by default.
-
-    Returns:
-        The text; "-" if the value is not finite, the value alone if an end is NaN. An infinite upper end is "no end".
+    It is "-" if the value is not finite, and the value alone if an end is NaN. An infinite upper end is "no end". With
+    the sign "+", positive numbers have theirs too.
     """
     if not isfinite(estimate.value):
         return "-"
@@ -151,12 +145,7 @@ _ACTING = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, formats (directions, zero 
 
 
 def visible_text(text: str, one_line: bool = False) -> str:
-    r"""Return text with its control characters written out.
-
-    Args:
-        text: Any string.
-        one_line: Write out line ends and tabs too, as `\n` and `\t`.
-    """
+    r"""Return text with its control characters written out, on one line also its line ends and tabs: `\n`, `\t`."""
     kept = "" if one_line else "\n\t"
     return "".join(
         c.encode("unicode_escape").decode() if unicodedata.category(c) in _ACTING and c not in kept else c for c in text

@@ -37,12 +37,10 @@ def shell_words() -> Iterator[None]:
 
 
 def option(name: str, value: object = None) -> str:
-    """Return an argument with a value: `--budget 600` in a shell, `budget=600` in Python.
+    """Return an argument with a value: `--budget 600` in a shell, `budget=600` in Python; without one, its name.
 
-    Args:
-        name: Name of the option without its dashes, such as `output-dir` or `engine.threads`.
-        value: Its value; text in capitals such as `FILE` is a placeholder, and `KEY=V,V` one of a mapping to lists.
-            None for the name alone.
+    The name is that of the option without its dashes. A value in capitals such as `FILE` is a placeholder, and
+    `KEY=V,V` one of a mapping to lists.
     """
     if _in_shell:
         return f"--{name}" if value is None else f"--{name} {shlex.quote(str(value))}"

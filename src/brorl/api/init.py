@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from brorl.api.first_recipe import FUNCTION_FILE, Starter, make_starter, recipe_text, settings_of_data, summary
 from brorl.api.recipe import check_cheaply
@@ -40,14 +40,7 @@ def convert(config: Mapping[str, Any], source: str, num_prompts: int | None = No
     """Return the recipe of a config of TRL or verl, nested or by dotted name, by the table of from_trl_or_verl.md.
 
     The other trainer's defaults count too: what the config does not set is taken from there, where the default differs.
-
-    Args:
-        config: The config.
-        source: Its name, for messages.
-        num_prompts: Prompts of the training data, from which epochs become steps; None if it was not read.
-
-    Raises:
-        UserError: If it is of neither trainer, or a value has no counterpart.
+    `source` names it in messages; epochs become steps by the number of prompts of the training data, if it was read.
     """
     given = dict(dotted(config))
     is_verl = any(name.startswith(("actor_rollout_ref.", "algorithm.")) for name in given)
@@ -191,7 +184,7 @@ def init(
     else:
         functions = {} if conversion is None else conversion.settings.get("verification.functions", {})
         of_config, function = next(iter(functions.items()), (None, f"{FUNCTION_FILE}:check"))
-        columns = _Columns(prompt_column, answer_column, domain or of_config, options_column, first_option)
+        columns = (prompt_column, answer_column, domain or of_config, options_column, first_option)
         starter = _starter(data_file, columns, function, model, taskset_config, output.parent)
         if conversion is None:
             _write(output, recipe_text(starter, str(output)))
@@ -202,24 +195,22 @@ def init(
     print("\n".join(lines))  # noqa: T201
 
 
-class _Columns(NamedTuple):
-    """What the user says of the rows; the others are guessed."""
-
-    prompt: str | None
-    answer: str | None
-    domain: str | None
-    options: Sequence[str]
-    first_option: int | None
-
-
 def _starter(
-    data_file: str, columns: _Columns, function: str, model: str | None, taskset_config: str | None, folder: Path
+    data_file: str,
+    columns: tuple[str | None, str | None, str | None, Sequence[str], int | None],
+    function: str,
+    model: str | None,
+    taskset_config: str | None,
+    folder: Path,
 ) -> Starter:
-    """Read the data, which of a taskset is written into the folder, and choose the settings."""
+    """Read the data, which of a taskset is written into the folder, and choose the settings.
+
+    The columns are those of the question and the answer, the domain, and those of the options with the first index.
+    """
     if data_file.startswith(PREFIX):
         name, function = data_file.removeprefix(PREFIX), SCORE
         data_file = _write_tasks(name, taskset_config, folder)
-        columns = columns._replace(prompt="prompt", answer="answer", domain=name)
+        columns = ("prompt", "answer", name, *columns[3:])
     elif taskset_config is not None:
         raise UserError(
             f"{option('taskset-config')} is for tasksets, and {data_file} is a file; give {PREFIX}NAME, or remove it"

@@ -119,10 +119,8 @@ class Converter:
     def finish(self, trainer: Literal["TRL", "verl"], logger: str, without: Mapping[str, Any]) -> Conversion:
         """Return the conversion, less what does not fit together here.
 
-        Args:
-            trainer: The other trainer.
-            logger: Its key of the loggers.
-            without: Keys that change what is trained and have no counterpart, with the value that changes nothing.
+        `logger` is the key of the loggers; `without` has the keys that change what is trained and have no counterpart,
+        with the value that changes nothing.
         """
         self._fit()
         given = {key: value for key, value in self.given.items() if value not in (None, [], {})}

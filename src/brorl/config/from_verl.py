@@ -91,7 +91,9 @@ _WITHOUT: dict[str, Any] = {
     f"{_M}custom_chat_template": None, f"{_R}do_sample": True, f"{_R}over_sample_rate": 0, f"{_R}ignore_eos": False,
     f"{_R}val_kwargs.top_k": -1, f"{_R}multi_turn.enable": False, f"{_R}repetition_penalty": 1.0,
     f"{_A}grad_clip": 1.0, f"{_A}tis_imp_ratio_cap": -1, f"{_A}loss_scale_factor": None,
-    **{f"{at}penalty_factor": 1.0 for at in _OVERLONG},
+    "algorithm.rollout_correction.rollout_token_veto_threshold": None, f"{_M}tokenizer_path": None,
+    f"{_M}lora_adapter_path": None, **{f"{at}penalty_factor": 1.0 for at in _OVERLONG},
+    **dict.fromkeys(f"{at}reward_kwargs" for at in _REWARD_FILES),
 }  # fmt: skip
 
 

@@ -89,17 +89,7 @@ def builtin_recipes() -> list[str]:
 
 
 def read_recipe(recipe: str) -> dict[str, Any]:
-    """Read the settings of a recipe, unchecked.
-
-    Args:
-        recipe: Name of a built-in recipe, or path of a YAML file.
-
-    Returns:
-        Nested settings.
-
-    Raises:
-        UserError: If there is no such recipe, or it is not YAML with keys.
-    """
+    """Read the nested settings of a recipe, the name of a built-in one or the path of a YAML file, unchecked."""
     names = builtin_recipes()
     if recipe in names:
         text = files("brorl.recipes").joinpath(f"{recipe}.yaml").read_text("utf-8")
@@ -130,11 +120,7 @@ def read_recipe(recipe: str) -> dict[str, Any]:
 
 
 def settings_in(config_or_path: ConfigOrPath) -> dict[str, Any]:
-    """Return the settings of a recipe, unchecked: of its name, a YAML file, a mapping or a config.
-
-    Raises:
-        UserError: If it is none of these, or cannot be read.
-    """
+    """Return the settings of a recipe, unchecked: of its name, a YAML file, a mapping or a config."""
     if isinstance(config_or_path, TrainConfig):
         return config_or_path.model_dump(mode="json")
     if isinstance(config_or_path, Mapping):
@@ -148,11 +134,7 @@ def settings_in(config_or_path: ConfigOrPath) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Parse YAML 1.2 (in which 1e-6 is a number).
-
-    Raises:
-        UserError: If the text is not valid YAML, with source, line and column.
-    """
+    """Parse YAML 1.2 (in which 1e-6 is a number); an error names its source, line and column."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -176,16 +158,10 @@ def dump_yaml(config: TrainConfig) -> str:
 
 
 def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], source: str) -> TrainConfig:
-    """Check settings and make a config.
+    """Check settings, nested or by dotted name, and make a config; `source` is the name of the recipe for messages.
 
-    Args:
-        settings: Settings of a recipe, nested or by dotted name (`loss.clip_high`).
-        overrides: Settings that take precedence; `budget.limit` without `steps` also replaces the recipe's `steps`, and
-            `phases` its `advantage`.
-        source: Name of the recipe, for messages.
-
-    Raises:
-        UserError: On the first setting that is wrong.
+    The overrides take precedence; `budget.limit` without `steps` also replaces the recipe's `steps`, and `phases` its
+    `advantage`.
     """
     given, replacing = flat_settings(_plain(settings)), flat_settings(_plain(overrides))
     if replacing.get("budget.limit") is not None and "steps" not in replacing:
@@ -260,11 +236,9 @@ _WHOLE = {name for name, info in _FIELDS.items() if int in (info.annotation, *ge
 
 
 def unknown_setting(name: str, command: str = "train") -> str:
-    """Return the message for a setting that does not exist.
+    """Return the message for a setting that does not exist; `command` is the one whose help lists the settings.
 
-    Args:
-        name: Its dotted name. Names that other trainers use are recognized, with or without their sections.
-        command: The command whose help lists the settings.
+    Names that other trainers use are recognized, with or without their sections.
     """
     if name in _SECTIONS:
         return f"{name} is a group of settings; use one of {', '.join(n for n in _FIELDS if n.startswith(f'{name}.'))}"

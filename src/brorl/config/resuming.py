@@ -36,10 +36,5 @@ def fixed_settings(config: TrainConfig) -> dict[str, Any]:
 
 
 def first_change(before: Mapping[str, Any], config: TrainConfig) -> str | None:
-    """Return the dotted name of the first setting that must not change and did.
-
-    Args:
-        before: The result of `fixed_settings` when the run began.
-        config: The current settings.
-    """
+    """Return the dotted name of the first setting that did change since the `fixed_settings` of the run's begin."""
     return next((name for name, now in fixed_settings(config).items() if before.get(name, now) != now), None)

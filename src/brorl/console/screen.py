@@ -182,11 +182,7 @@ _REFRESHES_PER_S = 4
 
 
 class Screen:
-    """Writes permanent lines, and the status line inside of its `with` block.
-
-    Args:
-        silent: Print nothing; the log file is written as usual.
-    """
+    """Writes permanent lines, and the status line inside of its `with` block; a silent one only the log file."""
 
     def __init__(self, silent: bool = False) -> None:
         self.console = Console(highlight=False, quiet=silent)
