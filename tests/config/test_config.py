@@ -195,7 +195,7 @@ WRONG: dict[str, list[Any]] = {
     "sampling.max_new_tokens": [0], "advantage.estimator": ["ppo"], "advantage.normalize_over": ["words"],
     "dynamic_sampling.enabled": ["yes"], "dynamic_sampling.max_tries": [0], "loss.clip_low": [0, 1.1],
     "loss.clip_high": [-0.1], "optimizer.learning_rate": [0, "1e-6", float("inf")], "optimizer.mini_batches": [0],
-    "optimizer.betas": [0.9, [0.9], [0.9, 0.95, 0.99], [2.0, 0.9]], "optimizer.weight_decay": [-0.1],
+    "optimizer.betas": [0.9, [0.9], [0.9, 0.95, 0.99], [0.9, 2.0]], "optimizer.weight_decay": [-0.1],
     "optimizer.max_grad_norm": [0], "optimizer.warmup_updates": [-1], "optimizer.reference_batch": [0],
     "optimizer.old_logprobs": ["guess"], "evaluation.every": [-1], "budget.limit": [0],
     "evaluation.num_prompts": [-1], "evaluation.rollouts_per_prompt": [0],
