@@ -287,7 +287,7 @@ def test_a_run_that_solves_nothing_shows_what_the_model_answered(tmp_path: Path)
 @each_row(
     ("bad", "domain", "said"),
     [
-        ({"prompt": "1 3 -> 4:", "answer": "4"}, "countdown", ("question rows:9", "which is not a countdown puzzle")),
+        ({"prompt": "1 20 -> 21:", "answer": "4"}, "countdown", ("question rows:9", "which is not a countdown puzzle")),
         ({"prompt": "9 -> 9:", "answer": "   \\\\"}, "math",
          ("rows.jsonl line 9) has the reference answer", "verification.functions")),
     ],
@@ -295,9 +295,8 @@ def test_a_run_that_solves_nothing_shows_what_the_model_answered(tmp_path: Path)
 def test_a_reference_answer_that_nothing_can_equal_is_named_before_the_model_is_loaded(
     bad: dict[str, str], domain: str, said: tuple[str, ...]
 ) -> None:
-    rows = [
-        {"prompt": f"1 {i} -> {i + 1}:", "answer": f"1 {i} -> {i + 1}" if domain != "math" else "7"} for i in range(8)
-    ]
+    solved = [f"1 {i} -> {i + 1}" for i in range(2, 10)]
+    rows = [{"prompt": f"{answer}:", "answer": "7" if domain == "math" else answer} for answer in solved]
     Path("rows.jsonl").write_text("\n".join(map(json.dumps, [*rows, bad])))
     message = refused("train", f"--data.sources={{path: rows.jsonl, domain: {domain}}}", "--data.held_out_fraction=0.5")
     assert all(part in message for part in said)
