@@ -83,13 +83,8 @@ def test_counts_and_lengths_against_plain_loops(recipe: dict[str, Any]) -> None:
     assert result.unit == "tokens"
     assert [prompt.id.partition(":")[0] for prompt in result.prompts] == ["own"] * 4 + ["public"] * 3
     assert all(prompt.text.endswith(" Box it.") == (prompt.domain == "math") for prompt in result.prompts)
-
-
-def test_shares_of_domains_add_up(recipe: dict[str, Any]) -> None:
-    result = data(recipe)
     (table,) = (table for table in result.tables if table.title == "domains")
     fractions = {row[0]: float(row[2].rstrip("%")) / 100 for row in table.rows}
-    own = result.sources[0]
     assert fractions["rules"] == pytest.approx(0.75 * own.domains["rules"] / own.num_train, abs=6e-4)
     assert sum(fractions.values()) == pytest.approx(1, abs=2e-3)
 

@@ -161,12 +161,6 @@ def test_a_run_holds_its_rows_and_functions_and_is_resumed_from_them(monkeypatch
     assert json.loads(stored_rows)["domain"] == "own"  # the verifier of the run
 
 
-def test_a_refused_run_leaves_nothing() -> None:
-    with pytest.raises(UserError):
-        brorl.train("quickstart", data=ROWS, progress=False, output_dir="run", **{**SMALL, "model": "./none"})
-    assert not Path("run").exists()
-
-
 def test_a_cell_becomes_a_file_with_all_that_it_uses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     source = r"""
 import json, re, os, xml.etree.ElementTree

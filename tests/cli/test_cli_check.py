@@ -95,13 +95,6 @@ def test_the_first_thing_that_is_wrong_is_one_line(arguments: list[str], said: s
     assert said in refusal(*arguments)
 
 
-def test_a_model_that_solves_nothing_is_warned_of(tmp_path: Path) -> None:
-    model = save_tiny_model(tmp_path / "tiny")
-    outcome = command("check", *SMALL, f"--model={model}", "--sampling.max_new_tokens=4")
-    assert outcome.code == 0, outcome
-    assert "warning: none of the measured groups is mixed (correct and incorrect rollouts)" in outcome.said
-
-
 @pytest.mark.slow
 def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
@@ -171,11 +164,12 @@ def test_cut_responses_tell_nothing_about_mixed_groups(tmp_path: Path, monkeypat
     assert "cut off at sampling.max_new_tokens" not in outcome.said  # unknown
 
 
-def test_responses_that_are_cut_at_the_limit_itself_are_a_warning(tmp_path: Path) -> None:
+def test_a_model_that_solves_nothing_and_responses_that_are_cut_are_warned_of(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "tiny")
     outcome = command("check", *SMALL, f"--model={model}", "--sampling.max_new_tokens=2")
     assert outcome.code == 0, outcome
     assert re.search(r"warning: \d+% of the rollouts were cut off at sampling\.max_new_tokens; raise it", outcome.said)
+    assert "warning: none of the measured groups is mixed (correct and incorrect rollouts)" in outcome.said
 
 
 def test_thoughts_are_named(tmp_path: Path) -> None:
