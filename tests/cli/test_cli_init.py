@@ -244,9 +244,9 @@ def test_no_second_form_of_the_answer_is_added(asked: str, said: str) -> None:
 def test_the_options_of_multiple_choice_are_found_and_checked(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=600)
     for name, answer in (
-        ("mmlu", "column answer, an index from 0 into the options; the first, '1', is 'carbon dioxide'"),
-        ("medmcqa_from_1", "column cop, an index from 1 into the options; the first, '2', is 'carbon dioxide'"),
-        ("ceval", "column answer, the letter or the text of an option; the first, 'B', is 'carbon dioxide'"),
+        ("mmlu", "column answer first option: 0 first answer: '1', which is 'carbon dioxide'"),
+        ("medmcqa_from_1", "column cop first option: 1 first answer: '2', which is 'carbon dioxide'"),
+        ("ceval", "column answer first answer: 'B', which is 'carbon dioxide'"),
     ):
         outcome = command("init", write(f"{name}.jsonl", SCHEMAS[name].rows), f"--output={name}.yaml")
         assert outcome.code == 0, outcome

@@ -30,6 +30,10 @@ _SIGNATURE = "def check(response: str, reference: str) -> bool"
 _HELD_OUT = 64  # questions, if there are enough
 _FRACTIONS = (0.2, 0.3, 0.4, 0.5)  # held-out fractions to try for small files
 _COLUMN = 44  # of the comments
+_WORDS = {  # in the summary
+    "layout": "layout:", "prompt_column": "question: column", "options_column": "options: column",
+    "answer_column": "answer: column", "first_option": "first option:", "answer_after": "answer after:",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -206,14 +210,18 @@ def _positions(model: str | None) -> int | None:
 def guesses(starter: Starter) -> list[str]:
     """Return lines that say what was guessed of the data."""
     guess, source = starter.guess, starter.guess.source
+    columns = {_WORDS[name]: value for name, value in _columns(source).items() if name in _WORDS}
     lines = [
-        *(
-            [f"  layout: {source.layout}"]
-            if source.layout
-            else _columns_of_summary(guess, starter.reading.questions[0].reference)
-        ),
-        f"  verifier: {guess.domain}, {guess.domain_reason}",
+        f"  {word} {', '.join(map(str, value if isinstance(value, list) else [value]))}"
+        for word, value in columns.items()
     ]
+    first = f"  first answer: {guess.example[:60]!r}"
+    if source.options_column:
+        choices = json.loads(starter.reading.questions[0].reference)
+        right = choices["options"][ascii_uppercase.index(choices["answer"])]
+        first += "" if right == guess.example else f", which is {right[:60]!r}"
+    lines += [] if source.layout else [first]
+    lines.append(f"  verifier: {guess.domain}, {guess.domain_reason}")
     if starter.form:
         lines.append(f"  the questions ask for the answer {starter.form.name}, so prompt.template adds no other form")
     if guess.unused:
@@ -238,27 +246,3 @@ def _counts(starter: Starter) -> str:
     others = [f"{counted(reading.num_repeated, 'row')} repeat a question"] if reading.num_repeated else []
     others += [f"{counted(count, 'row')} dropped ({reason})" for reason, count in reading.dropped.items()]
     return f"{starter.path}: {counted(number, 'question')} in {counted(reading.num_rows, 'row')}: {listed(others)}"
-
-
-def _columns_of_summary(guess: Guess, first_reference: str) -> list[str]:
-    source = guess.source
-    first = f"the first is {guess.example[:60]!r}"
-    if not source.options_column:
-        after = f", after the last {source.answer_after}" if source.answer_after else ""
-        return [
-            f"  question: column {source.prompt_column}",
-            f"  answer: column {source.answer_column}{after}; {first}",
-        ]
-    choices = json.loads(first_reference)
-    right = choices["options"][ascii_uppercase.index(choices["answer"])]
-    if right != guess.example:
-        first = f"the first, {guess.example[:60]!r}, is {right[:60]!r}"
-    columns = "column" if len(source.options_column) == 1 else "columns"
-    kind = "the letter or the text of an option"
-    if source.first_option is not None:
-        kind = f"an index from {source.first_option} into the options"
-    return [
-        f"  question: column {source.prompt_column}, with the options below it, in an order of its own",
-        f"  options: {columns} {listed(source.options_column)}",
-        f"  answer: column {source.answer_column}, {kind}; {first}",
-    ]

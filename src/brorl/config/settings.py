@@ -6,6 +6,7 @@ Each section checks its own settings; `TrainConfig` composes the sections, and c
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -169,6 +170,32 @@ class TrainConfig(Section):
         return self
 
 
+# pairs of settings with values that do not go together, of which ... is any but 0, and what to do
+_APART: tuple[tuple[str, Any, str, Any, str], ...] = (
+    ("engine.clock", "cpu", "cluster.nodes", ..., "it counts the time of one process; set engine.clock: wall"),
+    ("engine.clock", "cpu", "engine.kind", "vllm", "it does not count vLLM's process; set engine.clock: wall"),
+    ("engine.dtype", "bfloat16", "engine.kind", "vllm", "vLLM has the numbers of dtype; remove engine.dtype"),
+    ("engine.dtype", "bfloat16", "importance.correction", "none",
+     "sampling from rounded weights is to be corrected; set importance.correction: truncate"),
+    ("device", "mps", "dtype", "float64", "an Apple GPU has no float64; set dtype: float32, or device: cpu"),
+    ("device", "mps", "engine.kind", "vllm", "vLLM does not sample on an Apple GPU; set engine.kind: native"),
+    ("device", "mps", "cluster.nodes", ..., "a cluster needs several GPUs; set cluster.nodes: 0"),
+    ("lora.quantization", "nf4", "lora.rank", 0, "rounded weights are frozen; set lora.rank, such as 16"),
+    ("lora.quantization", "nf4", "dtype", "float64", "it computes in float32 or bfloat16; set dtype: float32"),
+    ("lora.quantization", "nf4", "cluster.nodes", ...,
+     "it is for a run of one process; set cluster.nodes: 0, or lora.quantization: none"),
+    ("engine.kind", "vllm", "lora.quantization", "nf4",
+     "vLLM samples with whole weights; set lora.quantization: none, or engine.kind: native"),
+    ("engine.kind", "vllm", "dtype", "float64", "vLLM has no float64; set dtype: float32 or bfloat16"),
+    ("engine.vllm.placement", "apart", "cluster.nodes", ...,
+     "it is for a run of one process; remove it, and set cluster.placement: apart"),
+    ("optimizer.states", "8bit", "dtype", "float64",
+     "it rounds AdamW's moments; set dtype: float32, or optimizer.states: device"),
+    ("optimizer.ema_decay", ..., "cluster.mode", "async",
+     "the rollout workers, which would evaluate averaged weights, sample meanwhile; set cluster.mode: sync"),
+)  # fmt: skip
+
+
 def conflicts(config: TrainConfig) -> Iterator[str]:
     """Yield the conflicts between settings of different sections, the most basic ones first."""
     if config.steps is None and config.budget.limit is None:
@@ -230,77 +257,26 @@ def _of_groups(config: TrainConfig) -> Iterator[str]:
 
 
 def _of_engine(config: TrainConfig) -> Iterator[str]:
-    engine, has_cluster = config.engine, config.cluster.enabled
-    if engine.clock == "cpu" and (engine.threads != 1 or config.device not in ("auto", "cpu")):
+    engine, on_a_cpu = config.engine, config.device in ("auto", "cpu")
+    if engine.clock == "cpu" and (engine.threads != 1 or not on_a_cpu):
         yield (
             "engine.clock = cpu counts the CPU time of one thread; set engine.threads: 1 and device: cpu, or "
             "engine.clock: wall"
         )
-    if engine.clock == "cpu" and has_cluster:
-        yield "engine.clock = cpu counts the time of one process, and a cluster has several; set engine.clock: wall"
-    if engine.dtype == "bfloat16":
-        yield from _of_sampling_dtype(config)
-    if config.device == "mps":
-        yield from _of_apple_gpu(config)
-    if config.lora.quantization != "none":
-        yield from _of_quantization(config)
-    if engine.kind != "vllm":
-        return
-    if config.dtype == "float64":
-        yield "engine.kind = vllm has no float64; set dtype: float32 or bfloat16"
-    if engine.clock == "cpu":
-        yield "engine.clock = cpu does not count the process of engine.kind = vllm; set engine.clock: wall"
-    if has_cluster and engine.vllm.placement == "apart":
-        yield (
-            f"engine.vllm.placement = apart is for a run of one process, and cluster.nodes = {config.cluster.nodes}; "
-            "remove it, and set cluster.placement: apart"
-        )
-    if config.lora.quantization != "none":
-        yield (
-            f"engine.kind = vllm samples with whole weights, and lora.quantization = {config.lora.quantization} learns "
-            "with rounded ones; set lora.quantization: none, or engine.kind: native"
-        )
-    if config.lora.rank > VLLM_RANKS[-1]:
-        yield (
-            f"engine.kind = vllm has adapters of at most rank {VLLM_RANKS[-1]}, and lora.rank = {config.lora.rank}; "
-            "lower it, or set engine.kind: native"
-        )
-
-
-def _of_apple_gpu(config: TrainConfig) -> Iterator[str]:
-    if config.dtype == "float64":
-        yield "dtype = float64, and an Apple GPU has no float64; set dtype: float32, or device: cpu"
-    if config.engine.kind == "vllm":
-        yield "engine.kind = vllm does not sample on an Apple GPU; set engine.kind: native"
-    if config.cluster.enabled:
-        yield f"device = mps is one GPU, and cluster.nodes = {config.cluster.nodes} needs several; set cluster.nodes: 0"
-
-
-def _of_quantization(config: TrainConfig) -> Iterator[str]:
-    if not config.lora.rank:
-        yield "lora.quantization = nf4 freezes the weights, and lora.rank = 0 trains them; set lora.rank, such as 16"
-    if config.dtype == "float64":
-        yield "lora.quantization = nf4 computes in float32 or bfloat16, and dtype = float64; set dtype: float32"
-    if config.cluster.enabled:
-        yield (
-            f"lora.quantization = nf4 is for a run of one process, and cluster.nodes = {config.cluster.nodes}; set "
-            "cluster.nodes: 0, or lora.quantization: none"
-        )
-
-
-def _of_sampling_dtype(config: TrainConfig) -> Iterator[str]:
-    if config.engine.kind == "vllm":
-        yield "engine.dtype = bfloat16 is for engine.kind = native; vllm has the numbers of dtype; remove engine.dtype"
-    if config.dtype != "float32" or config.device not in ("auto", "cpu"):
+    if engine.dtype == "bfloat16" and (config.dtype != "float32" or not on_a_cpu):
         yield (
             f"engine.dtype = bfloat16 samples for a float32 model on a CPU, and dtype = {config.dtype} with device = "
             f"{config.device}; set engine.dtype: auto, or dtype: float32 and device: cpu"
         )
-    if config.importance.correction == "none":
+    if engine.kind == "vllm" and config.lora.rank > VLLM_RANKS[-1]:
         yield (
-            "engine.dtype = bfloat16 samples from rounded weights, and importance.correction = none does not correct "
-            "for that; set importance.correction: truncate"
+            f"engine.kind = vllm has adapters of at most rank {VLLM_RANKS[-1]}, and lora.rank = {config.lora.rank}; "
+            "lower it, or set engine.kind: native"
         )
+    for name, value, other, unfit, advice in _APART:
+        found, against = (reduce(getattr, setting.split("."), config) for setting in (name, other))
+        if (found if value is ... else found == value) and (against if unfit is ... else against == unfit):
+            yield f"{name} = {found} and {other} = {against} do not go together: {advice}"
 
 
 def _of_cluster(config: TrainConfig) -> Iterator[str]:
@@ -326,11 +302,6 @@ def _of_cluster(config: TrainConfig) -> Iterator[str]:
             f"device = {config.device} needs GPUs, and cluster.gpus_per_rollout_worker = 0 samples on CPUs; set "
             "cluster.gpus_per_rollout_worker: 1, or device: auto"
         )
-    if cluster.mode == "async" and config.optimizer.ema_decay:
-        yield (
-            "optimizer.ema_decay evaluates averaged weights, and with cluster.mode = async the rollout workers sample "
-            "for training meanwhile; remove it, or set cluster.mode: sync"
-        )
     if cluster.mode == "async" and cluster.max_staleness and config.importance.correction == "none":
         yield (
             f"cluster.mode = async trains on rollouts of weights that are up to {cluster.max_staleness} updates old, "
@@ -341,11 +312,6 @@ def _of_cluster(config: TrainConfig) -> Iterator[str]:
 
 def _of_learner(config: TrainConfig) -> Iterator[str]:
     optimizer, loss, correction = config.optimizer, config.loss, config.importance.correction
-    if optimizer.states == "8bit" and config.dtype == "float64":
-        yield (
-            "optimizer.states = 8bit rounds AdamW's moments, and dtype = float64 is for exact comparisons; set "
-            "dtype: float32, or optimizer.states: device"
-        )
     if optimizer.mini_batches > config.prompts_per_step:
         yield (
             f"optimizer.mini_batches = {optimizer.mini_batches} is more than prompts_per_step = "
