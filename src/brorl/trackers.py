@@ -11,12 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Annotated, Any, Literal, assert_never
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -50,8 +49,7 @@ class TrackingSettings(Section):
     )
 
 
-@dataclass(frozen=True)
-class _Tracker:
+class _Tracker(NamedTuple):
     """An open run of one tracker: functions to log the numbers of a step, and to flush and close."""
 
     log: Callable[[int, dict[str, float]], None]
@@ -136,15 +134,12 @@ def open_trackers(
         if name == "tensorboard":
             entry["told"] = min(entry["told"], last_step)
         try:
-            match name:
-                case "wandb":
-                    tracker = _open_wandb(project, run_name, entry["id"], config, directory)
-                case "tensorboard":
-                    tracker = _open_tensorboard(directory / "tensorboard", config, entry["told"] + 1)
-                case "trackio":
-                    tracker = _open_trackio(project, entry["id"], config, resumed=earlier is not None)
-                case _:
-                    assert_never(name)
+            if name == "wandb":
+                tracker = _open_wandb(project, run_name, entry["id"], config, directory)
+            elif name == "tensorboard":
+                tracker = _open_tensorboard(directory / "tensorboard", config, entry["told"] + 1)
+            else:
+                tracker = _open_trackio(project, entry["id"], config, resumed=earlier is not None)
         except Exception as error:
             trackers.close()
             raise UserError(

@@ -130,7 +130,7 @@ class TrainingSession:
         directory.write_held_out(benchmark.prompts if benchmark else [])
         progress.recall(directory.read_metrics())
         self.screen.status.start_training(state.step)
-        places = _placement_lines(config.cluster, cluster.num_machines) if cluster else []
+        places = [_placement_line(config.cluster, cluster.num_machines)] if cluster else []
         for line in [*_announcement(config, run, state.step), *places, *([arithmetic_line] if arithmetic_line else [])]:
             self.screen.echo(line)
         return run, state
@@ -224,35 +224,41 @@ class TrainingSession:
 
 def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]:
     """Return the lines before the first step: model, batch, learning rate, and the run that it continues."""
-    learner = run.learner
+    learner, optimizer = run.algorithm.learner, config.optimizer
     trained, parameters = learner.num_parameters(only_trainable=True), learner.num_parameters()
     of_all = "" if trained == parameters else f", {trained:,} of them trained"
-    clip, lineage = config.loss.clip, _lineage(config.model)
+    clip, lineage, rate = config.loss.clip, _lineage(config.model), f"{config.learning_rate:.2e}"
+    if batch := optimizer.reference_batch:
+        rate += f" = {optimizer.learning_rate:.2e} x sqrt({config.samples_per_step:,} / {batch:,} samples a step)"
+    if optimizer.schedule != "constant":
+        rate += f", {optimizer.schedule} to {optimizer.decay(1.0) * config.learning_rate:.2e}"
     lines = [
         f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters{of_all}) on {learner_device(config)}, "
         f"N = {config.rollouts_per_prompt} rollouts x {config.prompts_per_step} prompts a step, "
-        f"{run.source.stream.num_prompts:,} training prompts",
-        f"learning rate {_learning_rate(config)}, {config.optimizer.mini_batches} updates a step, "
-        f"{config.loss.kind} clip {clip.low:g}/{clip.high:g}; run directory {run.directory.path}",
+        f"{run.algorithm.source.stream.num_prompts:,} training prompts",
+        f"learning rate {rate}, {optimizer.mini_batches} updates a step, "
+        f"{config.loss.kind} clip {clip.low:g}/{clip.high:g}; run directory {run.outputs.directory.path}",
     ]
     if lineage:
-        lines.append(_stage(lineage, config.optimizer.from_checkpoint))
+        before = " of a run with N = {rollouts_per_prompt} x {prompts_per_step} prompts"
+        before = before.format(**lineage) if "rollouts_per_prompt" in lineage else ""
+        state = "with its optimizer's state" if optimizer.from_checkpoint else "with a new optimizer"
+        lines.append(f"continuing from step {lineage['step']}{before}, {state}")
     return [*lines, f"resuming after step {step}"] if step else lines
 
 
-def _placement_lines(settings: ClusterSettings, num_machines: int) -> list[str]:
-    """Return a line about the processes of a run on a cluster."""
-    kinds = [
+def _placement_line(settings: ClusterSettings, num_machines: int) -> str:
+    """Return the processes of a run on a cluster."""
+    each, parts = counted(settings.cpus_per_worker, "CPU thread"), []
+    for number, kind, gpus in (
         (settings.rollout_workers, "rollout worker", settings.gpus_per_rollout_worker),
         (settings.learner_ranks, "learner rank", settings.gpus_per_learner_rank),
         (settings.verifier_workers, "verifier worker", 0),
-    ]
-    parts = []
-    for number, kind, gpus in kinds:
-        each = counted(settings.cpus_per_worker, "CPU thread") + (f", {counted(gpus, 'GPU')}" if gpus else "")
-        parts += [f"{counted(number, kind)} ({each} each)"] if number else []
+    ):
+        cards = f", {counted(gpus, 'GPU')}" if gpus else ""
+        parts += [f"{counted(number, kind)} ({each}{cards} each)"] if number else []
     shared = "; rollout workers and learner ranks share GPUs" if settings.placement == "colocated" else ""
-    return [f"cluster of {counted(num_machines, 'machine')}: {', '.join(parts)}{shared}"]
+    return f"cluster of {counted(num_machines, 'machine')}: {', '.join(parts)}{shared}"
 
 
 def _lineage(model: str) -> dict[str, Any] | None:
@@ -266,23 +272,3 @@ def _lineage(model: str) -> dict[str, Any] | None:
     settings = parse_yaml(parent.read_text("utf-8"), str(parent)) if parent.is_file() else {}
     known = ("rollouts_per_prompt", "prompts_per_step", "model")
     return lineage | {name: settings[name] for name in known if name in settings}
-
-
-def _stage(lineage: dict[str, Any], from_checkpoint: bool) -> str:
-    before = ""
-    if "rollouts_per_prompt" in lineage:
-        before = f" of a run with N = {lineage['rollouts_per_prompt']} x {lineage['prompts_per_step']} prompts"
-    optimizer = "with its optimizer's state" if from_checkpoint else "with a new optimizer"
-    return f"continuing from step {lineage['step']}{before}, {optimizer}"
-
-
-def _learning_rate(config: TrainConfig) -> str:
-    """Return the learning rate, the formula where it is scaled with the batch, and how it falls."""
-    optimizer, rate = config.optimizer, config.learning_rate
-    falls = "" if optimizer.schedule == "constant" else f", {optimizer.schedule} to {optimizer.decay(1.0) * rate:.2e}"
-    if not optimizer.reference_batch:
-        return f"{rate:.2e}{falls}"
-    return (
-        f"{rate:.2e} = {optimizer.learning_rate:.2e} x sqrt({config.samples_per_step:,} / "
-        f"{optimizer.reference_batch:,} samples a step){falls}"
-    )
