@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from brorl.config.reading import make_config, parse_yaml
+from brorl.config.settings import TrainConfig
 from brorl.prompts.settings import FileSource
 from choice_rows import SCHEMAS
 from run_support import command, refused, save_tiny_model
@@ -41,9 +42,12 @@ def sums(rng: np.random.Generator, number: int, question: str, answer: str, form
     return [{question: f"What is {a} + {b}?", answer: form.format(a + b), "note": "easy"} for a, b in pairs]
 
 
+def config_in(recipe: str | Path = "mine.yaml") -> TrainConfig:
+    return make_config(parse_yaml(Path(recipe).read_text(), str(recipe)), {}, str(recipe))
+
+
 def source_of(recipe: str) -> FileSource:
-    config = make_config(parse_yaml(Path(recipe).read_text(), recipe), {}, recipe)
-    (source,) = config.data.sources
+    (source,) = config_in(recipe).data.sources
     assert isinstance(source, FileSource)
     return source
 
@@ -100,7 +104,7 @@ def test_every_setting_has_a_comment(rng: np.random.Generator) -> None:
     for before, line in settings:
         assert " # " in line or before.lstrip().startswith("# "), line
     assert max(map(len, lines)) <= 120
-    config = make_config(parse_yaml("\n".join(lines), "mine.yaml"), {}, "mine.yaml")
+    config = config_in()
     assert config.rollouts_per_prompt == 16
     assert "512" in next(line for line in lines if line.startswith("rollouts_per_prompt"))
 
@@ -123,7 +127,7 @@ def test_what_it_writes_is_checked_and_trained(rng: np.random.Generator, tmp_pat
 def test_puzzles_are_for_the_shipped_model() -> None:
     rows = [{"prompt": f"1 2 {i} -> {3 + i}:", "answer": f"1 2 {i} -> {3 + i}"} for i in range(2, 40)]
     assert command("init", write("puzzles.jsonl", rows)).code == 0
-    config = make_config(parse_yaml(Path("mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
+    config = config_in()
     assert config.model == "quickstart"
     assert config.prompt.template == "{prompt}"
     assert source_of("mine.yaml").domain == "countdown"
@@ -141,7 +145,7 @@ def test_a_domain_of_ones_own() -> None:
     outcome = command("init", "cities.jsonl", "--prompt-column=q", "--answer-column=a", "--domain=cities")
     assert outcome.code == 0
     assert "write the verifier first" in outcome.said
-    config = make_config(parse_yaml(Path("mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
+    config = config_in()
     assert list(config.verification.functions) == ["cities"]
     Path("my_checks.py").write_text("def check(response, reference):\n    return response == reference\n")
     outcome = command("check", "mine.yaml", "--no-timing", "--model=quickstart")
@@ -221,7 +225,7 @@ def test_answers_of_two_words_have_a_verifier_and_are_asked_for(words: tuple[Any
     outcome = command("init", "q.jsonl")
     assert outcome.code == 0, outcome
     assert f"verifier: math, which compares {named.replace('or', 'and')} as words" in outcome.said
-    config = make_config(parse_yaml(Path("mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
+    config = config_in()
     assert f"put your final answer ({named}) within \\boxed{{}}" in config.prompt.template
 
 
@@ -237,7 +241,7 @@ def test_no_second_form_of_the_answer_is_added(asked: str, said: str) -> None:
     write("q.jsonl", [{"question": f"{i} + 1? {asked}", "answer": str(i + 1)} for i in range(20)])
     outcome = command("init", "q.jsonl")
     assert f"the questions ask for the answer {said}, so prompt.template adds no other form" in outcome.said
-    config = make_config(parse_yaml(Path("mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
+    config = config_in()
     assert config.prompt.template == "{prompt}"
 
 
@@ -285,7 +289,7 @@ def test_a_passage_that_is_not_asked_is_named() -> None:
 
 def test_one_question_is_trained_on_and_not_evaluated() -> None:
     assert command("init", write("one.jsonl", [{"prompt": "1 + 1?", "answer": 2}])).code == 0
-    config = make_config(parse_yaml(Path("mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
+    config = config_in()
     assert (config.evaluation.num_prompts, config.data.held_out_fraction) == (0, 0)
 
 
@@ -322,7 +326,7 @@ def test_the_layout_of_a_public_data_set_is_found(layout: str, domain: str, row:
     assert outcome.code == 0, outcome
     assert f"layout: {layout} verifier: {domain}" in outcome.said
     assert source_of("mine.yaml").layout == layout
-    config = make_config(parse_yaml(Path("mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
+    config = config_in()
     assert ("step by step" in config.prompt.template) == (domain in ("science", "math"))
 
 
@@ -337,7 +341,7 @@ def test_lengths_fit_into_the_model(tmp_path: Path, positions: int, response: in
     model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=positions)
     write("a.jsonl", [{"prompt": "1?" * length, "answer": "1"} for length in range(1, positions, 7)])
     assert command("init", "a.jsonl", "--model", model).code == 0
-    config = make_config(parse_yaml(Path("mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
+    config = config_in()
     assert (config.sampling.max_new_tokens, config.data.max_prompt_tokens) == (response, prompt)
     template = ("--prompt.template={prompt}", "--evaluation.num_prompts=0", "--no-timing")
     assert command("check", "mine.yaml", *template).code == 0
@@ -361,7 +365,7 @@ def test_a_config_of_trl_becomes_a_recipe_with_the_data_of_a_file(tmp_path: Path
     assert "without a counterpart, and left out: min_p" in done.said
     text = output.read_text()
     assert "# - without a counterpart, and left out: min_p" in text
-    config = make_config(parse_yaml(text, "mine.yaml"), {}, "mine.yaml")
+    config = config_in(output)
     assert (config.rollouts_per_prompt, config.kl.coefficient, config.steps) == (4, 0.01, 7)
     assert config.rewards.partial_credit  # TRL trains on graded rewards
     (source,) = config.data.sources
@@ -380,7 +384,7 @@ def test_a_conversion_counts_the_prompts_and_runs_the_checks(tmp_path: Path) -> 
     assert done.code == 0, done.err
     assert "steps = 10: num_train_epochs = 2 over 50 prompts, 10 a step" in done.said
     assert "checked: the settings fit together; every row of the data can be used" in done.said
-    recipe = make_config(parse_yaml((tmp_path / "mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
+    recipe = config_in(tmp_path / "mine.yaml")
     assert (recipe.steps, recipe.optimizer.warmup_updates, recipe.optimizer.decay_from) == (10, 1, 0.1)
     assert source_of(str(tmp_path / "mine.yaml")).answer_column == "solution"
 
@@ -412,6 +416,6 @@ def test_a_function_of_a_config_verifies_the_data_of_a_file(tmp_path: Path) -> N
     given = (f"--from={tmp_path / 'trl.yaml'}", f"--output={tmp_path / 'mine.yaml'}", "--model=quickstart")
     done = command("init", tmp_path / "words.jsonl", *given)
     assert done.code == 0, done.err
-    recipe = make_config(parse_yaml((tmp_path / "mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
+    recipe = config_in(tmp_path / "mine.yaml")
     assert recipe.verification.functions == {"own": "my.rewards:right"}
     assert source_of(str(tmp_path / "mine.yaml")).domain == "own"
