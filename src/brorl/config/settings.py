@@ -187,8 +187,6 @@ _APART: tuple[tuple[str, Any, str, Any, str], ...] = (
     ("engine.kind", "vllm", "lora.quantization", "nf4",
      "vLLM samples with whole weights; set lora.quantization: none, or engine.kind: native"),
     ("engine.kind", "vllm", "dtype", "float64", "vLLM has no float64; set dtype: float32 or bfloat16"),
-    ("engine.vllm.placement", "apart", "cluster.nodes", ...,
-     "it is for a run of one process; remove it, and set cluster.placement: apart"),
     ("optimizer.states", "8bit", "dtype", "float64",
      "it rounds AdamW's moments; set dtype: float32, or optimizer.states: device"),
     ("optimizer.ema_decay", ..., "cluster.mode", "async",
@@ -272,6 +270,11 @@ def _of_engine(config: TrainConfig) -> Iterator[str]:
         yield (
             f"engine.kind = vllm has adapters of at most rank {VLLM_RANKS[-1]}, and lora.rank = {config.lora.rank}; "
             "lower it, or set engine.kind: native"
+        )
+    if engine.kind == "vllm" and engine.vllm.placement == "apart" and config.cluster.enabled:
+        yield (
+            f"engine.vllm.placement = apart is for a run of one process, and cluster.nodes = {config.cluster.nodes}; "
+            "remove it, and set cluster.placement: apart"
         )
     for name, value, other, unfit, advice in _APART:
         found, against = (reduce(getattr, setting.split("."), config) for setting in (name, other))
