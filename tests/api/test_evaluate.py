@@ -100,8 +100,8 @@ def test_the_function_and_the_command_give_the_same_evaluation(
 
 
 def test_an_evaluation_does_not_care_how_a_run_overlaps_its_work() -> None:
-    """`async` would need an importance correction, and `segment_tokens` would need `async`."""
-    settings = {"cluster.nodes": 1, "cluster.mode": "async", "cluster.segment_tokens": 8}
+    """`async` would need an importance correction."""
+    settings = {"cluster.nodes": 1, "cluster.mode": "async"}
     sampled = {"samples": 8, "temperature": 1.0, "top_p": 1.0, "seed": 0}
     request = make_request("quickstart", (), (1,), None, sampled, settings)
     assert (request.config.cluster.nodes, request.config.cluster.mode) == (1, "sync")

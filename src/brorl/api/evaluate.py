@@ -148,7 +148,6 @@ def make_request(
     }
     if overrides.get("cluster.mode") == "async":  # it says how sampling and learning overlap
         overrides["cluster.mode"] = "sync"
-        overrides.pop("cluster.segment_tokens", None)
     config = make_config(settings, overrides, found.recipe or "the options")
     own_template = any(name.startswith(("prompt.template", "prompt.domain_templates")) for name in given)
     return Request(config, data, found.recipe is not None, own_template, limit)

@@ -185,13 +185,13 @@ class TrainingSession:
 
     def _hints(self, ending: Ending) -> list[str]:
         """Return the commands that continue the run."""
-        again = {
+        advice = {
             Ending.INTERRUPTED: "continue with", Ending.PAUSED: "continue with", Ending.COLLAPSED: "continue anyway",
             Ending.STALLED: "continue anyway", Ending.NO_MIXED_GROUPS: "try again, with other draws",
             Ending.UNVERIFIED: "continue when the machine works again",
         }  # fmt: skip
-        if ending in again:
-            return [f"{again[ending]}: {self._resume}"]
+        if ending in advice:
+            return [f"{advice[ending]}: {self._resume}"]
         limit, steps, number = self.config.budget.limit, self.config.steps, self.config.rollouts_per_prompt
         longer = [] if limit is None else [f"--budget.limit {2 * limit:g}"]
         longer += [] if steps is None else [f"--steps {2 * steps}"]
@@ -224,7 +224,7 @@ class TrainingSession:
 
 def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]:
     """Return the lines before the first step: model, batch, learning rate, and the run that it continues."""
-    learner, optimizer = run.algorithm.learner, config.optimizer
+    learner, optimizer = run.learner, config.optimizer
     trained, parameters = learner.num_parameters(only_trainable=True), learner.num_parameters()
     of_all = "" if trained == parameters else f", {trained:,} of them trained"
     clip, lineage, rate = config.loss.clip, _lineage(config.model), f"{config.learning_rate:.2e}"
@@ -235,9 +235,9 @@ def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]
     lines = [
         f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters{of_all}) on {learner_device(config)}, "
         f"N = {config.rollouts_per_prompt} rollouts x {config.prompts_per_step} prompts a step, "
-        f"{run.algorithm.source.stream.num_prompts:,} training prompts",
+        f"{run.source.stream.num_prompts:,} training prompts",
         f"learning rate {rate}, {optimizer.mini_batches} updates a step, "
-        f"{config.loss.kind} clip {clip.low:g}/{clip.high:g}; run directory {run.outputs.directory.path}",
+        f"{config.loss.kind} clip {clip.low:g}/{clip.high:g}; run directory {run.directory.path}",
     ]
     if lineage:
         before = " of a run with N = {rollouts_per_prompt} x {prompts_per_step} prompts"
