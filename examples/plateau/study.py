@@ -40,7 +40,7 @@ from brorl.comparison.arms import (
     scores_at,
     start_scores,
 )
-from brorl.comparison.matching import costs_at, coverage_change, equal_amount, scores_at_cost
+from brorl.comparison.results import costs_at, coverage_change, equal_amount, scores_at_cost
 from brorl.config.reading import parse_yaml
 from brorl.cost import Cost, Unit, cost_of_step, short_amount
 from brorl.evaluation.paired import (

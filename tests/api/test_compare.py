@@ -113,10 +113,10 @@ def test_the_result_carries_what_was_measured(compared: FinishedComparison) -> N
     record = json.loads((compared.path / "comparison.json").read_text())
     assert record["verdict"] == [*compared.answer, *compared.caveats]
     assert [file.name for file in compared.files] == [
-        "comparison.json", "comparison.md", "comparison.png", "comparison.html",
+        "comparison.json", "comparison.png", "comparison.html",
     ]  # fmt: skip
-    _, markdown, figure, page = compared.files
-    assert all(table.markdown() in markdown.read_text() for table in compared.tables)
+    _, figure, page = compared.files
+    assert all(table._repr_html_() in page.read_text() for table in compared.tables)
     assert imread(figure).std() > 0.05  # something is drawn
     assert compared.answer[0] in html.unescape(page.read_text())
 

@@ -82,20 +82,6 @@ def test_an_overshoot_stands_where_it_was_spent_and_an_early_ending_at_the_mark(
     assert y[1] == y[2] == y[3]
 
 
-def test_the_best_arm_of_each_budget_has_a_large_dot_that_is_filled_where_its_lead_is_shown(
-    rng: np.random.Generator,
-) -> None:
-    comparison = synthetic(rng, numbers=(16, 64, 512), num_tasks=1, overshoot={2: 0.2})
-    results = results_of(comparison)
-    colors, axes = arm_colors(comparison), panels(make_figure(results))[:2]
-    for axis, k in zip(axes, (1, 16), strict=True):
-        score_AM = np.array([means(comparison, arm, k)[1:] for arm in comparison.arms[:2]])  # the third one overshot
-        dots = [line for line in axis.get_lines() if line.get_markersize() == 8]
-        assert [float(dot.get_ydata()[0]) for dot in dots] == pytest.approx(score_AM.max(0), abs=1e-12)
-        assert [dot.get_markeredgecolor() for dot in dots] == [colors[f"N={(16, 64)[a]}"] for a in score_AM.argmax(0)]
-        assert [dot.get_markerfacecolor() != "white" for dot in dots] == [b.lead_shown for b in results.best[k]]
-
-
 def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
     names = ("learning_rate=1e-06, mini_batches=4", "learning_rate=3e-06, mini_batches=1")
     figure = make_figure(results_of(synthetic(rng, names=names, num_tasks=1, num_prompts=10)))
@@ -178,7 +164,7 @@ def test_arms_of_different_seeds_are_compared_too(rng: np.random.Generator) -> N
     arms = (comparison.arms[0], replace(comparison.arms[1], runs=comparison.arms[1].runs[:2]))
     comparison = replace(comparison, arms=arms)
     words = sentences(comparison)
-    assert "2 and 3 seeds" in words[0]
+    assert "2 to 3 seeds" in words[0]
     assert not any("was ahead in" in line for line in words)
     assert any(row[1] == "3 + 2 seeds" for row in paired_table(results_of(comparison)).rows)
     make_figure(results_of(comparison))

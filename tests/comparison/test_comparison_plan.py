@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from brorl.comparison.matching import TOLERANCE
 from brorl.comparison.plan import Arguments, ComparisonPlan, fit_budget, plan_for
+from brorl.comparison.results import TOLERANCE
 from brorl.errors import UserError
 
 SWEEP = {"rollouts_per_prompt": [16, 512], "prompts_per_step": [512, 16]}
@@ -69,7 +69,8 @@ def test_a_folder_continues_with_the_command_that_began_it(tmp_path: Any) -> Non
     plan, asked = planned()
     fitted = fit_budget(plan, asked, {"N=16": 4.7, "N=512": 1.0})
     assert fitted.notes
-    fitted.write(tmp_path, "a machine", 1)
+    fitted = replace(fitted, machine="a machine", jobs=1)
+    fitted.write(tmp_path)
     assert plan_for(tmp_path, asked) == fitted
     assert plan_for(tmp_path, replace(asked, seeds=7)).seeds == 7
     with pytest.raises(UserError, match="contains a comparison with budget"):

@@ -12,9 +12,8 @@ from comparisons import evaluation_at, levels, pass_at, score_SP, sentences, syn
 from scipy import stats
 
 from brorl.comparison.arms import Comparison, Score
-from brorl.comparison.matching import Spread
-from brorl.comparison.report import comparison_record, markdown
-from brorl.comparison.results import results_of
+from brorl.comparison.report import comparison_record
+from brorl.comparison.results import Spread, results_of
 from brorl.comparison.tables import (
     cost_table,
     coverage_table,
@@ -23,11 +22,10 @@ from brorl.comparison.tables import (
     paired_table,
     pass_table,
     spread_text,
-    tables_of,
     task_table,
     use_table,
 )
-from brorl.comparison.text import MOST_CAVEATS, caveats_of, match_words, sentences_of
+from brorl.comparison.text import MOST_CAVEATS, match_words, sentences_of
 from brorl.cost import Cost, Unit
 from brorl.evaluation.paired import mean_over_runs
 from brorl.format import interval, p_value, short
@@ -86,8 +84,8 @@ class TestTables:
             correct, tokens = (
                 sum(int(getattr(s, n).sum()) for s in ends) for n in ("num_correct_P", "sampled_tokens_P")
             )
-            assert numbers_in(row[6])[0] == pytest.approx(tokens / (3 * 30 * 32), rel=5e-3)
-            assert numbers_in(row[7])[0] == pytest.approx(1000 * correct / tokens, rel=5e-3)
+            assert float(row[6]) == pytest.approx(tokens / (3 * 30 * 32), rel=5e-3)
+            assert float(row[7]) == pytest.approx(1000 * correct / tokens, rel=1e-2)
 
     def test_pass_at_k_of_both_arms(self, comparison: Comparison) -> None:
         rows = pass_table(results_of(comparison)).rows
@@ -131,7 +129,7 @@ class TestTables:
         early, late = (replace(at, cost=replace(at.cost, seconds=s)) for at, s in zip(b, (12.5, 25.0), strict=True))
         comparison = with_scores(comparison, 1, (start, early, late), cost=late.cost)
         found = results_of(comparison)
-        assert [equal.unit for equal in found.equal] == ["seconds", "samples", "unique_tokens"]
+        assert [equal.unit for equal in found.at_equal_cost] == ["seconds", "samples", "unique_tokens"]
         arm_and_spent, score, difference, *_ = equal_table(found).rows[0]
         assert (arm_and_spent, score) == ("N=512, 20 s", f"{(8.5 + 12 * 0.6) / 32:.3f}")
         assert difference.startswith(f"+{12 * 0.6 / 32:.3f} [")
@@ -155,7 +153,7 @@ class TestTables:
         assert "N=512 won" in words[0]
         (line,) = (line for line in words if "conclusion changes" in line)
         assert "at 20 seconds each, no difference shown: N=512 is " in line
-        assert "they had spent N=16 20.0 s and N=512 20.9 s, because" in line
+        assert "they had spent N=16 20 s and N=512 20.9 s, because" in line
         assert not any("conclusion changes" in line for line in sentences(levels([[8, 8], [8, 20]])))
 
     def test_every_later_arm_is_measured_against_the_first(self, rng: np.random.Generator) -> None:
@@ -228,11 +226,11 @@ class TestTables:
         found = results_of(comparison)
         for k in found.ks:
             expected = mean_over_runs(score_SP(comparison, comparison.arms[0], 0.0, k))
-            assert asdict(found.start[k]) == pytest.approx(asdict(expected), abs=1e-12)
-        for task in found.tasks:
-            chosen = [i for i, prompt in enumerate(comparison.prompts) if prompt.source == task.task]
+            assert asdict(found.scores.pass_at["start"][k]) == pytest.approx(asdict(expected), abs=1e-12)
+        for task, scores in found.tasks.items():
+            chosen = [i for i, prompt in enumerate(comparison.prompts) if prompt.source == task]
             expected = mean_over_runs(score_SP(comparison, comparison.arms[0], 0.0)[:, chosen])
-            assert asdict(task.scores["start"][1]) == pytest.approx(asdict(expected), abs=1e-12)
+            assert asdict(scores.pass_at["start"][1]) == pytest.approx(asdict(expected), abs=1e-12)
 
     def test_scores_by_task(self, comparison: Comparison) -> None:
         for k in (1, 16):
@@ -254,24 +252,6 @@ class TestTables:
                 lost.append(sum(1 for x, y in zip(before, after, strict=True) if x and not y))
             assert (row[1], row[2]) == tuple(spread_text(Spread.of(v)) for v in (gained, lost))
             assert float(row[4]) == pytest.approx(score_SP(comparison, arm, 40.0, 16).mean() * 30, abs=0.051)
-
-
-class TestMarkdown:
-    def test_it_has_the_answer_and_the_same_cells(self, rng: np.random.Generator) -> None:
-        comparison = synthetic(rng, names=("a|b", "c"), num_tasks=2, num_prompts=20)
-        text = markdown(results_of(comparison))
-        assert text.split("\n\n")[1] == sentences(comparison)[0]
-        assert all(f"- {caveat}\n" in text for caveat in caveats_of(results_of(comparison))[:MOST_CAVEATS])
-        assert "| arm | N | prompts/step | steps | samples | unique tokens | time | pass@1 |" in text
-        assert "| t (df) | p, one-tailed | p, two-tailed |" in text
-        tables = re.findall(r"(?:^\|.*\|\n)+", text + "\n", re.MULTILINE)
-        found = tables_of(results_of(comparison))
-        assert len(tables) == len(found)
-        for table, one in zip(tables, found, strict=True):
-            lines = table.strip().split("\n")
-            cells = [[c.strip().strip("*") for c in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-            assert all(len(row) == len(one.columns) for row in cells)
-            assert cells[2:] == [[c.replace("|", "\\|").strip("*") for c in row] for row in one.rows]
 
 
 class TestAnswer:
@@ -304,7 +284,7 @@ class TestAnswer:
     def test_one_seed_may_be_reversed(self) -> None:
         words = sentences(levels([[6, 8], [10, 20]], num_seeds=1))
         assert "N=512 won with this one seed" in words[0]
-        assert any("allows for other prompts, not for other seeds" in line for line in words)
+        assert any("allow for other prompts, not for other seeds" in line for line in words)
         assert any("another seed may reverse the order" in line for line in words)
         assert not any("reverse" in line for line in sentences(levels([[6, 8], [10, 20]])))
 
@@ -324,7 +304,6 @@ class TestAnswer:
         words = sentences(synthetic(rng, numbers=(16, 64, 512), lift=lift, overshoot={2: 0.2}))
         assert ": of the arms that kept to 40 seconds (N=512 did not), N=64 scored the highest pass@1, " in words[0]
         assert any(line.startswith("NOT compute-matched: N=512 spent up to 48 seconds, 20% more") for line in words)
-        assert any("overshot by over 5%: N=512 at 10 s and 20 s." in line for line in words)
         assert not any("Compute-matched" in line for line in words)
 
     def test_the_gravest_caveats_are_told(self, rng: np.random.Generator) -> None:
@@ -423,41 +402,43 @@ class TestRecord:
         assert record["verdict"] == sentences(comparison)
         assert record["matched"] is True
         for arm, told in zip(comparison.arms, record["arms"], strict=True):
-            for eval_point, at in zip(comparison.eval_points, told["at_eval_points"], strict=True):
+            for eval_point, at in zip(comparison.eval_points, record["at_eval_points"][arm.name], strict=True):
                 for k, estimate in at["pass_at"].items():
                     expected = score_SP(comparison, arm, eval_point, int(k)).mean()
                     assert estimate["value"] == pytest.approx(expected, abs=1e-12)
                 spent = [evaluation_at(comparison, arm, run, eval_point).cost.samples for run in range(3)]
                 assert at["costs"]["samples"] == {"mean": sum(spent) / 3, "least": min(spent), "most": max(spent)}
-            assert set(told["at_eval_points"][-1]["pass_at"]) == {"1", "4", "16"}
+            assert set(record["scores"]["pass_at"][arm.name]) == {"1", "4", "16"}
             for run, told_run in zip(arm.runs, told["runs"], strict=True):
-                assert len(told_run["evaluations"]) == len(run.scores)
-                last = told_run["evaluations"][-1]
+                assert len(told_run["scores"]) == len(run.scores)
+                last = told_run["scores"][-1]
                 assert last["pass_at"]["1"] == pytest.approx(run.scores[-1].num_correct_P.mean() / 32, abs=1e-12)
                 assert last["tokens_per_response"] == pytest.approx(run.scores[-1].sampled_tokens_P.mean() / 32)
             for i, prompt in enumerate(record["prompts"]):
                 mean = sum(run.scores[-1].num_correct_P[i] for run in arm.runs) / 3 / 32
                 assert prompt["arms"][arm.name] == pytest.approx(mean, abs=1e-12)
-        difference = record["differences"]["N=512"]["1"]["difference"]["value"]
+        difference = record["scores"]["differences"]["N=512"]["1"]["difference"]["value"]
         a, b = (score_SP(comparison, arm, 40.0).mean() for arm in comparison.arms)
         assert difference == pytest.approx(b - a, abs=1e-12)
 
     def test_numbers_without_a_value_are_null(self) -> None:
         comparison = levels([[6], [8]], num_prompts=1, num_seeds=1, num_tasks=1)
         record = json.loads(json.dumps(comparison_record(results_of(comparison)), allow_nan=False))
-        difference = record["differences"]["N=512"]["1"]
+        difference = record["scores"]["differences"]["N=512"]["1"]
         assert (difference["prompt_test"], difference["covers"]) == (None, "nothing")
         assert any("neither other prompts nor other seeds" in line for line in record["verdict"])
         many = json.loads(json.dumps(comparison_record(results_of(levels([[6], [8]]))), allow_nan=False))
-        assert many["differences"]["N=512"]["1"]["prompt_test"]["t"] is None  # infinite: all differences are the same
+        assert (
+            many["scores"]["differences"]["N=512"]["1"]["prompt_test"]["t"] is None
+        )  # infinite
 
     def test_a_sweep(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, numbers=(16, 64, 256), num_prompts=20)
         record = json.loads(json.dumps(comparison_record(results_of(comparison)), allow_nan=False))
-        assert list(record["differences"]) == ["N=64", "N=256"]
-        assert list(record["best"]) == ["pass@1", "pass@16"]
-        for k, name in ((1, "pass@1"), (16, "pass@16")):
-            for best, eval_point in zip(record["best"][name], comparison.eval_points, strict=True):
+        assert list(record["scores"]["differences"]) == ["N=64", "N=256"]
+        assert list(record["best"]) == ["1", "16"]
+        for k in (1, 16):
+            for best, eval_point in zip(record["best"][str(k)], comparison.eval_points, strict=True):
                 means = {arm.name: score_SP(comparison, arm, eval_point, k).mean() for arm in comparison.arms}
                 second, first = sorted(means.values())[-2:]
                 assert means[best["arm"]] == pytest.approx(first, abs=1e-12)

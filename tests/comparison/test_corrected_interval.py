@@ -9,7 +9,6 @@ from comparisons import levels, score_SP, synthetic
 from scipy import stats
 
 from brorl.comparison.arms import Comparison
-from brorl.comparison.report import comparison_record
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import coverage_table, equal_table
 from brorl.evaluation.paired import (
@@ -81,7 +80,7 @@ class TestTables:
 
     def test_differences_from_the_first(self, comparison: Comparison) -> None:
         found = results_of(comparison)
-        known = [(one, k) for one in found.equal for k in (1, 16) if one.differences[k] is not None]
+        known = [(one, k) for one in found.at_equal_cost for k in (1, 16) if one.differences[k] is not None]
         number = len(known)
         assert number > 6
         first, *others = comparison.arms
@@ -92,8 +91,8 @@ class TestTables:
             arm = next(arm for arm in others if arm.name == one.arm)
             d_SP = score_SP(comparison, arm, 40.0, k) - score_SP(comparison, first, 40.0, k)
             half = half_width(d_SP, 1 - 0.05 / number)
-            corrected, own = one.corrected[k], one.differences[k]
-            assert corrected.num_intervals == number
+            own = one.differences[k]
+            corrected = CorrectedInterval.of(own.at_level, number)
             assert corrected.interval.low == pytest.approx(max(d_SP.mean() - half, -1), abs=1e-9)
             assert corrected.interval.high == pytest.approx(min(d_SP.mean() + half, 1), abs=1e-9)
             shown[arm.name, k] = mark_of(own.difference, half)
@@ -103,20 +102,6 @@ class TestTables:
         for (arm, k), mark in shown.items():
             assert rows[arm][2 if k == 1 else 4].endswith(f"]{mark}")
         assert f"corrected for the {number} intervals of this table" in table.notes[1]
-        record = comparison_record(results_of(comparison))["at_equal_cost"]
-        for one, kept in zip(found.equal, record, strict=True):
-            for k in (1, 16):
-                corrected = one.corrected[k]
-                assert kept["corrected"][str(k)] == (
-                    None if corrected is None else {
-                        "interval": {
-                            "value": corrected.interval.value,
-                            "low": corrected.interval.low,
-                            "high": corrected.interval.high,
-                        },
-                        "level": 1 - 0.05 / number, "num_intervals": number, "conclusion": corrected.conclusion,
-                    }
-                )  # fmt: skip
 
     def test_prompts_gained_and_lost(self, comparison: Comparison) -> None:
         found = results_of(comparison)

@@ -7,7 +7,7 @@ import pytest
 from comparisons import arm_of, run_of, score_of
 
 from brorl.comparison.arms import Arm, score_at
-from brorl.comparison.matching import TOLERANCE, Spread, costs_at, match_at
+from brorl.comparison.results import TOLERANCE, Spread, costs_at, is_matched
 from brorl.cost import UNITS, Budget, Cost, Unit, cost_of_step, total_cost
 
 
@@ -47,25 +47,10 @@ def test_runs_are_matched_up_to_the_tolerance() -> None:
         return arm_of(name, [run_of(seed, row) for seed, row in enumerate(scores)])
 
     edge = round(1000 * (1 + TOLERANCE))
-    arms = [arm("small", 1000, edge), arm("large", 1010, edge + 1, 1500)]
-    found = match_at(arms, "samples", 1000)
-    assert [(run.arm, run.seed, run.spent.samples, run.matched) for run in found] == [
-        ("small", 0, 1000, True),
-        ("small", 1, edge, True),
-        ("large", 0, 1010, True),
-        ("large", 1, edge + 1, False),
-        ("large", 2, 1500, False),
-    ]
-
-
-def test_a_run_that_ended_early_is_matched_and_named() -> None:
-    scores = [score_of(Cost(), [0]), score_of(Cost(seconds=40.0), [1])]
-    arms = [arm_of("a", [run_of(3, scores, ended_early="no mixed groups")])]
-    (run,) = match_at(arms, "seconds", 100)
-    assert run.matched
-    assert run.ended_early == "no mixed groups"
-    (run,) = match_at(arms, "seconds", 40)
-    assert (run.ended_early, run.matched) == (None, True)
+    for samples, matched in (((1000, edge), True), ((1010, edge + 1), False), ((1500,), False)):
+        assert is_matched(arm("a", *samples), "samples", 1000) == matched
+    early = run_of(3, [score_of(Cost(), [0]), score_of(Cost(seconds=40.0), [1])], ended_early="no mixed groups")
+    assert is_matched(arm_of("a", [early]), "seconds", 100)  # it could not spend more
 
 
 def test_costs_in_all_units_at_a_mark(rng: np.random.Generator) -> None:

@@ -13,15 +13,11 @@ from brorl.comparison.results import results_of
 from brorl.evaluation.paired import SeedsNeeded
 
 
-def in_folder(comparison: Comparison, folder: Path, recipes: bool = True) -> Comparison:
-    """The same comparison with runs in a folder, each with its recipe."""
+def in_folder(comparison: Comparison, folder: Path) -> Comparison:
+    """The same comparison with runs in a folder."""
     arms = []
     for index, arm in enumerate(comparison.arms):
         runs = [replace(run, path=str(folder / f"arms/{index}/seed-{run.seed}")) for run in arm.runs]
-        for run in runs:
-            Path(run.path).mkdir(parents=True)
-            if recipes:
-                Path(f"{run.path}.yaml").touch()
         arms.append(replace(arm, runs=tuple(runs)))
     return replace(comparison, arms=tuple(arms))
 
@@ -55,9 +51,3 @@ def test_a_difference_that_is_not_shown_gets_more_seeds_if_the_prompts_are_enoug
     ):
         needed = replace(results, seeds_needed={"N=512": SeedsNeeded(0.02, seeds, 40, enough)})
         assert command in next_command(needed, tmp_path).command
-
-
-def test_a_finished_run_gives_the_budget_so_its_runs_are_shown(tmp_path: Path) -> None:
-    comparison = in_folder(synthetic(np.random.default_rng(0)), tmp_path, recipes=False)
-    following = next_command(results_of(comparison), tmp_path)
-    assert following.command == f"brorl report {tmp_path}/arms/0/seed-0 {tmp_path}/arms/1/seed-0"

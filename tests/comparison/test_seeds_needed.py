@@ -93,7 +93,7 @@ class TestText:
     def test_a_pair(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, num_prompts=600, num_tasks=1, lift={0: 0.2, 1: 0.2})
         record = comparison_record(results_of(comparison))
-        needed, measured = record["seeds_needed"]["N=512"], record["differences"]["N=512"]["1"]["parts"]
+        needed, measured = record["seeds_needed"]["N=512"], record["scores"]["differences"]["N=512"]["1"]["parts"]
         (of_seeds,) = measured["seeds"]
         seeds, of_prompts = 2, stats.t.ppf(0.975, 599) ** 2 * measured["prompts"]["variance"]
         while squared(3 * of_seeds["variance"], seeds) + of_prompts > 0.02**2:

@@ -32,7 +32,7 @@ def test_words_of_a_sweep() -> None:
 def test_words_when_nothing_is_shown() -> None:
     words = sentences(levels([[8, 9], [8, 9], [7, 7]], numbers=(16, 64, 256), num_seeds=1))
     assert words[0].startswith("At 20 seconds of training each, N=16 and N=64 scored the same pass@1, ")
-    assert any(line.startswith("1 seed an arm: with one") and "reverse" in line for line in words)
+    assert any(line.startswith("1 seed an arm: ") and "reverse" in line for line in words)
 
 
 def test_a_lead_that_is_not_shown_did_not_win(rng: np.random.Generator) -> None:
@@ -54,9 +54,6 @@ def test_a_tie_has_no_best_arm() -> None:
     comparison = levels([[8, 9], [8, 12], [7, 7]], numbers=(16, 64, 256), num_seeds=1)
     found = results_of(comparison)
     assert found.best[1][0].arm == "N=16"  # the first of two equal ones
-    axis = make_figure(found).get_axes()[0]
-    dots = [line for line in axis.get_lines() if line.get_markersize() == 8]
-    assert [float(dot.get_xdata()[0]) for dot in dots] == [20.0]
     rows = frontier_table(found, 1).rows
     assert [cell.count("*") for cell in rows[0]] == [0, 0, 0, 0]
     assert rows[1][2].endswith("*")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from comparisons import arm_of, comparison_of, run_of, score_of
 
-from brorl.comparison.arms import Comparison, Score, _without_unverified
+from brorl.comparison.arms import Comparison, Score, without_unverified
 from brorl.comparison.text import unverified_words
 from brorl.cost import Cost
 from brorl.errors import UserError
@@ -33,7 +33,7 @@ def test_all_arms_keep_the_prompts_that_were_verified_everywhere(rng: np.random.
         ]
         if not kept:
             continue
-        smaller = _without_unverified(whole)
+        smaller = without_unverified(whole)
         assert [p.id for p in smaller.prompts] == [f"held-{i}" for i in kept]
         assert smaller.num_left_out == 12 - len(kept)
         found = [s for arm in smaller.arms for run in arm.runs for s in run.scores]
@@ -41,15 +41,15 @@ def test_all_arms_keep_the_prompts_that_were_verified_everywhere(rng: np.random.
             assert after.num_correct_P.tolist() == [before.num_correct_P[i] for i in kept]
             assert after.sampled_tokens_P.tolist() == [before.sampled_tokens_P[i] for i in kept]
         words = unverified_words(smaller)
-        assert words == [] if len(kept) == 12 else words[0].startswith(f"{12 - len(kept)} of 12 held-out prompts")
+        assert words == "" if len(kept) == 12 else words.startswith(f"{12 - len(kept)} of 12 held-out prompts")
 
 
-def test_a_comparison_without_unverified_responses_stays(rng: np.random.Generator) -> None:
+def test_a_comparisonwithout_unverified_responses_stays(rng: np.random.Generator) -> None:
     whole = random_comparison(rng, 0.0)
-    assert _without_unverified(whole) is whole
-    assert unverified_words(whole) == []
+    assert without_unverified(whole) is whole
+    assert unverified_words(whole) == ""
 
 
 def test_nothing_can_be_compared_if_no_prompt_is_left(rng: np.random.Generator) -> None:
     with pytest.raises(UserError, match="for each held-out prompt some responses could not be verified"):
-        _without_unverified(random_comparison(rng, 1.0))
+        without_unverified(random_comparison(rng, 1.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,9 +44,8 @@ def compare(
     continues with the same call, or with its folder as the only argument; finished runs are not repeated.
 
     Args:
-        arms: Two or more recipes (names, files, nested settings, configs), one of which may be the directory of a
-            finished run; one recipe, with `sweep` or to compare its N with 512 (with 16 if it is 512 or more); or the
-            folder of a comparison (default: plateau-16, plateau-512).
+        arms: Two or more recipes (names, files, nested settings, configs); one recipe, with `sweep` or to compare its
+            N with 512 (with 16 if it is 512 or more); or the folder of a comparison (default: plateau-16, plateau-512).
         sweep: Values by setting, one arm per value; several settings change together.
         checkpoint: The model that all arms start from: a model, a run (its last checkpoint), or a checkpoint in a run
             (default: the model of the recipes).
@@ -66,7 +66,6 @@ def compare(
         KeyboardInterrupt: On Ctrl-C or SIGTERM, once every run has saved its state.
     """
     from brorl.comparison.arm_plans import check_arms
-    from brorl.comparison.arms import read_spec
     from brorl.comparison.plan import Arguments
     from brorl.comparison.report import finished_comparison
     from brorl.comparison.run_processes import fitted, machine_of, run_comparison, slots_for
@@ -77,22 +76,21 @@ def compare(
     folder, plan = _folder_and_plan(arguments, output_dir)
     console = Console(highlight=False, quiet=not progress)
     view = ComparisonView(console, plan.runs_in(folder))
-    before = read_spec(folder) if (folder / SPEC_FILE).is_file() else {}
-    if before and len(view.complete) == len(plan.runs_in(folder)):
+    if plan.machine and len(view.complete) == len(plan.runs_in(folder)):
         view.print_complete()
         return finished_comparison(folder)
-    slots = slots_for(before.get("jobs") if jobs is None else jobs, plan.arms)
+    slots = slots_for(plan.jobs or None if jobs is None else jobs, plan.arms)
     machine = machine_of(slots, plan.arms)
-    if plan.unit == "seconds" and machine != before.get("machine", machine):
+    if plan.unit == "seconds" and plan.machine not in ("", machine):
         raise UserError(
-            f"{folder} was started on {before['machine']}, and this is {machine}: a comparison in seconds cannot "
-            f"continue here; use the same {option('jobs')}, or start a new one in another {option('output-dir')}"
+            f"{folder} was started on {plan.machine}, and this is {machine}: a comparison in seconds cannot continue "
+            f"here; use the same {option('jobs')}, or start a new one in another {option('output-dir')}"
         )
     check_arms(plan.arms, plan.unit, plan.seeds, len(slots))
-    if not before:
+    if not plan.machine:
         plan = fitted(plan, arguments, folder, slots, console)
         view = ComparisonView(console, plan.runs_in(folder))
-    run_comparison(folder, plan, slots, machine, view)
+    run_comparison(folder, replace(plan, machine=machine, jobs=len(slots)), slots, view)
     return finished_comparison(folder)
 
 
@@ -102,9 +100,8 @@ def compare_command(
     """Compare as a command.
 
     Args:
-        arms: Two or more recipes (files, built-in names), one of which may be a finished run; one recipe, with --sweep
-            or to compare its N with 512 (with 16 if it is 512 or more); or the folder of a comparison, to continue it
-            (default: plateau-16 plateau-512).
+        arms: Two or more recipes (files, built-in names); one recipe, with --sweep or to compare its N with 512 (with
+            16 if it is 512 or more); or the folder of a comparison, to continue it (default: plateau-16 plateau-512).
         sweep: One arm per value of a setting; repeat it for settings that change together.
         marks: Evaluation points during training: how many, geometrically, or at which amounts (default: 8).
         options: Those of `compare`.

@@ -18,7 +18,6 @@ from brorl.config.reading import (
     flat_settings,
     make_config,
     options_of,
-    parse_yaml,
     read_recipe,
     settings_in,
     with_settings,
@@ -30,7 +29,7 @@ from brorl.errors import UserError
 from brorl.format import counted, memory_size
 from brorl.model.device import available_bytes
 from brorl.model.load import choose_device
-from brorl.runs.run_directory import RunDirectory, held_out_record
+from brorl.runs.run_directory import held_out_record
 from brorl.training.inputs import prepare
 from brorl.wording import option
 
@@ -43,7 +42,6 @@ class ArmPlan:
 
     name: str  # its short name
     config: TrainConfig  # its settings, without seed, output directory and budget
-    run: Path | None = None  # the directory of a finished run; None if the arm is still to be run
     title: str = ""  # its full name if the short name is a letter; else empty
 
     @property
@@ -75,33 +73,21 @@ def reject_owned(overrides: Mapping[str, Any]) -> None:
 
 
 def read_arms(recipes: Sequence[ConfigOrPath], settings: Mapping[str, Any]) -> list[ArmPlan]:
-    """Read one arm per recipe or run directory; the settings are for all that are still to be run."""
+    """Read one arm per recipe, with settings for all of them."""
     plans = []
     for number, recipe in enumerate(recipes, 1):
         if not isinstance(recipe, str | Path):
             plans.append(ArmPlan(f"arm {number}", make_config(settings_in(recipe), settings, f"arm {number}")))
             continue
-        path, name = Path(recipe), str(recipe)
-        if _is_run(path):
-            file = path / "config.yaml"
-            config = make_config(parse_yaml(file.read_text("utf-8"), str(file)), {}, str(file))
-            plans.append(ArmPlan(path.resolve().name, config, path.resolve()))
-        elif path.is_dir() and name not in builtin_recipes():
-            raise UserError(
-                f"{recipe} is a folder without a run; an arm is a recipe or a finished run (a checkpoint is given with "
-                f"{option('from')}, and the folder of a comparison alone)"
-            )
-        else:
-            plans.append(ArmPlan(path.stem, make_config(read_recipe(name), settings, name)))
+        _reject_folder(recipe)
+        plans.append(ArmPlan(Path(recipe).stem, make_config(read_recipe(str(recipe)), settings, str(recipe))))
     return _named(plans)
 
 
 def sweep_arms(recipe: ConfigOrPath, settings: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]) -> list[ArmPlan]:
     """Make one arm of a recipe per value of the swept settings, which change together, with settings for all arms."""
-    if isinstance(recipe, str | Path) and _is_run(Path(recipe)):
-        raise UserError(
-            f"{recipe} is a run, and {option('sweep')} makes new ones; give the recipe: {recipe}/config.yaml"
-        )
+    if isinstance(recipe, str | Path):
+        _reject_folder(recipe)
     reject_owned(sweep)
     lengths = {name: len(values) for name, values in sweep.items()}
     if len({*lengths.values()}) > 1 or min(lengths.values()) < 2:
@@ -128,8 +114,15 @@ def sweep_arms(recipe: ConfigOrPath, settings: Mapping[str, Any], sweep: Mapping
     return _named(plans)
 
 
-def _is_run(path: Path) -> bool:
-    return (path / "config.yaml").is_file() and (path / "metrics.jsonl").is_file()
+def _reject_folder(recipe: str | Path) -> None:
+    """Raise a UserError for a folder that does not only hide a recipe of its name."""
+    if Path(recipe).is_dir() and str(recipe) not in builtin_recipes():
+        told = (
+            f"the recipe of a run is {recipe}/config.yaml"
+            if (Path(recipe) / "config.yaml").is_file()
+            else (f"a checkpoint is given with {option('from')}, and the folder of a comparison alone")
+        )
+        raise UserError(f"{recipe} is a folder, and an arm is a recipe; {told}")
 
 
 def _named(plans: Sequence[ArmPlan]) -> list[ArmPlan]:
@@ -189,8 +182,7 @@ def _check_same(first: ArmPlan, other: ArmPlan, unit: Unit) -> None:
             f"{name} is {value} for {first.full_name} and {theirs[name]} for {other.full_name}"
             for name, value in different.items()
         )
-        wanted = other if other.run is not None else first
-        values = {**_measured_by(wanted.config), "rewards.stop_properly": wanted.config.rewards.stop_properly}
+        values = {**_measured_by(first.config), "rewards.stop_properly": first.config.rewards.stop_properly}
         options = shlex.join(options_of({name: values[name] for name in different}))
         raise UserError(f"the arms are evaluated differently: {told}; to evaluate them alike: {options}")
     if not first.config.evaluation.num_prompts:
@@ -213,13 +205,10 @@ def _measured_by(config: TrainConfig) -> dict[str, Any]:
 
 
 def _check_ready(plans: Sequence[ArmPlan], seeds: int, jobs: int) -> None:
-    """Read the data of every arm that is still to be run, and predict its memory; no weights are loaded."""
+    """Read the data of every arm, and predict its memory; no weights are loaded."""
     needed: list[int] = []
     held_out: list[list[dict[str, str]]] = []
     for plan in plans:
-        if plan.run is not None:
-            held_out.append(RunDirectory(plan.run).read_held_out())
-            continue
         check_ray(plan.config)
         inputs = prepare(plan.config, plan.config.model)
         held_out.append(held_out_record(inputs.prompts.held_out))

@@ -21,7 +21,6 @@ from brorl.cost import Budget, Cost, Unit, amount, cost_of_step
 from brorl.errors import UserError
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.runs.run_directory import RunDirectory
-from brorl.runs.run_record import SPEC_FILE
 
 
 @dataclass(frozen=True)
@@ -174,44 +173,10 @@ def have_same_seeds(a: Arm, b: Arm) -> bool:
 
 
 Setup = tuple[tuple[HeldOutPrompt, ...], int, tuple[int, ...]]  # of the evaluations of a run:
-_SETUP = ("held-out prompts", "samples per prompt", "pass@k")
+SETUP = ("held-out prompts", "samples per prompt", "pass@k")
 
 
-def read_comparison(folder: Path) -> Comparison:
-    """Read a comparison."""
-    spec = read_spec(folder)
-    budget = Budget(spec["unit"], spec["budget"], tuple(spec["marks"]))
-    arms: list[Arm] = []
-    first: tuple[str, Setup] | None = None
-    for arm in spec["arms"]:
-        runs = []
-        for run in arm["runs"]:
-            if (read := read_run(folder / run["path"], run["seed"], budget)) is not None:
-                scores, setup = read
-                runs.append(scores)
-                first = first or (scores.path, setup)
-                other = next((n for n, a, b in zip(_SETUP, first[1], setup, strict=True) if a != b), None)
-                if other is not None:
-                    raise UserError(
-                        f"{scores.path} was evaluated with other {other} than {first[0]}, so they cannot be compared"
-                    )
-        if len(runs) < len(arm["runs"]):
-            raise UserError(
-                f"{folder}: {len(runs)} of {len(arm['runs'])} runs of {arm['name']} are complete; continue with: brorl "
-                f"compare {folder}"
-            )
-        settings = arm["num_rollouts"], arm["prompts_per_step"], arm["differs"]
-        arms.append(Arm(arm["name"], arm["title"], *settings, tuple(runs)))
-    if first is None:
-        raise UserError(f"{folder / SPEC_FILE} has no runs; start a new comparison in another folder")
-    whole = Comparison(
-        spec["checkpoint"], budget.unit, budget.limit, budget.eval_points, *first[1], tuple(arms), spec["machine"],
-        notes=tuple(spec.get("notes", ())),
-    )  # fmt: skip
-    return _without_unverified(whole)
-
-
-def _without_unverified(whole: Comparison) -> Comparison:
+def without_unverified(whole: Comparison) -> Comparison:
     """Return a comparison without the prompts that have unverified responses in any evaluation of any run.
 
     All arms then have the same prompts and the same number of responses to each, as every paired difference needs.
@@ -248,20 +213,6 @@ def verified_prompts(scores: Sequence[Score]) -> IntArray:
             "compared; train the runs again on a machine with more free memory"
         )
     return np.flatnonzero(~lost_P)
-
-
-def read_spec(folder: Path) -> dict[str, Any]:
-    """Read the arms, budget and seeds of a comparison."""
-    file = folder / SPEC_FILE
-    if not file.is_file():
-        raise UserError(f"{folder} is not a comparison (no {SPEC_FILE}); give the folder that `brorl compare` made")
-    try:
-        spec: dict[str, Any] = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise UserError(
-            f"{file} is damaged ({error}); restore it, or start a new comparison in another folder"
-        ) from error
-    return spec
 
 
 def read_run(path: Path, seed: int, budget: Budget) -> tuple[RunScores, Setup] | None:

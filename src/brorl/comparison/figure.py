@@ -22,7 +22,7 @@ from scipy.optimize import isotonic_regression
 
 from brorl.arrays import FloatArray
 from brorl.comparison.arms import Comparison, score_at, scores_at
-from brorl.comparison.results import ComparisonResults
+from brorl.comparison.results import START, ComparisonResults
 from brorl.comparison.text import answer_of
 from brorl.cost import UNIT_WORDS, UNITS, Unit, short_amount
 
@@ -156,29 +156,16 @@ def _draw_scores(part: SubFigure, results: ComparisonResults) -> None:
     for axis, k in zip(axes, results.end_ks, strict=True):
         curves = _curves(comparison, comparison.unit, k)
         _draw_lines(axis, comparison, comparison.unit, curves)
-        _draw_best(axis, results, k)
         axis.set_title(f"pass@{k} on held-out prompts ({spread})", fontsize=10, color=INK, loc="left")
         cost_axis(axis, comparison.unit)
         axis.margins(y=0.12)
         axis.set_ylim(axis.get_ylim())
-        start = results.start[k].value
+        start = results.scores.pass_at[START][k].value
         lowest = min(score_MS.mean(1)[1:].min() for _, score_MS in curves.values())
         draw_start(axis, start, below=start <= lowest, fontsize=8)
         ends = {name: float(score_MS[-1].mean()) for name, (_, score_MS) in curves.items()}
         labels = {name: (end, f"{name}  {end:.3f}") for name, end in ends.items()}
         label_ends(axis, axis.get_xlim()[1], labels, arm_colors(comparison))
-
-
-def _draw_best(axis: Axes, results: ComparisonResults, k: int) -> None:
-    """Draw a large dot at the best arm of each budget, filled where its lead over the second is shown."""
-    colors, points = arm_colors(results.comparison), results.comparison.eval_points
-    for best in results.best[k]:
-        if not best.is_tied:
-            color, at = colors[best.arm], results.arms[best.arm][points.index(best.eval_point)]
-            axis.plot(
-                at.costs[results.comparison.unit].mean, at.pass_at[k].value, "o", markersize=8, markeredgewidth=1.8,
-                markeredgecolor=color, markerfacecolor=color if best.lead_shown else "white", zorder=4,
-            )  # fmt: skip
 
 
 def _draw_other_units(part: SubFigure, results: ComparisonResults) -> None:

@@ -6,7 +6,6 @@ What was not given is chosen. Contradictions are errors, and so is a folder with
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
@@ -22,14 +21,14 @@ from brorl.comparison.arm_plans import (
     run_config,
     sweep_arms,
 )
-from brorl.comparison.arms import ArmRun, read_run, read_spec
-from brorl.comparison.matching import TOLERANCE
+from brorl.comparison.arms import SETUP, Arm, ArmRun, Comparison, RunScores, Setup, read_run, without_unverified
+from brorl.comparison.results import TOLERANCE
 from brorl.config.reading import ConfigOrPath, dump_yaml, make_config
 from brorl.cost import UNIT_WORDS, UNITS, Budget, Unit, amount
 from brorl.errors import UserError
 from brorl.format import exact, in_seconds, plain
 from brorl.runs.run_record import SPEC_FILE
-from brorl.storage import replace_file, storage_errors
+from brorl.storage import json_ready, replace_file, storage_errors
 from brorl.wording import option
 
 DEFAULT_ARMS = ("plateau-16", "plateau-512")
@@ -43,7 +42,6 @@ _NUM_POINTS, _SEEDS = 8, 5
 _SWEPT = "quickstart"  # without a recipe
 _ROLLOUTS = "rollouts_per_prompt"
 TRIAL = "trial-"  # how the name of a folder of trial steps begins
-_CLOSE = 1e-3  # a budget this near to an evaluation of a finished run means that evaluation
 _LONGEST_NAME = 60  # of a folder of an arm
 
 
@@ -69,9 +67,11 @@ class ComparisonPlan:
     unit: Unit
     budget: float  # of each run
     eval_points: tuple[float, ...]  # amounts at which every run is evaluated; the last is the budget
-    seeds: int  # runs of each arm that is still to be run
+    seeds: int  # runs of each arm
     seeds_before: tuple[int, ...] = ()  # numbers of seeds before seeds were added
     notes: tuple[str, ...] = ()  # what was chosen or changed, a sentence each
+    machine: str = ""  # `machine_of`; empty before the runs begin
+    jobs: int = 0  # runs at a time; 0 before they begin
 
     def runs_in(self, folder: Path) -> list[ArmRun]:
         """Return the runs to make, seed by seed; the first arm changes with the seed."""
@@ -81,12 +81,11 @@ class ComparisonPlan:
         for seed in range(self.seeds):
             turn = seed % len(self.arms)
             for arm in (*self.arms[turn:], *self.arms[:turn]):
-                if arm.run is None:
-                    directory = folder / folders[arm.name] / f"seed-{seed}"
-                    runs.append(ArmRun(arm.name, seed, directory.with_name(f"seed-{seed}.yaml"), directory, budget))
+                directory = folder / folders[arm.name] / f"seed-{seed}"
+                runs.append(ArmRun(arm.name, seed, directory.with_name(f"seed-{seed}.yaml"), directory, budget))
         return runs
 
-    def write(self, folder: Path, machine: str, jobs: int) -> None:
+    def write(self, folder: Path) -> None:
         """Write `compare.json` and a recipe for every run."""
         arm_of = {arm.name: arm for arm in self.arms}
         with storage_errors(folder):
@@ -94,27 +93,7 @@ class ComparisonPlan:
                 run.directory.mkdir(parents=True, exist_ok=True)
                 config = run_config(arm_of[run.arm], run.seed, run.directory, run.budget)
                 replace_file(run.recipe, dump_yaml(config).encode())
-            replace_file(folder / SPEC_FILE, json.dumps(self._spec(machine, jobs), indent=2).encode())
-
-    def _spec(self, machine: str, jobs: int) -> dict[str, Any]:
-        """Return the content of `compare.json`; paths of runs are relative to its folder."""
-        folders = arm_folders(self.arms)
-        arms = []
-        for arm, different in zip(self.arms, differences([arm.config for arm in self.arms]), strict=True):
-            runs = [{"seed": seed, "path": f"{folders[arm.name]}/seed-{seed}"} for seed in range(self.seeds)]
-            arms.append({
-                "name": arm.name, "title": arm.title, "num_rollouts": arm.config.rollouts_per_prompt,
-                "prompts_per_step": arm.config.prompts_per_step, "differs": different,
-                "run": str(arm.run) if arm.run else None,
-                "runs": [{"seed": arm.config.seed, "path": str(arm.run)}] if arm.run else runs,
-                "settings": arm.config.model_dump(mode="json"),
-            })  # fmt: skip
-        return {
-            "brorl": brorl.__version__, "checkpoint": self.arms[0].config.model, "unit": self.unit,
-            "budget": self.budget, "marks": list(self.eval_points), "seeds": self.seeds,
-            "seeds_before": list(self.seeds_before), "notes": list(self.notes), "machine": machine, "jobs": jobs,
-            "arms": arms,
-        }  # fmt: skip
+            write_plan(self, folder / SPEC_FILE)
 
 
 def arm_folders(arms: Sequence[ArmPlan]) -> dict[str, str]:
@@ -137,7 +116,7 @@ def plan_in(folder: Path, arguments: Arguments) -> ComparisonPlan:
             f"{folder} is a comparison already, and {given[0]} would change it; only {option('seeds')} and "
             f"{option('jobs')} may"
         )
-    return _with_seeds(_read_plan(folder), arguments.seeds, folder)
+    return _with_seeds(read_plan(folder), arguments.seeds, folder)
 
 
 def plan_for(folder: Path | None, arguments: Arguments) -> ComparisonPlan:
@@ -146,7 +125,7 @@ def plan_for(folder: Path | None, arguments: Arguments) -> ComparisonPlan:
     if folder is None or not folder.exists():
         return plan
     if (folder / SPEC_FILE).is_file():
-        before = _read_plan(folder)
+        before = read_plan(folder)
         _require_same(folder, before, plan, arguments)
         return _with_seeds(before, arguments.seeds, folder)
     if not folder.is_dir() or any(not path.name.startswith(TRIAL) for path in folder.iterdir()):
@@ -154,21 +133,73 @@ def plan_for(folder: Path | None, arguments: Arguments) -> ComparisonPlan:
     return plan
 
 
-def _read_plan(folder: Path) -> ComparisonPlan:
-    spec = read_spec(folder)
-    source = str(folder / SPEC_FILE)
-    arms = tuple(
-        ArmPlan(
-            name=arm["name"],
-            config=make_config(arm["settings"], {}, source),
-            run=Path(arm["run"]) if arm["run"] else None,
-            title=arm.get("title", ""),
-        )
-        for arm in spec["arms"]
+def write_plan(plan: Any, file: Path) -> None:
+    """Write the fields of a plan that has arms."""
+    arms = [{"name": arm.name, "title": arm.title, "settings": arm.config.model_dump(mode="json")} for arm in plan.arms]
+    replace_file(
+        file, json.dumps(json_ready({"brorl": brorl.__version__, **vars(plan), "arms": arms}), indent=2).encode()
     )
-    before = tuple(spec["seeds_before"])
-    notes = tuple(spec.get("notes", ()))
-    return ComparisonPlan(arms, spec["unit"], spec["budget"], tuple(spec["marks"]), spec["seeds"], before, notes)
+
+
+def read_fields(file: Path, noun: str) -> dict[str, Any]:
+    """Read the fields that `write_plan` wrote; lists are tuples.
+
+    Raises:
+        UserError: If the file is damaged.
+    """
+    try:
+        content = json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error}); restore it, or start a new {noun} in another folder") from error
+    del content["brorl"]
+    content["arms"] = [
+        ArmPlan(arm["name"], make_config(arm["settings"], {}, str(file)), arm["title"]) for arm in content["arms"]
+    ]
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
+
+
+def read_plan(folder: Path) -> ComparisonPlan:
+    """Read the plan of a comparison."""
+    if not (folder / SPEC_FILE).is_file():
+        raise UserError(f"{folder} is not a comparison (no {SPEC_FILE}); give the folder that `brorl compare` made")
+    return ComparisonPlan(**read_fields(folder / SPEC_FILE, "comparison"))
+
+
+def read_comparison(folder: Path) -> Comparison:
+    """Read a complete comparison.
+
+    Raises:
+        UserError: If a run is not complete, or was evaluated otherwise than another.
+    """
+    plan = read_plan(folder)
+    runs: dict[str, list[RunScores]] = {arm.name: [] for arm in plan.arms}
+    setups: dict[str, Setup] = {}
+    for run in plan.runs_in(folder):
+        if (read := read_run(run.directory, run.seed, run.budget)) is not None:
+            runs[run.arm].append(read[0])
+            setups[read[0].path] = read[1]
+    if arm := next((name for name, of_arm in runs.items() if len(of_arm) < plan.seeds), None):
+        raise UserError(
+            f"{folder}: {len(runs[arm])} of {plan.seeds} runs of {arm} are complete; continue with: brorl compare "
+            f"{folder}"
+        )
+    first, setup = next(iter(setups.items()))
+    for path, other in setups.items():
+        if differing := next((name for name, a, b in zip(SETUP, setup, other, strict=True) if a != b), None):
+            raise UserError(f"{path} was evaluated with other {differing} than {first}, so they cannot be compared")
+    arms = tuple(
+        Arm(
+            arm.name, arm.title, arm.config.rollouts_per_prompt, arm.config.prompts_per_step, differs,
+            tuple(runs[arm.name]),
+        )
+        for arm, differs in zip(plan.arms, differences([arm.config for arm in plan.arms]), strict=True)
+    )  # fmt: skip
+    return without_unverified(
+        Comparison(
+            plan.arms[0].config.model, plan.unit, plan.budget, plan.eval_points, *setup, arms, plan.machine,
+            notes=plan.notes,
+        )
+    )  # fmt: skip
 
 
 def _with_seeds(before: ComparisonPlan, seeds: int | None, folder: Path) -> ComparisonPlan:
@@ -187,30 +218,14 @@ def _new_plan(arguments: Arguments) -> ComparisonPlan:
     seeds = _SEEDS if arguments.seeds is None else arguments.seeds
     if seeds < 1:
         raise UserError(f"{option('seeds')}: at least 1 is needed, got {seeds}")
-    amounts = _amounts_of_finished_run(arms, unit)
-    budget = _budget(arguments, unit, amounts)
-    if not amounts:
-        return ComparisonPlan(arms, unit, budget, _points_of(arguments, budget, unit), seeds, notes=notes)
-    if arguments.marks:
-        raise UserError(
-            f"{option('marks')} cannot be combined with a finished run, whose evaluation points both arms have; "
-            f"remove {option('marks')}"
-        )
-    last = next((at for at in amounts if abs(at - budget) <= _CLOSE * budget), None)
-    if last is None:
-        raise UserError(
-            f"the finished run was not evaluated at {exact(budget)} {UNIT_WORDS[unit]}; give one of: "
-            f"{', '.join(map(exact, amounts))}"
-        )
-    return ComparisonPlan(arms, unit, last, tuple(at for at in amounts if at <= last), seeds)
+    budget = _budget(arguments, unit)
+    return ComparisonPlan(arms, unit, budget, _points_of(arguments, budget, unit), seeds, notes=notes)
 
 
-def _budget(arguments: Arguments, unit: Unit, amounts: Sequence[float]) -> float:
-    """Return the budget in its unit: the one given, the last amount of a finished run or of --marks, or the least."""
+def _budget(arguments: Arguments, unit: Unit) -> float:
+    """Return the budget in its unit: the one given, the last amount of --marks, or the least."""
     given, marks = arguments.budget, arguments.marks
     if given is None:
-        if amounts:
-            return amounts[-1]
         return _LEAST_BUDGET[unit] if marks is None or isinstance(marks, int) else max(marks)
     budget = in_seconds(given) if unit == "seconds" else _number(given)
     if budget is None:
@@ -271,12 +286,6 @@ def _arms(arguments: Arguments) -> tuple[tuple[ArmPlan, ...], tuple[str, ...]]:
     arms = tuple(read_arms(recipes or DEFAULT_ARMS, settings))
     if len(arms) > 1:
         return arms, ()
-    if arms[0].run is not None:
-        run = shlex.quote(str(recipes[0]))
-        raise UserError(
-            f"{recipes[0]} is one finished run, and a comparison needs two arms; to compare two N from its last "
-            f"checkpoint: brorl compare {run}/config.yaml --from {run}"
-        )
     own = arms[0].config.rollouts_per_prompt
     values = (_FEW, own) if own >= _MANY else (own, _MANY)
     note = f"one recipe at two N; another comparison: a second recipe, or {option('sweep', 'KEY=V,V,...')}"
@@ -284,30 +293,8 @@ def _arms(arguments: Arguments) -> tuple[tuple[ArmPlan, ...], tuple[str, ...]]:
     return tuple(sweep_arms(recipes[0], settings, {_ROLLOUTS: values})), (note,)
 
 
-def _amounts_of_finished_run(arms: Sequence[ArmPlan], unit: Unit) -> list[float]:
-    """Return the amounts at which a finished run among the arms was evaluated; nothing if there is none."""
-    runs = [arm.run for arm in arms if arm.run is not None]
-    if not runs:
-        return []
-    if len(runs) > 1:
-        raise UserError(
-            "only one arm can be a finished run, because each has its own evaluation points; give the recipes of "
-            f"the others: {runs[1]}/config.yaml"
-        )
-    if unit == "seconds":
-        raise UserError(
-            f"the seconds of {runs[0]} were measured earlier, under another load, and cannot be matched now; use "
-            f"{option('match')} samples, unique_tokens or steps, or give its recipe to run it again"
-        )
-    read = read_run(runs[0], 0, Budget("samples", 1))
-    amounts = sorted({score.cost.of(unit) for score in read[0].scores} - {0.0}) if read else []
-    if not amounts:
-        raise UserError(f"{runs[0]} was never evaluated after its start; there is nothing to compare with")
-    return amounts
-
-
 def _points_of(arguments: Arguments, budget: float, unit: Unit) -> tuple[float, ...]:
-    """Return the evaluation points of arms that are all still to be run."""
+    """Return the evaluation points; the default arms have fewer."""
     is_default = arguments.marks is None and not (arguments.arms or arguments.sweep)
     return _eval_points(_DEFAULT_POINTS if is_default else arguments.marks, budget, unit)
 
@@ -346,7 +333,7 @@ def _require_same(folder: Path, before: ComparisonPlan, now: ComparisonPlan, arg
             raise UserError(
                 f"{folder} contains a comparison with {name} {old}, not {new}; choose another {option('output-dir')}"
             )
-    if [(arm.config, arm.run) for arm in before.arms] != [(arm.config, arm.run) for arm in now.arms]:
+    if [arm.config for arm in before.arms] != [arm.config for arm in now.arms]:
         raise UserError(
             f"{folder} contains a comparison of other arms ({', '.join(arm.full_name for arm in before.arms)}) or with "
             f"other settings; choose another {option('output-dir')}, or continue that one: brorl compare {folder}"

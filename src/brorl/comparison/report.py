@@ -14,10 +14,10 @@ from typing import Any
 
 from rich.text import Text
 
-from brorl.comparison.arms import Arm, Comparison, RunScores, read_comparison, scores_at, start_scores
+from brorl.comparison.arms import Arm, RunScores, scores_at, start_scores
 from brorl.comparison.figure import PNG, make_figure
-from brorl.comparison.matching import TOLERANCE, CoverageChange
-from brorl.comparison.results import START, ComparisonResults, results_of
+from brorl.comparison.plan import read_comparison
+from brorl.comparison.results import TOLERANCE, ComparisonResults, results_of
 from brorl.comparison.tables import tables_of
 from brorl.comparison.text import MOST_CAVEATS, caveats_of, match_words, sentences_of
 from brorl.cost import Unit, amount
@@ -46,10 +46,7 @@ def next_command(results: ComparisonResults, folder: Path) -> NextCommand:
     budget: to be matched, or because a longer run may rank the arms differently.
     """
     comparison = results.comparison
-    first_runs = [arm.runs[0].path for arm in comparison.arms]
-    recipes = [f"{path}.yaml" for path in first_runs]
-    if not all(Path(recipe).is_file() for recipe in recipes):  # an arm is a finished run, which gives the budget
-        return NextCommand("to look at the runs", shlex.join(["brorl", "report", *first_runs]))
+    recipes = [f"{arm.runs[0].path}.yaml" for arm in comparison.arms]
     seeds = max(len(arm.runs) for arm in comparison.arms)
     unshown = results.pair is not None and results.pair[1].conclusion == "no difference shown"
     needed = next(iter(results.seeds_needed.values()), None)
@@ -73,12 +70,11 @@ def write_report(results: ComparisonResults, folder: Path, following: NextComman
     Raises:
         StorageError: If a file could not be written.
     """
-    files = [folder / f"comparison.{ending}" for ending in ("json", "md", "png", "html")]
+    files = [folder / f"comparison.{ending}" for ending in ("json", "png", "html")]
     with storage_errors(folder):
         replace_file(files[0], json.dumps(comparison_record(results), indent=1).encode())
-        replace_file(files[1], markdown(results).encode())
-        make_figure(results).savefig(files[2], **PNG)
-        replace_file(files[3], comparison_page(results, files[2:3], following).encode())
+        make_figure(results).savefig(files[1], **PNG)
+        replace_file(files[2], comparison_page(results, files[1:2], following).encode())
     return files
 
 
@@ -93,60 +89,27 @@ def comparison_page(results: ComparisonResults, figures: Sequence[Path], followi
     )
 
 
-def markdown(results: ComparisonResults) -> str:
-    """Return the answer and the tables of a comparison as GitHub Markdown."""
-    comparison = results.comparison
-    arms = f"{', '.join(results.names[:-1])} and {results.names[-1]}"
-    title = f"# {arms} from {comparison.checkpoint}, {amount(results.budget, comparison.unit)} each"
-    caveats = "\n".join(f"- {line}" for line in caveats_of(results)[:MOST_CAVEATS])
-    tables = [table.markdown() for table in tables_of(results)]
-    first, *others = tables
-    return "\n\n".join([title.replace("|", "\\|"), *sentences_of(results), first, caveats, *others]) + "\n"
-
-
 def comparison_record(results: ComparisonResults) -> dict[str, Any]:
-    """Return the content of `comparison.json`."""
+    """Return the content of `comparison.json`: the answer, the conditions, all numbers, and the scores of prompts."""
     comparison, caveats = results.comparison, caveats_of(results)
+    conditions = {field.name: getattr(comparison, field.name) for field in fields(comparison)}
+    start_P = start_scores(comparison).mean(0)
+    end_P = {arm.name: scores_at(comparison, arm, results.budget).mean(0) for arm in comparison.arms}
     record = {
         "verdict": [*sentences_of(results), *caveats[:MOST_CAVEATS]],
         "caveats": caveats,
-        "checkpoint": comparison.checkpoint,
-        "machine": comparison.machine,
-        "unit": comparison.unit,
-        "budget": comparison.budget,
-        "eval_points": comparison.eval_points,
+        **conditions,
         "tolerance": TOLERANCE,
         "matched": results.matched,
-        "num_prompts": len(comparison.prompts),
-        "num_samples": comparison.num_samples,
-        "ks": results.ks,
-        "start": {"pass_at": results.start, "efficiency": results.efficiency[START]},
-        "arms": [_arm(results, arm, change) for arm, change in zip(comparison.arms, results.coverage, strict=True)],
-        "runs_at_budget": results.matches,
-        "differences": results.differences,
-        "at_equal_cost": results.equal,
-        "best": {f"pass@{k}": best for k, best in results.best.items()},
-        "tasks": results.tasks,
-        "seeds_needed": results.seeds_needed,
-        "prompts": _prompts(comparison),
+        **{field.name: getattr(results, field.name) for field in fields(results) if field.name != "comparison"},
+        "arms": [{**vars(arm), "runs": [_run(run, results) for run in arm.runs]} for arm in comparison.arms],
+        "prompts": [
+            {"id": prompt.id, "source": prompt.source, "start": start_P[i], "arms": {a: p[i] for a, p in end_P.items()}}
+            for i, prompt in enumerate(comparison.prompts)
+        ],
     }
     plain: dict[str, Any] = json_ready(record)
     return plain
-
-
-def _arm(results: ComparisonResults, arm: Arm, coverage: CoverageChange) -> dict[str, Any]:
-    return {
-        "name": arm.name,
-        "title": arm.title,
-        "num_rollouts": arm.num_rollouts,
-        "prompts_per_step": arm.prompts_per_step,
-        "differs": arm.differs,
-        "at_eval_points": results.arms[arm.name],
-        "training": results.training[arm.name],
-        "efficiency": results.efficiency[arm.name],
-        "coverage": coverage,
-        "runs": [_run(run, results) for run in arm.runs],
-    }
 
 
 def _run(run: RunScores, results: ComparisonResults) -> dict[str, Any]:
@@ -161,24 +124,7 @@ def _run(run: RunScores, results: ComparisonResults) -> dict[str, Any]:
         }
         for score in run.scores
     ]
-    told = {field.name: getattr(run, field.name) for field in fields(run) if field.name != "scores"}
-    return {**told, "evaluations": evaluations}
-
-
-def _prompts(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return each prompt's pass@1 at the start and with each arm at the budget, averaged over runs."""
-    arms = comparison.arms
-    start_P = start_scores(comparison).mean(0)
-    end_AP = [scores_at(comparison, arm, comparison.eval_points[-1]).mean(0) for arm in arms]
-    return [
-        {
-            "id": prompt.id,
-            "source": prompt.source,
-            "start": start_P[i],
-            "arms": {arm.name: end_P[i] for arm, end_P in zip(arms, end_AP, strict=True)},
-        }
-        for i, prompt in enumerate(comparison.prompts)
-    ]
+    return {**vars(run), "scores": evaluations}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -190,7 +136,7 @@ class FinishedComparison(Result):
     answer: tuple[str, ...]  # the answer; and what the letters stand for, if the arms have letters as names
     caveats: tuple[str, ...]  # what limits the answer, at most three sentences or so
     tables: tuple[Table, ...]  # the tables; the first one shows the answer
-    files: tuple[Path, ...]  # `comparison.json`, `comparison.md`, `comparison.png` and `comparison.html`
+    files: tuple[Path, ...]  # `comparison.json`, `comparison.png` and `comparison.html`
     next: NextCommand  # the command that follows, with the reason for it
 
     @property

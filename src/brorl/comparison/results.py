@@ -1,34 +1,242 @@
-"""All numbers of a comparison, computed once for its tables, text, record and figures."""
+"""All numbers of a comparison, computed once for its tables, text, record and figure.
+
+Runs are matched if their costs in the unit of the budget are equal up to the length of a step. An overshoot beyond the
+tolerance is never called matched. A ratio is None if no run has its denominator.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
-from brorl.arrays import IntArray
-from brorl.comparison.arms import Arm, Comparison, have_same_seeds, scores_at, start_scores
-from brorl.comparison.matching import (
-    BestArm,
-    CoverageChange,
-    EqualCost,
-    RunMatch,
-    Spread,
-    TokenEfficiency,
-    at_equal_cost,
-    costs_at,
-    coverage_change,
-    frontier,
-    is_matched,
-    match_at,
-    token_efficiency,
-    training_efficiency,
+import numpy as np
+from numpy.typing import NDArray
+
+from brorl.arrays import FloatArray, IntArray
+from brorl.comparison.arms import (
+    Arm,
+    Comparison,
+    have_same_seeds,
+    num_correct_at,
+    score_at,
+    scores_at,
+    start_scores,
+    starts_by_seed,
 )
-from brorl.cost import UNITS
-from brorl.evaluation.paired import PairedDifference, SeedsNeeded, mean_over_runs, paired_difference, seeds_needed
+from brorl.cost import UNITS, Cost, Unit
+from brorl.evaluation.paired import (
+    ROUNDING,
+    CorrectedInterval,
+    PairedDifference,
+    SeedsNeeded,
+    conclusion_of,
+    difference_interval,
+    mean_over_runs,
+    paired_difference,
+    seeds_needed,
+)
+from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import Estimate, counted
 
+TOLERANCE = 0.05  # a run is matched if it spent at most this fraction more than the evaluation point
 START = "start"  # the checkpoint, among the arms
+_FARTHEST = 2.1  # cost of one evaluation over that of the one before: points that double, overshot by 5%
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The mean and the range over the runs of an arm."""
+
+    mean: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Return the spread of one or more values."""
+        if not values:
+            raise ValueError("a spread needs the value of at least one run")
+        return cls(sum(values) / len(values), min(values), max(values))
+
+
+def is_matched(arm: Arm, unit: Unit, eval_point: float) -> bool:
+    """Return whether no run spent over `TOLERANCE` more than an evaluation point; one that ended early did not."""
+    limit = eval_point * (1 + TOLERANCE)
+    return all(score_at(run, unit, eval_point).cost.of(unit) <= limit for run in arm.runs)
+
+
+def costs_at(arm: Arm, unit: Unit, eval_point: float) -> dict[str, Spread]:
+    """Return the costs of an arm's runs at an evaluation point: steps, seconds, samples, sampled and unique tokens."""
+    costs = [score_at(run, unit, eval_point).cost for run in arm.runs]
+    return {name: Spread.of([getattr(cost, name) for cost in costs]) for name in Cost.__dataclass_fields__}
+
+
+def use_of_samples(comparison: Comparison, arm: Arm | None = None) -> dict[str, Spread | None]:
+    """Return what an arm's samples and tokens were used for; without an arm, the tokens of the start.
+
+    `samples_per_s` counts the whole run and `generated_per_s` generation alone (the paper's throughput);
+    `mixed_fraction` is the paper's dynamic-sampling pass rate. `tokens_per_response` and `correct_per_1000_tokens` are
+    of the evaluations at the start or at the budget.
+    """
+    ratios: dict[str, list[tuple[float, float]]] = {}
+    if arm is None:
+        scores = [score for of_seed in starts_by_seed(comparison.arms) for score in of_seed]
+    else:
+        scores = [score_at(run, comparison.unit, comparison.eval_points[-1]) for run in arm.runs]
+        ratios = {
+            "samples_per_s": [(r.cost.samples, r.cost.seconds) for r in arm.runs],
+            "generated_per_s": [(r.cost.samples, r.phase_seconds.get("generation", 0.0)) for r in arm.runs],
+            "unique_tokens_per_s": [(r.cost.unique_tokens, r.cost.seconds) for r in arm.runs],
+            "mixed_fraction": [(r.groups_mixed, r.groups) for r in arm.runs],
+            "tokens_per_unique": [(r.cost.sampled_tokens, r.cost.unique_tokens) for r in arm.runs],
+        }
+    tokens = [float(score.sampled_tokens_P.sum()) for score in scores]
+    ratios["tokens_per_response"] = [(t, comparison.num_samples * len(comparison.prompts)) for t in tokens]
+    correct = [1000.0 * float(score.num_correct_P.sum()) for score in scores]
+    ratios["correct_per_1000_tokens"] = list(zip(correct, tokens, strict=True))
+    known = {name: [above / below for above, below in pairs if below > 0] for name, pairs in ratios.items()}
+    return {name: Spread.of(values) if values else None for name, values in known.items()}
+
+
+@dataclass(frozen=True)
+class CoverageChange:
+    """Prompts that the runs of an arm solve and the start did not, and the reverse."""
+
+    arm: str
+    gained: Spread  # prompts solved now and not at the start, over runs
+    lost: Spread  # prompts solved at the start and not now
+    by_chance: Spread  # gains (and as many losses) to expect if no pass rate had changed
+    expected: Spread  # prompts that k attempts are expected to solve now (the sum of pass@k)
+    expected_change: Estimate  # that minus the same at the start, with a 95% interval, in prompts
+    # the same with an interval corrected for the number of arms; in its conclusion the start is A
+    corrected: CorrectedInterval
+
+
+def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_intervals: int = 1) -> CoverageChange:
+    """Count the prompts that the runs of an arm gained and lost since the start.
+
+    A prompt is solved if at least one of n responses is correct. At low pass rates that depends on n, so every count
+    comes with the expected number of prompts solved in k attempts, which does not.
+
+    Gains and losses by chance: if a prompt's pass rate had not changed, its c correct responses of both evaluations
+    would fall on either with equal probability, and all of them on one evaluation of n with the probability
+    C(2n - c, n) / C(2n, n). Evaluations that share random numbers differ less, so this is rather too many.
+    """
+    n, num_prompts = comparison.num_samples, len(comparison.prompts)
+    start_SP, end_SP = num_correct_at(comparison, arm, 0), num_correct_at(comparison, arm, spent)
+    total_SP = start_SP + end_SP
+    before_SP, after_SP = pass_at_k(start_SP, n, k), pass_at_k(end_SP, n, k)
+
+    def total(value_SP: NDArray[Any]) -> Spread:
+        return Spread.of([float(of_run) for of_run in value_SP.sum(1)])
+
+    def change_at(level: float) -> Estimate:
+        change = mean_over_runs(after_SP - before_SP, lowest=-1, level=level)
+        return Estimate(*(end * num_prompts for end in (change.value, change.low, change.high)))
+
+    return CoverageChange(
+        arm=arm.name,
+        gained=total((start_SP == 0) & (end_SP > 0)),
+        lost=total((start_SP > 0) & (end_SP == 0)),
+        by_chance=total(np.where(total_SP > 0, 1 - pass_at_k(total_SP, 2 * n, n), 0.0)),
+        expected=total(after_SP),
+        expected_change=change_at(0.95),
+        corrected=CorrectedInterval.of(change_at, num_intervals),
+    )
+
+
+@dataclass(frozen=True)
+class EqualCost:
+    """An arm against the first where each of their runs had spent the same; None where a score is not known."""
+
+    arm: str
+    unit: Unit
+    amount: float  # the largest amount that every run of the two reached
+    scores: Mapping[int, Estimate | None]  # pass@k of the arm, by k, with a 95% interval over prompts and seeds
+    differences: Mapping[int, PairedDifference | None]  # that minus pass@k of the first arm
+
+
+def equal_amount(arms: Sequence[Arm], unit: Unit) -> float:
+    """Return the largest amount of a unit that every run reached; a run that ended early does not limit it."""
+    runs = [run for arm in arms for run in arm.runs]
+    limiting = [run for run in runs if run.ended_early is None] or runs
+    return min(run.scores[-1].cost.of(unit) for run in limiting)
+
+
+def at_equal_cost(comparison: Comparison, arm: Arm, unit: Unit, ks: Sequence[int]) -> EqualCost:
+    """Compare an arm with the first at the largest cost in a unit that every run of the two reached."""
+    first = comparison.arms[0]
+    amount = equal_amount([first, arm], unit)
+    scores: dict[int, Estimate | None] = dict.fromkeys(ks)
+    differences: dict[int, PairedDifference | None] = dict.fromkeys(ks)
+    for k in ks:
+        a_SP, b_SP = (scores_at_cost(comparison, one, unit, amount, k) for one in (first, arm))
+        if b_SP is not None:
+            scores[k] = mean_over_runs(b_SP)
+            if a_SP is not None:
+                differences[k] = paired_difference(a_SP, b_SP, seeds_paired=have_same_seeds(first, arm))
+    return EqualCost(arm.name, unit, amount, scores, differences)
+
+
+def scores_at_cost(comparison: Comparison, arm: Arm, unit: Unit, amount: float, k: int = 1) -> FloatArray | None:
+    """Return an arm's pass@k on each prompt at a cost, on straight lines between evaluations, shape [S, P], by seed.
+
+    A run that ended early keeps its last score. None is read between the start and a run's first evaluation, or
+    between two that lie a factor of more than about 2 apart; docs/explanation/comparing.md has the reasons.
+    """
+    rows = []
+    for run in sorted(arm.runs, key=lambda run: run.seed):
+        costs = [score.cost.of(unit) for score in run.scores]
+        after = next((i for i, cost in enumerate(costs) if cost >= amount), len(costs) - 1)
+        before = max(after - 1, 0)
+        width = costs[after] - costs[before]
+        fraction = min((amount - costs[before]) / width, 1.0) if width > 0 else 1.0
+        if 0 < fraction < 1 and costs[after] > _FARTHEST * costs[before]:
+            return None
+        ends = [pass_at_k(run.scores[i].num_correct_P, comparison.num_samples, k) for i in (before, after)]
+        rows.append((1 - fraction) * ends[0] + fraction * ends[1])
+    return np.stack(rows)
+
+
+@dataclass(frozen=True)
+class BestArm:
+    """The best of the matched arms at an evaluation point where two arms or more are matched."""
+
+    eval_point: float  # the budget
+    arm: str  # name of the arm with the highest score
+    second: str  # name of the next
+    lead: Estimate  # its score minus the second's, with a 95% interval
+    lead_shown: bool  # whether that interval lies above 0
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the second scores the same; the order of the two is then arbitrary."""
+        return abs(self.lead.value) < ROUNDING
+
+
+def frontier(comparison: Comparison, k: int = 1) -> tuple[BestArm, ...]:
+    """Find the best arm by pass@k at each evaluation point; arms that are not matched there are left out.
+
+    The best arm's lead over the second is tested after both were picked. Among arms that do not differ the gap of the
+    best two is smaller than that of any other two, so picking does not raise the rate of false leads at an evaluation
+    point above 5%. Over many evaluation points one may still be false.
+
+    Source: IsoCompute (arXiv 2603.12151): the best N by budget. There the budget is in rollouts and the best N is
+    fitted by a sigmoid; here it is in the comparison's unit, and nothing is fitted.
+    """
+    best = []
+    for eval_point in comparison.eval_points:
+        matched = [arm for arm in comparison.arms if is_matched(arm, comparison.unit, eval_point)]
+        scored = [(arm, scores_at(comparison, arm, eval_point, k)) for arm in matched]
+        if len(scored) < 2:
+            continue
+        # of equal arms the earlier counts as the better
+        (first, first_SP), (second, second_SP), *_ = sorted(scored, key=lambda item: -item[1].mean().round(12))
+        lead = difference_interval(second_SP, first_SP, seeds_paired=have_same_seeds(second, first))
+        best.append(BestArm(eval_point, first.name, second.name, lead, conclusion_of(lead) == "B leads"))
+    return tuple(best)
 
 
 @dataclass(frozen=True)
@@ -36,18 +244,17 @@ class ArmScores:
     """An arm at an evaluation point."""
 
     eval_point: float
-    costs: Mapping[str, Spread]  # costs of its runs, by name: steps, seconds, samples, sampled_tokens, unique_tokens
+    costs: Mapping[str, Spread]  # of its runs, by name: steps, seconds, samples, sampled_tokens, unique_tokens
     matched: bool  # whether none of its runs overshot the evaluation point by more than the tolerance
-    pass_at: Mapping[int, Estimate]  # pass@1 and pass@k of the largest k; at the budget, every k
+    pass_at: Mapping[int, Estimate]  # pass@1 and pass@k of the largest k
 
 
 @dataclass(frozen=True)
-class TaskScores:
-    """One task's scores at the budget."""
+class BudgetScores:
+    """pass@k at the budget on some of the held-out prompts, by k."""
 
-    task: str
     num_prompts: int
-    scores: Mapping[str, Mapping[int, Estimate]]  # pass@1 and pass@k (of the largest k) of the start and of each arm
+    pass_at: Mapping[str, Mapping[int, Estimate]]  # of the start and of each arm
     differences: Mapping[str, Mapping[int, PairedDifference]]  # each later arm minus the first
 
 
@@ -55,21 +262,17 @@ class TaskScores:
 class ComparisonResults:
     """All numbers of a comparison."""
 
-    comparison: Comparison  # the comparison
+    comparison: Comparison
     key: Mapping[str, str]  # titles of the arms by letter; empty if the arms have names
     ks: tuple[int, ...]  # the k of every pass@k, rising; 1 is always among them
-    start: Mapping[int, Estimate]  # pass@k of the checkpoint, for every k
-    arms: Mapping[str, tuple[ArmScores, ...]]  # each arm at each evaluation point, by name
-    matches: tuple[RunMatch, ...]  # the cost of every run at the budget, and whether it is matched
-    differences: Mapping[str, Mapping[int, PairedDifference]]  # each later arm minus the first at the budget, by k
+    scores: BudgetScores  # on all held-out prompts, for every k
+    tasks: Mapping[str, BudgetScores]  # by task, for the smallest and the largest k; empty if there is one
+    at_eval_points: Mapping[str, tuple[ArmScores, ...]]  # by arm
     # each later arm minus the first where both had spent the same: of the budget's unit, then of each other unit
-    equal: tuple[EqualCost, ...]
+    at_equal_cost: tuple[EqualCost, ...]
     best: Mapping[int, tuple[BestArm, ...]]  # the best arm of each evaluation point, by k: the smallest and the largest
-    efficiency: Mapping[str, TokenEfficiency]  # scores per token of the start and the arms, at the budget
-    # throughput and mixed fraction of the arms, by name (`training_efficiency`)
-    training: Mapping[str, Mapping[str, Spread | None]]
+    use: Mapping[str, Mapping[str, Spread | None]]  # of samples, by the start and the arms (`use_of_samples`)
     coverage: tuple[CoverageChange, ...]  # prompts gained and lost since the start, by arm
-    tasks: tuple[TaskScores, ...]  # scores by task; empty if there is one
     # by later arm, the seeds with which a difference of 0.02 from the first arm in pass@1 at the budget is shown,
     # without correction; None if the arms have one seed or there is one prompt
     seeds_needed: Mapping[str, SeedsNeeded | None]
@@ -82,12 +285,13 @@ class ComparisonResults:
     @property
     def pair(self) -> Mapping[int, PairedDifference] | None:
         """The second arm minus the first at the budget, by k, if these are the only arms."""
-        return next(iter(self.differences.values())) if len(self.differences) == 1 else None
+        differences = self.scores.differences
+        return next(iter(differences.values())) if len(differences) == 1 else None
 
     @property
     def matched(self) -> bool:
         """Whether no run overshot the budget by more than the tolerance."""
-        return all(run.matched for run in self.matches)
+        return all(points[-1].matched for points in self.at_eval_points.values())
 
     @property
     def end_ks(self) -> tuple[int, ...]:
@@ -125,73 +329,53 @@ def results_of(comparison: Comparison) -> ComparisonResults:
         raise ValueError(f"arms need different names, not {', '.join(names)}")
     budget, ks = comparison.eval_points[-1], tuple(sorted({1, *comparison.ks}))
     end_ks = tuple(dict.fromkeys((1, ks[-1])))
-    differences = _differences(comparison, ks)
+    at_end = {START: {k: start_scores(comparison, k) for k in ks}}
+    at_end |= {arm.name: {k: scores_at(comparison, arm, budget, k) for k in ks} for arm in arms}
+    whole = _budget_scores(arms, at_end, ks, np.arange(len(comparison.prompts)))
+    tasks = comparison.task_names()
+    # steps are left out unless the budget counts them: a step costs more at a larger N
+    units = (comparison.unit, *(unit for unit in UNITS if unit not in (comparison.unit, "steps")))
+    equal = [at_equal_cost(comparison, arm, unit, end_ks) for arm in arms[1:] for unit in units]
     return ComparisonResults(
         comparison=comparison,
         key={arm.name: arm.title for arm in arms if arm.title},
         ks=ks,
-        start={k: mean_over_runs(start_scores(comparison, k)) for k in ks},
-        arms={arm.name: tuple(_arm_scores(comparison, arm, p, ks) for p in comparison.eval_points) for arm in arms},
-        matches=match_at(arms, comparison.unit, budget),
-        differences=differences,
-        equal=_equal(comparison, end_ks),
-        best={k: frontier(comparison, k) for k in end_ks},
-        efficiency={
-            START: token_efficiency(comparison),
-            **{arm.name: token_efficiency(comparison, arm, budget) for arm in arms},
+        scores=whole,
+        tasks={t: _budget_scores(arms, at_end, end_ks, comparison.prompts_of(t)) for t in tasks if len(tasks) > 1},
+        at_eval_points={
+            arm.name: tuple(_arm_scores(comparison, arm, p, end_ks) for p in comparison.eval_points) for arm in arms
         },
-        training={arm.name: training_efficiency(arm) for arm in arms},
+        at_equal_cost=tuple(row for row in equal if row.amount > 0),
+        best={k: frontier(comparison, k) for k in end_ks},
+        use={START: use_of_samples(comparison), **{arm.name: use_of_samples(comparison, arm) for arm in arms}},
         coverage=tuple(coverage_change(comparison, arm, budget, ks[-1], len(arms)) for arm in arms),
-        tasks=_task_scores(comparison, end_ks),
-        seeds_needed={name: seeds_needed(by_k[1].parts) for name, by_k in differences.items()},
+        seeds_needed={name: seeds_needed(by_k[1].parts) for name, by_k in whole.differences.items()},
     )
 
 
 def _arm_scores(comparison: Comparison, arm: Arm, eval_point: float, ks: tuple[int, ...]) -> ArmScores:
-    shown_ks = ks if eval_point == comparison.eval_points[-1] else (ks[0], ks[-1])
     return ArmScores(
-        eval_point=eval_point,
-        costs=costs_at(arm, comparison.unit, eval_point),
-        matched=is_matched(arm, comparison.unit, eval_point),
-        pass_at={k: mean_over_runs(scores_at(comparison, arm, eval_point, k)) for k in shown_ks},
+        eval_point,
+        costs_at(arm, comparison.unit, eval_point),
+        is_matched(arm, comparison.unit, eval_point),
+        {k: mean_over_runs(scores_at(comparison, arm, eval_point, k)) for k in ks},
     )
 
 
-def _differences(
-    comparison: Comparison, ks: Sequence[int], prompts: IntArray | slice = slice(None)
-) -> dict[str, dict[int, PairedDifference]]:
-    """Compare each later arm with the first at the budget, on all prompts or some."""
-    first, *others = comparison.arms
-    budget = comparison.eval_points[-1]
-
-    def difference(arm: Arm, k: int) -> PairedDifference:
-        a_SP, b_SP = (scores_at(comparison, one, budget, k)[:, prompts] for one in (first, arm))
-        return paired_difference(a_SP, b_SP, seeds_paired=have_same_seeds(first, arm))
-
-    return {arm.name: {k: difference(arm, k) for k in ks} for arm in others}
-
-
-def _task_scores(comparison: Comparison, ks: tuple[int, ...]) -> tuple[TaskScores, ...]:
-    names, budget = comparison.task_names(), comparison.eval_points[-1]
-    if len(names) < 2:
-        return ()
-    scores = {START: {k: start_scores(comparison, k) for k in ks}}
-    scores |= {arm.name: {k: scores_at(comparison, arm, budget, k) for k in ks} for arm in comparison.arms}
-    tasks = []
-    for name in names:
-        chosen = comparison.prompts_of(name)
-        means = {a: {k: mean_over_runs(by_k[k][:, chosen]) for k in ks} for a, by_k in scores.items()}
-        tasks.append(TaskScores(name, len(chosen), means, _differences(comparison, ks, chosen)))
-    return tuple(tasks)
-
-
-def _equal(comparison: Comparison, ks: tuple[int, ...]) -> tuple[EqualCost, ...]:
-    """Compare every later arm with the first at the largest cost that every run of the two reached.
-
-    Steps are left out unless the budget counts them: a step costs more at a larger N.
-    """
-    units = (comparison.unit, *(unit for unit in UNITS if unit not in (comparison.unit, "steps")))
-    rows = [at_equal_cost(comparison, arm, unit, ks) for arm in comparison.arms[1:] for unit in units]
-    rows = [row for row in rows if row.amount > 0]
-    number = sum(d is not None for row in rows for d in row.differences.values())
-    return tuple(replace(row, corrected=row.corrected_for(number)) for row in rows)
+def _budget_scores(
+    arms: Sequence[Arm], scores: Mapping[str, Mapping[int, FloatArray]], ks: Sequence[int], prompts: IntArray
+) -> BudgetScores:
+    """Average scores (shape [S, P], by name and k) over some prompts, and compare each later arm with the first."""
+    chosen = {name: {k: by_k[k][:, prompts] for k in ks} for name, by_k in scores.items()}
+    first, *others = arms
+    return BudgetScores(
+        len(prompts),
+        {name: {k: mean_over_runs(score_SP) for k, score_SP in by_k.items()} for name, by_k in chosen.items()},
+        {
+            arm.name: {
+                k: paired_difference(chosen[first.name][k], b_SP, seeds_paired=have_same_seeds(first, arm))
+                for k, b_SP in chosen[arm.name].items()
+            }
+            for arm in others
+        },
+    )

@@ -75,8 +75,8 @@ def slots_for(jobs: int | None, arms: Sequence[ArmPlan]) -> list[Slot]:
 
 
 def _num_machines(arms: Sequence[ArmPlan]) -> int:
-    """Return the machines of the largest cluster of an arm that is still to be run; 0 without a cluster."""
-    return max((arm.config.cluster.nodes for arm in arms if arm.run is None), default=0)
+    """Return the machines of the largest cluster of an arm; 0 without a cluster."""
+    return max(arm.config.cluster.nodes for arm in arms)
 
 
 def machine_of(slots: Sequence[Slot], arms: Sequence[ArmPlan]) -> str:
@@ -138,7 +138,6 @@ def run_comparison(
     folder: Path,
     plan: ComparisonPlan,
     slots: Sequence[Slot],
-    machine: str,
     view: ComparisonView,
     again: str | None = None,
     deadline: float | None = None,
@@ -150,8 +149,8 @@ def run_comparison(
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with RunDirectory(folder).locked():
-        plan.write(folder, machine, len(slots))
-        view.announce(plan, machine, folder, sum(len(slot.cores) for slot in slots))
+        plan.write(folder)
+        view.announce(plan, folder, sum(len(slot.cores) for slot in slots))
         with view.running(again or f"brorl compare {shlex.quote(str(folder))}"):
             left = [run for run in plan.runs_in(folder) if run not in view.complete]
             return finish_runs(left, slots, view, deadline)
@@ -305,7 +304,7 @@ def fitted(
     plan: ComparisonPlan, arguments: Arguments, folder: Path, slots: Sequence[Slot], console: Console
 ) -> ComparisonPlan:
     """Return the plan with a budget that fits a few steps of every arm; steps as the unit always fit."""
-    if plan.unit == "steps" or any(arm.run is not None for arm in plan.arms):
+    if plan.unit == "steps":
         return plan
     console.print("a few steps of each arm, for their cost", markup=False)
     with output_folder(folder), RunDirectory(folder).locked():

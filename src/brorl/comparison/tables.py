@@ -7,14 +7,13 @@ Source: the layout of BroRL (arXiv 2510.01180), Tables 1 to 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from brorl.comparison.arms import Arm
-from brorl.comparison.matching import TOLERANCE, Spread
-from brorl.comparison.results import START, ComparisonResults, with_names
+from brorl.comparison.results import START, TOLERANCE, ComparisonResults, Spread, with_names
 from brorl.cost import UNIT_WORDS, amount, short_amount
 from brorl.evaluation.paired import CorrectedInterval, TTest, conclusion_of
-from brorl.format import Estimate, interval, p_value, short, short_time, signed, significant_interval
+from brorl.format import Estimate, interval, p_value, plain, short, short_time, signed
 from brorl.table import Table
 from brorl.wording import option
 
@@ -45,9 +44,9 @@ def cost_table(results: ComparisonResults) -> Table:
     """Make the table of costs and scores of each arm at the budget (the paper's Table 1)."""
     comparison = results.comparison
     columns = ("arm", "N", "prompts\n/step", "steps", "samples", "unique\ntokens", "time", "pass@1")
-    rows = [(START, *["-"] * 6, interval(results.start[1]))]
+    rows = [(START, *["-"] * 6, interval(results.scores.pass_at[START][1]))]
     for arm in comparison.arms:
-        at = results.arms[arm.name][-1]
+        at = results.at_eval_points[arm.name][-1]
         rows.append((
             arm.name if at.matched else f"{arm.name} *",
             f"{arm.num_rollouts:,}",
@@ -73,30 +72,30 @@ def cost_table(results: ComparisonResults) -> Table:
     return Table(title, columns, tuple(rows), tuple(notes))
 
 
+# the columns of the use of samples: heading, and how its numbers are written
+_USE: dict[str, tuple[str, Callable[[float], str]]] = {
+    "mixed_fraction": ("mixed\ngroups", "{:.1%}".format),
+    "samples_per_s": ("samples\n/s", short),
+    "generated_per_s": ("generated\n/s", short),
+    "unique_tokens_per_s": ("unique\ntokens/s", short),
+    "tokens_per_unique": ("sampled per\nunique token", "{:,.2f}".format),
+    "tokens_per_response": ("tokens per\nresponse", plain),
+    "correct_per_1000_tokens": ("correct per\n1,000 tokens", plain),
+}
+
+
 def use_table(results: ComparisonResults) -> Table:
     """Make the table of mixed groups, throughput and tokens (the paper's Tables 2 and 3)."""
-    columns = (
-        "arm", "mixed\ngroups", "samples\n/s", "generated\n/s", "unique\ntokens/s", "sampled per\nunique token",
-        "tokens per\nresponse", "correct per\n1,000 tokens",
-    )  # fmt: skip
-
-    def number(values: Spread | None, form: str = "") -> str:
-        return "-" if values is None else f"{values.mean:{form}}" if form else short(values.mean)
-
-    rows = []
-    for name, efficiency in results.efficiency.items():
-        use, cells = results.training.get(name), ["-"] * 5
-        if use is not None:
-            cells = [number(use[rate]) for rate in ("samples_per_s", "generated_per_s", "unique_tokens_per_s")]
-            cells = [number(use["mixed_fraction"], ".1%"), *cells, number(use["tokens_per_unique"], ",.2f")]
-        per_thousand = "-" if efficiency.per_thousand is None else significant_interval(efficiency.per_thousand)
-        rows.append((name, *cells, significant_interval(efficiency.tokens), per_thousand))
+    rows = [
+        (name, *("-" if (found := use.get(key)) is None else form(found.mean) for key, (_, form) in _USE.items()))
+        for name, use in results.use.items()
+    ]
     notes = (
         "Mixed groups: fraction of sampled groups with correct and incorrect rollouts; dynamic sampling keeps these. "
         "Samples/s: per second of the run; generated/s: per second of generation alone. Means over whole runs; the "
         "last two columns are of the evaluations at the budget.",
     )
-    return Table("Use of the samples", columns, tuple(rows), notes)
+    return Table("Use of the samples", ("arm", *(heading for heading, _ in _USE.values())), tuple(rows), notes)
 
 
 def pass_table(results: ComparisonResults) -> Table:
@@ -105,9 +104,8 @@ def pass_table(results: ComparisonResults) -> Table:
     a, b = results.names
     rows = []
     for k, difference in results.pair.items():
-        scores = (results.start[k], *(results.arms[name][-1].pass_at[k] for name in (a, b)))
         shown = signed(difference.difference), with_names(difference.conclusion, a, b)
-        rows.append((f"pass@{k}", *_values(scores), *shown))
+        rows.append((f"pass@{k}", *_values(by_k[k] for by_k in results.scores.pass_at.values()), *shown))
     notes = (
         f"Over {len(results.comparison.prompts)} held-out prompts with {results.comparison.num_samples} responses "
         "each.",
@@ -172,21 +170,22 @@ def _values(estimates: Iterable[Estimate]) -> tuple[str, ...]:
 def equal_table(results: ComparisonResults) -> Table:
     """Make the table of every later arm minus the first at equal cost, in every unit."""
     first, rows = results.names[0], []
-    for equal in results.equal:
+    number = sum(d is not None for row in results.at_equal_cost for d in row.differences.values())
+    for equal in results.at_equal_cost:
         counted_in = {"seconds": "", "unique_tokens": " tokens"}.get(equal.unit, f" {equal.unit}")
         cells = [f"{equal.arm}, {short_amount(equal.amount, equal.unit)}{counted_in}"]
-        for k in results.end_ks:
-            score, difference, corrected = equal.scores[k], equal.differences[k], equal.corrected[k]
+        for k, score in equal.scores.items():
+            difference = equal.differences[k]
             cells.append("-" if score is None else f"{score.value:.3f}")
-            cells.append("-" if difference is None or not corrected else _marked(difference.difference, corrected))
+            corrected = None if difference is None else CorrectedInterval.of(difference.at_level, number)
+            cells.append("-" if not difference or not corrected else _marked(difference.difference, corrected))
         rows.append(tuple(cells))
-    number = sum(c is not None for row in results.equal for c in row.corrected.values())
     notes = [
         "At the largest cost that every run of the two arms reached, on straight lines between evaluations; tokens are "
         "unique tokens.",
         *([_marks_note(number)] if number else []),
     ]
-    if any(score is None for equal in results.equal for score in equal.scores.values()):
+    if any(score is None for equal in results.at_equal_cost for score in equal.scores.values()):
         notes.append(
             f"-: a run was not evaluated close enough to that cost; a larger {option('marks')} adds evaluation points."
         )
@@ -200,7 +199,7 @@ def frontier_table(results: ComparisonResults, k: int) -> Table:
     rows = []
     for index, eval_point in enumerate(results.comparison.eval_points):
         cells = []
-        for name, points in results.arms.items():
+        for name, points in results.at_eval_points.items():
             at = points[index]
             cell = f"{at.pass_at[k].value:.3f}" if at.matched else f"({at.pass_at[k].value:.3f})"
             if eval_point in best and best[eval_point].arm == name:
@@ -208,20 +207,19 @@ def frontier_table(results: ComparisonResults, k: int) -> Table:
             cells.append(cell)
         rows.append((short_amount(eval_point, unit), *cells))
     notes = ["* best at that budget; ** and its lead over the second is shown (the 95% interval lies above 0)"]
-    if not all(at.matched for points in results.arms.values() for at in points):
+    if not all(at.matched for points in results.at_eval_points.values() for at in points):
         notes.append(f"(in brackets): a run overshot the budget by over {TOLERANCE:.0%}: not compared there")
     return Table(f"pass@{k} by budget", (UNIT_WORDS[unit], *results.names), tuple(rows), tuple(notes))
 
 
 def task_table(results: ComparisonResults, k: int) -> Table:
     """Make the table of pass@k by task; of two arms with the difference."""
-    rows = []
-    for task in results.tasks:
-        cells = [*_values(by_k[k] for by_k in task.scores.values())]
-        if results.pair is not None:
-            cells += [signed(by_k[k].difference) for by_k in task.differences.values()]
-        rows.append((f"{task.task} ({task.num_prompts})", *cells))
-    columns = ("task", START, *results.names, *(("difference",) if results.pair is not None else ()))
+    is_pair, rows = results.pair is not None, []
+    for task, scores in results.tasks.items():
+        differences = [signed(by_k[k].difference) for by_k in scores.differences.values()] if is_pair else []
+        cells = *_values(by_k[k] for by_k in scores.pass_at.values()), *differences
+        rows.append((f"{task} ({scores.num_prompts})", *cells))
+    columns = ("task", START, *results.names, *(("difference",) if is_pair else ()))
     return Table(f"pass@{k} by task", columns, tuple(rows), ("In brackets: prompts.",))
 
 

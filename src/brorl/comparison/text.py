@@ -6,15 +6,14 @@ that is not. Of two arms, the second is measured against the first; of more, the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from statistics import median
 
-from brorl.comparison.arms import Arm, Comparison
-from brorl.comparison.matching import TOLERANCE
-from brorl.comparison.results import ComparisonResults, with_names
-from brorl.cost import UNIT_WORDS, Unit, amount, short_amount
+from brorl.comparison.arms import Comparison, score_at
+from brorl.comparison.results import TOLERANCE, ComparisonResults, with_names
+from brorl.cost import UNIT_WORDS, amount, short_amount
 from brorl.evaluation.paired import PairedDifference
-from brorl.format import Estimate, interval, listed, p_value, short, short_time, signed
+from brorl.format import Estimate, interval, listed, p_value, signed
 
 _ROLLOUTS = "rollouts_per_prompt"
 _EXPECTED = {_ROLLOUTS, "prompts_per_step"}  # settings that a comparison of N changes
@@ -36,30 +35,36 @@ def answer_of(results: ComparisonResults) -> str:
 
 def caveats_of(results: ComparisonResults) -> tuple[str, ...]:
     """Return everything that limits the answer, the gravest first: faults of this comparison, then its certainty."""
-    comparison, pair = results.comparison, results.pair
+    comparison = results.comparison
     unit, whole = comparison.unit, amount(results.budget, comparison.unit)
-    matched = [] if results.matched else [match_words(results)]
     ended = [
-        f"{run.arm}, seed {run.seed}, ended early at {amount(run.spent.of(unit), unit)} of {whole} "
-        f"({run.ended_early}); its last score counts, because it could not spend more."
-        for run in results.matches
-        if run.ended_early is not None
+        f"{arm.name}, seed {run.seed}, ended early at {amount(spent, unit)} of {whole} ({run.ended_early}); its last "
+        "score counts, because it could not spend more."
+        for arm in comparison.arms
+        for run in arm.runs
+        if (spent := run.scores[-1].cost.of(unit)) < results.budget
     ]
-    certainty = _seeds_of_sweep(results) if pair is None else _certainty(pair[1], results.names[1])
+    machine = f", and for this machine ({comparison.machine})" if unit == "seconds" else ""
     caveats = [
-        *matched, " ".join(_slow_runs(results)), " ".join(ended),
-        *(_left_out_words(results) if pair is None else _changed_at_equal_budget(results, pair[1])),
-        *unverified_words(comparison), *_differing_settings(comparison.arms),
+        "" if results.matched else match_words(results),
+        " ".join(_slow_runs(results)),
+        " ".join(ended),
+        _changed_at_equal_budget(results),
+        unverified_words(comparison),
+        _differing_settings(comparison),
         " ".join(f"{note[0].upper()}{note[1:]}." for note in comparison.notes),
-        certainty, _seeds_needed(results), _limits(comparison),
-    ]  # fmt: skip
+        " ".join(_certainty(results)),
+        _seeds_needed(results),
+        f"This holds for this checkpoint ({comparison.checkpoint}), this data and this budget{machine}: a longer run "
+        "may rank the arms differently.",
+    ]
     return tuple(caveat for caveat in caveats if caveat)
 
 
 def match_words(results: ComparisonResults) -> str:
     """Return the unit in which the arms are matched, or the arms that are not, with the fix."""
     unit, budget = results.comparison.unit, results.budget
-    at_budget = [(name, points[-1]) for name, points in results.arms.items()]
+    at_budget = [(name, points[-1]) for name, points in results.at_eval_points.items()]
     unmatched = [(name, at.costs[unit].most) for name, at in at_budget if not at.matched]
     if not unmatched:
         return (
@@ -76,7 +81,7 @@ def match_words(results: ComparisonResults) -> str:
 
 def _pair_answer(results: ComparisonResults, difference: PairedDifference) -> str:
     a, b = results.names
-    at_a, at_b = (f"{results.arms[name][-1].pass_at[1].value:.3f}" for name in (a, b))
+    at_a, at_b = (f"{results.scores.pass_at[name][1].value:.3f}" for name in (a, b))
     matched, shown = results.matched, "No difference shown"
     if difference.conclusion != "no difference shown":
         shown = f"{b if difference.conclusion == 'B leads' else a} {'won' if matched else 'scored higher'}"
@@ -86,21 +91,21 @@ def _pair_answer(results: ComparisonResults, difference: PairedDifference) -> st
     but = "" if matched else ", but the runs are not matched"
     return (
         f"{shown}{but}: at {where}, {b} is {_higher_or_lower(difference.difference)} in pass@1 ({at_b} against {at_a} "
-        f"of {a}){_interval_words(difference.difference)}, {_seeds(difference)}."
+        f"of {a}){_interval_words(difference.difference)}, {results.seeds_text}."
     )
 
 
 def _sweep_answer(results: ComparisonResults) -> str:
     """Return which arm is best at the whole budget, and whether its lead is shown."""
     budget = amount(results.budget, results.comparison.unit)
-    over = [name for name, points in results.arms.items() if not points[-1].matched]
+    over = [name for name, points in results.at_eval_points.items() if not points[-1].matched]
     best = next((b for b in results.best[1] if b.eval_point == results.budget), None)
     if best is None:
         kept = [name for name in results.names if name not in over]
         who = f"only {kept[0]} kept to it" if kept else "every arm overshot it"
         return f"At {budget} of training nothing can be compared: {who}."
     where = f"Of the arms that kept to {budget} ({listed(over)} did not)" if over else f"At {budget} of training each"
-    score = interval(results.arms[best.arm][-1].pass_at[1])
+    score = interval(results.scores.pass_at[best.arm][1])
     if best.is_tied:
         return f"{where}, {best.arm} and {best.second} scored the same pass@1, {score}."
     shown = "No winner shown"
@@ -112,94 +117,74 @@ def _sweep_answer(results: ComparisonResults) -> str:
     )
 
 
-def _slow_runs(results: ComparisonResults) -> list[str]:
+def _slow_runs(results: ComparisonResults) -> Iterator[str]:
     """Name runs that made far fewer steps in the same seconds than their siblings: the machine had other work."""
-    if results.comparison.unit != "seconds":
-        return []
-    lines = []
-    for arm in results.comparison.arms:
-        runs = [run for run in results.matches if run.arm == arm.name and run.ended_early is None]
-        usual = median(run.spent.steps for run in runs) if len(runs) >= _FEWEST_SIBLINGS else 0
-        path_of = {run.seed: run.path for run in arm.runs}
-        lines += [
-            f"Seed {run.seed} of {arm.name} made {run.spent.steps:,} steps in its time; {usual:,.0f} are usual for "
-            f"{arm.name}. The machine was probably busy with other work, so its scores are too low. To repeat "
-            f"it, delete {path_of[run.seed]} and rerun the command."
-            for run in runs
-            if run.spent.steps < _SLOW * usual
-        ]
-    return lines
+    comparison = results.comparison
+    for arm in comparison.arms if comparison.unit == "seconds" else ():
+        steps = {
+            run: score_at(run, "seconds", results.budget).cost.steps for run in arm.runs if run.ended_early is None
+        }
+        usual = median(steps.values()) if len(steps) >= _FEWEST_SIBLINGS else 0
+        for run, made in steps.items():
+            if made < _SLOW * usual:
+                yield (
+                    f"Seed {run.seed} of {arm.name} made {made:,} steps in its time; {usual:,.0f} are usual for "
+                    f"{arm.name}. The machine was probably busy with other work, so its scores are too low. To repeat "
+                    f"it, delete {run.path} and rerun the command."
+                )
 
 
-def _changed_at_equal_budget(results: ComparisonResults, at_end: PairedDifference) -> list[str]:
+def _changed_at_equal_budget(results: ComparisonResults) -> str:
     """Return a sentence if the conclusion is another one where all runs had spent exactly the same of the budget."""
     unit = results.comparison.unit
-    equal = next((e for e in results.equal if e.unit == unit), None)
-    there = equal.differences[1] if equal is not None else None
-    if equal is None or there is None or there.conclusion == at_end.conclusion:
-        return []
+    equal = next((e for e in results.at_equal_cost if e.unit == unit), None)
+    there = None if equal is None else equal.differences[1]
+    if results.pair is None or equal is None or there is None or there.conclusion == results.pair[1].conclusion:
+        return ""
     a, b = results.names
-    spent = [f"{name} {_in_short(points[-1].costs[unit].mean, unit)}" for name, points in results.arms.items()]
-    return [
+    spent = [
+        f"{name} {short_amount(points[-1].costs[unit].mean, unit)}" for name, points in results.at_eval_points.items()
+    ]
+    return (
         f"The conclusion changes where all runs had spent exactly the same: at {amount(equal.amount, unit)} each, "
         f"{with_names(there.conclusion, a, b)}: {b} is {_higher_or_lower(there.difference)} in pass@1"
         f"{_interval_words(there.difference)}, on straight lines between evaluations. At their ends they had spent "
         f"{listed(spent)}, because a run ends with the step that reaches the budget."
-    ]
+    )
 
 
-def _left_out_words(results: ComparisonResults) -> list[str]:
-    """Name the arms that are not compared at an evaluation point before the last."""
-    unit = results.comparison.unit
-    left_out = {
-        arm: [short_amount(at.eval_point, unit) for at in points[:-1] if not at.matched]
-        for arm, points in results.arms.items()
-    }
-    places = "; ".join(f"{arm} at {listed(points)}" for arm, points in left_out.items() if points)
-    if not places:
-        return []
-    return [f"Not compared, because a run overshot by over {TOLERANCE:.0%}: {places}{_counted(unit)}."]
-
-
-def unverified_words(comparison: Comparison) -> list[str]:
+def unverified_words(comparison: Comparison) -> str:
     """Return the number of held-out prompts that are left out because responses could not be verified, if any."""
     if not comparison.num_left_out:
-        return []
+        return ""
     number = len(comparison.prompts) + comparison.num_left_out
-    return [
+    return (
         f"{comparison.num_left_out} of {number} held-out prompts are left out: in an evaluation of a run, responses to "
         "them could not be verified because of an infrastructure failure."
-    ]
+    )
 
 
-def _certainty(difference: PairedDifference, b: str) -> str:
-    """Return the number of seeds, the variation that the interval covers, and the test that disagrees, if any."""
+def _certainty(results: ComparisonResults) -> Iterator[str]:
+    """Yield the number of seeds, the variation that the intervals cover, and the test that disagrees, if any."""
+    pair = None if results.pair is None else results.pair[1]
+    one_seed = min(len(arm.runs) for arm in results.comparison.arms) == 1
     covers = {
         "prompts and seeds": "other prompts and other seeds",
         "prompts": "other prompts, not for other seeds",
         "seeds": "other seeds, not for other prompts",
         "nothing": "neither other prompts nor other seeds",
-    }[difference.covers]
-    lines = [f"{_seeds(difference).capitalize()} an arm: the interval (95%) allows for {covers}."]
-    if min(difference.num_seeds) == 1:
-        lines.append("With one seed, only these trained models are compared; another seed may reverse the order.")
-    elif difference.seeds_ahead is not None:
-        lines.append(f"{b} was ahead in {difference.seeds_ahead} of {difference.num_seeds[0]} seeds.")
-    test = difference.prompt_test
-    if test is not None and difference.conclusion == "no difference shown" and test.p_two_sided < 0.05:
-        lines.append(
+    }[pair.covers if pair else "prompts" if one_seed else "prompts and seeds"]
+    yield f"{results.seeds_text.capitalize()} an arm: intervals (95%) allow for {covers}."
+    if one_seed:
+        yield "With one seed, only these trained models are compared; another seed may reverse the order."
+    elif pair and pair.seeds_ahead is not None:
+        yield f"{results.names[1]} was ahead in {pair.seeds_ahead} of {pair.num_seeds[0]} seeds."
+    test = pair.prompt_test if pair and pair.conclusion == "no difference shown" else None
+    if test is not None and test.p_two_sided < 0.05:
+        yield (
             f"The t-test over prompts alone would show a difference (two-tailed p = {p_value(test.p_two_sided)}), but "
             "it does not allow for other seeds."
         )
-    return " ".join(lines)
-
-
-def _seeds_of_sweep(results: ComparisonResults) -> str:
-    """Return the number of seeds and the variation that the intervals cover."""
-    seeds = f"{results.seeds_text.capitalize()} an arm"
-    if min(len(arm.runs) for arm in results.comparison.arms) == 1:
-        return f"{seeds}: with one, intervals allow for other prompts only, and another seed may reverse every order."
-    return f"{seeds}: intervals (95%) allow for other prompts and other seeds."
 
 
 def _seeds_needed(results: ComparisonResults) -> str:
@@ -220,23 +205,14 @@ def _seeds_needed(results: ComparisonResults) -> str:
     )
 
 
-def _differing_settings(arms: Sequence[Arm]) -> list[str]:
+def _differing_settings(comparison: Comparison) -> str:
     """Warn that several settings differ, unless only N and the prompts per step do."""
-    names = sorted({name for arm in arms for name in arm.differs})
+    names = sorted({name for arm in comparison.arms for name in arm.differs})
     others = [name for name in names if name not in _EXPECTED]
     if not others or len(names) == 1:
-        return []
+        return ""
     differing = f"{listed(others)} too" if _ROLLOUTS in names else listed(names)
-    return [f"The arms differ in {differing}: the result is due to all of these together."]
-
-
-def _limits(comparison: Comparison) -> str:
-    """Return the limits of the result."""
-    machine = f", and for this machine ({comparison.machine})" if comparison.unit == "seconds" else ""
-    return (
-        f"This holds for this checkpoint ({comparison.checkpoint}), this data and this budget{machine}: a longer run "
-        "may rank the arms differently."
-    )
+    return f"The arms differ in {differing}: the result is due to all of these together."
 
 
 def _higher_or_lower(difference: Estimate) -> str:
@@ -249,18 +225,3 @@ def _interval_words(difference: Estimate) -> str:
     """Return the interval of a difference, after a comma; nothing if it has none."""
     ends = signed(difference).partition(" ")[2]
     return f", interval {ends}" if ends else ""
-
-
-def _seeds(difference: PairedDifference) -> str:
-    of_a, of_b = difference.num_seeds
-    if of_a != of_b:
-        return f"{of_b} and {of_a} seeds"
-    return "1 seed" if of_a == 1 else f"{of_a} seeds"
-
-
-def _in_short(value: float, unit: Unit) -> str:
-    return short_time(value) if unit == "seconds" else short(value)
-
-
-def _counted(unit: Unit) -> str:
-    return "" if unit == "seconds" else f" {UNIT_WORDS[unit]}"

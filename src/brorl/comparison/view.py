@@ -40,14 +40,14 @@ class ComparisonView:
         self._in_progress = 0.0
         self._status = console.status("starting")
 
-    def announce(self, plan: ComparisonPlan, machine: str, folder: Path, num_cores: int) -> None:
+    def announce(self, plan: ComparisonPlan, folder: Path, num_cores: int) -> None:
         """Print the plan, and show runs in progress from here on; the runs use `num_cores` cores (0: GPUs)."""
         names = (" against " if len(plan.arms) == 2 else ", ").join(arm.name for arm in plan.arms)
         self._print(
             f"brorl {brorl.__version__}: {names}, from {plan.arms[0].config.model}, "
             f"{amount(plan.budget, plan.unit)} of training each, {counted(plan.seeds, 'seed')}"
         )
-        self._print(f"{counted(self._num_runs, 'run')} in all; {machine}")
+        self._print(f"{counted(self._num_runs, 'run')} in all; {plan.machine}")
         self._print(f"evaluated at {', '.join(map(plain, plan.eval_points))} {UNIT_WORDS[plan.unit]}; folder {folder}")
         for note in plan.notes:
             self._print(note)

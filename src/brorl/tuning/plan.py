@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import brorl
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.comparison.arm_plans import ArmPlan, run_config
 from brorl.comparison.arms import ArmRun
-from brorl.comparison.plan import ComparisonPlan
-from brorl.config.reading import dump_yaml, make_config, with_settings
+from brorl.comparison.plan import ComparisonPlan, read_fields, write_plan
+from brorl.config.reading import dump_yaml, with_settings
 from brorl.config.settings import TrainConfig
 from brorl.cost import Budget
-from brorl.errors import UserError
 from brorl.format import Estimate, exact, plain
 from brorl.runs.run_record import TUNE_FILE
 from brorl.storage import replace_file, storage_errors
@@ -105,7 +102,8 @@ class TunePlan:
     def final(self, winner: ArmPlan, run_seconds: float, seeds: int) -> ComparisonPlan:
         """Return the comparison of the winner with the user's recipe."""
         points = tuple(run_seconds * fraction for fraction in _POINTS)
-        return ComparisonPlan((self.own, winner), "seconds", run_seconds, points, seeds)
+        arms, where = (self.own, winner), (self.machine, self.jobs)
+        return ComparisonPlan(arms, "seconds", run_seconds, points, seeds, (), (), *where)
 
     def race_run(self, folder: Path, arm: ArmPlan, fraction: float) -> ArmRun:
         """Return a run of the race up to a rung, with its recipe written. It is evaluated at half of each rung, too."""
@@ -126,31 +124,12 @@ class TunePlan:
 
     def write(self, folder: Path) -> None:
         """Write `tune.json`."""
-        content: dict[str, Any] = {"brorl": brorl.__version__} | vars(self)
-        content["start"] = {str(k): asdict(estimate) for k, estimate in self.start.items()}
-        content["arms"] = [
-            {"name": arm.name, "title": arm.title, "settings": arm.config.model_dump(mode="json")} for arm in self.arms
-        ]
         with storage_errors(folder):
-            replace_file(folder / TUNE_FILE, json.dumps(content, indent=2).encode())
+            write_plan(self, folder / TUNE_FILE)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the plan of a folder.
-
-        Raises:
-            UserError: If it is damaged.
-        """
-        file = folder / TUNE_FILE
-        try:
-            content = json.loads(file.read_text("utf-8"))
-        except ValueError as error:
-            raise UserError(f"{file} is damaged ({error}); start a new tuning in another folder") from error
-        del content["brorl"]
+        """Read the plan of a folder."""
+        content = read_fields(folder / TUNE_FILE, "tuning")
         content["start"] = {int(k): Estimate(**estimate) for k, estimate in content["start"].items()}
-        content["tuning_prompts"] = tuple(content["tuning_prompts"])
-        content["arms"] = tuple(
-            ArmPlan(arm["name"], make_config(arm["settings"], {}, str(file)), title=arm["title"])
-            for arm in content["arms"]
-        )
         return cls(**content)

@@ -233,14 +233,12 @@ def _final(
     runs = compared.runs_in(path)
     view = ComparisonView(console, runs)
     if len(view.complete) < len(runs):
-        is_complete = run_comparison(
-            path, compared, slots(), plan.machine, view, again(folder), perf_counter() + clock.left
-        )
+        is_complete = run_comparison(path, compared, slots(), view, again(folder), perf_counter() + clock.left)
         if not is_complete:
             compared = replace(compared, seeds=_complete_seeds(compared, path))
             if compared.seeds < FEWEST_SEEDS:
                 return None
-            compared.write(path, plan.machine, plan.jobs)
+            compared.write(path)
     return finished_comparison(path)
 
 
