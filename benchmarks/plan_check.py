@@ -4,7 +4,7 @@
 
 Every training run is a child process with the recipe's 16 prompts per step, a learning rate of practically 0, which
 keeps the policy of the plan, no evaluation and no held-out check; seconds are what its metrics call
-seconds.total, memory is the peak above the loaded model. Shares and tokens are those of fresh prompts of another seed.
+seconds.total. Shares and tokens are those of fresh prompts of another seed.
 Plans and runs alternate, so a change of the machine's speed affects both. Prints the tables of
 docs/how-to/plan.md.
 """
@@ -12,7 +12,6 @@ docs/how-to/plan.md.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import subprocess
@@ -35,10 +34,9 @@ FRESH_SEED = 987_654
 
 
 def child_train(num_rollouts: int, steps: int, seed: int) -> dict[str, Any]:
-    """Train in this process and return seconds, memory and fractions of its metrics."""
+    """Train in this process and return seconds and fractions of its metrics."""
     from brorl.assemble import build_run
     from brorl.config.reading import make_config, read_recipe
-    from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
     from brorl.runs.run_directory import RunDirectory
     from brorl.training.loop import train
 
@@ -48,15 +46,8 @@ def child_train(num_rollouts: int, steps: int, seed: int) -> dict[str, Any]:
         return build_run(config, RunDirectory(Path(folder)), lambda _: None)
 
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
-        train(*build(first, 1))  # what is imported or set up once is no memory of a step
-        gc.collect()
-        run, state = build(second, steps)
-        gc.collect()
-        device = next(iter(run.learner.weights()))[1].device
-        before = bytes_in_use(device)
-        reset_peak(device)
-        train(run, state)
-        peak = peak_bytes(device)
+        train(*build(first, 1))  # what is imported or set up once is no part of a step
+        train(*build(second, steps))
         records = [r for r in RunDirectory(Path(second)).read_metrics() if r["step"] > 2]
     total = {n: sum(r["sampling"][n] for r in records) for n in ("groups", "unique_tokens", "sampled_tokens")}
     phases = sorted({n for r in records for n in r["seconds"]})
@@ -64,7 +55,6 @@ def child_train(num_rollouts: int, steps: int, seed: int) -> dict[str, Any]:
         "seconds": {n: sum(r["seconds"].get(n, 0.0) for r in records) / len(records) for n in phases},
         "unique_tokens": total["unique_tokens"] / total["groups"],
         "groups_per_step": total["groups"] / len(records),
-        "memory_bytes": None if before is None or peak is None else peak - before,
     }
 
 
@@ -109,16 +99,12 @@ def tables(rollouts: Sequence[int], plans: list[dict[str, Any]], runs: Any, samp
     names = ["generation", "verification", "training", "storing", "diagnostics", "total"]
     for n in rollouts:
         planned = [next(r for r in p["rows"] if r["num_rollouts"] == n) for p in plans]
-        memory = [r["memory_bytes"] for r in runs[n] if r["memory_bytes"] is not None]
         tokens, seconds = samples[n]["unique_tokens"], median(r["seconds"]["total"] for r in runs[n])
         compared = [
             ("mixed groups", [r["mixed"]["value"] for r in planned], samples[n]["mixed"], ".3f"),
             ("unique tokens of a group", [r["unique_tokens"]["value"] for r in planned], tokens, ".1f"),
             ("seconds per step", [r["seconds"]["total"] for r in planned], seconds, ".3f"),
         ]
-        planned_memory = [r["memory_bytes"] / 2**20 for r in planned if r["memory_bytes"] is not None]
-        if memory and planned_memory:
-            compared.append(("memory above the model, MiB", planned_memory, median(memory) / 2**20, ".0f"))
         for name, values, measured, form in compared:
             middle, off = median(values), [value / measured - 1 for value in values]
             errors = (f"{middle / measured - 1:+.1%}", f"{max(off, key=abs):+.1%}")

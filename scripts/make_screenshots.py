@@ -1,7 +1,7 @@
 """Make the pictures of docs/figures that commands of brorl draw, from the current package.
 
 In: the installed package and a Chromium. Out: `report.png`, the report of the recipes `quickstart` and `quickstart-16`;
-`plan.png`, the plan of the shipped model; `simulate.png`, the paper's simulation. It takes about four minutes.
+`simulate.png`, the paper's simulation. It takes about four minutes.
 
     python scripts/make_screenshots.py [--runs FOLDER]     # FOLDER keeps the runs; those in it are not made again
 """
@@ -26,7 +26,7 @@ def brorl(*arguments: str | Path) -> None:
 
 
 def make_all(runs: Path, browser: str) -> None:
-    """Make the three pictures."""
+    """Make the two pictures."""
     both = [runs / "N=512", runs / "N=16"]
     for run, recipe in zip(both, ("quickstart", "quickstart-16"), strict=True):
         if not run.exists():
@@ -36,10 +36,8 @@ def make_all(runs: Path, browser: str) -> None:
     screenshot = f"--screenshot={FIGURES / 'report.png'}"
     options = ("--headless", "--no-sandbox", "--hide-scrollbars", "--virtual-time-budget=10000")
     subprocess.run([browser, *options, f"--window-size={WIDTH},{HEIGHT}", screenshot, page.as_uri()], check=True)
-    for command in ("plan", "simulate"):
-        folder = runs / command
-        brorl(command, "--output-dir", folder)
-        shutil.copy(next(folder.glob("*.png")), FIGURES / f"{command}.png")
+    brorl("simulate", "--output-dir", runs / "simulate")
+    shutil.copy(runs / "simulate" / "simulation.png", FIGURES / "simulate.png")
 
 
 def main() -> None:

@@ -21,7 +21,6 @@ from brorl.format import (
     short,
     short_time,
     signed,
-    significant_interval,
 )
 from each_row import each_row
 
@@ -113,10 +112,6 @@ def test_intervals() -> None:
     assert signed(Estimate(-0.066, -0.09, 0.04)) == "-0.066 [-0.090, +0.040]"
     assert interval(Estimate(0.5, float("nan"), float("nan"))) == "0.500"
     assert interval(Estimate(float("nan"), 0.0, 1.0)) == "-"
-    assert significant_interval(Estimate(16506.2, 16000.0, 17000.0)) == "16,506 [16,000, 17,000]"
-    assert significant_interval(Estimate(8.034, 7.95, 8.12)) == "8.03 [7.95, 8.12]"
-    assert significant_interval(Estimate(0.0, 0.0, 0.1)) == "0.0 [0.0, 0.1]"
-    assert significant_interval(Estimate(8.034, 0.0, inf)) == "8.03 [0.00, no end]"
     assert interval(Estimate(0.5, 0.456, 0.544), end_digits=2) == "0.500 [0.46, 0.54]"
 
 

@@ -44,13 +44,6 @@ def signed(estimate: Estimate, digits: int = 3) -> str:
     return interval(estimate, digits, sign="+")
 
 
-def significant_interval(estimate: Estimate) -> str:
-    """Return a positive value with its interval, to three significant digits of the value: 71.3 [70.1, 72.5]."""
-    if not isfinite(estimate.value) or estimate.value <= 0:
-        return interval(estimate, 1)
-    return interval(estimate, max(2 - floor(log10(estimate.value)), 0))
-
-
 def plain(value: float, digits: int = 3) -> str:
     """Return a number without an exponent, to `digits` significant digits or to the whole number if that is more.
 

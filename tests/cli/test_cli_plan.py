@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from matplotlib.image import imread
 
 from case_tables import table
 from run_support import SMALL, command, refused, save_tiny_model
@@ -44,8 +43,7 @@ def test_a_plan_from_end_to_end() -> None:
         assert 0 <= row["mixed"]["low"] <= row["mixed"]["value"] <= row["mixed"]["high"] <= 1
         assert row["seconds"]["total"] == pytest.approx(sum(s for n, s in row["seconds"].items() if n != "total"))
     assert all(line in outcome.said for line in best["lines"])
-    assert imread("out/mine/plan.png").std() > 0.05  # something is drawn
-    assert sorted(p.name for p in Path("out/mine").iterdir()) == ["plan.json", "plan.png"]
+    assert sorted(p.name for p in Path("out/mine").iterdir()) == ["plan.json"]
     assert f"--rollouts_per_prompt {best['rollouts_per_prompt']}" in outcome.said
     assert f"--prompts_per_step {best['prompts_per_step']}" in outcome.said
     measure_it = next(line for line in outcome.out.splitlines() if line.startswith("or measure it: "))

@@ -197,10 +197,12 @@ def test_no_candidate_is_tried_twice() -> None:
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 8, 64])
 @pytest.mark.parametrize("evaluation_seconds", [0.1, 20.0])
 def test_the_race_and_the_final_fit_in_the_budget(num_slots: int, evaluation_seconds: float) -> None:
-    pilot = StartPilot({}, {}, 0.3, evaluation_seconds)
+    arms = tuple(ArmPlan(f"{number}", make_config(read_recipe("quickstart"), {}, "")) for number in range(9))
     budget, spent = 7200.0, 100.0
-    number, each = module._size_of_race(budget, spent, 3, num_slots, pilot, 9)
-    seconds, left = spent, number
+    plan = module.with_sizes(
+        TunePlan("pass@1", 1, budget, 0.0, 3, num_slots, "here", {}, (0, 3), arms, evaluation_seconds, spent), 0.3
+    )
+    seconds, left, each, number = spent, len(plan.arms), plan.run_seconds, len(plan.arms)
     for rung, fraction in enumerate(RUNGS):
         lasts = each * (fraction - (0.0, *RUNGS)[rung]) + (1 if rung else 3) * evaluation_seconds
         seconds += -(-left // num_slots) * lasts
@@ -239,7 +241,7 @@ def test_a_race_leaves_out_prompts_that_were_not_verified_in_every_run(
 
     monkeypatch.setattr(module, "read_run", read)
     courses = module._courses(plan, [plan.race_run(tmp_path, arm, 0.25) for arm in arms])
-    assert [course.rung_SP.tolist() for course in courses] == [[[1.0, 0.5]], [[1.0, 0.5]]]
+    assert [course.rung for course in courses] == [0.75, 0.75]
     lost["other"] = np.ones(3, int)
     with pytest.raises(UserError, match="could not be verified"):
         module._courses(plan, [plan.race_run(tmp_path, arm, 0.25) for arm in arms])

@@ -1,11 +1,10 @@
 """Intervals at other levels against scipy, and the conclusions of tables of many intervals against plain loops."""
 
-from dataclasses import replace
 from math import sqrt
 
 import numpy as np
 import pytest
-from comparisons import levels, score_SP, synthetic
+from comparisons import score_SP, synthetic
 from scipy import stats
 
 from brorl.comparison.arms import Comparison
@@ -113,26 +112,3 @@ class TestTables:
             assert (one.corrected.interval.low, one.corrected.interval.high) == pytest.approx((low, high), abs=1e-9)
             assert row[-1].endswith(f"]{mark_of(one.expected_change, half)}")
         assert "for the 4 intervals of this table" in table.notes[-1]
-
-
-def few_seeds_apart(gap: int) -> Comparison:
-    """Three arms, the second ahead by `gap` correct responses on average, one more or less with some seeds."""
-    comparison = levels([[8, 8], [8, 8], [8, 8]], numbers=(16, 64, 512), num_prompts=40)
-    arm = comparison.arms[1]
-    runs = []
-    for run, more in zip(arm.runs, (gap - 1, gap, gap + 1), strict=True):
-        last = replace(run.scores[-1], num_correct_P=run.scores[-1].num_correct_P + more)
-        runs.append(replace(run, scores=(*run.scores[:-1], last)))
-    arms = (comparison.arms[0], replace(arm, runs=tuple(runs)), comparison.arms[2])
-    return replace(comparison, arms=arms)
-
-
-def test_a_sweep_calls_only_a_corrected_difference_higher() -> None:
-    """t(2) is 4.3 at 95%, so a gap of 4 with a standard error of 0.58 excludes 0; corrected for 12 it does not."""
-    table = equal_table(results_of(few_seeds_apart(4)))
-    row = next(row for row in table.rows if row[0].startswith("N=64, ") and row[0].endswith(" s"))
-    assert row[2].endswith("] *")
-    clear = equal_table(results_of(few_seeds_apart(16)))
-    row = next(row for row in clear.rows if row[0].startswith("N=64, ") and row[0].endswith(" s"))
-    assert row[2].startswith("+0.500 [")
-    assert row[2].endswith("] **")

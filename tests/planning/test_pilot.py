@@ -16,10 +16,8 @@ import brorl.planning.gradient_noise as gradients_module
 import brorl.planning.step_timing as timing_module
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
-from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
 from brorl.planning.gradient_noise import NoiseMoments, gradient_products, noise_moments, prompt_gradient
-from brorl.planning.pilot import sample
-from brorl.planning.pilot_counts import PilotCounts, tree_growth
+from brorl.planning.pilot import PilotCounts, sample
 from brorl.planning.step_cost import mean_rounds
 from brorl.planning.step_timing import NoMixedGroupError, measure, timing_sizes
 from brorl.prompts.prompt import Prompt
@@ -229,7 +227,6 @@ def test_what_is_measured(measured: tuple) -> None:
     assert (np.diff(found.counts.nodes_PJ, axis=1) > 0).all()
     assert (found.counts.responses_PJ <= found.counts.nodes_PJ + 1e-9).all()
     np.testing.assert_array_equal(found.counts.trained_PJ, found.counts.nodes_PJ)
-    assert found.rows_JD.shape == (4, LENGTH)
     assert set(found.cost.costs) == {"generation", "verification", "training", "diagnostics", "storing"}
     assert found.cost.per_step["storing"] == 0.5
     assert {p.num_rollouts for p in found.timings} >= {8, 32, 64}
@@ -245,20 +242,6 @@ def test_what_is_measured(measured: tuple) -> None:
     assert 0 < summary.entropy < np.log(5)
     assert 1 <= summary.mean_length <= LENGTH
     assert found.counts.length_P.mean() == pytest.approx(summary.mean_length)
-
-
-def test_memory_is_the_larger_of_sampling_and_training(measured: tuple) -> None:
-    memory = measured[0].memory
-    if memory is None:
-        pytest.skip("this machine does not report its memory")
-    rows = measured[0].rows_JD[3]
-    small, large = (memory.predict(rows, n, 4, 100.0) for n in (64, 1 << 20))
-    assert small >= memory.resident_bytes + memory.rows(rows, 64, 4)
-    assert large >= small
-    training = replace(memory, sampling=replace(memory.sampling, coefficients=(0.0, 0.0, 0.0)))
-    training = replace(training, training=replace(memory.training, coefficients=(1e9, 2.0)))
-    assert training.predict(rows, 64, 4, 100.0) == 1e9 + 200
-    assert training.predict(rows, 64, 4, 1e12) == 1e9 + 2 * memory.nodes_per_pass
 
 
 @pytest.mark.slow
@@ -338,28 +321,11 @@ def test_nodes_of_a_limited_number_of_responses(rng: np.random.Generator) -> Non
     some = prompts(6)
     groups = sample(parts, some, 40, 5).groups
     wanted = np.array([8, 40, 400])
-    growth = [tree_growth(g.tree, wanted, LENGTH) for g in groups]
     products = gradient_products(deepcopy(parts.model), groups, parts, rng)
     few = replace(parts, config=recipe(parts.config, max_responses_per_outcome=2))
-    counts = PilotCounts.of(few, groups, growth, wanted, products)
+    counts = PilotCounts.of(few, groups, wanted, products)
     assert (counts.trained_PJ <= counts.nodes_PJ).all()
     assert (counts.trained_PJ <= 4 * LENGTH + 1e-9).all()
     assert (counts.trained_PJ > 0).all()
     assert (np.diff(counts.trained_PJ, axis=1) >= -1e-9).all()
-    np.testing.assert_array_equal(PilotCounts.of(parts, groups, growth, wanted, products).trained_PJ, counts.nodes_PJ)
-
-
-def test_peak_memory_sees_what_comes_and_goes() -> None:
-    device = torch.device("cpu")
-    before = bytes_in_use(device)
-    reset_peak(device)
-    if before is None or peak_bytes(device) is None:
-        pytest.skip("this machine does not report its memory")
-    block = np.ones(8 << 20)  # 64 MiB
-    del block
-    peak = peak_bytes(device)
-    assert peak - before > 60 << 20
-    after = bytes_in_use(device)
-    assert after - before < 30 << 20
-    reset_peak(device)
-    assert peak_bytes(device) < peak
+    np.testing.assert_array_equal(PilotCounts.of(parts, groups, wanted, products).trained_PJ, counts.nodes_PJ)

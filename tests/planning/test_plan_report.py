@@ -1,4 +1,4 @@
-"""What a plan looks like: tables that fit, sentences that say what the numbers say, JSON without holes, a figure."""
+"""What a plan looks like: tables that fit, sentences that say what the numbers say, JSON without holes."""
 
 import json
 from dataclasses import replace
@@ -8,24 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 from rich.console import Console
 
 from brorl.format import Estimate
-from brorl.planning.figure import draw_plan
 from brorl.planning.gradient_noise import GradientProducts, NoiseMoments
-from brorl.planning.pilot import PilotSummary
-from brorl.planning.pilot_counts import PilotCounts
+from brorl.planning.pilot import PilotCounts, PilotSummary
 from brorl.planning.recommendation import PlanRow, RolloutPlan, StepSettings
 from brorl.planning.report import (
-    PlanReport,
+    PlanResult,
     advice,
     budget_table,
     format_noise,
     fraction_table,
     pilot_line,
     plan_record,
-    step_table,
 )
 from brorl.planning.step_cost import AffineCost, StepCost, StepTiming, Work
 from brorl.planning.step_timing import PlanMeasurements
@@ -47,17 +43,16 @@ def row(num_rollouts: int, prompts: int, to_best: float) -> PlanRow:
         unique_fraction=1.2 / num_rollouts**0.5,
         trained_nodes=11 * num_rollouts**0.5,
         seconds={**seconds, "total": sum(seconds.values())},
-        noise=Estimate(3.0, 2.0, inf),
         budget_prompts=prompts,
         budget_seconds=1.0,
-        budget_noise=Estimate(2.0 * to_best, 1.0 * to_best, 5.0 * to_best),
+        budget_noise=Estimate(2.0 * to_best, 1.0 * to_best, inf),
         to_best=Estimate(to_best, 0.9 * to_best, 1.2 * to_best),
     )
 
 
-def report(**changes: object) -> PlanReport:
+def report(**changes: object) -> PlanResult:
     plan = RolloutPlan(
-        rows=[row(16, 40, 1.5), row(64, 20, 1.0), replace(row(256, 10, 1.04), memory_bytes=3 << 30), row(1024, 0, nan)],
+        rows=[row(16, 40, 1.5), row(64, 20, 1.0), row(256, 10, 1.04), row(1024, 0, nan)],
         budget=1.0,
         recipe=1,
         best=1,
@@ -79,10 +74,8 @@ def report(**changes: object) -> PlanReport:
         summary=PilotSummary(8, 32, 0.2, 0.5, 7.0, 0.01, 0.3, 12_345.0),
         cost=StepCost({"generation": AffineCost((0.1, 0.2, 0.3), 0.01)}, {"generation": 1.0}, 0.01),
         timings=[StepTiming(16, Work(1, 2, 3, 4, 5, 6, 7), {"generation": 0.5})],
-        memory=None,
-        rows_JD=np.ones((4, 3)),
     )  # fmt: skip
-    return PlanReport(plan, measured, SETTINGS, "quickstart", "cpu")
+    return PlanResult(plan, measured, SETTINGS, "quickstart", "cpu", Path("runs/plan"))
 
 
 def shown(renderable: object, width: int = 80) -> str:
@@ -92,17 +85,16 @@ def shown(renderable: object, width: int = 80) -> str:
 
 
 def test_tables_fit_into_80_columns() -> None:
-    fractions, steps, budget = (shown(table(report())) for table in (fraction_table, step_table, budget_table))
-    for text in (fractions, steps, budget):
+    fractions, budget = (shown(table(report())) for table in (fraction_table, budget_table))
+    for text in (fractions, budget):
         assert "…" not in text
     assert "256*" in fractions
     assert "64*" in fractions
     assert "16*" not in fractions
     assert "beyond the pilot's 32 rollouts" in fractions
     assert "0.94 [0.89, 0.96]" in fractions
-    assert "3.0 GiB" in steps
-    assert "unknown" in steps
-    assert "3 [2, no end]" in steps
+    assert "2 [1, no end]" in budget
+    assert "of a step with 16 prompts" in fractions
     lines = {line.split()[0]: line for line in budget.splitlines() if line.strip()[:1].isdigit()}
     assert "recommended, tied" in lines["256*"]
     assert "tied, the recipe's N" in lines["64*"]
@@ -119,28 +111,23 @@ def test_sentences_say_what_the_numbers_say() -> None:
     assert "1.04 times the gradient noise of the recipe's N = 64 with 20 prompts" in lines[0]
     assert "cannot distinguish N = 64 and 256" in lines[1]
     assert "taken as 8%" in lines[1]
-    assert "From N = 256, 4 times the rollouts raise the fraction of mixed groups from 0.94 to 0.97" in lines[2]
-    assert "pilot_prompts=32" in lines[3]
-    assert "not the final result" in lines[4]
-    assert "docs/explanation/theory.md" in lines[4]
+    assert "pilot_prompts=32" in lines[2]
+    assert "not the final result" in lines[3]
+    assert "docs/explanation/theory.md" in lines[3]
 
     alone = advice(report(tied=[1], chosen=1))
     assert "the recipe's own N" in alone[0]
     assert "The next is N = 256 with 1.04 [0.94, 1.25] times" in alone[1]
-    last = advice(report(tied=[1, 3], chosen=3, rows=[*report().plan.rows[:3], row(1024, 4, 1.0)]))
-    assert "No N above 1024 was compared" in last[2]
-    small = advice(report(tied=[0], chosen=0, best=0))
-    assert "From N = 16, 4 times the rollouts" in small[2]  # the recipe's
 
 
 def test_what_is_uncertain_is_said() -> None:
     unseen = report(p_value=0.3)
-    assert "Uncertain: the mean gradient of 8 prompts is not significantly different from 0" in advice(unseen)[3]
-    assert "pilot_prompts=32" in advice(unseen)[3]
-    assert "3 numbers of rollouts are tied" in advice(report(tied=[0, 1, 2]))[3]
+    assert "Uncertain: the mean gradient of 8 prompts is not significantly different from 0" in advice(unseen)[2]
+    assert "pilot_prompts=32" in advice(unseen)[2]
+    assert "3 numbers of rollouts are tied" in advice(report(tied=[0, 1, 2]))[2]
     rows = report().plan.rows
     wide = replace(rows[2], mixed=Estimate(0.7, 0.5, 0.9))
-    assert "mixed groups at N = 256 is 0.70 [0.50, 0.90]" in advice(report(rows=[*rows[:2], wide, rows[3]]))[3]
+    assert "mixed groups at N = 256 is 0.70 [0.50, 0.90]" in advice(report(rows=[*rows[:2], wide, rows[3]]))[2]
 
 
 def test_nothing_fits() -> None:
@@ -159,10 +146,9 @@ def test_json_holds_everything_and_nothing_else() -> None:
     assert record["recommendation"]["prompts_per_step"] == 10
     assert record["recommendation"]["tied"] == [64, 256]
     assert record["recommendation"]["least_noise"] == 64
-    assert len(record["recommendation"]["lines"]) == 5
-    assert record["rows"][0]["noise"] == {"value": 3.0, "low": 2.0, "high": None}
+    assert len(record["recommendation"]["lines"]) == 4
+    assert record["rows"][0]["budget_noise"] == {"value": 3.0, "low": 1.5, "high": None}
     assert record["rows"][3]["to_best"]["value"] is None
-    assert record["rows"][2]["memory_bytes"] == 3 << 30
     assert record["gradient"]["between_prompts"] == pytest.approx(0.9)
     assert record["probes"][0]["work"]["unique_tokens"] == 2
 
@@ -172,46 +158,3 @@ def test_numbers_without_an_end() -> None:
     assert format_noise(Estimate(2.34, 1.26, 5.0)) == "2.3 [1.3, 5]"
     assert format_noise(Estimate(nan, nan, nan)) == ""
     assert "12,345 sampled tokens/s" in pilot_line(report())
-
-
-def test_memory_of_steps_that_do_not_fit_is_unknown() -> None:
-    full = report()
-
-    class Memory:
-        def predict(self, rows_D: np.ndarray, num_rollouts: int, num_prompts: int, nodes_per_update: float) -> int:
-            assert rows_D.shape == (3,)
-            assert nodes_per_update > 0
-            return num_rollouts * num_prompts
-
-    measured = replace(full.measured, memory=Memory())  # type: ignore[arg-type]
-    every = replace(SETTINGS, dynamic_sampling=False)
-    known = PlanReport.of(full.plan, measured, every, ("quickstart", "cpu"))
-    assert [r.memory_bytes for r in known.plan.rows] == [256, 1024, 4096, 16384]
-    assert [r.budget_memory_bytes for r in known.plan.rows] == [640, 1280, 2560, None]
-    refilled = PlanReport.of(
-        full.plan, measured, SETTINGS, ("quickstart", "cpu")
-    )  # a round has the groups to be dropped
-    for plan_row, other in zip(refilled.plan.rows, known.plan.rows, strict=True):
-        some, all_kept = plan_row.memory_bytes, other.memory_bytes
-        assert some is not None
-        assert all_kept is not None
-        assert all_kept / plan_row.mixed.value < some <= 1.5 * all_kept / plan_row.mixed.value
-    unknown = PlanReport.of(full.plan, full.measured, SETTINGS, ("quickstart", "cpu"))
-    assert {(r.memory_bytes, r.budget_memory_bytes) for r in unknown.plan.rows} == {(None, None)}
-
-
-def test_a_long_path_does_not_leave_the_figure(tmp_path: Path) -> None:
-    path = f"/home/somebody/{'experiments/' * 12}runs/mine/checkpoints/step-000150"
-    draw_plan(replace(report(), model=path), tmp_path / "plan.png")
-    title = imread(tmp_path / "plan.png")[:50, :, :3]
-    assert (title < 0.5).any()
-    assert (title[:, :20] == 1).all()  # it ends before the figure's edges
-    assert (title[:, -20:] == 1).all()
-
-
-def test_the_figure_is_drawn(tmp_path: Path) -> None:
-    """Where nothing is recommended, too; tests/test_cli_plan.py draws a whole one."""
-    draw_plan(report(p_value=0.5, tied=[], chosen=None, best=None), tmp_path / "plan.png")
-    image = imread(tmp_path / "plan.png")
-    assert image.shape[:2] == (1040, 1430)
-    assert image[:, :, :3].std() > 0.05  # something is drawn

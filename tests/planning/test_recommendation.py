@@ -7,7 +7,7 @@ import pytest
 
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.planning.gradient_noise import GradientProducts
-from brorl.planning.pilot_counts import PilotCounts, expect, fraction_estimates
+from brorl.planning.pilot import PilotCounts, expect, fraction_estimates
 from brorl.planning.recommendation import StepSettings, _Steps, compare, make_plan, prompts_that_fit
 from brorl.planning.step_cost import AffineCost, StepCost, mean_rounds
 from brorl.theory.pass_rates import PassRates, fit_pass_rates, fit_without_spikes, fractions_of_any_shape
@@ -227,16 +227,15 @@ def test_a_row_by_its_formulas(rng: np.random.Generator) -> None:
         assert row.seconds["training"] == pytest.approx(8 * (row.trained_nodes * 2e-3 + 1e-3))
         total = fraction * (moments.prompt_squared + moments.within / row.num_rollouts)
         noise = (total - moments.mean_squared) / moments.mean_squared
-        assert row.noise.value == pytest.approx(float(noise) / 8)
-        assert row.noise.low <= row.noise.value <= row.noise.high
         assert row.budget_noise.value == pytest.approx(float(noise) / row.budget_prompts)
+        assert row.budget_noise.low <= row.budget_noise.value <= row.budget_noise.high
         assert row.budget_seconds <= 2.0
         assert row.extrapolated == (row.num_rollouts > N)
     best = plan.rows[plan.best]
     assert best.budget_noise.value == min(r.budget_noise.value for r in plan.rows)
     assert best.to_best.value == best.to_best.low == best.to_best.high == 1
     kept = make_plan(counts, step_cost, replace(SETTINGS, dynamic_sampling=False), 2.0, rng).rows[0]
-    noise = (kept.noise.value * 8 + 1) * float(moments.mean_squared)
+    noise = (kept.budget_noise.value * kept.budget_prompts + 1) * float(moments.mean_squared)
     assert noise == pytest.approx(float(moments.prompt_squared + moments.within / 4))
 
 
@@ -278,7 +277,5 @@ def test_a_gradient_that_cannot_be_seen_leaves_a_lower_bound(rng: np.random.Gene
     counts = replace(counts, products=replace(counts.products, gram_PP=gram))
     plan = make_plan(counts, cost(), SETTINGS, None, rng)
     assert not plan.gradient_seen
-    assert all(np.isinf(r.noise.value) and np.isinf(r.noise.high) for r in plan.rows)
+    assert all(np.isinf(r.budget_noise.value) and np.isinf(r.budget_noise.high) for r in plan.rows if r.budget_prompts)
     assert plan.chosen is not None  # what is compared at equal time needs no |G|^2
-    with pytest.raises(ValueError, match="must be one of"):
-        make_plan(counts, cost(), replace(SETTINGS, num_rollouts=17), None, rng)

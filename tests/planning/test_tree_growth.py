@@ -6,27 +6,23 @@ from math import factorial
 import numpy as np
 import pytest
 
-from brorl.planning.pilot_counts import growth_ratios, tree_growth
+from brorl.planning.pilot import growth_ratios, tree_growth
 from brorl.tree import RolloutTree
-from exact_model import END, ExactModel
+from exact_model import ExactModel
 
 WANTED = np.array([1, 3, 8, 40, 500])
 DEPTH = 4
 
 
-def exact_sizes(model: ExactModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Expected nodes, distinct responses and live rows by depth, summed over every prefix there is."""
+def exact_sizes(model: ExactModel) -> tuple[np.ndarray, np.ndarray]:
+    """Expected nodes and distinct responses, summed over every prefix there is."""
     mass: dict[tuple[int, ...], float] = {}
     responses = dict(model.responses())
     for response, p in responses.items():
         for end in range(1, len(response) + 1):
             mass[response[:end]] = mass.get(response[:end], 0.0) + p
     seen = {prefix: 1 - (1 - p) ** WANTED for prefix, p in mass.items()}
-    rows = np.zeros((WANTED.size, DEPTH))
-    for prefix, chance in seen.items():
-        if prefix[-1] != END and len(prefix) < model.max_length:
-            rows[:, len(prefix) - 1] += chance
-    return sum(seen.values()), sum(seen[r] for r in responses), rows
+    return sum(seen.values()), sum(seen[r] for r in responses)
 
 
 @pytest.mark.parametrize("pilot_rollouts", [1, 2, 3])
@@ -35,28 +31,20 @@ def test_sizes_are_unbiased_at_every_number_of_rollouts(rng: np.random.Generator
     model = ExactModel.random(rng, 3, DEPTH - 1, concentration=0.5)
     responses = list(model.responses())
     assert sum(p for _, p in responses) == pytest.approx(1)
-    means = [np.zeros(WANTED.size), np.zeros(WANTED.size), np.zeros((WANTED.size, DEPTH))]
+    means = np.zeros((2, WANTED.size))
     for drawn in combinations_with_replacement(responses, pilot_rollouts):
         orders = factorial(pilot_rollouts) / np.prod([factorial(drawn.count(d)) for d in set(drawn)])
-        grown = tree_growth(model.tree([response for response, _ in drawn]), WANTED, DEPTH)
-        chance = orders * np.prod([p for _, p in drawn])
-        for mean, value in zip(means, (grown.nodes_J, grown.responses_J, grown.rows_JD), strict=True):
-            mean += chance * value
-    for mean, exact in zip(means, exact_sizes(model), strict=True):
-        np.testing.assert_allclose(mean, exact, rtol=1e-7, atol=1e-9)
+        grown = tree_growth(model.tree([response for response, _ in drawn]), WANTED)
+        means += orders * np.prod([p for _, p in drawn]) * np.array(grown)
+    np.testing.assert_allclose(means, exact_sizes(model), rtol=1e-7, atol=1e-9)
 
 
 def test_at_its_own_number_of_rollouts_a_tree_is_itself(rng: np.random.Generator) -> None:
     model = ExactModel.random(rng, 5, 5)
     responses = [r for r, _ in model.responses()]
     tree = model.tree([responses[i] for i in rng.integers(0, len(responses), 20)])
-    grown = tree_growth(tree, np.array([20]), 6)
-    assert grown.nodes_J[0] == pytest.approx(tree.num_unique_tokens, abs=1e-9)
-    assert grown.responses_J[0] == pytest.approx(tree.num_responses, abs=1e-9)
-    live = np.zeros(6)
-    for node in range(tree.num_unique_tokens):
-        live[tree.depth[node]] += node in tree.parent
-    np.testing.assert_allclose(grown.rows_JD[0], live, atol=1e-9)
+    (nodes,), (responses,) = tree_growth(tree, np.array([20]))
+    assert (nodes, responses) == pytest.approx((tree.num_unique_tokens, tree.num_responses), abs=1e-9)
 
 
 def test_ratios_at_the_ends() -> None:
@@ -73,6 +61,4 @@ def test_ratios_at_the_ends() -> None:
 
 def test_what_a_tree_must_have() -> None:
     with pytest.raises(ValueError, match="without log-probs"):
-        tree_growth(RolloutTree.from_responses((1,), [[2, 0]]), np.array([4]), 4)
-    with pytest.raises(ValueError, match="max_depth is 1"):
-        tree_growth(RolloutTree.from_responses((1,), [[2, 0]], [[-1.0, -1.0]]), np.array([4]), 1)
+        tree_growth(RolloutTree.from_responses((1,), [[2, 0]]), np.array([4]))

@@ -335,8 +335,6 @@ def test_logits_that_overflow_stop_the_run_in_one_line() -> None:
     ("changes", "message"),
     [
         ({"rollouts": 0}, "rollouts must be at least 1, got 0"),
-        ({"rollouts": 4.5}, "rollouts must be a whole number, got 4.5"),
-        ({"steps": True}, "steps must be a whole number, got True"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"vocabulary_size": 1}, "vocabulary_size must be at least 2"),
         ({"num_correct": 0}, "num_correct must be at least 1"),
@@ -345,7 +343,6 @@ def test_logits_that_overflow_stop_the_run_in_one_line() -> None:
         ({"record_every": 0}, "record_every must be at least 1"),
         ({"learning_rate": 0.0}, "learning_rate must be above 0, got 0.0"),
         ({"learning_rate": float("nan")}, "learning_rate must be a finite number, got nan"),
-        ({"learning_rate": None}, "learning_rate must be a finite number, got None"),
         ({"epsilon": 0.0}, "epsilon must be above 0"),
         ({"weight_decay": -0.1}, "weight_decay must be at least 0, got -0.1"),
         ({"weight_decay": float("inf")}, "weight_decay must be a finite number, got inf"),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,48 +19,16 @@ from brorl.errors import UserError
 from brorl.format import plain
 from brorl.runs import RUNS
 from brorl.storage import output_folder, replace_file, storage_errors
-from brorl.table import Result, Table
+from brorl.table import Table
 from brorl.wording import option
 
 if TYPE_CHECKING:
-    from brorl.planning.recommendation import PlanRow
-    from brorl.planning.report import PlanReport
+    from brorl.planning.report import PlanResult
     from brorl.training.local_parts import LocalParts
 
 ROLLOUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 RECIPE = "quickstart"
 _MIN_PROMPTS, _MIN_ROLLOUTS, _MAX_ROLLOUTS = 8, 4, 2**20
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class PlanResult(Result):
-    """A plan that was written."""
-
-    path: Path  # the folder of `plan.json` and `plan.png`
-    report: PlanReport  # the plan with its measurements and the memory that it predicts
-    # the command that trains with the recommendation; None if no N fits in the budget, or if the recipe has no name
-    # on the command line
-    train_command: str | None
-    compare_command: str | None  # the command that measures the plan; None if there is nothing to compare
-
-    @property
-    def recommended(self) -> PlanRow | None:
-        """The recommended row, with the prompts per step as `budget_prompts`; None if no N fits in the budget."""
-        return self.report.plan.recommended
-
-    def parts(self) -> Iterator[Any]:
-        """Yield the tables, the advice, the files, and the commands."""
-        yield self.report
-        yield f"\nwritten: {self.path / 'plan.json'}, {self.path / 'plan.png'}"
-        if self.train_command:
-            yield f"train with it: {self.train_command}"
-        if self.compare_command:
-            yield f"or measure it: {self.compare_command}"
-
-    def __repr__(self) -> str:
-        from brorl.planning.report import advice
-
-        return f"PlanResult({str(self.path)!r}: {advice(self.report)[0]})"
 
 
 def plan(
@@ -77,8 +45,8 @@ def plan(
 ) -> PlanResult:
     """Compare N, the rollouts per prompt, on this machine, and recommend one for a time budget.
 
-    It takes a pilot, times a few steps, and writes `plan.json` and `plan.png`. The model does not change. Ctrl-C stops
-    it without a plan.
+    It takes a pilot, times a few steps, and writes `plan.json`. The model does not change. Ctrl-C stops it without a
+    plan.
 
     Args:
         checkpoint: A model (`quickstart`, a folder, a hub id), a run, or a checkpoint in a run; None is the recipe's
@@ -102,8 +70,7 @@ def plan(
     config, source = _resolve(checkpoint, recipe, given)
 
     with Screen(silent=not progress) as screen, ExitStack() as ends:  # before torch
-        from brorl.planning.figure import draw_plan
-        from brorl.planning.report import PlanReport, next_commands, plan_record
+        from brorl.planning.report import PlanResult, next_commands, plan_record
         from brorl.training.inputs import prepare
         from brorl.training.local_parts import LocalParts
 
@@ -123,14 +90,14 @@ def plan(
             for line in (*_announcement(config, parts, *pilot), *note):
                 screen.console.print(line, soft_wrap=True, markup=False)
             screen.console.print(*memory)
-            report = PlanReport.measure(config, parts, pilot, rollouts, folder, screen.dim, seconds_per_step)
+            report = PlanResult.measure(config, parts, pilot, rollouts, folder, screen.dim, seconds_per_step)
             with storage_errors(folder):
                 replace_file(folder / "plan.json", json.dumps(plan_record(report), indent=2).encode())
-                draw_plan(report, folder / "plan.png")
             named = given if checkpoint is None else {**given, "model": config.model}
             is_of_a_run = checkpoint is not None and source == resolve_checkpoint(str(checkpoint)).run_config
             commands = next_commands(report, source, named, is_of_a_run) if isinstance(source, str | Path) else ()
-            result = PlanResult(folder, report, *(commands or (None, None)))
+            train_command, compare_command = commands or (None, None)
+            result = replace(report, train_command=train_command, compare_command=compare_command)
             screen.console.print(result, soft_wrap=True)
             return result
 
@@ -208,7 +175,5 @@ def _announcement(config: TrainConfig, parts: LocalParts, pilot_prompts: int, pi
         f"brorl {brorl.__version__}: a plan for {config.model} ({parameters:,} parameters) on {parts.model.device}",
         f"the recipe: N = {config.rollouts_per_prompt} rollouts x {config.prompts_per_step} prompts per step",
         f"pilot: {pilot_rollouts} rollouts of each of {pilot_prompts} training prompts, {pilot:,} in "
-        f"total ({plain(pilot / step, 2)} of a step), and two gradients of each prompt",
-        "timings: the phases of a step at up to 5 sizes, 3 times each after 1 or 2 to warm up; none samples more than "
-        "the pilot, or more than a quarter of it after a pilot of more than 10 s",
+        f"total ({plain(pilot / step, 2)} of a step), two gradients of each prompt, and steps of up to 5 sizes",
     ]

@@ -196,16 +196,9 @@ def _draw_other_units(part: SubFigure, results: ComparisonResults) -> None:
 def _draw_trade(axis: Axes, results: ComparisonResults) -> None:
     """Draw pass@k of the largest k against pass@1, without cost: a line for every arm, from the start on."""
     comparison, k = results.comparison, results.ks[-1]
-    colors = arm_colors(comparison)
-    by_k = [_curves(comparison, comparison.unit, i) for i in (1, k)]
-    for name, color in colors.items():
-        score_M, coverage_M = (curves[name][1].mean(1) for curves in by_k)
-        axis.plot(
-            score_M, coverage_M, color=color, linewidth=1.6, marker="o", markersize=3,
-            markevery=slice(1, None), label=name,
-        )  # fmt: skip
-    axis.plot(score_M[:1], coverage_M[:1], color=INK, marker="o", markersize=4, markerfacecolor="white", zorder=5)
-    style(axis)
+    by_1, by_k = (_curves(comparison, comparison.unit, i) for i in (1, k))
+    curves = {name: (by_1[name][1].mean(1), score_MS.mean(1, keepdims=True)) for name, (_, score_MS) in by_k.items()}
+    _draw_lines(axis, comparison, None, curves, small=True)
     axis.set_xlabel("pass@1", fontsize=9, color=INK)
     axis.set_ylabel(f"pass@{k}", fontsize=9, color=INK)
 
@@ -213,12 +206,12 @@ def _draw_trade(axis: Axes, results: ComparisonResults) -> None:
 def _draw_lines(
     axis: Axes,
     comparison: Comparison,
-    unit: Unit,
+    unit: Unit | None,
     curves: Mapping[str, tuple[FloatArray, FloatArray]],
     *,
     small: bool = False,
 ) -> None:
-    """Draw a line with a band over runs for every arm, with a diamond where a phase of its objective begins."""
+    """Draw a line with a band over runs for every arm, and a diamond where a phase begins if the axis is of costs."""
     colors = arm_colors(comparison)
     for arm in comparison.arms:
         (cost_M, score_MS), color = curves[arm.name], colors[arm.name]
@@ -229,12 +222,11 @@ def _draw_lines(
             cost_M, mean_M, color=color, linewidth=1.6 if small else 2.2, marker="o",
             markersize=3 if small else 4.5, markevery=slice(1, None), label=arm.name,
         )  # fmt: skip
-        for begin in arm.phase_begins(unit).values():
+        for begin in arm.phase_begins(unit).values() if unit else ():
             height = float(np.interp(begin, cost_M, mean_M))
             axis.plot(begin, height, "D", markersize=7, color=color, markerfacecolor="white", zorder=6)
-    _, score_MS = next(iter(curves.values()))
     axis.add_line(
-        Line2D([0], [score_MS[0].mean()], color=INK, marker="o", markersize=4 if small else 6,
+        Line2D(cost_M[:1], mean_M[:1], color=INK, marker="o", markersize=4 if small else 6,
                markerfacecolor="white", linestyle="none", label="start", clip_on=False, zorder=5)
     )  # fmt: skip
     style(axis)

@@ -56,22 +56,19 @@ def slots_for(jobs: int | None, arms: Sequence[ArmPlan]) -> list[Slot]:
         raise UserError(f"{option('jobs')}: at least 1 is needed, got {jobs}")
     device = arms[0].config.device
     if _num_machines(arms):
-        if jobs not in (None, 1):
-            raise UserError(
-                f"{option('jobs', jobs)}: the arms train on a cluster, and each run needs the whole cluster; use "
-                f"{option('jobs', 1)}, or "
-                f"{option('cluster.nodes', 0)}"
-            )
+        _reject_more(jobs, 1, "the arms train on a cluster, and each run needs the whole cluster")
         return cpu_slots(1, 0) if choose_device(device).type == "cpu" else [Slot()]
     if choose_device(device).type == "cpu":
         return cpu_slots(jobs, max(arm.config.engine.threads for arm in arms))
     if device != "mps" and ":" not in device:
         return gpu_slots(jobs)
-    if jobs not in (None, 1):
-        raise UserError(
-            f"{option('jobs', jobs)}: device = {device} is one GPU, and runs cannot share one; use {option('jobs', 1)}"
-        )
+    _reject_more(jobs, 1, f"device = {device} is one GPU, and runs cannot share one")
     return [Slot()]
+
+
+def _reject_more(jobs: int | None, most: int, why: str) -> None:
+    if jobs is not None and jobs > most:
+        raise UserError(f"{option('jobs', jobs)}: {why}; use {option('jobs', most)}")
 
 
 def _num_machines(arms: Sequence[ArmPlan]) -> int:
@@ -95,11 +92,7 @@ def gpu_slots(num: int | None) -> list[Slot]:
     """Return one slot per GPU that this process may see, at most `num`."""
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     devices = visible or [str(i) for i in range(torch.cuda.device_count())]
-    if num is not None and num > len(devices):
-        raise UserError(
-            f"{option('jobs', num)}: there are {len(devices)} GPUs, and runs cannot share one; use "
-            f"{option('jobs', len(devices))}"
-        )
+    _reject_more(num, len(devices), f"there are {len(devices)} GPUs, and runs cannot share one")
     return [Slot(device=device) for device in devices[:num]]
 
 
@@ -107,11 +100,7 @@ def cpu_slots(num: int | None, threads: int) -> list[Slot]:
     """Divide the cores of this process among `num` runs; None for as many as have `threads` cores each (0: all)."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     num = num or max(1, len(cores) // (threads or len(cores)))
-    if num > len(cores):
-        raise UserError(
-            f"{option('jobs', num)}: there are {len(cores)} cores, and runs cannot share one; use "
-            f"{option('jobs', len(cores))}"
-        )
+    _reject_more(num, len(cores), f"there are {len(cores)} cores, and runs cannot share one")
     each = len(cores) // num
     if num > 1 and threads > each:
         raise UserError(
@@ -159,13 +148,9 @@ def run_comparison(
 def finish_runs(
     runs: Sequence[ArmRun], slots: Sequence[Slot], view: ComparisonView, deadline: float | None = None
 ) -> bool:
-    """Run all runs to completion, and return whether they are complete.
+    """Run all runs to completion, one in each slot at a time, and return whether they are complete.
 
-    Args:
-        runs: The runs.
-        slots: The place of each run that is in progress at the same time.
-        view: Shows the progress.
-        deadline: When the runs are stopped, on the clock of `time.perf_counter`; steps in progress are discarded.
+    At a deadline (on the clock of `time.perf_counter`) they are stopped; steps in progress are discarded.
 
     Raises:
         UserError: If a run failed. The others stop after their step, and all of them can be continued.

@@ -83,14 +83,7 @@ class NoiseMoments:
 
 
 def noise_moments(products: GradientProducts, weight_BP: FloatArray | None = None) -> NoiseMoments:
-    """Estimate the moments, with equal weights or with many sets of weights.
-
-    Returns:
-        The moments: of shape [B], or scalars without weights.
-
-    Raises:
-        ValueError: If there are fewer than 2 prompts.
-    """
+    """Estimate the moments from 2 prompts or more: scalars with equal weights, shape [B] with B sets of weights."""
     if products.across_P.size < 2:
         raise ValueError("the noise between prompts needs at least 2 prompts")
     weight = np.ones((1, products.across_P.size)) if weight_BP is None else np.asarray(weight_BP, np.float64)
@@ -147,18 +140,9 @@ def prompt_gradient(
     """Return the policy gradient of one prompt: (1/N) sum_i w(N, c) (r_i - mean of r) grad log pi(y_i).
 
     With the weight of RLOO its mean over draws does not depend on N. Up to a factor it is the gradient of the learner's
-    loss at ratio 1.
-
-    Args:
-        model: The policy; its gradients are overwritten.
-        group: A group that holds the N rollouts.
-        count_L: How often each distinct response of the group is among the N rollouts, shape [L].
-        parts: How trees go through the model.
-        weight: The outcome weight.
-
-    Returns:
-        The gradient; a long one as a random projection onto fewer numbers. All gradients of a model have the same
-        projection, which keeps inner products in the mean.
+    loss at ratio 1. `count_L` (shape [L]) has how often each distinct response of the group is among the N rollouts.
+    The model's gradients are overwritten. A long gradient is a random projection onto fewer numbers, the same for all
+    gradients of a model, which keeps inner products in the mean.
     """
     model.zero_grad(set_to_none=True)
     num_rollouts = int(count_L.sum())

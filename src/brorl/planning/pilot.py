@@ -1,20 +1,32 @@
-"""The pilot of a plan: a few rollouts of a few training prompts, graded. The draws have their own seeds."""
+"""The pilot of a plan: a few rollouts of a few training prompts, graded, counted, and what they mean for other N.
+
+The draws have their own seeds. Means over prompts have equal weights, or random ones in B replicates. A replicate uses
+the same weights for pass rates and sizes, which keeps their dependence.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from brorl.activity import Stopwatch
 from brorl.algorithms.groups import Group
+from brorl.algorithms.response_subset import choose_responses
+from brorl.arrays import FloatArray, IntArray
 from brorl.errors import UnverifiedResponsesError
+from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
+from brorl.format import Estimate
+from brorl.planning.gradient_noise import GradientProducts
 from brorl.prompts.prompt import Prompt
 from brorl.seeds import seed_sequence
+from brorl.theory.coverage import unseen_and_seen_mass
+from brorl.theory.pass_rates import PassRates, fit_without_spikes, fractions_of_any_shape, refit_fractions
 from brorl.training.local_parts import LocalParts
-from brorl.tree import fraction_cut
+from brorl.tree import RolloutTree, fraction_cut
 
 _SEED_TAG = 0x9140  # keeps the pilot's draws apart from those of training
 
@@ -83,3 +95,189 @@ def sample(parts: LocalParts, prompts: Sequence[Prompt], num_rollouts: int, seed
             f"{reasons.most_common(1)[0][0]}); free memory and processes, then rerun the command"
         )
     return SampledGroups(complete, len(prompts) - len(complete), clock)
+
+
+_SMALLEST = -690.0  # exp() of it is a normal number; below it a chance is proportional to the number of rollouts
+
+
+def tree_growth(tree: RolloutTree, wanted: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Estimate the nodes and the distinct responses of a prompt's tree at other numbers of rollouts, shape [J] each.
+
+    A prefix of probability p is a node of the tree of N' rollouts with probability 1 - (1 - p)^N'. So each node of a
+    tree of n independent rollouts is weighted by (1 - (1 - p)^N') / (1 - (1 - p)^n), which is exactly unbiased for
+    every N', below n and above (Horvitz and Thompson 1952). Sampling must not be truncated.
+
+    Source: Horvitz and Thompson, "A generalization of sampling without replacement from a finite universe" (1952).
+    """
+    if np.isnan(tree.logprob).any():
+        raise ValueError("the tree has nodes without log-probs; sample it with an engine that records them")
+    ratio_JM = growth_ratios(tree.prefix_logprob, tree.num_rollouts, wanted)
+    return ratio_JM.sum(1), ratio_JM[:, tree.leaf].sum(1)
+
+
+def growth_ratios(path_logprob_K: FloatArray, pilot_rollouts: int, wanted: IntArray) -> FloatArray:
+    """Return the chance of each prefix to appear among N' rollouts, divided by its chance among n.
+
+    Returns:
+        Ratios, shape [J, K]: N' / n for a prefix of probability near 0, 1 for a certain one.
+    """
+    p_K = np.exp(np.clip(path_logprob_K, _SMALLEST, 0.0))
+    _, seen_JK = unseen_and_seen_mass(p_K, np.asarray(wanted)[:, None])
+    _, seen_K = unseen_and_seen_mass(p_K, pilot_rollouts)
+    ratio_JK: FloatArray = seen_JK / seen_K
+    return ratio_JK
+
+
+@dataclass(frozen=True)
+class PilotCounts:
+    """The pilot, prompt by prompt (P prompts, J numbers of rollouts to compare)."""
+
+    num_rollouts: int  # rollouts of each prompt in the pilot, n
+    correct_P: IntArray  # correct ones, shape [P]
+    length_P: FloatArray  # mean length of a rollout in tokens, shape [P]
+    wanted_J: IntArray  # numbers of rollouts to compare, ascending, shape [J]
+    nodes_PJ: FloatArray  # expected nodes of the prompt's tree, shape [P, J]
+    responses_PJ: FloatArray  # expected distinct responses, shape [P, J]
+    trained_PJ: FloatArray  # nodes in the loss if the group is kept, shape [P, J]
+    products: GradientProducts  # inner products of the prompts' gradients
+
+    @classmethod
+    def of(
+        cls,
+        parts: LocalParts,
+        groups: Sequence[Group],
+        wanted_J: IntArray,
+        products: GradientProducts,
+    ) -> PilotCounts:
+        """Count the groups of a pilot."""
+        nodes_PJ, responses_PJ = map(np.stack, zip(*(tree_growth(g.tree, wanted_J) for g in groups), strict=True))
+        size, generator = parts.config.optimizer.max_responses_per_outcome, generator_of(parts, 2)
+        trained = [_trained_nodes(g, n, wanted_J, size, generator) for g, n in zip(groups, nodes_PJ, strict=True)]
+        return cls(
+            num_rollouts=groups[0].tree.num_rollouts,
+            correct_P=np.array([g.num_correct for g in groups]),
+            length_P=np.array([g.tree.num_sampled_tokens / g.tree.num_rollouts for g in groups]),
+            wanted_J=wanted_J,
+            nodes_PJ=nodes_PJ,
+            responses_PJ=responses_PJ,
+            trained_PJ=np.stack(trained),
+            products=products,
+        )
+
+
+@dataclass(frozen=True)
+class ExpectedCounts:
+    """Means over prompts at each N, with equal weights (B = 1) or in B replicates; each of shape [B, J]."""
+
+    mixed: FloatArray  # fraction of mixed groups
+    solved: FloatArray  # fraction of prompts with a success
+    nodes: FloatArray  # tree nodes of a sampled group
+    responses: FloatArray  # distinct responses of a sampled group
+    tokens: FloatArray  # sampled tokens of a group, duplicates counted
+    trained: FloatArray  # nodes of a kept group in the loss: each prompt is weighted by its chance to be kept
+
+
+def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = None) -> ExpectedCounts:
+    """Average over the pilot's prompts, with equal weights or with those of B replicates.
+
+    Beyond the pilot's rollouts, fractions continue with the fit to its pass rates, refitted per replicate.
+    """
+    wanted_J, n, correct_P = counts.wanted_J, counts.num_rollouts, counts.correct_P
+    weight = np.ones((1, correct_P.size)) if weight_BP is None else weight_BP
+    part_BP = weight / weight.sum(1, keepdims=True)
+    kept_PJ, solved_PJ = np.empty((2, correct_P.size, wanted_J.size))
+    for j, wanted in enumerate(wanted_J.tolist()):
+        if wanted <= n:
+            solved_PJ[:, j] = pass_at_k(correct_P, n, wanted)
+            kept_PJ[:, j] = solved_PJ[:, j] - worst_at_k(correct_P, n, wanted)
+        else:
+            solved_PJ[:, j] = np.nan
+            kept_PJ[:, j] = fit.mixed_after(correct_P, n, wanted)
+    kept_BJ = part_BP @ kept_PJ
+    mixed_BJ, solved_BJ = kept_BJ.copy(), part_BP @ solved_PJ
+    beyond = wanted_J > n
+    if beyond.any():
+        from_n = np.array([n, *wanted_J[beyond]])
+        if weight_BP is None:
+            mixed, solved = (np.array([[fraction(N) for N in from_n.tolist()]]) for fraction in (fit.mixed, fit.solved))
+        else:
+            mixed, solved = refit_fractions(correct_P, n, weight, from_n)
+        mixed_BJ[:, beyond] = _continued(part_BP @ ((correct_P > 0) & (correct_P < n)), mixed)
+        solved_BJ[:, beyond] = _continued(part_BP @ (correct_P > 0), solved)
+    return ExpectedCounts(
+        mixed=mixed_BJ,
+        solved=solved_BJ,
+        nodes=part_BP @ counts.nodes_PJ,
+        responses=part_BP @ counts.responses_PJ,
+        tokens=(part_BP @ counts.length_P)[:, None] * wanted_J,
+        trained=(part_BP @ (kept_PJ * counts.trained_PJ)) / np.maximum(kept_BJ, np.finfo(np.float64).tiny),
+    )
+
+
+def _continued(measured_B: FloatArray, fitted_BJ: FloatArray) -> FloatArray:
+    """Continue a measured fraction by a fit whose first column is at the same N, shape [B, J - 1].
+
+    The fit does not pass through the measured fraction, and may lie below it at a larger N. So it only gives the part
+    of the rest, 1 - fraction, that is left there, which falls with N.
+    """
+    rest_BJ = np.maximum(1.0 - fitted_BJ, 0.0)
+    left_BJ = rest_BJ[:, 1:] / np.maximum(rest_BJ[:, :1], np.finfo(np.float64).tiny)
+    continued_BJ: FloatArray = 1.0 - (1.0 - measured_B)[:, None] * left_BJ
+    return continued_BJ
+
+
+def with_interval(value: float, replicates_B: FloatArray) -> Estimate:
+    """Return a value with the 95% interval of its replicates, extended to include the value."""
+    low, high = np.quantile(replicates_B, [0.025, 0.975])
+    return Estimate(float(value), float(min(low, value)), float(max(high, value)))
+
+
+def fraction_estimates(
+    counts: PilotCounts, point: ExpectedCounts, drawn: ExpectedCounts
+) -> tuple[list[Estimate], list[Estimate]]:
+    """Return the fractions of mixed groups and of prompts with a success at each N, with intervals.
+
+    Beyond the pilot the intervals include three readings of the prompts with a single outcome: that outcome is certain,
+    so that the fractions stay as they are at n; they are the tail of a plain Beta; they follow the most likely
+    distribution of any shape.
+    """
+    n, correct_P = counts.num_rollouts, counts.correct_P
+    tail = fit_without_spikes(correct_P, n)
+    free = fractions_of_any_shape(correct_P, n, counts.wanted_J)
+
+    def estimates(
+        expected: FloatArray, replicates: FloatArray, at_pilot: Any, in_tail: Any, free_J: Any
+    ) -> list[Estimate]:
+        rows = []
+        for j, wanted in enumerate(counts.wanted_J.tolist()):
+            row = with_interval(expected[0, j], replicates[:, j])
+            readings = (at_pilot, in_tail(wanted), free_J[j]) if wanted > n else ()
+            low, high = min(row.low, *readings, 1.0), max(row.high, *readings, 0.0)
+            rows.append(Estimate(row.value, float(low), float(high)))
+        return rows
+
+    some_P = correct_P > 0
+    mixed = estimates(point.mixed, drawn.mixed, (some_P & (correct_P < n)).mean(), tail.mixed, free[0])
+    return mixed, estimates(point.solved, drawn.solved, some_P.mean(), tail.solved, free[1])
+
+
+def _trained_nodes(
+    group: Group, nodes_J: FloatArray, wanted: IntArray, size: int, generator: np.random.Generator
+) -> FloatArray:
+    """Return the nodes in the loss at each N: all, or those of at most `size` responses of each verdict.
+
+    The number of nodes per chosen response is that of a choice among the pilot's responses: an approximation.
+    """
+    tree = group.tree
+    if not size:
+        return nodes_J
+    advantage_L = group.reward_L - np.average(group.reward_L, weights=tree.leaf_count)
+    chosen, _ = choose_responses(tree.leaf_count * advantage_L, group.correct_L, size, generator)
+    part = tree.select(chosen)[0] if chosen.size else tree
+    per_response = part.num_unique_tokens / part.num_responses
+    ratio_JL = growth_ratios(tree.sum_along_paths(tree.logprob)[tree.leaf], tree.num_rollouts, wanted)
+    kept_J = np.zeros(nodes_J.size)
+    for verdict in (False, True):
+        kept_J += np.minimum(ratio_JL[:, group.correct_L == verdict].sum(1), size)
+    trained_J: FloatArray = np.minimum(nodes_J, kept_J * per_response)
+    return trained_J

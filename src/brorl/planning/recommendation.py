@@ -19,7 +19,7 @@ from brorl.arrays import FloatArray, IntArray
 from brorl.config.settings import TrainConfig
 from brorl.format import Estimate
 from brorl.planning.gradient_noise import NoiseMoments, mean_gradient_p_value, noise_moments
-from brorl.planning.pilot_counts import ExpectedCounts, PilotCounts, expect, fraction_estimates, with_interval
+from brorl.planning.pilot import ExpectedCounts, PilotCounts, expect, fraction_estimates, with_interval
 from brorl.planning.step_cost import StepCost, Work, mean_rounds
 from brorl.theory.pass_rates import PassRates, fit_pass_rates
 
@@ -65,14 +65,10 @@ class PlanRow:
     unique_fraction: float  # the same as a fraction of its sampled tokens
     trained_nodes: float  # tree nodes of a kept group in the loss
     seconds: dict[str, float]  # seconds of a step with the recipe's number of prompts, by phase and in total
-    noise: Estimate  # relative gradient noise of that step; the upper end is infinite where |G|^2 may be 0
     budget_prompts: int  # prompts per step that fit in the time budget; 0 if too few fit
     budget_seconds: float  # seconds of a step with these prompts
-    budget_noise: Estimate  # relative gradient noise of that step
+    budget_noise: Estimate  # relative gradient noise of that step; the upper end is infinite where |G|^2 may be 0
     to_best: Estimate  # its noise divided by that of the best N
-    # memory above the loaded model of a step with the recipe's prompts, and of one with those that fit; None if unknown
-    memory_bytes: int | None = None
-    budget_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -177,15 +173,10 @@ class _Noise:
 def make_plan(
     counts: PilotCounts, cost: StepCost, settings: StepSettings, budget: float | None, generator: np.random.Generator
 ) -> RolloutPlan:
-    """Compare N, and recommend one.
+    """Compare N, and recommend one; the recipe's own N is among them.
 
     The budget is in seconds per step; None is the seconds of the recipe's own N and number of prompts.
-
-    Raises:
-        ValueError: If no group of the pilot is mixed, or the recipe's own N is not one of the numbers to compare.
     """
-    if settings.num_rollouts not in counts.wanted_J:
-        raise ValueError(f"the recipe's own N = {settings.num_rollouts} must be one of {counts.wanted_J.tolist()}")
     columns = range(counts.wanted_J.size)
     recipe = counts.wanted_J.tolist().index(settings.num_rollouts)
     fit = fit_pass_rates(counts.correct_P, counts.num_rollouts)
@@ -213,7 +204,6 @@ def make_plan(
             unique_fraction=float(point.nodes[0, j] / point.tokens[0, j]),
             trained_nodes=float(point.trained[0, j]),
             seconds=steps.seconds(j, settings.prompts_per_step),
-            noise=noise.of(j, settings.prompts_per_step, settings.prompts_per_step),
             budget_prompts=prompts[j],
             budget_seconds=steps.total(j, prompts[j]) if prompts[j] else np.inf,
             budget_noise=noise.of(j, prompts[j], redrawn_BJ[:, j]) if prompts[j] else _MISSING,
@@ -235,19 +225,10 @@ def prompts_that_fit(seconds_of: Callable[[int], float], budget: float, minimum:
 def compare(
     excess_J: FloatArray, prompts_J: IntArray, noise_BJ: FloatArray, time_error: float
 ) -> tuple[int | None, list[int], FloatArray]:
-    """Find the lowest noise, and every N whose noise cannot be distinguished from it.
+    """Find the lowest noise (None if nothing fits), every N that is tied with it, and the replicates' ratios to it.
 
-    A number of rollouts is tied with the best if the lower end of the 95% interval of its noise divided by the best's
-    is at most 1 + `time_error`.
-
-    Args:
-        excess_J: Noise times number of prompts, up to a common factor, shape [J].
-        prompts_J: Number of prompts that fit, 0 for none, shape [J].
-        noise_BJ: Noise in B replicates, shape [B, J].
-        time_error: Relative error of the seconds that determine the numbers of prompts.
-
-    Returns:
-        The best (None if nothing fits), those tied with it, and the replicates of noise divided by the best's.
+    Noise is `excess_J / prompts_J` up to a factor, where prompts fit. N is tied with the best if the lower end of the
+    95% interval of its noise divided by the best's is at most 1 + `time_error`.
     """
     fits_J = prompts_J > 0
     if not fits_J.any():

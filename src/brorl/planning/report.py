@@ -4,62 +4,46 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isinf, isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from rich.console import Group
 from rich.text import Text
 
-from brorl.arrays import FloatArray
 from brorl.config.reading import options_of
 from brorl.config.settings import TrainConfig
-from brorl.format import Estimate, interval, memory_size, plain
+from brorl.format import Estimate, interval, plain
 from brorl.planning.pilot import generator_of
 from brorl.planning.recommendation import NEARLY_BEST, PlanRow, RolloutPlan, StepSettings, make_plan
-from brorl.planning.step_cost import prompts_at_once
 from brorl.planning.step_timing import PlanMeasurements, measure
 from brorl.storage import json_ready
-from brorl.table import Table
+from brorl.table import Result, Table
 from brorl.training.local_parts import LocalParts
 from brorl.wording import option
 
 
-@dataclass(frozen=True)
-class PlanReport:
-    """A plan with its measurements and the memory that it predicts."""
+@dataclass(frozen=True, eq=False, repr=False)
+class PlanResult(Result):
+    """A plan with its measurements."""
 
     plan: RolloutPlan
-    measured: PlanMeasurements  # its measurements
+    measured: PlanMeasurements
     settings: StepSettings  # the recipe's settings of a step
     model: str  # name of the model
     device: str  # device of the measurements
+    path: Path  # the folder of `plan.json`
+    # the command that trains with the recommendation; None if no N fits in the budget, or if the recipe has no name
+    # on the command line
+    train_command: str | None = None
+    compare_command: str | None = None  # the command that measures the plan; None if there is nothing to compare
 
-    @classmethod
-    def of(
-        cls, plan: RolloutPlan, measured: PlanMeasurements, settings: StepSettings, names: tuple[str, str]
-    ) -> PlanReport:
-        """Predict the memory of each row's step, and put everything together."""
-
-        def memory(row: PlanRow, rows_D: FloatArray, num_prompts: int) -> int | None:
-            if measured.memory is None or not num_prompts:
-                return None
-            nodes_per_update = row.trained_nodes * num_prompts / settings.mini_batches
-            at_once = prompts_at_once(row.mixed.value, num_prompts) if settings.dynamic_sampling else num_prompts
-            return measured.memory.predict(rows_D, row.num_rollouts, at_once, nodes_per_update)
-
-        rows = [
-            replace(
-                row,
-                memory_bytes=memory(row, rows_D, settings.prompts_per_step),
-                budget_memory_bytes=memory(row, rows_D, row.budget_prompts),
-            )
-            for row, rows_D in zip(plan.rows, measured.rows_JD, strict=True)
-        ]
-        return cls(replace(plan, rows=rows), measured, settings, *names)
+    @property
+    def recommended(self) -> PlanRow | None:
+        """The recommended row, with the prompts per step as `budget_prompts`; None if no N fits in the budget."""
+        return self.plan.recommended
 
     @classmethod
     def measure(
@@ -71,18 +55,11 @@ class PlanReport:
         folder: Path,
         announce: Callable[[str], None],
         seconds_per_step: float | None = None,
-    ) -> PlanReport:
-        """Take a pilot, time some steps, and make the plan from them.
+    ) -> PlanResult:
+        """Take a pilot (prompts, and rollouts of each), time some steps, and make the plan from them.
 
-        Args:
-            config: The recipe.
-            parts: The parts of its run.
-            pilot: Prompts of the pilot, and rollouts of each.
-            rollouts: Numbers of rollouts to compare; the recipe's own is added, and those that its objective refuses
-                are left out.
-            folder: Where rollouts are stored meanwhile.
-            announce: Gets a line at the beginning of each part.
-            seconds_per_step: Time budget of a step; None for the time of the recipe's own.
+        The recipe's own number of rollouts is compared too, and those that its objective refuses are left out. Without
+        `seconds_per_step`, the budget of a step is the time of the recipe's own.
 
         Raises:
             NoMixedGroupError: If no group of the pilot is mixed.
@@ -93,17 +70,25 @@ class PlanReport:
             measured = measure(parts, *pilot, compared, Path(scratch), announce)
         settings = StepSettings.of(config, parts.stream.num_prompts)
         plan = make_plan(measured.counts, measured.cost, settings, seconds_per_step, generator_of(parts, 3))
-        return cls.of(plan, measured, settings, (config.model, str(parts.model.device)))
+        return cls(plan, measured, settings, config.model, str(parts.model.device), folder)
 
-    def __rich__(self) -> Group:
-        """Return the recommendation, the pilot, the tables and the reasons."""
+    def parts(self) -> Iterator[Any]:
+        """Yield the recommendation, the pilot, the tables, the reasons, the file and the commands."""
         recommendation, *reasons = advice(self)
-        head = Text(f"\n{recommendation}\n", style="bold"), Text(pilot_line(self))
-        parts = (part for table in _TABLES for part in (Text(), table(self)))
-        return Group(*head, *parts, *(Text(f"- {line}") for line in reasons))
+        yield from (Text(f"\n{recommendation}\n", style="bold"), pilot_line(self))
+        yield from ("", fraction_table(self), "", budget_table(self))
+        yield from (f"- {line}" for line in reasons)
+        yield f"\nwritten: {self.path / 'plan.json'}"
+        if self.train_command:
+            yield f"train with it: {self.train_command}"
+        if self.compare_command:
+            yield f"or measure it: {self.compare_command}"
+
+    def __repr__(self) -> str:
+        return f"PlanResult({str(self.path)!r}: {advice(self)[0]})"
 
 
-def pilot_line(report: PlanReport) -> str:
+def pilot_line(report: PlanResult) -> str:
     """Return the summary of the pilot on one line."""
     pilot = report.measured.summary
     return (
@@ -113,38 +98,26 @@ def pilot_line(report: PlanReport) -> str:
     )
 
 
-def fraction_table(report: PlanReport) -> Table:
-    """Return the table of fractions and tokens of N rollouts of a prompt."""
-    columns = ("N", "mixed groups", "solved prompts", "unique tokens", "of sampled")
+def fraction_table(report: PlanResult) -> Table:
+    """Return the table of fractions and tokens of N rollouts of a prompt, and of the seconds of a step."""
+    columns = ("N", "mixed groups", "solved prompts", "unique tokens", "of sampled", "seconds")
     rows = []
     for row in report.plan.rows:
         fractions = interval(row.mixed, 2), interval(row.solved, 2)
-        rows.append((_number(row), *fractions, f"{row.unique_tokens.value:,.0f}", f"{row.unique_fraction:.3f}"))
-    return Table("N rollouts of a prompt", columns, tuple(rows), _beyond_pilot(report), words=frozenset())
+        tokens = f"{row.unique_tokens.value:,.0f}", f"{row.unique_fraction:.3f}"
+        rows.append((_number(row), *fractions, *tokens, seconds_text(row.seconds["total"])))
+    notes = *_beyond_pilot(report), f"seconds: of a step with {report.settings.prompts_per_step} prompts"
+    return Table("N rollouts of a prompt", columns, tuple(rows), notes, words=frozenset())
 
 
-def _beyond_pilot(report: PlanReport) -> tuple[str, ...]:
+def _beyond_pilot(report: PlanResult) -> tuple[str, ...]:
     """Return the note on numbers of rollouts with a star, if there are any."""
     pilot = report.measured.summary.num_rollouts
     note = f"* beyond the pilot's {pilot} rollouts: predicted from a fit"
     return (note,) if any(row.extrapolated for row in report.plan.rows) else ()
 
 
-def step_table(report: PlanReport) -> Table:
-    """Return the table of the costs of a step with the recipe's number of prompts, and the noise of its gradient."""
-    rows = []
-    for row in report.plan.rows:
-        total = row.seconds["total"]
-        main = [row.seconds[p] for p in ("generation", "verification", "training")]
-        phases = "/".join(f"{s:.2f}" for s in (*main, total - sum(main)))
-        size = "unknown" if row.memory_bytes is None else memory_size(row.memory_bytes)
-        rows.append((_number(row), seconds_text(total), phases, size, format_noise(row.noise)))
-    columns = ("N", "seconds", "sample/verify/train/rest", "memory", "gradient noise")
-    title = f"A step with {report.settings.prompts_per_step} prompts"
-    return Table(title, columns, tuple(rows), _beyond_pilot(report), words=frozenset())
-
-
-def budget_table(report: PlanReport) -> Table:
+def budget_table(report: PlanResult) -> Table:
     """Return the table of the steps that fit in the time budget."""
     plan, rows = report.plan, []
     for index, row in enumerate(plan.rows):
@@ -169,10 +142,7 @@ def budget_table(report: PlanReport) -> Table:
     return Table(title, columns, tuple(rows), tuple(notes), words=frozenset({4}), strong=strong)
 
 
-_TABLES = (fraction_table, step_table, budget_table)
-
-
-def advice(report: PlanReport) -> list[str]:
+def advice(report: PlanResult) -> list[str]:
     """Return the recommendation, its reasons and its limits, as sentences."""
     plan, settings = report.plan, report.settings
     budget = f"{seconds_text(plan.budget)} s per step"
@@ -186,7 +156,6 @@ def advice(report: PlanReport) -> list[str]:
         f"For pass@1 in {budget} on this machine: N = {plan.recommended.num_rollouts} with "
         f"{plan.recommended.budget_prompts} prompts per step{against}.",
         *_alternatives(plan, plan.recommended),
-        _next_factor(plan, plan.recommended),
         _limits(report, plan.recommended),
         "The noise of one step's gradient and the fraction of mixed groups are not the final result: rare successes, "
         "the objective, later policies and the optimizer count too (docs/explanation/theory.md). brorl tune measures "
@@ -226,24 +195,7 @@ def _alternatives(plan: RolloutPlan, chosen: PlanRow) -> Iterator[str]:
         )
 
 
-def _next_factor(plan: RolloutPlan, chosen: PlanRow) -> str:
-    """Return the gain and the cost of the recipe's N, or else of a larger one, at the recipe's number of prompts."""
-    larger = [row for row in plan.rows if row.num_rollouts > chosen.num_rollouts]
-    if not larger:
-        return f"No N above {chosen.num_rollouts} was compared; {option('rollouts')} sets the numbers."
-    recipe = plan.rows[plan.recipe]
-    other = recipe if recipe in larger else larger[min(1, len(larger) - 1)]
-    factor = plain(other.num_rollouts / chosen.num_rollouts)
-    seconds = other.seconds["total"] / chosen.seconds["total"]
-    return (
-        f"From N = {chosen.num_rollouts}, {factor} times the rollouts raise the fraction of mixed groups from "
-        f"{chosen.mixed.value:.2f} to {other.mixed.value:.2f} and that of solved prompts from "
-        f"{chosen.solved.value:.2f} to {other.solved.value:.2f}, for {seconds:.1f} times the seconds at the same "
-        "number of prompts."
-    )
-
-
-def _limits(report: PlanReport, chosen: PlanRow) -> str:
+def _limits(report: PlanResult, chosen: PlanRow) -> str:
     """Return how certain the plan is, and how to make it more certain."""
     plan, summary = report.plan, report.measured.summary
     more = option("pilot-prompts", 4 * summary.num_prompts)
@@ -262,7 +214,7 @@ def _limits(report: PlanReport, chosen: PlanRow) -> str:
     return f"Intervals are 95%, over {summary.num_prompts} prompts; {more} would about halve them."
 
 
-def plan_record(report: PlanReport) -> dict[str, Any]:
+def plan_record(report: PlanResult) -> dict[str, Any]:
     """Return the content of `plan.json`; a missing value or end of an interval is null."""
     plan = report.plan
     numbers = [row.num_rollouts for row in plan.rows]
@@ -319,7 +271,7 @@ _LARGE_N = 512
 
 
 def next_commands(
-    report: PlanReport, recipe: str | Path, given: Mapping[str, Any], is_of_a_run: bool
+    report: PlanResult, recipe: str | Path, given: Mapping[str, Any], is_of_a_run: bool
 ) -> tuple[str | None, str | None]:
     """Return the commands that train with the recommendation and that measure the plan, as far as they exist.
 

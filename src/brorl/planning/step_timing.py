@@ -6,7 +6,6 @@ The run's model does not change: a copy is trained.
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from math import ceil
@@ -20,13 +19,11 @@ from transformers import PreTrainedModel
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
-from brorl.arrays import FloatArray, IntArray
+from brorl.arrays import IntArray
 from brorl.errors import UserError
-from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
 from brorl.planning.gradient_noise import gradient_products
-from brorl.planning.pilot import PilotSummary, SampledGroups, generator_of, sample
-from brorl.planning.pilot_counts import PilotCounts, tree_growth
-from brorl.planning.step_cost import MemoryModel, PeakMemory, StepCost, StepTiming, Work, mean_rounds
+from brorl.planning.pilot import PilotCounts, PilotSummary, SampledGroups, generator_of, sample, tree_growth
+from brorl.planning.step_cost import StepCost, StepTiming, Work, mean_rounds
 from brorl.prompts.prompt import Prompt
 from brorl.runs.run_directory import RunDirectory
 from brorl.theory.pass_rates import fit_pass_rates
@@ -48,8 +45,6 @@ class PlanMeasurements:
     summary: PilotSummary  # means over its rollouts
     cost: StepCost  # seconds of a step
     timings: list[StepTiming]  # the timed steps that the cost was fitted to
-    memory: MemoryModel | None  # predicts memory; None where the machine does not report its own
-    rows_JD: FloatArray  # expected live rows of a prompt at each depth, shape [J, D]
 
 
 class NoMixedGroupError(UserError):
@@ -80,15 +75,9 @@ def measure(
     scratch: Path,
     announce: Callable[[str], None],
 ) -> PlanMeasurements:
-    """Take the pilot and time some steps.
+    """Take the pilot and time some steps, which store rollouts in the empty folder `scratch`.
 
-    Args:
-        parts: The parts of the run.
-        num_prompts: Prompts of the pilot, >= 2.
-        num_rollouts: Rollouts of each; even, >= 4.
-        wanted: Numbers of rollouts to compare, ascending, shape [J].
-        scratch: An empty folder on the disk where runs are stored.
-        announce: Gets a line at the beginning of each part.
+    `num_prompts` is at least 2, `num_rollouts` even and at least 4, `wanted` (shape [J]) ascending.
 
     Raises:
         NoMixedGroupError: If no group has both correct and incorrect rollouts.
@@ -109,21 +98,19 @@ def measure(
     announce("gradients of the pilot's prompts, on a copy of the model")
     warm_up = StepTimer(parts, copy.deepcopy(parts.model), scratch)
     products = gradient_products(warm_up.learner.model, groups, parts, generator_of(parts, 1))
-    warm_up.finish(calls[0])  # imports and one-time setup are not part of a step's memory
+    warm_up.finish(calls[0])  # imports and one-time setup are not part of a step
     del warm_up
     announce("timing the phases of a step")
     timer = StepTimer(parts, copy.deepcopy(parts.model), scratch)
     sizes = timing_sizes(num_prompts, num_rollouts, parts.config.prompts_per_step, int(wanted[-1]), quick)
-    peaks = [timer.observe(prompts[:p], n, quick) for n, p in sizes]  # warms up, too
+    for n, p in sizes:
+        timer.time(prompts[:p], n, seed=1)  # warms up
     timings = _time_steps(timer, prompts, sizes, calls[1:])
-    growth = [tree_growth(g.tree, wanted, parts.config.sampling.max_new_tokens) for g in groups]
     return PlanMeasurements(
-        counts=PilotCounts.of(parts, groups, growth, wanted, products),
+        counts=PilotCounts.of(parts, groups, wanted, products),
         summary=PilotSummary.of(groups, sum(s["generation"] for s in seconds)),
         cost=StepCost.fit(timings, timer.per_step),
         timings=timings,
-        memory=MemoryModel.fit(parts, peaks, max(len(p.token_ids) for p in prompts)),
-        rows_JD=np.mean([g.rows_JD for g in growth], axis=0),
     )
 
 
@@ -138,20 +125,11 @@ def _nothing_mixed(groups: Sequence[Group]) -> str:
 
 
 class StepTimer:
-    """Runs the phases of a step.
-
-    Args:
-        parts: The parts of the run.
-        model: The model to train: the run's model, or a copy if that must not change.
-        scratch: An empty folder for stored rollouts.
-    """
+    """Runs the phases of a step, which trains the model: the run's, or a copy; `scratch` is for stored rollouts."""
 
     def __init__(self, parts: LocalParts, model: PreTrainedModel, scratch: Path) -> None:
         self._parts = parts
         self._directory = RunDirectory(scratch)
-        self._device = parts.model.device
-        gc.collect()  # garbage of loading must not count as memory that a step frees
-        self._loaded_bytes = bytes_in_use(self._device)
         self.learner = parts.learner(model)
         self.per_step = {"generation": 1.0, "verification": 1.0, "training": 1.0, "diagnostics": 1.0}
         if parts.config.store_rollouts_every:
@@ -186,30 +164,6 @@ class StepTimer:
         )
         seconds = {phase: value for phase, value in clock.seconds().items() if phase != "total"}
         return StepTiming(groups[0].tree.num_rollouts, work, seconds)
-
-    def observe(self, prompts: Sequence[Prompt], num_rollouts: int, quick: bool) -> PeakMemory | None:
-        """Return the memory at the peaks of a step; None where the machine does not report it."""
-        bytes_in_use(self._device)  # gives back the memory of steps of other sizes
-        if quick:
-            self.time(prompts, num_rollouts, seed=1)
-        reset_peak(self._device)
-        sampled = sample(self._parts, prompts, num_rollouts, seed=2)
-        sampling = peak_bytes(self._device)
-        reset_peak(self._device)
-        work = self.finish(sampled).work
-        training = peak_bytes(self._device)
-        if sampling is None or training is None or self._loaded_bytes is None:
-            return None
-        depth = self._parts.config.sampling.max_new_tokens
-        grown = [tree_growth(g.tree, np.array([num_rollouts]), depth) for g in sampled.groups]
-        return PeakMemory(
-            num_rollouts=num_rollouts,
-            num_prompts=len(prompts),
-            rows_D=np.mean([g.rows_JD[0] for g in grown], axis=0),
-            nodes_per_update=work.trained_nodes / work.updates,
-            sampling=sampling - self._loaded_bytes,
-            training=training - self._loaded_bytes,
-        )
 
 
 def _time_steps(
@@ -368,9 +322,8 @@ def _whole_step(
 ) -> Work:
     """Return the work of a whole step, from the groups of the largest measured step."""
     sizes = np.array([num_trained, rollouts_per_prompt])
-    grown = [tree_growth(group.tree, sizes, parts.config.sampling.max_new_tokens) for group in groups]
-    trained, nodes = np.mean([g.nodes_J for g in grown], axis=0).tolist()
-    responses = float(np.mean([g.responses_J[1] for g in grown]))
+    grown_J = np.mean([tree_growth(group.tree, sizes) for group in groups], axis=0)
+    (trained, nodes), responses = grown_J[0].tolist(), float(grown_J[1, 1])
     length = float(np.mean([g.tree.num_sampled_tokens / g.tree.num_rollouts for g in groups]))
     return Work.of_step(
         parts.config.prompts_per_step,

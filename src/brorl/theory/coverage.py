@@ -60,12 +60,7 @@ def response_masses(tree: RolloutTree) -> FloatArray:
 def unseen_and_seen_mass(p_L: FloatArray, num_rollouts: int | NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
     """Return the probabilities 1 - pi and pi that an outcome is missing from, and among, N rollouts.
 
-    Args:
-        p_L: Probability of each outcome (a response, or any prefix), in (0, 1], shape [L].
-        num_rollouts: N, or several, shape [K, 1].
-
-    Returns:
-        1 - pi and pi, each without loss of precision where it is small, shape [L] or [K, L].
+    Each is without loss of precision where it is small, shape [L], or [K, L] for several N of shape [K, 1].
     """
     with np.errstate(divide="ignore"):
         log_missed = num_rollouts * np.log1p(-p_L)
@@ -73,14 +68,7 @@ def unseen_and_seen_mass(p_L: FloatArray, num_rollouts: int | NDArray[np.int64])
 
 
 def measure_coverage(tree: RolloutTree, correct_L: BoolArray) -> Coverage:
-    """Measure the sampled masses of a prompt, and estimate the unsampled ones.
-
-    Args:
-        tree: N rollouts with known log-probs (nats).
-        correct_L: Verdict of each distinct response, shape [L].
-
-    Returns:
-        The masses. The estimates are unbiased over draws of the N rollouts.
+    """Measure the sampled masses of a prompt, and estimate the unsampled ones, without bias over draws.
 
     Source: BroRL (arXiv 2510.01180), section 3; Horvitz and Thompson, JASA 47 (1952), for 1 / pi.
     """
@@ -109,15 +97,9 @@ def measure_coverage(tree: RolloutTree, correct_L: BoolArray) -> Coverage:
 
 
 def unsampled_correct_at(tree: RolloutTree, correct_L: BoolArray, num_rollouts: Sequence[int]) -> FloatArray:
-    """Estimate the correct mass that other numbers of rollouts would leave unsampled: sum over A of p (1 - pi') / pi.
+    """Estimate the correct mass that K other numbers of rollouts N' would leave unsampled, without bias, shape [K].
 
-    Args:
-        tree: N rollouts with known log-probs (nats).
-        correct_L: Verdict of each distinct response, shape [L].
-        num_rollouts: K other numbers N', each >= 1, below or above N.
-
-    Returns:
-        Unbiased estimates of the expected unsampled correct mass, shape [K].
+    It is the sum over A of p (1 - pi') / pi, for N' below or above N.
 
     Source: the coverage curve follows from Lemma 2 of BroRL (arXiv 2510.01180) with p instead of p^2.
     """
@@ -133,14 +115,8 @@ def leaving_mass(tree: RolloutTree) -> FloatArray:
 
     A node's unsampled next-token mass is 1 minus the probabilities of its children; weighted by the probability of
     reaching the node and summed over the nodes of one depth, it is the chance that a fresh rollout's first token
-    outside the tree is at that position. The sum over all positions is the unsampled mass M. It is exact, also where
-    every response is unique.
-
-    Args:
-        tree: Rollouts with known log-probs (nats).
-
-    Returns:
-        Probabilities, shape [T], position 0 being the first token after the prompt.
+    outside the tree is at that position, shape [T], position 0 being the first token after the prompt. The sum over
+    all positions is the unsampled mass M. It is exact, also where every response is unique.
     """
     mass_M = np.exp(tree.prefix_logprob)
     length = int(tree.depth.max()) + 1

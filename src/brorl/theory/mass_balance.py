@@ -16,97 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from math import inf, sqrt
-from numbers import Integral
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from brorl.arrays import BoolArray, FloatArray
-
-
-@dataclass(frozen=True, eq=False)
-class Outcomes:
-    """A policy over V outcomes with their verdicts, checked; made by `Outcomes.of`."""
-
-    p_V: FloatArray  # probabilities in float64, divided by their sum, shape [V]
-    correct_V: BoolArray  # whether each outcome is correct, shape [V]
-
-    @classmethod
-    def of(cls, p: ArrayLike, correct: ArrayLike) -> Outcomes:
-        """Check and convert.
-
-        Args:
-            p: Probabilities, shape [V], of any float type; their sum may differ from 1 by the square root of its
-                precision.
-            correct: Boolean mask, shape [V].
-
-        Raises:
-            ValueError: If p is not a probability vector, or the mask is not boolean or has another shape.
-        """
-        p_V = np.asarray(p)
-        if p_V.dtype.kind != "f":
-            raise ValueError(f"p must contain floats, got {p_V.dtype}; convert it to float64")
-        precision, p_V = p_V.dtype, p_V.astype(np.float64)
-        if p_V.ndim != 1 or not p_V.size:
-            raise ValueError(f"p must be one row of probabilities, shape [V], got shape {p_V.shape}; pass one prompt")
-        if not np.isfinite(p_V).all() or (p_V < 0).any():
-            raise ValueError("p must contain finite probabilities >= 0; apply softmax to logits, exp to log-probs")
-        total, tolerance = float(p_V.sum()), sqrt(np.finfo(precision).eps)
-        if abs(total - 1) > tolerance:
-            raise ValueError(
-                f"p must add up to 1 within {tolerance:.1g} ({precision}), got {total:.9g}; divide it by its sum"
-            )
-        return cls(p_V / total, boolean_mask(correct, "correct", p_V.size))
-
-    @cached_property
-    def q_pos(self) -> float:
-        """Mass of the correct outcomes, Q_pos."""
-        return _mass(self.p_V, self.correct_V)
-
-    @cached_property
-    def q_neg(self) -> float:
-        """Mass of the incorrect outcomes, Q_neg; summed, not 1 - Q_pos, so a small one is exact."""
-        return _mass(self.p_V, ~self.correct_V)
-
-    @cached_property
-    def p_2(self) -> float:
-        """Second moment of the correct outcomes, P_2."""
-        return _mass(self.p_V**2, self.correct_V)
-
-    @cached_property
-    def n_2(self) -> float:
-        """Second moment of the incorrect outcomes, N_2."""
-        return _mass(self.p_V**2, ~self.correct_V)
-
-
-@dataclass(frozen=True)
-class GradientStep:
-    """Rewards and size of one gradient step on the logits."""
-
-    reward_correct: float = 1.0  # reward of a correct rollout, R_c >= 0
-    reward_wrong: float = -1.0  # reward of an incorrect rollout, R_w <= 0
-    learning_rate: float = 1.0  # step size eta, > 0
-
-    def __post_init__(self) -> None:
-        if not (inf > self.reward_correct >= 0 >= self.reward_wrong > -inf):
-            raise ValueError(
-                f"rewards must be finite with reward_correct >= 0 >= reward_wrong, "
-                f"got {self.reward_correct} and {self.reward_wrong}; subtract a baseline between them first"
-            )
-        if not 0 < self.learning_rate < inf:
-            raise ValueError(
-                f"learning_rate must be positive and finite, got {self.learning_rate}; give the step on the logits"
-            )
-
-    @property
-    def reward_range(self) -> float:
-        """R_c - R_w."""
-        return self.reward_correct - self.reward_wrong
-
-
-UNIT_STEP = GradientStep()
 
 
 @dataclass(frozen=True)
@@ -134,7 +48,14 @@ class MassBalance:
 
 
 def mass_balance(
-    outcomes: Outcomes, sampled: ArrayLike, num_rollouts: int, step: GradientStep = UNIT_STEP
+    p_V: FloatArray,
+    correct_V: BoolArray,
+    sampled_V: BoolArray,
+    num_rollouts: int,
+    *,
+    reward_correct: float = 1.0,
+    reward_wrong: float = -1.0,
+    learning_rate: float = 1.0,
 ) -> MassBalance:
     """Split the first-order change of the correct mass into sampled correct, sampled wrong and unsampled outcomes.
 
@@ -144,33 +65,32 @@ def mass_balance(
     unsampled outcomes: an outcome counts once, however often it was drawn.
 
     Args:
-        outcomes: The policy before the step.
-        sampled: Boolean mask of the outcomes that were drawn at least once, shape [V].
+        p_V: The policy before the step, probabilities that add up to 1, shape [V].
+        correct_V: Whether each outcome is correct, shape [V].
+        sampled_V: Whether it was drawn at least once, shape [V].
         num_rollouts: Number of rollouts N, duplicates counted, >= 1.
-        step: Rewards and learning rate.
+        reward_correct: Reward of a correct rollout, R_c >= 0.
+        reward_wrong: Reward of an incorrect rollout, R_w <= 0.
+        learning_rate: Step size eta, > 0.
 
     Returns:
         The terms, their factors, and the bound eta^2 p_max^2 (R_c - R_w)^2 / (8 N^2) on the remainder.
 
-    Raises:
-        ValueError: If the mask or the number of rollouts is invalid.
-
-    Source: BroRL (arXiv 2510.01180), Theorem 1, Eq. 1 and Eq. C.1. The remainder's bound is not in the paper: it
-        follows from `pooled_change`, as the step's range is at most (eta / N) p_max (R_c - R_w).
+    Source: BroRL (arXiv 2510.01180), Theorem 1, Eq. 1 and Eq. C.1. The remainder's bound is not in the paper: along any
+        step dz, the second derivative of Q_pos is the mean of (1[in P] - Q_pos)(dz - mean dz)^2, at most the variance
+        of dz, at most its range^2 / 4, and the range of this step is at most (eta / N) p_max (R_c - R_w).
     """
-    sampled_V = boolean_mask(sampled, "sampled", outcomes.p_V.size)
-    check_num_rollouts(num_rollouts)
-    scale = step.learning_rate / num_rollouts
-    p_V, square_V, q_pos, q_neg = outcomes.p_V, outcomes.p_V**2, outcomes.q_pos, outcomes.q_neg
-    hit_V, wrong_hit_V = sampled_V & outcomes.correct_V, sampled_V & ~outcomes.correct_V
-    p_pos, p_neg = _mass(p_V, hit_V), _mass(p_V, wrong_hit_V)
-    a_2, b_2 = _mass(square_V, hit_V), _mass(square_V, wrong_hit_V)
-    u_pos_2 = _mass(square_V, ~sampled_V & outcomes.correct_V)
-    u_neg_2 = _mass(square_V, ~sampled_V & ~outcomes.correct_V)
-    s_r = step.reward_correct * p_pos + step.reward_wrong * p_neg
+    scale = learning_rate / num_rollouts
+    square_V, hit_V, wrong_hit_V = p_V**2, sampled_V & correct_V, sampled_V & ~correct_V
+    q_pos, q_neg, p_pos, p_neg = (float(p_V[mask_V].sum()) for mask_V in (correct_V, ~correct_V, hit_V, wrong_hit_V))
+    a_2, b_2, u_pos_2, u_neg_2 = (
+        float(square_V[mask_V].sum())
+        for mask_V in (hit_V, wrong_hit_V, ~sampled_V & correct_V, ~sampled_V & ~correct_V)
+    )
+    s_r = reward_correct * p_pos + reward_wrong * p_neg
     # R_c - S_R and S_R - R_w as sums of nonnegative numbers: no cancellation, and no wrong sign by rounding.
-    above = step.reward_correct * _mass(p_V, ~hit_V) - step.reward_wrong * p_neg
-    below = step.reward_correct * p_pos - step.reward_wrong * _mass(p_V, ~wrong_hit_V)
+    above = reward_correct * float(p_V[~hit_V].sum()) - reward_wrong * p_neg
+    below = reward_correct * p_pos - reward_wrong * float(p_V[~wrong_hit_V].sum())
     return MassBalance(
         sampled_correct_term=scale * above * q_neg * a_2,
         sampled_wrong_term=scale * below * q_pos * b_2,
@@ -184,61 +104,8 @@ def mass_balance(
         b_2=b_2,
         u_pos_2=u_pos_2,
         u_neg_2=u_neg_2,
-        remainder_bound=(scale * float(p_V.max()) * step.reward_range) ** 2 / 8,
+        remainder_bound=(scale * float(p_V.max()) * (reward_correct - reward_wrong)) ** 2 / 8,
     )
-
-
-def pooled_change(outcomes: Outcomes, logit_step: ArrayLike) -> tuple[float, float]:
-    """Return the change of the correct mass under any step of the logits, to first order and with its error.
-
-        dQ_pos = Q_neg sum_{i in P} p_i dz_i - Q_pos sum_{j not in P} p_j dz_j + r,   |r| <= (max dz - min dz)^2 / 8
-
-    Args:
-        outcomes: The policy before the step.
-        logit_step: dz, finite, shape [V]; adding a constant to it changes nothing.
-
-    Returns:
-        The change to first order, and the largest distance of the real change from it.
-
-    Raises:
-        ValueError: If the step is not V finite numbers.
-
-    Source: BroRL (arXiv 2510.01180), appendix C. The bound is not in the paper: along the step, the second derivative
-        of Q_pos is the mean of (1[in P] - Q_pos)(dz - mean dz)^2, at most the variance of dz, at most its range^2 / 4.
-    """
-    step_V = np.asarray(logit_step)
-    if step_V.shape != outcomes.p_V.shape or step_V.dtype.kind not in "fiu" or not np.isfinite(step_V).all():
-        raise ValueError(
-            f"logit_step must contain {outcomes.p_V.size} finite numbers, one per outcome, got shape {step_V.shape} of "
-            f"{step_V.dtype}; pass the change of each logit"
-        )
-    step_V = step_V - step_V.min()  # nonnegative, so that a large common offset does not cancel
-    pull_V = outcomes.p_V * step_V
-    lifted, pressed = _mass(pull_V, outcomes.correct_V), _mass(pull_V, ~outcomes.correct_V)
-    first_order = outcomes.q_neg * lifted - outcomes.q_pos * pressed
-    return first_order, float(step_V.max()) ** 2 / 8
-
-
-def boolean_mask(mask: ArrayLike, name: str, num_outcomes: int) -> BoolArray:
-    """Return a boolean mask of shape [V], or raise a ValueError that calls it by its name."""
-    mask_V = np.asarray(mask)
-    if mask_V.dtype.kind != "b" or mask_V.shape != (num_outcomes,):
-        raise ValueError(
-            f"{name} must be a boolean mask of shape ({num_outcomes},), got {mask_V.dtype} of shape {mask_V.shape}; "
-            "indices are not accepted: set those entries of an all-False mask to True"
-        )
-    return mask_V
-
-
-def check_num_rollouts(num_rollouts: object) -> None:
-    """Raise a ValueError unless the number is whole and at least 1."""
-    if not (isinstance(num_rollouts, Integral) and int(num_rollouts) >= 1):
-        raise ValueError(f"num_rollouts must be a whole number >= 1, got {num_rollouts!r}; count duplicates too")
-
-
-def _mass(value_V: FloatArray, mask_V: BoolArray) -> float:
-    """Return the sum over the outcomes of a mask."""
-    return float(value_V[mask_V].sum())
 
 
 _NORMAL_95 = 1.959963984540054
@@ -287,12 +154,6 @@ def check_on_held_out(held_out: Sequence[HeldOut]) -> HeldOutCheck:
     It is unbiased for the real change because E[w - 1] = 0 and E[r w] = Q_new, with r = 1 for a correct response and 0
     otherwise. The rollouts must be independent draws from the distribution of the old log-probs. With top-p or top-k
     E[w - 1] is 0 up to the mass of tokens that one policy keeps and the other does not.
-
-    Args:
-        held_out: One entry per prompt, at least one.
-
-    Returns:
-        The check, pooled over the prompts.
 
     Raises:
         ValueError: If there is no prompt, or one has fewer than 2 rollouts.

@@ -7,14 +7,12 @@ of 0 from one far below 1 / n: report both readings beyond n.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from scipy.special import betaln, gammaln
 from scipy.stats import binom
 
@@ -24,7 +22,7 @@ Numbers = NDArray[np.floating[Any]] | float
 
 _LOGIT_MEANS = np.linspace(-9.0, 9.0, 49)
 _LOG_SIZES = np.linspace(np.log(0.03), np.log(1000.0), 29)
-_STARTS = 4
+_ZOOMS = 12  # of a grid of 5 x 5 around the best point, each half as wide as the one before
 _RATE_LOGITS = np.linspace(-9.0, 9.0, 181)
 _EM_ROUNDS = 2000
 
@@ -60,16 +58,7 @@ class PassRates:
         return float(_solved(self.a, self.b, self.never, self.between, num_rollouts))
 
     def mixed_after(self, correct_P: IntArray, pilot_rollouts: int, num_rollouts: int) -> FloatArray:
-        """Return each prompt's chance that N fresh rollouts are mixed, given its pilot.
-
-        Args:
-            correct_P: Number of correct rollouts of each prompt in the pilot, 0 to n, shape [P].
-            pilot_rollouts: Rollouts of each prompt in the pilot, n >= 1.
-            num_rollouts: N >= 1.
-
-        Returns:
-            Chances in [0, 1], shape [P].
-        """
+        """Return each prompt's chance that N fresh rollouts are mixed, given its n rollouts in the pilot, shape [P]."""
         from_beta_P = np.ones(correct_P.shape)
         log_K = _log_beta_binomial(np.array([self.a]), np.array([self.b]), pilot_rollouts)[0]
         for outcome, spike in ((0, self.never), (pilot_rollouts, self.always)):
@@ -79,17 +68,7 @@ class PassRates:
 
 
 def fit_pass_rates(correct_P: IntArray, num_rollouts: int) -> PassRates:
-    """Fit a Beta with spikes at 0 and 1 to the pilot's counts by maximum likelihood.
-
-    Given a and b, the best spikes have a closed form. The search is over the mean and the size a + b alone, from the
-    best points of a grid.
-
-    Args:
-        correct_P: Number of correct rollouts of each prompt, 0 to n, shape [P].
-        num_rollouts: Rollouts of each prompt, n.
-
-    Returns:
-        The fit.
+    """Fit a Beta with spikes at 0 and 1 to the pilot's counts of n rollouts by maximum likelihood.
 
     Raises:
         ValueError: If no prompt is mixed: then nothing distinguishes the Beta from the spikes.
@@ -100,34 +79,21 @@ def fit_pass_rates(correct_P: IntArray, num_rollouts: int) -> PassRates:
             f"no prompt had both correct and incorrect rollouts among {num_rollouts}, so no pass rate can be fitted; "
             "take more rollouts or other prompts"
         )
-    value_G, _ = _profile(_grid(num_rollouts)[2], histogram_1K)
-    best_G = np.argsort(-value_G[:, 0])[: 8 * _STARTS : 8]
-    a, b = _most_likely_beta(lambda log_1K: float(_profile(log_1K, histogram_1K)[0][0, 0]), best_G, num_rollouts)
-    _, spikes = _profile(_log_beta_binomial(a, b, num_rollouts), histogram_1K)
-    return PassRates(float(a[0]), float(b[0]), *spikes[0, 0].tolist())
+    return _most_likely(num_rollouts, lambda log_GK: [part[:, 0] for part in _profile(log_GK, histogram_1K)])
 
 
 def fit_without_spikes(correct_P: IntArray, num_rollouts: int) -> PassRates:
     """Fit a plain Beta: the reading in which every prompt without a success only has a small pass rate."""
     histogram_K = _histogram(correct_P, num_rollouts)
-    best = np.argmax(_grid(num_rollouts)[2] @ histogram_K)
-    a, b = _most_likely_beta(lambda log_1K: float(log_1K[0] @ histogram_K), np.array([best]), num_rollouts)
-    return PassRates(float(a[0]), float(b[0]))
+    return _most_likely(num_rollouts, lambda log_GK: [log_GK @ histogram_K, np.zeros((len(log_GK), 2))])
 
 
 def fractions_of_any_shape(correct_P: IntArray, num_rollouts: int, wanted: IntArray) -> tuple[FloatArray, FloatArray]:
     """Predict fractions from the most likely distribution of pass rates: weights on a grid, 0 and 1 included.
 
     Where pass rates are far from 0 without being 0, a Beta predicts too few mixed groups; this one does not. Its
-    predictions far beyond n depend on a few prompts.
-
-    Args:
-        correct_P: Number of correct rollouts of each prompt, 0 to n, shape [P].
-        num_rollouts: Rollouts of each prompt, n.
-        wanted: Numbers of rollouts N to predict for, each >= 1, shape [J].
-
-    Returns:
-        The fractions of mixed groups and of prompts with a success, each of shape [J].
+    predictions far beyond n depend on a few prompts. Returns the fractions of mixed groups and of prompts with a
+    success at J numbers of rollouts, each of shape [J].
 
     Source: Kiefer and Wolfowitz, Annals of Mathematical Statistics 27 (1956); by EM.
     """
@@ -146,17 +112,10 @@ def refit_fractions(
 ) -> tuple[FloatArray, FloatArray]:
     """Predict fractions from refits to B reweighted sets of the prompts, each on the grid alone.
 
-    Args:
-        correct_P: Number of correct rollouts of each prompt, 0 to n, shape [P].
-        num_rollouts: Rollouts of each prompt, n.
-        weight_BP: Weight >= 0 of each prompt in each of B replicates, shape [B, P].
-        wanted: Numbers of rollouts N to predict for, each >= 1, shape [J].
-
-    Returns:
-        The fractions of mixed groups and of prompts with a success, each of shape [B, J].
+    Returns the fractions of mixed groups and of prompts with a success at J numbers of rollouts, each of shape [B, J].
     """
     histogram_BK = np.array([np.bincount(correct_P, weight_P, num_rollouts + 1) for weight_P in weight_BP], np.float64)
-    a_G, b_G, log_GK = _grid(num_rollouts)
+    a_G, b_G, log_GK = _grid(num_rollouts, _LOGIT_MEANS, _LOG_SIZES)
     value_GB, spikes_GB2 = _profile(log_GK, histogram_BK)
     best_B = value_GB.argmax(0)
     never_B1, always_B1 = spikes_GB2[best_B, np.arange(best_B.size)].T[..., None]
@@ -170,36 +129,31 @@ def _histogram(correct_P: IntArray, num_rollouts: int) -> FloatArray:
     return np.bincount(correct_P, minlength=num_rollouts + 1).astype(np.float64)
 
 
-def _most_likely_beta(
-    log_likelihood: Callable[[FloatArray], float], start_S: IntArray, num_rollouts: int
-) -> tuple[FloatArray, FloatArray]:
-    """Return a and b of the Beta with the greatest likelihood, each of shape [1], searched from S points of the grid.
+def _most_likely(num_rollouts: int, fit: Callable[[FloatArray], Sequence[FloatArray]]) -> PassRates:
+    """Return the Beta and its spikes of the greatest likelihood, on a grid that narrows around the best point.
 
-    The likelihood is a function of the Beta's log-probability of each count, shape [1, n + 1].
+    `fit` maps log-probabilities of the counts under G Betas, shape [G, n + 1], to log-likelihoods, shape [G], and
+    spikes, shape [G, 2].
     """
-    a_G, b_G, _ = _grid(num_rollouts)
-    starts = np.stack([np.log(a_G / b_G), np.log(a_G + b_G)], axis=1)[start_S]
-
-    def beta_at(point: FloatArray) -> tuple[FloatArray, FloatArray]:
-        return _beta_parameters(*np.clip(point, [-12.0, -5.0], [12.0, 9.0])[:, None])
-
-    def loss(point: FloatArray) -> float:
-        return -log_likelihood(_log_beta_binomial(*beta_at(point), num_rollouts))
-
-    fits = [minimize(loss, start, method="Nelder-Mead", options={"xatol": 1e-4, "fatol": 1e-8}) for start in starts]
-    return beta_at(min(fits, key=lambda result: float(result.fun)).x)
-
-
-def _beta_parameters(logit_mean_G: FloatArray, log_size_G: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return a and b of Betas from the logits of their means and the logarithms of a + b."""
-    size_G = np.exp(log_size_G)
-    return size_G / (1 + np.exp(-logit_mean_G)), size_G / (1 + np.exp(logit_mean_G))
+    means, sizes = _LOGIT_MEANS, _LOG_SIZES
+    steps = np.array([means[1] - means[0], sizes[1] - sizes[0]])
+    for _ in range(_ZOOMS + 1):
+        a_G, b_G, log_GK = _grid(num_rollouts, means, sizes)
+        value_G, spikes_G2 = fit(log_GK)
+        best = int(np.argmax(value_G))
+        around = np.clip([np.log(a_G[best] / b_G[best]), np.log(a_G[best] + b_G[best])], [-12.0, -5.0], [12.0, 9.0])
+        means, sizes = (at + step * np.linspace(-1, 1, 5) for at, step in zip(around, steps, strict=True))
+        steps = steps / 2
+    return PassRates(float(a_G[best]), float(b_G[best]), *spikes_G2[best].tolist())
 
 
-@lru_cache(maxsize=4)
-def _grid(num_rollouts: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return a and b of G Betas, shape [G], and their beta-binomial log-probabilities, shape [G, n + 1]."""
-    a_G, b_G = _beta_parameters(*(x.ravel() for x in np.meshgrid(_LOGIT_MEANS, _LOG_SIZES)))
+def _grid(num_rollouts: int, means: FloatArray, sizes: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return a and b of G Betas, shape [G], and their log-probabilities of each count, shape [G, n + 1].
+
+    The Betas are those of all pairs of the logit of a mean and the logarithm of a + b.
+    """
+    logit_G, log_size_G = (x.ravel() for x in np.meshgrid(means, sizes))
+    a_G, b_G = (np.exp(log_size_G) / (1 + np.exp(sign * logit_G)) for sign in (-1, 1))
     return a_G, b_G, _log_beta_binomial(a_G, b_G, num_rollouts)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from brorl.arrays import FloatArray, IntArray
 from brorl.errors import DivergedError
 from brorl.seeds import seed_sequence
-from brorl.theory.mass_balance import GradientStep, MassBalance, Outcomes, mass_balance
+from brorl.theory.mass_balance import MassBalance, mass_balance
 
 _CORRECT_LOGIT, _ANCHOR_LOGIT = 3.0, 5.0
 _MINIMUM = {"rollouts": 1, "vocabulary_size": 2, "num_correct": 1, "steps": 1, "seed": 0, "record_every": 1}
@@ -79,9 +79,12 @@ class SimulationSettings:
     record_every: int = 10
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for name in (f.name for f in fields(self)):
-            _check_type(name, getattr(self, name), hints[name])
+        for name, hint in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if get_origin(hint) is Literal and value not in get_args(hint):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(hint))}, got {value}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, got {value}")
         for name, minimum in _MINIMUM.items():
             if getattr(self, name) < minimum:
                 raise ValueError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
@@ -128,12 +131,7 @@ class SimulationResult:
 def simulate(settings: SimulationSettings, on_record: Callable[[int], None] | None = None) -> SimulationResult:
     """Simulate T steps: draw N tokens i.i.d. from p = softmax(z), and step the logits on the surrogate's gradient.
 
-    Args:
-        settings: Settings of the simulation.
-        on_record: Called after each record with the number of steps taken, to show progress.
-
-    Returns:
-        The records. The same settings give the same bits on the same machine.
+    The same settings give the same bits on the same machine. `on_record` gets the steps taken, after each record.
 
     Raises:
         DivergedError: If a logit is no longer finite (a learning rate far too high).
@@ -168,9 +166,11 @@ def simulate(settings: SimulationSettings, on_record: Callable[[int], None] | No
 def _terms(p_V: FloatArray, token_K: IntArray, settings: SimulationSettings) -> MassBalance:
     """Return the terms of Theorem 1 for the distinct tokens of a step, whatever the simulator's own step is."""
     token_V = np.arange(p_V.size)
-    outcomes = Outcomes.of(p_V, token_V < settings.num_correct)
-    step = GradientStep(settings.reward_correct, settings.reward_wrong, settings.learning_rate)
-    return mass_balance(outcomes, np.isin(token_V, token_K), settings.rollouts, step)
+    return mass_balance(
+        p_V / p_V.sum(), token_V < settings.num_correct, np.isin(token_V, token_K), settings.rollouts,
+        reward_correct=settings.reward_correct, reward_wrong=settings.reward_wrong,
+        learning_rate=settings.learning_rate,
+    )  # fmt: skip
 
 
 def initial_logits(settings: SimulationSettings) -> FloatArray:
@@ -186,16 +186,7 @@ def initial_logits(settings: SimulationSettings) -> FloatArray:
 
 
 def draw(rng: np.random.Generator, p_V: FloatArray, num_draws: int) -> tuple[IntArray, IntArray]:
-    """Draw tokens i.i.d. and count them; exact in distribution, and never a token of probability 0.
-
-    Args:
-        rng: Source of randomness.
-        p_V: Probabilities, shape [V].
-        num_draws: Number of draws, N >= 1.
-
-    Returns:
-        The K distinct tokens drawn, ascending, shape [K], and the count of each, shape [K]; the counts sum to N.
-    """
+    """Draw N tokens i.i.d., never one of probability 0; return the K distinct ones, ascending, and their counts."""
     if num_draws > p_V.size:  # memory and time in V, not in N
         count_V = rng.multinomial(num_draws, p_V)
         token_K = np.flatnonzero(count_V)
@@ -214,19 +205,12 @@ def draw(rng: np.random.Generator, p_V: FloatArray, num_draws: int) -> tuple[Int
 def surrogate_gradient(
     p_V: FloatArray, token_K: IntArray, count_K: IntArray, settings: SimulationSettings, out: FloatArray
 ) -> None:
-    """Compute the gradient of the surrogate loss with respect to the logits.
+    """Write the gradient of the surrogate loss with respect to the logits into `out`, shape [V].
 
         L = -(1/N) sum_j (R_j - b) f_j,   f_j = p_j ("probability") or p_j / p_old,j ("ratio", at p = p_old)
 
     The sum runs over the N draws, or with duplicates "distinct" over the K distinct tokens; b is the mean reward of the
     N draws or 0, and is not differentiated.
-
-    Args:
-        p_V: Probabilities, shape [V].
-        token_K: Distinct tokens drawn, shape [K].
-        count_K: Count of each, >= 1, shape [K].
-        settings: Surrogate, duplicates, baseline and rewards.
-        out: Receives the gradient, shape [V].
 
     Source: BroRL (arXiv 2510.01180), section 4.1 and Appendix C.1 (distinct, no baseline).
     """
@@ -247,11 +231,7 @@ def surrogate_gradient(
 
 
 class Optimizer:
-    """torch.optim.AdamW, Adam (with betas 0.9 and 0.999) or SGD (without momentum), on one vector in place.
-
-    Args:
-        settings: Optimizer, learning rate, weight decay (decoupled for AdamW, else added to the gradient), epsilon.
-    """
+    """torch.optim.AdamW, Adam (with betas 0.9 and 0.999) or SGD (without momentum), on one vector in place."""
 
     def __init__(self, settings: SimulationSettings) -> None:
         self._settings = settings
@@ -296,17 +276,3 @@ def _measure(p_C: FloatArray, start_C: FloatArray) -> tuple[float, float, float]
     """Return the mass of the correct tokens, the fraction that rose, and the largest fall (at most 0)."""
     change_C = p_C - start_C
     return float(p_C.sum()), float((change_C > 0).mean()), min(float(change_C.min()), 0.0)
-
-
-def _check_type(name: str, value: object, hint: object) -> None:
-    """Raise a ValueError for a value of another type than its annotation, or a number that is not finite."""
-    if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            raise ValueError(f"{name} must be one of {', '.join(get_args(hint))}, got {value}")
-    elif hint is int:
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(f"{name} must be a whole number, got {value}")
-    elif value is None and hint is not float:
-        return
-    elif not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, got {value}")

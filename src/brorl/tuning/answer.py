@@ -98,37 +98,33 @@ def conclude(
     The race has the standings at each rung that is complete. Without a final the recipe won, or there was no time; the
     command `with_more_time` then continues.
     """
-    k, recipe, whole = plan.k, None, f"within {duration(plan.seconds)}"
-    each = amount(plan.run_seconds * (RUNGS[len(race) - 1] if race else 1.0), "seconds")
+    pair, recipe, whole = None if final is None else final.results.pair, None, f"within {duration(plan.seconds)}"
     if not race:
         answer = f"No answer {whole}: the first part of the race is not complete; continue with: {with_more_time}"
     elif winner is plan.own:
         answer = (
-            f"Keep your recipe: of {counted(len(plan.arms) - 1, 'candidate')} none was ahead of it in pass@{k} after "
-            f"{each} of training."
+            f"Keep your recipe: of {counted(len(plan.arms) - 1, 'candidate')} none was ahead of it in pass@{plan.k} "
+            f"after {amount(plan.run_seconds * RUNGS[len(race) - 1], 'seconds')} of training."
         )
-    elif final is None or final.results.pair is None:
+    elif final is None or pair is None:
         answer = (
             f"No answer {whole}: {winner.title} was ahead of your recipe in the race, and there was no time to test it "
             f"on fresh prompts and seeds; continue with: {with_more_time}"
         )
     else:
-        each, seeds = amount(final.results.budget, "seconds"), min(len(arm.runs) for arm in final.arms)
-        differences = final.results.pair
-        measured = ", ".join(
-            f"{signed(differences[of].difference)} in pass@{of}" for of in dict.fromkeys((k, 1, max(plan.start)))
-        )
-        if differences[k].conclusion == "B leads":
+        ks = dict.fromkeys((plan.k, 1, max(plan.start)))
+        measured = ", ".join(f"{signed(pair[k].difference)} in pass@{k}" for k in ks)
+        if pair[plan.k].conclusion == "B leads":
             recipe = recipe_for(winner.config, final.results.budget, folder)
             answer = (
                 f"With a budget of {duration(plan.seconds)}: {winner.title} ends higher than your recipe "
-                f"({plan.own.title}) after {each} of training each: {measured}, on fresh prompts, "
-                f"{counted(seeds, 'seed')} each."
+                f"({plan.own.title}) after {amount(final.results.budget, 'seconds')} of training each: {measured}, on "
+                f"fresh prompts, {counted(min(len(arm.runs) for arm in final.arms), 'seed')} each."
             )
         else:
             answer = (
                 f"Keep your recipe: {winner.title} won the race, and on fresh prompts and seeds it is not shown to end "
-                f"higher in pass@{k}: {measured}."
+                f"higher in pass@{plan.k}: {measured}."
             )
         if not final.results.matched:
             answer += f" {match_words(final.results)}"

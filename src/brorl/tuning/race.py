@@ -29,7 +29,7 @@ from brorl.evaluation.benchmark import Benchmark
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.evaluation.questions import build_questions
 from brorl.format import Estimate, counted, duration, interval
-from brorl.planning.report import PlanReport
+from brorl.planning.report import PlanResult
 from brorl.planning.step_timing import NoMixedGroupError
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.run_record import SPEC_FILE
@@ -38,7 +38,7 @@ from brorl.training.local_parts import LocalParts
 from brorl.tuning import Aim
 from brorl.tuning.answer import TuningResult, conclude
 from brorl.tuning.plan import NUM_EVALUATIONS, OWN, ROLLOUTS, TunePlan, candidates
-from brorl.tuning.standings import RUNGS, Course, Standing, race_cost, room_after, standings
+from brorl.tuning.standings import RUNGS, Course, Standing, room_after, standings
 from brorl.wording import option
 
 USED = 0.85  # of the time without evaluations goes to training; the rest to starting and to last steps
@@ -80,6 +80,11 @@ class TuneClock:
     def final_seconds(self, fraction: float = 1.0) -> float:
         """Return the time that the final should take, with a fraction of the planned budget of each run."""
         return self._waves(self.plan.seeds) * self._run_seconds(fraction, NUM_EVALUATIONS)
+
+    @property
+    def whole_seconds(self) -> float:
+        """The time that the race and the final should take."""
+        return sum(map(self.rung_seconds, range(len(RUNGS)))) + self.final_seconds()
 
     def observe(self, seconds: float) -> None:
         """Take the time that the first rung took."""
@@ -164,7 +169,7 @@ def take_pilot(config: TrainConfig, tuning: tuple[int, int], folder: Path, progr
         screen.console.print(f"the start, on {number} held-out prompts: {scores}", soft_wrap=True, markup=False)
         pilot = min(64, parts.stream.num_prompts), 64
         try:
-            plan = PlanReport.measure(config, parts, pilot, ROLLOUTS, folder, screen.dim).plan
+            plan = PlanResult.measure(config, parts, pilot, ROLLOUTS, folder, screen.dim).plan
         except NoMixedGroupError as error:
             raise UserError(
                 f"the pilot has {pilot[1]} rollouts of each of {pilot[0]} training prompts, "
@@ -208,8 +213,7 @@ def train_race(plan: TunePlan, folder: Path, jobs: int | None, console: Console)
 
 def _command_with_more_time(clock: TuneClock, folder: Path) -> str:
     """Return the command that continues a tuning that had too little time, with what it needs at its speed."""
-    races = sum(clock.rung_seconds(rung) for rung in range(len(RUNGS)))
-    needed = 60 * ceil((clock.plan.used_seconds + 1.2 * (races + clock.final_seconds())) / 60)
+    needed = 60 * ceil((clock.plan.used_seconds + 1.2 * clock.whole_seconds) / 60)
     return f"{again(folder)} --budget {max(needed, 2 * ceil(clock.plan.seconds / 60) * 60) // 60}m"
 
 
@@ -278,54 +282,48 @@ def begin(
             "model that solves more of them now and then."
         )
         return TuningResult(folder, answer, None, (), None)
-    arms = candidates(config, pilot.prompts, aim)
-    number, run_seconds = _size_of_race(seconds, perf_counter() - started, seeds, len(slots), pilot, len(arms))
-    arms, run_seconds = arms[:number], float(f"{run_seconds:.4g}")
-    check_arms(arms, "seconds", seeds, len(slots))
-    machine, jobs = machine_of(slots, arms[:1]), len(slots)
+    arms, used = tuple(candidates(config, pilot.prompts, aim)), perf_counter() - started
     plan = TunePlan(
-        aim, k, seconds, run_seconds, seeds, jobs, machine, start, tuning, tuple(arms),
-        evaluation_seconds=pilot.evaluation_seconds, used_seconds=perf_counter() - started,
+        aim, k, seconds, 0.0, seeds, len(slots), machine_of(slots, arms[:1]), start, tuning, arms,
+        evaluation_seconds=pilot.evaluation_seconds, used_seconds=used,
     )  # fmt: skip
+    plan = with_sizes(plan, pilot.step_seconds)
+    check_arms(plan.arms, "seconds", seeds, len(slots))
+    plan = replace(plan, used_seconds=perf_counter() - started)
     plan.write(folder)
     return plan
 
 
-def _size_of_race(
-    seconds: float, spent: float, seeds: int, num_slots: int, pilot: StartPilot, num_arms: int
-) -> tuple[int, float]:
-    """Return the most arms for which the first part of the race is long enough, and the budget of each run.
+def with_sizes(plan: TunePlan, step_seconds: float) -> TunePlan:
+    """Return the plan with the most arms for which the first part of the race is long enough, and the budget of a run.
 
-    The race and the final take the time that the pilot has left, with `num_slots` runs at a time.
+    The race and the final take the time that is left; `step_seconds` is of the recipe.
     """
-    least = _STEPS_TO_A_RUNG * pilot.step_seconds / RUNGS[0]  # budget of a run
-    finals = ceil(2 * seeds / num_slots)
+    least, left = _STEPS_TO_A_RUNG * step_seconds / RUNGS[0], plan.seconds - plan.used_seconds
     needed = 0.0
-    for number in range(num_arms, min(_FEWEST, num_arms) - 1, -1):
-        runs, evaluations = race_cost(number, num_slots)
-        evaluated = (evaluations + NUM_EVALUATIONS * finals) * pilot.evaluation_seconds
-        run_seconds = (seconds - spent - evaluated) * USED / (runs + finals)
+    for number in range(len(plan.arms), min(_FEWEST, len(plan.arms)) - 1, -1):
+        some = replace(plan, arms=plan.arms[:number])
+        fixed, whole = (TuneClock(replace(some, run_seconds=each), 0.0).whole_seconds for each in (0.0, 1.0))
+        run_seconds = (left - fixed) / (whole - fixed)
         if run_seconds >= least:
-            return number, run_seconds
-        needed = least * (runs + finals) / USED + evaluated
+            return replace(some, run_seconds=float(f"{run_seconds:.4g}"))
+        needed = least * (whole - fixed) + fixed
     raise UserError(
-        f"{option('budget', duration(seconds))} is too short: a step of the recipe takes {pilot.step_seconds:.2g} s, "
-        "each "
-        f"run of the race needs {_STEPS_TO_A_RUNG} steps before it is judged, and an evaluation takes "
-        f"{pilot.evaluation_seconds:.2g} s; give at least {duration(1.2 * needed + spent)}, more {option('jobs')}, or "
-        "a recipe "
-        "with shorter steps or fewer held-out responses"
+        f"{option('budget', duration(plan.seconds))} is too short: a step of the recipe takes {step_seconds:.2g} s, "
+        f"each run of the race needs {_STEPS_TO_A_RUNG} steps before it is judged, and an evaluation takes "
+        f"{plan.evaluation_seconds:.2g} s; give at least {duration(1.2 * needed + plan.used_seconds)}, more "
+        f"{option('jobs')}, or a recipe with shorter steps or fewer held-out responses"
     )
 
 
 def _announce(plan: TunePlan, folder: Path, console: Console) -> None:
     """Print what will be trained and how long that takes."""
-    race = plan.run_seconds * race_cost(len(plan.arms), plan.jobs)[0]
-    final = plan.run_seconds * ceil(2 * plan.seeds / plan.jobs)
+    clock = TuneClock(plan, 0.0)
+    final = clock.final_seconds()
     lines = [
         f"aim: pass@{plan.k} after {amount(plan.run_seconds, 'seconds')} of training; {plan.machine}; folder {folder}",
-        f"race: {len(plan.arms)} arms, at most {duration(race)}; final: 2 arms with {plan.seeds} seeds, "
-        f"{duration(final)}; evaluations and startup take extra time",
+        f"race: {len(plan.arms)} arms, about {duration(clock.whole_seconds - final)}; final: 2 arms with {plan.seeds} "
+        f"seeds, about {duration(final)}",
         *(f"{arm.name}: {arm.title}" for arm in plan.arms),
     ]
     for line in lines:
@@ -378,7 +376,7 @@ def _courses(plan: TunePlan, runs: Sequence[ArmRun]) -> list[Course]:
         Course(
             run.arm,
             str(plan.arm(run.arm).config.advantages),
-            *(pass_at_k(score.num_correct_P[kept], n, plan.k)[None] for score in of_run),
+            *(float(pass_at_k(score.num_correct_P[kept], n, plan.k).mean()) for score in of_run),
         )
         for run, of_run in zip(runs, evaluations, strict=True)
     ]

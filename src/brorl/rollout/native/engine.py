@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.activity import Echo, Observe, unobserved
-from brorl.arrays import IntArray
 from brorl.errors import UserError, first_line
 from brorl.model import gpu_kernels
 from brorl.model.flat_path import FlatForward
@@ -137,16 +136,6 @@ class NativeEngine:
         self._graphs = graphs_on(model.device, graphs, echo) if isinstance(self._forward, TreeForward) else None
         self._use_kernels: bool | None = None  # in Triton, on a GPU; None before their trial
         self._kept: SlotDecoder | None = None  # what graphs read and write stays from call to call
-
-    def row_costs(self, max_rows: int, max_tokens: int) -> Callable[[IntArray, int], int] | None:
-        """Return a model of the memory of so many rows and new tokens per row; None on the flat path.
-
-        The model maps the live rows at each depth, shape [D], and the tokens of all prompts, padding included, to the
-        bytes at the peak of a call.
-        """
-        if isinstance(self._forward, FlatForward):
-            return None
-        return self._cache(self._forward, max_rows, max_tokens).bytes_for
 
     def _cache(self, forward: TreeForward, max_rows: int, max_tokens: int) -> Arena | PagedRowCache:
         """Return an empty cache: for the compiled kernels where they can decode the model."""
