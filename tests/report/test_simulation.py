@@ -4,18 +4,15 @@ import io
 import json
 import statistics
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 from rich.console import Console
 
 import brorl
-from brorl.reporting.simulation import curves, draw_figure, end_point_table, terms_table, to_json, write_simulation
+from brorl.reporting.simulation import curves, draw_figure, end_point_table, terms_table, to_json
 from brorl.theory.simulator import SimulationResult, SimulationSettings, simulate
 
-NAMES = ["simulation.json", "simulation.png"]
 QUANTITIES = ("correct_mass", "fraction_improved", "worst_drop")
 
 
@@ -112,22 +109,3 @@ def test_table_shows_start_and_end_on_a_narrow_console(results: list[SimulationR
     assert "±" not in shown(results[:3])
     lone = replace(results[0], worst_drop=np.zeros(4))
     assert shown([lone]).splitlines()[-1].split()[-1] == "0"
-
-
-@pytest.mark.slow
-def test_files_are_written_together(results: list[SimulationResult], tmp_path: Path) -> None:
-    folder = tmp_path / "a" / "b"
-    folder.mkdir(parents=True)
-    write_simulation(results, folder)
-    assert sorted(f.name for f in folder.iterdir()) == NAMES
-    assert json.loads((folder / "simulation.json").read_text()) == to_json(results)
-    image = imread(folder / "simulation.png")
-    assert image.shape[0] > 500
-    assert image.shape[1] > 1500
-    assert 0.02 < (image[..., :3] < 0.9).any(axis=2).mean() < 0.5  # neither blank nor full
-    png = (folder / "simulation.png").read_bytes()
-
-    (folder / "notes.txt").write_text("mine")
-    write_simulation(results, folder)
-    assert (folder / "simulation.png").read_bytes() == png  # the same numbers, the same picture
-    assert sorted(f.name for f in folder.iterdir()) == ["notes.txt", *NAMES]

@@ -180,7 +180,8 @@ def find_unreadable(
 def unreadable_lines(unreadable: Mapping[str, Sequence[tuple[Question, str]]]) -> list[str]:
     """Return a warning for the unreadable reference answers of each public dataset."""
     return [
-        f"warning: {name}: no response can match the reference answer of {counted(len(found), 'question')}, such as "
-        f"{found[0][0].name}: {found[0][0].reference[:60]!r}, which {found[0][1]}"
+        f"warning: {name}: the verifier cannot read {counted(len(found), 'reference answer')}, such as "
+        f"{found[0][0].reference[:60]!r} of {found[0][0].name}, which {found[0][1]}; at most a response with the same "
+        "text counts as correct"
         for name, found in unreadable.items()
     ]

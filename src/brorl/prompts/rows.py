@@ -179,13 +179,13 @@ def arrow_rows(
         if not chosen.schema.names and batch.num_rows:  # enough for an error that lists the columns
             yield Row(f"{name} row 1", 1, "", columns, {})
             return
-        narrow = [field.name for field in chosen.schema if str(field.type) in ("float", "halffloat")]
-        kinds = {field.name: np.float32 if str(field.type) == "float" else np.float16 for field in chosen.schema}
+        kinds = {"float": np.float32, "halffloat": np.float16}
+        narrow = {field.name: kinds[str(field.type)] for field in chosen.schema if str(field.type) in kinds}
         for values in chosen.to_pylist():
             number += 1
-            for column in narrow:
+            for column, kind in narrow.items():
                 if values[column] is not None:
-                    values[column] = float(str(kinds[column](values[column])))
+                    values[column] = float(str(kind(values[column])))
             yield Row(f"{name} row {number}", number, "", columns, values)
 
 
