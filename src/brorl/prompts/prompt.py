@@ -11,6 +11,7 @@ from hashlib import blake2b
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from brorl.format import short_repr
 
@@ -22,8 +23,6 @@ JSON_NAMES = {
 
 def read_json(kind: Any, text: str, form: str) -> Any:
     """Read the JSON text of a dataclass strictly; another text is a `ValueError` with its problem and the `form`."""
-    from pydantic import ValidationError  # here, because the workers that verify programs import this file
-
     try:
         return _adapter(kind).validate_json(text, strict=True)
     except ValidationError as errors:
@@ -43,11 +42,7 @@ def read_json(kind: Any, text: str, form: str) -> Any:
     raise ValueError(f"{found}; expected {form}")
 
 
-@cache
-def _adapter(kind: Any) -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
+_adapter = cache(TypeAdapter)
 
 
 def problem_of(error: Exception) -> str:
