@@ -195,18 +195,13 @@ def _settings(
         "prompts_per_part": prompts_per_batch(config.evaluation.rollouts_per_prompt, sampling.max_new_tokens),
         "accept_truncated": config.rewards.stop_properly > 0,
         "verification": {
-            "timeout_s": verification.timeout_s,
-            "memory_mib": verification.memory_mib,
+            **verification.model_dump(include={"timeout_s", "memory_mib"}),
             "functions": {domain: name for domain, name in verification.functions.items() if domain in domains},
             **verification.model_dump(
                 include={"sandbox", "batch_timeout_s", "completions", "thought_tags"}, exclude_defaults=True
             ),
         },
-        "prompt": {
-            "system_prompt": config.prompt.system_prompt,
-            "chat": config.prompt.chat,
-            "chat_template_options": dict(config.prompt.chat_template_options),
-        },
+        "prompt": config.prompt.model_dump(include={"system_prompt", "chat", "chat_template_options"}),
         "data_sets": list(formats),
         "data": {
             one.name: {
