@@ -2,7 +2,6 @@
 
 import copy
 import json
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from brorl.assemble import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
-from brorl.rollout.engine import SampleTask
 from brorl.rollout.native.engine import NativeEngine
 from brorl.runs.checkpoint import TrainerState
 from brorl.runs.run_directory import Record, RunDirectory
@@ -95,57 +93,6 @@ def test_a_run_in_threads_learns(rng: np.random.Generator) -> None:
     assert np.mean(fractions[:3]) < 0.4
     assert np.mean(fractions[-3:]) > 0.7
     assert all(m is not None and abs(m - 1) < 0.5 for m in mismatch)
-
-
-def test_the_pool_of_threads_samples_like_its_engines(rng: np.random.Generator) -> None:
-    """Each task once, with the weights that were published before it; forgotten tasks do not come back."""
-    models = [small_model(seed=int(rng.integers(1 << 30))) for _ in range(2)]
-    sampling = SamplingParams(max_new_tokens=6)
-    tasks = [SampleTask([tuple(rng.integers(1, 17, 3).tolist())], 5, sampling, i, i) for i in range(8)]
-    pool = LocalPool([NativeEngine(copy.deepcopy(models[0]), EOS) for _ in range(3)])
-    try:
-        for version, model in enumerate(models):
-            pool.publish(model.named_parameters(), version)
-            tickets = [pool.submit(task) for task in tasks]
-            pool.discard(tickets[5:6])
-            found: dict[int, Any] = {}
-            while len(found) < 7:
-                for sampled in pool.done():
-                    assert sampled.ticket not in found
-                    assert sampled.version == version
-                    found[sampled.ticket] = sampled.trees
-            assert pool.done(0.0) == []
-            engine = NativeEngine(model, EOS)
-            for i, (ticket, task) in enumerate(zip(tickets, tasks, strict=True)):
-                if i != 5:
-                    expected = engine.sample(task.prompts, 5, sampling, task.seed, task.first)
-                    assert found[ticket] == expected
-    finally:
-        pool.close()
-
-
-def test_weights_that_are_published_before_a_thread_runs_are_loaded(
-    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
-) -> None:
-    first, second = (small_model(seed=int(rng.integers(1 << 30))) for _ in range(2))
-    published, work = threading.Event(), LocalPool._work
-
-    def late(pool: LocalPool, engine: Any) -> None:
-        published.wait()
-        work(pool, engine)
-
-    monkeypatch.setattr(LocalPool, "_work", late)
-    sampling = SamplingParams(max_new_tokens=6)
-    pool = LocalPool([NativeEngine(copy.deepcopy(first), EOS)])
-    try:
-        pool.publish(second.named_parameters(), 3)
-        published.set()
-        pool.submit(SampleTask([(1, 5)], 5, sampling, 0))
-        (sampled,) = pool.done()
-        assert sampled.version == 3
-        assert sampled.trees == NativeEngine(second, EOS).sample([(1, 5)], 5, sampling, 0)
-    finally:
-        pool.close()
 
 
 def test_an_exception_in_the_background_reaches_the_loop() -> None:

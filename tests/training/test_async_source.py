@@ -359,7 +359,6 @@ def test_steps_follow_the_weights() -> None:
 
 
 def test_the_sampler_uses_the_newest_weights_while_training_goes_on() -> None:
-    """Also where a pool starts a task with older weights: it is sampled again."""
     engine = WordyEngine()
     source, pool = virtual_source(engine, prompts_per_task=2)
     source.publish([], 0)
@@ -370,24 +369,6 @@ def test_the_sampler_uses_the_newest_weights_while_training_goes_on() -> None:
     assert trees == engine.sample(asked, [1, 2, 3, 4, 5], sampling, 77, 3)
     assert {-float(tree.logprob.max()) for tree in trees} == {2.0}
     assert source.next_batch(3).groups
-
-    late = WordyEngine()
-    source, pool = virtual_source(late)
-    source.publish([], 0)
-    done, old = pool.done, []
-
-    def older(timeout_s: float | None = None) -> Any:
-        results = done(timeout_s)
-        if results and results[0].ticket in source._asked and not old:
-            old.append(results[0])
-            return [results[0]._replace(version=-1)]
-        return results
-
-    pool.done = older  # type: ignore[method-assign]
-    number = len(late.sampled)
-    source.sampler.sample([(100,)], 1, sampling, 5)
-    assert old
-    assert sum(prompt == (100,) for prompt, _ in late.sampled[number:]) >= 2
 
 
 def test_an_observer_that_raises_ends_the_wait() -> None:

@@ -133,16 +133,6 @@ def test_informative_share_at_smaller_n_is_the_mean_over_all_subsets(
         assert fraction == pytest.approx(np.mean(each), abs=1e-12)
 
 
-def test_positions_where_fresh_rollouts_leave_are_binned_by_powers_of_two(rng: np.random.Generator) -> None:
-    sequences = [(1, *rng.integers(2, 5, rng.integers(1, 40)).tolist(), EOS) for _ in range(6)]
-    tree = RolloutTree.from_responses((1,), sequences, [[-0.02] * len(s) for s in sequences])
-    found = coverage_record([group_of(tree, np.ones(tree.num_responses, np.bool_))])["pooled"]["leaves_tree_at"]
-    mass = leaving_mass(tree)
-    for last, value in found.items():
-        assert value == pytest.approx(mass[last // 2 : last].sum() if last > 1 else mass[0], abs=1e-14)
-    assert sum(found.values()) == pytest.approx(mass.sum())
-
-
 def test_where_all_responses_are_unique_nothing_is_estimated(rng: np.random.Generator) -> None:
     sequences = [(1, *rng.permutation(np.arange(2, 12)).tolist(), EOS) for _ in range(5)]
     assert len(set(sequences)) == 5

@@ -8,8 +8,7 @@ groups of a step, and a repeated run differs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -50,7 +49,7 @@ class AsyncSource(GroupSource):
         self._retries = RetryPolicy(self.config.dynamic_sampling)
         self._round: list[Group] = []
         self._started: dict[int, Start] = {}  # by ticket
-        self._asked: dict[int, SampledTask | None] = {}  # tasks of the sampler, by ticket
+        self._asked: dict[int, list[RolloutTree] | None] = {}  # tasks of the sampler, by ticket
         self._batch = self._new_batch()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -71,19 +70,17 @@ class AsyncSource(GroupSource):
     ) -> list[RolloutTree]:
         """Sample with the newest weights; see `Sampler.sample`. Training continues to sample meanwhile."""
         tasks = sample_tasks(prompts, num_rollouts, sampling, seed, first, self.config.cluster.prompts_per_task)
-        trees: list[list[RolloutTree]] = [[] for _ in tasks]
-        missing = list(range(len(tasks)))
-        while missing:  # once, unless a pool starts a task with older weights
-            with self._changed, self._asking([tasks[i] for i in missing]) as tickets:
+        with self._changed:
+            tickets = [self.pool.submit(task) for task in tasks]
+            self._asked |= dict.fromkeys(tickets)
+            try:
                 while any(self._asked[ticket] is None for ticket in tickets):
                     self._wait()
-                answers = [self._asked[ticket] for ticket in tickets]
-            newest = self._backlog.version
-            for i, answer in zip(missing, answers, strict=True):
-                if answer is not None and answer.version >= newest:
-                    trees[i] = answer.trees
-            missing = [i for i in missing if not trees[i]]
-        return [tree for some in trees for tree in some]
+                return [tree for ticket in tickets for tree in self._asked[ticket] or ()]
+            finally:  # an observer may raise
+                self.pool.discard([ticket for ticket in tickets if self._asked[ticket] is None])
+                for ticket in tickets:
+                    del self._asked[ticket]
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample with these weights all tasks that start from now on; see `GroupSource`.
@@ -188,7 +185,7 @@ class AsyncSource(GroupSource):
         results = self.pool.done(timeout_s)
         for sampled in results:
             if sampled.ticket in self._asked:
-                self._asked[sampled.ticket] = sampled
+                self._asked[sampled.ticket] = sampled.trees
             elif sampled.ticket in self._started:
                 start = replace(self._started.pop(sampled.ticket), version=sampled.version)
                 self._backlog.began(start)
@@ -253,15 +250,3 @@ class AsyncSource(GroupSource):
     def _await_work(self) -> None:
         self._start_thread()
         self._changed.wait(_OBSERVE_S)
-
-    @contextmanager
-    def _asking(self, tasks: Sequence[SampleTask]) -> Iterator[list[int]]:
-        """Submit tasks, and discard them at the end, even if an observer raises."""
-        tickets = [self.pool.submit(task) for task in tasks]
-        self._asked |= dict.fromkeys(tickets)
-        try:
-            yield tickets
-        finally:
-            self.pool.discard([ticket for ticket in tickets if self._asked[ticket] is None])
-            for ticket in tickets:
-                del self._asked[ticket]
