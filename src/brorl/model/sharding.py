@@ -131,9 +131,9 @@ def _scatter(parameter: Tensor, whole: Tensor | None, device: torch.device) -> N
     pieces = None
     if whole is not None:
         *others, last = whole.to(device).contiguous().split(rows)
-        of_last = torch.zeros_like(padded)
-        of_last[: last.shape[0]] = last
-        pieces = [_bytes(piece) for piece in (*others, of_last)]
+        if last.shape[0] < rows:
+            last = torch.cat([last, last.new_zeros(rows - last.shape[0], *last.shape[1:])])
+        pieces = [_bytes(piece) for piece in (*others, last)]
         pieces += [torch.zeros_like(pieces[0])] * (size - len(pieces))
     torch.distributed.scatter(_bytes(padded), pieces)
     shards = with_rows_of(parameter, padded[: local_tensor(parameter).shape[0]])
