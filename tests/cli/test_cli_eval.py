@@ -150,10 +150,7 @@ def test_another_evaluation_in_the_same_folder_is_refused() -> None:
         ("--seed=1", "seed is 0 there and 1 here"),
         ("--temperature=0.5", "temperature is 0.6 there and 0.5 here"),
         ("--dtype=float64", "dtype is 'float32' there and 'float64' here"),
-        (
-            "--data=countdown",
-            "data.countdown.source is '3 numbers up to 12, targets 1 to 99' there and '3",
-        ),
+        ("--data=countdown", "data.countdown.source.max_number is 12 there and 9 here"),
         ("--evaluation.num_prompts=4", "data.countdown.prompts is 1 there and 4 here"),
     ):
         assert said in refusal(*base, changed)
@@ -242,7 +239,7 @@ def test_benchmarks_of_one_model(tiny: Path, tmp_path: Path) -> None:
     found = record("out")
     assert (list(found["by_data_set"]), list(found["by_domain"])) == (["aime24", "mine"], ["math"])
     assert found["overall"]["num_prompts"] == 4
-    assert found["settings"]["data"]["aime24"]["source"] == str(aime)
+    assert found["settings"]["data"]["aime24"]["source"]["path"] == str(aime)
     assert "all prompts" in outcome.said
 
     outcome = command("eval", tiny, *sets, *small, "--prompt.template=Q: {prompt}", "--output-dir=other")

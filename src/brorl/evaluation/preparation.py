@@ -205,7 +205,7 @@ def _settings(
         "data_sets": list(formats),
         "data": {
             one.name: {
-                "source": one.source.origin,
+                "source": one.source.model_dump(mode="json", exclude={"weight"}),
                 "template": formats[one.name].template,
                 **({"domain_templates": dict(more)} if (more := formats[one.name].domain_templates) else {}),
                 "prompts": len(prompts_of[one.name]),

@@ -59,12 +59,6 @@ class CountdownSource(Section):
         """A word for the kind of source."""
         return self.task
 
-    @property
-    def origin(self) -> str:
-        """Origin of the questions, for a record."""
-        targets = f"{self.min_target} to {self.max_target}"
-        return f"{self.num_numbers} numbers up to {self.max_number}, targets {targets}"
-
 
 class FileSource(Section):
     """Questions with reference answers, one per row: JSONL, JSON, CSV, Parquet, or a Hugging Face dataset."""
@@ -112,11 +106,6 @@ class FileSource(Section):
     def kind(self) -> str:
         """A word for the kind of source: its layout, or `columns`."""
         return self.layout or "columns"
-
-    @property
-    def origin(self) -> str:
-        """Origin of the questions, for a record."""
-        return self.path
 
     @model_validator(mode="after")
     def _texts_and_layout(self) -> Self:
@@ -196,12 +185,6 @@ class GymSource(Section):
     def kind(self) -> str:
         """A word for the kind of source."""
         return "gym"
-
-    @property
-    def origin(self) -> str:
-        """Origin of the questions, for a record."""
-        indices = f"indices from {self.first_index}, seed {self.seed}"
-        return f"Reasoning Gym ({', '.join(self.gym)}), {indices}{f', {self.config}' if self.config else ''}"
 
 
 def _check_label(label: str) -> None:
