@@ -22,7 +22,7 @@ from brorl.prompts.countdown import COUNTDOWN_DOMAIN, is_countdown_reference
 from brorl.prompts.files import USUAL_NAMES
 from brorl.prompts.layouts.table import LAYOUTS, read_layout
 from brorl.prompts.prompt import DroppedRow, Question
-from brorl.prompts.rows import MISSING, Row, read_rows
+from brorl.prompts.rows import MISSING, Row, is_missing, read_rows
 from brorl.prompts.science import CHOICE_DOMAIN, Options, is_label, read_options, right_option, whole_number
 from brorl.prompts.settings import FileSource
 from brorl.wording import of_source
@@ -284,7 +284,7 @@ def _fitting_layout(path: str, rows: Sequence[Row]) -> Guess | None:
 def _choice_guess(path: str, rows: Sequence[Row], source: FileSource, prompt_column: str | None) -> Guess:
     taken = {*source.options_column, source.answer_column}
     prompt = _column(path, rows, "prompt", prompt_column, taken)
-    example = next(str(value) for row in rows if not _is_missing(value := row.cell(source.answer_column)))
+    example = next(str(value) for row in rows if not is_missing(value := row.cell(source.answer_column)))
     found = source.model_copy(update={"prompt_column": prompt})
     return Guess(found, source.domain, example, "multiple choice", (), _unused(rows, {prompt, *taken}))
 
@@ -295,7 +295,7 @@ def _guess_columns(
     """Guess the columns and the domain of rows that are not in a layout and have no options."""
     prompt = _column(path, rows, "prompt", prompt_column, {answer_column} if answer_column else ())
     answer = _column(path, rows, "answer", answer_column, (prompt,))
-    values = [value for row in rows if not _is_missing(value := row.cell(answer))]
+    values = [value for row in rows if not is_missing(value := row.cell(answer))]
     texts = [str(value).lower() if isinstance(value, bool) else str(value).strip() for value in values]
     after = _MARKER if texts and all(_MARKER in text for text in texts) else None
     if after:
@@ -332,18 +332,13 @@ def _column(path: str, rows: Sequence[Row], what: str, given: str | None, taken:
         inside = rows[0].values.get(column)  # of a column of objects, such as reward_model.ground_truth
         keys = [f"{column}.{name}" for name in names if name in inside] if isinstance(inside, Mapping) else []
         for candidate in (column, *keys):
-            values = [value for row in rows if not _is_missing(value := row.cell(candidate))]
+            values = [value for row in rows if not is_missing(value := row.cell(candidate))]
             if values and candidate not in taken and all(_fits(value, what) for value in values):
                 return candidate
     role = "the question" if what == "prompt" else "the reference answer"
     raise UserError(
         f"{path}: no column is clearly {role} (columns: {listed}); name it with {of_source(f'{what}_column')}"
     )
-
-
-def _is_missing(value: Any) -> bool:
-    """Whether a row has no value; the reading of the rows names such a row."""
-    return value is MISSING or value is None or (isinstance(value, str) and not value.strip())
 
 
 def _fits(value: Any, what: str) -> bool:

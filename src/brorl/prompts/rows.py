@@ -65,6 +65,11 @@ def cell_of(values: Mapping[str, Any], column: str) -> Any:
     return value
 
 
+def is_missing(value: Any) -> bool:
+    """Whether a row has no value, an empty one or NaN; the reading of the rows names such a row."""
+    return value is MISSING or value is None or (isinstance(value, str) and not value.strip()) or value != value
+
+
 def decoded(value: Any) -> Any:
     """Return the list or object that a text holds as JSON or as a Python literal; any other value as it is."""
     if isinstance(value, str) and value.strip()[:1] + value.strip()[-1:] in ("[]", "{}"):

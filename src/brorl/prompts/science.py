@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from brorl.format import short_repr
 from brorl.prompts.prompt import DroppedRow, Question, question_of, read_json, uniform_hash
-from brorl.prompts.rows import decoded
+from brorl.prompts.rows import decoded, is_missing
 
 # `all of the above` makes sense only at the end, and `both A and B` only in the order of the data.
 _LAST = re.compile(r"(?:all|none|both|neither|any|some)\b.*\b(?:above|these|the others|of them)\W*", re.IGNORECASE)
@@ -155,7 +155,7 @@ def read_options(values: Sequence[Any]) -> Options | None:
     if len(others) == 1 and isinstance(others[0], list):
         values = [one, *others[0]]
     pairs = _pairs(values if others else decoded(one))
-    while pairs and _is_missing(pairs[-1][1]):
+    while pairs and is_missing(pairs[-1][1]):
         pairs.pop()
     are_texts = all(isinstance(text, str | int | float) and not isinstance(text, bool) for _, text in pairs)
     if not are_texts or not 2 <= len(pairs) <= len(ascii_uppercase):
@@ -273,7 +273,3 @@ def shows_options(text: str, options: Sequence[str]) -> bool:
         re.search(rf"(?<![A-Za-z]){letter}\W{{1,4}}{re.escape(' '.join(option.split()))}", spelled)
         for letter, option in zip(ascii_uppercase, options, strict=False)
     )
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and not value.strip()) or value != value  # NaN
