@@ -158,12 +158,9 @@ def test_a_verifier_that_forgets_a_verdict_is_found() -> None:
 
 
 def test_mistakes_of_the_caller_are_named() -> None:
-    prompt = prompt_named("p")
-    tree = RolloutTree.from_responses(prompt.token_ids, [(97, EOS)])
-    with pytest.raises(ValueError, match="1 prompts and 2 trees"):
-        grade([prompt], [tree, tree], {"even": EvenLength()}, decode)
-    with pytest.raises(ValueError, match=r"domain 'even'.*verifiers: math"):
-        grade([prompt], [tree], {"math": EvenLength()}, decode)
+    tree = RolloutTree.from_responses(prompt_named("p").token_ids, [(97, EOS)])
+    with pytest.raises(ValueError, match="longer"):
+        grade([prompt_named("p")], [tree, tree], {"even": EvenLength()}, decode)
     with pytest.raises(ValueError, match="same order"):
         grade([prompt_named("q")], [tree], {"even": EvenLength()}, decode)
 

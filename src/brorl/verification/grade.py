@@ -87,9 +87,10 @@ def grade(
     A response that could not be verified is verified again after all others; if that fails too, its verdict is
     `unverified`. Unfinished responses are incorrect with the reason `truncated`, unless they are accepted. `decode`
     turns token ids, the end token included, into text without special tokens. A ValueError says that trees and prompts
-    do not match, or that a domain has no verifier.
+    do not match.
     """
-    _check(prompts, trees, verifiers)
+    if any(tuple(tree.prompt_ids) != prompt.token_ids for prompt, tree in zip(prompts, trees, strict=True)):
+        raise ValueError("a tree does not have the tokens of its prompt; pass both in the same order")
     number_of: dict[Prompt, int] = {}  # a prompt's many tokens are hashed once, not once per response
     number_P = [number_of.setdefault(prompt, len(number_of)) for prompt in prompts]
     texts_PL = [
@@ -110,18 +111,3 @@ def grade(
         [verdict_of(TRUNCATED) if text is None else found[number, text] for text in text_L]
         for number, text_L in zip(number_P, texts_PL, strict=True)
     ]
-
-
-def _check(prompts: Sequence[Prompt], trees: Sequence[RolloutTree], verifiers: Mapping[str, Verifier]) -> None:
-    if len(prompts) != len(trees):
-        raise ValueError(f"got {len(prompts)} prompts and {len(trees)} trees; pass one tree per prompt, in order")
-    for index, (prompt, tree) in enumerate(zip(prompts, trees, strict=True)):
-        if tuple(tree.prompt_ids) != prompt.token_ids:
-            raise ValueError(
-                f"tree {index} does not have the tokens of prompt {prompt.id!r}; pass both in the same order"
-            )
-        if prompt.domain not in verifiers:
-            raise ValueError(
-                f"prompt {prompt.id!r} is of the domain {prompt.domain!r}, which has no verifier "
-                f"(verifiers: {', '.join(sorted(verifiers)) or 'none'}); add one"
-            )

@@ -8,10 +8,8 @@ import pytest
 
 from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt, Question
-from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
 from brorl.verification.domains import table
-from brorl.verification.grade import grade
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.settings import VerificationSettings
 from brorl.verification.trial import unreadable_references
@@ -50,18 +48,6 @@ def with_a_new_domain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def write_rows(*answers: str) -> None:
     rows = [{"prompt": f"{i} letters?", "answer": answer} for i, answer in enumerate(answers)]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def test_grading_uses_it() -> None:
-    verifiers = table.make_verifiers(["parity"], VerificationSettings(), RewardShaping(), Workers())
-    prompts = [Prompt(name, "?", (1,), name, "parity") for name in ("even", "odd")]
-    tree = RolloutTree.from_responses((1,), [(2, 3), (2,), (2, 2, 2)])
-    graded = grade(prompts, [tree, tree], verifiers, lambda tokens: "x" * len(tokens))
-    lengths = [len(tokens) for tokens, _ in tree.responses()]
-    assert [[verdict.correct for verdict in verdicts] for verdicts in graded] == [
-        [length % 2 == 0 for length in lengths],
-        [length % 2 == 1 for length in lengths],
-    ]
 
 
 def test_its_references_are_checked_with_those_of_other_domains() -> None:

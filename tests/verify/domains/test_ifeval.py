@@ -1,6 +1,5 @@
 """Instruction following: verdicts, references, trial responses, and the package for languages."""
 
-import json
 import sys
 from typing import Any
 
@@ -134,11 +133,3 @@ def test_a_trial_is_uncertain_where_no_response_is_easily_made() -> None:
     both = (Instruction("change_case:capital_word_frequency", {"capital_frequency": 1, "capital_relation": "at least"}),
             Instruction("keywords:forbidden_words", {"forbidden_words": ["word"]}))  # fmt: skip
     assert not InstructionsVerifier().trial_responses(Instructions(both).to_text(), []).certain
-
-
-def test_references_survive_json() -> None:
-    for given in TRIALS:
-        for loose in (False, True):
-            made = Instructions(tuple(Instruction(kind, arguments) for kind, arguments in given), loose)
-            assert Instructions.from_text(made.to_text()) == made
-            assert json.loads(made.to_text())["loose"] is loose

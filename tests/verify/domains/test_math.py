@@ -203,8 +203,9 @@ def test_what_needs_no_worker_asks_none(pool: CountingPool) -> None:
 
 def test_references_that_compare_with_nothing_are_found(pool: CountingPool) -> None:
     good = ["3", "-17", "C", "1/2", r"\frac{1}{2}", r"\boxed{5}", "$x+1$", r"\text{Tuesday}", "(1, 2)", r"\{1\}",
-            "[0,1)", "12 cm", r"50\%", "3:4", "x = 1 or x = 2"]  # fmt: skip
-    bad = [r"\frac{1}{", "", " ", "((", r"\frac{1}{0}", r"\begin{pmatrix}1&2", "?", "1" * 3_000]
+            "[0,1)", "12 cm", r"50\%", "3:4", "x = 1 or x = 2", r"\int_0^1 f(x)\,dx"]  # fmt: skip
+    bad = [r"\frac{1}{", "", " ", "((", r"\frac{1}{0}", r"\begin{pmatrix}1&2", "?", "1" * 3_000, r"\\", r"\frac{0}{0}",
+           "9^{9^{9^{9}}}"]  # fmt: skip
     problems = MathVerifier(pool).check_references([*good, *bad, *good, *bad[:2]])
     assert list(problems) == bad
     assert set(problems.values()) == {"cannot be read as a mathematical expression"}

@@ -1,16 +1,7 @@
-r"""Finds the option that a response to a multiple-choice question names, by a strict grammar.
+r"""Finds the option that a response to a multiple-choice question names, by a strict grammar, in linear time.
 
-The right option is not read. The first of these that exists decides, and nothing else is read:
-
-1. the last complete `\boxed{...}`; boxes of one paragraph must name the same option, and no word may deny it;
-2. the last `the answer is ...`, `Answer: ...` or `<answer>...`, with nothing after its statement but a reason;
-3. a last sentence such as `B is correct` or `B is the answer`;
-4. the whole response.
-
-A statement is a letter (`B`, `(b)`, `Option B.`), the text of an option, or a letter and the text of its option
-(`B. neon`, `B (neon)`, `B = neon`). Any other word in it, such as `B or C` or `B, I think`, makes it no option. A
-reason is `because ...`, `since ...` or `not A` without a hedge. Rules 2 and 3 read only the last 2,000 characters. The
-time is linear in the response's length.
+The right option is not read. The last box decides, else the last `the answer is`, else a last sentence such as `B is
+correct`, else the whole response (docs/how-to/verify_science.md). Any other word than a reason makes it no option.
 """
 
 from __future__ import annotations

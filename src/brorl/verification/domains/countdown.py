@@ -1,10 +1,7 @@
-r"""Verifier of the countdown puzzles.
+r"""Verifier of the countdown puzzles: an expression of integers, + - * / and parentheses in exact arithmetic.
 
-The answer is an expression of non-negative integers, + - * / and parentheses, which is computed in exact rational
-arithmetic. It may be an equation, `22 = 3*5+7`: each side must have the target as its value, and one must use the
-numbers. The answer is the whole response, or what a mark in it sets off: `<answer>`, a box, `the answer is`. It may
-have the signs of LaTeX. The verifier never evaluates a response as code and accepts no sign in front of a number, no
-other operator and no other text beside the answer.
+In an equation, `22 = 3*5+7`, each side must have the target as its value, and one must use the numbers. The verifier
+never evaluates a response as code, and accepts no sign in front of a number, no other operator and no other text.
 """
 
 import ast

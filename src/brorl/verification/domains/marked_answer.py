@@ -121,12 +121,15 @@ _VALUE = re.compile(
     r"\$\$?([^$]{1,200})\$|\\\((.{1,200}?)\\\)|"
     r"\**(-?\(?[A-J]\)?(?![\w'])|-?[\d.]*\d[\d.,/]*(?<![.,])(?:\\?%)?|-?\\frac\{[^{}]*\}\{[^{}]*\})"
 )
-_TAKEN_BACK = re.compile(
-    r"(?:^|[.!?\n\u2014-])[\s*]{0,3}(?:(?:but|oh|hmm+|and|no)\b,? )?"
-    r"(?:(?:wait|actually(?!,? this\b)|correction|sorry|oops|on second thoughts?)\b|no(?=[,.!;:]))|"
-    r"\b(?:i was (?:wrong|mistaken)|my mistake|made an? (?:mistake|error)|let me (?:re\w+|check)|never ?mind|i meant|"
-    r"i (?:hereby |now |must |have to )?(?:retract|withdraw|take (?:that|it|this) back)|no,? wait|oops|sorry|"
+_RETRACTION = re.compile(
+    r"\b(?:i was (?:wrong|mistaken)|my mistake|never ?mind|i meant|no,? wait|oops|sorry|on second thoughts?|"
+    r"i (?:hereby |now |must |have to )?(?:retract|withdraw|take (?:that|it|this) back)|"
     r"(?:scratch|strike|disregard|ignore) (?:that|this|it|my|the (?:above|previous|last|boxed)))\b",
+    re.IGNORECASE,
+)
+_DOUBT = re.compile(  # which mathematics may express, and keep its answer
+    r"(?:^|[.!?\n\u2014-])[\s*]{0,3}(?:(?:but|oh|hmm+|and|no)\b,? )?(?:(?:wait|actually|correction)\b|no(?=[,.!;:]))|"
+    rf"\b(?:made an? (?:mistake|error)|let me (?:re\w+|check))\b|{_RETRACTION.pattern}",
     re.IGNORECASE,
 )
 _SKELETON = re.compile(
@@ -187,7 +190,7 @@ def later_answer(after: str, answer: str) -> str | None:
         text = next((group for group in value.groups() if group), "") if value else ""
         if text and not _is_same_writing(answer, text):
             return text
-    found = _TAKEN_BACK.search(after[:_READ_AFTER])
+    found = _RETRACTION.search(after[:_READ_AFTER])
     rest = _SKELETON.sub("", after[found.end() : _READ_AFTER]) if found else ""
     return found[0] if found and _SKELETON.sub("", answer) not in rest else None
 
@@ -218,7 +221,7 @@ _AROUND = (
 
 def is_taken_back(after: str) -> bool:
     """Whether the text after an answer takes it back: `Wait, that is wrong`."""
-    return _TAKEN_BACK.search(after[:_READ_AFTER]) is not None
+    return _DOUBT.search(after[:_READ_AFTER]) is not None
 
 
 def find_answer(response: str) -> str | None:

@@ -1,16 +1,7 @@
-r"""Extracts the answer from a response to a mathematical question.
+r"""Extracts the answer from a response to a mathematical question, as the model wrote it, in linear time.
 
-The answer is the first of these that exists, as the model wrote it:
-
-1. the content of the last complete `\boxed{...}` or `\fbox{...}`, with those that `and`, `or` or a comma join to it,
-   a sign, factor or unit directly beside it, and another answer that a later sentence names;
-2. what follows the last `answer is`, `answer:` or `answer =`: its first formula if there is one in that line, else the
-   rest of the sentence;
-3. the last formula in `$...$`, `$$...$$`, `\(...\)` or `\[...\]`;
-4. the last number that numbers no page, step or equation.
-
-The next turn of a chat is not read. Words that deny an answer (`not \boxed{4}`) stay with it. A response whose only box
-is not closed has no answer. 2 to 4 only read the last 2,000 characters. The time is linear in the response's length.
+It is the first of these: the last box, what follows the last `answer is`, the last formula, the last number
+(docs/how-to/verify_math.md). Words that deny it (`not \boxed{4}`) stay with it.
 """
 
 from __future__ import annotations
@@ -32,14 +23,10 @@ _OPERATOR = re.compile(
     r"(?:\\(?:cdot|times|div|pm|mp|sqrt|frac|binom)(?:\[[^][]*\])?|[/^]|\}\s*)\s*\{?$|\d+(?:\.\d+)?$"
 )
 _OPEN_FORMULA = re.compile(r"(?:\$|\\\(|\\\[)(?:(?!\$|\\\)|\\\]).)*$|[=<>]\s*\S*$")
-_OPERATIONS = tuple(
-    f" {name}"
-    for name in (
-        "minus", "negative", "twice", "double", "triple", "half", "half of", "square root of", "cube root of",
-        "square of", "cube of", "reciprocal of", "opposite of", "inverse of", "negation of", "complement of",
-        "multiple of", "factorial of", "logarithm of",
-    )
-)  # fmt: skip
+_OPERATION = re.compile(
+    r"(?<!\S)(minus|negative|twice|double|triple|half|(?:half|(?:square|cube) root|square|cube|reciprocal|opposite|"
+    r"inverse|negation|complement|multiple|factorial|logarithm) of)$"
+)
 _DIGITS_ALONE = re.compile(r"[^A-Za-z]*\d[^A-Za-z]*")
 _GLUED = re.compile(r"\.?\d[\d.]*(?<!\.)|[a-zA-Z](?![a-zA-Z'])")
 _PART = re.compile(
@@ -60,9 +47,8 @@ _PLAIN_UNIT = re.compile(r"\$?[^\S\n]*\$?((?:[^\W\d_]|[°µ])[^\s$,;:!?()]{0,20}
 
 def with_sign(before: str, answer: str) -> str:
     r"""Return an answer with the sign or the operator directly before its box: `-\boxed{42}` says -42."""
-    words = f" {before[-_READ:]}".rstrip(" \t\n$({\\").lower()
-    if words.endswith(_OPERATIONS):
-        return f"{next(name for name in _OPERATIONS if words.endswith(name)).strip()} {answer}"
+    if operation := _OPERATION.search(before[-_READ:].rstrip(" \t\n$({\\").lower()):
+        return f"{operation[1]} {answer}"
     is_apart = before[-1:].isspace()
     line = before[-_READ:].rpartition("\n")[2].rstrip(" \t")
     if line.endswith(("$", "\\(", "\\[")) and not line[:-1].endswith("\\"):

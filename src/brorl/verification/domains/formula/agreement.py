@@ -41,7 +41,7 @@ from brorl.verification.domains.formula.names import (
     variables_of,
     vector_of,
     with_argument,
-    with_bound,
+    with_letters,
 )
 from brorl.verification.domains.formula.normal import (
     along_axes,
@@ -50,7 +50,6 @@ from brorl.verification.domains.formula.normal import (
     members_of,
     normal,
     percent_of,
-    with_constant,
 )
 from brorl.verification.domains.formula.regions import is_equation, region_of, turned
 from brorl.verification.domains.formula.tokens import UnreadableError
@@ -233,7 +232,7 @@ class Comparison:
 
     def _same_value(self, right: Expression, given: Expression, slack: Fraction | None = None) -> bool:
         """Compare expressions; 50% is a half, and also 50. A value with a unit has the slack of its conversion."""
-        given = with_constant(right, with_bound(right, given))
+        given = with_letters(right, given)
         pairs = [(right, given)]
         one, other = percent_of(right), percent_of(given)
         if slack is None and (one is None) != (other is None):

@@ -85,16 +85,8 @@ class Cursor:
 _MAX_EXPONENT = 4_000  # of ten
 NAMES = frozenset(FUNCTIONS) | frozenset(INTEGER_FUNCTIONS) | {"log"}
 _CONSTANTS = {"pi": "\\pi", "infinity": "\\infty", "inf": "\\infty", "infty": "\\infty"}
-_PIECE = re.compile(
-    "|".join(
-        sorted(
-            (NAMES - {"Re", "Im", "abs", "lg", "sec", "max", "min", "sign", "floor", "ceil"}) | {"pi"},
-            key=len,
-            reverse=True,
-        )
-    )
-    + "|."
-)
+_SHORT = {"pi"} | NAMES - set(listed("Re Im abs lg sec max min sign floor ceil"))
+_PIECE = re.compile("|".join([*sorted(_SHORT, key=len, reverse=True), "."]))
 WORDS_OF_FORMULAS = frozenset(NAMES | _CONSTANTS.keys())
 GREEK = frozenset(
     listed(

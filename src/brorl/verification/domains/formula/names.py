@@ -219,16 +219,16 @@ def _names(side: Form, variable: str) -> bool:
     return any(variable in (name, *name.split("_")[1:]) for name in variables_of(side))
 
 
-def with_bound(right: Expression, given: Expression) -> Expression:
-    """Return an answer with the letter of its reference for any whole number, if one of them says that it is bound."""
-    names = variables(right), variables(given)
-    if (_WHOLE in names[0]) == (_WHOLE in names[1]):
+def with_letters(right: Expression, given: Expression) -> Expression:
+    """Return an answer with the letter of its reference for any whole number, or for the constant of integration."""
+    ours, theirs = (variables(one) - variables(other) for one, other in ((right, given), (given, right)))
+    if len(ours) != 1 or len(theirs) != 1:
         return given
-    others = [name for name in names[0] ^ names[1] if name != _WHOLE]
-    is_bound_here = _WHOLE in names[1]
-    if len(others) != 1 or others[0] not in WHOLE_NUMBERS or (others[0] in names[1]) == is_bound_here:
-        return given
-    return renamed(given, _WHOLE, others[0]) if is_bound_here else renamed(given, others[0], _WHOLE)
+    (our,), (their,) = ours, theirs
+    terms = [one.arguments if isinstance(one, Apply) and one.operation == "+" else () for one in (right, given)]
+    is_bound = _WHOLE in (our, their) and not WHOLE_NUMBERS.isdisjoint((our, their))
+    is_constant = our == "C" and their in ("c", "K", "k") and Symbol(our) in terms[0] and Symbol(their) in terms[1]
+    return renamed(given, their, our) if is_bound or is_constant else given
 
 
 def with_argument(right: Form, given: Relation) -> Relation:

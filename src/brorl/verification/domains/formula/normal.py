@@ -22,7 +22,6 @@ from brorl.verification.domains.formula.expressions import (
     has_two_signs,
     is_decimal,
     to_expression,
-    walk,
     with_sign,
 )
 from brorl.verification.domains.formula.names import EQUAL, named, variables_of, vector_of, without_conditions
@@ -179,15 +178,6 @@ def along_axes(form: Form, vector: Form) -> Sequence[Form] | None:
     along = [at_point(form, {axis: Fraction(axis == one) for axis in axes}) for one in axes]
     total = Apply("+", tuple(Apply("*", (Symbol(axis), part)) for axis, part in zip(axes, along, strict=True)))
     return along if len(axes) == len(parts) and same_value(total, form) else None
-
-
-def with_constant(right: Expression, given: Expression) -> Expression:
-    """Return an answer whose constant of integration, c or K, is the C of the reference."""
-    terms = [one.arguments if isinstance(one, Apply) and one.operation == "+" else () for one in (right, given)]
-    constant = next((one for one in terms[1] if one in (Symbol("c"), Symbol("K"), Symbol("k"))), None)
-    if Symbol("C") not in terms[0] or constant is None or Symbol("C") in walk(given) or constant in walk(right):
-        return given
-    return Apply("+", tuple(Symbol("C") if one == constant else one for one in terms[1]))
 
 
 def converted(value: Expression, way: Conversion) -> Expression:

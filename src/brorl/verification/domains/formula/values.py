@@ -34,11 +34,6 @@ _POINTS = 8
 _INFINITE_PARTS = 2  # a sign and infinity: no arithmetic with it
 
 
-def has_log(*expressions: Expression) -> bool:
-    """Whether a logarithm without a base is in expressions."""
-    return any(one == Symbol(LOG) for expression in expressions for one in walk(expression))
-
-
 def variables(expression: Expression) -> frozenset[str]:
     """Return the variables of an expression."""
     return symbols(expression) - {LOG}
@@ -48,7 +43,7 @@ def same_value(right: Expression, given: Expression, is_complex: bool = False) -
     """Whether two expressions are equal wherever the first has a real value; i may be the imaginary unit."""
     return any(
         _same(right, given, {**({IMAGINARY: mp.mpc(0, 1)} if is_complex else {}), LOG: base})
-        for base in ([mp.e, mp.mpf(10)] if has_log(right, given) else [mp.e])
+        for base in ([mp.e, mp.mpf(10)] if Symbol(LOG) in (*walk(right), *walk(given)) else [mp.e])
     )
 
 
@@ -166,54 +161,45 @@ def _equal(right: Expression, given: Expression, point: Mapping[str, Any], digit
 
 def within(right: Expression, given: Expression, tolerance: Fraction, are_counts: bool) -> bool | None:
     """Whether two numbers differ by a part of the first at most, counts by nothing; None if one has no value."""
-    fixed = {LOG: mp.mpf(10)}
-    if variables(right) or variables(given):
+    values = _value(right, mp.mpf(10)), _value(given, mp.mpf(10))
+    if None in values:
         return None
     first, second = exact(right), exact(given)
     if first is not None and second is not None:
         tolerance = Fraction(0) if are_counts and first.denominator == second.denominator == 1 else tolerance
         return abs(first - second) <= tolerance * abs(first)
     with mp.workdps(_DIGITS):
-        try:
-            one, other = evaluate(right, fixed), evaluate(given, fixed)
-        except UndefinedError:
-            return None
+        one, other = values
         most = abs(one) * tolerance.numerator / tolerance.denominator
         return bool(mp.isfinite(one) and mp.isfinite(other) and abs(one - other) <= most)
 
 
 def is_rounded(exact_value: Expression, decimal: Expression) -> bool:
     r"""Whether a decimal is a number cut or rounded to the digits that it has, as after `\approx`."""
-    if variables(exact_value) or variables(decimal):
+    one, other = _value(exact_value), _value(decimal)
+    if one is None or other is None:
         return False
     value = exact(decimal)
     with mp.workdps(_DIGITS):
-        try:
-            difference = abs(evaluate(exact_value, {LOG: mp.e}) - evaluate(decimal, {LOG: mp.e}))
-            size, exact_size = (abs(evaluate(one, {LOG: mp.e})) for one in (decimal, exact_value))
-        except UndefinedError:
-            return False
+        difference, size = abs(one - other), abs(other)
         if value is None or value == 0 or isinstance(decimal, Apply):
             return bool(difference <= size / 100)
-        places = next(
-            (
-                k
-                for k in range(-floor(mp.log10(size)) if value.denominator == 1 else 0, 60)
-                if (value * Fraction(10) ** k).denominator == 1
-            ),
-            60,
-        )
+        first = -floor(mp.log10(size)) if value.denominator == 1 else 0
+        places = next((k for k in range(first, 60) if (value * Fraction(10) ** k).denominator == 1), 60)
         unit = mp.mpf(10) ** -places
-        return bool(difference <= unit / 2 or (difference < unit and size <= exact_size))
+        return bool(difference <= unit / 2 or (difference < unit and size <= abs(one)))
 
 
 def order_key(expression: Expression) -> Any:
     """Return the value of a real number, to compare it with others; None if it has none."""
-    if variables(expression):
-        return None
+    value = _value(expression)
+    return None if value is None or mp.im(value) != 0 else mp.re(value)
+
+
+def _value(expression: Expression, base: Any = mp.e) -> Any:
+    """Return the value of an expression without variables; None if it has none. A logarithm may have this base."""
     with mp.workdps(_DIGITS):
         try:
-            value = evaluate(expression, {LOG: mp.e})
+            return None if variables(expression) else evaluate(expression, {LOG: +base})
         except UndefinedError:
             return None
-        return None if mp.im(value) != 0 else mp.re(value)

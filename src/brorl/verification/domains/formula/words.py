@@ -63,6 +63,7 @@ _NOUN = re.compile(r"[^\W\d_]{2,}(?:[-'][^\W\d_]+)*\.?")
 _SMALL_WORDS = frozenset(listed("of per a an in the on by each for out at"))
 _SHOUTED = frozenset(listed("YES NO TRUE FALSE NONE EVEN ODD DNE NEITHER BOTH AM PM"))
 _ARTICLES = frozenset({"a", "an", "the"})
+_PLURALS = {"ies": "y", "sses": "ss", "ches": "ch", "xes": "x", "people": "person", "men": "man", "children": "child"}
 _MAX_WORDS = 6
 
 
@@ -95,15 +96,7 @@ def noun_of(text: str) -> str | None:
 
 
 def _singular(word: str) -> str:
-    for ending, stem in (
-        ("ies", "y"),
-        ("sses", "ss"),
-        ("ches", "ch"),
-        ("xes", "x"),
-        ("people", "person"),
-        ("men", "man"),
-        ("children", "child"),
-    ):
+    for ending, stem in _PLURALS.items():
         if word.endswith(ending):
             return word.removesuffix(ending) + stem
     return word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 3 else word
