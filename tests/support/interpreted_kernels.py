@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from brorl.model import gpu_kernels, kernels
+from brorl.model import kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 triton = pytest.importorskip("triton")
@@ -43,7 +43,7 @@ if DEVICE == "cpu":  # and TRITON_INTERPRET is set, in conftest
 def kernels_on_this_machine() -> Iterator[None]:
     """Use the kernels inside the block, also on a CPU."""
     quiet = np.errstate(all="ignore")  # the interpreter computes with NumPy
-    with pytest.MonkeyPatch.context() as patch, gpu_kernels.gpu_kernels(True), torch.no_grad(), quiet:
-        patch.setattr(gpu_kernels, "DEVICES", {DEVICE})
+    with pytest.MonkeyPatch.context() as patch, kernels.triton_kernels(True), torch.no_grad(), quiet:
+        patch.setattr(kernels, "TRITON_DEVICES", {DEVICE})
         patch.setattr(kernels, "_choice", "off")  # those in C
         yield

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from brorl.model import gpu_kernels
 from brorl.model.device import at_least_float32
-from brorl.model.kernels import kernels_of
+from brorl.model.kernels import kernels_of, suits_triton
 
 
 class Linear(NamedTuple):
@@ -70,7 +69,7 @@ def query_key_value(
     if torch.is_grad_enabled():
         made: tuple[Tensor, Tensor, Tensor] = _QueryKeyValue.apply(*arguments)  # type: ignore[no-untyped-call]
         return made
-    if gpu_kernels.suit(x_Th):
+    if suits_triton(x_Th):
         from brorl.model.triton_layer import rotate
 
         mixed = product(rms_norm(x_Th, norm), *map_).unflatten(1, (-1, angles.key_cos.shape[1]))
@@ -105,7 +104,7 @@ def add_gated_mlp(x_Th: Tensor, norm: Norm, gate: Linear, up: Linear, down: Line
 def add_joined_mlp(x_Th: Tensor, norm: Norm, gate_and_up: Linear, down: Linear) -> Tensor:
     """Do what `add_gated_mlp` does with one product for `gate` and `up`, without gradients and kernels in C."""
     both = product(rms_norm(x_Th, norm), *gate_and_up)
-    if gpu_kernels.suit(both):
+    if suits_triton(both):
         from brorl.model.triton_layer import gated
 
         return add_product(x_Th, gated(both), *down)

@@ -13,6 +13,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -250,6 +253,31 @@ def describe_kernels() -> str:
         return "off (engine.compile)"
     loaded = _load()
     return "compiled" if isinstance(loaded, Kernels) else f"not compiled: {loaded}"
+
+
+TRITON_DEVICES = {"cuda"}
+TRITON_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
+_triton: ContextVar[bool] = ContextVar("triton", default=False)
+
+
+@contextmanager
+def triton_kernels(use: bool) -> Iterator[None]:
+    """Let this thread use the kernels in Triton inside the block, or not.
+
+    They come with PyTorch for CUDA, compute in float32, round once, and have no gradients. Who uses them compares them
+    with the operations of PyTorch first; see `brorl.rollout.native.engine`.
+    """
+    token = _triton.set(use)
+    try:
+        yield
+    finally:
+        _triton.reset(token)
+
+
+def suits_triton(x: Tensor) -> bool:
+    """Return whether the kernels in Triton are in use, and can compute with a tensor."""
+    suits = x.device.type in TRITON_DEVICES and x.dtype in TRITON_DTYPES
+    return suits and _triton.get() and not torch.is_grad_enabled()
 
 
 @cache

@@ -9,7 +9,7 @@ from test_native import EOS, ragged_prompts
 from torch import Tensor
 
 import brorl.rollout.native.engine as native
-from brorl.model import gpu_kernels, kernels
+from brorl.model import kernels
 from brorl.model.fused_ops import Angles, Linear, Norm, add_joined_mlp, query_key_value
 from brorl.model.kernels import KernelsError
 from brorl.model.tree_attention import KVShape, PromptCache
@@ -177,7 +177,8 @@ def engine_of(
     architecture: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> NativeEngine:
     """Return an engine that decodes as on a GPU."""
-    monkeypatch.setattr(gpu_kernels, "DEVICES", {DEVICE})
+    for module in (kernels, native):
+        monkeypatch.setattr(module, "TRITON_DEVICES", {DEVICE})
     monkeypatch.setattr(native, "draws_on", lambda _: True)
     monkeypatch.setattr(kernels, "_load", lambda: "none in C")
     monkeypatch.setattr(kernels, "_choice", "on")

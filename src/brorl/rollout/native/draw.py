@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from brorl.arrays import FloatArray, IntArray
-from brorl.model import gpu_kernels
 from brorl.model.device import at_least_float32, to_device
-from brorl.model.kernels import kernels_of
+from brorl.model.kernels import kernels_of, suits_triton
 from brorl.model.logits import LOGITS_PER_DRAW, MASSES_PER_DRAW, smallest_kept, softmax_lse, tokens_per_mass
 from brorl.sampling import SamplingParams
 
@@ -103,7 +102,7 @@ def draw_tokens(
         kernels = kernels_of(logits_RV)
         if kernels:
             return kernels.draw_tokens(logits_RV, sampling.temperature, row, uniform)
-        if logits_RV.stride(1) == 1 and gpu_kernels.suit(logits_RV):
+        if logits_RV.stride(1) == 1 and suits_triton(logits_RV):
             from brorl.rollout.native.triton_kernels import draw
 
             return draw(logits_RV, row, uniform, sampling.temperature, tokens_per_mass(vocabulary))

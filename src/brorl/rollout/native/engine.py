@@ -17,11 +17,10 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Echo, Observe, unobserved
 from brorl.errors import UserError, first_line
-from brorl.model import gpu_kernels
 from brorl.model.flat_path import FlatForward
 from brorl.model.forward import choose_forward
 from brorl.model.hook_check import agrees
-from brorl.model.kernels import KernelsError, kernels_of, required
+from brorl.model.kernels import TRITON_DEVICES, KernelsError, kernels_of, required, triton_kernels
 from brorl.model.llama_pass import LlamaPass
 from brorl.model.logprobs import TreeForward
 from brorl.model.stop_strings import StopStrings
@@ -61,7 +60,7 @@ def _decoded(decoder: SlotDecoder, *, use: bool) -> tuple[Tensor, Tensor]:
     number_R = np.arange(_MAX_ROWS)
     prompt_R = slot_R = number_R // (_MAX_ROWS // len(_PROMPTS))
     found = []
-    with gpu_kernels.gpu_kernels(use), decoder.attention():
+    with triton_kernels(use), decoder.attention():
         vocabulary = decoder.start(_PROMPTS).shape[1]
         for depth in range(1, _MAX_TOKENS):
             rows = Rows(depth, prompt_R, number_R, (number_R + depth) % vocabulary, slot_R, number_R, number_R)
@@ -166,7 +165,7 @@ class NativeEngine:
         if self._use_kernels is not None:
             return self._use_kernels
         self._use_kernels = False
-        wanted = model.device.type in gpu_kernels.DEVICES and required()
+        wanted = model.device.type in TRITON_DEVICES and required()
         if wanted and isinstance(decoder, SlotDecoder) and isinstance(forward, TreeForward):
 
             def new_decoder() -> SlotDecoder:
@@ -225,7 +224,7 @@ class NativeEngine:
                 prompts, rollouts_P, decoder, sampling, Uniforms(seed, rollouts_P, first),
                 stop=self._stop, shares_prefixes=self._share_prefixes, observe=self._observe,
             )  # fmt: skip
-            with gpu_kernels.gpu_kernels(self._uses_kernels(decoder)):
+            with triton_kernels(self._uses_kernels(decoder)):
                 return growth.grow()
         except BaseException:
             self._kept = None  # it may hold numbers that are not finite

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from brorl.arrays import IntArray
-from brorl.model import gpu_kernels
 from brorl.model.device import to_device
+from brorl.model.kernels import suits_triton
 from brorl.model.tree_attention import AttentionContext, PromptCache
 from brorl.rollout.native.rows import Arena, reserved_tokens
 
@@ -180,7 +180,7 @@ class SlotContext(AttentionContext):
     ) -> Tensor:
         """Store the new keys and values, then attend; see `AttentionContext`."""
         key, value = (x[layer][: self._num_slots] for x in (self._arena.key, self._arena.value))
-        if gpu_kernels.suit(query_THD) and key.shape == value.shape:
+        if suits_triton(query_THD) and key.shape == value.shape:
             from brorl.rollout.native.triton_kernels import Prompts, attend
 
             of_prompts = self._prompts.key[layer], self._prompts.value[layer], self._prompts.length_P

@@ -13,11 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from brorl.model.gpu_kernels import rows_of
-
 _NO_WINDOW = 1 << 30  # tokens
 _LEAST = 16  # rows and columns of a product
 _PROMPT_BYTES, _OWN_BYTES = 1 << 13, 1 << 12  # of keys that a program reads at once
+
+
+def _with_dense_rows(x_RHD: Tensor) -> Tensor:
+    return x_RHD if x_RHD.stride()[1:] == (x_RHD.shape[2], 1) else x_RHD.contiguous()
 
 
 class Prompts(NamedTuple):
@@ -53,7 +55,7 @@ def attend(
         position: Where the new tokens are in their slots, shape [1].
         window: Tokens that a new token sees, itself included; None for all.
     """
-    query_RHD, key_RKD, value_RKD = (rows_of(x) for x in (query_RHD, key_RKD, value_RKD))
+    query_RHD, key_RKD, value_RKD = (_with_dense_rows(x) for x in (query_RHD, key_RKD, value_RKD))
     num_slots, num_heads, dim = query_RHD.shape
     num_kv_heads, num_tokens = own_key_RKTD.shape[1:3]
     num_prompts, prompt_tokens = prompts.key_KPSD.shape[1:3]
