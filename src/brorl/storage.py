@@ -26,15 +26,7 @@ _GRACE_S = 60.0  # a younger folder may not have its lock yet, or its processes 
 
 @contextmanager
 def storage_errors(target: Path, then: str = "resume the run") -> Iterator[None]:
-    """Raise a `StorageError` that names the file instead of an OSError.
-
-    Args:
-        target: The file or folder to write.
-        then: The next command of the user, after the fix.
-
-    Raises:
-        StorageError: If the block raises an OSError.
-    """
+    """Raise a `StorageError` that names the file to write and the command after the fix, instead of an OSError."""
     try:
         yield
     except OSError as error:
@@ -45,11 +37,7 @@ def storage_errors(target: Path, then: str = "resume the run") -> Iterator[None]
 
 @contextmanager
 def output_folder(path: Path) -> Iterator[Path]:
-    """Make the folder of `--output-dir` for the block; if that fails, remove a new one that is still empty.
-
-    Raises:
-        UserError: If the folder cannot be made.
-    """
+    """Make the folder of `--output-dir` for the block; if that fails, remove a new one that is still empty."""
     is_new = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -135,13 +123,9 @@ class TemporaryFolder:
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove the temporary folders whose process has ended without doing so.
+    """Remove the temporary folders with a prefix in `parent` whose process has ended without doing so.
 
     Folders of other users, and those without a lock file, are left alone.
-
-    Args:
-        parent: The folder that holds them.
-        prefix: The start of their names.
     """
     for folder in parent.glob(f"{prefix}*"):
         with suppress(OSError):

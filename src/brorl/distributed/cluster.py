@@ -48,11 +48,7 @@ if not sys.stdin.read(1):
 class RayCluster:
     """The connection to Ray, and the placement of the processes.
 
-    Args:
-        settings: The machines and processes.
-        echo: Receives lines for the user.
-        note: Receives the messages of Ray, for a log.
-        advice: How to continue if Ray dies, as a sentence.
+    `echo` receives lines for the user, and `note` the messages of Ray. `advice` says how to continue if Ray dies.
     """
 
     def __init__(
@@ -72,11 +68,7 @@ class RayCluster:
         self._parts: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Start or join the cluster, wait for its machines, check them, and reserve their resources; once.
-
-        Raises:
-            UserError: If there is no cluster to join, machines, CPUs or GPUs are missing, or versions differ.
-        """
+        """Start or join the cluster, wait for its machines, check them, and reserve their resources; once."""
         self.connect()
         self._wait_for_machines()
         _check_versions()
@@ -85,12 +77,7 @@ class RayCluster:
             self._reserve()
 
     def options(self, kind: Kind, number: int) -> dict[str, Any]:
-        """Return the options that start an actor on its reserved resources.
-
-        Args:
-            kind: The kind of process.
-            number: Its number among these, from 0.
-        """
+        """Return the options that start the actor of a kind and a number, from 0, on its reserved resources."""
         group = self._groups.get("rollout" if kind == "learner" and self.settings.colocated else kind)
         if group is None:  # nothing is reserved for it
             return {**self.settings.request(kind), "scheduling_strategy": "SPREAD"}
@@ -138,11 +125,7 @@ class RayCluster:
         return len(_machines())
 
     def connect(self) -> None:
-        """Start or join the cluster, unless this program has connected before; it then stays connected.
-
-        Raises:
-            UserError: If there is no cluster to join.
-        """
+        """Start or join the cluster, unless this program has connected before; it then stays connected."""
         if ray.is_initialized():
             return
         logging.getLogger("ray").setLevel(logging.ERROR)

@@ -46,10 +46,8 @@ BuildLearner = Callable[[int, int, tuple[str, int], Callable[[str], None], Obser
 class LearnerRank:
     """The learner of one rank; Ray makes this class an actor.
 
-    Args:
-        rank: Its number.
-        shares_gpu: Whether a rollout worker uses its GPU between two calls.
-        sent_dtype: Number format of the weights in the object store; None for that of the learner.
+    It may share its GPU with a rollout worker, which uses it between two calls. `sent_dtype` is the number format of
+    the weights in the object store; None for that of the learner.
     """
 
     def __init__(self, rank: int, shares_gpu: bool = False, sent_dtype: torch.dtype | None = None) -> None:
@@ -140,18 +138,11 @@ def check_shared(token: Path, machine: str) -> None:
 
 
 class RemoteLearner:
-    """Trains on the learner ranks of a cluster.
+    """Trains on the learner ranks of a cluster, which ends them when it is released.
 
-    Args:
-        cluster: The cluster; it ends the ranks when it is released.
-        build: Makes the learner of a rank, in its process; it can be pickled.
-        shared: A folder that all ranks must see and write to.
-        timeout_s: A rank that neither answers nor reports for this many seconds has stalled.
-        echo: Receives the lines of rank 0 for the user.
-        observe: Receives the activities of rank 0.
-        sent_dtype: Number format of the published weights; None for that of the learner.
-
-    The ranks make their learners while other processes start; the first use of this object waits for them.
+    The ranks make their learners while other processes start; the first use of this object waits for them. All must see
+    and write to the folder `shared`. A rank that neither answers nor reports for `timeout_s` has stalled. `sent_dtype`
+    is the number format of the published weights; None for that of the learner.
     """
 
     def __init__(
@@ -181,12 +172,7 @@ class RemoteLearner:
         self._builds = [rank.build.remote(build, size, meeting_point, token) for rank in self._ranks]
 
     def wait_until_built(self) -> None:
-        """Wait until all ranks have made their learner.
-
-        Raises:
-            UserError: If a machine does not have the model or does not see the shared folder.
-            LearnerLostError: If a rank dies or stalls.
-        """
+        """Wait until all ranks have made their learner."""
         if self._builds:
             self._wait(self._builds)
             self._token.close()

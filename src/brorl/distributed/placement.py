@@ -52,17 +52,9 @@ def build_cluster(
     note: Echo = lambda _: None,
     advice: str = "Rerun the command.",
 ) -> RayCluster | None:
-    """Return the cluster of a run or an evaluation before its start; None if it has one process.
+    """Return the cluster of a run, or of an evaluation, which does not learn, before its start; None for one process.
 
-    Args:
-        config: The settings.
-        echo: Receives lines for the user.
-        learns: Whether there are learner ranks.
-        note: Receives the messages of Ray, for a log.
-        advice: How to continue if Ray dies, as a sentence.
-
-    Raises:
-        UserError: If Ray is not installed.
+    `note` receives the messages of Ray, and `advice` says how to continue if Ray dies.
     """
     settings = config.cluster
     if not settings.enabled:
@@ -74,11 +66,7 @@ def build_cluster(
 
 
 def check_ray(config: TrainConfig) -> None:
-    """Check that Ray is installed if the settings need a cluster.
-
-    Raises:
-        UserError: If it is not.
-    """
+    """Check that Ray is installed if the settings need a cluster."""
     if config.cluster.enabled and find_spec("ray") is None:
         raise UserError(
             f"cluster.nodes = {config.cluster.nodes} needs the package ray, which is not installed: pip install "

@@ -79,8 +79,8 @@ class FailedCall(NamedTuple):
 class WorkerHost:
     """The process of a worker: makes it, and then makes calls on it; Ray makes this class an actor.
 
-    Every method of the worker but `start` returns a receipt and a payload, as two objects of the object store. The
-    driver reads the receipt at once. The payload stays where it was made until the driver fetches it.
+    Every method of the worker but `start` returns a receipt, which the driver reads at once, and a payload, which stays
+    where it was made until the driver fetches it.
     """
 
     def start(self, make: bytes) -> StartReceipt | FailedCall:
@@ -125,16 +125,9 @@ class _LostError(Exception):
 
 
 class Supervisor:
-    """Makes calls on workers; one thread calls its methods.
+    """Makes calls on workers; one thread calls its methods, and gets a line for each lost worker from `finished`.
 
-    Args:
-        make: Makes a worker in its process; it can be pickled. See `WorkerHost`.
-        pool_config: The workers.
-        echo: Receives a line for each lost worker, from the thread that calls `finished`.
-
-    Raises:
-        Exception: The error of a worker that cannot be started.
-        WorkersLostError: If more workers than `max_restarts` are lost during the start.
+    `make` makes a worker in its process, and can be pickled. Its error, or too many losses, end the start.
     """
 
     def __init__(self, make: Callable[[], object], pool_config: WorkerPoolConfig, echo: Echo = lambda _: None) -> None:
@@ -172,14 +165,7 @@ class Supervisor:
         return [worker.started for worker in self._workers if worker is not None and worker.started is not None]
 
     def submit(self, call: WorkerCall) -> int:
-        """Queue a call.
-
-        Returns:
-            Its ticket. Tickets rise from call to call.
-
-        Raises:
-            WorkersLostError: If too many workers have been lost.
-        """
+        """Queue a call; return its ticket. Tickets rise from call to call."""
         self._check()
         with self._changed:
             ticket, self._num_tickets = self._num_tickets, self._num_tickets + 1
@@ -189,30 +175,16 @@ class Supervisor:
         return ticket
 
     def prepare(self, call: WorkerCall) -> None:
-        """Make a call on each worker once, before its next ticket; it replaces the previous preparation.
-
-        No ticket starts without it after the return of this method.
-
-        Raises:
-            WorkersLostError: If too many workers have been lost.
-        """
+        """Make a call on each worker once, before its next ticket; it replaces the previous preparation."""
         self._check()
         with self._changed:
             self._preparation = self._preparation[0] + 1, call
             self._changed.notify_all()
 
     def finished(self, timeout_s: float | None = None) -> list[FinishedCall]:
-        """Wait until a call is finished, and return all that are; each is returned once.
+        """Wait until a call is finished; return all that are, each once. None if nothing is open, or after the timeout.
 
-        Args:
-            timeout_s: Longest wait in seconds; None for no limit.
-
-        Returns:
-            The finished calls; none if nothing is open, or after the timeout.
-
-        Raises:
-            Exception: The exception that a call raised; the call is then finished.
-            WorkersLostError: If too many workers have been lost.
+        The exception that a call raised is raised here; the call is then finished.
         """
         deadline = monotonic() + (inf if timeout_s is None else timeout_s)
         while self._open and not self._fetched:

@@ -31,10 +31,7 @@ from brorl.verification.verifier import TrialResponses, Verifier
 
 @dataclass(frozen=True)
 class RemoteWeights:
-    """Named tensors in the object store; every iteration reads them.
-
-    The process that passes them on never holds the weights.
-    """
+    """Named tensors in the object store; every iteration reads them, and who passes them on never holds them."""
 
     # The reference of their `stored_form`. The weights live as long as a process has the reference, and the process
     # that owns it lives: the one that called `put`, or that called the actor.
@@ -42,19 +39,11 @@ class RemoteWeights:
 
     @classmethod
     def put(cls, weights: Iterable[tuple[str, Tensor]]) -> RemoteWeights:
-        """Copy weights into the object store.
-
-        Args:
-            weights: The weights by name; tensors on a GPU are copied to the host.
-        """
+        """Copy weights into the object store, those on a GPU by way of the host."""
         return cls(ray.put(stored_form(weights)))
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Read the weights; the tensors are read-only.
-
-        Raises:
-            LearnerLostError: If they were lost with the machine that held them.
-        """
+        """Read the weights as read-only tensors; a `LearnerLostError` if they were lost with their machine."""
         try:
             stored = ray.get(self.ref)
         except ObjectLostError as error:
@@ -71,11 +60,9 @@ class RemoteWeights:
 def stored_form(
     weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None
 ) -> list[tuple[str, torch.Size, torch.dtype, Any]]:
-    """Return the value that a `RemoteWeights` refers to; an actor that returns it leaves the weights to the caller.
+    """Return the value that a `RemoteWeights` refers to, with floats in the dtype.
 
-    Args:
-        weights: The weights by name, on any device.
-        dtype: Number format of their floats in the store; None for their own.
+    An actor that returns it leaves the weights to the caller.
     """
     on_host = ((name, to_host(tensor, dtype)) for name, tensor in weights)
     return [(name, tensor.shape, tensor.dtype, _bytes(tensor)) for name, tensor in on_host]
@@ -87,13 +74,7 @@ def _bytes(tensor: Tensor) -> Any:
 
 
 class EngineWorker:
-    """The engine of one worker process.
-
-    Args:
-        build: Makes the engine.
-        threads: Threads of torch.
-        shares_gpu: Whether a learner rank uses its GPU between two calls.
-    """
+    """The engine of one worker process; a learner rank may use its GPU between two calls."""
 
     def __init__(self, build: Callable[[], Engine], threads: int, shares_gpu: bool = False) -> None:
         self._build = build
@@ -122,20 +103,8 @@ class EngineWorker:
 class RayRolloutPool:
     """Samples tasks on rollout workers; see `SamplingPool`.
 
-    A task that starts after `publish` has returned is sampled with the published weights, and so is the retry of a
-    task whose worker was lost. The results of finished tasks stay in the object store until `done` returns them. A
-    caller that samples ahead must limit the number of its open tickets.
-
-    Args:
-        build: Makes the engine in a worker's process; must be picklable, and make the same engine in every process.
-        pool_config: The workers.
-        threads: torch threads of each worker.
-        echo: Receives a line for each lost worker.
-        shares_gpus: Whether learner ranks use the GPUs of the workers between two calls.
-
-    Raises:
-        Exception: Any error of `build`.
-        WorkersLostError: If too many workers are lost during the start.
+    `build` makes the same engine in every worker's process, and can be pickled. The results of finished tasks stay in
+    the object store until `done` returns them. A caller that samples ahead must limit the number of its open tickets.
     """
 
     def __init__(
@@ -154,22 +123,13 @@ class RayRolloutPool:
         return [(worker.host, worker.pid) for worker in self._supervisor.started]
 
     def submit(self, task: SampleTask) -> int:
-        """Queue a task; see `SamplingPool`.
-
-        Raises:
-            WorkersLostError: If too many workers have been lost.
-        """
+        """Queue a task; see `SamplingPool`."""
         return self._supervisor.submit(WorkerCall("sample", (task,), _title(task)))
 
     def done(self, timeout_s: float | None = None) -> list[SampledTask]:
-        """Wait for tasks; see `SamplingPool`.
+        """Wait for tasks; see `SamplingPool`. None if no task is open, or after the timeout.
 
-        Returns:
-            The tasks that are done; none if no task is open, or after the timeout.
-
-        Raises:
-            Exception: The exception of the engine, if a task raised one; the other tasks continue.
-            WorkersLostError: If too many workers have been lost.
+        The exception of an engine is raised here; the other tasks continue.
         """
         return [SampledTask(call.ticket, call.payload, *call.receipt) for call in self._supervisor.finished(timeout_s)]
 
@@ -180,11 +140,7 @@ class RayRolloutPool:
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample with these weights from now on; see `SamplingPool`.
 
-        Free workers load them at once, the others after their task.
-
-        Args:
-            weights: The weights by name; `RemoteWeights` are not copied again.
-            version: Their version.
+        Free workers load them at once, the others after their task. `RemoteWeights` are not copied again.
         """
         remote = weights if isinstance(weights, RemoteWeights) else RemoteWeights.put(weights)
         self._supervisor.prepare(WorkerCall("load", (remote, version), f"loading the weights of version {version}"))
@@ -205,11 +161,7 @@ _LOST = "a verifier worker was lost"
 
 
 class VerifierWorker:
-    """The verifiers of one worker process; their processes end with it.
-
-    Args:
-        build: Makes the verifier of each domain.
-    """
+    """The verifiers of one worker process, by domain; their processes end with it."""
 
     def __init__(self, build: Callable[[], Mapping[str, Verifier]]) -> None:
         self._build = build
@@ -227,17 +179,8 @@ class VerifierWorkers:
     """Verifies on several workers. Each worker keeps verdicts for later responses with the same answer.
 
     The responses are cut into batches, and a free worker takes the next batch. A batch whose worker was lost is
-    verified again; after a second loss, its responses are unverified.
-
-    Args:
-        build: Makes the verifier of each domain in a worker's process; it can be pickled.
-        pool_config: The workers.
-        batch_size: Most responses of a batch, 1 or more.
-        echo: Receives a line for each lost worker.
-
-    Raises:
-        Exception: The error of `build`.
-        WorkersLostError: If too many workers are lost during the start.
+    verified again; after a second loss, its responses are unverified. `build` makes the verifier of each domain in a
+    worker's process, and can be pickled.
     """
 
     def __init__(
@@ -256,16 +199,7 @@ class VerifierWorkers:
         return [(worker.host, worker.pid) for worker in self._supervisor.started]
 
     def verify(self, domain: str, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Verify responses of one domain; see `Verifier.verify_all`.
-
-        Args:
-            domain: The domain.
-            items: Pairs of a prompt and the text of a response; no pair occurs twice.
-
-        Raises:
-            ValueError: If a prompt's reference is malformed.
-            WorkersLostError: If too many workers have been lost.
-        """
+        """Verify responses of one domain, no pair twice; see `Verifier.verify_all`."""
         size = self._batch_size
         batches = [items[i : i + size] for i in range(0, len(items), size)]
         batch_of = {self._supervisor.submit(_job(domain, batch)): batch for batch in batches}

@@ -28,15 +28,7 @@ OnEnd: TypeAlias = Callable[[Callable[[], object]], object]  # receives function
 
 
 def check_engine(config: TrainConfig, sampling: SamplingParams | None = None) -> None:
-    """Check that the engine is installed, that the machine has what it needs, and that it can draw the rollouts.
-
-    Args:
-        config: The settings.
-        sampling: How rollouts are drawn; None where that is not known yet.
-
-    Raises:
-        UserError: If it is not, or has not, or cannot.
-    """
+    """Check that the engine is installed, that the machine has what it needs, and that it can draw the rollouts."""
     if config.engine.kind != "vllm":
         return
     check_installed()
@@ -85,21 +77,10 @@ def build_engine(
     observe: Observe = unobserved,
     echo: Echo = lambda _: None,
 ) -> Engine:
-    """Make the engine.
+    """Make the engine over a model that was loaded from `source`.
 
-    Raises:
-        UserError: If `engine.dtype` or `engine.cuda_graphs` does not fit the model and its device.
-
-    Args:
-        config: The settings.
-        source: Name or folder that the model was loaded from.
-        model: The model that is trained or evaluated. The native engine samples with it, or with a copy in bfloat16 if
-            the model computes in bfloat16 and keeps float32 weights.
-        tokenizer: Its tokenizer, which defines what ends a response.
-        forward: How rows go through the model.
-        context: Tokens of the longest prompt and the longest response together.
-        observe: Receives the progress of sampling.
-        echo: Receives lines for the user.
+    `context` is the number of tokens of the longest prompt and response together. The native engine samples with the
+    model, or with a copy in bfloat16 if the model computes in bfloat16 and keeps float32 weights.
     """
     stop = StopStrings(tokenizer, config.sampling.stop)
     stop_token_ids = end_tokens(model, tokenizer, config.sampling.stop)
@@ -151,11 +132,7 @@ def load_engine(
 
 
 def send_adapted(engine: VllmEngine, model: PreTrainedModel, source: str) -> None:
-    """Send a model with adapters to vLLM, which has loaded its base.
-
-    Raises:
-        UserError: If the merge has untied layers that vLLM computes from one weight.
-    """
+    """Send a model with adapters to vLLM, which has loaded its base; layers that the merge unties are an error."""
     base, own = (config.get_text_config() for config in (read_config(find_model(source)), model.config))
     if base.tie_word_embeddings != own.tie_word_embeddings:
         raise UserError(
@@ -202,10 +179,6 @@ def _engine_gpus(config: TrainConfig, learner: int) -> tuple[int, ...]:
 
 
 def build_sampling_model(config: TrainConfig, source: str) -> PreTrainedModel:
-    """Load a model that only samples, in the format of the computation; a learner may publish its weights to it.
-
-    Raises:
-        UserError: If it cannot be loaded.
-    """
+    """Load a model that only samples, in the format of the computation; a learner may publish its weights to it."""
     dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}[config.dtype]
     return load_model(source, choose_device(config.device), dtype, config.adapters)

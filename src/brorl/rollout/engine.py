@@ -41,11 +41,7 @@ class Sampler(Protocol):
 
 
 def rollouts_of_prompts(num_rollouts: int | Sequence[int], num_prompts: int) -> list[int]:
-    """Return the rollouts of each of P prompts, from one number for all or one for each.
-
-    Raises:
-        ValueError: If there are other than P numbers.
-    """
+    """Return the rollouts of each of P prompts, from one number for all or one for each."""
     if isinstance(num_rollouts, int):
         return [num_rollouts] * num_prompts
     if len(num_rollouts) != num_prompts:
@@ -90,11 +86,8 @@ def sample_tasks(
 ) -> list[SampleTask]:
     """Cut a call of `Sampler.sample` into tasks of at most `size` prompts, in order.
 
-    A task is one call of an engine, so its trees do not depend on the number of workers, on the worker, or on the other
-    tasks. A task whose worker is lost is sampled again, with the same seed.
-
-    Raises:
-        ValueError: If there are other numbers of rollouts than prompts.
+    A task is one call of an engine, so its trees depend on no worker and no other task. A task whose worker is lost is
+    sampled again, with the same seed.
     """
     rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
     return [
@@ -133,12 +126,9 @@ class SamplingPool(Protocol):
 
 
 class PooledEngine:
-    """Samples on the workers of a pool; no other code takes results from the pool during a call.
+    """Samples on the workers of a pool, `prompts_per_task` together; nobody else takes its results during a call.
 
-    Args:
-        pool: The workers.
-        prompts_per_task: Prompts that a worker samples together, 1 or more.
-        observe: Receives a `Decoding` whenever tasks are done, and several times a second in between.
+    The observer gets a `Decoding` whenever tasks are done, and several times a second in between.
     """
 
     def __init__(self, pool: SamplingPool, prompts_per_task: int = 1, observe: Observe = unobserved) -> None:

@@ -15,11 +15,7 @@ _AT_START = torch.get_num_threads()
 
 
 def set_threads_and_kernels(config: TrainConfig, num_weights: int) -> None:
-    """Set the threads of torch to `engine.threads`, or choose them by the size of the model; set the kernels.
-
-    Raises:
-        KernelsError: If `engine.compile` is on, and the kernels cannot be compiled.
-    """
+    """Set the threads of torch to `engine.threads`, or choose them by the size of the model; set the kernels."""
     use_kernels(config.engine.compile)
     chosen = 1 if _computes_here(config) and num_weights < _SMALL else _all_threads()
     torch.set_num_threads(config.engine.threads or chosen)

@@ -1,16 +1,10 @@
 """The vLLM engine: samples N responses of each prompt as separate rows, and returns them as trees.
 
-vLLM shares the prompt's keys and values between the rows in whole blocks, and decodes each row separately; verification
-and learning cost distinct tokens again. An engine whose process dies is replaced, with the weights that were published
-last.
-
-Response r of a prompt has its own seed, from the seed of the call, the number of the prompt and r. The logits of a row
-can differ in the last bits with the rows beside it, and then a draw close to the border between two tokens differs too:
-vLLM's results are reproducible in distribution, and bit for bit only where vLLM itself is (its batch-invariant mode on
-GPUs). Rows that share a prefix can have log-probs that differ in the last bits; a tree keeps one.
-
-Log-probs are those of the distribution that a token was drawn from, like the learner's: at the temperature, without the
-stop tokens before `min_new_tokens`, and over the tokens that top-p and top-k keep.
+Response r of a prompt has its own seed, from the seed of the call, the number of the prompt and r. Rows beside a row
+change the last bits of its logits, and thus a draw close to the border between two tokens: results are reproducible in
+distribution, and bit for bit only in vLLM's batch-invariant mode. Rows that share a prefix can differ in the last bits
+of its log-probs; a tree keeps one. Log-probs are those of the distribution that a token was drawn from, like the
+learner's.
 
 vLLM finds a stop string late where its last token also begins a character that another token completes. Responses are
 cut where `brorl.model.stop_strings` says. Two ends are vLLM's alone: such a string that is complete within
@@ -61,14 +55,9 @@ class EngineLostError(UserError):
 
 
 class VllmEngine:
-    """Samples trees with vLLM.
+    """Samples trees with vLLM; one whose process dies is replaced, with the weights that were published last.
 
-    Args:
-        settings: Settings of the engine.
-        stop_token_ids: Tokens that end a response.
-        observe: Receives a `Decoding` after every call.
-        stop: Texts that end a response too. None if there are none.
-        start: Starts the engine; a test passes another one.
+    The observer gets a `Decoding` after every call. A response ends with one of `stop_token_ids` or a text of `stop`.
     """
 
     def __init__(
@@ -118,12 +107,7 @@ class VllmEngine:
         seed: int,
         first: int = 0,
     ) -> list[RolloutTree]:
-        """Sample N rollouts of each prompt; see `Sampler.sample`.
-
-        Raises:
-            ValueError: If a prompt is empty, N < 1, or vLLM does not have the sampling.
-            EngineLostError: If the engine died more often than it is replaced.
-        """
+        """Sample N rollouts of each prompt; see `Sampler.sample`."""
         rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
         if min(rollouts_P, default=1) < 1 or not all(len(p) for p in prompts):
             raise ValueError("every prompt needs at least one token and num_rollouts must be >= 1")
@@ -226,10 +210,8 @@ def publish(
 ) -> TemporaryFolder:
     """Return a folder with weights for other processes to read, in shared memory where it has room.
 
-    Args:
-        weights: The weights by their names in the learner's model.
-        dtype: Number format of `model.safetensors`.
-        lora: If given, the adapters among the weights are written alone, in peft's format and their own number format.
+    The weights are in `model.safetensors`, in the dtype; of adapters, these alone, in peft's format and their own
+    dtype.
     """
     if lora:
         tensors = {name: to_host(tensor) for name, tensor in saved_adapter(weights)}

@@ -107,11 +107,7 @@ def check_installed() -> None:
 
 
 class VllmProcess:
-    """A vLLM engine.
-
-    Raises:
-        UserError: If vLLM is missing, has another version, or cannot run the model or the adapters.
-    """
+    """A vLLM engine; an error names a version, a model or adapters that it cannot run."""
 
     def __init__(self, settings: VllmSettings) -> None:
         check_installed()
@@ -140,11 +136,7 @@ class VllmProcess:
     def complete(
         self, requests: Sequence[Request], sampling: SamplingParams, stop_token_ids: Sequence[int]
     ) -> list[list[Completion]]:
-        """Return the responses to each request, in order; at temperature 0 a request is for one response.
-
-        Raises:
-            EngineDiedError: If the engine has died.
-        """
+        """Return the responses to each request, in order; at temperature 0 a request is for one response."""
         with self._alive():
             outputs = self._llm.generate(
                 [{"prompt_token_ids": list(request.prompt_ids)} for request in requests],
@@ -155,19 +147,11 @@ class VllmProcess:
         return [[_completion(response) for response in output.outputs] for output in outputs]
 
     def load(self, weights: Weights) -> None:
-        """Replace the weights or the adapters; keys and values of the old ones are never used again.
+        """Replace the weights or the adapters by a folder of `publish`, or in this process by the tensors.
 
-        The scheduler is paused meanwhile. No request is in progress, except those that an interrupted call has left:
-        they compute their keys and values again and continue with the new weights.
-
-        Args:
-            weights: A folder of `publish` if the settings read a file. Otherwise the weights by their names in Hugging
-                Face format.
-
-        Raises:
-            EngineDiedError: If the engine has died.
-            UserError: If vLLM cannot use the adapters.
-            RuntimeError: If vLLM kept keys and values of the old weights.
+        Keys and values of the old ones are never used again. The scheduler is paused meanwhile. No request is in
+        progress, except those that an interrupted call has left: they compute their keys and values again and continue
+        with the new weights.
         """
         with self._alive():
             self._llm.sleep(level=0, mode="keep")

@@ -25,11 +25,9 @@ class WorkerMethods:
     vllm_config: Any
 
     def receive_weights(self, weights: str | Iterable[tuple[str, Tensor]]) -> None:
-        """Load new weights into the model; vLLM keeps the fraction of this worker.
+        """Load new weights: the folder of `model.safetensors`, or in this process tensors by Hugging Face's names.
 
-        Args:
-            weights: In Hugging Face format: the folder of `model.safetensors`, or the tensors if this worker runs in
-                the process of the caller.
+        vLLM keeps the fraction of this worker.
         """
         model = self.model_runner.get_model()
         if isinstance(weights, str):
@@ -43,11 +41,7 @@ class WorkerMethods:
             torch.accelerator.synchronize()  # the sender may change its memory afterwards
 
     def end_with(self, owner: int) -> None:
-        """End the processes of this engine when its owner ends, however it ends; vLLM lets them live on.
-
-        Args:
-            owner: The process that started the engine.
-        """
+        """End the processes of this engine when their owner ends, in any way; vLLM lets them live on."""
         if os.getpid() != owner:
             descriptor = os.pidfd_open(owner)
             Thread(target=_end_after, args=(descriptor, os.getppid(), owner), daemon=True).start()

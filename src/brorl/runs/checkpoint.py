@@ -2,9 +2,7 @@
 
 A checkpoint is written under a temporary name, forced to disk, given a COMMIT file and only then its final name, so a
 kill at any instant leaves the previous checkpoints intact and a half-written one is never mistaken for a whole one.
-COMMIT has the step, and the size and the CRC-32 of every file, which show later damage; only the model card may be
-edited. All files have the permissions that the umask gives new files. If the next step finds no mixed group, the
-checkpoint is written again, with the count of such attempts.
+COMMIT has the step, and the size and the CRC-32 of every file; only the model card may be edited.
 
 A run that trains adapters saves the adapters alone, in peft's format, with the name of their base. A learner with
 several ranks writes its optimizer and its reference as shards, one file per rank, into a subfolder. `best` is a link to
@@ -78,23 +76,10 @@ def save_checkpoint(
     best_step: int | None = None,
     regular: bool = True,
 ) -> Path:
-    """Write a checkpoint.
+    """Write a checkpoint: what `save` writes into its folder in Hugging Face format, the tokenizer, and the state.
 
-    Args:
-        folder: Folder of all checkpoints of the run.
-        state: The trainer's state.
-        save: Writes the weights and the config of the model into a folder, in Hugging Face format, and its card.
-        tokenizer: The tokenizer, saved beside them.
-        keep: Keep this many of the newest regular checkpoints and delete others once the new one is complete; 0 keeps
-            all.
-        best_step: Step of a checkpoint that is kept in addition.
-        regular: Whether it is one of those that `keep` counts; one that is saved only for being the best is not.
-
-    Returns:
-        The checkpoint's folder.
-
-    Raises:
-        StorageError: If it could not be written, a full disk for instance; earlier checkpoints are intact.
+    Once it is complete, all but the newest `keep` regular checkpoints and that of `best_step` are deleted; 0 keeps all.
+    One that is saved only for being the best is not regular. An error leaves earlier checkpoints intact.
     """
     target = folder / f"step-{state.step:06d}"
     if is_checkpoint(target) and not state.source.attempts:
@@ -173,17 +158,7 @@ def _delete_old(folder: Path, keep: int, kept_steps: Collection[int | None]) -> 
 
 
 def mark_best(folder: Path, step: int) -> None:
-    """Atomically point the `best` symlink at the checkpoint of a step.
-
-    Nothing changes if there is no complete checkpoint of that step (step 0 never has one).
-
-    Args:
-        folder: Folder of all checkpoints of the run.
-        step: The step.
-
-    Raises:
-        StorageError: If the link could not be made.
-    """
+    """Atomically point the `best` symlink at the checkpoint of a step, if it is complete (step 0 never has one)."""
     target = folder / f"step-{step:06d}"
     if not is_checkpoint(target):
         return
@@ -238,20 +213,12 @@ def find_damage(checkpoint: Path) -> str | None:
 
 
 def read_state(checkpoint: Path) -> TrainerState:
-    """Read the trainer's state of a checkpoint for another run; random numbers stay as they are.
-
-    Raises:
-        UserError: If the folder is not a complete checkpoint of brorl.
-    """
+    """Read the trainer's state of a checkpoint for another run; random numbers stay as they are."""
     return _state_from(_read_plain(checkpoint), checkpoint)
 
 
 def load_state(checkpoint: Path) -> TrainerState:
-    """Read the trainer's state of a checkpoint, and restore torch's random numbers.
-
-    Raises:
-        UserError: If the folder is not a complete checkpoint of brorl.
-    """
+    """Read the trainer's state of a checkpoint, and restore torch's random numbers."""
     plain = _read_plain(checkpoint)
     torch.set_rng_state(plain["torch_rng"])
     for device, state in enumerate(plain["cuda_rng"][: torch.cuda.device_count()]):  # there can be fewer now

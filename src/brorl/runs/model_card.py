@@ -53,13 +53,7 @@ def upload_command(checkpoint: Path) -> str:
 
 
 def model_card(run: RunRecord, step: int, weights: Weights = "evaluation") -> str:
-    """Return the card of the weights after a step.
-
-    Args:
-        run: The run.
-        step: The step, at least 0.
-        weights: `ema_evaluation` for the averaged weights.
-    """
+    """Return the card of the weights after a step, or with `ema_evaluation` of the averaged weights."""
     base, revision = _base(run)
     name = Path(base).name
     ending = ", averaged weights" if weights == "ema_evaluation" else ""

@@ -44,11 +44,7 @@ def run_of(path: str) -> Path | None:
 
 
 def find_responses(path: str) -> str:
-    """Return the file or folder of the responses: for a run directory, the rollouts of its last stored step.
-
-    Raises:
-        UserError: If it does not exist or contains no responses.
-    """
+    """Return the file or folder of the responses: for a run directory, the rollouts of its last stored step."""
     local = Path(path).expanduser()
     if not path.strip():
         raise UserError("FILE is empty; name the file or folder of the responses")
@@ -69,15 +65,7 @@ def find_responses(path: str) -> str:
 
 
 def read_responses(path: str, columns: ResponseColumns) -> Iterator[StoredResponse]:
-    """Read responses, in the order of the files by name and of their rows.
-
-    Args:
-        path: A path of `find_responses`.
-        columns: The columns of the rows.
-
-    Raises:
-        UserError: If a file cannot be read, or a row has no response or neither id nor question.
-    """
+    """Read responses from a path of `find_responses`, in the order of the files by name and of their rows."""
     named = [columns.response, columns.question_id, columns.correct]
     wanted = {*_IDS, *_QUESTIONS, *_VERDICTS, _REASON, *(name for name in named if name)}
     with source_words(lambda key, _value: "FILE" if key == "path" else key):

@@ -15,11 +15,7 @@ from brorl.runs.run_directory import RunDirectory
 
 
 def check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: Path | None) -> None:
-    """Reject a run that cannot continue as the same run; a new run passes.
-
-    Raises:
-        UserError: On the first problem.
-    """
+    """Reject a run that cannot continue as the same run; a new run passes."""
     begun = directory.read_begun()
     before = begun.get("settings", {})
     changed = first_change(before, config)

@@ -105,10 +105,7 @@ class RunDirectory:
     def rewind(self, step: int, attempts: int = 0) -> None:
         """Remove metrics and responses of steps after `step`, and unfinished files of a killed process.
 
-        Args:
-            step: The step to go back to.
-            attempts: How often the next step has found no mixed group; the lines of these attempts stay, with their
-                cost.
+        The lines of so many `attempts` of the next step that found no mixed group stay, with their cost.
         """
 
         def stays(record: Record) -> bool:
@@ -132,14 +129,7 @@ class RunDirectory:
         groups: Sequence[Group],
         texts: Sequence[Sequence[str]],
     ) -> None:
-        """Store every distinct response that a step sampled, or those of an evaluation to some held-out prompts.
-
-        Args:
-            folder: "rollouts" of training, or responses of "evaluations".
-            step: The step.
-            groups: The groups sampled, kept or not, with unverified rollouts; the reward of these is not stored.
-            texts: For each group the text of each distinct response.
-        """
+        """Store every distinct response that a step sampled, kept or not, or an evaluation, with its text."""
         target = self.path / folder / f"step-{step:06d}.parquet"
         with storage_errors(target):
             target.parent.mkdir(exist_ok=True)
@@ -152,11 +142,7 @@ class RunDirectory:
             replace_file(target, json.dumps(held_out_record(prompts), indent=0).encode())
 
     def read_held_out(self) -> list[dict[str, str]]:
-        """Return the prompts in `held_out.json`.
-
-        Raises:
-            UserError: If the run has no such file.
-        """
+        """Return the prompts in `held_out.json`."""
         file = self.path / "held_out.json"
         if not file.is_file():
             raise UserError(f"{self.path} has no {file.name}, which lists its held-out prompts; train the run again")
@@ -165,11 +151,7 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the run; a second process gets an error.
-
-        Raises:
-            UserError: If another process holds the run, or removed its directory just now.
-        """
+        """Lock the run; a second process, or one whose directory was removed just now, gets an error."""
         try:
             import fcntl
         except ImportError:  # not on Windows
@@ -188,10 +170,7 @@ class RunDirectory:
             os.close(descriptor)
 
     def arithmetic_line(self) -> str | None:
-        """Return a line about sums that differ from those of the run so far, as this process computes them otherwise.
-
-        None if the run has not recorded how it computed them.
-        """
+        """Return a line if this process computes sums otherwise than the run so far; None if that is not known."""
         earlier: dict[str, str] = {}
         with suppress(OSError, ValueError):
             earlier = json.loads((self.path / "env.json").read_text("utf-8")).get("arithmetic", {})

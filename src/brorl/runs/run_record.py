@@ -51,17 +51,7 @@ class RunRecord:
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
-    """Read run directories.
-
-    Args:
-        paths: One directory a run.
-
-    Returns:
-        The runs in the same order, with different names: the directory's, or as much of its path as needed.
-
-    Raises:
-        UserError: If a path is given twice, or is not a run directory with metrics.
-    """
+    """Read run directories, each once; their names differ: the directory's, or as much of its path as needed."""
     resolved = [path.resolve() for path in paths]
     for path, full in zip(paths, resolved, strict=True):
         if resolved.count(full) > 1:
@@ -76,11 +66,7 @@ def read_run(path: Path) -> RunRecord:
 
 
 def check_run(path: Path) -> None:
-    """Check that a path is a run directory.
-
-    Raises:
-        UserError: If it is not.
-    """
+    """Check that a path is a run directory."""
     if not path.is_dir():
         raise UserError(f"there is no run directory {path}; {_GIVE}")
     if (path / "config.yaml").is_file() or (path / "metrics.jsonl").is_file():
@@ -117,11 +103,7 @@ def _read_run(path: Path, name: str) -> RunRecord:
 
 
 def read_metrics(file: Path) -> list[Record]:
-    """Return all complete lines of a file of metrics; none if it is missing.
-
-    Raises:
-        UserError: If a line is damaged.
-    """
+    """Return all complete lines of a file of metrics; none if it is missing. A damaged line is an error."""
     if not file.is_file():
         return []
     records = []
@@ -181,12 +163,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def number(record: Mapping[str, Any], *keys: str) -> float | None:
-    """Return a number of a metrics record; None if it is missing or not finite.
-
-    Args:
-        record: The line.
-        keys: Its place: section, name, and so on.
-    """
+    """Return a number of a metrics record by its keys, from the outermost; None if it is missing or not finite."""
     value: Any = record
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None

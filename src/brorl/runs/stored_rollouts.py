@@ -136,19 +136,7 @@ def stored_steps(run: Path, folder: Folder = "rollouts") -> list[int]:
 
 
 def read_groups(run: Path, step: int, folder: Folder = "rollouts") -> Iterator[StoredGroup]:
-    """Read the rollouts of a step, or the responses of the evaluation after it.
-
-    Args:
-        run: The run directory.
-        step: A step that `stored_steps` returns.
-        folder: "rollouts" of training, or responses of "evaluations".
-
-    Yields:
-        The groups in the order in which they were sampled.
-
-    Raises:
-        UserError: If the step is not stored, or its file is damaged.
-    """
+    """Yield the groups of a step that `stored_steps` returns, in the order in which they were sampled."""
     file = run / folder / f"step-{step:06d}.parquet"
     if not file.is_file():
         stored = step_list(stored_steps(run, folder))

@@ -1,7 +1,6 @@
 """Feeding tokens of rows to a model on a CPU: with the compiled kernels, or with the model's own cache anywhere.
 
-A decoder keeps the keys, values or states of the rows, and computes how many fit into its memory. Each feeds a distinct
-prefix once. `slots.SlotDecoder` is the third one.
+`slots.SlotDecoder` is the third decoder.
 """
 
 from __future__ import annotations
@@ -41,11 +40,6 @@ class PagedRowCache:
 
     A block has a slot for each row that was alive when it was written, and the rows that grow out of one share it: a
     prefix is stored once per tree, to the precision of a block. Only the last block is copied where a row forks.
-
-    Args:
-        kernels: The compiled kernels.
-        shapes: For each layer the shape of keys and values.
-        memory: What rows take of the memory limit.
     """
 
     def __init__(self, kernels: Kernels, shapes: Sequence[KVShape], memory: RowMemory) -> None:
@@ -66,24 +60,16 @@ class PagedRowCache:
         return sum(x.numel() * x.element_size() for block in self._blocks for x in block)
 
     def rows_that_fit(self, num_tokens: int, other_bytes: int = 0) -> int:
-        """Return how many rows of `num_tokens` the memory limit allows beside the prompts' keys and values.
-
-        Raises:
-            OutOfMemoryError: If not even one does.
-        """
+        """Return how many rows of `num_tokens` fit beside the prompts' keys and values; an error if none does."""
         fits = self.memory.rows(padded(num_tokens), other_bytes)
         if not fits:
             raise self.memory.too_small(num_tokens, padded(num_tokens), other_bytes)
         return fits
 
     def rearrange(self, source_R: IntArray, num_tokens: int, capacity: int, other_bytes: int) -> None:
-        """Move rows so that slot r continues the row of slot source_R[r]; grow the cache if needed.
+        """Move rows with `num_tokens` so that slot r continues the row of slot source_R[r], with room for `capacity`.
 
-        Args:
-            source_R: Old slot of each row, shape [R]; a slot that is its own source must stay where it is.
-            num_tokens: Number of tokens stored so far in each slot.
-            capacity: Number of tokens that each slot must be able to hold.
-            other_bytes: As in `rows_that_fit`.
+        A slot that is its own source stays where it is.
         """
         num_rows, num_complete = source_R.size, num_tokens // BLOCK
         if not num_tokens:
@@ -172,11 +158,7 @@ class Decoder(Protocol):
         ...
 
     def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows of so many tokens fit beside the prompts.
-
-        Raises:
-            OutOfMemoryError: If not even one fits.
-        """
+        """Return how many rows of so many tokens fit beside the prompts; an `OutOfMemoryError` if not even one does."""
         ...
 
     def keep_prompts(self, prompts: IntArray) -> None:
@@ -184,14 +166,9 @@ class Decoder(Protocol):
         ...
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
-        """Let each row go on from the slot where the tokens before its last one were fed.
+        """Let each row go on from the slot where the tokens before its last one were fed; return them by new slots.
 
-        Args:
-            rows: The rows.
-            prompt_R: The place of each row's prompt in the wave, shape [R].
-
-        Returns:
-            The rows in the order of their new slots.
+        `prompt_R` has the place of each row's prompt in the wave.
         """
         ...
 

@@ -1,8 +1,7 @@
 """Logits to tokens: one inverse-CDF draw per rollout, from the tokens that top-p and top-k keep.
 
-Each rollout brings one uniform number per position, addressed by (seed, prompt, rollout, position). The token is the
-inverse of the cumulative distribution at that number, so it depends neither on which rows share a batch nor on how the
-batch was split, and the rollouts of a node draw the same tokens as in a row each.
+Each rollout brings one uniform number per position, addressed by (seed, prompt, rollout, position), so its tokens
+depend neither on which rows share a batch nor on how the batch was split.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ def without(logits_RV: Tensor, forbidden: tuple[int, ...]) -> Tensor:
 class Uniforms:
     """Uniform numbers in [0, 1), addressed by prompt, rollout and position (counter-based, so any order will do).
 
-    Args:
-        seed: Seed of the numbers.
-        rollouts_P: Rollouts of each prompt; the numbers of a prompt depend on it.
-        first: Number of the first prompt; prompt p has the numbers of `first` + p.
+    The numbers of prompt p depend on the seed, on its rollouts, and on its number, `first` + p.
     """
 
     def __init__(self, seed: int, rollouts_P: Sequence[int], first: int = 0) -> None:
@@ -147,10 +143,7 @@ def _inverse_cdf(mass_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
 
 
 def _from_masses(mass_RBC: Tensor, edge_RB: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
-    """Invert the distributions of K rollouts, from the masses of B blocks of C tokens and the cumulated ones of blocks.
-
-    A rollout has masses of B blocks and of C tokens; `_inverse_cdf` chooses K for the memory of these.
-    """
+    """Invert the distributions of K rollouts, from the masses of B blocks of C tokens and those of blocks, cumulated."""
     edge_KB = edge_RB[row_K]
     target_K = uniform_K * edge_KB[:, -1]  # rounds to less than the last edge, since a uniform is at most 1 - 2**-53
     # The limits are for rows with NaN, which have no such block; their log-probs are NaN.

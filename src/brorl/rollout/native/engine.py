@@ -40,11 +40,7 @@ _PROMPTS = ((1,), (2, 3, 1), (3, 1, 2, 1) * 40)
 
 
 def why_kernels_differ(new_decoder: Callable[[], SlotDecoder]) -> str | None:
-    """Return why the kernels in Triton cannot decode; None if they agree with the operations of PyTorch.
-
-    Args:
-        new_decoder: Returns a decoder for `_MAX_ROWS` and `_MAX_TOKENS`, without graphs.
-    """
+    """Return why the kernels in Triton cannot decode `_MAX_ROWS` rows of `_MAX_TOKENS`; None if they can."""
     try:
         logits_RV, logprob_R = _decoded(new_decoder(), use=True)
     except Exception as error:  # of the compiler, the driver or the import
@@ -201,13 +197,8 @@ class NativeEngine:
         """Sample N rollouts of each prompt; see `Sampler.sample`.
 
         For the same seed and N, rollout n of a prompt with the same number draws the same uniform numbers, whatever the
-        other prompts are.
-
-        Raises:
-            ValueError: If a prompt is empty or N < 1.
-            KernelsError: If kernels in Triton are required, and do not agree with the operations of PyTorch.
-            DivergedError: If logits are not finite.
-            OutOfMemoryError: If the memory limit does not hold a single row beside the prompts of its run.
+        other prompts are. A limit of memory that does not hold a single row, and logits that are not finite, are
+        errors.
         """
         rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
         if min(rollouts_P, default=1) < 1 or not all(len(p) for p in prompts):

@@ -29,15 +29,7 @@ from brorl.tree import RolloutTree
 class Growth:
     """One call of `sample`: the forest and the draws, which all waves share.
 
-    Args:
-        prompts: Token ids of P prompts.
-        rollouts_P: Rollouts of each.
-        decoder: Feeds the rows.
-        sampling: From logits to tokens; its stop tokens are all that end a response.
-        uniforms: Numbers of the draws.
-        stop: Texts that end a response; None if there are none.
-        shares_prefixes: Whether rollouts with the same tokens are one row.
-        observe: Receives a `Decoding` after every position.
+    `sampling.stop_token_ids` has all tokens that end a response, and `stop` the texts that do.
     """
 
     def __init__(
@@ -302,10 +294,6 @@ class TextEnds:
 
     The last characters of every live prefix are kept, so a node costs one search in a short text. The few nodes in
     which it finds something are decoded from the start of the response, and these texts decide.
-
-    Args:
-        stop: The stop strings, one at least.
-        forest: The forest that grows.
     """
 
     def __init__(self, stop: StopStrings, forest: Forest) -> None:
@@ -314,13 +302,7 @@ class TextEnds:
         self._tail_of = {-1: ""}  # last characters, without spaces, of each live node; -1 is every prompt
 
     def found(self, parent_C: IntArray, token_C: IntArray, node_C: IntArray) -> BoolArray:
-        """Return whether each of C new nodes completes a stop string, shape [C].
-
-        Args:
-            parent_C: Node above each, -1 for a prompt; all children of a node are in one call.
-            token_C: Token of each.
-            node_C: Number of each in the forest.
-        """
+        """Return whether each of C new nodes completes a stop string; all children of a node are in one call."""
         tail_of, piece_of, kept = self._tail_of, self._stop.pieces, self._stop.longest
         parents = parent_C.tolist()
         texts = [tail_of[parent] + piece_of[token] for parent, token in zip(parents, token_C.tolist(), strict=True)]

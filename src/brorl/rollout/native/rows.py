@@ -121,11 +121,6 @@ class Arena:
 
     A slot holds as many tokens as the rows need now: there are many short slots at first and fewer long ones later. The
     reserved tokens grow in few steps, at each of which the rows that go on are written anew, layer by layer.
-
-    Args:
-        model: The model that decodes.
-        shapes: For each of its layers the shape of keys and values.
-        memory: What rows take of the memory limit.
     """
 
     def __init__(self, model: PreTrainedModel, shapes: Sequence[KVShape], memory: RowMemory) -> None:
@@ -182,11 +177,7 @@ class Arena:
             ]
 
     def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows of `num_tokens` there can be.
-
-        Raises:
-            OutOfMemoryError: If not even one fits.
-        """
+        """Return how many rows of `num_tokens` there can be; an error if not even one fits."""
         fits = min(self._max_slots, self._slot_tokens // self._reserved(num_tokens))
         if not fits:
             raise self.memory.too_small(num_tokens, self._reserved(num_tokens), self._prompt_bytes)
@@ -197,13 +188,9 @@ class Arena:
         return self._reserved(num_tokens) > self._num_tokens
 
     def place(self, source_R: IntArray, slot_R: IntArray, stored_tokens: int, num_tokens: int) -> None:
-        """Let the rows of some slots go on in others; make room for more tokens.
+        """Let rows with `stored_tokens` go on from slots source_R in slots slot_R, with room for `num_tokens`.
 
-        Args:
-            source_R: Old slot of each row, shape [R].
-            slot_R: Its new slot. If more tokens must be reserved, these are the numbers from 0 to R - 1.
-            stored_tokens: Tokens that each slot holds so far.
-            num_tokens: Tokens that each must be able to hold.
+        If more tokens must be reserved, the new slots are the numbers from 0 to R - 1.
         """
         before, grows = self._views, self.grows(num_tokens)
         if grows:
@@ -220,15 +207,7 @@ class Arena:
                 new[layers][:, target] = old[layers][:, source]
 
     def bytes_for(self, rows_D: IntArray, prompt_tokens: int) -> int:
-        """Return the bytes of prompts, rows and logits at the peak of a decoding; nothing is reserved.
-
-        Args:
-            rows_D: Rows that are fed at each depth, d + 1 tokens each, shape [D].
-            prompt_tokens: Tokens of the prompts' keys and values, padding included.
-
-        Raises:
-            OutOfMemoryError: As in `rows_that_fit`.
-        """
+        """Return the bytes at the peak of rows_D rows at each depth, with prompts of so many tokens, padded."""
         memory, prompt_bytes = self.memory, prompt_tokens * self.memory.bytes_per_token
         max_slots, slot_tokens = self._sizes(prompt_bytes)
         before = maximum = 0

@@ -27,8 +27,7 @@ def power_of_two(number: int) -> int:
 class SlotPrompts:
     """Keys and values of P prompts, heads first, padded on the right.
 
-    Args:
-        keeps: Keep the memory from wave to wave, and round P and S up to few values.
+    If it `keeps` them, the memory stays from wave to wave, and P and S are rounded up to few values.
     """
 
     def __init__(self, *, keeps: bool) -> None:
@@ -137,15 +136,9 @@ def cells_of(prompt_U: IntArray, num_prompts: int) -> tuple[IntArray, int]:
 
 
 class SlotContext(AttentionContext):
-    """One new token per slot: it attends to its prompt and to its own slot, with one softmax.
+    """One new token for each of the first slots: it attends to its prompt and to its own slot, with one softmax.
 
-    Args:
-        arena: Keys and values of the slots.
-        prompts: Keys and values of the prompts.
-        grid: Where the slots are among the prompts.
-        position: Index of the new tokens in their slots, shape [1].
-        num_slots: Slots that are computed: the first ones.
-        longest: Tokens of the longest context.
+    The new tokens have index `position` in their slots, shape [1]; `longest` is that of the longest context in tokens.
     """
 
     has_windows = True

@@ -57,14 +57,8 @@ class _State:
 class SlotDecoder:
     """Tree attention: a slot attends to the keys of its prompt and to its own.
 
-    Args:
-        model: The model.
-        packed: Its forward pass.
-        arena: Keys and values of the slots.
-        sampling: From logits to tokens; its stop tokens are all that end a response.
-        graphs: Records the steps; None if they all run eagerly. The prompts and the logits then have tensors of their
-            own, and sizes are rounded up to few values.
-        draws: Whether the device draws for rows with one rollout.
+    With graphs, the prompts and the logits have tensors of their own, and sizes are rounded up to few values. `draws`
+    says whether the device draws for rows with one rollout.
     """
 
     def __init__(
@@ -139,7 +133,7 @@ class SlotDecoder:
         self._prompts.keep(prompts)
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
-        """Copy the rows that move; the first child of a row keeps its slot; see `Decoder.place`.
+        """Copy the rows that move; the first child of a row keeps its slot.
 
         With no row for which the device draws, the slots are the first ones.
         """
