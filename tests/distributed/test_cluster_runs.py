@@ -4,7 +4,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from socket import gethostname
 from threading import Event
@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ray_cluster import ray_cluster
 
 pytest.importorskip("ray")
 
@@ -49,7 +48,9 @@ _RUN = (
 )
 _CLUSTER = ("--cluster.nodes=1", "--cluster.rollout_workers=2", "--cluster.verifier_workers=1")
 _ASYNCHRONOUS = (
-    *_CLUSTER,
+    "--cluster.nodes=1",
+    "--cluster.rollout_workers=2",
+    "--cluster.learner_ranks=2",
     "--cluster.mode=async",
     "--importance.correction=truncate",
     "--optimizer.ema_decay=null",
@@ -57,48 +58,47 @@ _ASYNCHRONOUS = (
 _WHOLE_BATCH = "--cluster.prompts_per_task=64"  # a call of the engine is one task, as in one process
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    with ray_cluster(num_cpus=4):
-        yield
+def test_a_cluster_trains_as_one_process_does(tmp_path: Path) -> None:
+    """Weights, optimizer, reference, metrics and responses, of a run that SIGTERM ends and that one process continues.
 
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of one process."""
-    folder = tmp_path_factory.mktemp("alone") / "run"
-    assert command("train", *_RUN, "--output_dir", folder).code == 0
-    return folder
-
-
-@pytest.mark.usefixtures("cluster")
-def test_a_cluster_trains_as_one_process_does(alone: Path, tmp_path: Path) -> None:
-    """Weights, optimizer, reference, metrics and responses; the run is resumed without a cluster in between."""
-    run = tmp_path / "run"
-    first = command("train", *_RUN, *_CLUSTER, _WHOLE_BATCH, "--steps=2", "--output_dir", run)
-    assert first.code == 0, first.said
-    assert "cluster of 1 machine: 2 rollout workers (1 CPU thread each), 1 learner rank" in first.said
-    assert command("resume", run, f"--steps={STEPS}", "--cluster.nodes=0").code == 0
-    assert_same_run(run, alone)
+    The signal goes to Ray's processes and the workers too. Workers import no module of the current folder, but the
+    user's own verifier, which finds the modules beside it.
+    """
+    for package in ("safetensors", "peft", "numpy"):
+        (tmp_path / f"{package}.py").write_text("raise RuntimeError('a module of the current folder')")
+    (tmp_path / "beside.py").write_text("DIVISOR = 2")
+    correct = "sum(map(ord, response)) % beside.DIVISOR == 0"
+    (tmp_path / "mine.py").write_text(f"import beside\n\ndef check(response, reference):\n    return {correct}\n")
+    run, harm = ChildRuns(tmp_path), Harm("terminate all", r"rename .*rollouts/step-000002.parquet")
+    settings = (*_RUN, "--verification.functions={countdown: mine:check}")
+    assert run("train", *settings, "--output_dir=alone").code == 0
+    stopped = run("train", *settings, *_CLUSTER, _WHOLE_BATCH, "--output_dir=run", harms=[harm])
+    assert stopped.code == 130, stopped.said
+    assert "cluster of 1 machine: 2 rollout workers (1 CPU thread each), 1 learner rank" in stopped.said
+    assert "stopped after step 2" in stopped.said
+    assert not [line for line in _command_lines() if str(tmp_path) in line or "brorl-ray-" in line]
+    assert run("resume", "run", "--cluster.nodes=0").code == 0
+    assert_same_run(tmp_path / "run", tmp_path / "alone")
 
 
 @pytest.mark.usefixtures("cluster")
 def test_the_loss_of_processes_leaves_no_trace(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process of each kind is killed in one of the calls that it gets; the other run has one worker and no loss."""
+    """A process of each kind is killed in one of the calls that it gets; the other run is that of one process."""
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
-    one_worker = ("--cluster.nodes=1", "--cluster.rollout_workers=1", "--cluster.learner_ranks=2")
-    counts = _Kills({}, rng, monkeypatch).counts
-    outcome = command("train", *_RUN, *one_worker, "--output_dir", undisturbed)
-    assert outcome.code == 0, outcome.said
-    kill_at = {kind: int(rng.integers(1, number + 1)) for kind, number in counts.items()}
-    kill_at["verifier"] = int(rng.integers(1, STEPS))
+    assert command("train", *_RUN, "--output_dir", undisturbed).code == 0
+    kill_at = {
+        "learner": int(rng.integers(1, 17)),
+        "rollout": int(rng.integers(1, 9)),
+        "verifier": int(rng.integers(1, STEPS)),
+    }
     print(kill_at)
     kills = _Kills(kill_at, rng, monkeypatch)
-    outcome = command("train", *_RUN, *_CLUSTER, "--cluster.learner_ranks=2", "--output_dir", disturbed)
+    settings = ("--cluster.nodes=1", "--cluster.verifier_workers=1", _WHOLE_BATCH)
+    outcome = command("train", *_RUN, *settings, "--output_dir", disturbed)
     assert outcome.code == 0, outcome.said
-    assert kills.done == {*kill_at}
+    assert kills.done == {*kill_at}, kills.counts
     assert re.search(r"a process of the learner died .*; continuing from .* \(restart 1 of at most 10\)", outcome.said)
     assert_same_run(disturbed, undisturbed)
 
@@ -134,54 +134,35 @@ def test_an_asynchronous_run_survives_ctrl_c_and_losses(
     assert "asynchronous source" not in {thread.name for thread in enumerate_threads()}
 
 
-@pytest.mark.parametrize("action", ["interrupt", "terminate all"])
-def test_a_signal_stops_a_cluster_and_leaves_no_process(alone: Path, tmp_path: Path, action: str) -> None:
-    """Ctrl-C to the command, and SIGTERM to Ray's processes and the workers too; the run is continued without them."""
-    harm = Harm(action, r"rename .*rollouts/step-000002.parquet")
-    settings = ("--cluster.nodes=1", "--cluster.verifier_workers=1", _WHOLE_BATCH, "--output_dir=run")
-    stopped = ChildRuns(tmp_path)("train", *_RUN, *settings, harms=[harm])
-    assert stopped.code == 130, stopped.said
-    assert "stopped after step 2" in stopped.said
-    assert not [line for line in _command_lines() if str(tmp_path) in line or "brorl-ray-" in line]
-    assert command("resume", tmp_path / "run", "--cluster.nodes=0").code == 0
-    assert_same_run(tmp_path / "run", alone)
-
-
-def test_workers_import_no_module_of_the_current_folder(tmp_path: Path) -> None:
-    """Except the user's own verifier, which finds the modules beside it."""
-    for package in ("safetensors", "peft", "numpy"):
-        (tmp_path / f"{package}.py").write_text("raise RuntimeError('a module of the current folder')")
-    (tmp_path / "beside.py").write_text("VERDICT = True")
-    (tmp_path / "mine.py").write_text("import beside\n\ndef check(response, reference):\n    return beside.VERDICT\n")
-    own = ("--verification.functions={countdown: mine:check}", "--dynamic_sampling.enabled=false")
-    arguments = (*SMALL, "--steps=1", *own, "--cluster.nodes=1", "--cluster.verifier_workers=1", "--output_dir=run")
-    outcome = ChildRuns(tmp_path)("train", *arguments)
-    assert outcome.code == 0, outcome.said
-    steps = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert steps[-1]["sampling"]["reward"] == 1.0
-
-
-@pytest.mark.parametrize("victim", ["raylet", "gcs_server"])
-def test_a_run_whose_ray_dies_says_how_to_continue(tmp_path: Path, victim: str) -> None:
+def test_a_run_whose_ray_dies_says_how_to_continue(tmp_path: Path) -> None:
     """Ray ends the program from its own threads; another process prints the line after that."""
-    said, metrics = tmp_path / "said.txt", tmp_path / "run/metrics.jsonl"
-    run = Child(tmp_path, "train", *SMALL, "--steps=500", "--cluster.nodes=1", "--output_dir=run", log=said)
+    runs = {}
+    for victim in ("raylet", "gcs_server"):
+        (folder := tmp_path / victim).mkdir()
+        words = ("train", *SMALL, "--steps=5000", "--cluster.nodes=1", "--output_dir=run")
+        runs[victim] = Child(folder, *words, log=folder / "said.txt")
+    for victim in runs:
+        metrics, said = tmp_path / victim / "run/metrics.jsonl", tmp_path / victim / "said.txt"
+        _wait_until(lambda file=metrics: file.is_file() and file.read_bytes().count(b"\n") > 2, said)
+    for victim, run in runs.items():
+        [process] = [
+            int(path.parent.name)
+            for path in Path("/proc").glob("[0-9]*/cmdline")
+            if _parent(path.parent) == run.pid and victim in path.read_text().split("\0")[0]
+        ]
+        os.kill(process, signal.SIGKILL)
+    for victim, run in runs.items():
+        said, line = tmp_path / victim / "said.txt", "Continue from the last checkpoint with: brorl resume run\n"
+        assert run.wait(400.0).code == 1
+        _wait_until(lambda file=said, line=line: file.read_text().endswith(line), said)
+        assert "Ray ended it because one of Ray's own processes died" in said.read_text().splitlines()[-1]
+
+
+def _wait_until(has_happened: Callable[[], bool], said: Path) -> None:
     deadline = monotonic() + 400.0
-    while not metrics.is_file() or metrics.read_bytes().count(b"\n") < 3:
+    while not has_happened():
         assert monotonic() < deadline, said.read_text()
         sleep(0.1)
-    [process] = [
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if _parent(path.parent) == run.pid and victim in path.read_text().split("\0")[0]
-    ]
-    os.kill(process, signal.SIGKILL)
-    assert run.wait(400.0).code == 1
-    deadline = monotonic() + 60.0
-    while not said.read_text().endswith("Continue from the last checkpoint with: brorl resume run\n"):
-        assert monotonic() < deadline, said.read_text()
-        sleep(0.1)
-    assert "Ray ended it because one of Ray's own processes died" in said.read_text().splitlines()[-1]
 
 
 def _parent(process: Path) -> int:
@@ -196,7 +177,7 @@ def test_an_evaluation_on_a_cluster(tmp_path: Path) -> None:
     """Its counts are those of one process."""
     options = ("eval", "quickstart", "--samples=8", "--evaluation.num_prompts=3", "--max-new-tokens=12")
     results = []
-    for name, more in (("here", ()), ("placed", (*_CLUSTER, _WHOLE_BATCH))):
+    for name, more in (("here", ()), ("placed", ("--cluster.nodes=1", _WHOLE_BATCH))):
         assert command(*options, *more, "--output-dir", tmp_path / name).code == 0
         results.append(json.loads((tmp_path / name / "evaluation.json").read_text()))
     here, placed = results
@@ -205,13 +186,17 @@ def test_an_evaluation_on_a_cluster(tmp_path: Path) -> None:
     assert placed["settings"] == {**here["settings"], "prompts_per_task": 64}  # the weights' fingerprint among them
 
 
+@pytest.mark.usefixtures("cluster")
 def test_a_comparison_on_a_cluster(tmp_path: Path) -> None:
-    """Each run starts a cluster, and is the run without one; the comparison stays the same."""
+    """Each run joins a running cluster, and is the run without one; the comparison stays the same."""
+    import ray
+
     sweep = ("--sweep=rollouts_per_prompt=4,16", "--match=steps", "--budget=2", "--marks=1", "--seeds=1")
     settings = [one for one in SMALL if not one.startswith(("--rollouts_per_prompt", "--evaluation.every", "--report"))]
     folders = tmp_path / "here", tmp_path / "placed"
-    for folder, more in zip(folders, (["--jobs=1"], ["--cluster.nodes=1", _WHOLE_BATCH]), strict=True):
-        outcome = ChildRuns(tmp_path)("compare", "quickstart", *sweep, *settings, *more, "--output-dir", folder)
+    placed = ["--cluster.nodes=1", _WHOLE_BATCH, f"--cluster.address={ray.get_runtime_context().gcs_address}"]
+    for folder, more in zip(folders, (["--jobs=1"], placed), strict=True):
+        outcome = command("compare", "quickstart", *sweep, *settings, *more, "--output-dir", folder)
         assert outcome.code == 0, outcome.said
     assert "1 run at a time, each on a cluster of 1 machine" in outcome.said
     for run in ("arms/N=4/seed-0", "arms/N=16/seed-0"):
@@ -221,7 +206,7 @@ def test_a_comparison_on_a_cluster(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
-        (["--cluster.cpus_per_worker=900"], ["900 CPUs", "4 on 1 machine", "cluster.cpus_per_worker"]),
+        (["--cluster.cpus_per_worker=900"], ["900 CPUs", "8 on 1 machine", "cluster.cpus_per_worker"]),
         (["--cluster.gpus_per_learner_rank=1"], ["1 GPU,", "cluster.gpus_per_learner_rank"]),
         (
             ["--cluster.nodes=2", "--cluster.join_timeout_s=0.1"],
@@ -241,11 +226,7 @@ def test_a_cluster_that_is_too_small(tmp_path: Path, settings: list[str], parts:
 
 
 class _Stuck:
-    """A learner without a model, whose rank 0 never returns from a call, as if it waited for other ranks.
-
-    Args:
-        rank: The rank; the others raise an error.
-    """
+    """A learner without a model, whose rank 0 never returns from a call; the others may raise an error."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -261,15 +242,32 @@ class _Stuck:
 
 @pytest.mark.usefixtures("cluster")
 def test_a_learner_that_stalls_or_cannot_start_is_an_error(tmp_path: Path) -> None:
-    """A stall is the loss of the learner. A machine without the model or the run directory is named."""
-    import ray
+    """A stall is the loss of the learner. A machine without the model or the run directory is named.
 
-    cluster = RayCluster(ClusterSettings(nodes=1))
+    An answer that has come is no stall: this process may have been stopped for longer than the timeout. The error of
+    one rank ends all ranks, since the others would wait for it.
+    """
+    import ray
+    from ray.exceptions import RayActorError
+
+    cluster = RayCluster(ClusterSettings(nodes=1, learner_ranks=2))
     cluster.start()
     assert ray.is_initialized()
     try:
         learner = RemoteLearner(cluster, _stuck, tmp_path, 600.0, print, print)
+        ray.wait(learner._builds, num_returns=2)
+        learner.timeout_s = -1.0
+        learner.wait_until_built()
+        learner.timeout_s = 600.0
         assert (learner.num_parameters(), learner.num_parameters(only_trainable=True)) == (1, 2)
+        with pytest.raises(ValueError, match="rank 1 has other weights"):
+            learner.reset_reference(clear_optimizer=False)
+        for rank in learner._ranks:
+            with pytest.raises(RayActorError):
+                ray.get(rank.reports.options(concurrency_group="reports").remote())  # it would give an answer
+        cluster.settings = ClusterSettings(nodes=1)
+        learner = RemoteLearner(cluster, _stuck, tmp_path, 600.0, print, print)
+        assert learner.num_parameters() == 1
         learner.timeout_s = 0.5
         with pytest.raises(LearnerLostError, match=r"did not answer for 0\.5 s"):
             learner.reset_reference(clear_optimizer=False)
@@ -279,42 +277,6 @@ def test_a_learner_that_stalls_or_cannot_start_is_an_error(tmp_path: Path) -> No
     finally:
         cluster.close()
     assert ray.is_initialized()  # it was started by another part of the program
-
-
-@pytest.mark.usefixtures("cluster")
-def test_the_error_of_one_rank_ends_all_ranks(tmp_path: Path) -> None:
-    """The other rank would wait for it."""
-    import ray
-    from ray.exceptions import RayActorError
-
-    cluster = RayCluster(ClusterSettings(nodes=1, learner_ranks=2))
-    cluster.start()
-    try:
-        learner = RemoteLearner(cluster, _stuck, tmp_path, 600.0, print, print)
-        assert learner.num_parameters() == 1
-        with pytest.raises(ValueError, match="rank 1 has other weights"):
-            learner.reset_reference(clear_optimizer=False)
-        for rank in learner._ranks:
-            with pytest.raises(RayActorError):
-                ray.get(rank.reports.options(concurrency_group="reports").remote())  # it would give an answer
-    finally:
-        cluster.close()
-
-
-@pytest.mark.usefixtures("cluster")
-def test_an_answer_that_has_come_is_no_stall(tmp_path: Path) -> None:
-    """This process may have been stopped for longer than the timeout."""
-    import ray
-
-    cluster = RayCluster(ClusterSettings(nodes=1))
-    cluster.start()
-    try:
-        learner = RemoteLearner(cluster, _stuck, tmp_path, 600.0, print, print)
-        ray.wait(learner._builds)
-        learner.timeout_s = -1.0
-        learner.wait_until_built()
-    finally:
-        cluster.close()
 
 
 def _stuck(rank: int, *_: Any) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ray_cluster import ray_cluster
 
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
@@ -25,6 +24,7 @@ pytest.importorskip("ray")
 pytestmark = [
     pytest.mark.slow,  # starting Ray takes as long as a hundred other tests
     pytest.mark.linux,
+    pytest.mark.usefixtures("cluster"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves the log files of its processes open
 ]
 
@@ -73,12 +73,6 @@ def make_workers(build: Any = build_verifiers, number: int = 2, batch_size: int 
         "verifier worker", number, lambda _: {"num_cpus": 1}, timeout_s=600.0, max_restarts=50
     )
     return VerifierWorkers(build, pool_config, batch_size, lines.append), lines
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    with ray_cluster(num_cpus=4):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -58,6 +58,18 @@ def tokenizer(source: Path) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(source)
 
 
+@pytest.fixture
+def save(tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> Callable[..., Path]:
+    """Saves a state with the model; `write` writes it in another way."""
+
+    def saved(
+        state: TrainerState, *options: int, write: Callable[[Path], object] = model.save_pretrained, **more: object
+    ) -> Path:
+        return save_checkpoint(tmp_path, state, write, tokenizer, *options, **more)
+
+    return saved
+
+
 def group(seed: int) -> Group:
     chance = np.random.default_rng(seed)
     responses = [chance.integers(3, 6, chance.integers(1, 5)).tolist() for _ in range(12)]
@@ -89,9 +101,7 @@ def state_after(step: int) -> TrainerState:
     )
 
 
-def test_checkpoints_that_were_only_the_best_take_no_slot(
-    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_checkpoints_that_were_only_the_best_take_no_slot(tmp_path: Path, save: Callable[..., Path]) -> None:
     """A regular one every 4 steps, two of which are kept; each odd step is a new best, and so is step 8."""
     kept = {
         3: [3],
@@ -107,14 +117,14 @@ def test_checkpoints_that_were_only_the_best_take_no_slot(
     best = 0
     for step, steps in kept.items():
         best = step if step % 2 or step == 8 else best
-        save_checkpoint(tmp_path, state_after(step), model.save_pretrained, tokenizer, 2, best, regular=step % 4 == 0)
+        save(state_after(step), 2, best, regular=step % 4 == 0)
         assert [read_step(folder) for folder in complete_checkpoints(tmp_path)] == steps
 
 
 def test_loads_with_transformers_as_the_trained_model(
-    tmp_path: Path, source: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+    source: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, save: Callable[..., Path]
 ) -> None:
-    folder = save_checkpoint(tmp_path, START, model.save_pretrained, tokenizer)
+    folder = save(START)
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     original = AutoModelForCausalLM.from_pretrained(source)
     for (name, ours), theirs, before in zip(
@@ -131,10 +141,10 @@ def test_loads_with_transformers_as_the_trained_model(
     assert again.eos_token_id == tokenizer.eos_token_id
 
 
-def test_state_comes_back_exactly(tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_state_comes_back_exactly(save: Callable[..., Path]) -> None:
     state = state_after(7)
     with torch.random.fork_rng():
-        folder = save_checkpoint(tmp_path, state, model.save_pretrained, tokenizer)
+        folder = save(state)
         expected_draws = torch.rand(5)
         torch.rand(100)
         restored = load_state(folder)
@@ -157,25 +167,14 @@ def test_state_comes_back_exactly(tmp_path: Path, model: LlamaForCausalLM, token
     assert waited.tobytes() == state.source.carried[1].old_logprob_M.tobytes()
 
 
-def test_keeps_the_newest(tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
-    for step in (2, 4, 6):
-        save_checkpoint(tmp_path, state_after(step), model.save_pretrained, tokenizer, keep=2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000004", "step-000006"]
-    save_checkpoint(tmp_path, state_after(8), model.save_pretrained, tokenizer, keep=0)
-    assert [p.name for p in complete_checkpoints(tmp_path)] == ["step-000004", "step-000006", "step-000008"]
-    assert load_state(tmp_path / "step-000006").step == 6
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_best_is_kept_and_linked(
-    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_the_best_is_kept_and_linked(tmp_path: Path, model: LlamaForCausalLM, save: Callable[..., Path]) -> None:
     assert best_checkpoint(tmp_path) is None
     for step, best in ((2, 2), (4, 2), (6, 2), (8, 8), (10, 8)):
-        save_checkpoint(tmp_path, state_after(step), model.save_pretrained, tokenizer, keep=1, best_step=best)
+        save(state_after(step), keep=1, best_step=best)
         mark_best(tmp_path, best)
         assert (tmp_path / "best").readlink() == Path(f"step-{best:06d}")  # relative: a run can be moved
         assert best_checkpoint(tmp_path) == tmp_path / f"step-{best:06d}"
@@ -189,10 +188,8 @@ def test_the_best_is_kept_and_linked(
     assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "best").lm_head.weight, model.lm_head.weight)
 
 
-def test_a_link_to_nothing_is_discarded(
-    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    save_checkpoint(tmp_path, state_after(2), model.save_pretrained, tokenizer)
+def test_a_link_to_nothing_is_discarded(tmp_path: Path, save: Callable[..., Path]) -> None:
+    save(state_after(2))
     (tmp_path / ".best.tmp").symlink_to("step-000002")  # of a kill before the link was renamed
     mark_best(tmp_path, 2)
     (tmp_path / ".best.tmp").symlink_to("step-000002")
@@ -205,12 +202,12 @@ def test_a_link_to_nothing_is_discarded(
 
 
 def test_random_numbers_are_restored_on_the_devices_that_exist(
-    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = [torch.tensor([number], dtype=torch.uint8) for number in range(3)]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: states)
-    folder = save_checkpoint(tmp_path, state_after(3), model.save_pretrained, tokenizer)
+    folder = save(state_after(3))
     for num_devices in (0, 1, 3, 5):
         restored: dict[int, torch.Tensor] = {}
         monkeypatch.setattr(torch.cuda, "device_count", lambda n=num_devices: n)
@@ -221,10 +218,8 @@ def test_random_numbers_are_restored_on_the_devices_that_exist(
         assert_identical(list(restored.items()), list(enumerate(states[:num_devices])))
 
 
-def test_another_runs_state_is_read_without_restoring_random_numbers(
-    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    folder = save_checkpoint(tmp_path, state_after(3), model.save_pretrained, tokenizer)
+def test_another_runs_state_is_read_without_restoring_random_numbers(save: Callable[..., Path]) -> None:
+    folder = save(state_after(3))
     torch.rand(3)
     before = torch.get_rng_state()
     assert_identical(read_state(folder).learner, state_after(3).learner)
@@ -240,35 +235,31 @@ def test_another_runs_state_is_read_without_restoring_random_numbers(
     ],
 )
 def test_a_state_that_could_not_be_loaded_is_not_saved(
-    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, learner: dict, where: str
+    tmp_path: Path, save: Callable[..., Path], learner: dict, where: str
 ) -> None:
     with pytest.raises(TypeError, match=f"{where}; a checkpoint stores tensors"):
-        save_checkpoint(tmp_path, TrainerState(2, learner), model.save_pretrained, tokenizer)
+        save(TrainerState(2, learner))
     assert last_checkpoint(tmp_path) is None
 
 
-def test_a_large_state_is_written_without_a_copy(
-    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_a_large_state_is_written_without_a_copy(tmp_path: Path, save: Callable[..., Path]) -> None:
     device = torch.device("cpu")
     large = torch.ones(64 << 18)  # 64 MiB
     before = bytes_in_use(device)
     reset_peak(device)
     if before is None:
         pytest.skip("this system does not tell the memory of a process")
-    save_checkpoint(tmp_path, TrainerState(2, {"moments": large}), model.save_pretrained, tokenizer)
+    save(TrainerState(2, {"moments": large}))
     peak = peak_bytes(device)
     assert peak is not None
     assert peak - before < large.nbytes / 2
     assert (tmp_path / "step-000002/trainer_state.pt").stat().st_size > large.nbytes
 
 
-def test_folder_without_commit_is_ignored_and_discarded(
-    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_folder_without_commit_is_ignored_and_discarded(tmp_path: Path, save: Callable[..., Path]) -> None:
     assert last_checkpoint(tmp_path) is None
-    good = save_checkpoint(tmp_path, state_after(2), model.save_pretrained, tokenizer)
-    torn = save_checkpoint(tmp_path, state_after(4), model.save_pretrained, tokenizer)
+    good = save(state_after(2))
+    torn = save(state_after(4))
     (torn / "COMMIT").unlink()
     half_written = tmp_path / ".step-000006.tmp"
     half_written.mkdir()
@@ -280,36 +271,26 @@ def test_folder_without_commit_is_ignored_and_discarded(
         load_state(torn)
     discard_unfinished(tmp_path)
     assert list(tmp_path.iterdir()) == [good]
-    assert last_checkpoint(save_checkpoint(tmp_path, state_after(4), model.save_pretrained, tokenizer).parent) == torn
+    assert last_checkpoint(save(state_after(4)).parent) == torn
 
 
-def test_complete_checkpoint_is_not_written_twice(
-    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    folder = save_checkpoint(tmp_path, state_after(2), model.save_pretrained, tokenizer)
+def test_complete_checkpoint_is_not_written_twice(save: Callable[..., Path]) -> None:
+    folder = save(state_after(2))
     before = {f: (f.read_bytes(), f.stat().st_mtime_ns) for f in folder.iterdir()}
-    assert save_checkpoint(tmp_path, state_after(2), model.save_pretrained, tokenizer) == folder
+    assert save(state_after(2)) == folder
     assert {f: (f.read_bytes(), f.stat().st_mtime_ns) for f in folder.iterdir()} == before
 
 
-def test_failure_to_write_names_the_last_good_checkpoint(
-    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_failure_to_write_names_the_last_good_checkpoint(tmp_path: Path, save: Callable[..., Path]) -> None:
     """The name of the next checkpoint is taken by a folder that is in use, so that it cannot be renamed to it."""
-    good = save_checkpoint(tmp_path, state_after(2), model.save_pretrained, tokenizer)
+    good = save(state_after(2))
     (tmp_path / "step-000004").mkdir()
     (tmp_path / "step-000004/foreign").write_text("not ours")
     with pytest.raises(StorageError, match=r"could not write checkpoint .*step-000004.*last complete one is .*000002"):
-        save_checkpoint(tmp_path, state_after(4), model.save_pretrained, tokenizer)
+        save(state_after(4))
     assert last_checkpoint(tmp_path) == good
     assert load_state(good).step == 2
     assert not list(tmp_path.glob(".*"))
-
-
-def test_state_without_learner_is_possible(
-    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    assert load_state(save_checkpoint(tmp_path, START, model.save_pretrained, tokenizer)) == replace(START)
 
 
 class WithShards:
@@ -343,14 +324,8 @@ def test_shards_are_a_part_of_the_checkpoint_and_found_where_it_was_moved(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.pt", "tokenizer.json"])
-def test_one_flipped_bit_is_found(
-    name: str,
-    tmp_path: Path,
-    model: LlamaForCausalLM,
-    tokenizer: PreTrainedTokenizerBase,
-    rng: np.random.Generator,
-) -> None:
-    checkpoint = save_checkpoint(tmp_path, state_after(1), model.save_pretrained, tokenizer)
+def test_one_flipped_bit_is_found(name: str, save: Callable[..., Path], rng: np.random.Generator) -> None:
+    checkpoint = save(state_after(1))
     assert find_damage(checkpoint) is None
     content = bytearray((checkpoint / name).read_bytes())
     content[rng.integers(len(content))] ^= 1 << rng.integers(8)
@@ -366,25 +341,23 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def test_files_have_the_permissions_of_new_files(
-    umask: int, tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+    umask: int, model: LlamaForCausalLM, save: Callable[..., Path]
 ) -> None:
     """An inference server of another account reads the weights."""
-    checkpoint = save_checkpoint(tmp_path / "run", state_after(1), WithShards(model).save_pretrained, tokenizer)
+    checkpoint = save(state_after(1), write=WithShards(model).save_pretrained)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in checkpoint.rglob("*") if path.is_file()}
     assert {"model.safetensors", "trainer_state.pt", "COMMIT", "__1_0.distcp"} <= modes.keys()
     assert modes == dict.fromkeys(modes, 0o666 & ~umask)
 
 
 @pytest.mark.linux
-def test_a_full_disk_is_named_as_such(
-    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    before = save_checkpoint(tmp_path, state_after(1), model.save_pretrained, tokenizer)
+def test_a_full_disk_is_named_as_such(tmp_path: Path, model: LlamaForCausalLM, save: Callable[..., Path]) -> None:
+    before = save(state_after(1))
 
-    def save(folder: Path) -> None:
+    def on_full_disk(folder: Path) -> None:
         model.save_pretrained(folder)
         (folder / "trainer_state.pt").symlink_to("/dev/full")
 
     with pytest.raises(StorageError, match=r"No space left on device.*free some space, then: brorl resume"):
-        save_checkpoint(tmp_path, state_after(2), save, tokenizer)
+        save(state_after(2), write=on_full_disk)
     assert complete_checkpoints(tmp_path) == [before]

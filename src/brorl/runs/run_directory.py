@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,13 @@ import torch
 
 import brorl
 from brorl.algorithms.groups import Group
+from brorl.config.resuming import CHANGEABLE_ON_RESUME, first_change, fixed_settings
+from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.fused_ops import fastest_product
 from brorl.model.kernels import kernels
 from brorl.prompts.prompt import Prompt, stored_reference
+from brorl.runs.checkpoint import complete_checkpoints, find_damage, read_step
 from brorl.runs.run_record import read_metrics
 from brorl.runs.stored_rollouts import Folder, responses_table
 from brorl.storage import parquet_bytes, replace_file, storage_errors
@@ -33,41 +35,18 @@ from brorl.storage import parquet_bytes, replace_file, storage_errors
 Record = dict[str, Any]
 
 
-@dataclass(frozen=True)
 class RunDirectory:
-    """Paths of a run and the writing of its files."""
+    """Paths of a run, whose directory exists, and the writing of its files."""
 
-    path: Path  # the directory; it exists
-
-    @property
-    def config_file(self) -> Path:
-        """The resolved config."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics_file(self) -> Path:
-        """One JSON object per line; step 0 is the start, before any update."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """One folder per checkpoint."""
-        return self.path / "checkpoints"
-
-    @property
-    def rollouts(self) -> Path:
-        """One Parquet file per step."""
-        return self.path / "rollouts"
-
-    @property
-    def evaluations(self) -> Path:
-        """One Parquet file per evaluation, named by its step, with the responses to a few held-out prompts."""
-        return self.path / "evaluations"
-
-    @property
-    def begun_file(self) -> Path:
-        """Facts that a resumed run checks: the settings that cannot change, and whether there was a checkpoint."""
-        return self.path / "begun.json"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"  # the resolved config
+        self.metrics_file = path / "metrics.jsonl"  # one JSON object per line; step 0 is the start, before any update
+        self.checkpoints = path / "checkpoints"  # one folder per checkpoint
+        self.rollouts = path / "rollouts"  # one Parquet file per step
+        self.evaluations = path / "evaluations"  # the same for evaluations, with responses to a few held-out prompts
+        # Facts that a resumed run checks: the settings that cannot change, and whether there was a checkpoint.
+        self.begun_file = path / "begun.json"
 
     def write_begun(self, settings: Record, has_checkpoint: bool) -> None:
         """Write `begun.json`."""
@@ -210,6 +189,51 @@ class RunDirectory:
         }
         with storage_errors(target):
             replace_file(target, json.dumps(environment, indent=2).encode())
+
+
+def check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: Path | None) -> None:
+    """Reject a run that cannot continue as the same run; a new run passes."""
+    begun = directory.read_begun()
+    before = begun.get("settings", {})
+    changed = first_change(before, config)
+    if changed is not None:
+        now = fixed_settings(config)[changed]
+        raise UserError(
+            f"{changed} was {before[changed]} when the run began, and {directory.config_file} now has {now}; set it "
+            f"back to resume, or start a new run: {start_anew(directory)}. These settings can change: "
+            f"{', '.join(CHANGEABLE_ON_RESUME)}"
+        )
+    if checkpoint is None and begun.get("has_checkpoint", any(line["step"] for line in directory.read_metrics())):
+        raise UserError(
+            f"{directory.checkpoints} no longer has a complete checkpoint; restore the checkpoints to resume, or "
+            f"start a new run: {start_anew(directory)}"
+        )
+    if checkpoint is None:
+        return
+    step = read_step(checkpoint)
+    missing = {*range(step + 1)} - {r["step"] for r in directory.read_metrics() if "attempt" not in r}
+    if missing:
+        raise UserError(
+            f"{directory.metrics_file} has no line of step {min(missing)}, although {checkpoint} was saved after it; "
+            "restore the file, or repeat the steps: remove the checkpoints of that step and of later ones, then rerun "
+            "the command"
+        )
+    damage = find_damage(checkpoint)
+    if damage:
+        raise UserError(f"checkpoint {checkpoint} is damaged: {damage}; {go_back(directory)}")
+
+
+def go_back(directory: RunDirectory) -> str:
+    """Return the command to use if the last checkpoint cannot be used."""
+    *earlier, last = complete_checkpoints(directory.checkpoints)
+    if earlier:
+        return f"resume from {earlier[-1].name} with: rm -r {last} && brorl resume {directory.path}"
+    return f"there is no earlier one; start a new run: {start_anew(directory)}"
+
+
+def start_anew(directory: RunDirectory) -> str:
+    """Return the command that starts a new run with the settings of this one."""
+    return f"brorl train {directory.config_file} --output_dir null"
 
 
 def held_out_record(prompts: Sequence[Prompt]) -> list[dict[str, str]]:

@@ -22,8 +22,7 @@ from brorl.runs.checkpoint import (
     mark_best,
     read_state,
 )
-from brorl.runs.resumable import check_resumable, go_back
-from brorl.runs.run_directory import Record, RunDirectory
+from brorl.runs.run_directory import Record, RunDirectory, check_resumable, go_back
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner
 from brorl.training.monitor import Monitor

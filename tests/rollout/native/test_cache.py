@@ -137,7 +137,7 @@ def test_rows_find_their_tokens_in_shared_blocks(
         block, slot = divmod(position, BLOCK)
         for layer in range(2):
             value = cache._blocks[block][2 * layer + 1]
-            assert value.data_ptr() == cache.pages(layer)[1, block]
+            assert value.data_ptr() == cache.pages[layer][1, block]
             value[cache.slot_BR[block], :, slot] = torch.from_numpy(numbers).float()[:, None, None] + layer
         for row, path in enumerate(paths):
             for layer in range(2):

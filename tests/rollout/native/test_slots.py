@@ -13,11 +13,7 @@ from test_native import (  # collected here again, for both ways
     ragged_prompts,
     room_for,
     test_greedy_equals_generate,
-    test_log_probs_equal_a_plain_forward_pass,
-    test_no_response_ends_before_the_minimum_and_log_probs_are_those_of_the_other_tokens,
-    test_responses_end_at_stop_tokens_or_at_the_limit,
 )
-from test_native_distribution import test_independent_rollouts_each_invert_their_own_uniform_numbers
 from test_native_stop import test_responses_are_those_without_stop_strings_cut_at_the_first
 from torch import Tensor
 
@@ -32,11 +28,7 @@ from small_models import mostly_slow, small_model
 
 __all__ = [
     "test_greedy_equals_generate",
-    "test_independent_rollouts_each_invert_their_own_uniform_numbers",
-    "test_log_probs_equal_a_plain_forward_pass",
-    "test_no_response_ends_before_the_minimum_and_log_probs_are_those_of_the_other_tokens",
     "test_responses_are_those_without_stop_strings_cut_at_the_first",
-    "test_responses_end_at_stop_tokens_or_at_the_limit",
 ]
 
 

@@ -47,12 +47,8 @@ class PagedRowCache:
         self.memory = memory
         self._shapes = shapes
         self._blocks: list[list[Tensor]] = []  # for each block the keys and the values of each layer in turn
-        self._pages: list[Tensor] = []
+        self.pages: list[Tensor] = []  # per layer the addresses of its blocks; see `Kernels.attend_rows`
         self.slot_BR = torch.empty(0, 0, dtype=torch.int64)  # slot of each row in each block
-
-    def pages(self, layer: int) -> Tensor:
-        """Return the addresses of the blocks of a layer; see `Kernels.attend_rows`."""
-        return self._pages[layer]
 
     @property
     def num_bytes(self) -> int:
@@ -93,7 +89,7 @@ class PagedRowCache:
         own = torch.arange(num_rows).expand(len(wanted_B) - num_complete, -1)
         self.slot_BR = torch.cat([shared, own])
         addresses = torch.tensor([[x.data_ptr() for x in block] for block in self._blocks])
-        self._pages = list(addresses.T.unflatten(0, (-1, 2)).contiguous())
+        self.pages = list(addresses.T.unflatten(0, (-1, 2)).contiguous())
 
     def bytes_for(self, rows_D: IntArray, prompt_tokens: int) -> int:
         """Return the bytes at the peak of a decoding; see `Arena.bytes_for`."""
@@ -188,35 +184,17 @@ def prompt_runs(prompts: Sequence[tuple[int, ...]], most_tokens: int) -> list[In
     return [np.arange(a, b) for a, b in pairwise([*starts, len(prompts)])]
 
 
-class PagedContext(AttentionContext):
-    """One new token per row: it attends to its prompt and to its own row, in the compiled kernels."""
+class PagedDecoder(AttentionContext):
+    """Tree attention in the compiled kernels: a row attends to the keys of its prompt and to its own.
 
-    def __init__(self, rows: PagedRowCache, position: int, prompts: PromptCache, prompt_R: IntArray) -> None:
-        self._rows = rows
-        self._position = position
-        self._prompts = prompts
-        self._prompt_R, self._length_P = torch.from_numpy(prompt_R), torch.from_numpy(prompts.length)
-        self.longest = int(prompts.value[0].shape[2]) + position + 1
-
-    def attend(
-        self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, _window: int | None = None, /
-    ) -> Tensor:
-        """Store the new keys and values, then attend to the prompt and to the row with one softmax."""
-        return self._rows.kernels.attend_rows(
-            query_THD, key_TKD, value_TKD, self._prompts.key[layer], self._prompts.value[layer], self._prompt_R,
-            self._length_P, self._rows.pages(layer), self._rows.slot_BR, self._position,
-        )  # fmt: skip
-
-
-class PagedDecoder:
-    """Tree attention in the compiled kernels: a row attends to the keys of its prompt and to its own."""
+    It is the context of its own steps.
+    """
 
     def __init__(self, model: PreTrainedModel, packed: PackedPass, cache: PagedRowCache) -> None:
-        self._model = model
-        self._packed = packed
-        self._cache = cache
+        self._model, self._packed, self._cache = model, packed, cache
         self._prompts: PromptCache
         self._prompt_R: IntArray
+        self._position = self.longest = 0  # of the tokens that are fed, and of the longest context
 
     def attention(self) -> AbstractContextManager[None]:
         """Let contexts compute the attention of the model; see `Decoder.attention`."""
@@ -257,10 +235,20 @@ class PagedDecoder:
 
     def feed(self, rows: Rows) -> Tensor:
         """Feed one token per row; see `Decoder.feed`."""
-        position = rows.depth - 1
-        context = PagedContext(self._cache, position, self._prompts, self._prompt_R)
-        position_R = torch.from_numpy(self._prompts.length[self._prompt_R] + position)
-        return self._packed.row_logits(torch.from_numpy(rows.token_R), position_R, context, None).whole()
+        self._position = rows.depth - 1
+        self.longest = int(self._prompts.value[0].shape[2]) + rows.depth
+        position_R = torch.from_numpy(self._prompts.length[self._prompt_R] + self._position)
+        return self._packed.row_logits(torch.from_numpy(rows.token_R), position_R, self, None).whole()
+
+    def attend(
+        self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, _window: int | None = None, /
+    ) -> Tensor:
+        """Store the new keys and values, then attend to the prompt and to the row with one softmax."""
+        return self._cache.kernels.attend_rows(
+            query_THD, key_TKD, value_TKD, self._prompts.key[layer], self._prompts.value[layer],
+            torch.from_numpy(self._prompt_R), torch.from_numpy(self._prompts.length), self._cache.pages[layer],
+            self._cache.slot_BR, self._position,
+        )  # fmt: skip
 
 
 class ModelCacheDecoder:

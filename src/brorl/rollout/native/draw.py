@@ -143,7 +143,7 @@ def _inverse_cdf(mass_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
 
 
 def _from_masses(mass_RBC: Tensor, edge_RB: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
-    """Invert the distributions of K rollouts, from the masses of B blocks of C tokens and those of blocks, cumulated."""
+    """Invert the distributions of K rollouts, from the masses of B blocks of C tokens, and the cumulated ones of B."""
     edge_KB = edge_RB[row_K]
     target_K = uniform_K * edge_KB[:, -1]  # rounds to less than the last edge, since a uniform is at most 1 - 2**-53
     # The limits are for rows with NaN, which have no such block; their log-probs are NaN.

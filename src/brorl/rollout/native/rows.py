@@ -130,8 +130,8 @@ class Arena:
         self._layers_of = {shape: [i for i, s in enumerate(shapes) if s == shape] for shape in dict.fromkeys(shapes)}
         self._stores: list[Tensor] = []  # keys and values of each shape in turn, [layers, numbers]
         self._capacity = 0  # tokens of all slots together that the stores hold
-        self._max_slots = self._slot_tokens = self._prompt_bytes = 0
-        self._num_tokens = 0
+        self._slot_tokens = self._prompt_bytes = 0
+        self.max_slots = self.num_tokens = 0  # with any number of tokens, since `start`; reserved in each slot
         self._views: list[Tensor] = []  # the stores, divided into slots
         self.key: list[Tensor] = []  # of each layer, shape [slots, K, tokens, D]
         self.value: list[Tensor] = []  # the same
@@ -142,26 +142,16 @@ class Arena:
         return sum(x.numel() * x.element_size() for x in self._stores)
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens that are reserved in each slot."""
-        return self._num_tokens
-
-    @property
     def addresses(self) -> list[int]:
         """Where the keys and values are, and how far apart those of two layers are."""
         return [number for x in self._stores for number in (x.data_ptr(), x.shape[1])]
 
-    @property
-    def max_slots(self) -> int:
-        """Most slots that there are with any number of tokens, since `start`."""
-        return self._max_slots
-
     def start(self, prompt_bytes: int) -> None:
         """Begin with no rows, beside prompts with so many bytes of keys and values."""
         self._prompt_bytes = prompt_bytes
-        self._max_slots, self._slot_tokens = self._sizes(prompt_bytes)
-        self._num_tokens = 0
-        room = self.memory.limit - prompt_bytes - self._max_slots * self.memory.bytes_per_row
+        self.max_slots, self._slot_tokens = self._sizes(prompt_bytes)
+        self.num_tokens = 0
+        room = self.memory.limit - prompt_bytes - self.max_slots * self.memory.bytes_per_row
         # Logits of more or fewer rows than before change the rest by a quarter at most. The memory then stays.
         enough = max(self._reserved(self.memory.max_tokens), 3 * self._slot_tokens // 4)
         if enough <= self._capacity and self._capacity * self.memory.bytes_per_token <= room:
@@ -178,14 +168,14 @@ class Arena:
 
     def rows_that_fit(self, num_tokens: int) -> int:
         """Return how many rows of `num_tokens` there can be; an error if not even one fits."""
-        fits = min(self._max_slots, self._slot_tokens // self._reserved(num_tokens))
+        fits = min(self.max_slots, self._slot_tokens // self._reserved(num_tokens))
         if not fits:
             raise self.memory.too_small(num_tokens, self._reserved(num_tokens), self._prompt_bytes)
         return fits
 
     def grows(self, num_tokens: int) -> bool:
         """Return whether more tokens must be reserved than now."""
-        return self._reserved(num_tokens) > self._num_tokens
+        return self._reserved(num_tokens) > self.num_tokens
 
     def place(self, source_R: IntArray, slot_R: IntArray, stored_tokens: int, num_tokens: int) -> None:
         """Let rows with `stored_tokens` go on from slots source_R in slots slot_R, with room for `num_tokens`.
@@ -240,7 +230,7 @@ class Arena:
 
     def _lay_out(self, tokens: int) -> None:
         """Divide the stores into slots of so many tokens."""
-        self._num_tokens, slots = tokens, min(self._max_slots, self._slot_tokens // tokens)
+        self.num_tokens, slots = tokens, min(self.max_slots, self._slot_tokens // tokens)
         stores = iter(self._stores)
         self._views = []
         for shape in self._layers_of:

@@ -1,12 +1,13 @@
-"""A Ray cluster of this machine for the tests of one module."""
+"""One Ray cluster of this machine for the tests that use the fixture `cluster`."""
 
 import os
 import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 _FOLDER = Path(__file__).parent
 _ENVIRONMENT = {
@@ -41,9 +42,9 @@ def _start(num_cpus: int, folder: Path, attempts: int = 3) -> None:
         _start(num_cpus, folder, attempts - 1)
 
 
-@contextmanager
-def ray_cluster(num_cpus: int) -> Iterator[None]:
-    """Start Ray with a number of logical processors, and stop it at the end."""
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    """Start Ray with 8 logical processors, and stop it at the end."""
     before = {name: os.environ.get(name) for name in _ENVIRONMENT}
     os.environ.update(_ENVIRONMENT)
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # the paths of its sockets must be short
@@ -51,7 +52,7 @@ def ray_cluster(num_cpus: int) -> Iterator[None]:
         warnings.simplefilter("ignore")  # of Ray's own start: files that it does not close
         import ray
 
-        _start(num_cpus, folder)
+        _start(8, folder)
     try:
         yield
     finally:
