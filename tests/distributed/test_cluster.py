@@ -107,7 +107,6 @@ def test_a_rollout_worker_returns_its_cache_after_a_task_if_it_shares_its_gpu(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty"))
     engine: Any = SimpleNamespace(version=0, sample=lambda *_: events.append("sample"))
     worker = EngineWorker(lambda: engine, 1, shares_gpu)
-    worker.start()
     worker.sample(SampleTask([[1]], 1, SamplingParams(max_new_tokens=2), 0))
     assert events == (["sample", "empty"] if shares_gpu else ["sample"])
 

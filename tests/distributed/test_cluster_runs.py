@@ -316,8 +316,8 @@ class _Kills:
         monkeypatch.undo()
         places: list[tuple[str, Any, str, Callable[[Any], int]]] = [
             ("learner", RemoteLearner, "_wait", lambda learner: rng.choice(self._ranks[id(learner)])),
-            ("rollout", RayRolloutPool, "submit", lambda pool: rng.choice([process for _, process in pool.processes])),
-            ("verifier", VerifierWorkers, "verify", lambda workers: workers.processes[0][1]),
+            ("rollout", RayRolloutPool, "submit", lambda pool: rng.choice([pid for _, pid in pool.supervisor.started])),
+            ("verifier", VerifierWorkers, "verify", lambda workers: workers.supervisor.started[0][1]),
         ]
         for kind, owner, method, process in places:
             monkeypatch.setattr(owner, method, self._counting(kind, getattr(owner, method), process))

@@ -89,7 +89,7 @@ def test_trees_do_not_depend_on_the_number_of_workers(rng: np.random.Generator, 
     two_workers, _, _ = shared
     pools = [two_workers, make_pool(partial(NativeInBothPrecisions, 0), 1)[0]]
     try:
-        assert [len(pool.processes) for pool in pools] == [2, 1]
+        assert [len(pool.supervisor.started) for pool in pools] == [2, 1]
         for pool in pools:
             pooled = PooledEngine(pool, prompts_per_task=2)
             pooled.load_weights(weights, version=1)
@@ -158,7 +158,7 @@ def test_killed_workers_are_replaced_and_their_tasks_sampled_again(rng: np.rando
         if kill_after and len(found) >= min(kill_after):
             kill_after.remove(min(kill_after))
             sleep(rng.random() * 0.05)
-            _, pid = pool.processes[rng.integers(len(pool.processes))]
+            _, pid = pool.supervisor.started[rng.integers(len(pool.supervisor.started))]
             os.kill(pid, signal.SIGKILL)
             killed = pid
         found.update((one.ticket, one) for one in pool.done())

@@ -164,7 +164,7 @@ def test_the_processes_of_a_worker_end_with_it(rng: np.random.Generator) -> None
     workers, _ = make_workers(number=1)
     try:
         remote(workers, "math").verify_all(math_items(rng))
-        ((_, pid),) = workers.processes
+        ((_, pid),) = workers.supervisor.started
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         assert children
         children += [grand for child in children for grand in _children(child)]

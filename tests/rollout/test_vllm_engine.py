@@ -413,19 +413,14 @@ def test_a_run_of_adapters_resumes_and_is_evaluated(tmp_path: Path, monkeypatch:
     assert responses["adapters"] != responses["base"]
 
 
-@pytest.mark.parametrize("kept", [(), ("--sampling.top_p=0.95", "--sampling.top_k=8")])
-def test_a_training_run_learns(kept: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_training_run_learns(tmp_path: Path) -> None:
     save_wide_quickstart(tmp_path / "model")
     done = command(
         *("train", f"--model={tmp_path / 'model'}", "--engine.kind=vllm", "--engine.memory_gib=0.25"),
         *(f"--output_dir={tmp_path / 'run'}", "--steps=10", "--rollouts_per_prompt=64", "--prompts_per_step=8"),
-        *(
-            "--evaluation.num_prompts=40",
-            "--evaluation.rollouts_per_prompt=32",
-            "--evaluation.every=10",
-            "--evaluation.ks=[1, 4]",
-        ),
-        *("--optimizer.mini_batches=2", "--engine.threads=1", "--report=false", *kept),
+        *("--evaluation.num_prompts=40", "--evaluation.rollouts_per_prompt=32", "--evaluation.every=10"),
+        *("--evaluation.ks=[1, 4]", "--optimizer.mini_batches=2", "--engine.threads=1", "--report=false"),
+        *("--sampling.top_p=0.95", "--sampling.top_k=8"),
     )
     assert done.code == 0, done.said
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -434,8 +429,7 @@ def test_a_training_run_learns(kept: tuple[str, ...], tmp_path: Path) -> None:
     assert all("coverage" in record for record in records if record["step"])
     for update in updates:  # the probability of a token under the learner over that under vLLM
         assert abs(update["mismatch_mean"] - 1) < RATIO_BOUND
-        # one of the two alone may keep a token on the border
-        assert abs(update["mismatch_max"] - 1) < (0.2 if kept else RATIO_BOUND)
+        assert abs(update["mismatch_max"] - 1) < 0.2  # one of the two alone may keep a token on the border
     before, after = (records[i]["evaluation"]["pass_at"]["1"]["value"] for i in (0, -1))
     assert after > before
 

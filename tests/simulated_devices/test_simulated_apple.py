@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from simulated_device import run
-from test_simulated_runs import COMMAND, TRAIN, VARIANTS, trained, without_times
+from test_simulated_runs import COMMAND, TRAIN, VARIANTS, run_all, trained, without_times
 
 from run_support import SMALL, command
 
@@ -33,10 +33,9 @@ def test_a_run_agrees_with_the_cpu(two_steps: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_resumes_bitwise(apple_device: Path | None, two_steps: Path, tmp_path: Path) -> None:
-    resumed = shutil.copytree(two_steps, tmp_path / "resumed")
-    run(apple_device, COMMAND, "resume", resumed, "--steps=3")
-    whole = tmp_path / "whole"
-    run(apple_device, COMMAND, *TRAIN, *ON_APPLE, "--steps=3", "--output_dir", whole)
+    resumed, whole = shutil.copytree(two_steps, tmp_path / "resumed"), tmp_path / "whole"
+    again = (*TRAIN, *ON_APPLE, "--steps=3", f"--output_dir={whole}")
+    run_all(apple_device, ("resume", resumed, "--steps=3"), again)
     assert without_times(resumed) == without_times(whole)
 
 
@@ -49,9 +48,12 @@ def test_every_variant_trains(apple_device: Path | None, tmp_path: Path) -> None
 
 def test_a_model_is_planned_and_evaluated(apple_device: Path | None, tmp_path: Path) -> None:
     pilot = ("--pilot-prompts=8", "--pilot-rollouts=8", "--rollouts=4,8")
-    run(apple_device, COMMAND, "plan", "quickstart", *pilot, *ON_APPLE, "--output-dir", tmp_path / "plan")
     few = ("--samples=8", "--max-new-tokens=16", "--evaluation.num_prompts=4")
-    run(apple_device, COMMAND, "eval", "quickstart", *few, *ON_APPLE, "--output-dir", tmp_path / "evaluation")
+    run_all(
+        apple_device,
+        ("plan", "quickstart", *pilot, *ON_APPLE, f"--output-dir={tmp_path / 'plan'}"),
+        ("eval", "quickstart", *few, *ON_APPLE, f"--output-dir={tmp_path / 'evaluation'}"),
+    )
 
 
 def test_a_pass_that_does_not_fit_is_repeated_with_half_the_nodes(apple_device: Path | None) -> None:

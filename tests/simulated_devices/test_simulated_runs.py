@@ -15,7 +15,19 @@ from run_support import SMALL, command
 pytestmark = [pytest.mark.slow, pytest.mark.linux]
 
 COMMAND = "import sys\nfrom brorl.cli import main\ncode = main(sys.argv[1:])\nassert code == 0, code"
+RUNS = """
+import json, sys
+from brorl.cli import main
+for options in json.loads(sys.argv[1]):
+    print(options[-1], flush=True)
+    assert main(options) == 0, options
+"""
 TRAIN = ("train", "quickstart", *SMALL, "--checkpoint_every=1", "--keep_checkpoints=0")
+
+
+def run_all(library: Path | None, *commands: Sequence[str | Path]) -> str:
+    """Run commands one after the other in one process, whose imports take most of the time; return its output."""
+    return run(library, RUNS, json.dumps([[*map(str, words)] for words in commands]))
 
 
 def without_times(folder: Path) -> list[dict[str, Any]]:
@@ -34,25 +46,27 @@ def on_second(device: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_resumes_on_fewer_devices(device: Path, on_second: Path, tmp_path: Path) -> None:
-    resumed = shutil.copytree(on_second, tmp_path / "resumed")
-    run(device, COMMAND, "resume", resumed, "--steps=3", "--device=cuda")
-    whole = tmp_path / "whole"
-    run(device, COMMAND, *TRAIN, "--steps=3", "--device=auto", "--output_dir", whole)
+def test_a_run_resumes_on_fewer_devices_and_a_checkpoint_is_evaluated(
+    device: Path, on_second: Path, tmp_path: Path
+) -> None:
+    resumed, whole = shutil.copytree(on_second, tmp_path / "resumed"), tmp_path / "whole"
+    options = ("--samples=8", "--max-new-tokens=16", "--device=cuda", f"--output-dir={tmp_path / 'evaluation'}")
+    run_all(
+        device,
+        ("resume", resumed, "--steps=3", "--device=cuda"),
+        (*TRAIN, "--steps=3", "--device=auto", f"--output_dir={whole}"),
+        ("eval", on_second / "checkpoints/step-000002", *options),
+    )
     assert json.loads((whole / "env.json").read_text())["cuda"] == "simulated CUDA device"
     assert [record["step"] for record in without_times(whole)] == [0, 1, 2, 3]
     assert without_times(resumed) == without_times(whole)
+    assert (tmp_path / "evaluation/evaluation.json").is_file()
 
 
 def test_a_run_resumes_on_a_cpu(on_second: Path, tmp_path: Path) -> None:
     resumed = shutil.copytree(on_second, tmp_path / "resumed")
     assert command("resume", resumed, "--steps=3", "--device=cpu").code == 0
     assert [record["step"] for record in without_times(resumed)] == [0, 1, 2, 3]
-
-
-def test_a_checkpoint_is_evaluated(device: Path, on_second: Path, tmp_path: Path) -> None:
-    options = ("--samples=8", "--max-new-tokens=16", "--device=cuda", "--output-dir", tmp_path / "evaluation")
-    run(device, COMMAND, "eval", on_second / "checkpoints/step-000002", *options)
 
 
 VARIANTS = {  # options that do not meet each other share a run
@@ -64,19 +78,12 @@ VARIANTS = {  # options that do not meet each other share a run
     "flat path": ("--engine.forward=flat", "--optimizer.states=8bit", "--dtype=bfloat16"),
     "tiles": ("--engine.attention=tiled", "--engine.gradient_checkpointing=true"),
 }  # fmt: skip
-RUNS = """
-import json, sys
-from brorl.cli import main
-for options in json.loads(sys.argv[1]):
-    print(options[-1], flush=True)
-    assert main(options) == 0, options
-"""
 
 
 def trained(library: Path | None, folder: Path, device: str, variants: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Train a step of each variant, all in one process; return what each one printed."""
     runs = {name: [*TRAIN, *options, f"--device={device}", "--steps=1"] for name, options in variants.items()}
-    out = run(library, RUNS, json.dumps([[*runs[name], f"--output_dir={folder / name}"] for name in runs]))
+    out = run_all(library, *([*words, f"--output_dir={folder / name}"] for name, words in runs.items()))
     parts = out.split(f"--output_dir={folder}/")[1:]
     return {part.split("\n", 1)[0]: part for part in parts}
 

@@ -79,17 +79,15 @@ class FailedCall(NamedTuple):
 class WorkerHost:
     """The process of a worker: makes it, and then makes calls on it; Ray makes this class an actor.
 
-    Every method of the worker but `start` returns a receipt, which the driver reads at once, and a payload, which stays
+    Every method of the worker returns a receipt, which the driver reads at once, and a payload, which stays
     where it was made until the driver fetches it.
     """
 
     def start(self, make: bytes) -> StartReceipt | FailedCall:
-        """Make and start the worker; an exception in an actor's constructor would lose its type."""
+        """Make the worker; an exception in an actor's constructor would lose its type."""
         try:
             self._worker = pickle.loads(make)()
-            machine = f"{socket.gethostname()} at {ray.util.get_node_ip_address()}"
-            self._worker.start()
-            return StartReceipt(machine, os.getpid())
+            return StartReceipt(f"{socket.gethostname()} at {ray.util.get_node_ip_address()}", os.getpid())
         except Exception as error:
             return _raised(error)
 

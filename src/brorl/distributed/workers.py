@@ -77,14 +77,8 @@ class EngineWorker:
     """The engine of one worker process; a learner rank may use its GPU between two calls."""
 
     def __init__(self, build: Callable[[], Engine], threads: int, shares_gpu: bool = False) -> None:
-        self._build = build
-        self._threads = threads
-        self._shares_gpu = shares_gpu
-
-    def start(self) -> None:
-        """Make the engine."""
-        torch.set_num_threads(self._threads)
-        self._engine = self._build()
+        torch.set_num_threads(threads)
+        self._engine, self._shares_gpu = build(), shares_gpu
 
     def load(self, weights: RemoteWeights, version: int) -> tuple[None, None]:
         """Load weights."""
@@ -115,27 +109,22 @@ class RayRolloutPool:
         echo: Echo = lambda _: None,
         shares_gpus: bool = False,
     ) -> None:
-        self._supervisor = Supervisor(partial(EngineWorker, build, threads, shares_gpus), pool_config, echo)
-
-    @property
-    def processes(self) -> list[tuple[str, int]]:
-        """Host name and process id of each worker that runs."""
-        return [(worker.host, worker.pid) for worker in self._supervisor.started]
+        self.supervisor = Supervisor(partial(EngineWorker, build, threads, shares_gpus), pool_config, echo)
 
     def submit(self, task: SampleTask) -> int:
         """Queue a task; see `SamplingPool`."""
-        return self._supervisor.submit(WorkerCall("sample", (task,), _title(task)))
+        return self.supervisor.submit(WorkerCall("sample", (task,), _title(task)))
 
     def done(self, timeout_s: float | None = None) -> list[SampledTask]:
         """Wait for tasks; see `SamplingPool`. None if no task is open, or after the timeout.
 
         The exception of an engine is raised here; the other tasks continue.
         """
-        return [SampledTask(call.ticket, call.payload, *call.receipt) for call in self._supervisor.finished(timeout_s)]
+        return [SampledTask(call.ticket, call.payload, *call.receipt) for call in self.supervisor.finished(timeout_s)]
 
     def discard(self, tickets: Iterable[int]) -> None:
         """Forget tasks; see `SamplingPool`."""
-        self._supervisor.discard(tickets)
+        self.supervisor.discard(tickets)
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample with these weights from now on; see `SamplingPool`.
@@ -143,11 +132,11 @@ class RayRolloutPool:
         Free workers load them at once, the others after their task. `RemoteWeights` are not copied again.
         """
         remote = weights if isinstance(weights, RemoteWeights) else RemoteWeights.put(weights)
-        self._supervisor.prepare(WorkerCall("load", (remote, version), f"loading the weights of version {version}"))
+        self.supervisor.prepare(WorkerCall("load", (remote, version), f"loading the weights of version {version}"))
 
     def close(self) -> None:
         """End all workers."""
-        self._supervisor.close()
+        self.supervisor.close()
 
 
 def _title(task: SampleTask) -> str:
@@ -164,11 +153,7 @@ class VerifierWorker:
     """The verifiers of one worker process, by domain; their processes end with it."""
 
     def __init__(self, build: Callable[[], Mapping[str, Verifier]]) -> None:
-        self._build = build
-
-    def start(self) -> None:
-        """Make the verifiers."""
-        self._verifiers = self._build()
+        self._verifiers = build()
 
     def verify(self, domain: str, items: Sequence[tuple[Prompt, str]]) -> tuple[None, list[Verdict]]:
         """Verify responses of one domain."""
@@ -191,31 +176,26 @@ class VerifierWorkers:
         echo: Echo = lambda _: None,
     ) -> None:
         self._batch_size = batch_size
-        self._supervisor = Supervisor(partial(VerifierWorker, build), pool_config, echo)
-
-    @property
-    def processes(self) -> list[tuple[str, int]]:
-        """Host name and process id of each worker that runs."""
-        return [(worker.host, worker.pid) for worker in self._supervisor.started]
+        self.supervisor = Supervisor(partial(VerifierWorker, build), pool_config, echo)
 
     def verify(self, domain: str, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses of one domain, no pair twice; see `Verifier.verify_all`."""
         size = self._batch_size
         batches = [items[i : i + size] for i in range(0, len(items), size)]
-        batch_of = {self._supervisor.submit(_job(domain, batch)): batch for batch in batches}
+        batch_of = {self.supervisor.submit(_job(domain, batch)): batch for batch in batches}
         verdicts_of: dict[int, list[Verdict]] = {}
         try:
             while len(verdicts_of) < len(batch_of):
-                for done in self._supervisor.finished():
+                for done in self.supervisor.finished():
                     lost = [unverified_verdict(_LOST)] * len(batch_of[done.ticket])
                     verdicts_of[done.ticket] = done.payload if done.lost is None else lost
         finally:
-            self._supervisor.discard(batch_of.keys() - verdicts_of.keys())
+            self.supervisor.discard(batch_of.keys() - verdicts_of.keys())
         return [verdict for ticket in batch_of for verdict in verdicts_of[ticket]]
 
     def close(self) -> None:
         """End all workers and their processes."""
-        self._supervisor.close()
+        self.supervisor.close()
 
 
 @dataclass(frozen=True)

@@ -279,21 +279,20 @@ def _to_disk(path: Path) -> None:
 
 def _to_plain(state: TrainerState) -> dict[str, Any]:
     """Return tensors, numbers and strings only: loading them executes no code."""
-    _check_plain(state.learner, "learner")
-    _check_plain(state.source.stream, "stream")
-    _check_plain(state.source.ahead, "ahead")
+    source = state.source
+    parts = {"learner": state.learner, "stream": source.stream, "ahead": source.ahead}
+    for name, value in parts.items():
+        _check_plain(value, name)
     return {
+        **parts,
         "held_out": state.held_out,
-        "attempts": state.source.attempts,
-        "seen": state.source.seen,
+        "attempts": source.attempts,
+        "seen": source.seen,
         "step": state.step,
-        "learner": state.learner,
-        "stream": state.source.stream,
-        "carried": [_group_to(g) for g in state.source.carried],
+        "carried": [_group_to(g) for g in source.carried],
         "torch_rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         **({"mps_rng": torch.mps.get_rng_state()} if torch.backends.mps.is_available() else {}),
-        "ahead": state.source.ahead,
     }
 
 
