@@ -265,47 +265,6 @@ def full_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     return list(measure._parts(arguments, CPU))
 
 
-def test_the_page_finds_every_aim_among_the_parts(
-    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = Record(tmp_path / "result", {"hardware": "a card"})
-    names = [part.name for part in full_parts(tmp_path, monkeypatch)]
-    shares = dict(zip(names, rng.uniform(0.01, 0.99, len(names)).tolist(), strict=True))
-    for name in names:
-        n, p = (int(found) for found in (re.findall(r"(\d+) x (\d+)", name) or [(1, 1)])[0])
-        setting = {"num_rollouts": n, "num_prompts": p}
-        facts: dict[str, Any] = {
-            "setting": setting, "seconds": [1.0], "first_s": 1.0, "unique_fraction": 0.5, "tokens_per_s": 1.0,
-            "matmul_fraction": shares[name], "peak_bytes": 1, "predicted_bytes": 1,
-        }  # fmt: skip
-        if name.startswith("step"):
-            facts |= {"step_s": 8.0 if "TRL" in name else 2.0, "parts": {}, "rounds": 1.5, "mean_reward": 0.0}
-        if name.startswith("decoding"):
-            facts |= {"ms_per_position": 10 * shares[name], "bandwidth_fraction": shares[name]}
-        if name.startswith("learning"):
-            facts |= {"step_s": 1.0, "nodes": 1, "nodes_per_s": 1.0}
-        if name.startswith(("step", "decoding", "learning")):
-            record.write(name, {"state": "done", "seconds": 1.0, "checks": [], "facts": facts})
-    section = page(record).partition("## Aims")[2].partition("##")[0]
-    aims = [line.strip("| ").split(" | ")[-1] for line in section.splitlines() if line.startswith("|")][2:]
-
-    def best(kind: str, model: str, most: bool) -> list[float]:
-        ways = {}
-        for name, share in shares.items():
-            work, _, way = name.rpartition(" by ")
-            if work.startswith(f"{kind}: {model}") and way not in ("generate", "vLLM"):
-                ways.setdefault(work, []).append(share)
-        return [(max if most else min)(found) for found in ways.values()]
-
-    rows = best("decoding", "SmolLM2", False)[:4]  # 16, 128, 512 of one prompt, 128 x 16
-    bandwidth = best("decoding", "300M", True)
-    matmul = [best("learning", size, True)[0] for size in ("300M", "1.5B")]
-    assert aims == [
-        "4.00", f"{10 * min(rows):.3g} to {10 * max(rows):.3g}", f"{bandwidth[0]:.1%}",
-        f"{matmul[0]:.1%} / {matmul[1]:.1%}", "1.5",
-    ]  # fmt: skip
-
-
 def test_the_page_leaves_empty_what_was_not_measured(tmp_path: Path) -> None:
     section = page(Record(tmp_path, {"hardware": "a card"})).partition("## Aims")[2]
     assert [line.endswith(" |  |") for line in section.splitlines() if line.startswith("|")][2:] == [True] * 5

@@ -6,7 +6,7 @@ The source of groups owns the engine and publishes weights to it. Evaluation and
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -163,18 +163,13 @@ class PooledEngine:
             while len(trees_of) < len(tickets):
                 for done in self._pool.done(_POLL_S):
                     trees_of[done.ticket] = done.trees
-                    progress = _advanced(progress, done.trees)
+                    progress = replace(
+                        progress,
+                        finished=progress.finished + sum(tree.num_rollouts for tree in done.trees),
+                        tokens=progress.tokens + sum(tree.num_unique_tokens for tree in done.trees),
+                        depth=max(progress.depth, *(int(tree.length.max()) for tree in done.trees)),
+                    )
                 self._observe(progress)
         finally:
             self._pool.discard([ticket for ticket in tickets if ticket not in trees_of])
         return [tree for ticket in tickets for tree in trees_of[ticket]]
-
-
-def _advanced(progress: Decoding, trees: Sequence[RolloutTree]) -> Decoding:
-    """Return the progress of a call after one more task."""
-    return Decoding(
-        finished=progress.finished + sum(tree.num_rollouts for tree in trees),
-        rollouts=progress.rollouts,
-        tokens=progress.tokens + sum(tree.num_unique_tokens for tree in trees),
-        depth=max(progress.depth, *(int(tree.length.max()) for tree in trees)),
-    )
