@@ -258,17 +258,6 @@ def shared(one: RolloutTree, other: RolloutTree) -> int:
     return sum(min(count, counts.get(tokens, 0)) for tokens, count in one.responses())
 
 
-def test_top_k_keeps_the_most_likely_tokens(pair: Pair, rng: np.random.Generator) -> None:
-    pair.update(rng)
-    (prompt,) = prompts_of(rng, 1)
-    (tree,) = pair.engine.sample([prompt], 80, SamplingParams(top_k=2, max_new_tokens=1), seed=int(rng.integers(2**63)))
-    best = pair.model(torch.tensor([prompt]), use_cache=False).logits[0, -1].topk(3)
-    if best.values[1] - best.values[2] > LOGPROB_BOUND:
-        assert {tokens[0] for tokens, _ in tree.responses()} <= set(best.indices[:2].tolist())
-    mass_V = kept_masses(pair.model, prompt, SamplingParams(top_k=2))
-    np.testing.assert_allclose(np.exp(tree.logprob), mass_V[tree.token], rtol=RATIO_BOUND)
-
-
 def kill_engines() -> None:
     for child in psutil.Process().children(recursive=True):
         if "EngineCor" in child.name() and child.status() != psutil.STATUS_ZOMBIE:  # Linux cuts names

@@ -163,21 +163,21 @@ class VllmEngine:
 
     def _repeat(self, work: Callable[[VllmProcess], _Result]) -> _Result:
         """Do work; if the engine dies, replace it and repeat the work, with the same seeds."""
-        for _ in range(_MAX_RESTARTS):
+        deaths = 0
+        while True:
             try:
                 return self._once(work)
-            except EngineDiedError:
+            except EngineDiedError as error:
                 if not self._settings.separate:
                     raise
+                deaths += 1
+                if deaths > _MAX_RESTARTS:
+                    raise EngineLostError(
+                        f"the process of vLLM died {deaths} times in a row ({error}); see its log above. "
+                        "Lower engine.memory_gib or engine.vllm.max_rows if memory is short, or start a new run with "
+                        "engine.kind: native"
+                    ) from error
                 self._replace()
-        try:
-            return self._once(work)
-        except EngineDiedError as error:
-            raise EngineLostError(
-                f"the process of vLLM died {_MAX_RESTARTS + 1} times in a row ({error}); see its log above. "
-                "Lower engine.memory_gib or engine.vllm.max_rows if memory is short, or start a new run with "
-                "engine.kind: native"
-            ) from error
 
     def _once(self, work: Callable[[VllmProcess], _Result]) -> _Result:
         self._give_way()

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -138,39 +137,38 @@ class PagedRowCache:
         ]
 
 
-class Decoder(Protocol):
+class Decoder:
     """What the growth of trees asks of a decoder, wave by wave; a wave has some prompts, and rows of one length."""
 
     def attention(self) -> AbstractContextManager[None]:
         """Return the context in which all other methods are called."""
-        ...
+        return nullcontext()
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
         """Split prompts into runs that can be prefilled and decoded together; each is an ascending array of indices."""
-        ...
+        raise NotImplementedError
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
         """Begin a wave: compute its prompts, and return the logits after each, shape [P, V]."""
-        ...
+        raise NotImplementedError
 
     def rows_that_fit(self, num_tokens: int) -> int:
         """Return how many rows of so many tokens fit beside the prompts; an `OutOfMemoryError` if not even one does."""
-        ...
+        raise NotImplementedError
 
     def keep_prompts(self, prompts: IntArray) -> None:
         """Drop the prompts of the wave that have no rows any more."""
-        ...
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
         """Let each row go on from the slot where the tokens before its last one were fed; return them by new slots.
 
         `prompt_R` has the place of each row's prompt in the wave.
         """
-        ...
+        raise NotImplementedError
 
     def feed(self, rows: Rows) -> Tensor:
         """Feed the last token of each row that was placed; return the logits, shape [R, V]."""
-        ...
+        raise NotImplementedError
 
 
 def prompt_runs(prompts: Sequence[tuple[int, ...]], most_tokens: int) -> list[IntArray]:
@@ -184,7 +182,7 @@ def prompt_runs(prompts: Sequence[tuple[int, ...]], most_tokens: int) -> list[In
     return [np.arange(a, b) for a, b in pairwise([*starts, len(prompts)])]
 
 
-class PagedDecoder(AttentionContext):
+class PagedDecoder(Decoder, AttentionContext):
     """Tree attention in the compiled kernels: a row attends to the keys of its prompt and to its own.
 
     It is the context of its own steps.
@@ -251,7 +249,7 @@ class PagedDecoder(AttentionContext):
         )  # fmt: skip
 
 
-class ModelCacheDecoder:
+class ModelCacheDecoder(Decoder):
     """The model's own cache: each row has its own copy of its prompt and its tokens, or the state after them."""
 
     def __init__(self, model: PreTrainedModel, memory_bytes: int) -> None:
@@ -261,10 +259,6 @@ class ModelCacheDecoder:
         self._logit_bytes: int = 3 * vocabulary * max(4, model.dtype.itemsize)
         self._cache: OwnCache
         self._num_rows = self._num_tokens = 0  # in the cache, and of each
-
-    def attention(self) -> AbstractContextManager[None]:
-        """Return a context without effect."""
-        return nullcontext()
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
         """Split prompts into runs of one length, because a state cannot skip padding; see `Decoder.split`."""
@@ -292,9 +286,6 @@ class ModelCacheDecoder:
                 f"{self._memory_bytes / 2**20:.3g} MiB; raise engine.memory_gib or lower sampling.max_new_tokens"
             )
         return self._memory_bytes // needed
-
-    def keep_prompts(self, prompts: IntArray) -> None:
-        """Do nothing: the prompts are in the rows."""
 
     def place(self, rows: Rows, prompt_R: IntArray) -> Rows:  # noqa: ARG002
         """Choose and repeat the rows of the cache; see `Decoder.place`."""

@@ -22,7 +22,7 @@ from brorl.model.context_limit import other_span, position_limit
 from brorl.model.device import to_device
 from brorl.model.llama_pass import LlamaPass
 from brorl.model.tree_attention import PREFILL_TOKENS, PackedPass, prefill, tree_attention
-from brorl.rollout.native.decoder import prompt_runs
+from brorl.rollout.native.decoder import Decoder, prompt_runs
 from brorl.rollout.native.draw import draw_tokens, forbidden_at, without
 from brorl.rollout.native.graphs import StepGraphs
 from brorl.rollout.native.rows import BLOCK, Arena, RowMemory, Rows
@@ -54,7 +54,7 @@ class _State:
         return [x.data_ptr() for x in vars(self).values() if isinstance(x, Tensor)]
 
 
-class SlotDecoder:
+class SlotDecoder(Decoder):
     """Tree attention: a slot attends to the keys of its prompt and to its own.
 
     With graphs, the prompts and the logits have tensors of their own, and sizes are rounded up to few values. `draws`
