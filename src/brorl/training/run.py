@@ -9,20 +9,24 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from brorl.activity import Observe, Stopwatch, unobserved
+from brorl.config.resuming import CHANGEABLE_ON_RESUME, first_change, fixed_settings
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.benchmark import Benchmark
 from brorl.runs.checkpoint import (
     START,
     TrainerState,
+    complete_checkpoints,
     discard_unfinished,
+    find_damage,
     is_checkpoint,
     last_checkpoint,
     load_state,
     mark_best,
     read_state,
+    read_step,
 )
-from brorl.runs.run_directory import Record, RunDirectory, check_resumable, go_back
+from brorl.runs.run_directory import Record, RunDirectory
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner
 from brorl.training.monitor import Monitor
@@ -66,7 +70,7 @@ def find_start(config: TrainConfig, directory: RunDirectory) -> Path | None:
     """
     discard_unfinished(directory.checkpoints)
     checkpoint = last_checkpoint(directory.checkpoints)
-    check_resumable(config, directory, checkpoint)
+    _check_resumable(config, directory, checkpoint)
     if not checkpoint:
         check_start(config)
     return checkpoint
@@ -91,7 +95,7 @@ def restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:
     try:
         state = load_state(checkpoint) if checkpoint else START
     except UserError as error:
-        raise UserError(f"{error}; {go_back(directory)}") from error
+        raise UserError(f"{error}; {_go_back(directory)}") from error
     if config.steps is not None and state.step > config.steps:
         raise UserError(
             f"the run has already made {state.step} steps, but steps = {config.steps}; raise {option('steps')}"
@@ -127,3 +131,48 @@ def _take_optimizer(learner: Learner, model: str) -> None:
             learner.load_optimizer_state(state)
     except (UserError, ValueError) as error:
         raise UserError(f"{error}; set optimizer.from_checkpoint: false") from error
+
+
+def _check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: Path | None) -> None:
+    """Reject a run that cannot continue as the same run; a new run passes."""
+    begun = directory.read_begun()
+    before = begun.get("settings", {})
+    changed = first_change(before, config)
+    if changed is not None:
+        now = fixed_settings(config)[changed]
+        raise UserError(
+            f"{changed} was {before[changed]} when the run began, and {directory.config_file} now has {now}; set it "
+            f"back to resume, or start a new run: {_start_anew(directory)}. These settings can change: "
+            f"{', '.join(CHANGEABLE_ON_RESUME)}"
+        )
+    if checkpoint is None and begun.get("has_checkpoint", any(line["step"] for line in directory.read_metrics())):
+        raise UserError(
+            f"{directory.checkpoints} no longer has a complete checkpoint; restore the checkpoints to resume, or "
+            f"start a new run: {_start_anew(directory)}"
+        )
+    if checkpoint is None:
+        return
+    step = read_step(checkpoint)
+    missing = {*range(step + 1)} - {r["step"] for r in directory.read_metrics() if "attempt" not in r}
+    if missing:
+        raise UserError(
+            f"{directory.metrics_file} has no line of step {min(missing)}, although {checkpoint} was saved after it; "
+            "restore the file, or repeat the steps: remove the checkpoints of that step and of later ones, then rerun "
+            "the command"
+        )
+    damage = find_damage(checkpoint)
+    if damage:
+        raise UserError(f"checkpoint {checkpoint} is damaged: {damage}; {_go_back(directory)}")
+
+
+def _go_back(directory: RunDirectory) -> str:
+    """Return the command to use if the last checkpoint cannot be used."""
+    *earlier, last = complete_checkpoints(directory.checkpoints)
+    if earlier:
+        return f"resume from {earlier[-1].name} with: rm -r {last} && brorl resume {directory.path}"
+    return f"there is no earlier one; start a new run: {_start_anew(directory)}"
+
+
+def _start_anew(directory: RunDirectory) -> str:
+    """Return the command that starts a new run with the settings of this one."""
+    return f"brorl train {directory.config_file} --output_dir null"
