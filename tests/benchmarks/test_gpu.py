@@ -298,20 +298,23 @@ def test_processes_share_a_record(tmp_path: Path) -> None:
     assert set(Record(tmp_path, {}).parts) == {"a", "b", "c"}
 
 
+def part(order: list[str], name: str, error: BaseException | None = None, least_s: float = 0.0) -> Part:
+    """A part that notes its turn, and fails with an error if one is given."""
+
+    def run() -> Findings:
+        order.append(name)
+        if error:
+            raise error
+        return Findings([Check("a number", 1.0, 2.0)], {"name": name})
+
+    return replace(Part(name, run), least_s=least_s)
+
+
 def test_a_failing_part_is_recorded_and_the_others_run(tmp_path: Path) -> None:
     order: list[str] = []
-
-    def part(name: str, error: Exception | None = None) -> Part:
-        def run() -> Findings:
-            order.append(name)
-            if error:
-                raise error
-            return Findings([Check("a number", 1.0, 2.0)], {"name": name})
-
-        return Part(name, run)
-
     record = Record(tmp_path, {"seed": 1})
-    parts = [part("a"), part("b", RuntimeError("no kernel")), part("c"), replace(part("late"), least_s=100.0)]
+    failing = part(order, "b", RuntimeError("no kernel"))
+    parts = [part(order, "a"), failing, part(order, "c"), part(order, "late", least_s=100.0)]
     assert run_parts(parts, record, 50.0, lambda: False) == ["late"]
     assert order == ["a", "b", "c"]
     record = Record(tmp_path, {"seed": 1})
@@ -319,47 +322,30 @@ def test_a_failing_part_is_recorded_and_the_others_run(tmp_path: Path) -> None:
     assert "RuntimeError: no kernel" in record.parts["b"]["traceback"]
     assert record.parts["c"]["facts"] == {"name": "c"}
     order.clear()
-    assert run_parts([part("a"), part("b"), part("c"), part("d")], record, 50.0, lambda: False) == []
+    assert run_parts([part(order, name) for name in "abcd"], record, 50.0, lambda: False) == []
     assert order == ["d", "b"]  # what failed comes last
     assert Record(tmp_path, {"seed": 1}).failed_parts() == []
     with pytest.raises(OtherOptionsError, match="give another folder"):
         Record(tmp_path, {"seed": 2})
 
 
-def test_a_lost_device_ends_the_call_and_its_part_comes_last(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "lost", "raised"),
+    [
+        (RuntimeError("illegal access"), True, DeviceLostError),
+        (SystemExit(), False, SystemExit),  # such as a signal, after which nothing more is written
+    ],
+)
+def test_a_part_that_loses_the_device_or_ends_the_process_comes_last(
+    error: BaseException, lost: bool, raised: type[BaseException], tmp_path: Path
+) -> None:
     order: list[str] = []
-
-    def part(name: str, lost: bool = False) -> Part:
-        def run() -> Findings:
-            order.append(name)
-            if lost:
-                raise RuntimeError("illegal access")
-            return Findings()
-
-        return Part(name, run)
-
-    record = Record(tmp_path, {})
-    with pytest.raises(DeviceLostError, match="lost in a"):
-        run_parts([part("a", lost=True), part("b")], record, 50.0, lambda: True)
+    with pytest.raises(raised):
+        run_parts([part(order, "a", error), part(order, "b")], Record(tmp_path, {}), 50.0, lambda: lost)
     assert order == ["a"]
-    run_parts([part("a"), part("b")], record, 50.0, lambda: False)
-    assert order == ["a", "b", "a"]
-
-
-def test_a_part_that_ends_the_process_comes_last(tmp_path: Path) -> None:
-    order: list[str] = []
-
-    def ending() -> Findings:
-        order.append("a")
-        raise SystemExit  # such as a signal, after which nothing more is written
-
-    parts = [Part("a", ending), Part("b", lambda: (order.append("b"), Findings())[1])]
-    with pytest.raises(SystemExit):
-        run_parts(parts, Record(tmp_path, {}), 50.0, lambda: False)
     record = Record(tmp_path, {})
     assert record.failed_parts() == ["a"]
-    with pytest.raises(SystemExit):
-        run_parts(parts, record, 50.0, lambda: False)
+    run_parts([part(order, "a"), part(order, "b")], record, 50.0, lambda: False)
     assert order == ["a", "b", "a"]
 
 
