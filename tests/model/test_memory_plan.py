@@ -123,11 +123,17 @@ def test_the_engine_is_never_planned_below_what_its_rows_take(dtype: str, rng: n
         settings = replace(SETTINGS, dtype=dtype, engine_bytes=limit)
         plan = plan_memory(model.config, settings, Workload(prompt, length, num_rows=rows))
         shapes = kv_shapes(model)
-        cache = Arena(model, shapes, RowMemory.of(model, shapes, limit, rows, length))
+        memory = RowMemory.of(model, shapes, limit, rows, length)
+        arena, logit_bytes = Arena(model, shapes, memory), 0
+        arena.start(prompt * memory.bytes_per_token)
         try:
-            needed = cache.bytes_for(np.full(length, rows), prompt)
+            for depth in range(1, length + 1):
+                slots = np.arange(min(rows, arena.rows_that_fit(depth)))
+                arena.place(slots, slots, depth - 1, depth)
+                logit_bytes = max(logit_bytes, slots.size * memory.bytes_per_row)
         except UserError:
             continue  # not even one row fits
+        needed = prompt * memory.bytes_per_token + arena.num_bytes + logit_bytes
         assert plan.sampling.num_bytes >= 0.7 * min(needed, limit)  # growing copies a layer, and rounds lengths up
 
 

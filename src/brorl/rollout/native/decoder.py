@@ -90,22 +90,6 @@ class PagedRowCache:
         addresses = torch.tensor([[x.data_ptr() for x in block] for block in self._blocks])
         self.pages = list(addresses.T.unflatten(0, (-1, 2)).contiguous())
 
-    def bytes_for(self, rows_D: IntArray, prompt_tokens: int) -> int:
-        """Return the bytes at the peak of a decoding; see `Arena.bytes_for`."""
-        prompt_bytes = prompt_tokens * self.memory.bytes_per_token
-        slots_B: list[int] = []
-        maximum = 0
-        for depth, wanted in enumerate(rows_D.tolist(), 1):
-            num_rows = min(wanted, self.rows_that_fit(depth, prompt_bytes))
-            before = slots_B
-            slots_B = self._slots(before, num_rows, depth - 1, depth, prompt_bytes)
-            changed = [old for old, new in zip(before, slots_B, strict=False) if old != new]
-            kept = BLOCK * (
-                sum(slots_B) * self.memory.bytes_per_token + max(changed, default=0) * self.memory.largest_layer
-            )
-            maximum = max(maximum, prompt_bytes + kept + num_rows * self.memory.bytes_per_row)
-        return maximum
-
     def _slots(self, slots_B: list[int], num_rows: int, num_tokens: int, capacity: int, other_bytes: int) -> list[int]:
         """Return how many slots the blocks must have, those to come included; complete ones never get more."""
         num_complete, num_blocks = num_tokens // BLOCK, padded(capacity) // BLOCK

@@ -196,21 +196,6 @@ class Arena:
             for layers in map(slice, range(0, new.shape[0], step), range(step, new.shape[0] + step, step)):
                 new[layers][:, target] = old[layers][:, source]
 
-    def bytes_for(self, rows_D: IntArray, prompt_tokens: int) -> int:
-        """Return the bytes at the peak of rows_D rows at each depth, with prompts of so many tokens, padded."""
-        memory, prompt_bytes = self.memory, prompt_tokens * self.memory.bytes_per_token
-        max_slots, slot_tokens = self._sizes(prompt_bytes)
-        before = maximum = 0
-        for depth, wanted in enumerate(rows_D.tolist(), 1):
-            tokens = self._reserved(depth)
-            num_rows = min(wanted, max_slots, slot_tokens // tokens)
-            if not num_rows:
-                raise memory.too_small(depth, tokens, prompt_bytes)
-            copied = num_rows * (depth - 1) * memory.largest_layer if tokens > before else 0
-            before = tokens
-            maximum = max(maximum, num_rows * memory.bytes_per_row + copied)
-        return prompt_bytes + slot_tokens * memory.bytes_per_token + maximum
-
     def _reserved(self, num_tokens: int) -> int:
         """Return the tokens that are reserved for rows of a length, the same for all of a block."""
         return min(reserved_tokens(num_tokens // BLOCK * BLOCK + BLOCK - 1), self.memory.max_tokens)
