@@ -83,11 +83,13 @@ def _machine() -> Table:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = available_bytes(torch.device("cpu"))
+    uid = os.getuid() if hasattr(os, "getuid") else None
+    user = "unknown" if uid is None else "root" if uid == 0 else f"ordinary (uid {uid})"
     rows = [
         ("brorl", brorl.__version__),
         ("Python", f"{platform.python_version()} ({sys.executable})"),
         ("system", f"{platform.system()} {platform.release()}, {platform.machine()}"),
-        ("user", _user()),
+        ("user", user),
         ("PyTorch", torch.__version__),
         ("device", _device()),
         ("cores", f"{cores} of {os.cpu_count()}"),
@@ -97,12 +99,6 @@ def _machine() -> Table:
     ]
     unused = None if torch.cuda.is_available() else _unused_card()
     return Table("Machine", ("", ""), tuple(rows), (unused,) if unused else (), frozenset({0, 1}))
-
-
-def _user() -> str:
-    if not hasattr(os, "getuid"):
-        return "unknown"
-    return "root" if os.getuid() == 0 else f"ordinary (uid {os.getuid()})"
 
 
 def _device() -> str:

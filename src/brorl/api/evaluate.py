@@ -219,18 +219,15 @@ def _evaluate(checkpoint: str, request: Request, output_dir: str | Path | None, 
 
 
 def _folder(output_dir: str | Path | None, inputs: EvaluationInputs) -> Path:
+    """Return the given folder, or one named after the model (for a checkpoint, the run too) and the settings."""
     if output_dir is not None:
         return Path(output_dir).expanduser()
     digest = blake2b(json.dumps(inputs.settings, sort_keys=True).encode(), digest_size=4).hexdigest()
-    return RUNS / "evaluations" / f"{_label(inputs.request.config.model)}-{digest}"
-
-
-def _label(model: str) -> str:
-    """Return a short name of a model for a folder: its last part; for a checkpoint, the run's name too."""
-    parts = [part for part in Path(model).parts if part != "/"]
+    parts = [part for part in Path(inputs.request.config.model).parts if part != "/"]
     at = parts.index("checkpoints") if "checkpoints" in parts[1:-1] else None
     chosen = parts[-1:] if at is None else [parts[at - 1], *parts[at + 1 :]]
-    return re.sub(r"[^\w.-]+", "_", "-".join(chosen)) or "model"
+    label = re.sub(r"[^\w.-]+", "_", "-".join(chosen)) or "model"
+    return RUNS / "evaluations" / f"{label}-{digest}"
 
 
 def _announce(inputs: EvaluationInputs, output: Path, notes: Sequence[str], echo: Echo) -> None:

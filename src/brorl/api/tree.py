@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brorl.api.recipe import WITHOUT_TRAINING, Checkpoint, resolve_checkpoint
+from brorl.api.recipe import WITHOUT_TRAINING, resolve_checkpoint
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
@@ -139,17 +139,13 @@ def sample(
     question = _question(None if found.recipe is None else config, prompt, reference, domain)
     models = [(Path(checkpoint).name, found.model)]
     if against is not None and str(against) == "start":
-        models = [("before", _start_of(found)), ("after", found.model)]
+        if found.run_config is None:
+            raise UserError(f"{option('against', 'start')}: only a run has a start; name the other model")
+        start = make_config(read_recipe(str(found.run_config)), {}, str(found.run_config)).model
+        models = [("before", start), ("after", found.model)]
     elif against is not None:
         models.insert(0, (Path(against).name, resolve_checkpoint(str(against)).model))
     return _sampled(config, question, models, rollouts, lines, seed)
-
-
-def _start_of(checkpoint: Checkpoint) -> str:
-    """Return the model that the run of a checkpoint started from."""
-    if checkpoint.run_config is None:
-        raise UserError(f"{option('against', 'start')}: only a run has a start; name the other model")
-    return make_config(read_recipe(str(checkpoint.run_config)), {}, str(checkpoint.run_config)).model
 
 
 def _question(config: TrainConfig | None, text: str, reference: str | None, domain: str | None) -> Question:
