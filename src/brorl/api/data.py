@@ -106,17 +106,30 @@ class DataResult(Result):
 
     @property
     def tables(self) -> list[Table]:
-        """The counts of each source, its dropped rows, and the domains."""
-        dropped = tuple(
-            (source.name, reason, f"{count:,}")
-            for source in self.sources
-            for reason, count in sorted(source.dropped.items(), key=lambda source: (-source[1], source[0]))
-        )
-        tables = [self._counts(), self._lengths()]
-        if any(source.fraction for source in self.sources):
-            tables.append(self._domains())
+        """The counts and lengths of each source, the domains, and the dropped rows."""
+        counts, lengths, dropped = [], [], list[tuple[str, ...]]()
+        number, share = Counter[str](), defaultdict[str, float](float)
+        for one in self.sources:
+            of_source = (one.num_train, one.num_held_out, one.num_repeated, sum(one.dropped.values()))
+            rows = "-" if one.num_rows is None else f"{one.num_rows:,}"
+            counts.append((one.name, one.kind, rows, *map("{:,}".format, of_source)))
+            fraction, half = f"{one.fraction:.1%}" if one.fraction else "-", f"{one.lengths.median:,g}"
+            longest = (one.lengths.p95, one.lengths.longest, one.num_too_long)
+            lengths.append((one.name, fraction, half, *map("{:,}".format, longest)))
+            reasons = sorted(one.dropped.items(), key=lambda item: (-item[1], item[0]))
+            dropped += [(one.name, reason, f"{count:,}") for reason, count in reasons]
+            for domain, count in one.domains.items() if one.fraction else ():
+                number[domain] += count
+                share[domain] += one.fraction * count / one.num_train
+        columns = ("source", "kind", "rows", "training", "held out", "repeated", "dropped")
+        tables = [Table("rows and questions", columns, tuple(counts), words=frozenset({0, 1}))]
+        of_lengths = ("source", "share", "median", "95%", "longest", "too long")
+        tables.append(Table(f"training prompts, lengths in {self.unit}", of_lengths, tuple(lengths)))
+        domains = tuple((domain, f"{number[domain]:,}", f"{part:.1%}") for domain, part in share.items())
+        if domains:
+            tables.append(Table("domains", ("domain", "training", "share"), domains))
         if dropped:
-            tables.append(Table("dropped rows", ("source", "reason", "rows"), dropped, words=frozenset({0, 1})))
+            tables.append(Table("dropped rows", ("source", "reason", "rows"), tuple(dropped), words=frozenset({0, 1})))
         return tables
 
     def parts(self) -> Iterator[str | Text | Table]:
@@ -137,41 +150,6 @@ class DataResult(Result):
         problem = "" if self.problem is None else f"; {self.problem}"
         sources = counted(len(self.sources), "source")
         return f"DataResult({sources}: {train:,} training questions, {held_out:,} held out{problem})"
-
-    def _counts(self) -> Table:
-        rows = tuple(
-            (
-                source.name, source.kind, "-" if source.num_rows is None else f"{source.num_rows:,}",
-                f"{source.num_train:,}", f"{source.num_held_out:,}", f"{source.num_repeated:,}",
-                f"{sum(source.dropped.values()):,}",
-            )
-            for source in self.sources
-        )  # fmt: skip
-        columns = ("source", "kind", "rows", "training", "held out", "repeated", "dropped")
-        return Table("rows and questions", columns, rows, words=frozenset({0, 1}))
-
-    def _lengths(self) -> Table:
-        rows = tuple(
-            (
-                source.name, f"{source.fraction:.1%}" if source.fraction else "-", f"{source.lengths.median:,g}",
-                f"{source.lengths.p95:,}",
-                f"{source.lengths.longest:,}", f"{source.num_too_long:,}",
-            )
-            for source in self.sources
-        )  # fmt: skip
-        columns = ("source", "share", "median", "95%", "longest", "too long")
-        return Table(f"training prompts, lengths in {self.unit}", columns, rows)
-
-    def _domains(self) -> Table:
-        trained = [source for source in self.sources if source.fraction]
-        counts: Counter[str] = Counter()
-        fractions: defaultdict[str, float] = defaultdict(float)
-        for source in trained:
-            for domain, count in source.domains.items():
-                counts[domain] += count
-                fractions[domain] += source.fraction * count / source.num_train
-        rows = tuple((domain, f"{count:,}", f"{fractions[domain]:.1%}") for domain, count in counts.items())
-        return Table("domains", ("domain", "training", "share"), rows)
 
 
 def data(
