@@ -96,12 +96,7 @@ class AsyncSource(GroupSource):
             self._start_thread()
 
     def next_batch(self, step: int) -> Batch:
-        """Return the groups of a step as soon as there are enough, and everything that was done since the last step.
-
-        Raises:
-            NoMixedGroupsError: After `dynamic_sampling.max_tries` times P prompts in a row without a mixed group.
-            UnverifiedError: If most rollouts could not be verified, three times in a row.
-        """
+        """Return the groups of a step as soon as there are enough, and everything that was done since the last step."""
         with self._changed:
             self._before = self._state()
             self._fill()

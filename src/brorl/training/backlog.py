@@ -113,8 +113,7 @@ class Backlog:
     def finish(self, start: Start, group: Group | None) -> bool:
         """Take a prompt whose rollouts are done, with its group, or None if it is not trained on.
 
-        Returns:
-            Whether the prompt was in progress. False if the state has been replaced since.
+        Return whether it was in progress: not if the state has been replaced since.
         """
         if self._under_way.pop(start.serial, None) is None:
             return False
@@ -134,9 +133,6 @@ class Backlog:
         """Return the groups of a step; None if there are too few, or if the step has to wait for stragglers.
 
         The groups of the oldest weights come first, and among these the group that was done first.
-
-        Raises:
-            ValueError: If the step does not follow the newest version.
         """
         if step != self._version + 1:
             raise ValueError(
@@ -199,9 +195,7 @@ class Backlog:
     def load_state(self, carried: tuple[Group, ...], plain: dict[str, Any] | None) -> None:
         """Restore a state, with nothing in progress; the stream is restored separately.
 
-        Args:
-            carried: Groups that wait for a later step.
-            plain: The rest of the state; None at the start of a run, or after synchronous training.
+        The plain values are None at the start of a run, or after synchronous training.
         """
         plain = plain or {"version": 0, "waves": 0, "pending": [], "slow": [], "num_late": 0}
         prompt_of = {prompt.id: prompt for prompt in self.stream.prompts} if plain["pending"] else {}

@@ -87,12 +87,7 @@ class Collector(GroupSource):
         self._carried, self._attempts, self._seen = state.carried, state.attempts, state.seen
 
     def next_batch(self, step: int) -> Batch:
-        """Sample until a step has its groups. Carried groups are used first.
-
-        Raises:
-            NoMixedGroupsError: After `dynamic_sampling.max_tries` rounds in a row without a mixed group.
-            UnverifiedError: After three rounds in a row in which most rollouts could not be verified.
-        """
+        """Sample until a step has its groups, or until too many rounds in a row gave none. Carried ones come first."""
         self._before = self.state()
         per_step = self.config.prompts_per_step
         batch = Batch(attempt=self._attempts, keeps_all=not self.config.dynamic_sampling.enabled)

@@ -82,10 +82,9 @@ class Learner(Protocol):
         ...
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write the weights and the model's config in Hugging Face format to a folder that all ranks can reach.
+        """Write weights and config in Hugging Face format to a folder that all ranks reach, averages below it in `ema`.
 
-        The averaged weights are in its subfolder `ema`, if there are any. A learner with several ranks writes its
-        shards of the optimizer, the reference and the average too.
+        A learner with several ranks writes its shards of the optimizer, the reference and the average too.
         """
         ...
 
@@ -98,10 +97,7 @@ class Learner(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that the next step depends on, without the weights.
-
-        With several ranks `shards` names the subfolder into which `save_pretrained` writes the tensors.
-        """
+        """Return the state of the next step, without weights; of several ranks `shards` names the tensors' folder."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

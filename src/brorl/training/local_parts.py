@@ -47,11 +47,7 @@ class LocalParts:
         on_end: OnEnd = lambda _: None,
         echo: Echo = lambda _: None,
     ) -> LocalParts:
-        """Load the model and make the parts; `on_end` receives a function that ends the engine.
-
-        Raises:
-            UserError: If the model cannot be loaded, or does not fit the settings.
-        """
+        """Load the model and make the parts; `on_end` receives a function that ends the engine."""
         tokenizer, stop = inputs.tokenizer, config.sampling.stop
         model = build_model(config, inputs, observe)
         forward = build_forward(config, inputs, model, echo)
@@ -140,11 +136,7 @@ def build_rank(
     echo: Echo = lambda _: None,
     observe: Observe = unobserved,
 ) -> TreeLearner:
-    """Load the model and make one rank of the learner; every rank calls it, and rank 0 reads the weights.
-
-    Raises:
-        UserError: If the model cannot be loaded or does not fit.
-    """
+    """Load the model and make one rank of the learner; every rank calls it, and rank 0 reads the weights."""
 
     def load(device: torch.device | None = None) -> tuple[PreTrainedModel, tuple[Forward, tuple[int, ...]]]:
         model = build_model(config, inputs, observe, device)

@@ -37,11 +37,7 @@ def build_prompts(
     tokenizer: PreTrainedTokenizerBase,
     model_config: PreTrainedConfig,
 ) -> Prompts:
-    """Turn questions into prompts.
-
-    Raises:
-        UserError: If a prompt cannot be encoded or does not fit into the model.
-    """
+    """Turn questions into prompts; one that cannot be encoded or does not fit into the model is a UserError."""
     limits = config.response_limits
     maximum = config.data.max_prompt_tokens
     train_prompts: list[Prompt] = []

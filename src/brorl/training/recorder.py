@@ -54,11 +54,7 @@ class Recorder:
         self._ending: tuple[Ending, str] | None = None
 
     def begin(self) -> None:
-        """Write the line of step 0, with an evaluation, unless a resumed run has it already.
-
-        Raises:
-            StopNow: If a stop is requested.
-        """
+        """Write the line of step 0, with an evaluation, unless a resumed run has it already."""
         monitor = self._run.monitor
         if monitor.seen:
             return

@@ -63,11 +63,7 @@ class TrainingRun:
 
 
 def find_start(config: TrainConfig, directory: RunDirectory) -> Path | None:
-    """Return the checkpoint that a run continues from; None for a new run.
-
-    Raises:
-        UserError: If the run cannot continue from it, or cannot start.
-    """
+    """Return the checkpoint that a run continues from, or None for a new run, if it can continue or start."""
     discard_unfinished(directory.checkpoints)
     checkpoint = last_checkpoint(directory.checkpoints)
     _check_resumable(config, directory, checkpoint)
@@ -77,11 +73,7 @@ def find_start(config: TrainConfig, directory: RunDirectory) -> Path | None:
 
 
 def check_start(config: TrainConfig) -> None:
-    """Check that the model is a checkpoint if the optimizer's state is loaded from it.
-
-    Raises:
-        UserError: If it is not.
-    """
+    """Check that the model is a checkpoint if the optimizer's state is loaded from it."""
     if config.optimizer.from_checkpoint and not is_checkpoint(Path(config.model)):
         raise UserError(
             f"optimizer.from_checkpoint needs a checkpoint, but model = {config.model} is not one; set model to "

@@ -112,11 +112,7 @@ class StopRequest:
 
     @contextmanager
     def discarding(self) -> Iterator[None]:
-        """Mark work in which nothing is learned: a stop request ends it at its start, at a `check`, or at its end.
-
-        Raises:
-            StopNow: If a stop was requested.
-        """
+        """Mark work in which nothing is learned: a stop request ends it at its start, at a `check`, or at its end."""
         self._discards = True
         try:
             self.check()
@@ -126,11 +122,7 @@ class StopRequest:
             self._discards = False
 
     def check(self) -> None:
-        """End the work in progress if a stop was requested and the work can be discarded.
-
-        Raises:
-            StopNow: If so.
-        """
+        """End the work in progress if a stop was requested and the work can be discarded."""
         if self.requested and self._discards:
             raise StopNow
 
