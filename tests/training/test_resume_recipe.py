@@ -115,4 +115,3 @@ def check_that_every_part_was_at_work(run: Path) -> None:
     assert best.name == f"step-{1 + scores.index(max(scores)):06d}"
     state = torch.load(best / "trainer_state.pt", weights_only=True)
     assert state["learner"]["reference"]
-    assert state["schedule"]
