@@ -214,12 +214,6 @@ def end_with_child_that_holds_the_pipes(path: str) -> None:
     time.sleep(300)
 
 
-def close_output_and_stay(path: str) -> None:
-    Path(path).write_text(str(os.getpid()), "ascii")
-    close_everything()
-    time.sleep(300)
-
-
 def leave_a_file_and_end(folder: str) -> None:
     (Path(folder) / str(os.getpid())).touch()
     os.kill(os.getpid(), signal.SIGKILL)

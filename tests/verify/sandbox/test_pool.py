@@ -217,7 +217,7 @@ def test_what_cannot_be_loaded_is_named(pool: WorkerPool, tmp_path: Path) -> Non
         (":f", "not of the form package.module:function"),
         (f"{tmp_path}/missing.py:f", "FileNotFoundError: no such file: .*missing.py"),
         (f"{tmp_path}/bad.py:f", "KeyError: 'at import'"),
-        (f"{tmp_path}/exits.py:f", "3 new workers ended while loading it \\(exit code 5\\)"),
+        (f"{tmp_path}/exits.py:f", "3 new workers ended while loading it \\(exited with code 5\\)"),
         (f"{tmp_path}/bloated.py:f", "3 new workers ended while loading it \\(out of memory\\)"),
     ):
         with pytest.raises(LoadError, match=message):

@@ -27,7 +27,7 @@ from judges import (
 )
 
 from brorl.errors import UserError
-from brorl.verification.sandbox import process, scheduling, worker
+from brorl.verification.sandbox import scheduling, worker
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.replies import Limits, LostError, Reply, Undecided
 from brorl.verification.sandbox.server import Server, ServerSettings
@@ -118,25 +118,13 @@ def test_the_output_before_a_failure_is_kept(pool: ProgramPool) -> None:
 def test_time_without_a_core_does_not_count(pool: ProgramPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The figure is the kernel's."""
     source, limits = "import time\ntime.sleep(0.3)\nprint('done')", Limits(0.2)
-    monkeypatch.setattr(process, "denied_s", lambda _pid: 0.0)
+    monkeypatch.setattr(scheduling, "denied_s", lambda _pid: 0.0)
     assert ended(pool, source, limits=limits).failure == "timeout"
-    monkeypatch.setattr(process, "denied_s", lambda _pid: 0.6 * time.monotonic())
+    monkeypatch.setattr(scheduling, "denied_s", lambda _pid: 0.6 * time.monotonic())
     assert ended(pool, source, limits=limits).value == "done\n"
     began = time.monotonic()
     assert ended(pool, "while True: pass", limits=SHORT).failure == "timeout"
     assert time.monotonic() - began >= 2 * SHORT.seconds
-
-
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not count")
-def test_the_kernel_counts_the_time_without_a_core() -> None:
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
-    try:
-        wait_until(lambda: sum(scheduling.waited_s(one.pid) for one in busy) > 0.2)
-    finally:
-        for one in busy:
-            one.kill()
-            one.wait()
-    assert scheduling.waited_s(busy[0].pid) == 0.0  # it has ended
 
 
 @pytest.mark.slow
@@ -183,7 +171,7 @@ def test_a_program_that_does_not_load_is_not_called(pool: ProgramPool) -> None:
     for source, failure in [
         ("1/0", "ZeroDivisionError: division by zero"),
         ("import sys; sys.exit(0)", "exited with code 0"),
-        ("import os; os._exit(0)", "exited inside the call"),
+        ("import os; os._exit(0)", "exited with code 0"),
         ("def f(:", "SyntaxError: invalid syntax"),
     ]:
         (reply,) = returned(pool, source, ("f", ()))
@@ -238,7 +226,7 @@ def test_forged_replies_gain_nothing(pool: ProgramPool, source: str) -> None:
 def test_a_flood_of_messages_is_stopped(pool: ProgramPool) -> None:
     flood = "import os, struct\nwhile True: os.write(63, struct.pack('>BQI', 13, {token}, 1) + b'x')"
     assert ended(pool, flood.format(token=0)).failure == "broke the protocol of the sandbox"
-    own = "import sys\ntoken = sys._getframe(4).f_locals['frame'].token\n" + flood.format(token="token")
+    own = "import sys\ntoken = sys._getframe(3).f_locals['frame'].token\n" + flood.format(token="token")
     assert ended(pool, own).failure in ("broke the protocol of the sandbox", "x")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from judges import LIMITS, call_judge, ended, gone, returned, run_judge, wait_until
 
-from brorl.verification.sandbox import process, scheduling
+from brorl.verification.sandbox import scheduling
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.replies import JudgeTimeout, Limits, Reply, Undecided
 from brorl.verification.sandbox.worker import Worker
@@ -116,7 +116,7 @@ def test_only_others_deny_a_core(monkeypatch: pytest.MonkeyPatch, rng: np.random
 
 def test_a_program_without_its_core_is_unverified(pool: ProgramPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its wall time is over, and others had the core for most of it."""
-    monkeypatch.setattr(process, "denied_s", lambda _pid: 0.99 * time.monotonic())
+    monkeypatch.setattr(scheduling, "denied_s", lambda _pid: 0.99 * time.monotonic())
     assert pool.run([run_judge(ASLEEP, limits=SHORT)]) == [Undecided("the machine was overloaded")]
     assert pool.run([call_judge(f"def f():\n  {ASLEEP.replace(chr(10), ';')}", ("f", ()), limits=SHORT)]) == [
         Undecided("the machine was overloaded")
@@ -127,7 +127,7 @@ def test_the_time_of_all_cases_does_not_count_waiting_for_a_core(
     pool: ProgramPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = time.monotonic()
-    monkeypatch.setattr(process, "denied_s", lambda _pid: 0.9 * (time.monotonic() - began))
+    monkeypatch.setattr(scheduling, "denied_s", lambda _pid: 0.9 * (time.monotonic() - began))
     (reply,) = returned(pool, "import time\ndef f(): time.sleep(0.3)", ("f", ()))
     assert reply.failure is None
     assert reply.seconds <= 0.11 * (time.monotonic() - began)

@@ -5,6 +5,7 @@ Servers start when there is work, in the process that made the pool and in no fo
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import sys
@@ -17,12 +18,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf, isfinite
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 from brorl.errors import UserError
-from brorl.verdict import CRASHED, OUT_OF_MEMORY, TIMEOUT, UNVERIFIED
+from brorl.verdict import CRASHED, OUT_OF_MEMORY, RAISED, TIMEOUT, UNVERIFIED
 from brorl.verification.sandbox.inside.confinement import TRUSTED
-from brorl.verification.sandbox.inside.functions import MAX_REPLY_BYTES, RAISED
+from brorl.verification.sandbox.inside.functions import MAX_REPLY_BYTES
 from brorl.verification.sandbox.level import CHOICES, Level, choose_level
 from brorl.verification.sandbox.replies import Fault, Limits, LostError, Reply, Undecided
 from brorl.verification.sandbox.server import PreloadError, ServerSettings
@@ -32,6 +33,7 @@ from brorl.verification.settings import VerificationSettings
 _MAX_LOADS = 3  # new workers that may end while they load a function
 _AT_ONCE = 32  # items in a call: enough that the message costs less than short items; a slow one holds up few
 _EARLY = 16  # workers that start before there is work; more start with it
+_FILES_PER_WORKER = 6  # socket and lifeline of a server, pipes of an answer and of its test code
 _STARTING_FILES = 16  # the other ends of pipes, while one process starts
 _SPARE_FILES = 256  # that the trainer opens later
 
@@ -55,16 +57,7 @@ class VerifierCall:
 
 
 class _Pool:
-    """A number of workers; None for the cores of this process.
-
-    Attributes:
-        num_workers: Number of workers.
-        files_per_worker: Most descriptors that this process holds for one worker.
-        files_when_idle: Descriptors that this process holds for an idle worker.
-    """
-
-    files_per_worker: ClassVar[int]
-    files_when_idle: ClassVar[int]
+    """A number of workers; None for the cores of this process."""
 
     def __init__(self, num_workers: int | None) -> None:
         if num_workers is not None and num_workers < 1:
@@ -84,7 +77,6 @@ class _Pool:
     def close(self) -> None:
         """Kill the processes and wait for their end; a later `run` starts new ones."""
         _close_all(self._idle, self._pid)
-        _IN_USE.discard(self)
 
     def _run_judges(
         self, judges: Sequence[Judge[T]], settings: ServerSettings, timeout_s: float = inf
@@ -102,15 +94,8 @@ class _Pool:
         if self._pid != os.getpid():
             name = type(self).__name__
             raise RuntimeError(f"a {name} cannot be used in a fork of the process that made it; create another one")
-        if self not in _IN_USE:
-            pools = [self, *(pool for pool in _IN_USE if pool._pid == self._pid)]
-            more = sum(p.num_workers * p.files_per_worker - len(p._idle) * p.files_when_idle for p in pools)
-            _allow_open_files(sum(pool.num_workers for pool in pools), more)
-            _IN_USE.add(self)
-
-
-_IN_USE: weakref.WeakSet[_Pool] = weakref.WeakSet()
-"""The pools that have run and were not closed."""
+        if not self._idle:
+            _allow_open_files(self.num_workers)
 
 
 class WorkerPool(_Pool):
@@ -131,8 +116,6 @@ class WorkerPool(_Pool):
     Raises:
         ValueError: If an argument is out of its range.
     """
-
-    files_per_worker = files_when_idle = 4  # socket and lifeline of a server, two pipes
 
     def __init__(
         self,
@@ -224,28 +207,35 @@ class WorkerPool(_Pool):
     def _judge(self, call: VerifierCall, problems: list[str], worker: Worker) -> Reply:
         """Load and call a function; `problems` are those of its loading in the current run."""
         is_new = call.function not in self._loaded
+        loading = Limits(self._start_timeout_s, self.memory_bytes)
         while True:
             if len(problems) >= _MAX_LOADS:
                 return Reply(None, f"{UNVERIFIED}: a worker cannot start: {problems[-1]}", 0.0)
-            reply = worker.load_function(call.function, Limits(self._start_timeout_s, self.memory_bytes))
-            if reply.failure is None:
+            worker.trust(loading)
+            reply = worker.call("load", (call.function,), loading)
+            problem = reply.failure or reply.value
+            if problem is None:
                 break
-            problem = reply.failure.removeprefix(f"{RAISED} ")
-            problems.append("it took too long to start" if problem == Fault.TIMEOUT else problem)
-            if is_new and problem != reply.failure:
+            worker.end()
+            problems.append("it took too long to start" if problem == Fault.TIMEOUT else str(problem))
+            if is_new and reply.failure is None:
                 raise LoadError(f"cannot load {call.function!r}: {problem}")
             if is_new and len(problems) >= _MAX_LOADS:
                 ended = f"{_MAX_LOADS} new workers ended while loading it ({problems[-1]})"
                 raise LoadError(f"cannot load {call.function!r}: {ended}")
         self._loaded.add(call.function)
-        limits = Limits(self.timeout_s, self.memory_bytes, MAX_REPLY_BYTES)
-        reply = worker.call(call.function, call.arguments, limits)
-        failure = reply.failure
-        if failure is not None and failure.startswith(f"{RAISED} "):
-            failure = f"verifier {failure}"
-        elif failure not in (None, TIMEOUT, OUT_OF_MEMORY):
-            failure = CRASHED
-        return Reply(reply.value, failure, reply.seconds)
+        limits = Limits(self.timeout_s, self.memory_bytes, 2 * MAX_REPLY_BYTES)  # text inside of text
+        reply = worker.call("call", (call.function, json.dumps(call.arguments)), limits)
+        try:
+            text, problem, is_full = reply.value
+            value = None if problem else json.loads(text)
+        except (TypeError, ValueError, RecursionError):  # it has ended, something else wrote, or a value is too deep
+            worker.end()
+            failure = reply.failure if reply.failure in (TIMEOUT, OUT_OF_MEMORY) else CRASHED
+            return Reply(None, failure, reply.seconds)
+        if is_full:
+            worker.end()
+        return Reply(value, f"{RAISED} {problem}" if problem else None, reply.seconds)
 
 
 class ProgramPool(_Pool):
@@ -264,9 +254,6 @@ class ProgramPool(_Pool):
     Raises:
         ValueError: If an argument is out of its range.
     """
-
-    files_per_worker = 6  # socket and lifeline of a server, pipes of an answer and of its test code
-    files_when_idle = 2  # without the pipes
 
     def __init__(
         self,
@@ -358,20 +345,19 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _allow_open_files(num_workers: int, more: int) -> None:
+def _allow_open_files(num_workers: int) -> None:
     """Raise the soft limit of open files of this process if it is too low; a low hard limit is a UserError."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/dev/fd")) + more + _STARTING_FILES  # noqa: PTH208 (names are enough)
-    if soft == resource.RLIM_INFINITY or needed + _SPARE_FILES <= soft:
-        return
-    if hard != resource.RLIM_INFINITY and needed > hard:
+    soft, hard = (sys.maxsize if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
+    needed = len(os.listdir("/dev/fd")) + _FILES_PER_WORKER * num_workers + _STARTING_FILES  # noqa: PTH208 (names)
+    wanted = needed + _FILES_PER_WORKER * num_workers + _SPARE_FILES  # a run has another pool of as many
+    if needed > hard:
         raise UserError(
             f"{num_workers:,} verification workers need {needed:,} open files, but this process can open {hard:,}; "
-            f"raise the hard limit with `ulimit -n {needed + _SPARE_FILES}` as root, or set verification.workers to a "
-            "smaller number"
+            f"raise the hard limit with `ulimit -n {wanted}` as root, or set verification.workers to a smaller number"
         )
-    wanted = needed + _SPARE_FILES
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    if wanted > soft:
+        limits = (min(wanted, hard), resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def _close_all(idle: list[Worker], pid: int) -> None:

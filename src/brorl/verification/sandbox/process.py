@@ -6,7 +6,6 @@ Everything that arrives is untrusted. The limits of time and output hold here: a
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -16,26 +15,20 @@ from collections.abc import Collection
 from math import ceil, inf
 from typing import NamedTuple
 
-from brorl.verification.sandbox.inside import frames
-from brorl.verification.sandbox.inside.frames import HEADER, Frame
-from brorl.verification.sandbox.inside.functions import EXIT_OUT_OF_MEMORY, RAISED
-from brorl.verification.sandbox.inside.program import EXITED_IN_CALL, NO_PLAIN_VALUE
+from brorl.verification.sandbox.inside import program
+from brorl.verification.sandbox.inside.functions import EXIT_OUT_OF_MEMORY
+from brorl.verification.sandbox.inside.program import HEADER, NO_PLAIN_VALUE, Frame
 from brorl.verification.sandbox.replies import REPLY_BYTES, Fault, Limits, LostError, Reply
-from brorl.verification.sandbox.scheduling import Stopwatch, denied_s, waited_s
+from brorl.verification.sandbox.scheduling import Stopwatch
 from brorl.verification.sandbox.server import Ending, Server
 from brorl.verification.sandbox.values import decode, size_of
 
 _START_SECONDS = 120.0  # until an idle machine's slowest server has imported its modules and forked
 KILL_SECONDS = 60.0  # until a killed process must have ended
-_CLOSED_SECONDS = 1.0  # from the end of the replies of a trusted worker to its own
 _SHORTEST_WAIT_S = 0.01
 _LOADED_CPU_SECONDS = 3600  # of all calls of a loaded program; each has its own limit of wall time
 _FAILURE_CHARACTERS = 300
 _PIPE_BYTES, _WIDE_PIPE_BYTES = 1 << 16, 1 << 20  # of Linux: by default, and at most without privileges
-
-
-class IdleLossError(LostError):
-    """A process ended between two judges: the second one has lost nothing but its start."""
 
 
 class OutsideCall(NamedTuple):
@@ -69,7 +62,6 @@ class Process:
         self._cpu_seconds = ceil(limits.seconds) + 1 if self._is_run else _LOADED_CPU_SECONDS
         self._outside = outside
         self._token = 0  # of the current request; -1 after its reply
-        self._is_reused = False
         self._ending: Ending | None = None
         self._failure: Fault | None = None  # why it was killed
         self._uncaught: str | None = None  # the exception that it reported
@@ -128,9 +120,8 @@ class Process:
         return self._watch.time_of(seconds) if self._watch else inf
 
     def ask(self, kind: int, body: bytes, limits: Limits) -> None:
-        """Send a request, of a kind of `frames`, with limits of its own."""
-        self._is_reused = kind == frames.LOAD and self._token != 0
-        self._limits, self._has_value = limits, kind == frames.CALL
+        """Send a request, of a kind of `program`, with limits of its own."""
+        self._limits, self._has_value = limits, kind == program.CALL
         self._widen(limits.output_bytes)
         if self._watch is not None:
             self._watch.restart()
@@ -140,7 +131,7 @@ class Process:
         """Answer the call of an outside function; the request goes on."""
         if self._watch is not None:
             self._watch.resume()
-        self._send(frames.GIVE, body)
+        self._send(program.GIVE, body)
 
     def _send(self, kind: int, body: bytes) -> None:
         if self._watch is not None:
@@ -184,10 +175,7 @@ class Process:
                 raise LostError("a worker did not respond")
             if self._watch is None:
                 raise LostError("a process took too long to start")
-            if self._replies_ended and self._server.trusted:
-                self._stop(Fault.BROKE_PROTOCOL)
-            else:
-                self._check_time(self._watch)
+            self._check_time(self._watch)
         return None
 
     def _check_time(self, watch: Stopwatch) -> None:
@@ -217,21 +205,21 @@ class Process:
     def _read_reply(self) -> Reply | OutsideCall | None:
         """Read frames; return the reply that one of them is."""
         while (frame := self._next_frame()) is not None:
-            if frame.kind == frames.UNCONFINED and self._watch is None:
+            if frame.kind == program.UNCONFINED and self._watch is None:
                 raise LostError(f"a process could not be confined: {_line(frame.body)}")
-            if frame.kind == frames.READY and self._watch is None:
-                self._watch = Stopwatch(int(frame.body), waited_s if self._server.core is None else denied_s)
+            if frame.kind == program.READY and self._watch is None:
+                self._watch = Stopwatch(int(frame.body))
                 self.deadline = self._watch.time_of(self._limits.seconds)
                 continue
             if self._watch is None or frame.token != self._token:
                 self._stop(Fault.BROKE_PROTOCOL)
                 return None
-            if self._is_run and frame.kind == frames.FAILED and self._uncaught is None:
+            if self._is_run and frame.kind == program.FAILED and self._uncaught is None:
                 self._uncaught = _line(frame.body)
                 continue
-            if not self._is_run and frame.kind in (frames.VALUE, frames.FAILED, frames.ASKED):
+            if not self._is_run and frame.kind in (program.VALUE, program.FAILED, program.ASKED):
                 self._token = -1  # a second reply to the same request is a breach
-                return self._trusted_reply(frame) if self._server.trusted else self._reply(frame)
+                return self._reply(frame)
             self._stop(Fault.BROKE_PROTOCOL)
             return None
         return None
@@ -256,27 +244,16 @@ class Process:
                 return None
             self._replies_ended = not part
             self._received += part
-            if not part and self._server.trusted:
-                self.deadline = min(self.deadline, time.monotonic() + _CLOSED_SECONDS)
-
-    def _trusted_reply(self, frame: Frame) -> Reply | None:
-        """Return the reply of a trusted worker; None, and the end of the worker, if it cannot be read."""
-        try:
-            value = None if frame.kind == frames.FAILED else json.loads(frame.body)
-        except (ValueError, RecursionError):  # something else wrote, or a value is too deep
-            self._stop(Fault.BROKE_PROTOCOL)
-            return None
-        return Reply(value, f"{RAISED} {_line(frame.body)}" if frame.kind == frames.FAILED else None, self._reply_s())
 
     def _reply(self, frame: Frame) -> Reply | OutsideCall:
-        if frame.kind == frames.FAILED:
+        if frame.kind == program.FAILED:
             return Reply(None, _line(frame.body), self._reply_s())
         most = self._limits.output_parts
         if most is not None and size_of(frame.body).num_parts > most:
             return Reply(None, Fault.TOO_MUCH_OUTPUT, self._reply_s())
         try:
             value = decode(frame.body.decode())
-            if frame.kind == frames.ASKED:
+            if frame.kind == program.ASKED:
                 name, arguments = value
                 if name not in self._outside or type(arguments) is not tuple:
                     raise ValueError("not a call of an outside function")
@@ -302,16 +279,13 @@ class Process:
     def _last_reply(self, ending: Ending) -> Reply:
         """Return the reply to the request during which the process ended."""
         if self._watch is not None:
-            self._watch.notice(ending.waited_seconds)
+            self._watch.notice(ending.denied_seconds)
         seconds = self._reply_s()
-        if self._is_reused and self._failure is None:
-            raise IdleLossError("a worker was lost")
-        if self._watch is None and self._failure is None and not self._server.trusted:  # nothing of the answer has run
+        if self._watch is None and self._failure is None:  # nothing of the answer has run
             raise LostError("a process ended before it was confined")
         failure = self._failure or self._uncaught or self._why(ending)
-        if self._is_run:
-            return Reply(self._output.decode("utf-8", "replace"), failure and str(failure), seconds)
-        return Reply(None, str(failure or EXITED_IN_CALL), seconds)
+        output = self._output.decode("utf-8", "replace") if self._is_run else None
+        return Reply(output, failure and str(failure), seconds)
 
     def _why(self, ending: Ending) -> str | None:
         """Return why a process ended that was not stopped.
@@ -321,12 +295,12 @@ class Process:
         if ending.too_many_threads:
             return Fault.TOO_MANY_THREADS
         code = os.waitstatus_to_exitcode(ending.status)
-        if self._server.trusted:
-            if self._has_value and -code in (signal.SIGKILL, signal.SIGTERM):  # from the kernel, a guard, a person
-                raise LostError("a worker was lost")
-            return Fault.OUT_OF_MEMORY if code == EXIT_OUT_OF_MEMORY else f"exit code {code}"
+        if self._server.trusted and -code in (signal.SIGKILL, signal.SIGTERM):  # from the kernel, a guard, a person
+            raise LostError("a worker was lost")
+        if self._server.trusted and code == EXIT_OUT_OF_MEMORY:
+            return Fault.OUT_OF_MEMORY
         if code >= 0:
-            return f"{Fault.EXITED} with code {code}" if code and self._is_run else None
+            return f"{Fault.EXITED} with code {code}" if code or not self._is_run else None
         if -code == signal.SIGKILL:
             if ending.cpu_seconds >= self._cpu_seconds:
                 return Fault.TIMEOUT
@@ -334,7 +308,7 @@ class Process:
                 return Fault.OUT_OF_MEMORY
             if self._server.confined:
                 raise LostError("a process was killed from outside")
-        return Fault.TIMEOUT if -code == signal.SIGXCPU else f"{Fault.KILLED} {-code}"
+        return Fault.TIMEOUT if -code == signal.SIGXCPU and not self._server.trusted else f"{Fault.KILLED} {-code}"
 
     def close(self) -> None:
         """Kill the process and close the descriptors."""

@@ -30,7 +30,7 @@ class Fault(StrEnum):
     TOO_MUCH_OUTPUT = program.TOO_MUCH_OUTPUT
     TOO_MANY_THREADS = program.TOO_MANY_THREADS
     BROKE_PROTOCOL = "broke the protocol of the sandbox"
-    EXITED = "exited"
+    EXITED = program.EXITED
     KILLED = "killed by signal"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 MAX_STRETCH = 10  # wall time of a call in multiples of its limit, at most, where the machine is overloaded
@@ -21,14 +21,10 @@ class Stopwatch:
     time that its threads have taken since the last request. Sleep counts, and so does the time in which threads of the
     process wait for each other.
 
-    Args:
-        pid: The process.
-        count: The kernel's count of its time without a processor: `waited_s` or `denied_s`.
     """
 
-    def __init__(self, pid: int, count: Callable[[int], float | None]) -> None:
+    def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._count = count
         self._before_s = 0.0  # of the request, until the process was asked last
         self._runs = False
         self._cpu_s = _cpu_s(pid)  # when it was asked no more
@@ -50,39 +46,31 @@ class Stopwatch:
         if not self._runs:
             self._before_s += max(0.0, _cpu_s(self._pid) - self._cpu_s)
         self._runs, self._began = True, time.monotonic()
-        self._count_before, self._waited_s = self._count(self._pid), 0.0
+        self._count_before, self._denied_s = denied_s(self._pid), 0.0
 
     def used_s(self) -> float:
         """Return the time of the current request."""
         if not self._runs:
             return self._before_s
-        self.notice(self._count(self._pid))
-        return self._before_s + max(0.0, time.monotonic() - self._began - self._waited_s)
+        self.notice(denied_s(self._pid))
+        return self._before_s + max(0.0, time.monotonic() - self._began - self._denied_s)
 
     def notice(self, count: float | None) -> None:
         """Take account of a count that another process has read before the end of this one."""
         if count is not None and self._count_before is not None:
-            self._waited_s = max(self._waited_s, count - self._count_before)
+            self._denied_s = max(self._denied_s, count - self._count_before)
 
     def time_of(self, seconds: float) -> float:
         """Return when (monotonic clock) the request has used these seconds, if nothing else takes its processor."""
-        return self._began + self._waited_s + seconds - self._before_s
+        return self._began + self._denied_s + seconds - self._before_s
 
     def last_time_of(self, seconds: float) -> float:
         """Return when (monotonic clock) a request of this limit has had its chance, however busy the machine is."""
         return self._began + MAX_STRETCH * (seconds - self._before_s)
 
 
-def waited_s(pid: int) -> float:
-    """Return how long a process was ready to run without a processor, in seconds since its start.
-
-    It is the most of its threads; 0 if the process has ended, or if the system does not report it.
-    """
-    return max((waited for _, waited in _threads(pid)), default=0.0)
-
-
 def denied_s(pid: int) -> float | None:
-    """Return a count that grows while others have the one core of a process and one of its threads is ready to run.
+    """Return a count that grows while others have the processor of a process and one of its threads is ready to run.
 
     Differences of two counts, in seconds, are at most that time, for any threads: while a thread waits for a sibling,
     the processor time of the process grows as much as the thread's waiting. None if the process has been reaped, or if

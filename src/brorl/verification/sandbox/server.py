@@ -58,11 +58,11 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a process ended: its status as of `os.wait`, and its last count of the time without a core."""
+    """How a process ended: its status as of `os.wait`, and its last count of `denied_s`."""
 
     status: int
     cpu_seconds: float
-    waited_seconds: float | None
+    denied_seconds: float | None
     memory_bytes: int
     too_many_threads: bool
 

@@ -6,7 +6,6 @@ stay with the judge and never enter a program.
 
 from __future__ import annotations
 
-import json
 import select
 import threading
 import time
@@ -15,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil, inf
 from typing import Generic, TypeVar
 
-from brorl.verification.sandbox.inside import frames
-from brorl.verification.sandbox.process import KILL_SECONDS, IdleLossError, Process
+from brorl.verification.sandbox.inside.program import CALL, LOAD, RUN
+from brorl.verification.sandbox.process import KILL_SECONDS, Process
 from brorl.verification.sandbox.replies import JudgeTimeout, Limits, LostError, Reply, Undecided
 from brorl.verification.sandbox.server import Server, ServerSettings
 from brorl.verification.sandbox.values import REQUEST_DEPTH, encode
@@ -73,9 +72,9 @@ class Worker:
 
     def run(self, source: str, stdin: str, limits: Limits) -> Reply:
         """Run a whole program on some input, in a new process. The value of the reply is its output."""
-        self._end(_RUN)
+        self.end(_RUN)
         process = self._processes[_RUN] = Process(self.server, limits, stdin)
-        process.ask(frames.RUN, source.encode("utf-8", "surrogatepass"), limits)
+        process.ask(RUN, source.encode("utf-8", "surrogatepass"), limits)
         return self._wait(_RUN)
 
     def load(
@@ -94,33 +93,27 @@ class Worker:
             outside: Functions of this process that the module finds defined. They get values of builtin types, and
                 return one or raise an `OutsideError`; any other exception ends the judge.
         """
-        self._end(name)
+        self.end(name)
         self._outside[name] = outside or {}
         process = self._processes[name] = Process(self.server, limits, outside=self._outside[name].keys())
-        process.ask(frames.LOAD, _encode((source, tuple(self._outside[name]))), limits)
+        process.ask(LOAD, _encode((source, tuple(self._outside[name]))), limits)
         return self._wait(name)
 
-    def load_function(self, function: str, limits: Limits) -> Reply:
-        """Import `package.module:function` or `path/to/file.py:function` in a trusted process, unless it has done so.
+    def trust(self, limits: Limits) -> None:
+        """Have a process of trusted functions, see `Functions`, with this limit of memory: the last one if it is idle.
 
-        Args:
-            function: The function; call it by this path.
-            limits: Limits of loading; the memory limit is that of the process.
+        Its functions are `load` and `call`. The time of its start counts as that of the first call.
         """
         if ANSWER not in self._processes or not self._processes[ANSWER].is_idle:
-            self._end(ANSWER)
+            self.end(ANSWER)
             self._processes[ANSWER] = Process(self.server, limits)
-        self._processes[ANSWER].ask(frames.LOAD, json.dumps((function, None)).encode(), limits)
-        return self._wait(ANSWER)
 
-    def call(self, function: str, arguments: tuple[object, ...] | None, limits: Limits, name: str = ANSWER) -> Reply:
+    def call(self, function: str, arguments: tuple[object, ...], limits: Limits, name: str = ANSWER) -> Reply:
         """Call a function of a loaded program.
 
         Args:
-            function: Name in the module; `Solution.method` calls the method of a new `Solution()`. In a trusted
-                process, the path of the function.
-            arguments: Positional arguments of builtin types, as `values` encodes them. In a trusted process, JSON
-                values; None returns the least and greatest number of arguments that the function takes.
+            function: Name in the module; `Solution.method` calls the method of a new `Solution()`.
+            arguments: Positional arguments of builtin types, as `values` encodes them.
             limits: Limits of the call.
             name: Name of the process.
 
@@ -129,10 +122,7 @@ class Worker:
         """
         if name not in self._processes:
             raise ValueError(f"no program was loaded as {name!r}; load one first")
-        trusted = self.server.trusted
-        body = json.dumps((function, arguments)).encode() if trusted else b""
-        body = body or _encode((function, arguments, limits.output_bytes))
-        self._processes[name].ask(frames.CALL, body, limits)
+        self._processes[name].ask(CALL, _encode((function, arguments, limits.output_bytes)), limits)
         return self._wait(name)
 
     def _wait(self, name: str) -> Reply:
@@ -183,9 +173,10 @@ class Worker:
     def _end_busy(self) -> None:
         for name, process in [*self._processes.items()]:
             if not (self.server.trusted and process.is_idle):
-                self._end(name)
+                self.end(name)
 
-    def _end(self, name: str) -> None:
+    def end(self, name: str = ANSWER) -> None:
+        """End a process if there is one of this name."""
         self._outside.pop(name, None)
         if name in self._processes:
             self._processes.pop(name).close()
@@ -193,7 +184,7 @@ class Worker:
     def close(self) -> None:
         """End the server, which kills all its processes and what they have started, and wait for its end."""
         for name in [*self._processes]:
-            self._end(name)
+            self.end(name)
         self.server.close()
 
 
@@ -220,10 +211,7 @@ class JudgeRun(Generic[T]):
         num_workers: int,
         timeout_s: float = inf,
     ) -> None:
-        self._judges = judges
-        self._settings = settings
-        self._idle = idle
-        self._num_workers = num_workers
+        self._judges, self._settings, self._idle, self._num_workers = judges, settings, idle, num_workers
         self._part_s = timeout_s * num_workers / (2 * max(len(judges), 1))
         self._end_at = time.monotonic() + timeout_s
         self._lock = threading.Lock()  # of all that follows
@@ -267,106 +255,81 @@ class JudgeRun(Generic[T]):
     def _work(self) -> None:
         """Run judges one after the other, as long as any waits; an exception of a judge ends the run."""
         try:
-            while (begun := self._begin()) is not None:
-                self._judge(*begun)
+            while (number := self._next()) is not None:
+                if not self._judge(number):
+                    time.sleep(_BETWEEN_STARTS_S)
         except BaseException as error:
             self._errors.append(error)
             self._end_at = 0.0
 
-    def _judge(self, number: int, worker: Worker) -> None:
+    def _next(self) -> int | None:
+        with self._lock:
+            if self._is_over() or not self._waiting:
+                return None
+            self._num_running += 1
+            return self._waiting.popleft()
+
+    def _judge(self, number: int) -> bool:
+        """Run a judge on a worker; return whether there was one."""
+        worker, is_done = None, False
         try:
-            self._decide(number, self._judges[number](worker))
-        except OverPartError:
-            self._cut_off(number, worker.used_part)
-        except LostError as error:
-            worker.close()
-            self._lose(number, error)
-            return
-        except BaseException:
-            worker.close()
-            raise
-        try:
+            worker = self._take_worker()
+            worker.begin(inf if number in self._used_part else self._part_s, self._is_over)
+            try:
+                self._results[number] = self._judges[number](worker)
+                self._lost_in_a_row = 0
+            except OverPartError:
+                if worker.used_part:  # it runs again after all others; at the end of all time it is left
+                    self._lost_in_a_row = 0
+                    self._used_part.add(number)
+                    self._waiting.append(number)
+            is_done = True
             worker.finish()
             self._idle.append(worker)
-        except LostError:
-            worker.close()
-
-    def _begin(self) -> tuple[int, Worker] | None:
-        """Return the next judge and its worker; None if none waits."""
-        while not self._is_over():
+        except BaseException as error:
+            if worker is not None:
+                worker.close()
+            if not isinstance(error, LostError):
+                raise
+            if not is_done:
+                self._lose(number, str(error), worker is not None)
+        finally:
             with self._lock:
-                if not self._waiting:
-                    return None
-                number = self._waiting.popleft()
-                self._num_running += 1
-                part_s = inf if number in self._used_part else self._part_s
-            try:
-                worker = self._take_worker()
-            except LostError as error:
-                self._put_back(number, str(error))
-                time.sleep(_BETWEEN_STARTS_S)
-            else:
-                self._failed_starts = 0
-                worker.begin(part_s, self._is_over)
-                return number, worker
-        return None
+                self._num_running -= 1
+        return worker is not None
 
     def _take_worker(self) -> Worker:
-        while True:
-            try:
-                worker = self._idle.pop()
-            except IndexError:
-                return Worker(self._settings)
-            try:
-                worker.refresh()
-            except LostError:
-                worker.close()
+        with self._lock:
+            worker = self._idle.pop() if self._idle else None
+        if worker is None:
+            worker = Worker(self._settings)
+            self._failed_starts = 0
+            return worker
+        try:
+            worker.refresh()
+        except LostError:
+            worker.close()
+            return self._take_worker()
+        return worker
+
+    def _lose(self, number: int, reason: str, had_worker: bool) -> None:
+        """Run a judge once more, unless that was the second time; give up all if none has succeeded for long.
+
+        One without a worker waits for those that run; all are given up if none runs for some tries.
+        """
+        with self._lock:
+            if had_worker:
+                self._tries[number] += 1
+                self._lost_in_a_row += 1
             else:
-                return worker
-
-    def _put_back(self, number: int, reason: str) -> None:
-        """Put a judge back without a worker; it waits for those that run. Give all up if none runs for some tries."""
-        with self._lock:
-            self._waiting.appendleft(number)
-            self._num_running -= 1
-            self._failed_starts += not self._num_running
-            if self._failed_starts >= _MAX_STARTS:
-                self._give_up(reason)
-
-    def _decide(self, number: int, decision: T) -> None:
-        with self._lock:
-            self._num_running -= 1
-            self._lost_in_a_row = 0
-            self._results[number] = decision
-
-    def _cut_off(self, number: int, used_part: bool) -> None:
-        """Run a judge that has used its part again after all others; at the end of all time it is left."""
-        with self._lock:
-            self._num_running -= 1
-            if used_part:
-                self._lost_in_a_row = 0
-                self._used_part.add(number)
-                self._waiting.append(number)
-
-    def _lose(self, number: int, error: LostError) -> None:
-        """Run a judge once more, unless that was the second time; give up all if none has succeeded for long."""
-        with self._lock:
-            self._num_running -= 1
-            if isinstance(error, IdleLossError):
-                self._waiting.appendleft(number)
-                return
-            self._tries[number] += 1
-            self._lost_in_a_row += 1
+                self._failed_starts += self._num_running == 1
             if self._tries[number] < _TRIES:
-                self._waiting.append(number)
+                (self._waiting.append if had_worker else self._waiting.appendleft)(number)
             else:
-                self._results[number] = Undecided(str(error))
-            if self._lost_in_a_row >= _MAX_LOST:
-                self._give_up(str(error))
-
-    def _give_up(self, reason: str) -> None:
-        while self._waiting:
-            self._results[self._waiting.popleft()] = Undecided(reason)
+                self._results[number] = Undecided(reason)
+            if self._lost_in_a_row >= _MAX_LOST or self._failed_starts >= _MAX_STARTS:
+                self._results |= dict.fromkeys(self._waiting, Undecided(reason))
+                self._waiting.clear()
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:

@@ -27,11 +27,10 @@ import time
 from typing import Any
 
 from brorl.verification.sandbox.inside.confinement import MAX_DESCRIPTORS, MAX_THREADS, TRUSTED, Confinement
-from brorl.verification.sandbox.inside.frames import READY, UNCONFINED, Frame, write_frame
-from brorl.verification.sandbox.inside.functions import serve_functions
+from brorl.verification.sandbox.inside.functions import Functions
 from brorl.verification.sandbox.inside.library import preload, readable
-from brorl.verification.sandbox.inside.program import serve
-from brorl.verification.sandbox.scheduling import denied_s, waited_s
+from brorl.verification.sandbox.inside.program import READY, UNCONFINED, Frame, serve, write_frame
+from brorl.verification.sandbox.scheduling import denied_s
 
 _WATCH_S = 0.1  # between two looks at the threads of the processes
 _ORPHANS_S = 5.0  # until killed orphans must have ended
@@ -194,10 +193,8 @@ class _Server:
                 write_frame(_REPLIES, Frame(UNCONFINED, 0, str(error).encode()))
                 os._exit(0)
             write_frame(_REPLIES, Frame(READY, 0, str(os.getpid()).encode()))
-            if self._trusted:
-                serve_functions(_REQUESTS, _REPLIES, message["memory_bytes"])
-            gc.enable()
-            serve(_REQUESTS, _REPLIES)
+            functions = Functions(message["memory_bytes"]) if self._trusted else None
+            serve(_REQUESTS, _REPLIES, {"load": functions.load, "call": functions.call} if functions else {})
         finally:
             os._exit(1)
 
@@ -205,8 +202,7 @@ class _Server:
         while self._number_of:
             can_look = hasattr(os, "waitid")  # the kernel forgets the counts of a process that is waited for
             child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) if can_look else None
-            count = waited_s if self._trusted else denied_s
-            waited = count(child.si_pid) if child else None
+            denied = denied_s(child.si_pid) if child else None
             pid, status, usage = os.wait4(child.si_pid if child else -1, os.WNOHANG)
             if pid == 0:
                 return
@@ -219,7 +215,7 @@ class _Server:
                     "ended": number,
                     "status": status,
                     "cpu_seconds": usage.ru_utime + usage.ru_stime,
-                    "waited_seconds": waited,
+                    "denied_seconds": denied,
                     "memory_bytes": usage.ru_maxrss * 1024,
                     "too_many_threads": pid in self._too_many_threads,
                 }

@@ -1,7 +1,4 @@
-"""What a trusted worker does: it imports functions by their path and calls them, one call after the other.
-
-It contains accidents, not adversaries. Coroutines run in one event loop: a client that a module keeps stays usable.
-"""
+"""What a trusted process calls: functions of the user by their path. It contains accidents, not adversaries."""
 
 from __future__ import annotations
 
@@ -19,9 +16,7 @@ from decimal import Decimal
 from functools import cache
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
-
-from brorl.verification.sandbox.inside.frames import FAILED, LOAD, VALUE, Frame, read_frame, write_frame
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,44 +24,57 @@ if TYPE_CHECKING:
 EXIT_OUT_OF_MEMORY = 77
 IN_A_WORKER = "BRORL_VERIFIER_WORKER"  # an environment variable: the file of a function must not start a run
 REWARD = "reward"  # instead of the numbers of arguments, for a function with TRL's signature
-RAISED = "raised"  # followed by the exception, in the text of a failure
 MAX_REPLY_BYTES = 1 << 24
 _ERROR_CHARACTERS = 280
 _REFERENCE_COLUMNS = ("answer", "solution", "ground_truth", "reference")
 
 
-def serve_functions(requests: int, replies: int, memory_bytes: int) -> NoReturn:
-    """Serve requests until their pipe ends, within a limit of private writable memory.
+class Functions:
+    """The functions that one trusted process has imported; coroutines run in one event loop.
 
-    Libraries reserve far more address space than they use. Out of memory ends the process: an exit code needs no
-    memory.
+    It lowers the limit of private writable memory: libraries reserve far more address space than they use.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer handles Ctrl-C
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    memory_bytes = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-    functions: dict[str, Callable[..., object]] = {}
-    os.environ[IN_A_WORKER] = "1"
-    pid, loaded_bytes, retires = os.getpid(), 0, False
-    while not retires and (frame := read_frame(requests)) is not None:
-        name, arguments = json.loads(frame.body)
+
+    def __init__(self, memory_bytes: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer handles Ctrl-C
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        self._memory_bytes = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (self._memory_bytes, self._memory_bytes))
+        os.environ[IN_A_WORKER] = "1"
+        self._pid, self._loaded_bytes = os.getpid(), 0
+        self._functions: dict[str, Callable[..., object]] = {}
+
+    def load(self, name: str) -> str | None:
+        """Import a function, unless it was imported before; return the problem."""
+        if name in self._functions:
+            return None
         try:
-            if name not in functions:
-                functions[name] = load(name)
-                loaded_bytes = _data_bytes()
-            value = None if frame.kind == LOAD else _called(functions[name], arguments)
-            kind, body = VALUE, _encode(value)
+            self._functions[name] = load(name)
         except MemoryError:
             os._exit(EXIT_OUT_OF_MEMORY)
         except BaseException as error:
-            kind, body = FAILED, describe(error).encode("utf-8", "replace")
-        retires = name not in functions or _retains_memory(loaded_bytes, memory_bytes)
-        if os.getpid() != pid:  # the function forked: the child must not answer too
+            return describe(error)
+        self._loaded_bytes = _data_bytes()
+        return None
+
+    def call(self, name: str, arguments: str) -> tuple[str | None, str | None, bool]:
+        """Call a loaded function with arguments as JSON text.
+
+        Return the value as JSON text, or its exception, and whether the process retains too much memory to go on. Out
+        of memory ends the process: an exit code needs no memory.
+        """
+        text = problem = None
+        try:
+            text = _encode(_called(self._functions[name], json.loads(arguments)))
+        except MemoryError:
+            os._exit(EXIT_OUT_OF_MEMORY)
+        except BaseException as error:
+            problem = describe(error)
+        if os.getpid() != self._pid:  # the function forked: the child must not answer too
             os._exit(0)
         for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
             signal.setitimer(timer, 0)
-        write_frame(replies, Frame(kind, frame.token, body))
-    os._exit(0)
+        return text, problem, _retains_memory(self._loaded_bytes, self._memory_bytes)
 
 
 def _called(function: Callable[..., object], arguments: list[Any] | None) -> object:
@@ -153,11 +161,11 @@ def _columns(reference: str, names: list[str]) -> dict[str, object]:
     return {name: row[name] for name in names}
 
 
-def _encode(value: object) -> bytes:
-    body = json.dumps(value, default=_scalar).encode()
-    if len(body) > MAX_REPLY_BYTES:
-        raise ValueError(f"returned {len(body)} bytes, more than {MAX_REPLY_BYTES}")
-    return body
+def _encode(value: object) -> str:
+    text = json.dumps(value, default=_scalar)
+    if len(text) > MAX_REPLY_BYTES:
+        raise ValueError(f"returned {len(text)} bytes, more than {MAX_REPLY_BYTES}")
+    return text
 
 
 def _scalar(value: Any) -> object:

@@ -1,4 +1,4 @@
-"""What a sandboxed process does: run one program, or load one and call its functions.
+"""What a process of a worker does: run one program, or load one and call its functions; and the messages on its pipes.
 
 Nothing here protects anything: the program can change all of it. The confined process is the boundary.
 """
@@ -12,39 +12,82 @@ import builtins
 import contextlib
 import gc
 import os
+import struct
 import sys
 import threading
 import traceback
 import types
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from brorl.verification.sandbox.inside.confinement import MAX_THREADS
-from brorl.verification.sandbox.inside.frames import (
-    ASKED,
-    CALL,
-    FAILED,
-    LOAD,
-    RUN,
-    VALUE,
-    Frame,
-    read_frame,
-    write_frame,
-)
 from brorl.verification.sandbox.values import REQUEST_DEPTH, NotPlainError, decode, encode
 
 OUT_OF_MEMORY = "out of memory"
+_OUT_OF_MEMORY = OUT_OF_MEMORY.encode()
 TOO_MUCH_OUTPUT = "too much output"
 TOO_MANY_THREADS = "too many threads"
-EXITED_IN_CALL = "exited inside the call"
+EXITED = "exited"
 NO_PLAIN_VALUE = "returned no plain value"
 _FILE = "answer.py"
 _NO_THREAD = "RuntimeError: can't start new thread"
+HEADER = struct.Struct(">BQI")
+
+# From the parent; the bodies of all but RUN are texts of `values`.
+RUN, LOAD, CALL, GIVE = 1, 2, 3, 4
+# From the program: READY, with the process id, and UNCONFINED come before any untrusted code runs.
+READY, UNCONFINED, FAILED, VALUE, ASKED = 11, 12, 13, 14, 15
 
 
-def serve(requests: int, replies: int) -> NoReturn:
-    """Serve the requests that arrive on one descriptor, reply on the other, then end the process."""
-    loaded = _Loaded(requests, replies)
+class Frame(NamedTuple):
+    """One message on a pipe; its token is that of the request that it is or belongs to, 0 before the first.
+
+    A reply repeats its request's random token: a program cannot reply to a request that it has not received.
+    """
+
+    kind: int
+    token: int
+    body: bytes = b""
+
+    def to_bytes(self) -> bytes:
+        """Return the header and the body."""
+        return HEADER.pack(self.kind, self.token, len(self.body)) + self.body
+
+
+def read_frame(descriptor: int) -> Frame | None:
+    """Read a message, waiting for it; None if the pipe has ended."""
+    header = _read_all(descriptor, HEADER.size)
+    if header is None:
+        return None
+    kind, token, length = HEADER.unpack(header)
+    body = _read_all(descriptor, length)
+    return None if body is None else Frame(kind, token, body)
+
+
+def write_frame(descriptor: int, frame: Frame) -> None:
+    """Write a message, waiting for its reader."""
+    data = memoryview(frame.to_bytes())
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _read_all(descriptor: int, length: int) -> bytes | None:
+    parts = []
+    while length:
+        part = os.read(descriptor, min(length, 1 << 20))
+        if not part:
+            return None
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)
+
+
+def serve(requests: int, replies: int, names: dict[str, Any]) -> NoReturn:
+    """Serve the requests that arrive on one descriptor, reply on the other, then end the process.
+
+    `names` are functions that can be called without loading anything.
+    """
+    loaded = _Loaded(requests, replies, names)
     while (frame := read_frame(requests)) is not None:
         if frame.kind == RUN:
             _run(frame, replies)
@@ -58,8 +101,15 @@ def _run(frame: Frame, replies: int) -> NoReturn:
     stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = stdout  # type: ignore[misc]
-    code = _outcome(lambda: _execute(frame.body.decode("utf-8", "surrogatepass"), "__main__", {}), frame, replies)
-    code = _outcome(_finish, frame, replies) or code
+    code = 0
+    for work in (lambda: _execute(frame.body.decode("utf-8", "surrogatepass"), "__main__", {}), _finish):
+        try:
+            work()
+        except SystemExit as error:
+            code = _code(error) & 255 or code
+        except BaseException as error:
+            write_frame(replies, Frame(FAILED, frame.token, _failure(error)))
+            code = 1
     for stream in (sys.stdout, stdout):
         with contextlib.suppress(BaseException):
             stream.flush()
@@ -73,21 +123,8 @@ def _finish() -> None:
     atexit._run_exitfuncs()
 
 
-def _outcome(work: Callable[[], object], frame: Frame, replies: int) -> int:
-    """Do the work and return the exit code; report an exception to the parent."""
-    out_of_memory = Frame(FAILED, frame.token, OUT_OF_MEMORY.encode())
-    try:
-        work()
-    except SystemExit as error:
-        return error.code & 255 if isinstance(error.code, int) else int(error.code is not None)
-    except MemoryError as error:
-        _release(error)
-        write_frame(replies, out_of_memory)
-        return 1
-    except BaseException as error:
-        write_frame(replies, Frame(FAILED, frame.token, _last_line(error)))
-        return 1
-    return 0
+def _code(error: SystemExit) -> int:
+    return error.code if isinstance(error.code, int) else int(error.code is not None)
 
 
 def _execute(source: str, name: str, names: dict[str, object]) -> dict[str, Any]:
@@ -103,29 +140,18 @@ def _execute(source: str, name: str, names: dict[str, object]) -> dict[str, Any]
 class _Loaded:
     """A module that stays, and the parent as the caller of its functions."""
 
-    def __init__(self, requests: int, replies: int) -> None:
-        self._requests = requests
-        self._replies = replies
-        self._names: dict[str, Any] = {}
+    def __init__(self, requests: int, replies: int, names: dict[str, Any]) -> None:
+        self._requests, self._replies = requests, replies
+        self._names = names
         self._token = 0
 
     def serve(self, frame: Frame) -> None:
         """Load the module or call a function, and reply."""
         self._token = frame.token
-        out_of_memory = Frame(FAILED, frame.token, OUT_OF_MEMORY.encode())
         try:
             self._reply(self._load(frame) if frame.kind == LOAD else self._call(frame))
-        except MemoryError as error:
-            _release(error)
-            write_frame(self._replies, out_of_memory)
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else int(error.code is not None)
-            text = EXITED_IN_CALL if frame.kind == CALL else f"exited with code {code}"
-            self._reply(Frame(FAILED, 0, text.encode()))
-        except NotPlainError as error:
-            self._reply(Frame(FAILED, 0, f"{NO_PLAIN_VALUE}: {error}".encode("utf-8", "replace")))
         except BaseException as error:
-            self._reply(Frame(FAILED, 0, _last_line(error)))
+            self._reply(Frame(FAILED, 0, _failure(error)))
 
     def _load(self, frame: Frame) -> Frame:
         source, outside = decode(frame.body.decode(), REQUEST_DEPTH)
@@ -182,18 +208,21 @@ def _exception(text: str) -> BaseException:
     return RuntimeError(text)
 
 
-def _release(error: BaseException) -> None:
-    """Free the memory that the frames of an exception hold."""
-    error.__traceback__ = error.__context__ = error.__cause__ = None
-    gc.collect()
+def _failure(error: BaseException) -> bytes:
+    """Return the text of a failure: for an exception the last line of its traceback.
 
-
-def _last_line(error: BaseException) -> bytes:
-    """Return the last line of the traceback; the program's own `__str__` may raise anything.
-
-    The limit that kept a thread from starting is named instead: the number of threads, or the memory for its stack.
+    The program's own `__str__` may raise anything. The limit that kept a thread from starting is named instead: the
+    number of threads, or the memory for its stack.
     """
+    if isinstance(error, MemoryError):  # free what the frames of the exception hold
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        gc.collect()
+        return _OUT_OF_MEMORY
     try:
+        if isinstance(error, SystemExit):
+            return f"{EXITED} with code {_code(error)}".encode()
+        if isinstance(error, NotPlainError):
+            return f"{NO_PLAIN_VALUE}: {error}".encode("utf-8", "replace")
         line = traceback.format_exception_only(type(error), error)[-1].strip()[:1000]
         if line == _NO_THREAD:
             line = TOO_MANY_THREADS if _thread._count() >= MAX_THREADS - 1 else OUT_OF_MEMORY
