@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from attacks.attack import Attack, read_attacks
 from attacks.catalog import CATEGORIES
-from domains.code_answers import KINDS, WEAK, fenced, question_of, verify
+from domains.code_answers import KINDS, fenced, question_of, verify
 
 from brorl.prompts.code_tests import CallCases, StdinCases, TestCode
 from brorl.verdict import Verdict
@@ -115,15 +115,3 @@ def test_no_answer_that_attacks_its_tests_passes(kind: str) -> None:
         found = CodeVerifier(pool, timeout_s=2.0).verify_all([(question, fenced(code)) for code in ATTACKS.values()])
         assert_wrong(dict(zip(ATTACKS, found, strict=True)))
         assert verify(CodeVerifier(pool, timeout_s=10.0), question, right).correct
-
-
-def test_beside_the_tests_exits_prints_and_patches_do_not_pass() -> None:
-    """The weaker judge holds against these; not against objects with their own equality."""
-    names = ["exit at import", "hard exit at import", "exit in the call", "hard exit in the call", "exit handler",
-             "patched check", "patched exec", "swallowed exception", "printed results", "forged frames",
-             "closed descriptors"]  # fmt: skip
-    with ProgramPool(num_workers=2) as pool:
-        verifier = CodeVerifier(pool, timeout_s=10.0)
-        for name in names:
-            verdict = verify(verifier, question_of(WEAK), ATTACKS[name])
-            assert not verdict.correct, (name, verdict)

@@ -75,7 +75,7 @@ def verifier_of(domain: str) -> tuple[Verifier, list[Prompt]]:
             tests = [
                 CodeTests(CallCases("f", ((1,),), (1,)), prelude="import math"),
                 CodeTests(StdinCases(("1\n",), ("1\n",)), prelude="import math"),
-                CodeTests(TestCode("f", "assert f(1) == 1", weak=True)),
+                CodeTests(TestCode("f", "assert f(1) == 1 + 0")),
             ]
             return CodeVerifier(ScriptedPool(reply)), prompts(domain, *(one.to_text() for one in tests))
         case "countdown":

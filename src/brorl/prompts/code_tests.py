@@ -78,9 +78,6 @@ class TestCode:
 
     function: str  # name of the function. The code calls it by this name, or by the name `candidate`.
     code: str  # the test code. It needs only the standard library, and `allclose` of numpy.
-    # Run the code in the process of the answer, which can then see expected values and change the code's environment.
-    # Only code that passes or receives other than plain values needs it.
-    weak: bool = False
 
     def __post_init__(self) -> None:
         _check_name(self.function)

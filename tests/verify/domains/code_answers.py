@@ -13,8 +13,7 @@ PARSED = TestCode("add", "def check(candidate):\n    assert candidate(1, 2) == 3
                          "    assert candidate(-1, 1) == 0\n\ncheck(candidate)\n")  # fmt: skip
 # Not parsed: the expected values are computed, in a process without the answer.
 OUTSIDE = TestCode("add", "for a, b in [(1, 2), (3, 4), (-1, 1)]:\n    assert add(a, b) == a + b, 'no'\n")
-WEAK = TestCode("add", OUTSIDE.code, weak=True)
-FUNCTIONS = {"calls": CALLS, "parsed": PARSED, "outside": OUTSIDE, "weak": WEAK}
+FUNCTIONS = {"calls": CALLS, "parsed": PARSED, "outside": OUTSIDE}
 KINDS = {"stdin": SUMS, **FUNCTIONS}
 
 

@@ -119,7 +119,7 @@ class TestAnswers:
     @pytest.mark.parametrize(*table(__file__, "functions"))
     def test_functions(self, pool: CountingPool, kind: str, code: str, reason: str) -> None:
         verdict = verify(patient(pool, reason), question_of(FUNCTIONS[kind]), code)
-        assert verdict.reason == ("correct (weak)" if (kind, reason) == ("weak", "correct") else reason)
+        assert verdict.reason == reason
         assert verdict.correct is (reason == "correct")
 
     def test_a_response_without_code_has_its_reason(self, verifier: CodeVerifier, pool: CountingPool) -> None:
@@ -180,13 +180,8 @@ class TestAnswers:
         text = f'{{"stdin":{{"inputs":["1"],"outputs":["1"]}},"memory_bytes":{memory}}}'
         assert verify(verifier, Prompt("q", "?", (1,), text, "code"), "print(1)").reason == "correct"
 
-    def test_evalplus_loops_need_no_numpy(self, verifier: CodeVerifier) -> None:
-        question = question_of(TestCode("f", EVALPLUS.replace("ASSERTION", "assertion(candidate(*inp), exp, 0)")))
-        assert verify(verifier, question, "def f(x):\n    return x / 3").correct
-        assert not verify(verifier, question, "def f(x):\n    return x / 3.001").correct
-
     def test_computed_results_need_no_numpy(self, verifier: CodeVerifier) -> None:
-        """A loop that is not parsed, since a reference function gives the results."""
+        """A reference function gives the results."""
         question = question_of(
             TestCode("f", EVALPLUS.replace("ASSERTION", "assertion(candidate(*inp), ref_func(*inp), 0)"))
         )
@@ -207,14 +202,6 @@ class TestAnswers:
         question = question_of(TestCode("f", code))
         assert verify(verifier, question, f"def f(x): return {right}").reason == "correct"
         assert verify(verifier, question, f"def f(x): return {wrong}").reason == "wrong answer"
-
-    def test_tests_beside_the_answer_need_no_numpy(self, verifier: CodeVerifier) -> None:
-        """The answer has no numpy, and none of the names of the stand-in."""
-        code = "import numpy as np\nassert np.allclose(f(1), [1.0])\nassert 'math' not in globals()"
-        answer = "try:\n    import numpy\nexcept ImportError:\n    ONE = 1\ndef f(x):\n    return [x / ONE]"
-        question = question_of(TestCode("f", code, weak=True))
-        assert verify(verifier, question, answer).reason == "correct (weak)"
-        assert verify(verifier, question, "def f(x):\n    return [x / 2]").reason == "wrong answer"
 
     @pytest.mark.parametrize("name", ["install", "allclose", "types"])
     def test_a_function_can_have_a_name_of_the_stand_in(self, verifier: CodeVerifier, name: str) -> None:

@@ -1,15 +1,17 @@
-"""Test code as checks: against the same code executed here, on right and wrong values."""
+"""Test code with asserted literals as checks, and the loops of evalplus: against the same code executed here."""
 
-import ast
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from code_answers import verify
 from evalplus_sources import IS_FLOATS, PLAIN
 
 from brorl.prompts.code_tests import TestCode
+from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.code_checks import parse_checks
+from brorl.verification.sandbox.pool import ProgramPool
 from case_tables import table
 from each_row import each_row
 
@@ -58,10 +60,6 @@ for i, (inp, exp) in enumerate(zip(inputs, results)):
 """
 
 
-def parsed(code: str) -> bool:
-    return parse_checks(TestCode("f", code)) is not None
-
-
 def passes_here(code: str, function: Callable[..., object]) -> bool:
     """Whether the code passes, by executing it."""
     try:
@@ -98,84 +96,59 @@ def test_true_is_not_one() -> None:
     assert not passes_checks("assert f(0) == 1", lambda _: True)
     assert not passes_checks("assert f(0) == True", lambda _: 1)
     assert passes_checks("assert f(0) == True", lambda _: True)
-    assert passes_checks("assert f(0)", lambda _: 1)  # truth is not equality
 
 
-@each_row(
-    ("code", "value", "is_parsed"),
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[CodeVerifier]:
+    with ProgramPool(1) as pool:
+        yield CodeVerifier(pool, timeout_s=10.0)
+
+
+FLOATS = {"inputs": [[1.5], [2.0]], "results": [1.0, [0.5, -2.0]], "atol": 0}
+EXACT = {"inputs": [[1], [2]], "results": [(1, "x"), {1: 2}], "atol": 0}
+SET = {"inputs": [[1]], "results": [(3, 4)], "atol": 0}
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize("form", [HUMAN_EVAL, MBPP], ids=["HumanEval+", "MBPP+"])
+@pytest.mark.parametrize(
+    ("aux", "data", "values"),
     [
-        ("assert abs(f(3) - 10) <= 1", 11, False), ("assert math.isclose(f(3), 1000, rel_tol=0.01)", 1001, False),
-        ("assert math.isclose(f(3), 99, rel_tol=0.01)", 100, False), ("assert abs(f(3) - 10.0) <= 1", 11, True),
-        ("assert math.isclose(f(3), 1000000000)", 1000000001, False),
-        ("assert abs(f(1) - (1+2j)) < 1e-6", 1.0000000001 + 2j, False), ("assert abs(f(1) - True) < 0.1", 1.0, False),
-        ("assert abs(f(3) - 10) < 0.5", 10.25, True), ("assert math.isclose(f(3), 10)", 10, True),
+        (PLAIN, FLOATS, ("1.0, [0.5, -2.0]", "1 + 1e-8, (0.5, -2 - 1e-8)", "1 + 1e-4, [0.5, -2.0]", "1.0, 0.5")),
+        (OLD_PLAIN, FLOATS, ("1.0, [0.5, -2.0]", "1.0, [0.5001, -2.0]")),
+        (PLAIN, EXACT, ("(1, 'x'), {1: 2}", "[1, 'x'], {1: 2}", "(1, 'x'), {1: 3}", "(1, 'x'), None")),
+        (SETS, SET, ("(4, 3), 0", "[3, 4, 4], 0", "{3, 4}, 0", "[3], 0", "[3, 4, 5], 0", "3, 0")),
     ],
-)  # fmt: skip
-def test_a_tolerance_holds_for_integers_and_complex_numbers(code: str, value: object, is_parsed: bool) -> None:
-    """Code whose tolerance lets one integer pass for another is left to a process, which decides as Python does."""
-    assert passes_here(code, lambda _: value)
-    assert parsed(code) is is_parsed
-    assert not is_parsed or passes_checks(code, lambda _: value)
-
-
-@pytest.mark.parametrize("form", [HUMAN_EVAL, MBPP])
-@pytest.mark.parametrize("aux", [PLAIN, OLD_PLAIN])
-def test_loops_of_evalplus_decide_as_they_do(form: str, aux: str, rng: np.random.Generator) -> None:
+    ids=["floats", "numpy.testing", "exact", "sets"],
+)
+def test_loops_of_evalplus_decide_as_they_do(
+    verifier: CodeVerifier, form: str, aux: str, data: dict[str, object], values: tuple[str, ...]
+) -> None:
+    """In a process without the answer; but a shape is not broadcast, as numpy would."""
+    code = form.format(aux=IS_FLOATS + aux, **data)
+    assert parse_checks(TestCode("f", code)) is None
     outcomes = []
-    for _ in range(20):
-        inputs = [[float(x), int(n)] for x, n in zip(rng.normal(size=3), rng.integers(0, 9, size=3), strict=True)]
-        results = [[x * n, -x] if rng.random() < 0.5 else x + n for x, n in inputs]
-        code = form.format(aux=IS_FLOATS + aux, inputs=inputs, results=results, atol=float(rng.choice([0, 1e-4])))
-        error = float(rng.choice([0, 1e-9, 1e-5, 1e-3]))
-        table = {tuple(one): result for one, result in zip(inputs, results, strict=True)}
-
-        def function(*arguments: float, table: dict[object, object] = table, error: float = error) -> object:
-            result = table[arguments]
-            return [part + error for part in result] if isinstance(result, list) else result + error  # type: ignore[operator]
-
-        outcomes.append(passes_checks(code, function))
-        assert outcomes[-1] is passes_here(code, function)
-    assert {True, False} == {*outcomes}
+    for value in values:
+        answer = f"def f(x):\n    return ({value})[x == 2]"
+        names: dict[str, Callable[..., object]] = {}
+        exec(answer, names)
+        outcomes.append(verify(verifier, TestCode("f", code), answer).reason == "correct")
+        assert outcomes[-1] is passes_here(code, names["f"]), value
+    assert {*outcomes} == {True, False}
 
 
-def test_exact_results_of_evalplus() -> None:
-    for expected, wrong in (([1, 2], (1, 2)), ("a", "b"), ((1, "x"), [1, "x"]), ({1: 2}, {1: 3}), (None, [])):
-        code = HUMAN_EVAL.format(aux=IS_FLOATS + PLAIN, inputs=[[1]], results=[expected], atol=0)
-        assert passes_checks(code, lambda _, expected=expected: expected)
-        assert passes_here(code, lambda _, expected=expected: expected)
-        assert not passes_checks(code, lambda _, wrong=wrong: wrong)
-        assert not passes_here(code, lambda _, wrong=wrong: wrong)
-
-
-def test_a_shape_is_not_broadcast() -> None:
-    """numpy would find the number close to each element of the list."""
-    code = HUMAN_EVAL.format(aux=IS_FLOATS + PLAIN, inputs=[[1]], results=[[2.0, 2.0]], atol=0)
-    assert passes_here(code, lambda _: 2.0)
-    assert not passes_checks(code, lambda _: 2.0)
-
-
-def test_sets_of_mbpp() -> None:
-    code = MBPP.format(aux=IS_FLOATS + SETS, inputs=[[1]], results=[(3, 4)], atol=0)
-    for value, same in (
-        ((4, 3), True),
-        ([3, 4, 4], True),
-        ({3, 4}, True),
-        ([3], False),
-        ([3, 4, 5], False),
-        (3, False),
-    ):
-        assert passes_checks(code, lambda _, value=value: value) is same
-        assert passes_here(code, lambda _, value=value: value) is same
-
-
-def test_optional_values_of_mbpp_are_compared() -> None:
+@pytest.mark.linux
+def test_optional_values_of_mbpp_are_compared(verifier: CodeVerifier) -> None:
     """The function of the dataset computes a comparison and does not assert it."""
-    code = MBPP.format(aux=NOT_NONE, inputs=[[1], [2]], results=[True, False], atol=0)
+    code = MBPP.format(aux=NOT_NONE, inputs=[["a"], ["b"]], results=[True, False], atol=0)
     assert passes_here(code, lambda _: "anything")
     for one, other, same in (
-        (True, False, True), ("match", None, True), (True, True, False), (None, None, False), ("match", "match", False),
+        ("True", "False", True), ("'match'", "None", True), ("True", "True", False), ("None", "None", False),
+        ("'match'", "'match'", False), ("__import__('re').match('a', x)", "None", True),
+        ("__import__('re').match('a', x)", "__import__('re').match('b', x)", False),
     ):  # fmt: skip
-        assert passes_checks(code, lambda n, one=one, other=other: one if n == 1 else other) is same
+        verdict = verify(verifier, TestCode("f", code), f"def f(x):\n    return {one} if x == 'a' else {other}")
+        assert verdict.reason == ("correct" if same else "wrong answer"), (one, other)
 
 
 @each_row(
@@ -188,13 +161,10 @@ def test_optional_values_of_mbpp_are_compared() -> None:
         "def check(candidate):\n    assert candidate(1) == 1", "assert f(1) == 10 ** 10", "assert f(f(1)) == 1", "",
         "assert f(1) == [x for x in range(3)]", "assert f(1) == 1 == 1", "assert f(1) == ...", "if True:\n    pass",
         "assert (f(1) == 1) is False", "assert f(1) == {**{}}", "def check(c, candidate):\n    pass\ncheck(f)",
-        f"assert math.isclose(f(1), {10**400})", f"assert abs(f(1) - 1.5) < {10**400}",
+        "assert math.isclose(f(1), 1.5)", "assert f(1) == [...]",
         "while True:\n    f(1)", "assert f(1) == (", "assert " + "(" * 500 + "f(1)" + ")" * 500,
-        HUMAN_EVAL.format(aux=IS_FLOATS + PLAIN.replace("assert exact_match", "assert sorted(out) == sorted(exp)"),
-                          inputs=[[1]], results=[1], atol=0),
-        HUMAN_EVAL.format(aux="def assertion(out, exp, atol): pass", inputs=[[1]], results=[1], atol=0),
-        HUMAN_EVAL.format(aux=IS_FLOATS + PLAIN, inputs=[[1], [2]], results=[1], atol=0),
-        HUMAN_EVAL.format(aux=IS_FLOATS + PLAIN, inputs=[[1]], results=[1], atol="tolerance"),
+        HUMAN_EVAL.format(aux=IS_FLOATS + PLAIN, inputs=[[1]], results=[1], atol=0), "assert f(1)", "assert not f(1)",
+        "assert set(f(1)) == set((1, 2))", "assert abs(f(1) - 0.5) < 1e-6", "x = [1]\nassert f(1) == x",
     ],
 )  # fmt: skip
 def test_anything_else_is_left_to_a_process(code: str) -> None:
@@ -208,18 +178,12 @@ def test_a_literal_is_what_python_evaluates(rng: np.random.Generator) -> None:
         parts = [literal(depth - 1) for _ in range(rng.integers(0, 3))] if depth else []
         listed, tupled = f"[{', '.join(parts)}]", f"({''.join(part + ', ' for part in parts)})"
         forms = [repr(float(rng.normal())), repr(complex(*rng.normal(size=2))), repr(int(rng.integers(-9, 9))), "None",
-                 "'x'", "b'y'", "-inf", "set()", listed, tupled]  # fmt: skip
+                 "'x'", "b'y'", "set()", listed, tupled]  # fmt: skip
         return str(rng.choice(np.array(forms, dtype=object)))
 
     for _ in range(200):
         text = literal(3)
         checks = parse_checks(TestCode("f", f"assert f({text}) == {text}"))
         assert checks is not None, text
-        value = eval(text, {"inf": math.inf})
+        value = eval(text)
         assert repr(checks[0].arguments[0]) == repr(checks[0].expected) == repr(value)
-
-
-def test_the_code_is_not_executed() -> None:
-    code = "import nothing_of_this_name\nassert f(1) == 1"
-    assert parsed(code)
-    assert isinstance(ast.parse(code), ast.Module)

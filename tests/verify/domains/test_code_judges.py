@@ -88,7 +88,7 @@ class TestFaults:
             assert judged(pool, CallCases("f", ((1,),), (1,)), timeout_s=1.0).reason == f"raised {name}"
 
 
-FOLLOWED = {Fault.EXITED: " inside the call", Fault.KILLED: " 11"}
+FOLLOWED = {Fault.EXITED: " with code 3", Fault.KILLED: " 11"}
 REASONS = {
     Fault.TIMEOUT: "timeout",
     Fault.OUT_OF_MEMORY: "out of memory",
@@ -209,17 +209,3 @@ class TestSizeOfReplies:
         loaded, called = self.limits(TestCode("f", "x = f(1)\nassert x == 1"))
         assert loaded < 5_000
         assert called <= 1 << 19
-        assert max(self.limits(TestCode("f", "assert f(1) == 1", weak=True))) < 5_000
-
-    @pytest.mark.parametrize(("code", "correct"), [("assert f(1)", True), ("assert not f(1)", False)])
-    def test_a_long_value_is_true(self, code: str, correct: bool) -> None:
-        """It is not read, and the answer can return True just as well; the program is started again for later cases."""
-
-        def script(request: Request) -> Reply:
-            return Reply(None, None if request.kind == "load" else Fault.TOO_MUCH_OUTPUT, 0.0)
-
-        pool = ScriptedPool(script)
-        verdict = verify(CodeVerifier(pool), TestCode("f", f"{code}\n{code}"), ANSWER)
-        assert verdict.correct is correct
-        assert verdict.reason == ("correct" if correct else "too much output")
-        assert len(pool.requests) == (4 if correct else 2)

@@ -13,14 +13,12 @@ from brorl.errors import first_line
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.prompt import Prompt
 from brorl.verdict import CORRECT, CUT_OFF, NO_CODE, TOO_LONG, Verdict, unverified_verdict, verdict_of
-from brorl.verification.domains.code_checks import Check, Kind, ValueRule, parse_checks
+from brorl.verification.domains.code_checks import Check, ValueRule, parse_checks
 from brorl.verification.domains.code_extraction import MAX_CODE, extract_code, module
 from brorl.verification.domains.code_judges import (
     SYNTAX_ERROR,
-    WEAKLY_CORRECT,
     Clock,
     Outcome,
-    judge_beside,
     judge_calls,
     judge_first_call,
     judge_stdin,
@@ -83,7 +81,7 @@ class CodeVerifier:
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify responses; each distinct pair of tests and code runs once.
 
-        The reasons are `correct`, `correct (weak)`, `no code block`, `answer too long`, `syntax error`, `wrong answer`,
+        The reasons are `correct`, `no code block`, `answer too long`, `syntax error`, `wrong answer`,
         `raised ...`, `exited`, `timeout`, `timeout of all programs`, `out of memory`, `too much output`, `too many
         threads`, `broke the protocol of the sandbox`, `killed by signal ...` and `returned no plain value`. Verdicts
         are kept, those of a case that ran into a limit of time for an hour: the limits can depend on the speed of the
@@ -118,7 +116,7 @@ class CodeVerifier:
             except (ValueError, SyntaxError) as error:
                 problems[reference] = f"has malformed tests ({first_line(error)})"
                 continue
-            if isinstance(plan.tests.tests, TestCode) and plan.checks is None and not plan.tests.tests.weak:
+            if isinstance(plan.tests.tests, TestCode) and plan.checks is None:
                 probed[reference] = plan.tests.tests
         judges = [partial(judge_first_call, test, self._clock(None)) for test in probed.values()]
         for reference, problem in zip(probed, self._programs.run(judges), strict=True):
@@ -141,7 +139,7 @@ class CodeVerifier:
         if plan.checks is not None:
             return judge_calls(source, tests.function, plan.checks, clock, self._partial_credit, worker)
         assert isinstance(tests, TestCode)
-        return (judge_beside if tests.weak else judge_test_code)(source, tests, clock, worker)
+        return judge_test_code(source, tests, clock, worker)
 
     def _clock(self, tests: CodeTests | None) -> Clock:
         """Return the limits of an answer: three times the dataset's, and at least 1 s and 1 GiB."""
@@ -158,7 +156,7 @@ class CodeVerifier:
             return verdict_of(CUT_OFF, code), 0.0
         if isinstance(outcome, Undecided):
             return unverified_verdict(outcome.reason), 0.0
-        correct = outcome.reason in (CORRECT, WEAKLY_CORRECT)
+        correct = outcome.reason == CORRECT
         score = outcome.num_passed / outcome.num_cases if self._partial_credit else float(correct)
         keep_s = KEEP_TIMEOUT_S if outcome.timed_out else inf
         return Verdict(correct, score, code, outcome.reason, outcome.seconds), keep_s
@@ -171,14 +169,13 @@ def _plan(reference: str) -> _Plan:
             return _Plan(tests, None)
         case CallCases() as cases:
             rule = ValueRule(cases.tolerance, cases.tolerance, sequences_alike=True, any_order=cases.any_order)
-            kind: Kind = "wrapped" if cases.unwrap else "value"
             try:
                 pairs = cases.cases()
             except RecursionError:
                 raise ValueError("the cases are nested too deeply") from None
-            return _Plan(tests, tuple(Check(arguments, expected, rule, kind) for arguments, expected in pairs))
+            return _Plan(tests, tuple(Check(arguments, expected, rule, cases.unwrap) for arguments, expected in pairs))
         case TestCode() as code:
-            return _Plan(tests, None if code.weak else parse_checks(code))
+            return _Plan(tests, parse_checks(code))
 
 
 def _require_shallow(checks: Sequence[Check]) -> None:

@@ -9,6 +9,7 @@ import ast
 import builtins
 import importlib
 import re
+import symtable
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -109,39 +110,43 @@ class _Block:
     @cached_property
     def body(self) -> list[ast.stmt] | None:
         """The statements; None if they are not valid Python."""
+        return self._read[0]
+
+    @cached_property
+    def _read(self) -> tuple[list[ast.stmt] | None, list[symtable.Symbol]]:
+        """The statements, and the names of all scopes."""
         if len(self.code) > MAX_CODE:
-            return None
+            return None, []
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # an invalid escape sequence
-                return ast.parse(self.code).body
+                scopes = [symtable.symtable(self.code, "answer.py", "exec")]
+                body = ast.parse(self.code).body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
-
-    @cached_property
-    def _nodes(self) -> list[ast.AST]:
-        return [node for statement in self.body or () for node in ast.walk(statement)]
+            return None, []
+        for scope in scopes:
+            scopes += scope.get_children()
+        return body, [symbol for scope in scopes for symbol in scope.get_symbols()]
 
     @cached_property
     def bound(self) -> frozenset[str]:
         """All names that the block binds, in any scope."""
-        return frozenset(name for node in self._nodes for name in _bound(node))
+        return frozenset(s.get_name() for s in self._read[1] if s.is_assigned() or s.is_imported() or s.is_parameter())
 
     @cached_property
     def missing(self) -> frozenset[str]:
         """The names that it uses without binding or importing them."""
-        used = {node.id for node in self._nodes if isinstance(node, ast.Name)}
+        used = {symbol.get_name() for symbol in self._read[1] if symbol.is_referenced()}
         return frozenset(used - self.bound - imports().keys() - _BUILT_IN)
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """The names and attributes that it uses, or all words if it is not valid Python."""
+        """The names, attributes and modules that it uses, or all words if it is not valid Python."""
         if self.body is None:
             return frozenset(_WORD.findall(self.code))
-        names = {node.id for node in self._nodes if isinstance(node, ast.Name)}
-        attributes = {node.attr for node in self._nodes if isinstance(node, ast.Attribute)}
-        modules = {alias.name for node in self._nodes if isinstance(node, ast.Import) for alias in node.names}
-        return frozenset(names | attributes | modules)
+        nodes = [node for statement in self.body for node in ast.walk(statement)]
+        texts = (getattr(node, name, None) for node in nodes for name in ("id", "attr"))
+        return frozenset([*filter(None, texts), *(node.name for node in nodes if isinstance(node, ast.alias))])
 
     @property
     def acts(self) -> bool:
@@ -192,35 +197,16 @@ def _makes(statement: ast.stmt, name: str) -> bool:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             empty = all(isinstance(part, ast.Pass) or _is_constant(part) for part in statement.body)
             return statement.name == name and not empty and not _leaves_out(statement.body)
-        case ast.ImportFrom(module=module):  # `from solution import f` is an example
-            return name in _bound_by_imports(statement) and str(module).partition(".")[0] in sys.stdlib_module_names
+        case ast.ImportFrom(module=module, names=aliases):  # `from solution import f` is an example
+            own = any(name == (alias.asname or alias.name) for alias in aliases)
+            return own and str(module).partition(".")[0] in sys.stdlib_module_names
         case ast.ClassDef(name=kind, body=body):
             return kind == name or (kind == "Solution" and any(_makes(method, name) for method in _statements(body)))
         case ast.Assign() | ast.AnnAssign():
-            return any(name in _bound(node) for node in ast.walk(statement))
+            stores = (node for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id == name)
+            return any(isinstance(node.ctx, ast.Store) for node in stores)
         case _:
             return False
-
-
-def _bound(node: ast.AST) -> Iterator[str]:
-    """Yield the names that a node binds."""
-    match node:
-        case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
-            yield name
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-            yield name
-        case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-            yield name
-        case ast.MatchMapping(rest=str(name)):
-            yield name
-        case ast.Import() | ast.ImportFrom():
-            yield from _bound_by_imports(node)
-        case _:
-            pass
-
-
-def _bound_by_imports(node: ast.Import | ast.ImportFrom) -> list[str]:
-    return [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
 
 
 def _is_constant(statement: ast.stmt) -> bool:

@@ -1,35 +1,33 @@
 """Judges of programs: each runs one answer against its tests, up to the first case that fails.
 
-The expected values stay in this process, except for test code that must run beside the answer (`TestCode.weak`).
+The expected values stay in this process, or in one that runs test code.
 """
 
 from __future__ import annotations
 
-import ast
 import re
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
 from brorl.prompts.code_tests import StdinCases, TestCode
 from brorl.verdict import CORRECT, RAISED, TIMEOUT, WRONG
 from brorl.verification.domains.code_checks import Check
+from brorl.verification.sandbox.inside.program import NO_PLAIN_VALUE
 from brorl.verification.sandbox.replies import REPLY_BYTES, Fault, Limits, Reply, fault_of
 from brorl.verification.sandbox.worker import OutsideError, Worker
 
 SYNTAX_ERROR = "syntax error"
-WEAKLY_CORRECT = "correct (weak)"  # by test code that ran beside the answer
 RAISED_BY_ANSWER = "raised"  # followed by the exception: `raised ValueError`
 DENIED = f"{RAISED_BY_ANSWER} PermissionError (no files, network or processes)"  # the sandbox has refused something
 NO_CALL = "the test code ended without a call"
 NO_PLAIN_ARGUMENT = "an argument of the test code is no plain value"
 
-_NO_PLAIN_VALUE = "returned no plain value"
 _VALUE_BYTES = 1 << 22  # of any value, and of the arguments of one call by test code
 _PASSED_BYTES = 1 << 18  # of a value that is passed on to test code, whose expected value is not known here
 _MIN_OUTPUT_BYTES = 1 << 16
@@ -49,6 +47,8 @@ _NUMBER = re.compile(r"[-+]?(?:\d{1,4000}(?:\.\d{0,4000})?|\.\d{1,4000})(?:[eE][
 _INTEGER = re.compile(r"[-+]?\d+", re.ASCII)
 _NUMPY = Path(__file__).with_name("code_numpy.py")
 _TESTS = "tests"
+# MBPP+ compares optional values without asserting the outcome. A match of a regular expression, for instance, is one.
+_OPTIONAL = "        exact_match = exp == (out is not None)\n"
 
 
 @dataclass(frozen=True)
@@ -105,22 +105,41 @@ class Clock:
         return Outcome(num_passed, num_cases, reason, seconds, self.timed_out or reason == TIMEOUT)
 
 
-def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool, worker: Worker) -> Outcome:
-    """Run a program on each input and compare its output; with `all_cases` also after one that failed."""
+class _DecidedError(Exception):
+    """A call of the answer has decided; the message is the reason."""
+
+
+def _judge_cases(cases: Sequence[Callable[[], str]], clock: Clock, all_cases: bool) -> Outcome:
+    """Run cases, each a function that returns its problem; with `all_cases` also after one that failed."""
     passed, problem = 0, ""
-    for stdin, expected in zip(cases.inputs, cases.outputs, strict=True):
+    for run in cases:
         if clock.is_over():
             problem = problem or TIMEOUT
             break
+        try:
+            found = run()
+        except _DecidedError as decided:
+            problem = problem or str(decided)
+            break
+        passed += not found
+        problem = problem or found
+        if problem and not all_cases:
+            break
+    return clock.outcome(passed, len(cases), problem or CORRECT)
+
+
+def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool, worker: Worker) -> Outcome:
+    """Run a program on each input and compare its output; with `all_cases` also after one that failed."""
+
+    def run(stdin: str, expected: str) -> str:
         limits = clock.limits(4 * len(expected.encode("utf-8", "replace")) + _MIN_OUTPUT_BYTES)
         reply = clock.spent(worker.run(source, stdin, limits))
         with clock.own_time():
             passes = reply.failure is None and same_output(expected, str(reply.value), cases)
-        passed += passes
-        problem = problem or ("" if passes else _reason(reply.failure))
-        if problem and not all_cases:
-            break
-    return clock.outcome(passed, len(cases.inputs), problem or CORRECT)
+        return "" if passes else _reason(reply.failure)
+
+    pairs = zip(cases.inputs, cases.outputs, strict=True)
+    return _judge_cases([partial(run, *pair) for pair in pairs], clock, all_cases)
 
 
 def judge_calls(
@@ -128,31 +147,23 @@ def judge_calls(
 ) -> Outcome:
     """Call a function with the arguments of each check and compare; with `all_cases` also after one that failed."""
     function_name = _callable_name(source, function)
-    passed, problem, is_loaded = 0, "", False
-    for check in checks:
-        if clock.is_over():
-            problem = problem or TIMEOUT
-            break
+    is_loaded = False
+
+    def call(check: Check) -> str:
+        nonlocal is_loaded
         if not is_loaded:
             loaded = clock.spent(worker.load(source, clock.limits()))
             if loaded.failure is not None:
-                problem = problem or _reason(loaded.failure)
-                break
+                raise _DecidedError(_reason(loaded.failure))
         size = check.max_size
         limits = clock.limits(min(REPLY_BYTES + size.num_bytes, _VALUE_BYTES), REPLY_BYTES + size.num_parts)
         reply = clock.spent(worker.call(function_name, check.arguments, limits))
         with clock.own_time():
-            passes = _passes(check, reply)
+            passes = reply.failure is None and check.accepts(reply.value)
         is_loaded = fault_of(reply.failure or "") is None
-        passed += passes
-        problem = problem or ("" if passes else _reason(reply.failure))
-        if problem and not all_cases:
-            break
-    return clock.outcome(passed, len(checks), problem or CORRECT)
+        return "" if passes else _reason(reply.failure)
 
-
-class _DecidedError(Exception):
-    """A call of the answer has decided; the message is the reason."""
+    return _judge_cases([partial(call, check) for check in checks], clock, all_cases)
 
 
 def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -> Outcome:
@@ -174,6 +185,8 @@ def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -
             raise _DecidedError(TIMEOUT)
         returned = clock.spent(worker.call(function_name, arguments, clock.limits(_PASSED_BYTES + len(test.code))))
         failure = returned.failure or ""
+        if failure.startswith(NO_PLAIN_VALUE) and _OPTIONAL in test.code:
+            return True
         # A program can forge the failure: its name is looked up, and the message stays text.
         passed_on = failure.partition(":")[0] in _PASSED_ON
         raised = _reason(failure) if failure else ""
@@ -187,7 +200,7 @@ def judge_test_code(source: str, test: TestCode, clock: Clock, worker: Worker) -
         failure = _run_tests(test, answer, clock, worker).failure or ""
     except _DecidedError as decided:
         return clock.outcome(0, 1, str(decided))
-    if failure.startswith(_NO_PLAIN_VALUE):
+    if failure.startswith(NO_PLAIN_VALUE):
         return clock.outcome(0, 1, f"{RAISED} {NO_PLAIN_ARGUMENT}")
     if not num_calls:
         return clock.outcome(0, 1, f"{RAISED} {failure or NO_CALL}")
@@ -213,63 +226,12 @@ def judge_first_call(test: TestCode, clock: Clock, worker: Worker) -> str | None
 def _run_tests(test: TestCode, answer: Callable[..., object], clock: Clock, worker: Worker) -> Reply:
     """Run test code in a process without the answer, with a random state of its own."""
     seed = blake2b(test.code.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    # `math` needs no import, as in the code that `parse_checks` reads
-    source = f"__import__('random').seed({seed!r})\nimport math\n{_numpy(test)}\n{test.code}"
+    # A stand-in for numpy, which binds no name; `math` needs no import.
+    numpy = f"exec({_NUMPY.read_text() + 'install()'!r}, {{}})" if "numpy" in test.code else ""
+    code = test.code.replace(_OPTIONAL, f"{_OPTIONAL}    assert exact_match\n")
+    source = f"__import__('random').seed({seed!r})\nimport math\n{numpy}\n{code}"
     limits = Limits(clock.total_s, clock.memory_bytes, _VALUE_BYTES)
     return worker.load(source, limits, _TESTS, {test.function: answer, "candidate": answer})
-
-
-def _numpy(test: TestCode) -> str:
-    """Return a statement that makes `import numpy` return the stand-in, if test code uses it; it binds no name."""
-    return f"exec({_NUMPY.read_text() + 'install()'!r}, {{}})" if "numpy" in test.code else ""
-
-
-def judge_beside(source: str, test: TestCode, clock: Clock, worker: Worker) -> Outcome:
-    """Run test code in the process of the answer: a weaker judge. The outcome is of one case.
-
-    The test code is a function after the answer, of a name that the answer cannot guess. It returns a number that is
-    chosen after the answer has been loaded. An exit, a printed text or a redefined function therefore does not pass;
-    an answer that searches its own process for the test code, or returns objects with their own `__eq__`, can.
-    """
-    name = f"_tests_{secrets.token_hex(16)}"
-    tests = _as_function(test, name, _callable_name(source, test.function))
-    module = f"{source}\n\n{_numpy(test)}\n{tests}"  # the answer has no numpy when it is loaded
-    loaded = clock.spent(worker.load(module, clock.limits()))
-    if loaded.failure is not None:
-        return clock.outcome(0, 1, _reason(loaded.failure))
-    number = secrets.token_hex(16)
-    limits = Limits(max(0.01, clock.total_s - clock.spent_s), clock.memory_bytes, REPLY_BYTES)
-    returned = clock.spent(worker.call(name, (number,), limits))
-    if returned.failure is None:
-        passes = returned.value == number
-        return clock.outcome(int(passes), 1, WEAKLY_CORRECT if passes else WRONG)
-    is_wrong = returned.failure.startswith("AssertionError")
-    return clock.outcome(0, 1, WRONG if is_wrong else _reason(returned.failure))
-
-
-def _as_function(test: TestCode, name: str, function_name: str) -> str:
-    """Return the test code as the body of a function of the answer's module; its star imports stay outside."""
-    statements = ast.parse(test.code).body
-    outside = [s for s in statements if isinstance(s, ast.ImportFrom) and any(n.name == "*" for n in s.names)]
-    bound = function_name.replace("Solution.", "Solution().")
-    alias = "candidate" if test.function == bound else f"candidate = {test.function}"
-    first = [] if bound == "candidate" else ast.parse(f"{alias} = {bound}").body
-    last = ast.parse("_number").body[0]
-    assert isinstance(last, ast.Expr)
-    function = ast.parse(f"def {name}(_number): pass").body[0]
-    assert isinstance(function, ast.FunctionDef)
-    inside = [s for s in statements if s not in outside]
-    function.body = [*first, *inside, ast.Return(last.value)]
-    return ast.unparse(ast.fix_missing_locations(ast.Module([*outside, function], [])))
-
-
-def _passes(check: Check, returned: Reply) -> bool:
-    failure = returned.failure or ""
-    if check.kind == "not none" and failure.startswith(_NO_PLAIN_VALUE):
-        return check.expected is True  # a match of a regular expression, for instance
-    if check.kind in ("not none", "truth") and failure == Fault.TOO_MUCH_OUTPUT:
-        return check.expected is True  # a long value is neither None nor empty
-    return returned.failure is None and check.accepts(returned.value)
 
 
 def _callable_name(source: str, function: str) -> str:
@@ -288,8 +250,8 @@ def _reason(failure: str | None) -> str:
     fault = fault_of(failure)
     if fault is not None:
         return str(fault) if fault is Fault.EXITED else failure
-    if failure.startswith(_NO_PLAIN_VALUE):
-        return _NO_PLAIN_VALUE
+    if failure.startswith(NO_PLAIN_VALUE):
+        return NO_PLAIN_VALUE
     exception = _EXCEPTION.fullmatch(failure)
     if exception is None:
         return f"{RAISED_BY_ANSWER} an exception"
