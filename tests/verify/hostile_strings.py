@@ -44,7 +44,7 @@ ENDS = (
 def literals() -> list[str]:
     """Return the literal parts of all compiled patterns of the verifiers of all domains, each once, sorted."""
     packages = [module for part in (domains, gym) for module in walk_packages(part.__path__, f"{part.__name__}.")]
-    of_workers = ("gym.scoring", "gym.generator", "math_worker", "code_numpy")
+    of_workers = ("gym.entries", "math_worker", "code_numpy")
     found: set[str] = set()
     for name in ("brorl.prompts.answer_forms", *(module.name for module in packages)):
         if name.endswith(of_workers):

@@ -8,7 +8,7 @@ from typing import Any
 
 from reasoning_gym.factory import DATASETS
 
-from brorl.verification.gym.generator import check
+from brorl.verification.gym.entries import check
 
 
 def rejected() -> tuple[list[Any], int]:

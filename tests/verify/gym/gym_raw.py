@@ -1,6 +1,6 @@
 """The scorers of Reasoning Gym without guard and sandbox, for a worker of the tests."""
 
-from brorl.verification.gym.scoring import scorer_of
+from brorl.verification.gym.entries import scorer_of
 from brorl.verification.gym.task import GymTask
 
 

@@ -21,7 +21,7 @@ from brorl.verification.gym.task import BENCHMARKS, GymTask
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 from run_support import command, save_tiny_model
 
-WORKER = Path(questions.__file__).with_name("generator.py")
+WORKER = Path(questions.__file__).with_name("entries.py")
 
 needs_gym = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs the extra: pip install 'brorl[gym]'")
 pytestmark = pytest.mark.linux

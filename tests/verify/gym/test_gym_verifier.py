@@ -73,7 +73,7 @@ def verified(
         ([True, 1.0], None, False, 0.0, "verifier crashed"),
         (None, "timeout", False, 0.0, "timeout"),
         (None, "out of memory", False, 0.0, "out of memory"),
-        (None, "exited inside the call", False, 0.0, "verifier crashed"),
+        (None, "exited with code 0", False, 0.0, "verifier crashed"),
     ],
 )
 @pytest.mark.usefixtures("installed")
@@ -179,7 +179,7 @@ def test_a_missing_extra_is_an_error_with_the_command(monkeypatch: pytest.Monkey
 
 
 def generate(pool: WorkerPool, name: str, first: int, number: int) -> list[GymTask]:
-    path = Path(__file__).parents[3] / "src" / "brorl" / "verification" / "gym" / "generator.py"
+    path = Path(__file__).parents[3] / "src" / "brorl" / "verification" / "gym" / "entries.py"
     (result,) = pool.run([VerifierCall(f"{path}:generate", (name, {}, 0, first, number))])
     assert result.failure is None
     return [GymTask.from_text(task) for _, task, dropped in result.value if dropped is None]
@@ -257,7 +257,7 @@ def test_junk_is_never_correct(pool: WorkerPool) -> None:
 @linux
 @pytest.mark.slow
 def test_an_answer_with_two_candidates_earns_no_partial_credit(pool: WorkerPool, rng: np.random.Generator) -> None:
-    scoring = Path(__file__).parents[3] / "src" / "brorl" / "verification" / "gym" / "scoring.py"
+    scoring = Path(__file__).parents[3] / "src" / "brorl" / "verification" / "gym" / "entries.py"
     calls = []
     for name in ("gsm_symbolic", "spell_backward", "time_intervals", "kakurasu"):
         tasks = generate(pool, name, int(rng.integers(1000)), 8)  # words of several lengths: some scores are rounded
@@ -272,7 +272,7 @@ def raw_judge(reference: str, answer: str, limits: Limits, worker: Worker) -> Re
     source = (
         "import json\n"
         "from brorl.verification.gym.task import GymTask\n"
-        "from brorl.verification.gym.scoring import scorer_of\n"
+        "from brorl.verification.gym.entries import scorer_of\n"
         "def raw(reference, answer):\n"
         "    task = GymTask.from_text(reference)\n"
         "    return float(scorer_of(task.data_set, '{}').score_answer(answer=answer, entry=task.entry))\n"

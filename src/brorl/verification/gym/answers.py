@@ -132,16 +132,20 @@ def _equal(given: Any, own: Any) -> bool:
     return one == other if one is not None and other is not None else str(given) == str(own)
 
 
-def _same_lists(key: Callable[[Any], Any]) -> Callable[[str, str], bool]:
-    """Compare lists of lists in any order, each by its key."""
+def _equal_as(read: Callable[[str], Any]) -> Callable[[str, str], bool]:
+    """Compare what is read of two texts; None, for a text that cannot be read, equals nothing."""
+    return lambda answer, right: (own := read(right)) is not None and read(answer) == own
 
-    def same(answer: str, right: str) -> bool:
-        own, given = _json(right), _json(answer)
-        if not all(isinstance(value, list) and all(isinstance(one, list) for one in value) for value in (own, given)):
-            return False
-        return sorted(map(key, own)) == sorted(map(key, given))
 
-    return same
+def _lists(key: Callable[[Any], Any]) -> Callable[[str], list[Any] | None]:
+    """Read lists of lists in any order, each by its key."""
+
+    def read(text: str) -> list[Any] | None:
+        value = _json(text)
+        is_read = isinstance(value, list) and all(isinstance(one, list) for one in value)
+        return sorted(map(key, value)) if is_read else None
+
+    return read
 
 
 def _rounded_to(decimals: int, in_order: bool = True) -> Callable[[str, str], bool]:
@@ -187,14 +191,9 @@ def _same_probability(answer: str, right: str) -> bool:
     return given == own or (digits >= 4 and abs(given - own) <= unit * 501 / 1000)
 
 
-def _same_in_three_digits(answer: str, right: str) -> bool:
-    number = _number(re.sub(r" ?(?:\\times|\u00d7|x) ?10\^\{?([-+]?\d{1,3})\}?$", r"e\1", answer))
-    return number is not None and f"{number:.2e}" == f"{Decimal(right):.2e}"
-
-
-def _same_complex(answer: str, right: str) -> bool:
-    own, given = _complex(right), _complex(answer)
-    return own is not None and own == given
+def _three_digits(text: str) -> str | None:
+    number = _number(re.sub(r" ?(?:\\times|\u00d7|x) ?10\^\{?([-+]?\d{1,3})\}?$", r"e\1", text))
+    return None if number is None else f"{number:.2e}"
 
 
 _TWO_NUMBERS = re.compile(r"[\d.]\s+[\d.]")
@@ -215,31 +214,20 @@ def _complex(text: str) -> tuple[Decimal, Decimal] | None:
     return Decimal(match["real"] or 0), -imaginary if match["sign"] == "-" else imaginary
 
 
-def _same_factors(answer: str, right: str) -> bool:
-    def factors(text: str) -> list[str]:
-        text = re.sub(r"^\s*\d+\s*=", "", text) if len(text) <= _LONGEST_STATEMENT else ""
-        return sorted(re.split(r"\s*(?:\u00d7|\*|\bx\b|\\times|\\cdot|\u00b7)\s*", text.strip()))
-
-    return factors(answer) == factors(right)
+def _factors(text: str) -> list[str]:
+    text = re.sub(r"^\s*\d+\s*=", "", text) if len(text) <= _LONGEST_STATEMENT else ""
+    return sorted(re.split(r"\s*(?:\u00d7|\*|\bx\b|\\times|\\cdot|\u00b7)\s*", text.strip()))
 
 
-def _same_fraction(answer: str, right: str) -> bool:
-    def fraction(text: str) -> tuple[str, str] | None:
-        plain = re.sub(r"[\s$]", "", text)
-        match = re.fullmatch(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+)", plain)
-        return (match[1] or match[3], match[2] or match[4]) if match else None
-
-    return fraction(answer) is not None and fraction(answer) == fraction(right)
+def _fraction(text: str) -> tuple[str, str] | None:
+    match = re.fullmatch(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+)", re.sub(r"[\s$]", "", text))
+    return (match[1] or match[3], match[2] or match[4]) if match else None
 
 
-def _same_roles(answer: str, right: str) -> bool:
-    """Whether an answer gives each name the right role, in any order and in no other words."""
-
-    def roles(text: str) -> list[tuple[str, str]] | None:
-        words = [word for word in re.sub(r"[.,;:()=\n]", " ", text.casefold()).split() if word not in _ROLE_WORDS]
-        return sorted(zip(words[::2], words[1::2], strict=True)) if len(words) % 2 == 0 else None
-
-    return roles(answer) is not None and roles(answer) == roles(right)
+def _roles(text: str) -> list[tuple[str, str]] | None:
+    """Read the role of each name, in any order and in no other words."""
+    words = [word for word in re.sub(r"[.,;:()=\n]", " ", text.casefold()).split() if word not in _ROLE_WORDS]
+    return sorted(zip(words[::2], words[1::2], strict=True)) if len(words) % 2 == 0 else None
 
 
 _ROLE_WORDS = frozenset(["is", "a", "an", "and"])
@@ -248,40 +236,28 @@ _DURATION = re.compile(
 )
 
 
-def _same_duration(answer: str, right: str) -> bool:
-    """Whether a duration of the right one's form, of days, a clock time or both, is as long."""
-
-    def duration(text: str) -> tuple[bool, bool, int, list[Fraction]] | None:
-        match = _DURATION.fullmatch(text.strip())
-        if (
-            match is None
-            or not (match["days"] or match["clock"])
-            or (match["days"] and match["clock"] and "," not in text)
-        ):
-            return None
-        clock = [Fraction(part) for part in (match["clock"] or "0").split(":")]
-        return (
-            match["days"] is None,
-            match["clock"] is None,
-            int(match["days"] or 0),
-            [*clock, *[Fraction(0)] * (3 - len(clock))],
-        )
-
-    return duration(answer) is not None and duration(answer) == duration(right)
+def _duration(text: str) -> tuple[bool, bool, int, list[Fraction]] | None:
+    """Read whether a duration has days and a clock time, and how long it is."""
+    match = _DURATION.fullmatch(text.strip())
+    days, clock = (match["days"], match["clock"]) if match else (None, None)
+    if not (days or clock) or (days and clock and "," not in text):
+        return None
+    parts = [Fraction(part) for part in (clock or "0").split(":")]
+    return days is None, clock is None, int(days or 0), [*parts, *[Fraction(0)] * (3 - len(parts))]
 
 
 _SAME: Mapping[str, Callable[[str, str], bool]] = {
     "advanced_geometry": _rounded_to(3),
     "coin_flip": _same_probability,
-    "complex_arithmetic": _same_complex,
-    "fraction_simplification": _same_fraction,
-    "group_anagrams": _same_lists(lambda words: sorted(map(str, words))),
-    "knights_knaves": _same_roles,
-    "palindrome_partitioning": _same_lists(json.dumps),
+    "complex_arithmetic": _equal_as(_complex),
+    "fraction_simplification": _equal_as(_fraction),
+    "group_anagrams": _equal_as(_lists(lambda words: sorted(map(str, words)))),
+    "knights_knaves": _equal_as(_roles),
+    "palindrome_partitioning": _equal_as(_lists(json.dumps)),
     "polynomial_equations": _rounded_to(4, in_order=False),
     "pool_matrix": _rounded_to(2),
-    "power_function": _same_in_three_digits,
-    "prime_factorization": _same_factors,
-    "time_intervals": _same_duration,
+    "power_function": _equal_as(_three_digits),
+    "prime_factorization": _equal_as(_factors),
+    "time_intervals": _equal_as(_duration),
 }
 """Datasets whose one right answer has notations or roundings of its own."""

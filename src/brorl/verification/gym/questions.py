@@ -18,7 +18,7 @@ from brorl.prompts.settings import GymSource
 from brorl.verification.gym.task import GYM_DOMAIN, require_reasoning_gym
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 
-_CHECK, _GENERATE = (f"{Path(__file__).with_name('generator.py')}:{name}" for name in ("check", "generate"))
+_CHECK, _GENERATE = (f"{Path(__file__).with_name('entries.py')}:{name}" for name in ("check", "generate"))
 _TIMEOUT_S = 1800.0  # of one call: some datasets take seconds for an entry
 _MEMORY_BYTES = 4 << 30
 _ENTRIES_PER_CALL = 20
@@ -88,7 +88,12 @@ def _rows(
     """Generate the entries of all datasets in turn."""
     configs: dict[str, dict[str, Any]] = json.loads(config)
     with WorkerPool(workers, _TIMEOUT_S, _MEMORY_BYTES) as pool:
-        names = _checked_names(pool, given, configs, first, number)
+        (result,) = pool.run([VerifierCall(_CHECK, (given, configs, first, number))])
+        if result.failure:
+            raise UserError(f"Reasoning Gym cannot be used ({result.failure}); run: pip install 'brorl[gym]'")
+        if isinstance(result.value, str):
+            raise ValueError(result.value)
+        names: list[str] = result.value
         fractions = [len(range(location, number, len(names))) for location in range(len(names))]
         parts = [
             (name, start, min(_ENTRIES_PER_CALL, fraction - start))
@@ -110,16 +115,3 @@ def _rows(
             for turn, row in enumerate(result.value, start):
                 rows_of[turn, name] = (name, first + turn, *row)
     return tuple(rows_of[turn, name] for turn in range(fractions[0]) for name in names if (turn, name) in rows_of)
-
-
-def _checked_names(
-    pool: WorkerPool, given: tuple[str, ...], configs: dict[str, dict[str, Any]], first: int, number: int
-) -> list[str]:
-    """Return the names of the datasets."""
-    (result,) = pool.run([VerifierCall(_CHECK, (given, configs, first, number))])
-    if result.failure:
-        raise UserError(f"Reasoning Gym cannot be used ({result.failure}); run: pip install 'brorl[gym]'")
-    found: list[str] | str = result.value
-    if isinstance(found, str):
-        raise ValueError(found)
-    return found

@@ -17,6 +17,7 @@ import numpy as np
 from brorl.errors import UserError
 from brorl.prompts.prompt import read_json
 from brorl.prompts.settings import ALL, PRORL, GymSource
+from brorl.verification.sandbox.values import decode, encode
 
 OUT_OF_DISTRIBUTION = ("acre", "boxnet", "game_of_life_halting")
 """Datasets that ProRL evaluated on and did not train on (arXiv 2505.24864, Table 3)."""
@@ -54,8 +55,6 @@ BENCHMARKS: Mapping[str, GymSource] = {
 
 
 GYM_DOMAIN = "gym"
-# The only key of a JSON object that stands for such a value.
-_TUPLE, _SET, _PAIRS, _FRACTION = _MARKS = ("tuple!", "set!", "pairs!", "fraction!")
 
 
 _CONFIG: Any = {"extra": "forbid"}
@@ -81,33 +80,17 @@ class GymTask:
         return None if answer is None else str(answer)
 
     def to_text(self) -> str:
-        """Return the task as one line of JSON, the same for equal tasks.
-
-        Raises:
-            ValueError: If the entry has a value that is not of a builtin type.
-        """
-        return json.dumps(
-            {
-                "data_set": self.data_set,
-                "index": self.index,
-                "seed": self.seed,
-                "config": self.config,
-                "entry": _encoded(self.entry),
-            },
-            ensure_ascii=False,
-        )
+        """Return the task as one line of JSON; ValueError if the entry has a value that is not of a builtin type."""
+        entry = json.loads(encode(_builtin(self.entry)))
+        return json.dumps({**vars(self), "entry": entry}, ensure_ascii=False)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Parse the text of a task.
-
-        Raises:
-            ValueError: With the problem, if it is not the text of a task.
-        """
+        """Parse the text of a task; a ValueError has the problem."""
         task: Self = read_json(cls, text, "the text of a Reasoning Gym task")
         try:
-            entry = _decoded(task.entry)
-        except (TypeError, ValueError, ZeroDivisionError) as error:
+            entry = decode(json.dumps(task.entry))
+        except ValueError as error:
             raise ValueError(f"has an entry that cannot be read ({error})") from error
         if not isinstance(entry, dict) or not isinstance(entry.get("metadata"), dict) or "answer" not in entry:
             raise ValueError("has an entry without answer or metadata")
@@ -115,52 +98,17 @@ class GymTask:
 
 
 def require_reasoning_gym() -> None:
-    """Check that Reasoning Gym is installed, without importing it.
-
-    Raises:
-        UserError: If it is not.
-    """
+    """Check that Reasoning Gym is installed, without importing it; UserError if it is not."""
     if find_spec("reasoning_gym") is None:
         raise UserError("the domain gym needs Reasoning Gym and a C compiler; run: pip install 'brorl[gym]'")
 
 
-def _encoded(value: Any) -> Any:
-    """Return a value as JSON values; a subclass of a builtin type loses its class."""
+def _builtin(value: Any) -> Any:
+    """Return a value without scalars of numpy, and with fractions, which no scorer reads, as text."""
     if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int | float):
-        return int(value) if isinstance(value, int) else float(value)
+        return value.item()
     if isinstance(value, Fraction):
-        return {_FRACTION: str(value)}
-    if isinstance(value, list):
-        return [_encoded(item) for item in value]
-    if isinstance(value, tuple):
-        return {_TUPLE: [_encoded(item) for item in value]}
-    if isinstance(value, set | frozenset):
-        return {_SET: sorted((_encoded(item) for item in value), key=lambda item: json.dumps(item, ensure_ascii=False))}
-    if isinstance(value, dict):
-        plain = all(isinstance(key, str) for key in value) and set(_MARKS).isdisjoint(value)
-        if plain:
-            return {str.__str__(key): _encoded(item) for key, item in value.items()}
-        return {_PAIRS: [[_encoded(key), _encoded(item)] for key, item in value.items()]}
-    raise ValueError(f"an entry contains an object of type {type(value).__name__}, which cannot be stored")
-
-
-def _decoded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_decoded(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if _TUPLE in value:
-        return tuple(_decoded(item) for item in value[_TUPLE])
-    if _SET in value:
-        return {_decoded(item) for item in value[_SET]}
-    if _FRACTION in value:
-        return Fraction(value[_FRACTION])
-    if _PAIRS in value:
-        return {_decoded(key): _decoded(item) for key, item in value[_PAIRS]}
-    return {key: _decoded(item) for key, item in value.items()}
+        return str(value)
+    if isinstance(value, Mapping):
+        return {_builtin(key): _builtin(item) for key, item in value.items()}
+    return type(value)(map(_builtin, value)) if type(value) in (list, tuple, set, frozenset) else value

@@ -33,7 +33,7 @@ from brorl.verification.verdict_cache import KEEP_TIMEOUT_S, Pair, VerdictCache
 from brorl.verification.verifier import TrialResponses, malformed
 
 _MAX_ANSWER = 100_000
-_SCORING = "brorl.verification.gym.scoring"
+_SCORING = "brorl.verification.gym.entries"
 _PROGRAM = f"from {_SCORING} import score"
 _MEMORY_BYTES = 1 << 29
 _LOADING = Limits(120.0, _MEMORY_BYTES)  # of the scorers, which are imported already; no answer has a part in it

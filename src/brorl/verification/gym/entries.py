@@ -1,12 +1,11 @@
-"""The generators of Reasoning Gym, as worker processes, which alone load this file, call them.
+"""The datasets of Reasoning Gym: they generate entries and score answers behind the guards.
 
-The global random state is set before every entry, so an entry is the same whatever others were made.
+Only worker processes load this file: its import takes seconds, and scorers run for as long as an answer asks for.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import random
 import typing
@@ -16,12 +15,16 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
+import sympy
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import DATASETS
 
+from brorl.errors import nearest
 from brorl.prompts.settings import ALL
-from brorl.verification.gym.scoring import score_task
+from brorl.verification.domains.marked_answer import writings
+from brorl.verification.gym.answers import SEVERAL, in_plain_notation, is_own_answer
+from brorl.verification.gym.guards import GUARDS, UNGUARDED
 from brorl.verification.gym.task import SETS, GymTask
 
 _COMPOSED = "composite"
@@ -30,6 +33,9 @@ _OWN = {"size": "num_questions", "seed": "seed"}  # settings of a dataset that a
 _SIZES = {"acre": 5_000, "gsm_symbolic": 1_000_000, "list_functions": 1_000_000, "word_ladder": 20_000}
 _SIZE = 500
 _PAGE = "docs/reference/gym.md"
+_NOISE = 1e-9  # of a score above 1
+_CORRECT = 0.99
+_MAX_PARTIAL = 0.98  # the most partial credit of an answer that is not correct
 
 
 def check(given: Sequence[str], configs: Mapping[str, Mapping[str, Any]], first: int, number: int) -> list[str] | str:
@@ -51,15 +57,15 @@ def check(given: Sequence[str], configs: Mapping[str, Mapping[str, Any]], first:
         if name == _COMPOSED:
             return "gym: composite combines datasets; list them: gym: [leg_counting, maze]"
         if name not in known:
-            nearest = _nearest(name, known) or f"; {_PAGE} lists the {len(known)} names"
-            return f"gym: {name!r} is not a dataset of Reasoning Gym{nearest}"
+            advice = nearest(name, known) or f"; {_PAGE} lists the {len(known)} names"
+            return f"gym: {name!r} is not a dataset of Reasoning Gym{advice}"
         if problem := _problem_of(name, configs.get(name, {})):
             return f"config: {name} {problem}"
         if last_index >= _SIZES.get(name, last_index + 1):
             return _beyond(name, first, last_index)
     unused = next((name for name in configs if name not in names), None)
     if unused is not None:
-        return f"config: {unused!r} is not a dataset of this source{_nearest(unused, names)}"
+        return f"config: {unused!r} is not a dataset of this source{nearest(unused, names)}"
     return names
 
 
@@ -84,8 +90,8 @@ def _problem_of(name: str, config: Mapping[str, Any]) -> str | None:
         if key in _OWN:
             return f"has its {key} from the source; set {_OWN[key]} beside gym, not in config"
         if key not in known:
-            nearest = _nearest(key, known) or f"; {_PAGE} lists the settings"
-            return f"has no setting {key!r} (settings: {', '.join(known) or 'none'}){nearest}"
+            advice = nearest(key, known) or f"; {_PAGE} lists the settings"
+            return f"has no setting {key!r} (settings: {', '.join(known) or 'none'}){advice}"
         if problem := _problem_of_value(value, types[key]):
             return f"has the setting {key}: {value!r}, {problem}; {_PAGE} lists the settings"
     try:
@@ -112,11 +118,6 @@ def _problem_of_value(value: Any, hint: Any) -> str | None:
     return None
 
 
-def _nearest(word: str, candidates: Sequence[str]) -> str:
-    alike = difflib.get_close_matches(word, candidates, 1, 0.5)
-    return f"; did you mean {alike[0]}?" if alike else ""
-
-
 class GeneratedEntry(NamedTuple):
     """The entry of one index."""
 
@@ -126,19 +127,12 @@ class GeneratedEntry(NamedTuple):
 
 
 def generate(name: str, config: Mapping[str, Any], seed: int, first: int, number: int) -> list[GeneratedEntry]:
-    """Generate entries.
-
-    Args:
-        name: Name of the dataset.
-        config: Its settings, without `seed` and `size`.
-        seed: Its seed.
-        first: Index of the first entry.
-        number: Number of entries.
-    """
+    """Generate entries of a dataset with some settings, from an index on."""
     return [_generated(name, config, seed, index) for index in range(first, first + number)]
 
 
 def _generated(name: str, config: Mapping[str, Any], seed: int, index: int) -> GeneratedEntry:
+    """Generate one entry, the same whatever others were made: the global random state is set before."""
     data_set = _made(name, json.dumps(config), seed, _SIZES.get(name, _SIZE))
     word = f"{name} {seed} {index}"
     random.seed(word)
@@ -162,3 +156,92 @@ def _made(name: str, config: str, seed: int, size: int) -> ProceduralDataset:
     data_set, settings = DATASETS[name]
     made: ProceduralDataset = data_set(settings(**json.loads(config), seed=seed, size=size))
     return made
+
+
+class ScoredAnswer(NamedTuple):
+    """The score of an answer: 1.0 for a right one, partial credit below 1 for others, or why there is none."""
+
+    correct: bool
+    score: float
+    problem: str | None = None
+
+
+def score(reference: str, answer: str) -> ScoredAnswer:
+    """Score any string as an answer to the text of a `GymTask`.
+
+    A scorer that raises, or returns no number from 0 to 1, gives a score of 0 with the problem.
+    """
+    return score_task(GymTask.from_text(reference), answer)
+
+
+def score_task(task: GymTask, answer: str) -> ScoredAnswer:
+    """Score an answer to a task; see `score`."""
+    if task.data_set not in SEVERAL and task.answer is not None:
+        if is_own_answer(answer, task):
+            return ScoredAnswer(True, 1.0)
+        found = _by_scorer(task, answer)
+        return ScoredAnswer(False, 0.0, "not the answer of the dataset") if found.correct else found
+    first: ScoredAnswer | None = None
+    for form in dict.fromkeys(normal(form) for form in writings(answer) for normal in (str, in_plain_notation)):
+        found = _by_scorer(task, form)
+        if found.correct:
+            return found
+        first = first or found
+    return first or ScoredAnswer(False, 0.0)
+
+
+def _by_scorer(task: GymTask, answer: str) -> ScoredAnswer:
+    """Score an answer with the dataset's scorer behind its guard."""
+    guard = GUARDS.get(task.data_set, UNGUARDED)
+    if not guard.admits(answer, task.entry):
+        return ScoredAnswer(False, 0.0, "rejected by a guard")
+    scorer = scorer_of(task.data_set, json.dumps(task.config))
+    try:
+        result = scorer.score_answer(answer=answer, entry=task.entry)
+    except (MemoryError, OSError):  # infrastructure failures
+        raise
+    except Exception as error:
+        return ScoredAnswer(False, 0.0, f"the scorer raised {type(error).__name__}")
+    if isinstance(result, bool) or not isinstance(result, int | float) or not 0 <= result <= 1 + _NOISE:
+        return ScoredAnswer(False, 0.0, f"the scorer returned {str(result)[:40]}")
+    if result < _CORRECT:
+        return ScoredAnswer(False, min(float(result), _MAX_PARTIAL))
+    return ScoredAnswer(True, 1.0)
+
+
+@lru_cache(maxsize=256)
+def scorer_of(name: str, config: str) -> ProceduralDataset:
+    """Return a dataset that scores answers, by its name and the JSON text of its settings."""
+    data_set, settings = DATASETS[name]
+    return _scorer_class_without_init(data_set)(settings(**json.loads(config), seed=0))
+
+
+@lru_cache(maxsize=256)
+def _scorer_class_without_init(data_set: type[ProceduralDataset]) -> Any:
+    """Return a class that scores like a dataset without its constructor, which can read files for half a second."""
+
+    class Scorer(data_set):  # type: ignore[misc]
+        def __init__(self, config: Any) -> None:
+            self.config, self.seed, self.size = config, config.seed, config.size
+            if hasattr(config, "board_format_opts"):  # all that the scorers of grids use
+                self.board_format_opts = config.board_format_opts
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            made = data_set(self.config)
+            self.__dict__.update(made.__dict__)
+            return getattr(made, name)
+
+    return Scorer
+
+
+def _load_the_rest() -> None:
+    """Load what scorers load at their first use: a confined process may be unable to read files."""
+    sokoban, ladder = scorer_of("sokoban", "{}"), scorer_of("word_ladder", "{}")
+    _ = sokoban._is_solved, ladder.word_sets
+    x = sympy.Symbol("x")
+    sympy.simplify(sympy.diff(sympy.parse_expr("x**2*exp(x)*cos(x)/2 + sqrt(2*x + 1)*log(x) + C"), x) - sympy.sin(x))
+
+
+_load_the_rest()
