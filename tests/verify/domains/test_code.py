@@ -399,11 +399,9 @@ class TestCache:
             assert losing.num_judges == number
         assert verifier.check_references([question_of(OUTSIDE).reference]) == {}
 
-    def test_there_must_be_room_and_time(self, pool: CountingPool) -> None:
+    def test_there_must_be_room(self, pool: CountingPool) -> None:
         with pytest.raises(ValueError, match="cache_size must be 1 or more, got 0"):
             CodeVerifier(pool, cache_size=0)
-        with pytest.raises(ValueError, match="timeout_s must be above 0, got 0"):
-            CodeVerifier(pool, timeout_s=0)
 
 
 class TestReferences:

@@ -136,6 +136,10 @@ def crash() -> None:
     os.abort()
 
 
+def leave_without_a_word() -> None:
+    os._exit(0)
+
+
 def print_a_forgery() -> str:
     """Writes an answer, as the protocol has it, to where programs write."""
     body = b'{"job": 0, "value": "forged", "retire": false}'

@@ -58,15 +58,6 @@ def test_a_machine_that_ends_every_worker_is_given_up_soon(tmp_path: Path) -> No
         assert [r.value for r in pool.run([call("echo", i) for i in range(5)])] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.slow
-def test_lost_calls_among_others_are_all_made_twice(tmp_path: Path) -> None:
-    calls = [call("leave_a_file_and_end", str(tmp_path)) if i % 5 == 0 else call("echo", i) for i in range(60)]
-    with WorkerPool(num_workers=2) as pool:
-        results = pool.run(calls)
-    assert [r.failure for r in results] == [LOST if i % 5 == 0 else None for i in range(60)]
-    assert len(list(tmp_path.iterdir())) == 24
-
-
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGXCPU])
 def test_a_crash_of_the_call_is_its_own_fault(number: int) -> None:
     with WorkerPool(num_workers=1) as pool:
@@ -189,12 +180,6 @@ def test_a_call_that_has_used_its_limit_is_a_timeout(monkeypatch: pytest.MonkeyP
     """Also if the kernel counts more waiting between the decision to stop it and the end of the worker."""
     counts = cycle([0.0, 0.0, 0.5])  # when the call begins, when its limit is reached, and later
     monkeypatch.setattr(scheduling, "denied_s", lambda _pid: next(counts))
-    with WorkerPool(num_workers=1, timeout_s=0.3) as pool:
-        (result,) = pool.run([call("slow_pid", 300)])
-    assert result.failure == "timeout"
-
-
-def test_a_sleeping_call_does_not_wait_for_a_processor() -> None:
     with WorkerPool(num_workers=1, timeout_s=0.3) as pool:
         (result,) = pool.run([call("slow_pid", 300)])
     assert result.failure == "timeout"

@@ -47,18 +47,10 @@ class _Plan:
 
 
 class CodeVerifier:
-    """Accepts programs that pass all tests.
+    """Accepts programs that pass all tests; UserError if no sandbox holds on this machine.
 
-    Args:
-        programs: The sandboxed processes.
-        timeout_s: Longest wall time of one case in seconds, above 0; all cases may take ten times as long.
-        memory_bytes: Largest memory of a program.
-        partial_credit: Run all cases, and let the score be the fraction of cases that passed.
-        cache_size: Number of distinct pairs of tests and code whose verdicts are kept, 1 or more.
-
-    Raises:
-        ValueError: If an argument is out of its range.
-        UserError: If no sandbox holds on this machine.
+    A case takes `timeout_s` at most, and all cases ten times as long. With `partial_credit` all cases run, and the
+    score is the fraction of those that passed.
     """
 
     def __init__(
@@ -69,13 +61,9 @@ class CodeVerifier:
         partial_credit: bool = False,
         cache_size: int = 20_000,
     ) -> None:
-        if not timeout_s > 0:
-            raise ValueError(f"timeout_s must be above 0, got {timeout_s}")
         self._cache = VerdictCache(cache_size)
         programs.require()
-        self._programs = programs
-        self._timeout_s = timeout_s
-        self._memory_bytes = memory_bytes
+        self._programs, self._timeout_s, self._memory_bytes = programs, timeout_s, memory_bytes
         self._partial_credit = partial_credit
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
@@ -100,11 +88,7 @@ class CodeVerifier:
         return self._cache.verify_all(items, find, decide)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find malformed tests, and test code that fails before it calls the answer.
-
-        Args:
-            references: Any number of references; each distinct one is checked once.
-        """
+        """Find malformed tests, and test code that fails before it calls the answer."""
         problems: dict[str, str] = {}
         probed: dict[str, TestCode] = {}
         for reference in dict.fromkeys(references):

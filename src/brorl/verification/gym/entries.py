@@ -39,16 +39,10 @@ _MAX_PARTIAL = 0.98  # the most partial credit of an answer that is not correct
 
 
 def check(given: Sequence[str], configs: Mapping[str, Mapping[str, Any]], first: int, number: int) -> list[str] | str:
-    """Find the datasets of a source, and check their settings.
+    """Find the datasets of a source by their names and those of sets, and check their settings.
 
-    Args:
-        given: Names of datasets or of sets.
-        configs: Settings by dataset.
-        first: Index of the first entry of each dataset.
-        number: Number of entries, over all datasets in turn.
-
-    Returns:
-        Names of the datasets; or what is wrong with the source, after the name of a setting (`config: ...`).
+    Return the names; or what is wrong with the source, after the name of a setting (`config: ...`). The number of
+    entries is over all datasets in turn, each from the first index on.
     """
     known = sorted(set(DATASETS) - {_COMPOSED})
     names = known if ALL in given else list(dict.fromkeys(n for name in given for n in SETS.get(name, (name,))))
@@ -167,15 +161,12 @@ class ScoredAnswer(NamedTuple):
 
 
 def score(reference: str, answer: str) -> ScoredAnswer:
-    """Score any string as an answer to the text of a `GymTask`.
-
-    A scorer that raises, or returns no number from 0 to 1, gives a score of 0 with the problem.
-    """
+    """Score any string as an answer to the text of a `GymTask`."""
     return score_task(GymTask.from_text(reference), answer)
 
 
 def score_task(task: GymTask, answer: str) -> ScoredAnswer:
-    """Score an answer to a task; see `score`."""
+    """Score an answer; a scorer that raises, or returns no number from 0 to 1, gives 0 with the problem."""
     if task.data_set not in SEVERAL and task.answer is not None:
         if is_own_answer(answer, task):
             return ScoredAnswer(True, 1.0)

@@ -27,19 +27,11 @@ _Row = tuple[str, int, str, str, str | None]  # dataset, index, question, task, 
 
 
 def read_gym(source: GymSource, workers: int | None, location: str = "data.sources[]") -> SourceReading:
-    """Generate the questions of a source.
+    """Generate the questions of a source, which errors name by its location.
 
-    Args:
-        source: The settings of the source.
-        workers: Number of worker processes; None for one per core.
-        location: Name of the source in errors, such as `data.sources[1]`.
-
-    Returns:
-        Distinct questions with the ids `name:index`, or `name:data_set:index` if there are several datasets. Entries
-        whose own answer is not accepted by the verifier are dropped and counted.
-
-    Raises:
-        UserError: If Reasoning Gym is not installed, a dataset or a setting does not exist, or nothing is left.
+    The questions are distinct, with the ids `name:index`, or `name:data_set:index` if there are several datasets.
+    Entries whose own answer is not accepted by the verifier are dropped and counted. A UserError, if Reasoning Gym is
+    not installed, a dataset or a setting does not exist, or nothing is left.
     """
     require_reasoning_gym()
     try:

@@ -27,19 +27,12 @@ _DECIMALS = 9  # of a reward: weights such as 0.7, 0.2 and 0.1 add up to 1
 
 
 def read_taskset(name: str, config: Mapping[str, Any], limit: int) -> Iterator[dict[str, Any]]:
-    """Yield the first tasks of an installed taskset as rows of a data file.
+    """Yield the first tasks of an installed taskset as rows of a data file; some tasksets never end.
 
-    Args:
-        name: Its id, such as `gsm8k-v1`.
-        config: Its settings, as under `env.taskset` in a config of `verifiers`.
-        limit: The largest number of rows; some tasksets never end.
-
-    Yields:
-        The columns `prompt` (a text, or a list of messages) and `answer` (the task as JSON text, for `score`).
-
-    Raises:
-        UserError: If `verifiers` or the taskset is not installed, the settings are wrong, the tasks have more than one
-            turn or need a machine of their own, or a response could get a reward above 1.
+    Its settings are those under `env.taskset` in a config of `verifiers`. The columns are `prompt` (a text, or a list
+    of messages) and `answer` (the task as JSON text, for `score`). A UserError, if `verifiers` or the taskset is not
+    installed, the settings are wrong, the tasks have more than one turn or need a machine of their own, or a response
+    could get a reward above 1.
     """
     try:
         from verifiers.v1.utils.loaders import default_harness_id, environment_class
@@ -51,7 +44,7 @@ def read_taskset(name: str, config: Mapping[str, Any], limit: int) -> Iterator[d
     try:
         taskset = _taskset(json.dumps(settings))
         tasks = list(islice(taskset, limit))
-        problem = _problem(taskset, tasks)
+        problem = next(_problems(taskset, tasks), None)
         if environment_class(name).__name__ != "SingleAgentEnv" or default_harness_id(name) == name:
             problem = "has an agent or an environment of its own; brorl trains on tasks of one turn"
     except Exception as error:  # of the author's code, or of the settings
@@ -72,15 +65,9 @@ def read_taskset(name: str, config: Mapping[str, Any], limit: int) -> Iterator[d
 
 
 def score(response: str, reference: str) -> float:
-    """Return the sum of the weighted rewards of a task for one response.
+    """Return the sum of the weighted rewards of a task, the column `answer` of its row, for one response.
 
-    Args:
-        response: The response; the text up to the last `</think>` is the message's reasoning.
-        reference: The column `answer` of the task's row.
-
-    Raises:
-        ValueError: If the sum is not between 0 and 1.
-        Exception: Any exception of the task's rewards.
+    The text up to the last `</think>` is the message's reasoning. A sum that is not between 0 and 1 is a ValueError.
     """
     from verifiers.v1.configs.agent import AgentConfig
     from verifiers.v1.graph import MessageNode
@@ -126,69 +113,61 @@ def _taskset(settings: str) -> Any:
     return taskset_class(config["id"])(taskset_config_type(config["id"]).model_validate(config))
 
 
-def _problem(taskset: Any, tasks: list[Any]) -> str | None:
-    """Return why one response to one prompt does not decide the rewards of a taskset; None if it does."""
+def _problems(taskset: Any, tasks: list[Any]) -> Iterator[str]:
+    """Yield why one response to one prompt does not decide the rewards of a taskset."""
     if not tasks:
-        return f"has no tasks; change its settings with {option('taskset-config')}"
+        yield f"has no tasks; change its settings with {option('taskset-config')}"
     if type(taskset).toolsets(taskset.config):
-        return "has tools; brorl trains on tasks of one turn"
-    different = {(type(task), task.config.model_dump_json()): task for task in tasks}
-    problems = (why for task in different.values() if (why := _problem_of_rewards(task)))
-    return next(problems, None) or next((why for task in tasks if (why := _unreadable(task.data))), None)
+        yield "has tools; brorl trains on tasks of one turn"
+    for task in {(type(task), task.config.model_dump_json()): task for task in tasks}.values():
+        yield from _problems_of_rewards(task)
+    for data in (task.data for task in tasks):
+        name = f"has the task {data.id or data.name or data.idx}, whose"
+        if not data.prompt:
+            yield f"{name} conversation begins with a simulated user; brorl trains on tasks with a prompt"
+        elif not isinstance(data.prompt, str):
+            if any(not isinstance(message.content, str) for message in data.prompt):
+                yield f"{name} prompt has images or parts; brorl trains on texts"
+            if data.prompt[-1].role != "user":
+                yield f"{name} prompt does not end with a message of the user"
 
 
-def _problem_of_rewards(task: Any) -> str | None:
-    """Return why one response to one prompt does not decide the rewards of a task; None if it does."""
+def _problems_of_rewards(task: Any) -> Iterator[str]:
     from verifiers.v1.task import Task
 
     kind = type(task)
     if "<locals>" in kind.__qualname__:
-        return f"has tasks of the class {kind.__qualname__}; define it at the top level of a module"
+        yield f"has tasks of the class {kind.__qualname__}; define it at the top level of a module"
     if kind.NEEDS_CONTAINER or any(getattr(kind, name) is not getattr(Task, name) for name in ("setup", "finalize")):
-        return "prepares a machine for its tasks; brorl trains on tasks of one turn that need none"
+        yield "prepares a machine for its tasks; brorl trains on tasks of one turn that need none"
     if kind.toolsets(task.config):
-        return "has tools; brorl trains on tasks of one turn"
+        yield "has tools; brorl trains on tasks of one turn"
     rewards = task.hooks("reward")
     for reward in rewards:
         runtime = inspect.signature(reward).parameters.get("runtime")
         if runtime is not None and runtime.default is inspect.Parameter.empty:
-            return f"has the reward {reward.__name__}, which runs on a machine of the task; brorl has none"
+            yield f"has the reward {reward.__name__}, which runs on a machine of the task; brorl has none"
         returned = inspect.signature(reward, eval_str=True).return_annotation
         if inspect.isclass(get_origin(returned) or returned) and issubclass(get_origin(returned) or returned, Mapping):
-            return f"has the reward {reward.__name__}, which returns several numbers without a bound; return their sum"
+            yield f"has the reward {reward.__name__}, which returns several numbers without a bound; return their sum"
     weights = {reward.__name__: float(getattr(reward, "_vf_weight", 1.0)) for reward in rewards}
     weights |= {judge.reward_name: float(judge.config.weight) for judge in task.plugged_judges()}
     if not weights:
-        return "has no rewards"
+        yield "has no rewards"
     most = sum(max(weight, 0.0) for weight in weights.values())
     if round(most, _DECIMALS) > 1:
         listed = ", ".join(f"{name}: {weight:g}" for name, weight in weights.items())
         smaller = f"{{task: {{rewards: {{{next(iter(weights))}: {{weight: 0.5}}}}}}}}"
-        return (
+        yield (
             f"has rewards of up to {most:g} together ({listed}), and 1 means correct; lower their weights: "
             f"{option('taskset-config', smaller)}"
         )
-    return None
-
-
-def _unreadable(data: Any) -> str | None:
-    """Return why the prompt of a task cannot be a row; None if it can."""
-    name = f"has the task {data.id or data.name or data.idx}, whose"
-    if not data.prompt:
-        return f"{name} conversation begins with a simulated user; brorl trains on tasks with a prompt"
-    if not isinstance(data.prompt, str):
-        if any(not isinstance(message.content, str) for message in data.prompt):
-            return f"{name} prompt has images or parts; brorl trains on texts"
-        if data.prompt[-1].role != "user":
-            return f"{name} prompt does not end with a message of the user"
-    return None
 
 
 def _prompt(data: Any) -> str | list[dict[str, str]]:
     """Return the prompt of a task as a cell: a text, or messages if there are several or a system prompt."""
     if isinstance(data.prompt, str) and not data.system_prompt:
         return data.prompt
-    system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
-    if isinstance(data.prompt, str):
-        return [*system, {"role": "user", "content": data.prompt}]
-    return system + [{"role": message.role, "content": message.content} for message in data.prompt]
+    asked = [("user", data.prompt)] if isinstance(data.prompt, str) else [(m.role, m.content) for m in data.prompt]
+    system = [("system", data.system_prompt)] if data.system_prompt else []
+    return [{"role": role, "content": content} for role, content in (*system, *asked)]

@@ -44,14 +44,8 @@ _ANSWERS_PER_PROCESS = 16
 class GymVerifier:
     """Accepts answers to which the scorer of their dataset gives 0.99 or more, and which pass the dataset's guard.
 
-    Args:
-        programs: The sandbox.
-        timeout_s: Wall time after which the scoring of one answer is stopped, in seconds, above 0.
-        partial_credit: Whether an incorrect answer has the score of its scorer, at most 0.98, and not 0.
-
-    Raises:
-        UserError: If Reasoning Gym is not installed.
-        ValueError: If an argument is out of its range.
+    With `partial_credit` an incorrect answer has the score of its scorer, at most 0.98. A UserError if Reasoning Gym is
+    not installed.
     """
 
     def __init__(self, programs: ProgramPool, timeout_s: float = 4.0, partial_credit: bool = False) -> None:

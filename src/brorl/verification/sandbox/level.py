@@ -28,7 +28,6 @@ from brorl.verification.sandbox.server import PreloadError, ServerSettings
 from brorl.verification.sandbox.worker import JudgeRun, Worker
 
 AUTO = "auto"
-CHOICES = (AUTO, LANDLOCK, SECCOMP, UNSAFE)
 _LADDER = (LANDLOCK, SECCOMP)
 _LIMITS = Limits(seconds=30.0)
 _SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
@@ -77,14 +76,7 @@ class Level:
 
 
 def choose_level(requested: str) -> Level:
-    """Return the level that the setting names; for `auto` the strongest that holds.
-
-    Args:
-        requested: One of `CHOICES`.
-
-    Raises:
-        UserError: If the level does not hold, or none does.
-    """
+    """Return the level that the setting names, for `auto` the strongest that holds; UserError if it does not hold."""
     if requested == UNSAFE:
         return Level(UNSAFE, (), None)
     if sys.platform != "linux":

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import Self
 
@@ -24,7 +24,7 @@ from brorl.errors import UserError
 from brorl.verdict import CRASHED, OUT_OF_MEMORY, RAISED, TIMEOUT, UNVERIFIED
 from brorl.verification.sandbox.inside.confinement import TRUSTED
 from brorl.verification.sandbox.inside.functions import MAX_REPLY_BYTES
-from brorl.verification.sandbox.level import CHOICES, Level, choose_level
+from brorl.verification.sandbox.level import Level, choose_level
 from brorl.verification.sandbox.replies import Fault, Limits, LostError, Reply, Undecided
 from brorl.verification.sandbox.server import PreloadError, ServerSettings
 from brorl.verification.sandbox.worker import Judge, JudgeRun, T, Worker
@@ -44,15 +44,11 @@ class LoadError(UserError):
 
 @dataclass(frozen=True)
 class VerifierCall:
-    """One call of a function in a worker.
+    """One call of a function in a worker."""
 
-    Args:
-        function: `package.module:function` or `path/to/file.py:function`.
-        arguments: Its positional arguments, any JSON values. None loads the function without calling it; the value is
-            then its least and greatest number of positional arguments, the greatest None if there is no bound.
-    """
-
-    function: str
+    function: str  # `package.module:function` or `path/to/file.py:function`
+    # JSON values. None loads the function without calling it; the value is then its least and greatest number of
+    # positional arguments, the greatest None if there is no bound.
     arguments: tuple[object, ...] | None
 
 
@@ -60,8 +56,6 @@ class _Pool:
     """A number of workers; None for the cores of this process."""
 
     def __init__(self, num_workers: int | None) -> None:
-        if num_workers is not None and num_workers < 1:
-            raise ValueError(f"num_workers must be 1 or more, got {num_workers}")
         self.num_workers = num_workers or num_cores()
         self._idle: list[Worker] = []
         self._pid = os.getpid()
@@ -102,19 +96,10 @@ class WorkerPool(_Pool):
     """Calls functions in worker processes with a bound on time and memory.
 
     A call that exceeds its time is killed with all processes that it started, its worker is replaced, and other calls
-    are not affected. A call whose worker is lost through an infrastructure failure is made once more. The time to load
-    a function does not count as time of a call, nor does the time in which a worker waits for a processor, up to ten
-    times the limit.
-
-    Args:
-        num_workers: Maximum number of processes, 1 or more; None for one per core of this process.
-        timeout_s: Maximum wall time of a call in seconds, above 0. Time in which the worker is ready to run and waits
-            for a processor does not count, up to ten times the limit, where the system reports it.
-        memory_bytes: Maximum private memory of a worker, libraries included, at least 64 MiB. Linux enforces it.
-        start_timeout_s: Maximum wall time to import a function in seconds, above 0.
-
-    Raises:
-        ValueError: If an argument is out of its range.
+    are not affected. A call whose worker is lost through an infrastructure failure is made once more. The time of a
+    call is `timeout_s` at most, without loading its function, which may take `start_timeout_s`, and without the time in
+    which others have the processor, up to ten times the limit. Linux limits the private memory of a worker, libraries
+    included.
     """
 
     def __init__(
@@ -125,14 +110,7 @@ class WorkerPool(_Pool):
         start_timeout_s: float = 120.0,
     ) -> None:
         super().__init__(num_workers)
-        for name, seconds in (("timeout_s", timeout_s), ("start_timeout_s", start_timeout_s)):
-            if not (isfinite(seconds) and seconds > 0):
-                raise ValueError(f"{name} must be above 0 and finite, got {seconds}")
-        if memory_bytes < 1 << 26:
-            raise ValueError(f"memory_bytes must be at least 64 MiB ({1 << 26}), got {memory_bytes}")
-        self.timeout_s = timeout_s
-        self.memory_bytes = memory_bytes
-        self._start_timeout_s = start_timeout_s
+        self.timeout_s, self.memory_bytes, self._start_timeout_s = timeout_s, memory_bytes, start_timeout_s
         self._loaded: set[str] = set()
         self._modules: set[str] = set()
 
@@ -141,11 +119,7 @@ class WorkerPool(_Pool):
         self._modules.add(module)
 
     def start(self) -> None:
-        """Start workers without waiting for them, if a module is expected or a function has been loaded.
-
-        Raises:
-            UserError: If this process cannot open enough files for all workers.
-        """
+        """Start workers without waiting for them, if a module is expected or a function has been loaded."""
         if not (self._modules or self._loaded):
             return
         self._enter()
@@ -162,12 +136,7 @@ class WorkerPool(_Pool):
 
         Its value is the returned one after a round trip through JSON. Its failure is `timeout`, `out of memory`,
         `verifier crashed` or `verifier raised ...` for a fault of the call, and `unverified: ...` after two
-        infrastructure failures.
-
-        Raises:
-            LoadError: If a function cannot be loaded.
-            TypeError: If an argument is not a JSON value.
-            UserError: If this process cannot open enough files for all workers.
+        infrastructure failures. A function that cannot be loaded is a LoadError.
         """
         if not calls:
             return []
@@ -183,17 +152,9 @@ class WorkerPool(_Pool):
         ]
 
     def map(self, function: str, items: Sequence[object], *rest: object, at_once: int = _AT_ONCE) -> list[Reply]:
-        """Call a function on lists of items, and return one reply per item, in order.
+        """Call a function on lists of at most `at_once` items, and return one reply per item, in order.
 
-        Args:
-            function: Its first argument is a list of items; it returns a list of their values and bounds their time. If
-                it fails on several items, it is called on each of them alone.
-            items: JSON values.
-            rest: Further arguments, the same for all calls.
-            at_once: Items in a call, 1 or more.
-
-        Raises:
-            LoadError, TypeError, UserError: See `run`.
+        It returns a list of their values and bounds their time; if it fails on several, it is called on each alone.
         """
         parts = [items[start : start + at_once] for start in range(0, len(items), at_once)]
         replies: list[Reply] = []
@@ -239,20 +200,10 @@ class WorkerPool(_Pool):
 
 
 class ProgramPool(_Pool):
-    """Runs judges of untrusted programs.
+    """Runs judges of untrusted programs at a level of `level` or `auto`, for `batch_timeout_s` of wall time at most.
 
     A judge asks programs for their output or for values of their functions, and decides. Expected values stay in this
-    process.
-
-    Args:
-        num_workers: Number of judges at once, 1 or more; None for one per core of this process.
-        sandbox: `auto` for the strongest confinement that holds on this machine, or `landlock`, `seccomp`, `unsafe`.
-        preload: Modules that every program finds imported, in addition to parts of the standard library.
-        packages: Whether programs can import installed packages, not the standard library alone.
-        batch_timeout_s: Longest wall time of one `run` in seconds, above 0.
-
-    Raises:
-        ValueError: If an argument is out of its range.
+    process. Programs find the modules of `preload` imported, and can import installed packages with `packages`.
     """
 
     def __init__(
@@ -264,13 +215,7 @@ class ProgramPool(_Pool):
         batch_timeout_s: float = 3600.0,
     ) -> None:
         super().__init__(num_workers)
-        if not batch_timeout_s > 0:
-            raise ValueError(f"batch_timeout_s must be above 0, got {batch_timeout_s}")
-        if sandbox not in CHOICES:
-            raise ValueError(f"sandbox must be one of {', '.join(CHOICES)}, got {sandbox!r}")
-        self.sandbox = sandbox
-        self._preload = preload
-        self._packages = packages
+        self.sandbox, self._preload, self._packages = sandbox, preload, packages
         self._batch_timeout_s = batch_timeout_s
         self._preloading: dict[tuple[str, ...], ProgramPool] = {}
 
@@ -289,11 +234,7 @@ class ProgramPool(_Pool):
         return self._preloading[modules]
 
     def require(self) -> Level:
-        """Return the active level of confinement; the first call of a process tries attacks on it.
-
-        Raises:
-            UserError: If none holds on this machine and `unsafe` was not chosen.
-        """
+        """Return the active level, after attacks on it at the first call; UserError if none holds on this machine."""
         return choose_level(self.sandbox)
 
     def run(self, judges: Sequence[Judge[T]]) -> list[T | Undecided]:
@@ -302,12 +243,7 @@ class ProgramPool(_Pool):
         Each judge first gets an equal part of half of that time, which its programs use also when they sleep, but not
         while others keep them from their core. Judges that need more run again after all others. A judge without a
         decision at the end is `JudgeTimeout` if its programs have used their part, which is their own fault, and else
-        `Undecided`. A judge is made again after an infrastructure failure.
-
-        Raises:
-            UserError: If no confinement holds on this machine, a module cannot be preloaded, or this process cannot
-                open enough files for all workers.
-            Exception: Any exception of a judge.
+        `Undecided`. A judge is made again after an infrastructure failure; its exceptions end the run.
         """
         packages = tuple(path for path in sys.path if path) if self._packages else ()
         settings = ServerSettings(self.require().name, self._preload, packages)

@@ -39,20 +39,14 @@ class OutsideCall(NamedTuple):
 
 
 class Process:
-    """One process: for one whole program, or for one request that loads something and the calls that follow.
+    """One process: for a whole program with its input, or without one for what is loaded and called.
 
-    Args:
-        server: The server that starts it.
-        limits: Of its first request; the memory limit is that of the process.
-        stdin: The input of a whole program; None for a process that loads something.
-        outside: Names of the functions that this side answers.
+    The memory limit of its first request is that of the process; `outside` names the functions that this side answers.
+    A LostError is an infrastructure failure, from all methods.
 
     Attributes:
         number: The server's number of it.
         deadline: Time (monotonic clock) by which the current request must be finished.
-
-    Raises:
-        LostError: If the server has ended or this process has too many open files.
     """
 
     def __init__(self, server: Server, limits: Limits, stdin: str | None = None, outside: Collection[str] = ()) -> None:
@@ -157,10 +151,7 @@ class Process:
                 self._unsent = b""
 
     def advance(self) -> Reply | OutsideCall | None:
-        """Exchange what can be exchanged now, enforce the limits, and return the reply once there is one.
-
-        A LostError names an infrastructure failure.
-        """
+        """Exchange what can be exchanged now, enforce the limits, and return the reply once there is one."""
         if self._unsent:
             self._write()
         self._ending = self._ending or self._server.take_ending(self.number)

@@ -68,7 +68,7 @@ class Ending:
 
 
 class Server:
-    """One fork server.
+    """One fork server; a LostError if it cannot be started.
 
     Attributes:
         control: Socket on which its reports arrive.
@@ -76,9 +76,6 @@ class Server:
         confined: Whether its processes cannot signal any other, nor themselves.
         core: The one core of its processes; None for all cores of this process.
         alive: Numbers of the processes that have not ended.
-
-    Raises:
-        LostError: If the process cannot be started.
     """
 
     def __init__(self, settings: ServerSettings) -> None:

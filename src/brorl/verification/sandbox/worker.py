@@ -41,17 +41,10 @@ class OverPartError(Exception):
 
 
 class Worker:
-    """One fork server and its processes in use.
-
-    Args:
-        settings: What the server is started with.
+    """One fork server and its processes in use. A LostError is an infrastructure failure, from all methods.
 
     Attributes:
-        server: The server.
         used_part: Whether the processes of the judge have used their part of the time of a batch.
-
-    Raises:
-        LostError: If the server cannot be started; from all methods, if an infrastructure failure ended a process.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -84,14 +77,10 @@ class Worker:
         name: str = ANSWER,
         outside: Mapping[str, Callable[..., object]] | None = None,
     ) -> Reply:
-        """Start a process that executes the source as a module and stays, for calls.
+        """Start a process, of a name within this judge, that executes the source as a module and stays, for calls.
 
-        Args:
-            source: The source code.
-            limits: Limits of loading; the memory limit also holds for later calls.
-            name: Name of the process within this judge.
-            outside: Functions of this process that the module finds defined. They get values of builtin types, and
-                return one or raise an `OutsideError`; any other exception ends the judge.
+        The memory limit also holds for them. The module finds the functions `outside` of this process defined. They get
+        values of builtin types, and return one or raise an `OutsideError`; any other exception ends the judge.
         """
         self.end(name)
         self._outside[name] = outside or {}
@@ -109,19 +98,7 @@ class Worker:
             self._processes[ANSWER] = Process(self.server, limits)
 
     def call(self, function: str, arguments: tuple[object, ...], limits: Limits, name: str = ANSWER) -> Reply:
-        """Call a function of a loaded program.
-
-        Args:
-            function: Name in the module; `Solution.method` calls the method of a new `Solution()`.
-            arguments: Positional arguments of builtin types, as `values` encodes them.
-            limits: Limits of the call.
-            name: Name of the process.
-
-        Raises:
-            ValueError: If no program was loaded in this process.
-        """
-        if name not in self._processes:
-            raise ValueError(f"no program was loaded as {name!r}; load one first")
+        """Call a function of a loaded program with values of builtin types; `S.f` calls the method of a new `S()`."""
         self._processes[name].ask(CALL, _encode((function, arguments, limits.output_bytes)), limits)
         return self._wait(name)
 
@@ -226,11 +203,8 @@ class JudgeRun(Generic[T]):
         """Run all judges and wait for them; return the decision of each, in order.
 
         It is `JudgeTimeout` if the judge used its part and the time was over before it could decide; `Undecided` if the
-        time was over before that, or after infrastructure failures.
-
-        Raises:
-            PreloadError: If a server cannot be set up.
-            Exception: Any exception of a judge.
+        time was over before that, or after infrastructure failures. A PreloadError, if a server cannot be set up, and
+        any exception of a judge end the run.
         """
         num_threads = min(self._num_workers, len(self._judges))
         threads = [threading.Thread(target=self._work, daemon=True) for _ in range(num_threads)]
