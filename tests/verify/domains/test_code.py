@@ -1,6 +1,5 @@
 """Programs against their tests, in real sandboxed processes: answers by hand, and attacks that must not pass."""
 
-import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -11,7 +10,6 @@ from evalplus_sources import IS_FLOATS, PLAIN
 from brorl.prompts.code_tests import CallCases, StdinCases, TestCode
 from brorl.prompts.layouts import code as layouts
 from brorl.prompts.prompt import Prompt
-from brorl.verification import verdict_cache
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.replies import JudgeTimeout, Undecided
@@ -358,17 +356,6 @@ class TestCache:
         assert pool.num_judges == before + 3
         verifier.verify_all(items[:1])
         assert pool.num_judges == before + 4
-
-    def test_a_timeout_is_kept_for_an_hour(self, pool: CountingPool, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A policy cannot have a step wait for the same program again."""
-        verifier = CodeVerifier(pool, timeout_s=0.1)
-        before = pool.num_judges
-        for _ in range(2):
-            assert verify(verifier, question_of(SUMS), "while True: pass").reason == "timeout"
-        assert pool.num_judges == before + 1
-        monkeypatch.setattr(verdict_cache, "monotonic", lambda: time.monotonic() + 3601)
-        assert verify(verifier, question_of(SUMS), "while True: pass").reason == "timeout"
-        assert pool.num_judges == before + 2
 
     def test_programs_that_used_their_part_are_incorrect_and_others_unverified(self) -> None:
         class ShortPool(CountingPool):

@@ -1,12 +1,7 @@
 """The levels of confinement, and which of them holds on this machine.
 
-A level counts only if it has withstood real attacks in this process. Otherwise a UserError comes before any untrusted
-code runs. The levels, from the strongest:
-
-- `landlock`: Landlock and seccomp. A program can read the standard library and nothing else.
-- `seccomp`: seccomp alone, for kernels without Landlock. A program can open no file at all; the fork server keeps the
-  standard library in memory.
-- `unsafe`: limits of time and memory alone. A program has the files, the network and the processes of the user.
+A level counts only if it has withstood real attacks in this process. At `landlock` a program can read the standard
+library and nothing else, at `seccomp` it can open no file at all, and `unsafe` limits time and memory alone.
 """
 
 from __future__ import annotations

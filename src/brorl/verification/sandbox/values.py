@@ -1,12 +1,7 @@
 """Plain Python values as JSON text, for the way between this process and a sandboxed program.
 
-The types are `None`, `bool`, `int`, `float`, `complex`, `str`, `bytes`, `list`, `tuple`, `set`, `frozenset` and `dict`,
-and they stay exact. The text may come from a hostile program: `decode` either returns plain values in time proportional
-to the length of the text, or raises ValueError. Nothing in the text names a class or a function.
-
-Numbers, strings, lists, `null`, `true` and `false` are themselves. Any other value is an object of one key:
-`{"t": [1, 2]}` is a tuple, `{"d": [["a", 1]]}` a dict, `{"i": "-ff"}` an integer of more than 63 bits. `{"e": [1, 2]}`
-is a list of the elements of a value that has no plain type: of `range`, an iterator, a view of a dict, or an array.
+Types stay exact, and nothing in a text names a class or a function. Numbers, strings, lists, `null`, `true` and `false`
+are themselves. Any other value is an object of one key: `{"t": [1, 2]}` is a tuple, `{"d": [["a", 1]]}` a dict.
 """
 
 from __future__ import annotations
@@ -58,11 +53,10 @@ def encode(value: object, depth: int = MAX_DEPTH) -> str:
 
 
 def decode(text: str, depth: int = MAX_DEPTH) -> Any:
-    """Return the value of a text.
+    """Return the value of a text, which may be hostile, in time proportional to its length.
 
-    Raises:
-        ValueError: If it is not the text of a plain value, is nested too deeply, or has a set or dict with many
-            elements of equal hashes.
+    A ValueError, if it is not the text of a plain value, is nested too deeply, or has a set or dict with many elements
+    of equal hashes.
     """
     try:
         parsed = json.loads(text, parse_int=lambda digits: int(_short(digits)), parse_float=lambda d: float(_short(d)))

@@ -1,10 +1,7 @@
 """What confines a process of the sandbox: limits, another user, no privileges, Landlock, seccomp.
 
-`enter` is called in each fork before any untrusted code. It raises OSError if the kernel rejects a part, and the fork
-then runs nothing. Landlock and seccomp each deny the files, the network and the other processes. A program at the level
-UNSAFE has a limit of memory and its own session, and otherwise everything that the user has. The level TRUSTED is for
-functions of the user: it adds nothing but a session and the end with the server. At these two levels processes can
-start others, and the server inherits their orphans.
+Landlock and seccomp each deny the files, the network and the other processes. The level UNSAFE adds a limit of memory
+and a session, and TRUSTED, for functions of the user, a session: there, the server inherits the orphans of processes.
 """
 
 from __future__ import annotations
@@ -38,15 +35,12 @@ def landlock_version() -> int:
 
 
 class Ruleset:
-    """A ruleset that allows to read directories, without the packages below; ready for forks of this process.
+    """A ruleset that allows to read directories, without the packages below; OSError if the kernel rejects it.
 
-    The ruleset is made once in the fork server and enforced in each fork. Every version of the interface from 1 on is
-    used as far as it goes; seccomp denies again what older ones do not cover.
+    It is made once in the fork server and enforced in each fork. Every version of the interface from 1 on is used as
+    far as it goes; seccomp denies again what older ones do not cover.
 
     Source: `Documentation/userspace-api/landlock.rst` of Linux.
-
-    Raises:
-        OSError: If the kernel rejects it.
     """
 
     def __init__(self, directories: Sequence[str]) -> None:
@@ -113,11 +107,7 @@ _CAP_VERSION = 0x20080522  # version 3: two words per set
 
 
 class Confinement:
-    """The confinement of one level; at the level LANDLOCK, programs can read the given directories.
-
-    Raises:
-        OSError: If this machine cannot do it.
-    """
+    """The confinement of one level; at LANDLOCK programs can read the directories. OSError if it cannot be done."""
 
     def __init__(self, level: str, directories: Sequence[str]) -> None:
         self._server = os.getpid()
@@ -164,12 +154,9 @@ class Confinement:
             self._ruleset = Ruleset(directories)
 
     def enter(self, memory_bytes: int, cpu_seconds: int, core: int | None) -> None:
-        """Confine this process; OSError if the kernel rejects a part.
+        """Confine this fork before any untrusted code; OSError if the kernel rejects a part, and it then runs nothing.
 
-        Args:
-            memory_bytes: Address space that it can use beyond that of the server.
-            cpu_seconds: CPU time after which the kernel kills it; the parent bounds the wall time.
-            core: The one core that its threads can use; None for all.
+        The address space is counted beyond that of the server; the threads share one core, unless it is None.
         """
         os.setsid()
         if core is not None:

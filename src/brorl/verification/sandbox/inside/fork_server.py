@@ -1,11 +1,8 @@
 """The fork server: a small process that starts the processes of one worker as forks of itself.
 
-The parent sends the descriptors of a process to start, or the number of one to kill, on a socket, and gets a message
-when a process has ended. It talks to the processes directly, through the descriptors that it sent.
-
-The server is started by exec, never as a fork of a process that may hold a GPU. It has one thread and no other
-descriptors of its parent, nor its environment unless it is trusted. It ends with its parent, and its processes end with
-it.
+The parent sends the descriptors of a process to start, or the number of one to kill, on a socket, and is told when a
+process has ended. The server is started by exec, never as a fork of a process that may hold a GPU, with no other
+descriptors of its parent, nor its environment unless it is trusted.
 """
 
 from __future__ import annotations

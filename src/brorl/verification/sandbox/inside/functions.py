@@ -113,10 +113,7 @@ def rewarded(function: Callable[..., Any], response: str, reference: str, prompt
 
     Columns that the function names get the reference answer; if they are several, the reference has to be a JSON object
     with their values. A function that takes any columns gets the reference as `answer`, `solution`, `ground_truth` and
-    `reference`.
-
-    Raises:
-        ValueError: If a column is unknown, or the function does not return one reward.
+    `reference`. A ValueError, if a column is unknown, or the function does not return one reward.
     """
     completion: object = [{"role": "assistant", "content": response}] if as_messages else response
     shown: object = [{"role": "user", "content": prompt}] if as_messages else prompt
@@ -179,12 +176,7 @@ def _scalar(value: Any) -> object:
 
 
 def load(name: str) -> Callable[..., object]:
-    """Import a function by `package.module:function`, also of the current directory, or `path/to/file.py:function`.
-
-    Raises:
-        Exception: Any exception of the import.
-        TypeError: If the imported object cannot be called.
-    """
+    """Import a function by `package.module:function`, also of the current directory, or `path/to/file.py:function`."""
     module_name, _, attribute = name.rpartition(":")
     if not module_name or not attribute:
         raise ValueError("not of the form package.module:function or path/to/file.py:function")

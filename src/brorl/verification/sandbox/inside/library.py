@@ -32,12 +32,7 @@ _EXTENSIONS = os.path.join(_FOLDER, "lib-dynload")
 
 
 def preload(level: str, modules: Sequence[str]) -> None:
-    """Import and load before any fork what the programs of a level cannot, or what would cost each of them time.
-
-    Args:
-        level: One of `confinement`.
-        modules: Further modules to import.
-    """
+    """Import and load before any fork what the programs of a level cannot, or what would cost each of them time."""
     for module in (*_PRELOADED, *modules):
         importlib.import_module(module)
     if level == LANDLOCK:
