@@ -95,8 +95,7 @@ def measure(name: str, number: int, first: int = 0) -> dict[str, Any]:
         that are correct here; `without`, whether the dataset has no answers; and `dropped`, the entries of which the
         own answer is not accepted.
     """
-    from brorl.verification.gym.entries import generate
-    from brorl.verification.gym.entries import score_task, scorer_of
+    from brorl.verification.gym.entries import generate, score_task, scorer_of
 
     scorer = scorer_of(name, "{}")
     made = generate(name, {}, 0, first, number)
