@@ -35,7 +35,7 @@ class ValueRule:
         try:
             if not self.any_order or not isinstance(expected, list | tuple):
                 return self._same(expected, value)
-            if not self._alike(expected, value) or len(expected) != len(value):
+            if not self._alike(value, expected) or len(expected) != len(value):
                 return False
             missing = Counter(map(self._key, expected))
             for key in map(self._key, value):  # no key that is not expected enters: an answer could choose equal hashes
@@ -51,13 +51,13 @@ class ValueRule:
             return _is_number(value) and self._same_number(expected, value)
         if isinstance(expected, list | tuple):
             return (
-                self._alike(expected, value) and len(expected) == len(value) and all(map(self._same, expected, value))
+                self._alike(value, expected) and len(expected) == len(value) and all(map(self._same, expected, value))
             )
         if isinstance(expected, set | frozenset):
             if not isinstance(value, set | frozenset):
                 return False
-            keys, found = {*map(self._key, expected)}, [*map(self._key, value)]
-            return all(key in keys for key in found) and len({*found}) == len(keys)
+            known, found = {*map(self._key, expected)}, [*map(self._key, value)]
+            return all(key in known for key in found) and len({*found}) == len(known)
         if isinstance(expected, dict):
             if not isinstance(value, dict) or len(expected) != len(value):
                 return False
@@ -66,7 +66,7 @@ class ValueRule:
             return all(key in items and self._same(item, items[key]) for key, item in keys)
         return type(expected) is type(value) and expected == value
 
-    def _alike(self, expected: object, value: object) -> TypeGuard[list[object] | tuple[object, ...]]:
+    def _alike(self, value: object, expected: object) -> TypeGuard[list[object] | tuple[object, ...]]:
         """Whether a value is a sequence of the kind of the expected one."""
         return isinstance(value, list | tuple) if self.sequences_alike else type(value) is type(expected)
 
