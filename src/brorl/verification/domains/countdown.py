@@ -25,7 +25,8 @@ _SPACES = " \t\n\r"
 _TEXT = re.compile(r"(?:[-+*/() \t\n\r]|(?<![0-9])(?:0|[1-9][0-9]*)(?![0-9]))*")
 _SYMBOL, _NUMBER = re.compile(r"[0-9]+|[-+*/()]"), re.compile(r"[0-9]+")
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-_NODES = (ast.BinOp, ast.Constant, *_OPERATORS)
+# Two operators or two operands side by side, an empty bracket, a sign in front of a number.
+_MALFORMED = re.compile(r"[-+*/(]\s*(?:[-+*/)]|$)|^\s*(?:[-+*/)]|$)|[\d)]\s*\(|\)\s*\d|\d\s+\d")
 
 _NO_EXPRESSION, _TOO_LONG = "not an expression", "too long"
 _MAX_SIDES = 4  # of an equation, after the first
@@ -151,11 +152,12 @@ def _read(text: str) -> ast.expr | str:
         return _NO_EXPRESSION
     if max(accumulate(1 if symbol == "(" else -1 for symbol in re.findall(r"[()]", text)), default=0) > _MAX_DEPTH:
         return "too deep"
+    if _MALFORMED.search(text):
+        return _NO_EXPRESSION
     try:
-        tree = ast.parse(" ".join(text.split()), mode="eval").body
+        return ast.parse(" ".join(text.split()), mode="eval").body
     except SyntaxError:
         return _NO_EXPRESSION
-    return tree if all(isinstance(node, _NODES) for node in ast.walk(tree)) else _NO_EXPRESSION
 
 
 def _evaluate(tree: ast.expr) -> Fraction:
