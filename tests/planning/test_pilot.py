@@ -17,7 +17,7 @@ import brorl.planning.step_timing as timing_module
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
 from brorl.planning.gradient_noise import NoiseMoments, gradient_products, noise_moments, prompt_gradient
-from brorl.planning.pilot import PilotCounts, sample
+from brorl.planning.pilot import PilotCounts, generator_of, sample
 from brorl.planning.step_cost import mean_rounds
 from brorl.planning.step_timing import NoMixedGroupError, measure, timing_sizes
 from brorl.prompts.prompt import Prompt
@@ -254,7 +254,8 @@ def test_the_same_seed_gives_the_same_pilot(measured: tuple, tmp_path: Path, mon
     np.testing.assert_array_equal(same.correct_P, counts.correct_P)
     np.testing.assert_array_equal(same.nodes_PJ, counts.nodes_PJ)
     np.testing.assert_allclose(same.products.gram_PP, counts.products.gram_PP, rtol=1e-4, atol=1e-9)
-    seeds = {replace(again, seed=s).generator(p).integers(1 << 62) for s in range(3) for p in (1, 2, 10, 11)}
+    parts = [make_parts(again.model, seed) for seed in range(3)]
+    seeds = {generator_of(one, p).integers(1 << 62) for one in parts for p in (1, 2, 10, 11)}
     assert len(seeds) == 12
 
 

@@ -242,6 +242,21 @@ def test_a_state_that_could_not_be_loaded_is_not_saved(
     assert last_checkpoint(tmp_path) is None
 
 
+def test_peak_memory_sees_what_comes_and_goes() -> None:
+    device = torch.device("cpu")
+    before = bytes_in_use(device)
+    reset_peak(device)
+    if before is None or peak_bytes(device) is None:
+        pytest.skip("this system does not tell the memory of a process")
+    block = np.ones(8 << 20)  # 64 MiB
+    del block
+    peak = peak_bytes(device)
+    assert peak - before > 60 << 20
+    assert bytes_in_use(device) - before < 30 << 20
+    reset_peak(device)
+    assert peak_bytes(device) < peak
+
+
 def test_a_large_state_is_written_without_a_copy(tmp_path: Path, save: Callable[..., Path]) -> None:
     device = torch.device("cpu")
     large = torch.ones(64 << 18)  # 64 MiB
