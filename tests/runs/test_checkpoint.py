@@ -88,7 +88,6 @@ def state_after(step: int) -> TrainerState:
         "reference": [torch.full((2, step), 1 / 7), torch.arange(3, dtype=torch.int16)],
         "max_nodes": None,
     }
-    stream, schedule = {"epoch": 1, "position": step}, {"last_reset": step, "history": [1 / 3, None, "spike"]}
     waited = group(step + 1)
     chance = np.random.default_rng(step)
     waited = replace(
@@ -96,9 +95,9 @@ def state_after(step: int) -> TrainerState:
         old_logprob_M=chance.normal(size=waited.tree.num_unique_tokens),
         version=step,
     )
-    return TrainerState(
-        step, learner, SourceState(stream, (group(step), waited), seen=(step / 3, step / 0.7)), schedule
-    )
+    stream = {"epoch": 1, "position": step}
+    source = SourceState(stream, (group(step), waited), seen=(step / 3, step / 0.7))
+    return TrainerState(step, learner, source, held_out=f"fingerprint {step}")
 
 
 def test_checkpoints_that_were_only_the_best_take_no_slot(tmp_path: Path, save: Callable[..., Path]) -> None:
@@ -149,7 +148,7 @@ def test_state_comes_back_exactly(save: Callable[..., Path]) -> None:
         torch.rand(100)
         restored = load_state(folder)
         assert torch.equal(torch.rand(5), expected_draws)
-    assert (restored.step, restored.schedule) == (state.step, state.schedule)
+    assert (restored.step, restored.held_out) == (state.step, state.held_out)
     assert (restored.source.stream, restored.source.seen) == (state.source.stream, state.source.seen)
     assert_identical(restored.learner, state.learner)
     assert len(restored.source.carried) == 2

@@ -103,7 +103,7 @@ class _Stored:
     calls: CallCases | None = None
     code: TestCode | None = None
     time_limit_s: int | float | None = None
-    memory_bytes: int | None = None
+    memory_bytes: int | float | None = None  # some files have 1e9
     prelude: str | None = None
     solution: str | None = None
 
@@ -115,7 +115,7 @@ class CodeTests:
     tests: StdinCases | CallCases | TestCode  # the cases or the test code
     # time limit of one case that the dataset states, in seconds, for a compiled language; None if it states none
     time_limit_s: float | None = None
-    memory_bytes: int | None = None  # memory limit that the dataset states; None if it states none
+    memory_bytes: float | None = None  # memory limit that the dataset states; None if it states none
     prelude: str = ""  # code that runs before the answer, such as the imports that a dataset's own judge adds
     # an answer that passes, for trials of the verifier; None if the dataset has none in Python 3
     solution: str | None = None

@@ -395,7 +395,7 @@ class TestReferences:
     def test_broken_tests_are_found(self, verifier: CodeVerifier) -> None:
         good = [question_of(tests).reference for tests in KINDS.values()]
         broken = {
-            "42": "has malformed tests (the text is a number, not an object",
+            "42": "has malformed tests (has 42 (input should be an object)",
             '{"stdin": {"inputs": [], "outputs": []}}': "has malformed tests (there is no test case; inputs",
             question_of(TestCode("f", "assert f( ==")).reference: "has malformed tests (invalid syntax",
             question_of(TestCode("f", "f = 3")).reference: "(the test code ended without a call)",
@@ -408,7 +408,7 @@ class TestReferences:
         assert list(problems) == list(broken)
         for reference, problem in broken.items():
             assert problem in problems[reference]
-        with pytest.raises(ValueError, match="the text is a number, not an object"):
+        with pytest.raises(ValueError, match="has 42"):
             verifier.verify_all([(Prompt("q", "?", (1,), "42", "code"), "x")])
 
     def test_cases_that_cannot_pass_the_sandbox_are_found(self, verifier: CodeVerifier) -> None:
