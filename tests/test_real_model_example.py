@@ -47,10 +47,11 @@ def test_the_questions_are_distinct_and_their_answers_right(
     assert capsys.readouterr().out.count("wrote 4000 training and 512 held-out questions") == 3
 
 
-def test_the_recipe_reads_these_columns() -> None:
-    config = make_config(read_recipe(FOLDER / "recipe.yaml"), {}, "recipe")
+@pytest.mark.parametrize("name", ["recipe.yaml", "plateau.yaml"])
+def test_the_recipes_read_these_columns(name: str) -> None:
+    config = make_config(read_recipe(FOLDER / name), {}, name)
     sources = (*config.data.sources, *config.evaluation.sources)
+    held_out = {"recipe.yaml": ["held_out"], "plateau.yaml": ["held_out", "hard_held_out"]}[name]
     assert [(Path(s.path).name, s.prompt_column, s.answer_column) for s in sources] == [  # type: ignore[union-attr]
-        ("train.jsonl", "question", "answer"),
-        ("held_out.jsonl", "question", "answer"),
+        (f"{name}.jsonl", "question", "answer") for name in ("train", *held_out)
     ]

@@ -1,6 +1,7 @@
 """The figure of a comparison draws the means that plain loops give."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from brorl.comparison.arms import Arm, Comparison
-from brorl.comparison.figure import apart, arm_colors, make_figure, tick_text
+from brorl.comparison.figure import apart, arm_colors, make_figure, tick_seconds, tick_text
 from brorl.comparison.report import comparison_record
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import paired_table, tables_of
@@ -118,6 +119,14 @@ def test_labels_are_moved_apart_no_further_than_needed(rng: np.random.Generator)
                 if (np.diff(them) >= 0.1).all() and them[0] >= 0 and them[-1] <= 1:
                     assert cost <= ((them - place) ** 2).sum() + 1e-9
     np.testing.assert_allclose(apart(np.full(21, 0.5), 0.1), np.linspace(0, 1, 21), atol=1e-12)  # too many
+
+
+def test_ticks_of_time_read_well() -> None:
+    """From seconds to weeks: at most 5 intervals, at least 1.5, of a whole number of the unit that labels them."""
+    for end in np.geomspace(1, 3e6, 200):
+        distance = tick_seconds(end / 5)
+        assert 1.5 <= end / distance <= 5 + 1e-9
+        assert re.fullmatch(r"(0\.\d|\d+) (s|min|h)", tick_text(distance, "seconds"))
 
 
 @pytest.mark.parametrize(

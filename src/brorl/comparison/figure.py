@@ -8,6 +8,7 @@ Source: the panels of BroRL (arXiv 2510.01180), Figures 1 and 4.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from textwrap import fill
 from typing import Any
 
@@ -17,7 +18,7 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MultipleLocator
 from scipy.optimize import isotonic_regression
 
 from brorl.arrays import FloatArray
@@ -101,9 +102,18 @@ def style(axis: Axes) -> None:
 def cost_axis(axis: Axes, unit: Unit, *, max_ticks: int = 5) -> None:
     """Label an axis of costs that starts at 0."""
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, unit)))
-    axis.locator_params(axis="x", nbins=max_ticks)
-    axis.set_xlabel(axis_label(unit), fontsize=9, color=INK)
     axis.set_xlim(left=0)
+    if unit == "seconds":
+        axis.xaxis.set_major_locator(MultipleLocator(tick_seconds(axis.get_xlim()[1] / max_ticks)))
+    else:
+        axis.locator_params(axis="x", nbins=max_ticks)
+    axis.set_xlabel(axis_label(unit), fontsize=9, color=INK)
+
+
+def tick_seconds(least: float) -> float:
+    """Return the least distance of ticks that reads well and is at least this one."""
+    numbers = [(unit, number) for unit in (0.01, 1, 60, 3600) for number in (1, 2, 5, 10, 20, 30)]
+    return next((unit * number for unit, number in numbers if unit * number >= least), 86_400 * ceil(least / 86_400))
 
 
 def tick_text(value: float, unit: Unit) -> str:
