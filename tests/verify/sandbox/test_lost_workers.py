@@ -95,7 +95,7 @@ def test_workers_killed_from_outside_during_a_run_change_no_result(rng: np.rando
             ended.set()
             killer.join()
     assert killed
-    assert {r.failure for r in results} <= {None, LOST}
+    assert {r.failure for r in results} <= {None, LOST, "unverified: a process ended before it was confined"}
     assert all(r.value == value for r, value in zip(results, values, strict=True) if r.failure is None)
 
 
