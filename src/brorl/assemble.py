@@ -17,7 +17,7 @@ from brorl.evaluation.benchmark import Benchmark, weights_fingerprint
 from brorl.evaluation.responses import EvaluatedModel
 from brorl.model.settings import LoraSettings
 from brorl.rollout.chosen_engine import OnEnd, end_engine, load_engine
-from brorl.runs.checkpoint import TrainerState
+from brorl.runs.checkpoint import TrainerState, discard_unfinished
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.training.collect import Collector
 from brorl.training.diagnostics import Diagnostics
@@ -63,6 +63,7 @@ def build_run(
     Raises:
         UserError: If the data, the model, the tokenizer or the machine's memory does not fit.
     """
+    discard_unfinished(directory.checkpoints)
     checkpoint = find_start(config, directory)
     observe(Phase("loading", "data"))
     inputs = prepare(config, str(checkpoint) if checkpoint else config.model)
@@ -84,11 +85,11 @@ def build_run(
         observe(Phase("starting", "cluster"))
         cluster.start()
         observe(Phase("loading", "model"))
-        learner = place_learner(cluster, config, inputs, directory.path, observe)
+        learner = remote = place_learner(cluster, config, inputs, directory.path, observe)
         verifiers = place_verifiers(cluster, config, inputs.grader.verifiers)
         inputs = replace(inputs, grader=replace(inputs.grader, verifiers=verifiers))
         source = place_source(cluster, config, inputs, learner, clock, observe)
-        learner.num_parameters()  # waits for the ranks, which load the model while the workers start
+        remote.wait_until_built()  # the ranks load the model while the workers start
     if not config.cluster.verifier_workers:
         inputs.workers.pool.start()
     run = TrainingRun(

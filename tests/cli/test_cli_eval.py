@@ -63,7 +63,7 @@ def rows(folder: str | Path) -> list[dict[str, Any]]:
 def timeless(value: Any) -> Any:
     """Return a record without times and the command."""
     if isinstance(value, dict):
-        return {k: timeless(v) for k, v in value.items() if k not in ("seconds", "sittings")}
+        return {k: timeless(v) for k, v in value.items() if k not in ("seconds", "sessions")}
     return [timeless(item) for item in value] if isinstance(value, list) else value
 
 
@@ -72,7 +72,7 @@ def test_an_evaluation_from_end_to_end() -> None:
     assert (outcome.code, outcome.err) == (0, ""), outcome
     found, stored = record("out/mine"), rows("out/mine")
     assert sorted(p.name for p in Path("out/mine").iterdir()) == [
-        "env.json", "evaluation.json", "responses", "settings.json", "sittings.json"
+        "env.json", "evaluation.json", "responses", "sessions.json", "settings.json"
     ]  # fmt: skip
     assert len(list(Path("out/mine/responses").iterdir())) == 3  # of 2, 2 and 1 prompts
     rollouts = [row for row in stored for _ in range(row["count"])]
@@ -87,9 +87,9 @@ def test_an_evaluation_from_end_to_end() -> None:
     assert {p["prompt_id"]: p["num_correct"] for p in found["prompts"]} == correct
     settings = found["settings"]
     assert (settings["temperature"], settings["top_p"], settings["max_new_tokens"]) == (0.6, 0.95, 12)
-    (sitting,) = found["sittings"]
-    assert sitting["packages"]["brorl"]
-    assert sitting["parts_before"] == 0
+    (session,) = found["sessions"]
+    assert session["packages"]["brorl"]
+    assert session["parts_before"] == 0
     value = overall["pass_at"]["1"]["value"]
     for text in (
         "countdown 5/5 prompts",
@@ -134,10 +134,10 @@ def test_an_interrupted_evaluation_continues_to_the_same_result(monkeypatch: pyt
     assert outcome.code == 0
     assert list(record(folder)["overall"]["pass_at"]) == ["1", "16"]
     assert record(folder)["overall"]["seconds"] == before["overall"]["seconds"]
-    sittings = record(folder)["sittings"]  # of the two that sampled
-    assert sittings == before["sittings"] == json.loads((folder / "sittings.json").read_text())
-    assert [sitting["parts_before"] for sitting in sittings] == [0, 1]
-    first_processor, second_processor = (sitting["processor"] for sitting in sittings)
+    sessions = record(folder)["sessions"]  # of the two that sampled
+    assert sessions == before["sessions"] == json.loads((folder / "sessions.json").read_text())
+    assert [session["parts_before"] for session in sessions] == [0, 1]
+    first_processor, second_processor = (session["processor"] for session in sessions)
     assert first_processor == "another processor" != second_processor
 
 

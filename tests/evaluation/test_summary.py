@@ -249,7 +249,7 @@ def test_the_record_holds_every_number_and_is_json(report: EvaluationResult) -> 
     assert set(record["by_domain"]) == {"math", "countdown"}
     assert record["prompts"] == [asdict(result) for result in report.prompts]
     assert record["unreadable_references"] == {"aime24": ["aime24:3"]}
-    assert (record["settings"], record["sittings"]) == ({"max_new_tokens": 32_768}, [{"python": "3"}])
+    assert (record["settings"], record["sessions"]) == ({"max_new_tokens": 32_768}, [{"python": "3"}])
 
 
 def test_what_is_out_of_the_ordinary_is_said(report: EvaluationResult) -> None:

@@ -81,17 +81,17 @@ def test_a_resumed_learner_makes_the_same_choice_without_a_measurement(
     monkeypatch.setattr(tree_learner, "measured_forward", measured)
     lines: list[str] = []
     learner = TreeLearner(model, recipe(), lines.append)
-    learner._begin(trees)
+    learner._choose_forward(trees)
     assert calls == []  # on a CPU
     assert learner.state_dict()["rows"] is None
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
-    learner._begin(trees)
+    learner._choose_forward(trees)
     assert len(calls) == 1
     assert lines == ["a line"]
     state = learner.state_dict()
     assert state["rows"] is rows
     resumed = TreeLearner(model, recipe(), lines.append)
     resumed.load_state_dict(state)
-    resumed._begin(trees)
+    resumed._choose_forward(trees)
     assert len(calls) == 1
     assert isinstance(resumed._scores.forward, FlatForward if rows else TreeForward)

@@ -41,6 +41,7 @@ from brorl.verification.verifier import Verifier
 
 if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
+    from brorl.distributed.learner import RemoteLearner
     from brorl.distributed.supervisor import WorkerPoolConfig
     from brorl.distributed.workers import RayRolloutPool
 
@@ -150,7 +151,7 @@ def _pool_config(cluster: RayCluster, config: TrainConfig, kind: Literal["rollou
 
 def place_learner(
     cluster: RayCluster, config: TrainConfig, inputs: RunInputs, shared: Path, observe: Observe
-) -> Learner:
+) -> RemoteLearner:
     """Start the learner ranks, which must see the folder `shared`, and return a learner over them."""
     from brorl.distributed.learner import RemoteLearner
 

@@ -180,7 +180,7 @@ class Supervisor:
             self._changed.notify_all()
 
     def finished(self, timeout_s: float | None = None) -> list[FinishedCall]:
-        """Wait until a call is finished; return all that are, each once. None if nothing is open, or after the timeout.
+        """Wait until a call is finished; return all that are, each once; none after the timeout.
 
         The exception that a call raised is raised here; the call is then finished.
         """

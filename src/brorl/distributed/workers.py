@@ -116,7 +116,7 @@ class RayRolloutPool:
         return self.supervisor.submit(WorkerCall("sample", (task,), _title(task)))
 
     def done(self, timeout_s: float | None = None) -> list[SampledTask]:
-        """Wait for tasks; see `SamplingPool`. None if no task is open, or after the timeout.
+        """Wait for tasks; see `SamplingPool`. The list is empty if no task is open, or after the timeout.
 
         The exception of an engine is raised here; the other tasks continue.
         """

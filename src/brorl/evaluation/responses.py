@@ -80,7 +80,7 @@ class ResponseStore:
     @property
     def sessions_file(self) -> Path:
         """Versions, machine and command of each process that sampled."""
-        return self.path / "sittings.json"
+        return self.path / "sessions.json"
 
     @property
     def responses(self) -> Path:

@@ -187,7 +187,7 @@ class EvaluationResult(Result):
             "by_domain": {name: asdict(part) for name, part in summary.by_domain.items()},
             "unreadable_references": {name: list(ids) for name, ids in self.unreadable.items()},
             "prompts": [asdict(result) for result in self.prompts],
-            "sittings": [dict(session) for session in self.sessions],
+            "sessions": [dict(session) for session in self.sessions],
         }
 
 
@@ -249,7 +249,7 @@ def remarks(result: EvaluationResult) -> list[str]:
     if differing := [name for name in _ENVIRONMENT if any(s.get(name) != sessions[0].get(name) for s in sessions)]:
         lines.append(
             f"the {len(sessions)} sessions differ in {', '.join(differing)}: the seconds are a mixture, and the "
-            "responses may differ from those of one session; sittings.json lists the sessions"
+            "responses may differ from those of one session; sessions.json lists the sessions"
         )
     return lines
 

@@ -83,7 +83,7 @@ def save_checkpoint(
     """
     target = folder / f"step-{state.step:06d}"
     if is_checkpoint(target) and not state.source.attempts:
-        return target  # steps are deterministic: it holds the same
+        return target  # saved after this step already, and nothing has changed since
     temporary = folder / f".{target.name}.tmp"
     try:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -110,6 +110,8 @@ def save_checkpoint(
         _name(temporary, target)
     except (OSError, SafetensorError, RuntimeError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, RuntimeError) and not isinstance(_cause(error), OSError):
+            raise  # no error of the disk: memory, or a lost rank
         last = last_checkpoint(folder)
         raise StorageError(
             f"could not write checkpoint {target} ({_cause(error)}); the last complete one is {last or 'none'}; "

@@ -17,7 +17,6 @@ from brorl.runs.checkpoint import (
     START,
     TrainerState,
     complete_checkpoints,
-    discard_unfinished,
     find_damage,
     is_checkpoint,
     last_checkpoint,
@@ -46,7 +45,7 @@ class TrainingRun:
     source: GroupSource  # gives each step its groups
     objective: Objective  # groups to advantages, in phases
     learner: Learner  # groups and advantages to an updated model
-    schedule: Schedule  # when the run ends, is evaluated, and is saved
+    schedule: Schedule  # when the run pauses and ends, and the reference is reset
     # what measures; it does not change the training
     diagnostics: Diagnostics  # measures each step
     benchmark: Benchmark | None  # held-out prompts; None evaluates nothing
@@ -57,14 +56,12 @@ class TrainingRun:
     grader: Grader  # gives the texts and rewards of responses that are stored
     report: Callable[[Record], None]  # receives every metrics record
     observe: Observe = unobserved  # receives each step, and each phase of it, when it begins
-    clock: Stopwatch = field(
-        default_factory=Stopwatch
-    )  # adds up the seconds of each phase of a step; the parts share it
+    # adds up the seconds of each phase of a step; the parts share it
+    clock: Stopwatch = field(default_factory=Stopwatch)
 
 
 def find_start(config: TrainConfig, directory: RunDirectory) -> Path | None:
     """Return the checkpoint that a run continues from, or None for a new run, if it can continue or start."""
-    discard_unfinished(directory.checkpoints)
     checkpoint = last_checkpoint(directory.checkpoints)
     _check_resumable(config, directory, checkpoint)
     if not checkpoint:

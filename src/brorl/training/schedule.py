@@ -1,4 +1,4 @@
-"""The schedule of a run: when it ends, is evaluated, is saved, and when the reference of the KL penalty is reset.
+"""The schedule of a run: when it pauses and ends, and when the reference of the KL penalty is reset.
 
 The decisions are functions of all inputs since the start: a resumed run makes the same ones.
 """
@@ -103,7 +103,7 @@ class ReferenceSchedule:
 
 
 class Schedule:
-    """When a run ends, is evaluated, and is saved, and when its reference is reset."""
+    """When a run pauses and ends, and when its reference is reset."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._config, self._budget, self._unit = config, config.total_budget, config.total_budget.unit

@@ -104,7 +104,7 @@ class Batch:
             **self._terms(),
             **self._unverified(),
             **self._dropped(),
-            **self._by_source(),
+            **self._by_data_source(),
             **self._ahead(),
         }
 
@@ -144,7 +144,7 @@ class Batch:
             "unique_tokens_dropped": sum(t.num_unique_tokens for t in trees),
         }
 
-    def _by_source(self) -> dict[str, Any]:
+    def _by_data_source(self) -> dict[str, Any]:
         """Return the outcomes by source of the prompts; nothing where there is one source."""
         groups = self.verified
         sources = sorted({g.prompt.source for g in groups})

@@ -83,7 +83,7 @@ class TreeLearner:
     ) -> None:
         self.model, self._config, self._ranks = model, config, ranks
         self._echo, self._observe = echo, observe
-        self._cost_line_shown = False
+        self._chose_forward = False
         self._rows: bool | None = None  # whether the learner takes rows; None before a choice
         self._save_checked = False
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -115,9 +115,9 @@ class TreeLearner:
         if len(groups) < config.optimizer.mini_batches:
             raise ValueError(f"{config.optimizer.mini_batches} mini-batches need as many groups, got {len(groups)}")
         self.model.train()
-        if not self._cost_line_shown:
-            self._cost_line_shown = True
-            self._begin([group.tree for group in groups])
+        if not self._chose_forward:
+            self._chose_forward = True
+            self._choose_forward([group.tree for group in groups])
 
         is_fresh = [group.old_logprob_M is None for group in groups]
         if self._penalizes_rewards:
@@ -150,7 +150,7 @@ class TreeLearner:
     def _penalizes_rewards(self) -> bool:
         return self._scores.reference is not None and self._config.kl.placement == "reward"
 
-    def _begin(self, trees: Sequence[RolloutTree]) -> None:
+    def _choose_forward(self, trees: Sequence[RolloutTree]) -> None:
         """Say what the flat path costs, and choose between trees and rows on CUDA, once in a run."""
         if line := self._scores.forward.cost_line(trees):
             self._echo(line)

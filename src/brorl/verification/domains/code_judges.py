@@ -79,8 +79,10 @@ class Clock:
     def own_time(self) -> Iterator[None]:
         """Count the time that this process spends in the block."""
         start = time.perf_counter()
-        yield
-        self.own_s += time.perf_counter() - start
+        try:
+            yield
+        finally:
+            self.own_s += time.perf_counter() - start
 
     def is_over(self) -> bool:
         """Whether the time of all cases is spent; call it before a case, which cannot run if it is."""

@@ -191,7 +191,7 @@ class JudgeRun(Generic[T]):
         self._judges, self._settings, self._idle, self._num_workers = judges, settings, idle, num_workers
         self._part_s = timeout_s * num_workers / (2 * max(len(judges), 1))
         self._end_at = time.monotonic() + timeout_s
-        self._lock = threading.Lock()  # of all that follows
+        self._lock = threading.Lock()  # of `_idle` and of all that follows
         self._waiting = deque(range(len(judges)))
         self._used_part: set[int] = set()
         self._tries = [0] * len(judges)
@@ -233,8 +233,9 @@ class JudgeRun(Generic[T]):
                 if not self._judge(number):
                     time.sleep(_BETWEEN_STARTS_S)
         except BaseException as error:
-            self._errors.append(error)
-            self._end_at = 0.0
+            with self._lock:
+                self._errors.append(error)
+                self._end_at = 0.0
 
     def _next(self) -> int | None:
         with self._lock:
@@ -250,16 +251,21 @@ class JudgeRun(Generic[T]):
             worker = self._take_worker()
             worker.begin(inf if number in self._used_part else self._part_s, self._is_over)
             try:
-                self._results[number] = self._judges[number](worker)
-                self._lost_in_a_row = 0
+                decision = self._judges[number](worker)
             except OverPartError:
                 if worker.used_part:  # it runs again after all others; at the end of all time it is left
+                    with self._lock:
+                        self._lost_in_a_row = 0
+                        self._used_part.add(number)
+                        self._waiting.append(number)
+            else:
+                with self._lock:
                     self._lost_in_a_row = 0
-                    self._used_part.add(number)
-                    self._waiting.append(number)
+                    self._results[number] = decision
             is_done = True
             worker.finish()
-            self._idle.append(worker)
+            with self._lock:
+                self._idle.append(worker)
         except BaseException as error:
             if worker is not None:
                 worker.close()
@@ -277,7 +283,8 @@ class JudgeRun(Generic[T]):
             worker = self._idle.pop() if self._idle else None
         if worker is None:
             worker = Worker(self._settings)
-            self._failed_starts = 0
+            with self._lock:
+                self._failed_starts = 0
             return worker
         try:
             worker.refresh()
