@@ -32,8 +32,7 @@ def read_json(kind: Any, text: str, form: str) -> Any:
         case "value_error":  # of a class itself
             raise ValueError(str(error["ctx"]["error"]))
         case "json_invalid":
-            problem = error["ctx"]["error"]
-            found = "is nested too deeply" if problem.startswith("recursion") else f"is not JSON text ({problem})"
+            found = f"is not JSON text ({error['ctx']['error']})"
         case "missing" | "missing_argument":
             found = f"has no {place}"
         case "extra_forbidden" | "unexpected_keyword_argument":

@@ -430,7 +430,7 @@ class TestReferences:
                 problem = f"has malformed tests ({named} nested deeper than {MAX_DEPTH} lists and dicts)"
                 assert verifier.check_references([good, bad]) == {bad: problem}
             deep = calls.format(nested(20_000), 1, keys)
-            assert "nested" in verifier.check_references([deep])[deep]
+            assert "recursion limit exceeded" in verifier.check_references([deep])[deep]
         asserts = question_of(TestCode("f", f"assert f(1) == 1\nassert f({nested(MAX_DEPTH + 1)}) == 1")).reference
         assert "the arguments of case 1 are nested deeper" in verifier.check_references([asserts])[asserts]
         code = f"def f(x):\n    return {nested(MAX_DEPTH)} if x else 1"
