@@ -42,7 +42,7 @@ from brorl.format import Estimate, counted
 
 TOLERANCE = 0.05  # a run is matched if it spent at most this fraction more than the evaluation point
 START = "start"  # the checkpoint, among the arms
-_FARTHEST = 2.1  # cost of one evaluation over that of the one before: points that double, overshot by 5%
+_FARTHEST = 2.1  # largest ratio of the costs of two successive evaluations: points that double, overshot by 5%
 
 
 @dataclass(frozen=True)

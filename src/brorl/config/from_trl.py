@@ -227,7 +227,7 @@ def _loss(config: Converter) -> None:
     if config("importance_sampling_level") == "sequence":
         settings["loss.kind"] = "gspo"
     corrected = config("use_bias_correction_kl", True)
-    if config("beta"):  # TRL's weight on k3 makes its gradient that of KL(policy, reference), which k2 has without
+    if config("beta"):  # TRL's weight on k3 makes its gradient that of KL(policy, reference), which k2 has on its own
         settings["kl.estimator"] = "k2" if corrected else "k3"
 
 

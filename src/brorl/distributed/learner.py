@@ -47,7 +47,7 @@ class LearnerRank:
     """The learner of one rank; Ray makes this class an actor.
 
     It may share its GPU with a rollout worker, which uses it between two calls. `sent_dtype` is the number format of
-    the weights in the object store; None for that of the learner.
+    the weights in the object store; None keeps the learner's.
     """
 
     def __init__(self, rank: int, shares_gpu: bool = False, sent_dtype: torch.dtype | None = None) -> None:
@@ -142,7 +142,7 @@ class RemoteLearner:
 
     The ranks make their learners while other processes start; the first use of this object waits for them. All must see
     and write to the folder `shared`. A rank that neither answers nor reports for `timeout_s` has stalled. `sent_dtype`
-    is the number format of the published weights; None for that of the learner.
+    is the number format of the published weights; None keeps the learner's.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ def prepare_evaluation(request: Request) -> EvaluationInputs:
     check_engine(config)
     model_config = read_config(find_model(config.model))
     sets = read_sets(request)
-    # a split of puzzles also has questions to train on, which are none of the evaluation
+    # a split of puzzles also has questions to train on, which the evaluation leaves out
     sets = [replace(one, train=()) for one in sets]
     domains, workers = {question.domain for question in all_questions(sets)}, Workers.from_settings(config.verification)
     verifiers = make_verifiers(domains, config.verification, config.rewards, workers)

@@ -71,7 +71,7 @@ def load_tokenizer(name: str, stop: Sequence[str] = ()) -> PreTrainedTokenizerBa
     """Load a tokenizer and check that its responses can end, also with the texts in `stop`.
 
     The first special token in `stop` becomes the end token of a tokenizer that has none. The tokenizer of an adapter
-    can be in its folder or in that of its base.
+    can be in its folder or in its base's.
     """
     source = find_model(name)
     beside = source.adapter is not None and (source.adapter / "tokenizer_config.json").exists()
@@ -118,7 +118,7 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a causal LM with its dropout switched off; `requires_grad` marks the trained weights, those of text.
 
-    `name` is that of a shipped model, a folder or a hub id, with or without `@revision`. An adapter is continued with
+    `name` is a shipped model, a folder or a hub id, with or without `@revision`. An adapter is continued with
     `lora`, merged without. `dtype` is that of the weights; with `lora` of the frozen ones, as adapters are at least
     float32.
     """

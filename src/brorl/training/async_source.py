@@ -26,7 +26,7 @@ from brorl.tree import RolloutTree
 _POLL_S = 0.01  # the thread looks for results this often
 _OBSERVE_S = 0.1  # a caller that waits reports this often
 Sampled = tuple[Start, SampledTask]
-"""A prompt whose rollouts are done, and they."""
+"""A prompt and its finished rollouts."""
 
 
 @dataclass(kw_only=True)

@@ -312,7 +312,7 @@ def why_not_mixed(sampled: Sequence[Group], max_tries: int) -> str:
 
 
 def _silent_cause(sampled: Sequence[Group], groups: Sequence[Group], solved: int) -> str | None:
-    """Return a cause that is none of the model's: more than half of what was sampled failed for it."""
+    """Return a cause outside the model: more than half of what was sampled failed because of it."""
     every = [verdict for group in sampled for verdict in group.verdicts]
     lost = Counter(v.reason for v in every if is_timeout(v.reason) or is_failure(v.reason) or v.unverified)
     if 2 * lost.total() > len(every):
