@@ -10,7 +10,7 @@ import brorl
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.config.reading import builtin_recipes, make_config, read_recipe
 from brorl.config.settings import TrainConfig
-from brorl.prompts.layouts.table import LAYOUTS
+from brorl.prompts.public_data import LAYOUTS
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import FileSource, GymSource
 from brorl.verification.domains.table import DOMAINS

@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from brorl.prompts.code_tests import CodeTests
-from brorl.prompts.layouts.table import LAYOUTS
+from brorl.prompts.public_data import LAYOUTS
 
 END, PAD = SPECIAL = ("<|end|>", "<|pad|>")
 BATCH = 64

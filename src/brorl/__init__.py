@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from brorl.api.data import data
     from brorl.api.evaluate import evaluate
     from brorl.api.plan import plan
-    from brorl.api.report import report
-    from brorl.api.samples import samples
+    from brorl.api.sample import sample
+    from brorl.api.stored_runs import report, samples
     from brorl.api.train import train
-    from brorl.api.tree import sample
     from brorl.api.tune import tune
     from brorl.api.verify import verify
     from brorl.errors import UserError
@@ -41,7 +40,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {name: f"brorl.api.{name}" for name in __all__ if name.islower()} | {
-    "sample": "brorl.api.tree",
+    **dict.fromkeys(("report", "samples"), "brorl.api.stored_runs"),
     "RolloutTree": "brorl.tree",
     "SamplingParams": "brorl.sampling",
     "UserError": "brorl.errors",

@@ -25,9 +25,8 @@ from typing import Any, Literal, NamedTuple, NoReturn, TextIO, Union, get_args, 
 import shtab
 
 import brorl
-from brorl.errors import CLOSED, STOPPED, UserError, nearest
+from brorl.errors import CLOSED, STOPPED, UserError, nearest, shell_words
 from brorl.training.stop_request import on_stop, stop_signals
-from brorl.wording import shell_words
 
 
 class Command(NamedTuple):
@@ -60,7 +59,7 @@ COMMANDS = {
     "resume": Command(
         "resume a run from its last checkpoint; without RUN, the newest unfinished run in runs/",
         "api.train:resume_command",
-        settings="config.resuming:CHANGEABLE_ON_RESUME",
+        settings="config.reading:CHANGEABLE_ON_RESUME",
         is_shown=False,
     ),
     "eval": Command(
@@ -78,14 +77,14 @@ COMMANDS = {
         "api.tune:tune",
         is_shown=False,
     ),
-    "report": Command("show runs as one HTML file: charts, rollouts, settings", "api.report:report"),
+    "report": Command("show runs as one HTML file: charts, rollouts, settings", "api.stored_runs:report"),
     "samples": Command(
-        "show stored rollouts: prompts with their pass rates, responses with verdicts", "api.samples:samples"
+        "show stored rollouts: prompts with their pass rates, responses with verdicts", "api.stored_runs:samples"
     ),
     "tree": Command(
         "sample N responses to one prompt and draw them as a tree, before and after training",
-        "api.tree:sample",
-        settings="api.tree:SETTINGS",
+        "api.sample:sample",
+        settings="api.sample:SETTINGS",
     ),
     "verify": Command(
         "score stored responses, and compare the verdicts with stored ones",
@@ -423,8 +422,7 @@ def _value_of(name: str, text: str, kind: Any) -> Any:
 
 def _unknown_option(option: str, name: str) -> str:
     """Return the message for an option that a command does not have."""
-    from brorl.config.reading import unknown_setting
-    from brorl.config.resuming import CHANGEABLE_ON_RESUME
+    from brorl.config.reading import CHANGEABLE_ON_RESUME, unknown_setting
 
     command, setting = COMMANDS[name], option.partition("=")[0].lstrip("-").replace("-", "_")
     if not option.startswith("--"):

@@ -1,15 +1,16 @@
-"""Writing files: after a kill at any moment, a file has either its old content or its new content.
+"""Files: whether a path of the user exists, and writing: a kill leaves either the old content or the new one.
 
 A failed write is a `StorageError` that names the file. If a process is killed, a later one removes its
-`TemporaryFolder`.
+`TemporaryFolder`. No file name is longer than 255 bytes: such a path does not exist here, where `pathlib` raises.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, is_dataclass
 from math import isfinite
@@ -17,8 +18,45 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from brorl.errors import StorageError, UserError
-from brorl.wording import option
+from brorl.errors import StorageError, UserError, option
+
+
+def exists(path: str | Path) -> bool:
+    """Return whether there is a file or a folder."""
+    return _holds(Path(path).exists)
+
+
+def is_file(path: str | Path) -> bool:
+    """Return whether there is a file."""
+    return _holds(Path(path).is_file)
+
+
+def is_folder(path: str | Path) -> bool:
+    """Return whether there is a folder."""
+    return _holds(Path(path).is_dir)
+
+
+def split_revision(name: str) -> tuple[str, str | None]:
+    """Return the hub id and the revision (branch, tag or commit) of `id@revision`; a path that exists has none."""
+    path, at, revision = name.partition("@")
+    return (path, revision) if at and revision and not exists(Path(name).expanduser()) else (name, None)
+
+
+def of_function(path: str) -> str:
+    """Return the path of a function, `file.py:function` or `package.module:function`, with that of a file absolute."""
+    file, _, name = path.rpartition(":")
+    local = Path(file).expanduser()
+    return f"{local.absolute()}:{name}" if is_file(local) else path
+
+
+def _holds(check: Callable[[], bool]) -> bool:
+    try:
+        return check()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise
+
 
 _LOCK = "used"
 _GRACE_S = 60.0  # a younger folder may not have its lock yet, or its processes may still be ending

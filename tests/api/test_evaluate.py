@@ -14,8 +14,8 @@ import yaml
 from pyarrow import parquet
 from rich.console import Console
 
+from brorl.api.arguments import resolve_config
 from brorl.api.evaluate import evaluate, make_request
-from brorl.api.recipe import resolve_config
 from brorl.errors import UserError
 from run_support import command, save_tiny_model
 

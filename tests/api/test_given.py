@@ -19,7 +19,7 @@ from brorl.api.given import importable_path, moved, resolve_given, rows_to_evalu
 from brorl.config.reading import dump_yaml, make_config
 from brorl.errors import UserError
 from brorl.prompts.countdown import countdown_puzzles
-from brorl.prompts.files import read_source
+from brorl.prompts.file_questions import read_source
 from brorl.prompts.settings import FileSource
 from brorl.verification.sandbox.inside.functions import load
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brorl.api.recipe import recipe_name, resolve_config
+from brorl.api.arguments import recipe_name, resolve_config
 from brorl.config.reading import dump_yaml, flat_settings, make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError

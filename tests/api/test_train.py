@@ -14,7 +14,7 @@ from rich.console import Console
 
 import brorl
 from brorl.api.given import resolve_given
-from brorl.api.training_result import TrainingResult
+from brorl.api.train import TrainingResult
 from brorl.config.reading import parse_yaml
 from brorl.console.progress import TrainingProgress
 from brorl.errors import LearnerLostError, UserError

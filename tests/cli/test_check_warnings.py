@@ -9,7 +9,7 @@ import pytest
 
 from brorl.api.check import unreachable_references, unread_forms, unused_options
 from brorl.prompts.answer_forms import last_box
-from brorl.prompts.files import read_source
+from brorl.prompts.file_questions import read_source
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.settings import FileSource, PromptFormat
 from brorl.verdict import Verdict

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import brorl
-from brorl.api.recipe import make_run_directory
+from brorl.api.arguments import make_run_directory
 from brorl.cli import COMMANDS, _numbers_of, _overrides_of, make_parser
 from brorl.config.reading import parse_yaml, settings_of
 from brorl.config.settings import TrainConfig

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from brorl.api.training_result import TrainingResult
+from brorl.api.train import TrainingResult
 from brorl.training.recorder import Ending
 from run_support import command
 

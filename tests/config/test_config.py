@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 
 from brorl.config.reading import (
+    CHANGEABLE_ON_RESUME,
     SETTING_OF,
     dump_yaml,
+    first_change,
+    fixed_settings,
     make_config,
     parse_yaml,
     read_recipe,
     settings_of,
     unknown_setting,
 )
-from brorl.config.resuming import CHANGEABLE_ON_RESUME, first_change, fixed_settings
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from each_row import each_row

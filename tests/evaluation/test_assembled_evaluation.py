@@ -20,7 +20,7 @@ from brorl.evaluation.data_sets import Request, parse_data, read_all_questions, 
 from brorl.evaluation.preparation import prepare_evaluation, prompts_per_batch
 from brorl.model.load import load_model
 from brorl.model.memory_plan import MemoryPlan
-from brorl.prompts.benchmarks import benchmark_source
+from brorl.prompts.public_data import benchmark_source
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 from brorl.rollout.chosen_engine import build_sampling_model

@@ -13,10 +13,9 @@ from pyarrow import parquet
 
 from brorl.errors import UserError
 from brorl.prompts.answer_forms import last_box
-from brorl.prompts.benchmarks import BENCHMARKS, benchmark_source
-from brorl.prompts.files import read_source
-from brorl.prompts.layouts.table import LAYOUTS
+from brorl.prompts.file_questions import read_source
 from brorl.prompts.layouts.text import reference_answer
+from brorl.prompts.public_data import BENCHMARKS, LAYOUTS, benchmark_source
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import PromptFormat
 from each_row import each_row

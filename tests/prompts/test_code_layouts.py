@@ -14,9 +14,9 @@ import pytest
 from pyarrow import parquet
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
-from brorl.prompts.files import read_source
-from brorl.prompts.layouts.table import LAYOUTS
+from brorl.prompts.file_questions import read_source
 from brorl.prompts.prompt import DroppedRow, Question
+from brorl.prompts.public_data import LAYOUTS
 from brorl.prompts.settings import FileSource
 from each_row import each_row
 

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from brorl.errors import UserError
-from brorl.prompts.files import read_source
-from brorl.prompts.layouts.table import layouts_of
+from brorl.prompts.file_questions import read_source
 from brorl.prompts.prompt import Message, Question
+from brorl.prompts.public_data import layouts_of
 from brorl.prompts.settings import FileSource
 
 KINDS = ".jsonl, .json, .parquet, .csv, .tsv"

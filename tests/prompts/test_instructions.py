@@ -7,8 +7,8 @@ import pytest
 
 from brorl.prompts.instructions import KINDS, OPTIONAL, Instruction, Instructions
 from brorl.prompts.layouts import text as layouts
-from brorl.prompts.layouts.table import LAYOUTS
 from brorl.prompts.prompt import DroppedRow
+from brorl.prompts.public_data import LAYOUTS
 from each_row import each_row
 
 GOOD: dict[str, Any] = {

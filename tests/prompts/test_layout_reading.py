@@ -12,10 +12,9 @@ import pytest
 from pyarrow import parquet
 
 from brorl.errors import UserError
-from brorl.prompts.benchmarks import BENCHMARKS
-from brorl.prompts.files import CONTRADICTION, SourceReading, read_source
-from brorl.prompts.layouts.table import LAYOUTS, Layout, layouts_of
+from brorl.prompts.file_questions import CONTRADICTION, SourceReading, read_source
 from brorl.prompts.prompt import DroppedRow, question_of
+from brorl.prompts.public_data import BENCHMARKS, LAYOUTS, Layout, layouts_of
 from brorl.prompts.settings import FileSource
 from each_row import each_row
 

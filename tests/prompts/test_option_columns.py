@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from brorl.errors import UserError
-from brorl.prompts.files import read_source
+from brorl.prompts.file_questions import read_source
 from brorl.prompts.guess import Guess, guess_meaning
 from brorl.prompts.prompt import Question
 from brorl.prompts.science import Choices, read_science_reference

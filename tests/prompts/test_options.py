@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brorl.prompts.layouts.table import LAYOUTS
 from brorl.prompts.prompt import DroppedRow, Question
+from brorl.prompts.public_data import LAYOUTS
 from brorl.prompts.science import Choices, MeasuredAnswer, read_science_reference
 from each_row import each_row
 

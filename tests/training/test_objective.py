@@ -14,8 +14,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.comparison.arm_plans import ArmPlan, run_config
 from brorl.comparison.arms import read_run
-from brorl.config.reading import make_config
-from brorl.config.resuming import first_change, fixed_settings
+from brorl.config.reading import first_change, fixed_settings, make_config
 from brorl.cost import Budget, Cost, total_cost
 from brorl.errors import UserError
 from brorl.evaluation.settings import EvaluationSettings

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from brorl.api.recipe import resolve_checkpoint
+from brorl.api.arguments import resolve_checkpoint
 from brorl.errors import UserError
 from brorl.training.learner_state import ReferencePolicy
 from brorl.training.tree_learner import TreeLearner

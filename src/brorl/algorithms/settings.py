@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple, Self, TypeAlias, assert_never
 
 from pydantic import Field, field_validator, model_validator
 
-from brorl.paths import of_function
 from brorl.section import Section
+from brorl.storage import of_function
 
 Aggregation: TypeAlias = Literal["token_mean", "sequence_mean", "constant"]
 ImportanceMode: TypeAlias = Literal["none", "truncate", "mask", "sequence_mask"]

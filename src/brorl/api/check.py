@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.text import Text
 
 from brorl.activity import Echo
-from brorl.api.recipe import check_cheaply, recipe_name
+from brorl.api.arguments import check_cheaply, recipe_name
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
-from brorl.errors import UserError
+from brorl.errors import UserError, option
 from brorl.format import counted, duration, listed, visible_text
 from brorl.prompts.answer_forms import answer_forms, asked_form, last_box
 from brorl.prompts.guess import option_groups
@@ -32,7 +32,6 @@ from brorl.verdict import is_failure, is_timeout
 from brorl.verification.domains.table import CODE_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN
 from brorl.verification.trial import Trial, VerifiedResponse, try_verifier
 from brorl.verification.verifier import Verifier
-from brorl.wording import option
 
 if TYPE_CHECKING:
     from brorl.algorithms.groups import Group

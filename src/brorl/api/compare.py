@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from brorl.api.recipe import resolve_checkpoint
+from brorl.api.arguments import resolve_checkpoint
 from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml, settings_of, unknown_setting
 from brorl.config.settings import TrainConfig
 from brorl.cost import Unit
-from brorl.errors import UserError
+from brorl.errors import UserError, option
 from brorl.runs import RUNS
 from brorl.runs.run_record import SPEC_FILE
-from brorl.wording import option
 
 if TYPE_CHECKING:
     from brorl.comparison.plan import Arguments, ComparisonPlan

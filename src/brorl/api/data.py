@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.text import Text
 
 from brorl.activity import Observe, Phase, unobserved
-from brorl.api.recipe import resolve_config
+from brorl.api.arguments import resolve_config
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
-from brorl.errors import UserError
+from brorl.errors import UserError, option
 from brorl.evaluation.questions import (
     SourceQuestions,
     all_questions,
@@ -34,15 +34,14 @@ from brorl.evaluation.questions import (
     unreadable_lines,
 )
 from brorl.format import counted, listed, visible_text
-from brorl.paths import is_file
 from brorl.prompts.prompt import Prompt, Question
 from brorl.prompts.rendering import drop_long, model_positions, prompt_problems, render
+from brorl.storage import is_file
 from brorl.table import Result, Table
 from brorl.training.prompts import no_held_out_prompt, no_train_prompt
 from brorl.verification.domains.table import make_verifiers, untrusted_domains
 from brorl.verification.sandbox.level import choose_level
 from brorl.verification.sandbox.pool import Workers
-from brorl.wording import option
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import brorl
 from brorl.activity import Echo, Observe, Phase
-from brorl.api.recipe import WITHOUT_TRAINING, resolve_checkpoint, resolve_config
+from brorl.api.arguments import WITHOUT_TRAINING, resolve_checkpoint, resolve_config
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.console.screen import Screen
-from brorl.errors import UserError
+from brorl.errors import UserError, option
 from brorl.format import listed
 from brorl.runs import RUNS
 from brorl.storage import output_folder
-from brorl.wording import option
 
 if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster

@@ -15,7 +15,7 @@ from brorl.format import counted, listed
 from brorl.model.settings import shipped_folder
 from brorl.prompts.answer_forms import AnswerForm, asked_form
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN
-from brorl.prompts.files import SourceReading
+from brorl.prompts.file_questions import SourceReading
 from brorl.prompts.guess import Guess
 from brorl.prompts.prompt import split_held_out
 from brorl.prompts.rendering import TEMPLATES

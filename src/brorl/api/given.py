@@ -19,17 +19,14 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
-from brorl.api.first_recipe import guesses, make_starter, recipe_text, settings_of_data
-from brorl.api.recipe import resolve_checkpoint, resolve_config
+from brorl.api.arguments import resolve_checkpoint, resolve_config
 from brorl.config.reading import ConfigOrPath, parse_yaml, read_recipe
 from brorl.config.settings import TrainConfig
-from brorl.errors import UserError
+from brorl.errors import UserError, in_recipe, source_words
 from brorl.format import counted
-from brorl.prompts.files import read_source
-from brorl.prompts.guess import guess_meaning
+from brorl.prompts.file_questions import read_source
 from brorl.runs import RUNS
 from brorl.storage import replace_file, storage_errors
-from brorl.wording import in_recipe, source_words
 
 FOLDER = "given"
 """Folder of these files in a run directory."""
@@ -179,6 +176,9 @@ def _guessed(
     file: Path, model: str | None, answer: str | None, has_function: bool
 ) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
     """Return a first recipe for rows, their entry of data.sources, and lines on the guesses of `brorl init`."""
+    from brorl.api.first_recipe import guesses, make_starter, recipe_text, settings_of_data
+    from brorl.prompts.guess import guess_meaning
+
     path = str(file)
     try:
         with source_words(_of_rows):

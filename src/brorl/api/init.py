@@ -13,22 +13,21 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from brorl.api.arguments import check_cheaply
 from brorl.api.first_recipe import FUNCTION_FILE, Starter, make_starter, recipe_text, settings_of_data, summary
-from brorl.api.recipe import check_cheaply
 from brorl.config.conversion import Conversion
 from brorl.config.from_trl import from_trl
 from brorl.config.from_verl import from_verl
 from brorl.config.reading import make_config, nested_settings, parse_yaml
 from brorl.config.settings import TrainConfig
-from brorl.errors import StorageError, UserError
+from brorl.errors import StorageError, UserError, in_recipe, option, source_words
 from brorl.format import counted
-from brorl.prompts.files import read_source
+from brorl.prompts.file_questions import read_source
 from brorl.prompts.guess import guess_meaning
 from brorl.prompts.rows import is_local
 from brorl.prompts.settings import FileSource
 from brorl.storage import dotted, replace_file, storage_errors
 from brorl.verification.gym.taskset import PREFIX, SCORE, read_taskset
-from brorl.wording import in_recipe, option, source_words
 
 _OF_TRL = {
     "num_generations", "max_completion_length", "scale_rewards", "loss_type", "epsilon", "beta", "num_iterations",

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import brorl
 from brorl.activity import Phase
-from brorl.api.recipe import resolve_checkpoint, resolve_config
+from brorl.api.arguments import resolve_checkpoint, resolve_config
 from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
-from brorl.errors import UserError
+from brorl.errors import UserError, option
 from brorl.format import plain
 from brorl.runs import RUNS
 from brorl.storage import output_folder, replace_file, storage_errors
 from brorl.table import Table
-from brorl.wording import option
 
 if TYPE_CHECKING:
     from brorl.planning.report import PlanResult

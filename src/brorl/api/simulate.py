@@ -10,12 +10,11 @@ from typing import Any
 from rich.console import Console
 
 import brorl
-from brorl.errors import UserError
+from brorl.errors import UserError, option
 from brorl.runs import RUNS
 from brorl.storage import output_folder, storage_errors
 from brorl.theory.simulator import SimulationResult, SimulationSettings
 from brorl.theory.simulator import simulate as simulate_one
-from brorl.wording import option
 
 
 def simulate(

@@ -16,10 +16,9 @@ import torch
 
 import brorl
 from brorl.activity import Activity, Phase
-from brorl.api.training_result import TrainingResult
+from brorl.api.train import TrainingResult
 from brorl.assemble import build_run
-from brorl.config.reading import dump_yaml, parse_yaml
-from brorl.config.resuming import fixed_settings
+from brorl.config.reading import dump_yaml, fixed_settings, parse_yaml
 from brorl.config.settings import TrainConfig
 from brorl.console.progress import TrainingProgress
 from brorl.console.screen import Screen

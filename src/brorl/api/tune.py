@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from brorl.api.recipe import resolve_checkpoint, resolve_config
+from brorl.api.arguments import resolve_checkpoint, resolve_config
 from brorl.config.reading import ConfigOrPath, builtin_recipes, flat_settings
 from brorl.config.settings import TrainConfig
-from brorl.errors import UserError
+from brorl.errors import UserError, option
 from brorl.format import in_seconds
 from brorl.runs import RUNS
 from brorl.runs.run_record import TUNE_FILE
 from brorl.storage import output_folder
 from brorl.tuning import AIMS, Aim
-from brorl.wording import option
 
 if TYPE_CHECKING:
     from brorl.tuning.answer import TuningResult

@@ -19,13 +19,12 @@ from rich.text import Text
 from brorl.activity import Phase
 from brorl.config.reading import flat_settings
 from brorl.console.screen import Screen
-from brorl.errors import UserError
+from brorl.errors import UserError, option
 from brorl.evaluation.data_sets import read_all_questions
 from brorl.format import counted, visible_text
-from brorl.paths import exists, is_folder
 from brorl.prompts.prompt import Question
 from brorl.runs.response_files import ResponseColumns, find_responses, read_responses, run_of
-from brorl.storage import replace_file, storage_errors
+from brorl.storage import exists, is_folder, replace_file, storage_errors
 from brorl.table import Result, Table
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
 from brorl.verification.rescoring import (
@@ -39,7 +38,6 @@ from brorl.verification.rescoring import (
 )
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.trial import unreadable_references
-from brorl.wording import option
 
 SETTINGS = ("verification.",)
 """The settings of a recipe that apply to it."""

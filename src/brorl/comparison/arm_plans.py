@@ -25,13 +25,12 @@ from brorl.config.reading import (
 from brorl.config.settings import TrainConfig
 from brorl.cost import Budget, Unit
 from brorl.distributed.placement import check_ray
-from brorl.errors import UserError
+from brorl.errors import UserError, option
 from brorl.format import counted, memory_size
 from brorl.model.device import available_bytes
 from brorl.model.load import choose_device
 from brorl.runs.run_directory import held_out_record
 from brorl.training.inputs import prepare
-from brorl.wording import option
 
 _LONGEST_NAME = 14  # characters of an arm's name that tables and figures can repeat
 

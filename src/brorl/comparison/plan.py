@@ -25,11 +25,10 @@ from brorl.comparison.arms import SETUP, Arm, ArmRun, Comparison, RunScores, Set
 from brorl.comparison.results import TOLERANCE
 from brorl.config.reading import ConfigOrPath, dump_yaml, make_config
 from brorl.cost import UNIT_WORDS, UNITS, Budget, Unit, amount
-from brorl.errors import UserError
+from brorl.errors import UserError, option
 from brorl.format import exact, in_seconds, plain
 from brorl.runs.run_record import SPEC_FILE
 from brorl.storage import json_ready, replace_file, storage_errors
-from brorl.wording import option
 
 DEFAULT_ARMS = ("plateau-16", "plateau-512")
 _DEFAULT_POINTS = 4  # of the default arms

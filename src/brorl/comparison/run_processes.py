@@ -33,13 +33,12 @@ from brorl.comparison.plan import TRIAL, Arguments, ComparisonPlan, arm_folders,
 from brorl.comparison.view import ComparisonView
 from brorl.config.reading import dump_yaml, with_settings
 from brorl.cost import Budget
-from brorl.errors import UserError
+from brorl.errors import UserError, option
 from brorl.format import counted
 from brorl.model.load import choose_device
 from brorl.runs.run_directory import RunDirectory, processor_name
 from brorl.storage import output_folder, replace_file, storage_errors
 from brorl.training.stop_request import on_stop, stop_signals
-from brorl.wording import option
 
 
 @dataclass(frozen=True)

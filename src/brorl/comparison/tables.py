@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from brorl.comparison.arms import Arm
 from brorl.comparison.results import START, TOLERANCE, ComparisonResults, Spread, with_names
 from brorl.cost import UNIT_WORDS, amount, short_amount
+from brorl.errors import option
 from brorl.evaluation.paired import CorrectedInterval, TTest, conclusion_of
 from brorl.format import Estimate, interval, p_value, plain, short, short_time, signed
 from brorl.table import Table
-from brorl.wording import option
 
 _LONGEST_VALUE = 9  # characters of a setting in a column
 

@@ -19,10 +19,10 @@ from brorl.comparison.arms import ArmRun, RunProgress, progress_of
 from brorl.comparison.plan import ComparisonPlan
 from brorl.console.screen import QUIET_S
 from brorl.cost import UNIT_WORDS, amount
+from brorl.errors import option
 from brorl.format import counted, duration, plain
 from brorl.runs.checkpoint import last_checkpoint
 from brorl.runs.run_directory import RunDirectory
-from brorl.wording import option
 
 _BUSY = 0.25  # of the cores that a comparison uses: more other work than that slows its steps
 

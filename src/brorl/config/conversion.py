@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from brorl.errors import UserError
-from brorl.prompts.layouts.table import layouts_of
+from brorl.prompts.public_data import layouts_of
 from brorl.trackers import TrackerName
 
 Action = Callable[[Any], Any] | Mapping[Any, Any]  # a value there to one here

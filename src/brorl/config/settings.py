@@ -23,11 +23,11 @@ from brorl.cost import Budget
 from brorl.distributed.settings import ClusterSettings
 from brorl.evaluation.settings import EvaluationSettings
 from brorl.model.settings import LoraSettings
-from brorl.paths import is_folder
 from brorl.prompts.settings import DataSettings, PromptFormat
 from brorl.rollout.settings import VLLM_RANKS, EngineSettings
 from brorl.sampling import SamplingSettings
 from brorl.section import AsList, Section
+from brorl.storage import is_folder
 from brorl.trackers import TrackingSettings
 from brorl.training.settings import (
     BudgetSettings,

@@ -12,16 +12,15 @@ from typing import Any, TypeAlias
 
 from brorl.config.reading import builtin_recipes, make_config, parse_yaml, read_recipe
 from brorl.config.settings import TrainConfig
-from brorl.errors import UserError
+from brorl.errors import UserError, option, source_words
 from brorl.evaluation.questions import SourceQuestions, all_questions, build_questions, check_split, read_questions
-from brorl.paths import is_file
-from brorl.prompts.benchmarks import BENCHMARKS, benchmark_source
 from brorl.prompts.guess import guess_meaning
 from brorl.prompts.prompt import Question
+from brorl.prompts.public_data import BENCHMARKS, benchmark_source
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource, PromptFormat
+from brorl.storage import is_file
 from brorl.verification.gym.task import BENCHMARKS as GYM_BENCHMARKS
-from brorl.wording import option, source_words
 
 _NO_LIMIT = 2**31
 NAMES = (*BENCHMARKS, *GYM_BENCHMARKS)

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from brorl.config.settings import TrainConfig
-from brorl.errors import UserError
+from brorl.errors import UserError, option
 from brorl.evaluation.data_sets import Request, read_sets
 from brorl.evaluation.questions import SourceQuestions, all_questions, dropped_line, find_unreadable, unreadable_lines
 from brorl.evaluation.responses import PromptBatch, split_into_batches
@@ -26,7 +26,6 @@ from brorl.sampling import SamplingParams
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
-from brorl.wording import option
 
 _BATCH_TOKENS, _MIN_PROMPTS, _MAX_PROMPTS = 2**19, 8, 64
 LONGEST_RESPONSE = 32_768  # the paper's context

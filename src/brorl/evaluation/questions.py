@@ -9,17 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from brorl.config.settings import TrainConfig
-from brorl.errors import UserError
+from brorl.errors import UserError, of_source
 from brorl.format import counted
 from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
-from brorl.prompts.files import check_first_row, read_source
-from brorl.prompts.layouts.table import reasons
+from brorl.prompts.file_questions import check_first_row, read_source
 from brorl.prompts.prompt import Question, drop_asked, split_held_out
+from brorl.prompts.public_data import reasons
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 from brorl.verification.gym.questions import read_gym
 from brorl.verification.trial import check_references, unreadable_references
 from brorl.verification.verifier import Verifier
-from brorl.wording import of_source
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pyarrow import parquet
 
 from brorl.activity import Echo, Observe, Phase, unobserved
 from brorl.algorithms.groups import Group
-from brorl.errors import UnverifiedResponsesError, UserError, first_line
+from brorl.errors import UnverifiedResponsesError, UserError, first_line, option
 from brorl.evaluation.summary import PromptResult, count
 from brorl.format import duration, short_repr
 from brorl.prompts.prompt import Prompt
@@ -31,7 +31,6 @@ from brorl.runs.stored_rollouts import responses_table
 from brorl.sampling import SamplingParams
 from brorl.storage import dotted, parquet_bytes, replace_file, storage_errors
 from brorl.verification.grade import Grader
-from brorl.wording import option
 
 _METADATA = b"brorl"
 _RERUN = "rerun the command"

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from brorl.algorithms.groups import Group
+from brorl.errors import option
 from brorl.evaluation.pass_at_k import mean_with_interval, pass_at_k_of_each
 from brorl.format import Estimate, counted, interval
 from brorl.table import Result, Table
 from brorl.verdict import is_failure, is_timeout
-from brorl.wording import option
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Literal
 from pydantic import Field
 
 from brorl.errors import UserError
-from brorl.paths import split_revision
 from brorl.section import Names, Section
+from brorl.storage import split_revision
 
 ForwardChoice = Literal["auto", "tree", "flat"]  # how rollouts go through the model
 States = Literal["device", "host", "8bit"]  # where AdamW's moments are: on the device, on the CPU, in 8 bits

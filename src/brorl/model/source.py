@@ -34,7 +34,7 @@ from transformers.utils.hub import cached_file
 
 from brorl.errors import UserError, first_line
 from brorl.model.settings import check_folder, shipped_folder
-from brorl.paths import exists, split_revision
+from brorl.storage import exists, split_revision
 
 ADAPTER_CONFIG = "adapter_config.json"
 _PROBE_TIMEOUT_S = 4.0

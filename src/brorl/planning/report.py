@@ -15,6 +15,7 @@ from rich.text import Text
 
 from brorl.config.reading import options_of
 from brorl.config.settings import TrainConfig
+from brorl.errors import option
 from brorl.format import Estimate, interval, plain
 from brorl.planning.pilot import generator_of
 from brorl.planning.recommendation import NEARLY_BEST, PlanRow, RolloutPlan, StepSettings, make_plan
@@ -22,7 +23,6 @@ from brorl.planning.step_timing import PlanMeasurements, measure
 from brorl.storage import json_ready
 from brorl.table import Result, Table
 from brorl.training.local_parts import LocalParts
-from brorl.wording import option
 
 
 @dataclass(frozen=True, eq=False, repr=False)

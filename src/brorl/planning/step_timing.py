@@ -20,7 +20,7 @@ from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.arrays import IntArray
-from brorl.errors import UserError
+from brorl.errors import UserError, option
 from brorl.planning.gradient_noise import gradient_products
 from brorl.planning.pilot import PilotCounts, PilotSummary, SampledGroups, generator_of, sample, tree_growth
 from brorl.planning.step_cost import StepCost, StepTiming, Work, mean_rounds
@@ -30,7 +30,6 @@ from brorl.theory.pass_rates import fit_pass_rates
 from brorl.training.diagnostics import coverage_record
 from brorl.training.local_parts import LocalParts
 from brorl.tree import fraction_cut
-from brorl.wording import option
 
 _CALLS = 4  # of the engine for the pilot: one to warm up, and three that are timed
 _REPEATS = 3

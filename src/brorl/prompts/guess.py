@@ -14,18 +14,17 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Any, Literal, NamedTuple, get_args
 
-from brorl.errors import UserError
+from brorl.errors import UserError, of_source
 from brorl.format import short_repr
-from brorl.paths import split_revision
 from brorl.prompts.answer_forms import last_box
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN, is_countdown_reference
-from brorl.prompts.files import USUAL_NAMES
-from brorl.prompts.layouts.table import LAYOUTS, read_layout
+from brorl.prompts.file_questions import USUAL_NAMES
 from brorl.prompts.prompt import DroppedRow, Question
+from brorl.prompts.public_data import LAYOUTS, read_layout
 from brorl.prompts.rows import MISSING, Row, is_missing, read_rows
 from brorl.prompts.science import CHOICE_DOMAIN, Options, is_label, read_options, right_option, whole_number
 from brorl.prompts.settings import FileSource
-from brorl.wording import of_source
+from brorl.storage import split_revision
 
 _ROWS = 200  # that the guess is made from
 _MARKER = "####"  # before the answer in GSM8K's form

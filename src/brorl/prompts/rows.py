@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from brorl.errors import UserError, first_line
-from brorl.paths import is_file, is_folder, split_revision
+from brorl.errors import UserError, first_line, of_source
 from brorl.prompts.prompt import JSON_NAMES, problem_of
-from brorl.wording import of_source
+from brorl.storage import is_file, is_folder, split_revision
 
 ROW_FORM = '{"COLUMN": VALUE, ...}'
 MISSING = object()

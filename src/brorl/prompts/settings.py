@@ -8,11 +8,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from brorl.errors import UserError
-from brorl.paths import exists, split_revision
+from brorl.errors import UserError, of_source
 from brorl.prompts.prompt import Message, Question
 from brorl.section import Names, Section, listed
-from brorl.wording import of_source
+from brorl.storage import exists, split_revision
 
 _PLACEHOLDER = "{prompt}"
 GYM_SETS = ALL, PRORL = ("all", "prorl")
@@ -116,7 +115,7 @@ class FileSource(Section):
                 raise ValueError(f"{of_source(name)} is empty; give it a value, or {otherwise}")
         _check_label(self.label)
         if self.layout is not None:
-            from brorl.prompts.layouts.table import find_layout
+            from brorl.prompts.public_data import find_layout
 
             find_layout(self.layout)
             fields = type(self).model_fields

@@ -19,13 +19,12 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from brorl.errors import UserError
+from brorl.errors import UserError, option
 from brorl.format import visible_text
 from brorl.reporting.reasons import why_no_held_out_responses, why_no_rollouts
 from brorl.runs.run_record import check_run, read_run
 from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
 from brorl.verdict import NO_ANSWER, NO_CODE, Verdict
-from brorl.wording import option
 
 Kind = Literal["all", "wrong", "right"]
 MAX_PROMPTS = 20  # in the list; --prompt shows any of the others

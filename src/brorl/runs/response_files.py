@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from brorl.errors import UserError
-from brorl.paths import exists, is_file
+from brorl.errors import UserError, option, source_words
 from brorl.prompts.prompt import JSON_NAMES
 from brorl.prompts.rows import MISSING, Row, read_rows
 from brorl.runs.stored_rollouts import stored_steps
+from brorl.storage import exists, is_file
 from brorl.verification.rescoring import StoredResponse
-from brorl.wording import option, source_words
 
 _IDS = ("prompt_id", "question_id", "id", "task_id", "problem_id")
 _PROMPT = "prompt"

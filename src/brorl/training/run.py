@@ -9,9 +9,9 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from brorl.activity import Observe, Stopwatch, unobserved
-from brorl.config.resuming import CHANGEABLE_ON_RESUME, first_change, fixed_settings
+from brorl.config.reading import CHANGEABLE_ON_RESUME, first_change, fixed_settings
 from brorl.config.settings import TrainConfig
-from brorl.errors import UserError
+from brorl.errors import UserError, option
 from brorl.evaluation.benchmark import Benchmark
 from brorl.runs.checkpoint import (
     START,
@@ -33,7 +33,6 @@ from brorl.training.objective import Objective
 from brorl.training.schedule import Schedule
 from brorl.training.source import GroupSource
 from brorl.verification.grade import Grader
-from brorl.wording import option
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from brorl.config.reading import with_settings
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
 from brorl.cost import amount
-from brorl.errors import UserError
+from brorl.errors import UserError, option
 from brorl.evaluation.benchmark import Benchmark
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.evaluation.questions import build_questions
@@ -39,7 +39,6 @@ from brorl.tuning import Aim
 from brorl.tuning.answer import TuningResult, conclude
 from brorl.tuning.plan import NUM_EVALUATIONS, OWN, ROLLOUTS, TunePlan, candidates
 from brorl.tuning.standings import RUNGS, Course, Standing, room_after, standings
-from brorl.wording import option
 
 USED = 0.85  # of the time without evaluations goes to training; the rest to starting and to last steps
 FEWEST_SEEDS = 2  # of a final

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from brorl.paths import of_function
 from brorl.section import Section
+from brorl.storage import of_function
 from brorl.verification.thoughts import THINK, ThoughtTags
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from brorl.errors import UserError
+from brorl.errors import UserError, of_source
 from brorl.format import counted
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.prompts.prompt import Prompt, Question
@@ -14,7 +14,6 @@ from brorl.verdict import Verdict
 from brorl.verification.domains.table import CODE_DOMAIN, MATH_DOMAIN
 from brorl.verification.gym.task import GYM_DOMAIN
 from brorl.verification.verifier import Verifier
-from brorl.wording import of_source
 
 _OTHERS = 4  # references of other prompts that are tried as wrong answers
 _MOST = 32  # prompts whose right response is tried

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from brorl.prompts.code_tests import CodeTests
-from brorl.prompts.layouts.table import LAYOUTS
 from brorl.prompts.prompt import Prompt
+from brorl.prompts.public_data import LAYOUTS
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.trial import try_verifier

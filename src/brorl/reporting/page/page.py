@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from brorl.cost import cost_of_step
-from brorl.errors import UserError
+from brorl.errors import UserError, option
 from brorl.format import visible_text
 from brorl.reporting.page.charts import Chart, charts_of, plotly_text
 from brorl.reporting.page.frame import Section, fill, page, resource, to_json
@@ -27,7 +27,6 @@ from brorl.runs import RUNS
 from brorl.runs.run_record import RunRecord, differing_settings, number, read_runs
 from brorl.runs.stored_rollouts import step_list, stored_steps
 from brorl.storage import replace_file, storage_errors
-from brorl.wording import option
 
 REPORT = "report.html"
 ROLLOUT_BYTES = 4_000_000  # with plotly's 4.8 MB the page stays below 10 MB

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from brorl.algorithms.settings import RewardShaping
-from brorl.errors import UserError
+from brorl.errors import UserError, of_source
 from brorl.format import listed
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
@@ -29,7 +29,6 @@ from brorl.verification.sandbox.replies import Reply
 from brorl.verification.settings import VerificationSettings
 from brorl.verification.thoughts import ThoughtTags
 from brorl.verification.verifier import TrialResponses, Verifier
-from brorl.wording import of_source
 
 CODE_DOMAIN, MATH_DOMAIN, SCIENCE_DOMAIN = "code", "math", "science"
 

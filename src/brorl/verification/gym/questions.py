@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from brorl.errors import UserError
-from brorl.prompts.files import SourceReading
+from brorl.prompts.file_questions import SourceReading
 from brorl.prompts.prompt import Question
 from brorl.prompts.settings import GymSource
 from brorl.verification.gym.task import GYM_DOMAIN, require_reasoning_gym

@@ -17,8 +17,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_origin
 
-from brorl.errors import UserError
-from brorl.wording import option
+from brorl.errors import UserError, option
 
 PREFIX = "verifiers:"
 SCORE = f"{__name__}:score"

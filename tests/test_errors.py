@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from brorl.wording import in_recipe, of_source, option, shell_words, source_words
+from brorl.errors import in_recipe, of_source, option, shell_words, source_words
 
 
 @pytest.mark.parametrize(

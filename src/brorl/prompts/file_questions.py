@@ -17,14 +17,13 @@ from itertools import islice
 from math import isfinite
 from typing import Any
 
-from brorl.errors import UserError
+from brorl.errors import UserError, of_source
 from brorl.format import short_repr
-from brorl.prompts.layouts.table import find_layout, layouts_of, read_layout, reasons
 from brorl.prompts.prompt import JSON_NAMES, DroppedRow, Message, Question
+from brorl.prompts.public_data import find_layout, layouts_of, read_layout, reasons
 from brorl.prompts.rows import MISSING, Row, is_local, read_rows
 from brorl.prompts.science import choice_question, read_options, right_option
 from brorl.prompts.settings import FileSource
-from brorl.wording import of_source
 
 # Names of these columns in other datasets, the most specific first.
 USUAL_NAMES = {

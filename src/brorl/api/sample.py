@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brorl.api.recipe import WITHOUT_TRAINING, resolve_checkpoint
+from brorl.api.arguments import WITHOUT_TRAINING, resolve_checkpoint
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.config.settings import TrainConfig
-from brorl.errors import UserError
+from brorl.errors import UserError, option
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN, CountdownPuzzle
 from brorl.prompts.prompt import Question
 from brorl.prompts.settings import FileSource
 from brorl.table import Result, Table
-from brorl.wording import option
 
 if TYPE_CHECKING:
     from brorl.reporting.outline import Branch

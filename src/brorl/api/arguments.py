@@ -13,8 +13,8 @@ from brorl.config.reading import ConfigOrPath, make_config, read_recipe, setting
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.settings import check_folder, shipped_folder
-from brorl.paths import is_file
 from brorl.runs import RUNS
+from brorl.storage import is_file
 
 if TYPE_CHECKING:
     from brorl.runs.run_directory import RunDirectory
