@@ -36,7 +36,7 @@ from brorl.algorithms.settings import AdvantageSettings
 from brorl.assemble import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.rollout.engine import SampleTask
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.runs.run_directory import RunDirectory
 from brorl.seeds import derived_seed
 from brorl.tree import RolloutTree

@@ -20,7 +20,7 @@ from brorl.config.settings import TrainConfig
 from brorl.model.forward import choose_forward
 from brorl.model.kernels import use_kernels
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.training.settings import OptimizerSettings
 from brorl.training.tree_learner import TreeLearner

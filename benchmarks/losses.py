@@ -19,7 +19,7 @@ from brorl.algorithms.settings import AdvantageSettings, ImportanceCorrection, K
 from brorl.config.settings import TrainConfig
 from brorl.model.load import load_model, load_tokenizer
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.training.settings import OptimizerSettings, ReferenceSettings
 from brorl.training.tree_learner import TreeLearner

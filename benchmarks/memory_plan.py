@@ -50,7 +50,7 @@ def measure(name: str, variant: str) -> dict[str, object]:
     from brorl.model.settings import LoraSettings
     from brorl.model.tree_attention import enable_gradient_checkpointing
     from brorl.prompts.prompt import Prompt
-    from brorl.rollout.native.engine import NativeEngine
+    from brorl.rollout.native_engine import NativeEngine
     from brorl.sampling import SamplingParams
     from brorl.training.settings import OptimizerSettings
     from brorl.training.tree_learner import TreeLearner

@@ -21,7 +21,7 @@ import torch
 from harness import table, timed
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from brorl.rollout.vllm import split_request
+from brorl.rollout.vllm_engine import split_request
 from brorl.rollout.vllm_process import Request, VllmProcess, VllmSettings
 from brorl.sampling import SamplingParams
 

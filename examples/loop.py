@@ -24,12 +24,12 @@ from brorl.algorithms.policy_loss import clipped_policy_loss, loss_denominator, 
 from brorl.arrays import FloatArray
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.model.load import load_model, load_tokenizer
-from brorl.model.logprobs import tree_logprobs
+from brorl.model.tree_path import tree_logprobs
 from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.verification.domains.countdown import CountdownVerifier
 
 PROMPTS_PER_STEP, MINI_BATCHES, LEARNING_RATE, CLIP_LOW, CLIP_HIGH = 32, 4, 1e-3, 0.2, 0.4

@@ -35,7 +35,7 @@ from brorl.prompts.countdown import (
 from brorl.prompts.prompt import Split
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.grade import grade

@@ -22,7 +22,7 @@ from brorl import RolloutTree, SamplingParams
 from brorl.model.load import end_tokens, load_model, load_tokenizer
 from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.verification.domains.countdown import CountdownVerifier
 
 FIGURE = Path(__file__).resolve().parent.parent / "docs" / "figures" / "tree.png"

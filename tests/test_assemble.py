@@ -21,8 +21,8 @@ from brorl.errors import UserError
 from brorl.evaluation.questions import build_questions, check_split
 from brorl.model.flat_path import FlatForward
 from brorl.model.forward import Forward
-from brorl.model.logits import NextToken
-from brorl.model.logprobs import TreeForward, tree_logprobs
+from brorl.model.logprobs import NextToken
+from brorl.model.tree_path import TreeForward, tree_logprobs
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.chosen_engine import build_engine
 from brorl.rollout.engine import Engine

@@ -16,7 +16,7 @@ from brorl.model.load import load_model, load_tokenizer
 from brorl.prompts.countdown import countdown_puzzles, countdown_questions
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.training.tree_learner import TreeLearner
 from recipes import recipe
 from small_models import assert_same_gradients, gradients, use_exact_norms

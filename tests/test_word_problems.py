@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from brorl.model.load import end_tokens, load_model, load_tokenizer
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 
 FOLDER = Path(__file__).parents[1] / "examples" / "word_problems"

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from transformers_generation import generated
 
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 
@@ -135,7 +135,7 @@ class Decoding:
         """Measure vLLM through its engine here, whose results are trees too."""
         if find_spec("vllm") is None:
             return Findings(skipped="vllm cannot be imported")
-        from brorl.rollout.vllm import VllmEngine
+        from brorl.rollout.vllm_engine import VllmEngine
         from brorl.rollout.vllm_process import VllmSettings
 
         rows, stop = self.rows, self._config.vocab_size - 1

@@ -36,9 +36,9 @@ from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.config.settings import TrainConfig
-from brorl.model.logits import PLAIN
+from brorl.model.logprobs import PLAIN
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.rollout.settings import EngineSettings
 from brorl.sampling import SamplingParams
 from brorl.training.settings import OptimizerSettings

@@ -20,8 +20,8 @@ from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.config.settings import TrainConfig
 from brorl.model.flat_path import num_flat_tokens
-from brorl.model.logprobs import TreeForward
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
+from brorl.model.tree_path import TreeForward
 from brorl.rollout.settings import EngineSettings
 from brorl.training.settings import OptimizerSettings
 from brorl.training.tree_learner import TreeLearner

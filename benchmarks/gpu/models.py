@@ -17,11 +17,11 @@ from measurement import Workload
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from brorl.model import logits, logprobs, tree_batch
+from brorl.model import chunks, logits, logprobs
 from brorl.model.flat_path import FlatForward
 from brorl.model.forward import Forward
-from brorl.model.logprobs import TreeForward
 from brorl.model.tree_attention import enable_gradient_checkpointing
+from brorl.model.tree_path import TreeForward
 
 _SCORES_PER_TILE = 4000  # some queries of a short response
 _ROWS_PER_BLOCK = 5
@@ -172,7 +172,7 @@ class LearnerVariant:
             enable_gradient_checkpointing(model)
         with ExitStack() as stack:
             if self.small_tiles:
-                stack.enter_context(patch.object(tree_batch, "SCORES_PER_TILE", _SCORES_PER_TILE))
+                stack.enter_context(patch.object(chunks, "SCORES_PER_TILE", _SCORES_PER_TILE))
             if self.small_blocks:
                 block = _ROWS_PER_BLOCK * model.config.get_text_config().vocab_size
                 stack.enter_context(patch.object(logits, "MAX_LOGITS", 0))

@@ -40,8 +40,8 @@ from measurement import Work, Workload
 from torch.utils.flop_counter import FlopCounterMode
 
 from brorl.config.reading import make_config
-from brorl.model.logprobs import TreeForward
-from brorl.rollout.native.engine import NativeEngine
+from brorl.model.tree_path import TreeForward
+from brorl.rollout.native_engine import NativeEngine
 from brorl.rollout.vllm_process import VllmSettings
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
@@ -456,7 +456,7 @@ def test_vllm_gets_a_cache_that_fits_beside_its_weights(
         raise InterruptedError
 
     monkeypatch.setattr("gpu.decoding.find_spec", lambda _: True)
-    monkeypatch.setattr("brorl.rollout.vllm.VllmEngine", engine)
+    monkeypatch.setattr("brorl.rollout.vllm_engine.VllmEngine", engine)
     monkeypatch.setattr(Device, "free_bytes", lambda _: free)
     rows = Rows(TINY, 4, 1, 8, 16, 1 << 30, 0)
     with pytest.raises(InterruptedError):

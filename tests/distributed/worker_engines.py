@@ -25,7 +25,7 @@ class NativeInBothPrecisions:
     """
 
     def __init__(self, seed: int, hang: Path | None = None) -> None:
-        from brorl.rollout.native.engine import NativeEngine
+        from brorl.rollout.native_engine import NativeEngine
         from small_models import small_model
 
         self._hang = hang

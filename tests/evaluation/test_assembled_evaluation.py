@@ -24,7 +24,7 @@ from brorl.prompts.public_data import benchmark_source
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 from brorl.rollout.chosen_engine import build_sampling_model
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from choice_rows import SCHEMAS
 
 FEW = {"evaluation.rollouts_per_prompt": 4, "evaluation.ks": [1], "engine.threads": 1}

@@ -15,6 +15,7 @@ from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings, KLPenalty, PolicyLossSettings
 from brorl.errors import UserError
+from brorl.model.chunks import num_tree_tokens
 from brorl.model.context_limit import attention_limit, carries_state, position_limit
 from brorl.model.flat_path import (
     CacheError,
@@ -24,13 +25,12 @@ from brorl.model.flat_path import (
     num_flat_tokens,
     split_into_rows,
 )
-from brorl.model.forward import ForwardChoice, choose_forward
-from brorl.model.hook_check import check_packed
-from brorl.model.logprobs import TreeForward, by_tree, tree_logprobs
+from brorl.model.forward import ForwardChoice, check_packed, choose_forward
+from brorl.model.logprobs import by_tree
 from brorl.model.tree_attention import HooksError
-from brorl.model.tree_batch import num_tree_tokens
+from brorl.model.tree_path import TreeForward, tree_logprobs
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree

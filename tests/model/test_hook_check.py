@@ -10,12 +10,12 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 
 from brorl.errors import UserError
 from brorl.model.flat_path import CacheError, FlatForward
-from brorl.model.forward import choose_forward
-from brorl.model.hook_check import check_hooks, check_own_cache, check_window
-from brorl.model.logprobs import TreeForward
+from brorl.model.forward import check_hooks, check_own_cache, check_window, choose_forward
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.tree_attention import HooksError, KVShape, PromptContext, kv_shapes
-from brorl.rollout.native.rows import Arena, RowMemory
+from brorl.model.tree_path import TreeForward
+from brorl.rollout.native.decoder import RowMemory
+from brorl.rollout.native.slot_attention import SlotCache
 from path_checks import assert_exact, assert_greedy_equals_generate
 from small_models import mostly_slow
 
@@ -172,7 +172,7 @@ def test_memory_is_planned_with_the_shapes_that_decoding_has(model_type: str) ->
         return plan_memory(model.config, settings, Workload(100, max_new_tokens, num_rows=rows)).sampling.num_bytes
 
     shapes = kv_shapes(model)
-    cache = Arena(model, shapes, RowMemory.of(model, shapes, 1 << 40, rows, length))
+    cache = SlotCache(model, shapes, RowMemory.of(model, shapes, 1 << 40, rows, length))
     cache.start(0)
     reserved = cache.num_bytes
     assert planned(2 * length) - planned(length) == reserved

@@ -15,11 +15,11 @@ from brorl.errors import UserError
 from brorl.model.flat_path import CacheError
 from brorl.model.forward import Forward, choose_forward
 from brorl.model.load import Blueprint, load_model
-from brorl.model.logprobs import TreeForward
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.settings import LoraSettings
 from brorl.model.source import auto_class
-from brorl.rollout.vllm import publish
+from brorl.model.tree_path import TreeForward
+from brorl.rollout.vllm_engine import publish
 from brorl.training.tree_learner import TreeLearner
 from image_text_models import IMAGE_TEXT, save_image_text, train_on_ranks
 from learner_support import batch_of, learn

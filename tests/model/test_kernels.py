@@ -11,10 +11,10 @@ from torch import Tensor
 
 from brorl.model import kernels as module
 from brorl.model.kernels import (
-    BLOCK,
+    KEYS_PER_BLOCK,
     Kernels,
     KernelsError,
-    PackedNodes,
+    NodeStack,
     compile_kernels,
     describe_kernels,
     in_blocks,
@@ -177,18 +177,20 @@ def test_rows_attend_to_their_prompts_and_to_themselves(
 ) -> None:
     """Ragged prompts, and positions before, at and after the ends of blocks; unused memory is NaN."""
     rows, slots, num_kv_heads, num_blocks = 7, 9, 2, 3
-    length_P = np.array([1, BLOCK, 37])
+    length_P = np.array([1, KEYS_PER_BLOCK, 37])
     prompt_R = rng.integers(0, 3, rows)
     prompt_key, prompt_value = (normal(rng, 3, num_kv_heads, 37, width) for _ in range(2))
-    for position in (0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 5, num_blocks * BLOCK - 1):
+    for position in (0, 1, KEYS_PER_BLOCK - 1, KEYS_PER_BLOCK, 2 * KEYS_PER_BLOCK + 5, num_blocks * KEYS_PER_BLOCK - 1):
         query = normal(rng, rows, num_kv_heads * group, width, scale=width**-0.5)
         mixed = normal(rng, rows, 2 * num_kv_heads, width)  # keys and values of a token are neighbors
         new_key, new_value = mixed[:, :num_kv_heads], mixed[:, num_kv_heads:]
         slot_BR = rng.integers(0, slots, (num_blocks, rows))
-        slot_BR[position // BLOCK] = rng.permutation(slots)[:rows]
-        keys, values = (normal(rng, num_blocks, slots, num_kv_heads, BLOCK, width) for _ in range(2))
+        slot_BR[position // KEYS_PER_BLOCK] = rng.permutation(slots)[:rows]
+        keys, values = (normal(rng, num_blocks, slots, num_kv_heads, KEYS_PER_BLOCK, width) for _ in range(2))
         for stored in (keys, values):
-            stored[position // BLOCK, :, :, position % BLOCK :] = stored[position // BLOCK + 1 :] = float("nan")
+            stored[position // KEYS_PER_BLOCK, :, :, position % KEYS_PER_BLOCK :] = stored[
+                position // KEYS_PER_BLOCK + 1 :
+            ] = float("nan")
         key_blocks = [in_blocks(keys[b])[:, :, 0].contiguous() for b in range(num_blocks)]
         pages = torch.tensor([[x.data_ptr() for x in key_blocks], [x.data_ptr() for x in values]])
         got = compiled.attend_rows(
@@ -219,11 +221,11 @@ def test_nodes_attend_to_their_prompts_and_ancestors(
     trees.insert(1, None)  # a prompt without nodes in this chunk
     depth = np.concatenate([t.depth for t in trees if t])
     prompt = np.concatenate([np.full(t.depth.size, p) for p, t in enumerate(trees) if t])
-    length_P, num_kv_heads, num_nodes = np.array([3, 5, BLOCK + 1, 1]), 2, depth.size
+    length_P, num_kv_heads, num_nodes = np.array([3, 5, KEYS_PER_BLOCK + 1, 1]), 2, depth.size
     inputs = [
         normal(rng, num_nodes, num_kv_heads * group, width, scale=width**-0.5),
         *(normal(rng, num_nodes, num_kv_heads, width) for _ in range(2)),
-        *(normal(rng, 4, num_kv_heads, BLOCK + 1, width) for _ in range(2)),
+        *(normal(rng, 4, num_kv_heads, KEYS_PER_BLOCK + 1, width) for _ in range(2)),
     ]
     grad = normal(rng, num_nodes, num_kv_heads * group, width)
     exact = [x.double().requires_grad_() for x in inputs]
@@ -240,7 +242,7 @@ def test_nodes_attend_to_their_prompts_and_ancestors(
     reference = torch.stack(expected)
     reference.backward(grad.double())
 
-    nodes = PackedNodes(prompt, depth, length_P)
+    nodes = NodeStack(prompt, depth, length_P)
     out, lse = compiled.attend_nodes(nodes, *inputs)
     assert_near(out, reference.detach())
     for got, leaf in zip(compiled.attend_nodes_backward(nodes, tuple(inputs), out, lse, grad), exact, strict=True):
@@ -249,12 +251,17 @@ def test_nodes_attend_to_their_prompts_and_ancestors(
 
 
 def test_blocks_of_keys(rng: np.random.Generator) -> None:
-    assert [padded(n) for n in (0, 1, BLOCK, BLOCK + 1)] == [0, BLOCK, BLOCK, 2 * BLOCK]
-    x = normal(rng, 2, 3, BLOCK + 4, 5)
+    assert [padded(n) for n in (0, 1, KEYS_PER_BLOCK, KEYS_PER_BLOCK + 1)] == [
+        0,
+        KEYS_PER_BLOCK,
+        KEYS_PER_BLOCK,
+        2 * KEYS_PER_BLOCK,
+    ]
+    x = normal(rng, 2, 3, KEYS_PER_BLOCK + 4, 5)
     blocks = in_blocks(x)
-    assert blocks.shape == (2, 3, 2, 5, BLOCK)
-    for token in range(BLOCK + 4):
-        assert torch.equal(blocks[:, :, token // BLOCK, :, token % BLOCK], x[:, :, token])
+    assert blocks.shape == (2, 3, 2, 5, KEYS_PER_BLOCK)
+    for token in range(KEYS_PER_BLOCK + 4):
+        assert torch.equal(blocks[:, :, token // KEYS_PER_BLOCK, :, token % KEYS_PER_BLOCK], x[:, :, token])
     assert not blocks[:, :, 1, :, 4:].any()
 
 

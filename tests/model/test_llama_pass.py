@@ -25,8 +25,8 @@ from brorl.model.fused_ops import (
     rms_norm,
 )
 from brorl.model.llama_pass import LlamaPass, has_llama_layout, num_copied_weights
-from brorl.model.logprobs import TREE, TreeForward, tree_logprobs
 from brorl.model.tree_attention import PromptContext, enable_gradient_checkpointing
+from brorl.model.tree_path import TREE, TreeForward, tree_logprobs
 from small_models import ARCHITECTURES, mostly_slow, random_tree, small_model
 
 HIDDEN, INNER, ROWS = 6, 5, 4

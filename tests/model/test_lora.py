@@ -18,12 +18,12 @@ from brorl.algorithms.groups import Group
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.load import load_model, load_tokenizer
-from brorl.model.logprobs import tree_logprobs
 from brorl.model.lora import adapter_shapes, add_adapter, target_layers
 from brorl.model.settings import LoraSettings
+from brorl.model.tree_path import tree_logprobs
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.chosen_engine import send_adapted
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.runs.checkpoint import TrainerState, load_state, save_checkpoint
 from brorl.sampling import SamplingParams
 from brorl.training.tree_learner import TreeLearner

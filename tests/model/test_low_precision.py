@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from brorl.model.hook_check import check_hooks
+from brorl.model.forward import check_hooks
 from brorl.model.load import load_model
-from brorl.model.logprobs import tree_logprobs
 from brorl.model.settings import LoraSettings
-from brorl.rollout.native.engine import NativeEngine
+from brorl.model.tree_path import tree_logprobs
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from small_models import ARCHITECTURES, mostly_slow, small_model
 

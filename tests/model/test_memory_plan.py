@@ -12,12 +12,13 @@ from transformers import Qwen3Config
 
 from brorl.errors import UserError
 from brorl.model.device import available_bytes, available_to_process
-from brorl.model.logprobs import chunk_logprobs
 from brorl.model.lora import add_adapter
 from brorl.model.memory_plan import MemoryLine, MemoryPlan, MemorySettings, ModelMemory, Workload, check, plan_memory
 from brorl.model.settings import LoraSettings, States
 from brorl.model.tree_attention import enable_gradient_checkpointing, kv_shapes
-from brorl.rollout.native.rows import Arena, RowMemory
+from brorl.model.tree_path import chunk_logprobs
+from brorl.rollout.native.decoder import RowMemory
+from brorl.rollout.native.slot_attention import SlotCache
 from brorl.training.adamw import AdamW
 from brorl.tree import RolloutTree
 from small_models import kept_bytes, small_model
@@ -124,7 +125,7 @@ def test_the_engine_is_never_planned_below_what_its_rows_take(dtype: str, rng: n
         plan = plan_memory(model.config, settings, Workload(prompt, length, num_rows=rows))
         shapes = kv_shapes(model)
         memory = RowMemory.of(model, shapes, limit, rows, length)
-        arena, logit_bytes = Arena(model, shapes, memory), 0
+        arena, logit_bytes = SlotCache(model, shapes, memory), 0
         arena.start(prompt * memory.bytes_per_token)
         try:
             for depth in range(1, length + 1):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from brorl.model.moments import BLOCK, MOMENTS, dequantize, moment_bytes, quantize
+from brorl.model.moments import MOMENTS, NUMBERS_PER_SCALE, dequantize, moment_bytes, quantize
 from brorl.model.settings import States
 from brorl.training.adamw import AdamW
 
@@ -35,10 +35,10 @@ def test_every_number_gets_the_nearest_code_of_its_block(signed: bool, rng: np.r
     assert (codes.dtype, codes.shape, scales.shape) == (torch.uint8, given.shape, (7, 3))
     got, table = dequantize(codes, scales, signed).double().numpy(), values(signed)
     for row, (exact, rounded) in enumerate(zip(given.double().numpy(), got, strict=True)):
-        for start in range(0, len(exact), BLOCK):
-            block, near = exact[start : start + BLOCK], rounded[start : start + BLOCK]
+        for start in range(0, len(exact), NUMBERS_PER_SCALE):
+            block, near = exact[start : start + NUMBERS_PER_SCALE], rounded[start : start + NUMBERS_PER_SCALE]
             largest = np.abs(block).max()
-            assert float(scales[row, start // BLOCK]) == pytest.approx(largest)
+            assert float(scales[row, start // NUMBERS_PER_SCALE]) == pytest.approx(largest)
             errors = np.abs(block[:, None] - largest * table)
             if not signed:
                 errors[block > 0, 0] = np.inf  # never zero
@@ -49,10 +49,10 @@ def test_every_number_gets_the_nearest_code_of_its_block(signed: bool, rng: np.r
 @pytest.mark.parametrize("signed", [True, False])
 def test_codes_are_those_of_bitsandbytes(signed: bool, rng: np.random.Generator) -> None:
     functional = pytest.importorskip("bitsandbytes.functional")
-    given = numbers(rng, signed, columns=4 * BLOCK)
+    given = numbers(rng, signed, columns=4 * NUMBERS_PER_SCALE)
     table = functional.create_dynamic_map(signed=signed)
     np.testing.assert_allclose(values(signed), table.numpy(), atol=1e-7)
-    theirs, state = functional.quantize_blockwise(given, code=table, blocksize=BLOCK)
+    theirs, state = functional.quantize_blockwise(given, code=table, blocksize=NUMBERS_PER_SCALE)
     codes, scales = quantize(given, signed)
     assert torch.equal(scales.flatten(), state.absmax)
     # the codes stand for the same numbers
@@ -60,7 +60,7 @@ def test_codes_are_those_of_bitsandbytes(signed: bool, rng: np.random.Generator)
     error = (dequantize(codes, scales, signed) - given).abs()
     their_error = (functional.dequantize_blockwise(theirs, state) - given).abs()
     not_zero = (given > 0) if not signed else torch.ones_like(given, dtype=torch.bool)
-    block = scales.repeat_interleave(BLOCK, 1)
+    block = scales.repeat_interleave(NUMBERS_PER_SCALE, 1)
     assert (error <= their_error + 4e-7 * block)[not_zero].all()  # its kernel of a CPU is less exact for small numbers
     large = given.abs() > 0.1 * block
     assert (codes == theirs)[large].float().mean() > 0.99

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 
 from brorl.model.flex_attention import compiled
-from brorl.model.logits import NextToken, RowLogits
-from brorl.model.logprobs import NodeOutputs, _gradient, _reduce
+from brorl.model.logits import RowLogits
+from brorl.model.logprobs import NextToken, NodeOutputs, _gradient, _reduce
 
 ROWS, NODES, VOCABULARY = 13, 40, 50
 NEXT_TOKENS = [

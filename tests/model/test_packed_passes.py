@@ -22,16 +22,15 @@ from transformers import PreTrainedModel
 
 from brorl.arrays import IntArray
 from brorl.model import flex_attention
+from brorl.model.chunks import TreeBatch, TreeSlice, split_into_chunks
 from brorl.model.flat_path import FlatForward, flat_chunk_logprobs
-from brorl.model.flex_attention import BLOCK, QUERIES_PER_COPY, ForestAttention
-from brorl.model.forward import with_packed_passes
-from brorl.model.hook_check import check_packed
-from brorl.model.logprobs import TreeForward, chunk_logprobs, tree_logprobs
+from brorl.model.flex_attention import BLOCK, QUERIES_PER_COPY, FlexContext
+from brorl.model.forward import check_packed, with_packed_passes
 from brorl.model.lora import add_adapter
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.settings import LoraSettings
 from brorl.model.tree_attention import HooksError, enable_gradient_checkpointing
-from brorl.model.tree_batch import TreeBatch, TreeSlice, split_into_chunks
+from brorl.model.tree_path import TreeForward, chunk_logprobs, tree_logprobs
 from brorl.tree import RolloutTree
 from small_models import kept_bytes, mostly_slow, random_tree, small_model
 
@@ -317,7 +316,7 @@ def test_inductor_compiles_the_layers_once(rng: np.random.Generator, compile_on_
 
 def changed(factor: float, of_gradient: float = 1.0) -> Callable[..., Tensor]:
     """Return an attention whose output, or its gradient, is wrong by a factor."""
-    attend = ForestAttention.of_heads
+    attend = FlexContext.of_heads
 
     class Wrong(torch.autograd.Function):
         @staticmethod
@@ -340,7 +339,7 @@ def test_a_pass_that_differs_is_not_taken(name: str, monkeypatch: pytest.MonkeyP
     assert model.training
     assert all(p.grad is None for p in model.parameters())
     factors = {"log-probs": (1.5, 1.5), "gradients": (1.0, 2.0)}
-    monkeypatch.setattr(ForestAttention, "of_heads", changed(*factors[name]))
+    monkeypatch.setattr(FlexContext, "of_heads", changed(*factors[name]))
     with pytest.raises(HooksError, match=f"the {name} of LlamaForCausalLM change"):
         check_packed(model, PACKED)
     assert model.training
@@ -353,7 +352,7 @@ def test_a_wrong_gradient_of_new_adapters_is_not_taken(monkeypatch: pytest.Monke
     model = small_model(dtype=torch.float32)
     add_adapter(model, LoraSettings(rank=2))
     check_packed(model, PACKED)
-    monkeypatch.setattr(ForestAttention, "of_heads", changed(1.0, 2.0))
+    monkeypatch.setattr(FlexContext, "of_heads", changed(1.0, 2.0))
     with pytest.raises(HooksError, match="the gradients of LlamaForCausalLM change"):
         check_packed(model, PACKED)
 
@@ -362,8 +361,8 @@ def test_a_wrong_gradient_of_new_adapters_is_not_taken(monkeypatch: pytest.Monke
 def test_a_wrong_window_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     model = gemma(3).float()
     check_packed(model, PACKED)
-    mask = ForestAttention.mask
-    monkeypatch.setattr(ForestAttention, "mask", lambda self, *lengths: mask(self, *lengths[:2], None))
+    mask = FlexContext.mask
+    monkeypatch.setattr(FlexContext, "mask", lambda self, *lengths: mask(self, *lengths[:2], None))
     with pytest.raises(HooksError, match="the log-probs of Gemma3ForCausalLM change"):
         check_packed(model, PACKED)
 

@@ -14,7 +14,7 @@ from brorl.errors import UserError
 from brorl.model.load import load_model
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.settings import LoraSettings
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from run_support import SMALL, command
 from small_models import small_model

@@ -13,7 +13,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from brorl.errors import UserError
 from brorl.model.load import load_tokenizer
-from brorl.model.stop_strings import StopStrings, check_stop, stop_tokens
+from brorl.sampling import StopStrings, check_stop, stop_tokens
 from run_support import save_tiny_model
 from small_tokenizers import TOKENIZERS
 

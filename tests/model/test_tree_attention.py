@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from brorl.model.llama_pass import LlamaPass
-from brorl.model.logits import softmax_lse
-from brorl.model.tree_attention import HooksError, KVShape, PackedPass, PromptCache, prefill, tree_attention
-from brorl.rollout.native.rows import Arena, RowMemory
-from brorl.rollout.native.slot_attention import Grid, SlotContext, SlotPrompts, cells_of
+from brorl.model.logprobs import softmax_lse
+from brorl.model.tree_attention import HooksError, KVShape, ModelPass, PromptCache, prefill, tree_attention
+from brorl.rollout.native.decoder import RowMemory
+from brorl.rollout.native.slot_attention import Grid, SlotCache, SlotContext, SlotPrompts, cells_of
 from small_models import ARCHITECTURES, small_model
 
 
@@ -59,7 +59,7 @@ def test_decoding_slots_attend_to_their_prompts_and_to_themselves(
     prompts, num_rows, stored, reserved = random_cache(rng, lengths, kv_heads=2, head_dim=3), 12, 4, 7
     prompt_R = rng.integers(0, len(lengths), num_rows)
     model, shapes = small_model(), [KVShape(2, 3, 3)]
-    arena = Arena(model, shapes, RowMemory.of(model, shapes, 1 << 30, 20, reserved))
+    arena = SlotCache(model, shapes, RowMemory.of(model, shapes, 1 << 30, 20, reserved))
     arena.start(0)
     arena.place(np.arange(num_rows), np.arange(num_rows), 0, reserved)
     expected_cache = PromptCache(list(prompts.key), list(prompts.value), prompts.length)
@@ -93,7 +93,7 @@ def test_prefill_equals_the_models_own_cache_and_logits(
         architecture, seed=int(rng.integers(1 << 30)), dtype=dtype, max_position_embeddings=1024, scale=0.1
     )
     prompts = [rng.integers(0, 17, n).tolist() for n in (5, 1, 300, 9)]
-    ways = [PackedPass(model)]
+    ways = [ModelPass(model)]
     if architecture != "hooked":
         ways += [LlamaPass(model), LlamaPass(model, dtype)]
     close = partial(
@@ -128,4 +128,4 @@ def test_the_models_own_attention_is_back_afterwards_even_after_an_error(rng: np
 def test_training_mode_dropout_in_the_attention_is_refused(rng: np.random.Generator) -> None:
     model = small_model(attention_dropout=0.5).train()
     with pytest.raises(HooksError, match="LlamaAttention needs dropout"), tree_attention(model):
-        prefill(PackedPass(model), [rng.integers(0, 17, 4).tolist()])
+        prefill(ModelPass(model), [rng.integers(0, 17, 4).tolist()])

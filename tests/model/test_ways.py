@@ -30,15 +30,16 @@ from transformers import (
 )
 
 from brorl.errors import UserError
-from brorl.model import kernels, logits, logprobs, tree_batch
+from brorl.model import chunks, kernels, logits, logprobs
+from brorl.model.chunks import TreeBatch, TreeSlice, default_max_nodes, input_nodes
 from brorl.model.flat_path import flat_chunk_logprobs
 from brorl.model.forward import choose_forward
-from brorl.model.logits import NextToken, embeds_last
-from brorl.model.logprobs import ChunkLogprobs, TreeForward, by_tree, chunk_logprobs, default_max_nodes, tree_logprobs
+from brorl.model.logits import embeds_last
+from brorl.model.logprobs import ChunkLogprobs, NextToken, by_tree
 from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
-from brorl.model.tree_attention import PackedPass, PromptCache, enable_gradient_checkpointing, prefill, tree_attention
-from brorl.model.tree_batch import TreeBatch, TreeSlice, input_nodes
+from brorl.model.tree_attention import ModelPass, PromptCache, enable_gradient_checkpointing, prefill, tree_attention
+from brorl.model.tree_path import TreeForward, chunk_logprobs, tree_logprobs
 from brorl.tree import RolloutTree
 from small_models import (
     ARCHITECTURES,
@@ -215,7 +216,7 @@ QUICK = [
 def with_small_blocks(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     monkeypatch.setattr(logits, "MAX_LOGITS", 0)
     monkeypatch.setattr(logprobs, "LOGITS_PER_BLOCK", int(rng.integers(1, 6)) * VOCABULARY)
-    monkeypatch.setattr(tree_batch, "SCORES_PER_TILE", int(rng.integers(1, 8)) * 350 * HEADS)
+    monkeypatch.setattr(chunks, "SCORES_PER_TILE", int(rng.integers(1, 8)) * 350 * HEADS)
 
 
 @pytest.fixture
@@ -441,7 +442,7 @@ def test_tiles_attend_to_prompts_and_paths(
     expected = [output.detach(), *torch.autograd.grad(output, exact, grad)]
     tolerance = 1e-12 if dtype == torch.float64 else 0.1
     for queries in (1, 3, 17, 256):
-        monkeypatch.setattr(tree_batch, "SCORES_PER_TILE", queries * 280 * HEADS)
+        monkeypatch.setattr(chunks, "SCORES_PER_TILE", queries * 280 * HEADS)
         context = batch.context(PromptCache([prompt_key], [prompt_value], lengths))
         output = context.attend(0, query, key, value)
         found = [output.detach(), *torch.autograd.grad(output, inputs, grad.to(dtype))]
@@ -487,7 +488,7 @@ def test_no_tensor_grows_with_the_rows_times_the_vocabulary_or_the_length_square
     assert largest() >= (length - 1) * vocabulary  # the mode sees the logits
     monkeypatch.setattr(logits, "MAX_LOGITS", limit)
     monkeypatch.setattr(logprobs, "LOGITS_PER_BLOCK", limit)
-    monkeypatch.setattr(tree_batch, "SCORES_PER_TILE", limit)
+    monkeypatch.setattr(chunks, "SCORES_PER_TILE", limit)
     model.zero_grad()
     assert largest() <= bound
     monkeypatch.setattr(kernels, "_choice", "auto")
@@ -539,7 +540,7 @@ def test_a_recomputed_prompt_adds_nothing_to_its_cache(rng: np.random.Generator)
     enable_gradient_checkpointing(model)
     with tree_attention(model):
         prompts = [rng.integers(0, 17, 5).tolist(), rng.integers(0, 17, 3).tolist()]
-        cache, logits_PV = prefill(PackedPass(model), prompts)
+        cache, logits_PV = prefill(ModelPass(model), prompts)
     key = [k.detach().clone() for k in cache.key]
     (logits_PV.logsumexp(-1).sum() + cache.key[-1].sum()).backward()
     assert len(cache.key) == len(cache.value) == len(key) == 2

@@ -22,7 +22,7 @@ from brorl.planning.step_cost import mean_rounds
 from brorl.planning.step_timing import NoMixedGroupError, measure, timing_sizes
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.training.collect import Collector
 from brorl.training.local_parts import LocalParts
 from brorl.tree import RolloutTree

@@ -12,11 +12,12 @@ from transformers import AutoTokenizer, PreTrainedModel
 from brorl.model.flat_path import FlatForward
 from brorl.model.forward import choose_forward
 from brorl.model.load import check_vocabulary, end_tokens, load_model, load_tokenizer
-from brorl.model.logprobs import TreeForward, by_tree
+from brorl.model.logprobs import by_tree
+from brorl.model.tree_path import TreeForward
 from brorl.prompts.prompt import Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from real_models import real_model_or_skip
 from real_reference import LOGPROB_BOUND, assert_trees_equal_rows, generated_tokens, greedy_tokens

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from brorl.model.forward import choose_forward
 from brorl.model.load import end_tokens, load_model, load_tokenizer
-from brorl.model.logprobs import TreeForward
+from brorl.model.tree_path import TreeForward
 from brorl.prompts.prompt import Prompt, Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from brorl.activity import Activity, Decoding
 from brorl.rollout.engine import PooledEngine, SampledTask, SampleTask
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from small_models import small_model
 

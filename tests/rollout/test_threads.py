@@ -15,7 +15,7 @@ from brorl.config.settings import TrainConfig
 from brorl.model import kernels
 from brorl.planning import step_timing as step_forecast
 from brorl.planning.step_timing import StepTimer
-from brorl.rollout import threads
+from brorl.rollout import chosen_engine
 from brorl.training.inputs import prepare
 from brorl.training.local_parts import LocalParts
 from run_support import SMALL, command
@@ -23,7 +23,7 @@ from run_support import SMALL, command
 
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setattr(threads, "_AT_START", 4)
+    monkeypatch.setattr(chosen_engine, "_AT_START", 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
     monkeypatch.chdir(tmp_path)
     before = torch.get_num_threads()
@@ -40,21 +40,21 @@ def config_of(**settings: Any) -> TrainConfig:
     [({}, 9_999_999, 1), ({}, 10_000_000, 4), ({"engine.threads": 3}, 1, 3), ({"cluster.nodes": 1}, 1, 4)],
 )
 def test_a_small_model_gets_one_thread(settings: dict[str, Any], num_weights: int, number: int) -> None:
-    threads.set_threads_and_kernels(config_of(**settings), num_weights)
+    chosen_engine.set_threads_and_kernels(config_of(**settings), num_weights)
     assert torch.get_num_threads() == number
 
 
 def test_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5}, raising=False)
-    threads.set_threads_and_kernels(config_of(), 10**9)
+    chosen_engine.set_threads_and_kernels(config_of(), 10**9)
     assert torch.get_num_threads() == 2
-    assert threads.numbers_of_threads(config_of()) == [1, 2]
+    assert chosen_engine.numbers_of_threads(config_of()) == [1, 2]
 
 
 @pytest.mark.parametrize("choice", ["auto", "off"])
 def test_the_kernels_are_those_of_the_settings(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_choice", "other")
-    threads.set_threads_and_kernels(config_of(**{"engine.compile": choice}), 1)
+    chosen_engine.set_threads_and_kernels(config_of(**{"engine.compile": choice}), 1)
     assert kernels._choice == choice
 
 
@@ -70,11 +70,11 @@ def test_a_missing_compiler_ends_a_run_that_needs_it_before_it_starts(monkeypatc
 @pytest.mark.slow
 @pytest.mark.parametrize("small", [0, 10_000_000])
 def test_a_resume_has_the_threads_that_the_run_chose(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_SMALL", small)
+    monkeypatch.setattr(chosen_engine, "_SMALL", small)
     chosen = 1 if small else 4
     assert command("train", *SMALL, "--engine.threads=0", "--steps=1", "--output_dir=run").code == 0
     assert f"\n  threads: {chosen}\n" in Path("run/config.yaml").read_text()
-    monkeypatch.setattr(threads, "_SMALL", 10_000_000 - small)  # another version would choose the other number
+    monkeypatch.setattr(chosen_engine, "_SMALL", 10_000_000 - small)  # another version would choose the other number
     assert command("resume", "run", "--steps=2").code == 0
     assert json.loads(Path("run/env.json").read_text())["threads"] == chosen
 

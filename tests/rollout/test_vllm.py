@@ -22,11 +22,10 @@ from brorl.activity import Activity, Decoding
 from brorl.errors import UserError
 from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
-from brorl.model.stop_strings import StopStrings
 from brorl.rollout import vllm_process
-from brorl.rollout.vllm import EngineLostError, VllmEngine, check_sampling, publish, split_request
+from brorl.rollout.vllm_engine import EngineLostError, VllmEngine, check_sampling, publish, split_request
 from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, VllmSettings, check_installed
-from brorl.sampling import SamplingParams
+from brorl.sampling import SamplingParams, StopStrings
 from brorl.tree import RolloutTree
 from small_models import small_model
 from small_tokenizers import byte_level

@@ -23,16 +23,15 @@ from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from brorl.errors import UserError
-from brorl.model.logits import NextToken
-from brorl.model.logprobs import tree_logprobs
+from brorl.model.logprobs import NextToken
 from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
 from brorl.model.source import find_model
-from brorl.model.stop_strings import StopStrings
-from brorl.rollout.native.engine import NativeEngine
-from brorl.rollout.vllm import VllmEngine
+from brorl.model.tree_path import tree_logprobs
+from brorl.rollout.native_engine import NativeEngine
+from brorl.rollout.vllm_engine import VllmEngine
 from brorl.rollout.vllm_process import Request, VllmProcess, VllmSettings
-from brorl.sampling import SamplingParams
+from brorl.sampling import SamplingParams, StopStrings
 from brorl.tree import RolloutTree
 from run_support import command
 from small_models import small_model, wide_heads

@@ -23,7 +23,7 @@ from brorl.model.lora import saved_adapter
 from brorl.model.settings import LoraSettings
 from brorl.rollout import chosen_engine as engine
 from brorl.rollout.chosen_engine import build_vllm_settings
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.rollout.vllm_process import VllmSettings
 from brorl.training.inputs import input_lines, prepare
 from run_support import SMALL, command

@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 
 from brorl.algorithms.groups import Group
 from brorl.model import flex_attention
-from brorl.model.logprobs import TreeForward
+from brorl.model.tree_path import TreeForward
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree

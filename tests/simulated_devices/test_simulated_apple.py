@@ -61,7 +61,7 @@ def test_a_pass_that_does_not_fit_is_repeated_with_half_the_nodes(apple_device: 
         pytest.skip("needs the small memory of the simulated device")
     program = """
 import torch
-from brorl.model.chunk_size import ChunkSize
+from brorl.model.chunks import ChunkSize
 
 size = ChunkSize(1024, print)
 size.run(lambda: torch.empty(size.value << 20, device="mps"))

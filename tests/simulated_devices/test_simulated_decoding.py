@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.linux]
 TREES = """
 import json
 import numpy as np
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from small_models import small_model
 
@@ -38,10 +38,10 @@ print(json.dumps([same, agrees, [line for line in lines if 'Triton' not in line]
 
 JOINED = """
 import torch
-from brorl.model.hook_check import is_exact
+from brorl.model.forward import is_exact
 from brorl.model.llama_pass import LlamaPass, has_llama_layout, num_copied_weights
 from brorl.model.logprobs import TreeForward
-from brorl.model.tree_attention import PackedPass, prefill, tree_attention
+from brorl.model.tree_attention import ModelPass, prefill, tree_attention
 from small_models import small_model
 
 for architecture in ("llama", "qwen2", "qwen3", "mistral"):
@@ -53,7 +53,7 @@ for architecture in ("llama", "qwen2", "qwen3", "mistral"):
     for _ in range(2):
         packed.refresh()
         with torch.no_grad(), tree_attention(model):
-            got, expected = (prefill(way, [[1, 2, 3], [4, 5]])[1] for way in (packed, PackedPass(model)))
+            got, expected = (prefill(way, [[1, 2, 3], [4, 5]])[1] for way in (packed, ModelPass(model)))
         torch.testing.assert_close(got.cpu(), expected.cpu(), rtol=1e-11, atol=1e-12)
         with torch.no_grad():
             for parameter in model.parameters():
@@ -65,11 +65,11 @@ RECORDED = """
 import json
 import numpy as np
 import torch
-import brorl.rollout.native.engine as native
+import brorl.rollout.native_engine as native
 from brorl.model.flat_path import FlatForward
 from brorl.model.forward import choose_forward, without_windows
 from brorl.model.logprobs import TreeForward
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.rollout.native.graphs import StepGraphs
 from brorl.sampling import SamplingParams
 from recorded_steps import RecordedSteps

@@ -98,13 +98,13 @@ def test_every_variant_trains(device: Path, tmp_path: Path) -> None:
 UNCOMPILED = """
 import atexit
 from brorl.model import flex_attention, logprobs
-made, original = [], flex_attention.ForestAttention.of_heads
+made, original = [], flex_attention.FlexContext.of_heads
 for module in (flex_attention, logprobs):
     module.compiled = lambda function: function
 def attend(*inputs):
     made.append(0)
     return SCALE * original(*inputs)
-flex_attention.ForestAttention.of_heads = attend
+flex_attention.FlexContext.of_heads = attend
 atexit.register(lambda: print("attended:", len(made)))
 """
 REFUSED = "attention in tiles, without FlexAttention: "
@@ -134,7 +134,7 @@ def test_a_pass_that_does_not_fit_is_repeated_with_half_the_nodes(device: Path) 
     """Torch raises the error of a full device, which the learner must know."""
     program = """
 import torch
-from brorl.model.chunk_size import ChunkSize
+from brorl.model.chunks import ChunkSize
 
 size = ChunkSize(1024, print)
 size.run(lambda: torch.empty(size.value << 20, device="cuda"))

@@ -256,7 +256,7 @@ class _Watch:
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        from brorl.rollout.native.engine import NativeEngine
+        from brorl.rollout.native_engine import NativeEngine
 
         self.calls = 0
         self._harms = harms

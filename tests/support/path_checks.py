@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from brorl.model.forward import Forward
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from small_models import assert_same_gradients, flattened_logprobs, gradients, rollouts
 

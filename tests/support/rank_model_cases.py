@@ -19,12 +19,12 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from brorl.errors import UserError
-from brorl.model.flex_attention import ForestAttention
-from brorl.model.hook_check import check_packed
+from brorl.model.flex_attention import FlexContext
+from brorl.model.forward import check_packed
 from brorl.model.load import load_model
-from brorl.model.logprobs import TreeForward
 from brorl.model.settings import LoraSettings
 from brorl.model.sharding import full_tensor, shard
+from brorl.model.tree_path import TreeForward
 from brorl.training.ranks import Ranks, load_on_first_rank
 
 CPU = torch.device("cpu")
@@ -171,10 +171,10 @@ def checked_packed(ranks: Ranks, loading: Loading, factor: float, compiled: bool
     """Check packed passes, with an attention times a factor, on a sharded model; return the error."""
     model, weights, _ = load_on_first_rank(ranks, lambda: (loading.load(), None))
     shard(model, weights, CPU)
-    attend, original = ForestAttention.of_heads, torch.compile
+    attend, original = FlexContext.of_heads, torch.compile
     with (
         patch("torch.nn.attention.flex_attention._validate_device", lambda *_: None),  # it refuses gradients on a CPU
-        patch.object(ForestAttention, "of_heads", lambda *args: factor * attend(*args)),
+        patch.object(FlexContext, "of_heads", lambda *args: factor * attend(*args)),
         patch("torch.compile", lambda function, **options: original(function, **{"backend": "aot_eager", **options})),
     ):
         try:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from brorl.model.forward import Forward
 from brorl.model.logprobs import by_tree
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from small_models import assert_same_gradients, gradients, plain_logprobs
 

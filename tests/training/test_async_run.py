@@ -19,7 +19,7 @@ from brorl.assemble import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.runs.checkpoint import TrainerState
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.sampling import SamplingParams

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brorl.model.chunks import tree_costs
 from brorl.model.flat_path import flat_costs
-from brorl.model.tree_batch import tree_costs
 from brorl.training.tree_scores import deal
 from small_models import random_tree
 

@@ -15,7 +15,7 @@ import brorl.training.diagnostics as diagnostics_module
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.theory.coverage import leaving_mass, measure_coverage, unsampled_correct_at
 from brorl.training.diagnostics import Diagnostics, coverage_record

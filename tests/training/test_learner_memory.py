@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.config.settings import TrainConfig
 from brorl.errors import OutOfMemoryError, UserError
-from brorl.model.chunk_size import MIN_NODES
+from brorl.model.chunks import MIN_NODES
 from brorl.training.tree_learner import TreeLearner
 from learner_support import batch_of, learn
 from recipes import recipe

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from brorl.prompts.countdown import countdown_puzzles, split_countdown
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native_engine import NativeEngine
 from brorl.training.monitor import Monitor
 from brorl.tree import RolloutTree
 from run_support import SMALL, Outcome, command, leftovers

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from brorl.model.chunks import num_tree_tokens
 from brorl.model.flat_path import FlatForward, num_flat_tokens
-from brorl.model.logprobs import TreeForward
-from brorl.model.tree_batch import num_tree_tokens
+from brorl.model.tree_path import TreeForward
 from brorl.training import tree_learner
 from brorl.training.tree_learner import TreeLearner
 from brorl.training.tree_scores import LITTLE_SHARED, measured_forward

@@ -295,7 +295,7 @@ def _verified_line(name: str, verified: VerifiedResponse) -> str:
 def _forecast(config: TrainConfig, inputs: RunInputs, echo: Echo) -> StepForecast:
     """Load the model and run a few small steps in a temporary folder."""
     from brorl.planning.step_timing import forecast_step
-    from brorl.rollout.threads import numbers_of_threads
+    from brorl.rollout.chosen_engine import numbers_of_threads
     from brorl.training.local_parts import LocalParts
 
     with ExitStack() as ends, TemporaryDirectory(prefix="brorl-check-") as scratch:

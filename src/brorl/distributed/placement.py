@@ -23,10 +23,10 @@ from brorl.evaluation.benchmark import weights_fingerprint
 from brorl.model.kernels import use_kernels
 from brorl.model.load import end_tokens, load_tokenizer
 from brorl.model.source import find_model
-from brorl.model.stop_strings import StopStrings
 from brorl.rollout.chosen_engine import build_sampling_model, build_vllm_settings, load_engine, send_adapted
 from brorl.rollout.engine import Engine, PooledEngine
-from brorl.rollout.vllm import VllmEngine
+from brorl.rollout.vllm_engine import VllmEngine
+from brorl.sampling import StopStrings
 from brorl.seeds import derived_seed
 from brorl.training.async_source import AsyncSource
 from brorl.training.collect import Collector

@@ -20,8 +20,7 @@ from brorl.model.memory_plan import MemoryLine, MemoryPlan, MemorySettings, Work
 from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.prompts.rendering import drop_long, prompt_problems, render
-from brorl.rollout.chosen_engine import check_engine
-from brorl.rollout.threads import set_threads_and_kernels
+from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.sampling import SamplingParams
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
 from brorl.verification.sandbox.pool import Workers

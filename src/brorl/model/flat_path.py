@@ -19,10 +19,10 @@ from transformers import Cache, PreTrainedModel
 
 from brorl.arrays import FloatArray, IntArray
 from brorl.errors import UserError
+from brorl.model.chunks import default_max_nodes, num_tree_tokens
 from brorl.model.device import to_device
-from brorl.model.logits import PLAIN, NextToken, row_logits
-from brorl.model.logprobs import ChunkLogprobs, NodeOutputs, default_max_nodes, node_offsets
-from brorl.model.tree_batch import num_tree_tokens
+from brorl.model.logits import row_logits
+from brorl.model.logprobs import PLAIN, ChunkLogprobs, NextToken, NodeOutputs, node_offsets
 from brorl.tree import RolloutTree
 
 Row = tuple[int, int]  # a tree, and a distinct response of it, by their numbers

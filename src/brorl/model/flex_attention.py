@@ -8,7 +8,8 @@ gradient of a block of keys in one loop over the blocks of queries that see it, 
 prompt: such keys are copied, at most 8 blocks of queries see a copy, and the gradients of the copies add up.
 
 On CUDA kernel and decoder layers are compiled graphs, one for all layers of a kind and passes of all lengths; where
-that fails is an error, which `hook_check` finds. Elsewhere PyTorch's uncompiled version, without a backward pass, runs.
+that fails is an error, which `forward.check_packed` finds. Elsewhere PyTorch's uncompiled version runs, which has no
+backward pass.
 
 Dimensions: T tokens with padding, B blocks of 128 tokens, E blocks of keys: the B blocks, then C copies of some.
 """
@@ -122,7 +123,7 @@ class Copies(NamedTuple):
         return listed_BE
 
 
-class ForestAttention(AttentionContext):
+class FlexContext(AttentionContext):
     """The attention of the tokens of a packed pass. Its tensors are inputs of a compiled layer, its layers are alike.
 
     Trees follow one another in preorder, then padding, which has position 0; the length is one of `padded_tokens`.

@@ -6,25 +6,31 @@ its own forward pass. Both give the same log-probs and the same gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import assert_never
 
+import torch
+from torch import Tensor
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from transformers import PreTrainedModel
 
 from brorl.activity import Echo
 from brorl.errors import UserError
-from brorl.model.context_limit import attention_limit, other_span, position_limit
-from brorl.model.flat_path import FlatForward
-from brorl.model.hook_check import check_hooks, check_own_cache, check_packed, check_window, is_exact
+from brorl.model.chunks import AttentionChoice
+from brorl.model.context_limit import attention_limit, carries_state, other_span, position_limit, smallest_window
+from brorl.model.flat_path import CacheError, FlatForward, OwnCache, flat_chunk_logprobs, last_logits
 from brorl.model.llama_pass import has_llama_layout
 from brorl.model.logits import embeds_last
-from brorl.model.logprobs import TreeForward
+from brorl.model.logprobs import ChunkLogprobs, by_tree
 from brorl.model.settings import ForwardChoice
-from brorl.model.tree_attention import HooksError
-from brorl.model.tree_batch import AttentionChoice
+from brorl.model.sharding import local_tensor
+from brorl.model.tree_attention import HooksError, KVShape, ModelPass, kv_shapes, prefill, tree_attention
+from brorl.model.tree_path import TREE, TreeForward, tree_logprobs
+from brorl.tree import RolloutTree
 
 Forward = TreeForward | FlatForward
 
@@ -132,3 +138,191 @@ def _tree(model: PreTrainedModel, attention: AttentionChoice) -> TreeForward:
 def _flat(model: PreTrainedModel, context: int, reason: str) -> FlatForward:
     check_own_cache(model, context)
     return FlatForward(reason, whole_logits=not embeds_last(model))
+
+
+_ROW_TOKENS = 10
+_PROMPT_TOKENS = (4, 6)  # a prompt and the longest path have 12 tokens, which fit into very small sliding windows
+_SHARED_TOKENS = 2  # of the responses to a prompt
+_BLOCK_RESPONSES = 96  # to a prompt: several blocks of FlexAttention
+_LONGEST_WINDOW = 8192  # that is checked; the plain pass has rows of this length
+_CACHED_PROMPT = 5
+_LONGEST_CACHED = 1024
+
+
+def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
+    """Check that tree attention reproduces a model's forward pass; return each layer's shape of keys and values."""
+    trees = _trees(model.config.get_text_config().vocab_size)
+    with _trial(model, HooksError), torch.no_grad():
+        shapes = kv_shapes(model)
+        got = torch.cat(tree_logprobs(model, trees))
+        expected = torch.cat(by_tree(list(flat_chunk_logprobs(model, trees)), trees))
+    _check_finite(model, expected)
+    if not _close(got, expected, model.dtype):
+        raise HooksError.of(model, "its log-probs change under tree attention")
+    return shapes
+
+
+def check_window(model: PreTrainedModel) -> None:
+    """Check that a prompt beyond a sliding window has the logits of the model's own attention."""
+    window = smallest_window(model.config)
+    if window is None or window > _LONGEST_WINDOW:
+        return
+    row = [7 * i % model.config.get_text_config().vocab_size for i in range(window + _ROW_TOKENS)]
+    with _trial(model, HooksError), torch.no_grad():
+        ids = torch.tensor([row], device=model.device)
+        expected_V = model(input_ids=ids, use_cache=False).logits[0, -1]
+        with tree_attention(model):
+            got_V = prefill(ModelPass(model), [row])[1][0]
+    if not _close(got_V, expected_V, model.dtype):
+        raise HooksError.of(model, "its logits change beyond its sliding window")
+
+
+@torch.no_grad()
+def is_exact(model: PreTrainedModel, forward: TreeForward) -> bool:
+    """Return whether a pass gives the log-probs of another one that `check_hooks` accepted."""
+    trees = _trees(model.config.get_text_config().vocab_size)
+    got, expected = (torch.cat(tree_logprobs(model, trees, forward=way)) for way in (forward, TREE))
+    return _close(got, expected, model.dtype)
+
+
+def check_own_cache(model: PreTrainedModel, context: int = 0) -> None:
+    """Check that decoding with its own cache reproduces the forward pass of a model.
+
+    A span of attention below `context`, of up to 1,024 tokens, is passed: by a prompt, and while decoding.
+    """
+    span = attention_limit(model.config)
+    lengths = [_CACHED_PROMPT]
+    if span is not None and span.tokens < min(context, _LONGEST_CACHED):
+        lengths += [max(1, span.tokens - 2), span.tokens + 2]
+    vocabulary = model.config.get_text_config().vocab_size
+    for length in lengths:  # two responses to each of two prompts
+        total, compared = length + 4, 5  # positions: logits of all would take gigabytes where the vocabulary is large
+        row_LT = torch.arange(4 * total, device=model.device).reshape(4, total) * 7 % vocabulary
+        row_LT[:2, :length] = row_LT[0, :length]
+        row_LT[2:, :length] = row_LT[2, :length]
+        with _trial(model, CacheError), torch.no_grad():
+            output = model(input_ids=row_LT, use_cache=False, **last_logits(model, compared))
+            expected_LTV = output.logits[:, -compared:]
+            cache = OwnCache(model, row_LT[[0, 2], :length])
+            logits = [cache.logits_RV[[0, 0, 1, 1]]]
+            cache.take(torch.tensor([0, 0, 1, 1], device=model.device))
+            logits += [cache.feed(row_LT[:, index]) for index in range(length, total)]
+        _check_finite(model, expected_LTV)
+        if not _close(torch.stack(logits, 1), expected_LTV, model.dtype):
+            raise CacheError.of(model, f"its logits change when it decodes with its cache after {length} tokens")
+
+
+def check_packed(model: PreTrainedModel, packed: TreeForward, autocast: bool = False) -> None:
+    """Check that packed passes give a model the log-probs and the gradient of its own forward pass; collective.
+
+    On CUDA the first call compiles the kernels, those without a gradient too. `autocast` means bfloat16.
+    """
+    span = other_span(model.config)
+    if span is not None:
+        raise HooksError(f"{type(model).__name__} has a {span.name} of {span.tokens:,} tokens")
+    if carries_state(model.config):
+        raise HooksError(f"layers of {type(model).__name__} carry a state from token to token")
+    trees = _branching_trees(model)
+    flat = partial(flat_chunk_logprobs, whole_logits=packed.whole_logits)
+    was_training = model.training
+    try:
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast):
+            expected = _logprobs_and_gradients(model, flat, trees)
+            got = _logprobs_and_gradients(model, packed.chunk_logprobs, trees)
+            with torch.no_grad():
+                again = _log_probs(model.eval(), packed.chunk_logprobs, trees)
+    except Exception as error:  # a compiler can raise anything, on many lines
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise HooksError(" ".join([f"{type(error).__name__}:", *lines[:2]])) from error
+    finally:
+        model.train(was_training)
+    dtype = torch.bfloat16 if autocast else model.dtype
+    names = ("log-probs", "gradients", "gradients", "log-probs")
+    for name, one, other in zip(names, (*got, again), (*expected, expected[0]), strict=True):
+        if not _close(one, other, dtype):
+            raise HooksError(f"the {name} of {type(model).__name__} change")
+
+
+@contextmanager
+def _trial(model: PreTrainedModel, error_type: type[HooksError | CacheError]) -> Iterator[None]:
+    """Run a block in evaluation mode; the user needs the architecture's name, whatever its forward pass raises."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    except error_type:
+        raise
+    except Exception as error:
+        raise error_type.of(model, f"{type(error).__name__}: {error}") from error
+    finally:
+        model.train(was_training)
+
+
+def _check_finite(model: PreTrainedModel, logits: Tensor) -> None:
+    """Reject a model whose logits are not finite, although its weights are."""
+    if not torch.isfinite(logits).all():
+        raise UserError(
+            f"{type(model).__name__} gives logits that are not finite numbers in {str(model.dtype).partition('.')[2]}; "
+            "choose another model, or dtype: float32"
+        )
+
+
+def agrees(got: Tensor, expected: Tensor) -> bool:
+    """Return whether two ways to the same finite numbers differ by no more than their dtype explains."""
+    return _close(got, expected, expected.dtype)
+
+
+def _close(got: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether numbers differ by no more than a dtype explains, relative to the largest one."""
+    error = 0.1 if dtype in (torch.bfloat16, torch.float16) else 1e-3
+    return torch.allclose(got, expected, rtol=error, atol=error * float(expected.abs().max()))
+
+
+def _log_probs(
+    model: PreTrainedModel, chunks: Callable[..., Iterator[ChunkLogprobs]], trees: Sequence[RolloutTree]
+) -> Tensor:
+    """Return the log-probs of all nodes; where gradients are enabled, add up the gradient of their sum."""
+    found = []
+    for chunk in chunks(model, trees):
+        if chunk.logprob.requires_grad:
+            chunk.logprob.sum().backward()  # fills `grad` of shards, too, which torch.autograd.grad does not
+        found.append(replace(chunk, logprob=chunk.logprob.detach()))
+    return torch.cat(by_tree(found, trees))
+
+
+def _logprobs_and_gradients(
+    model: PreTrainedModel, chunks: Callable[..., Iterator[ChunkLogprobs]], trees: Sequence[RolloutTree]
+) -> list[Tensor]:
+    """Return the log-probs of trees, and the gradients of their sum for this rank's part of two trained weights.
+
+    The first matrix of a new adapter has no gradient, because the second one is 0.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    with torch.enable_grad():
+        logprob_M = _log_probs(model.train(), chunks, trees)
+    gradients = [local_tensor(torch.zeros_like(p) if p.grad is None else p.grad).clone() for p in trained[:2]]
+    for parameter in trained:
+        parameter.grad = None
+    return [logprob_M, *gradients]
+
+
+def _trees(vocabulary: int, num_responses: int = 2) -> list[RolloutTree]:
+    """Return a tree for each prompt length; its responses branch, and all rows have the same length."""
+    trees = []
+    for length in _PROMPT_TOKENS:
+        row = [7 * (length + i) % vocabulary for i in range(_ROW_TOKENS)]
+        prompt, shared, rest = row[:length], row[length:][:_SHARED_TOKENS], row[length:][_SHARED_TOKENS:]
+        others = [[(token + i) % vocabulary for token in rest] for i in range(num_responses)]
+        trees.append(RolloutTree.from_responses(prompt, [shared + other for other in others]))
+    return trees
+
+
+def _branching_trees(model: PreTrainedModel) -> list[RolloutTree]:
+    """Return trees of several blocks of FlexAttention, of which some are skipped, and one beyond a sliding window."""
+    vocabulary = model.config.get_text_config().vocab_size
+    trees = _trees(vocabulary, _BLOCK_RESPONSES)
+    window = smallest_window(model.config)
+    if window is not None and window <= _LONGEST_WINDOW:
+        rows = [[(7 * i + first) % vocabulary for i in range(window + _BLOCK_RESPONSES)] for first in (0, 1)]
+        trees.append(RolloutTree.from_responses([1, 2], rows))
+    return trees

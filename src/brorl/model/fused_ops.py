@@ -70,7 +70,7 @@ def query_key_value(
         made: tuple[Tensor, Tensor, Tensor] = _QueryKeyValue.apply(*arguments)  # type: ignore[no-untyped-call]
         return made
     if suits_triton(x_Th):
-        from brorl.model.triton_layer import rotate
+        from brorl.model.triton_kernels import rotate
 
         mixed = product(rms_norm(x_Th, norm), *map_).unflatten(1, (-1, angles.key_cos.shape[1]))
         norms = (*query_norm, *key_norm) if query_norm and key_norm else None
@@ -105,7 +105,7 @@ def add_joined_mlp(x_Th: Tensor, norm: Norm, gate_and_up: Linear, down: Linear) 
     """Do what `add_gated_mlp` does with one product for `gate` and `up`, without gradients and kernels in C."""
     both = product(rms_norm(x_Th, norm), *gate_and_up)
     if suits_triton(both):
-        from brorl.model.triton_layer import gated
+        from brorl.model.triton_kernels import gated
 
         return add_product(x_Th, gated(both), *down)
     gate, up = both.chunk(2, 1)

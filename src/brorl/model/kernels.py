@@ -30,8 +30,8 @@ from brorl.errors import UserError
 
 CompileChoice = Literal["auto", "on", "off"]
 
-BLOCK = 16  # keys whose scores are computed together; see kernels.c
-_BLOCKS = 16  # of tokens, whose sums are added up in one order for every number of threads
+KEYS_PER_BLOCK = 16  # keys whose scores are computed together; see kernels.c
+_NUM_SUMS = 16  # of tokens, whose sums are added up in one order for every number of threads
 _SOURCE = Path(__file__).with_name("kernels.c")
 _FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 _TIMEOUT_S = 120.0
@@ -81,8 +81,8 @@ class Kernels:
         """Return the gradients of the inputs `x`, in `out` if given, and `weight` of `rms_norm`."""
         x, grad = _with_dense_tokens(x), grad.contiguous()
         out = torch.empty(x.shape) if out is None else out
-        sums = torch.zeros(_BLOCKS, x.shape[-1])
-        outputs = out, out.stride(0), sums, _BLOCKS
+        sums = torch.zeros(_NUM_SUMS, x.shape[-1])
+        outputs = out, out.stride(0), sums, _NUM_SUMS
         self._call("rms_norm_backward", x, x.stride(0), weight, epsilon, grad, *outputs, *_rows(x))
         return out, sums.sum(0)
 
@@ -128,7 +128,7 @@ class Kernels:
             prompt_value: Their contiguous values, shape [P, K, S, D].
             prompt_R: Prompt of each row, int64.
             length_P: Tokens of each prompt, int64.
-            pages: Addresses of the memory of B blocks of keys [slots, K, D, BLOCK], and of values [slots, K, BLOCK, D],
+            pages: Addresses of the memory of B blocks of keys [slots, K, D, 16], and of values [slots, K, 16, D],
                 int64, shape [2, B].
             slot_BR: The slot of each row in each block, int64. In the last block no two rows have the same.
             position: Index of the new token in its row.
@@ -147,7 +147,7 @@ class Kernels:
         )  # fmt: skip
         return out
 
-    def attend_nodes(self, nodes: PackedNodes, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def attend_nodes(self, nodes: NodeStack, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the attention of nodes to their prompts and ancestors, [F, H, D], and what its backward pass needs.
 
         The contiguous inputs are scaled queries, keys and values, and keys and values of the prompts [P, K, S, D].
@@ -160,7 +160,7 @@ class Kernels:
         return out, lse
 
     def attend_nodes_backward(
-        self, nodes: PackedNodes, inputs: tuple[Tensor, ...], out: Tensor, lse: Tensor, grad_FHD: Tensor
+        self, nodes: NodeStack, inputs: tuple[Tensor, ...], out: Tensor, lse: Tensor, grad_FHD: Tensor
     ) -> list[Tensor]:
         """Return the gradients of the inputs of `attend_nodes`."""
         query, key, _, prompt_key, prompt_value = inputs
@@ -174,7 +174,7 @@ class Kernels:
         return grads
 
 
-class PackedNodes:
+class NodeStack:
     """The nodes of P trees for the kernels: in preorder, tree after tree, each with all of its ancestors.
 
     `prompt_F` ascends; `depth_F` is 0 for the first token after the prompt.
@@ -197,10 +197,10 @@ class PackedNodes:
 
 
 def in_blocks(x_PKSD: Tensor) -> Tensor:
-    """Return keys or values in blocks of tokens, padded with 0, shape [P, K, S / BLOCK, D, BLOCK]."""
+    """Return keys or values in blocks of tokens, padded with 0, shape [P, K, S / 16, D, 16]."""
     num_tokens = x_PKSD.shape[2]
     tokens = torch.nn.functional.pad(x_PKSD, (0, 0, 0, padded(num_tokens) - num_tokens))
-    blocks: Tensor = tokens.unflatten(2, (-1, BLOCK)).transpose(3, 4).contiguous()
+    blocks: Tensor = tokens.unflatten(2, (-1, KEYS_PER_BLOCK)).transpose(3, 4).contiguous()
     return blocks
 
 
@@ -217,7 +217,7 @@ def _with_dense_tokens(x: Tensor) -> Tensor:
 
 def padded(num_tokens: int) -> int:
     """Return a number of tokens, rounded up to whole blocks of keys."""
-    return -(-num_tokens // BLOCK) * BLOCK
+    return -(-num_tokens // KEYS_PER_BLOCK) * KEYS_PER_BLOCK
 
 
 _choice: CompileChoice = "auto"
@@ -265,7 +265,7 @@ def triton_kernels(use: bool) -> Iterator[None]:
     """Let this thread use the kernels in Triton inside the block, or not.
 
     They come with PyTorch for CUDA, compute in float32, round once, and have no gradients. Who uses them compares them
-    with the operations of PyTorch first; see `brorl.rollout.native.engine`.
+    with the operations of PyTorch first; see `brorl.rollout.native_engine`.
     """
     token = _triton.set(use)
     try:
@@ -328,7 +328,7 @@ def _run(command: list[str]) -> str:
     return output
 
 
-def attend_stack(kernels: Kernels, nodes: PackedNodes, *inputs: Tensor) -> Tensor:
+def attend_stack(kernels: Kernels, nodes: NodeStack, *inputs: Tensor) -> Tensor:
     """Attend from nodes to their prompts and paths, differentiable; see `Kernels.attend_nodes`.
 
     In preorder the ancestors of a node are a stack. The backward pass computes the scores again, so that memory grows
@@ -340,7 +340,7 @@ def attend_stack(kernels: Kernels, nodes: PackedNodes, *inputs: Tensor) -> Tenso
 
 class _AttendStack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, kernels: Kernels, nodes: PackedNodes, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, kernels: Kernels, nodes: NodeStack, *inputs: Tensor) -> Tensor:
         out, lse = kernels.attend_nodes(nodes, *inputs)
         ctx.kernels, ctx.nodes = kernels, nodes
         ctx.save_for_backward(*inputs, out, lse)

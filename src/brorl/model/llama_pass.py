@@ -26,7 +26,7 @@ from brorl.model.fused_ops import (
     rms_norm,
 )
 from brorl.model.logits import MAX_LOGITS, RowLogits
-from brorl.model.tree_attention import AttentionContext, PackedPass, check_positions
+from brorl.model.tree_attention import AttentionContext, ModelPass, check_positions
 
 _LAYOUTS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 _FIRST_POSITIONS = 256
@@ -69,7 +69,7 @@ class _Layer(NamedTuple):
     down: Linear
 
 
-class LlamaPass(PackedPass):
+class LlamaPass(ModelPass):
     """A pass over packed tokens from a model's parameters, or from a copy of them, if `has_llama_layout` is true.
 
     With a `sampling_dtype` matrices are copied in this dtype, arranged for products of few rows, without gradients. All
@@ -111,7 +111,7 @@ class LlamaPass(PackedPass):
         rows: Tensor | None,
         out: Tensor | None = None,
     ) -> RowLogits:
-        """Run the model; see `PackedPass.row_logits`. The logits may be written to `out`, without gradients."""
+        """Run the model; see `ModelPass.row_logits`. The logits may be written to `out`, without gradients."""
         check_positions(self._model, context)
         hidden_Rh = self._hidden(token_T, position_T, context, rows)
         vocabulary = self._head.weight.shape[0]

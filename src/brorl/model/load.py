@@ -41,8 +41,8 @@ from brorl.model.source import (
     quiet_transformers,
     read_config,
 )
-from brorl.model.stop_strings import check_stop, special_token, stop_tokens
 from brorl.model.tree_attention import enable_gradient_checkpointing
+from brorl.sampling import check_stop, special_token, stop_tokens
 
 _log = logging.getLogger(__name__)
 _ALIGNMENT = 64  # bytes; what torch gives new tensors on a CPU

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from brorl.errors import UserError
-from brorl.model.device import at_least_float32
 
 MAX_LOGITS = 1 << 27  # more are computed in blocks
 LOGITS_PER_BLOCK = 1 << 26
@@ -151,86 +150,3 @@ def _set_forward(module: nn.Module, forward: Callable[..., Any] | None) -> None:
         module.__dict__.pop("forward", None)
     else:
         module.forward = forward
-
-
-@dataclass(frozen=True)
-class NextToken:
-    """Turns a model's logits into the distribution that tokens are drawn from."""
-
-    temperature: float = 1.0  # divisor of the logits, above 0; the temperature of the rollouts
-    min_new_tokens: int = 0  # tokens that a response has before it can have a stop token, 0 or more
-    stop_token_ids: tuple[int, ...] = ()  # the stop tokens; required if `min_new_tokens` is above 0
-    top_p: float = 1.0  # mass of the kept tokens; see `smallest_kept`
-    top_k: int = 0  # number of kept tokens, 0 for all
-
-    def __post_init__(self) -> None:
-        if self.min_new_tokens and not self.stop_token_ids:
-            raise ValueError("min_new_tokens forbids stop tokens at first; give stop_token_ids")
-
-    def logits(self, logits_RV: Tensor, length_R: Tensor) -> Tensor:
-        """Return the logits before truncation [R, V], in float32 at least, -inf for a stop token that comes too early.
-
-        `length_R` counts the tokens that each row's response has so far.
-        """
-        logits_RV = logits_RV.to(at_least_float32(logits_RV.dtype))
-        if self.temperature != 1.0:
-            logits_RV = logits_RV / self.temperature
-        return self._without_early_stops(logits_RV, length_R)
-
-    def smallest_kept(self, logits_RV: Tensor, length_R: Tensor) -> Tensor | None:
-        """Return the smallest kept logit of each row, shape [R], as it came; None if all tokens are kept."""
-        if self.top_p == 1 and not self.top_k:
-            return None
-        size = max(1, _LOGITS_PER_SORT // logits_RV.shape[1])
-        parts = zip(logits_RV.split(size), length_R.split(size), strict=True)
-        sampling = self.temperature, self.top_p, self.top_k
-        return torch.cat([smallest_kept(self._without_early_stops(*part), *sampling) for part in parts])
-
-    def _without_early_stops(self, logits_RV: Tensor, length_R: Tensor) -> Tensor:
-        if not self.min_new_tokens:
-            return logits_RV
-        token_V = torch.arange(logits_RV.shape[1], device=logits_RV.device)
-        is_stop_V = torch.zeros_like(token_V, dtype=torch.bool)
-        for stop in self.stop_token_ids:
-            is_stop_V = is_stop_V | (token_V == stop)
-        forbidden_RV = is_stop_V & (length_R < self.min_new_tokens)[:, None]
-        return logits_RV.masked_fill(forbidden_RV, float("-inf"))
-
-
-PLAIN = NextToken()  # temperature 1, and any token at any time
-_FEW = 1024  # tokens among which a nucleus is looked for first: the whole order takes 20 times as long
-_LOGITS_PER_SORT = 1 << 22  # a sort has temporaries of 8 times its logits' size
-
-
-def smallest_kept(logits_RV: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
-    """Return the smallest logit that top-k, and then top-p, keep in each row, shape [R]; a logit of at least it stays.
-
-    So ties with the last token stay, and the set does not depend on the order of a sort. Logits come before the
-    temperature. Top-p keeps the smallest set whose mass among the top-k reaches it; a `top_k` of 0 keeps all.
-
-    Source: nucleus sampling, arXiv 1904.09751; the order (top-k first) is that of Hugging Face transformers and vLLM.
-    """
-    vocabulary, dtype = logits_RV.shape[1], at_least_float32(logits_RV.dtype)
-    count = top_k if 0 < top_k < vocabulary else vocabulary
-    smallest_R = logits_RV.topk(count, dim=1).values[:, -1] if count < vocabulary else logits_RV.amin(1)
-    if top_p == 1:
-        return smallest_R
-    kept_RV = logits_RV.masked_fill(logits_RV < smallest_R[:, None], float("-inf"))
-    lse_R1 = (kept_RV.to(dtype) / temperature).logsumexp(1, keepdim=True)
-    few = min(_FEW, count) if logits_RV.device.type == "cpu" else count  # another device would have to wait
-    while True:
-        ordered_RK = logits_RV.topk(few, dim=1).values
-        mass_RK = (ordered_RK.to(dtype) / temperature - lse_R1).exp_()
-        before_RK = mass_RK.cumsum(1) - mass_RK
-        if few == count or bool((before_RK[:, -1] >= top_p).all()):
-            return ordered_RK.masked_fill(before_RK >= top_p, float("inf")).amin(1)
-        few = count
-
-
-def softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the softmax over the last dimension, shape [..., S], and its log-sum-exp, shape [...].
-
-    Each row needs a finite entry; -inf gets a weight of exactly 0.
-    """
-    weight = score.softmax(-1)
-    return weight, score.amax(-1) - weight.amax(-1).log()

@@ -1,14 +1,11 @@
-"""Log-probabilities of every tree node under a model: exact, differentiable, chunked.
+"""From logits to the log-probs of tree nodes, under the distribution that the rollouts were drawn from.
 
-The caller of `chunk_logprobs` back-propagates each chunk before the next, which keeps the learner's memory independent
-of N. The prompts of packed chunks are tokens of the chunks. Otherwise chunks are small, and a prompt is computed once:
-its keys and values collect the gradient of all chunks before it flows through the prompt.
+Both paths end here: `tree_path` and `flat_path`. Sampling takes the kept tokens of top-p and top-k from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,197 +15,95 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 
 from brorl.arrays import IntArray
-from brorl.model.context_limit import smallest_window
-from brorl.model.device import to_device
-from brorl.model.flex_attention import compiled, compiled_layers
-from brorl.model.llama_pass import LlamaPass
-from brorl.model.logits import COMPILED_LOGITS_PER_BLOCK, LOGITS_PER_BLOCK, MAX_LOGITS, PLAIN, NextToken, RowLogits
-from brorl.model.tree_attention import KVShape, PackedPass, PromptCache, prefill, tree_attention
-from brorl.model.tree_batch import (
-    AttentionChoice,
-    TreeBatch,
-    TreeSlice,
-    prompt_groups,
-    split_into_chunks,
-    tree_costs,
-)
+from brorl.model.device import at_least_float32
+from brorl.model.flex_attention import compiled
+from brorl.model.logits import LOGITS_PER_BLOCK, RowLogits
 from brorl.tree import RolloutTree
-
-_DEFAULT_NODES = 1024
-_DEFAULT_NODES_ON_CUDA = 16384  # a chunk starts hundreds of kernels per layer, whatever its size
 
 
 @dataclass(frozen=True)
-class TreeForward:
-    """Tree attention: how chunks and rows go through the model."""
+class NextToken:
+    """Turns a model's logits into the distribution that tokens are drawn from."""
 
-    attention: AttentionChoice = "auto"  # how nodes attend to their prompts and paths; see `TreeContext`
-    # whether prompts are tokens of their chunks, and FlexAttention computes all attention; see `ForestAttention`
-    packed: bool = False
-    compiled: bool = False  # whether the decoder layers of packed chunks are compiled
-    whole_logits: bool = False  # whether the model needs whole logits; see `brorl.model.logits`
-    llama: bool = False  # whether the layers are computed by `LlamaPass` instead of the model's modules
-    # for each layer the shape of its keys and values; empty for a model that was not checked
-    kv_shapes: Sequence[KVShape] = ()
-    llama_rows: bool = False  # whether rows go through `LlamaPass`, also on a GPU
-    # the model's sliding window, if contexts are longer; an engine on a GPU and packed passes compute it
-    window: int | None = None
-    response_costs = staticmethod(tree_costs)
+    temperature: float = 1.0  # divisor of the logits, above 0; the temperature of the rollouts
+    min_new_tokens: int = 0  # tokens that a response has before it can have a stop token, 0 or more
+    stop_token_ids: tuple[int, ...] = ()  # the stop tokens; required if `min_new_tokens` is above 0
+    top_p: float = 1.0  # mass of the kept tokens; see `smallest_kept`
+    top_k: int = 0  # number of kept tokens, 0 for all
 
-    @property
-    def chunk_logprobs(self) -> partial[Iterator[ChunkLogprobs]]:
-        """`chunk_logprobs` with this forward pass."""
-        return partial(chunk_logprobs, forward=self)
+    def __post_init__(self) -> None:
+        if self.min_new_tokens and not self.stop_token_ids:
+            raise ValueError("min_new_tokens forbids stop tokens at first; give stop_token_ids")
 
-    def cost_line(self, trees: Sequence[RolloutTree]) -> None:
-        """Return a line about the cost of a pass over some trees: None, as it computes each distinct token once."""
+    def logits(self, logits_RV: Tensor, length_R: Tensor) -> Tensor:
+        """Return the logits before truncation [R, V], in float32 at least, -inf for a stop token that comes too early.
 
-    def default_max_nodes(self, model: PreTrainedModel) -> int:
-        """Return the maximum number of nodes of a chunk, where the settings have none."""
-        return default_max_nodes(model, whole_logits=self.whole_logits)
+        `length_R` counts the tokens that each row's response has so far.
+        """
+        logits_RV = logits_RV.to(at_least_float32(logits_RV.dtype))
+        if self.temperature != 1.0:
+            logits_RV = logits_RV / self.temperature
+        return self._without_early_stops(logits_RV, length_R)
 
-    def of_tokens(self, model: PreTrainedModel) -> PackedPass:
-        """Return a forward pass from the parameters of a model, to be used until they change."""
-        if self.llama and not torch.is_autocast_enabled(model.device.type):
-            return LlamaPass(model)
-        return PackedPass(model, whole_logits=self.whole_logits, max_logits=self._logits_per_block)
+    def smallest_kept(self, logits_RV: Tensor, length_R: Tensor) -> Tensor | None:
+        """Return the smallest kept logit of each row, shape [R], as it came; None if all tokens are kept."""
+        if self.top_p == 1 and not self.top_k:
+            return None
+        size = max(1, _LOGITS_PER_SORT // logits_RV.shape[1])
+        parts = zip(logits_RV.split(size), length_R.split(size), strict=True)
+        sampling = self.temperature, self.top_p, self.top_k
+        return torch.cat([smallest_kept(self._without_early_stops(*part), *sampling) for part in parts])
 
-    def outputs(self, next_token: NextToken, entropy: bool = False) -> NodeOutputs:
-        """Return what computes the outputs of the nodes."""
-        return NodeOutputs(next_token, entropy, self._logits_per_block, self.compiled)
-
-    @property
-    def _logits_per_block(self) -> int | None:
-        return COMPILED_LOGITS_PER_BLOCK if self.compiled else None
-
-
-TREE = TreeForward()
+    def _without_early_stops(self, logits_RV: Tensor, length_R: Tensor) -> Tensor:
+        if not self.min_new_tokens:
+            return logits_RV
+        token_V = torch.arange(logits_RV.shape[1], device=logits_RV.device)
+        is_stop_V = torch.zeros_like(token_V, dtype=torch.bool)
+        for stop in self.stop_token_ids:
+            is_stop_V = is_stop_V | (token_V == stop)
+        forbidden_RV = is_stop_V & (length_R < self.min_new_tokens)[:, None]
+        return logits_RV.masked_fill(forbidden_RV, float("-inf"))
 
 
-def default_max_nodes(model: PreTrainedModel, *, whole_logits: bool = False, device: str | None = None) -> int:
-    """Return the nodes of a chunk: 1024, on CUDA 16384; fewer if whole logits of a large vocabulary are large."""
-    nodes = _DEFAULT_NODES_ON_CUDA if (device or model.device.type) == "cuda" else _DEFAULT_NODES
-    vocabulary: int = model.config.get_text_config().vocab_size
-    return max(128, min(nodes, MAX_LOGITS // vocabulary)) if whole_logits else nodes
+PLAIN = NextToken()  # temperature 1, and any token at any time
+_FEW = 1024  # tokens among which a nucleus is looked for first: the whole order takes 20 times as long
+_LOGITS_PER_SORT = 1 << 22  # a sort has temporaries of 8 times its logits' size
 
 
-def tree_logprobs(
-    model: PreTrainedModel,
-    trees: Sequence[RolloutTree],
-    *,
-    next_token: NextToken = PLAIN,
-    max_nodes: int | None = None,
-    forward: TreeForward = TREE,
-) -> list[Tensor]:
-    """Return the log-prob (nats) of every node of every tree, shape [M], differentiable where gradients are enabled.
+def smallest_kept(logits_RV: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
+    """Return the smallest logit that top-k, and then top-p, keep in each row, shape [R]; a logit of at least it stays.
 
-    `next_token` turns logits into the distribution that the rollouts were drawn from. `max_nodes` per forward pass sets
-    peak memory, not the result. With gradients, chunks are computed again in the backward pass.
+    So ties with the last token stay, and the set does not depend on the order of a sort. Logits come before the
+    temperature. Top-p keeps the smallest set whose mass among the top-k reaches it; a `top_k` of 0 keeps all.
+
+    Source: nucleus sampling, arXiv 1904.09751; the order (top-k first) is that of Hugging Face transformers and vLLM.
     """
-    if not trees:
-        return []
-    offsets, outputs = node_offsets(trees), forward.outputs(next_token)
-    chunks: list[ChunkLogprobs] = []
-    cache = None
-    if not forward.packed:
-        with tree_attention(model):
-            cache, logits_PV = prefill(forward.of_tokens(model), [t.prompt_ids for t in trees])
-        chunks.append(_first_level(trees, offsets, logits_PV, outputs))
-    max_nodes = max_nodes or forward.default_max_nodes(model)
-    for slices in split_into_chunks(trees, max_nodes):
-        run = partial(_compute_chunk, model, trees, offsets, slices, cache, outputs, forward)
-        chunk = checkpoint(run, use_reentrant=False, preserve_rng_state=False) if torch.is_grad_enabled() else run()
-        if chunk is not None:
-            chunks.append(chunk)
-    return by_tree(chunks, trees)
+    vocabulary, dtype = logits_RV.shape[1], at_least_float32(logits_RV.dtype)
+    count = top_k if 0 < top_k < vocabulary else vocabulary
+    smallest_R = logits_RV.topk(count, dim=1).values[:, -1] if count < vocabulary else logits_RV.amin(1)
+    if top_p == 1:
+        return smallest_R
+    kept_RV = logits_RV.masked_fill(logits_RV < smallest_R[:, None], float("-inf"))
+    lse_R1 = (kept_RV.to(dtype) / temperature).logsumexp(1, keepdim=True)
+    few = min(_FEW, count) if logits_RV.device.type == "cpu" else count  # another device would have to wait
+    while True:
+        ordered_RK = logits_RV.topk(few, dim=1).values
+        mass_RK = (ordered_RK.to(dtype) / temperature - lse_R1).exp_()
+        before_RK = mass_RK.cumsum(1) - mass_RK
+        if few == count or bool((before_RK[:, -1] >= top_p).all()):
+            return ordered_RK.masked_fill(before_RK >= top_p, float("inf")).amin(1)
+        few = count
 
 
-def chunk_logprobs(
-    model: PreTrainedModel,
-    trees: Sequence[RolloutTree],
-    *,
-    next_token: NextToken = PLAIN,
-    max_nodes: int | None = None,
-    entropy: bool = False,
-    recompute_prompts: bool = False,
-    forward: TreeForward = TREE,
-) -> Iterator[ChunkLogprobs]:
-    """Yield the log-probs of all nodes in chunks; back-propagate each chunk's loss before the next chunk.
+def softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the softmax over the last dimension, shape [..., S], and its log-sum-exp, shape [...].
 
-    Together the chunks hold every node once. Parameter gradients are complete when the iterator is exhausted.
-    `max_nodes` limits prompt tokens too. Entropies have a gradient. With `recompute_prompts` the prompts are computed
-    again for their backward pass, so that a backward pass always follows its forward pass, which a sharded model needs.
+    Each row needs a finite entry; -inf gets a weight of exactly 0.
     """
-    if not trees:
-        return
-    max_nodes = max_nodes or forward.default_max_nodes(model)
-    offsets, outputs = node_offsets(trees), forward.outputs(next_token, entropy)
-    if forward.packed:
-        for slices in split_into_chunks(trees, max_nodes):
-            chunk = _compute_chunk(model, trees, offsets, slices, None, outputs, forward)
-            assert chunk is not None  # with prompts every slice owns nodes
-            yield chunk
-        return
-    for start, stop in prompt_groups(trees, max_nodes):
-        group, group_offsets = trees[start:stop], offsets[start:stop]
-        with tree_attention(model):
-            prompts = [t.prompt_ids for t in group]
-            with torch.set_grad_enabled(torch.is_grad_enabled() and not recompute_prompts):
-                cache, logits_PV = prefill(forward.of_tokens(model), prompts)
-            computed = [logits_PV, *cache.key, *cache.value]
-            held = [x.detach().requires_grad_(recompute_prompts or x.requires_grad) for x in computed]
-            num_layers = len(cache.key)
-            held_cache = PromptCache(held[1 : 1 + num_layers], held[1 + num_layers :], cache.length)
-            yield _first_level(group, group_offsets, held[0], outputs)
-            for slices in split_into_chunks(group, max_nodes):
-                chunk = _compute_chunk(model, group, group_offsets, slices, held_cache, outputs, forward)
-                if chunk is not None:
-                    yield chunk
-            if recompute_prompts:
-                again, logits_PV = prefill(forward.of_tokens(model), prompts)
-                computed = [logits_PV, *again.key, *again.value]
-            received = [
-                (x, h.grad) for x, h in zip(computed, held, strict=True) if x.requires_grad and h.grad is not None
-            ]
-            if received:
-                torch.autograd.backward([x for x, _ in received], [g for _, g in received])
-
-
-def _compute_chunk(
-    model: PreTrainedModel,
-    trees: Sequence[RolloutTree],
-    offsets: IntArray,
-    slices: list[TreeSlice],
-    cache: PromptCache | None,
-    outputs: NodeOutputs,
-    forward: TreeForward,
-) -> ChunkLogprobs | None:
-    """Compute the log-probs of the nodes that a chunk owns; with a cache those below the first level, None if none."""
-    batch = TreeBatch(trees, offsets, slices, model.device, with_prompts=cache is None)
-    if not batch.target_index.numel():
-        return None
-    tokens = batch.token_T, batch.position_T
-    with tree_attention(model), compiled_layers(model) if forward.compiled else nullcontext():
-        window = smallest_window(model.config)
-        context = batch.forest(window) if cache is None else batch.context(cache, forward.attention)
-        rows = forward.of_tokens(model).row_logits(*tokens, context, batch.logit_rows)
-    return outputs.of(rows, batch.length_R, batch.target_row, batch.target_token, batch.target_index)
-
-
-def _first_level(
-    trees: Sequence[RolloutTree], offsets: IntArray, logits_PV: Tensor, outputs: NodeOutputs
-) -> ChunkLogprobs:
-    """Compute the log-probs of the first tokens after the prompts."""
-    roots = [np.flatnonzero(t.parent < 0) for t in trees]
-    row = np.repeat(np.arange(len(trees)), [r.size for r in roots])
-    token = np.concatenate([t.token[r] for t, r in zip(trees, roots, strict=True)])
-    index = np.concatenate([o + r for o, r in zip(offsets, roots, strict=True)])
-    device = logits_PV.device
-    row_K, token_K, index_K = (to_device(array, device) for array in (row, token, index))
-    return outputs.of(RowLogits(logits_PV), torch.zeros(len(trees), device=device), row_K, token_K, index_K)
+    weight = score.softmax(-1)
+    return weight, score.amax(-1) - weight.amax(-1).log()
 
 
 def by_tree(chunks: Sequence[ChunkLogprobs], trees: Sequence[RolloutTree]) -> list[Tensor]:

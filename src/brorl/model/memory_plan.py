@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from brorl.errors import UserError
+from brorl.model.chunks import SCORES_PER_TILE, AttentionChoice, default_max_nodes
 from brorl.model.kernels import kernels
 from brorl.model.llama_pass import has_llama_layout, num_copied_weights
 from brorl.model.logits import (
@@ -27,13 +28,11 @@ from brorl.model.logits import (
     embeds_last,
     tokens_per_mass,
 )
-from brorl.model.logprobs import default_max_nodes
 from brorl.model.lora import ALL_LINEAR, adapter_shapes, target_layers
 from brorl.model.moments import moment_bytes
 from brorl.model.settings import ForwardChoice, LoraSettings, States
 from brorl.model.source import auto_class, freeze_images
 from brorl.model.tree_attention import PREFILL_TOKENS, HooksError, KVShape, kv_shapes
-from brorl.model.tree_batch import SCORES_PER_TILE, AttentionChoice
 
 _BYTES_PER_DRAWN_LOGIT = 24  # scaled, padded, softmax, and a copy in float64
 _BYTES_PER_MASS = 16  # gathered, in float64, and their sums

@@ -20,7 +20,7 @@ from brorl.model.sharding import local_tensor, with_rows_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 SCALE = "_scale"  # ends the names of the scales of moments in 8 bits
-BLOCK = 256
+NUMBERS_PER_SCALE = 256
 MIN_NUMBERS = 4096  # smaller tensors stay as they are, and so do those of one dimension
 _DECADES = 7
 
@@ -55,7 +55,7 @@ def quantize(number_RC: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
     Numbers without a sign are at least 0; their codes round up to the smallest above zero.
     """
     columns = number_RC.shape[1]
-    padded = F.pad(number_RC, (0, -columns % BLOCK)).unflatten(1, (-1, BLOCK))
+    padded = F.pad(number_RC, (0, -columns % NUMBERS_PER_SCALE)).unflatten(1, (-1, NUMBERS_PER_SCALE))
     scale = padded.abs().amax(-1)
     scaled = padded / scale.clamp_min(torch.finfo(scale.dtype).tiny).unsqueeze(-1)
     _, boundaries = _codebook(signed, scaled.dtype, scaled.device)
@@ -66,11 +66,11 @@ def quantize(number_RC: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
 def dequantize(code_RC: Tensor, scale: Tensor, signed: bool) -> Tensor:
     """Return the numbers of codes, shape [R, C], with the scales of their blocks, shape [R, blocks]."""
     values, _ = _codebook(signed, scale.dtype, scale.device)
-    return values[code_RC.int()].mul_(scale.repeat_interleave(BLOCK, 1)[:, : code_RC.shape[1]])
+    return values[code_RC.int()].mul_(scale.repeat_interleave(NUMBERS_PER_SCALE, 1)[:, : code_RC.shape[1]])
 
 
 def _blocks(columns: int) -> int:
-    return -(-columns // BLOCK)
+    return -(-columns // NUMBERS_PER_SCALE)
 
 
 @cache

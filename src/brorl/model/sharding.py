@@ -1,7 +1,7 @@
 """Sharding of a model over ranks: each rank keeps a part of every parameter, and gathers a layer while it computes it.
 
-A pass of a sharded model (FSDP2) is collective: it blocks until every rank makes it. `SyncedForward` makes all ranks do
-the same sequence of passes.
+A pass of a sharded model (FSDP2) is collective: it blocks until every rank makes it. `ShardedPassSync` makes all
+ranks do the same sequence of passes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from brorl.errors import OutOfMemoryError
-from brorl.model.chunk_size import Passes, PeerOutOfMemoryError
+from brorl.model.chunks import PassSync, PeerOutOfMemoryError
 from brorl.model.logits import computed_whole
 from brorl.model.source import processor_files
 from brorl.model.tree_attention import Attention
@@ -163,7 +163,7 @@ class _Kind(IntEnum):
     FAILED = 3  # no pass: the work starts again with smaller chunks, or ends
 
 
-class SyncedForward(Passes):
+class ShardedPassSync(PassSync):
     """Makes all ranks do the same sequence of passes through a sharded model.
 
     The ranks agree before each pass, by `maximum`, which returns the largest integer of all ranks. A rank that needs no

@@ -2,7 +2,7 @@
 
 The tokens are packed, [1, T], with explicit positions, and a context computes their attention: every token attends to
 its prompt and its prefix. Attention sinks and dropout are errors, and so is what a context does not compute.
-`hook_check.check_hooks` rejects all other models whose output differs.
+`forward.check_hooks` rejects all other models whose output differs.
 
 Notation: H query heads, K key-value heads, G = H / K, D head dimension (values may have another one, E), S prompt
 length.
@@ -142,7 +142,7 @@ def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     return Attention(model)
 
 
-class PackedPass:
+class ModelPass:
     """A forward pass over packed tokens by the model's own modules, inside `tree_attention(model)`.
 
     `whole_logits` says whether logits are always computed here, and `max_logits` at most how many otherwise; see
@@ -224,7 +224,7 @@ class PromptCache(NamedTuple):
         return PromptCache([k[chosen] for k in self.key], [v[chosen] for v in self.value], self.length[prompts])
 
     def for_kernels(self) -> PromptCache:
-        """Return the cache with keys in blocks, [P, K, S / BLOCK, D, BLOCK], as the compiled kernels read them."""
+        """Return the cache with keys in blocks, [P, K, S / 16, D, 16], as the compiled kernels read them."""
         return self._replace(key=[in_blocks(k) for k in self.key], value=[v.contiguous() for v in self.value])
 
 
@@ -280,7 +280,7 @@ class PromptContext(AttentionContext):
         return x_PSKD.transpose(1, 2)
 
 
-def prefill(packed: PackedPass, prompts: list[list[int]] | list[tuple[int, ...]]) -> tuple[PromptCache, Tensor]:
+def prefill(packed: ModelPass, prompts: list[list[int]] | list[tuple[int, ...]]) -> tuple[PromptCache, Tensor]:
     """Compute the keys and values of P prompts, none empty, and the logits after each last token, shape [P, V]."""
     length_P = np.array([len(p) for p in prompts])
     context = PromptContext(length_P, packed.device)
@@ -335,7 +335,7 @@ def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
     zero = torch.zeros(1, dtype=torch.long, device=model.device)
     try:
         with torch.device(model.device), tree_attention(model):
-            PackedPass(model).row_logits(zero, zero, recorder, zero)
+            ModelPass(model).row_logits(zero, zero, recorder, zero)
     except HooksError as error:
         raise HooksError.of(model, error) from error
     if len(set(recorder.layers)) < len(recorder.layers):

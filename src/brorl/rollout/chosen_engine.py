@@ -1,7 +1,8 @@
-"""The engine that the settings choose, for a run, an evaluation, a plan or a rollout worker."""
+"""The engine and the CPU threads that the settings choose, for a run, an evaluation, a plan or a rollout worker."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TypeAlias, assert_never
 
@@ -15,14 +16,13 @@ from brorl.model.flat_path import FlatForward
 from brorl.model.forward import choose_forward
 from brorl.model.kernels import use_kernels
 from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model
-from brorl.model.logprobs import TreeForward
 from brorl.model.source import find_model, read_config
-from brorl.model.stop_strings import StopStrings
+from brorl.model.tree_path import TreeForward
 from brorl.rollout.engine import Engine, Sampler
-from brorl.rollout.native.engine import NativeEngine
-from brorl.rollout.vllm import VllmEngine, check_sampling
+from brorl.rollout.native_engine import NativeEngine
+from brorl.rollout.vllm_engine import VllmEngine, check_sampling
 from brorl.rollout.vllm_process import VllmSettings, check_installed
-from brorl.sampling import SamplingParams
+from brorl.sampling import SamplingParams, StopStrings
 
 OnEnd: TypeAlias = Callable[[Callable[[], object]], object]  # receives functions to call after the work
 
@@ -182,3 +182,29 @@ def build_sampling_model(config: TrainConfig, source: str) -> PreTrainedModel:
     """Load a model that only samples, in the format of the computation; a learner may publish its weights to it."""
     dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}[config.dtype]
     return load_model(source, choose_device(config.device), dtype, config.adapters)
+
+
+_SMALL = 10_000_000  # weights; with fewer, threads wait for each other longer than they work once a core is shared
+_AT_START = torch.get_num_threads()
+
+
+def set_threads_and_kernels(config: TrainConfig, num_weights: int) -> None:
+    """Set the threads of torch to `engine.threads`, or choose them by the size of the model; set the kernels."""
+    use_kernels(config.engine.compile)
+    chosen = 1 if _computes_here(config) and num_weights < _SMALL else _all_threads()
+    torch.set_num_threads(config.engine.threads or chosen)
+
+
+def numbers_of_threads(config: TrainConfig) -> list[int]:
+    """Return the numbers of threads to compare: one and all; none if the model is elsewhere or there is one core."""
+    return [1, _all_threads()] if _computes_here(config) and _all_threads() > 1 else []
+
+
+def _computes_here(config: TrainConfig) -> bool:
+    """Whether the model computes on the CPU of this process."""
+    return not config.cluster.enabled and choose_device(config.device).type == "cpu"
+
+
+def _all_threads() -> int:
+    """Return the default of torch, at most the cores that this process may use."""
+    return min(_AT_START, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else _AT_START

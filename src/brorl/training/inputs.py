@@ -31,8 +31,7 @@ from brorl.model.memory_choices import MemoryChoices
 from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, check, plan_memory
 from brorl.model.source import find_model, read_config
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
-from brorl.rollout.chosen_engine import check_engine
-from brorl.rollout.threads import set_threads_and_kernels
+from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.seeds import derived_seed
 from brorl.table import Table
 from brorl.training.collect import MOST_STEPS

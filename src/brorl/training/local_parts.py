@@ -13,9 +13,9 @@ from brorl.config.settings import TrainConfig
 from brorl.model.flat_path import FlatForward
 from brorl.model.forward import Forward, choose_forward, with_packed_passes, without_windows
 from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model
-from brorl.model.logits import NextToken
-from brorl.model.logprobs import TreeForward
+from brorl.model.logprobs import NextToken
 from brorl.model.sharding import shard
+from brorl.model.tree_path import TreeForward
 from brorl.prompts.stream import PromptStream
 from brorl.rollout.chosen_engine import OnEnd, build_engine, end_engine
 from brorl.rollout.engine import Engine

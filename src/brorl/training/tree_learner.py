@@ -29,8 +29,8 @@ from brorl.errors import DivergedError
 from brorl.model.flat_path import FlatForward
 from brorl.model.forward import Forward
 from brorl.model.load import check_saved
-from brorl.model.logprobs import TreeForward
 from brorl.model.sharding import full_tensor, save_whole
+from brorl.model.tree_path import TreeForward
 from brorl.runs.checkpoint import EMA
 from brorl.training.adamw import AdamW
 from brorl.training.learner import StepMetrics

@@ -21,14 +21,13 @@ from brorl.activity import Echo
 from brorl.algorithms.groups import Group
 from brorl.arrays import FloatArray
 from brorl.config.settings import TrainConfig
-from brorl.model.chunk_size import ChunkSize, Passes
+from brorl.model.chunks import ChunkSize, PassSync, TreeSlice, num_tree_tokens, split_into_chunks
 from brorl.model.device import in_float64
 from brorl.model.flat_path import FlatForward, num_flat_tokens
 from brorl.model.forward import Forward
-from brorl.model.logits import NextToken
-from brorl.model.logprobs import ChunkLogprobs, TreeForward, by_tree
-from brorl.model.sharding import SyncedForward
-from brorl.model.tree_batch import TreeSlice, num_tree_tokens, split_into_chunks
+from brorl.model.logprobs import ChunkLogprobs, NextToken, by_tree
+from brorl.model.sharding import ShardedPassSync
+from brorl.model.tree_path import TreeForward
 from brorl.training.learner_state import ReferencePolicy
 from brorl.training.ranks import Ranks
 from brorl.tree import RolloutTree
@@ -73,7 +72,7 @@ class TreeScores:
         self._model, self._config, self._ranks = model, config, ranks
         self._next_token = next_token(config, stop_token_ids)
         self.forward = forward
-        self.passes = SyncedForward(model, ranks.maximum) if ranks.size > 1 else Passes()
+        self.passes = ShardedPassSync(model, ranks.maximum) if ranks.size > 1 else PassSync()
         self.nodes = ChunkSize(config.engine.nodes_per_pass or forward.default_max_nodes(model), echo, self.passes)
         self.reference = ReferencePolicy(model, config.reference.offload) if config.kl.coefficient else None
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from brorl.model.stop_strings import Decode, StopStrings
+from brorl.sampling import Decode, StopStrings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

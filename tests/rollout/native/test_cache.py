@@ -6,10 +6,11 @@ import torch
 from transformers import PreTrainedModel
 
 from brorl.errors import OutOfMemoryError
-from brorl.model.kernels import BLOCK, kernels
+from brorl.model.kernels import KEYS_PER_BLOCK, kernels
 from brorl.model.tree_attention import KVShape, kv_shapes
-from brorl.rollout.native.decoder import PagedRowCache
-from brorl.rollout.native.rows import Arena, RowMemory, reserved_tokens
+from brorl.rollout.native.decoder import RowMemory
+from brorl.rollout.native.paged_decoder import PagedCache
+from brorl.rollout.native.slot_attention import SlotCache, reserved_tokens
 from small_models import small_model
 
 
@@ -19,9 +20,9 @@ def memory_of(limit: int, max_rows: int, max_tokens: int, **overrides: object) -
     return model, RowMemory.of(model, kv_shapes(model), limit, max_rows, max_tokens)
 
 
-def arena_of(limit: int, max_rows: int, max_tokens: int, **overrides: object) -> Arena:
+def arena_of(limit: int, max_rows: int, max_tokens: int, **overrides: object) -> SlotCache:
     model, memory = memory_of(limit, max_rows, max_tokens, **overrides)
-    return Arena(model, kv_shapes(model), memory)
+    return SlotCache(model, kv_shapes(model), memory)
 
 
 def test_tokens_are_reserved_in_few_steps() -> None:
@@ -57,7 +58,7 @@ def test_an_arena_keeps_to_its_memory(rng: np.random.Generator, limit: int, max_
 def test_rows_find_their_tokens_in_an_arena(rng: np.random.Generator) -> None:
     """Rows fork, move and die at random; every one finds what was written on its path, also where layers differ."""
     model, shapes = small_model(), [KVShape(2, 3, 5), KVShape(1, 4, 4), KVShape(2, 3, 5)]
-    arena = Arena(model, shapes, RowMemory.of(model, shapes, 1 << 30, 40, 70))
+    arena = SlotCache(model, shapes, RowMemory.of(model, shapes, 1 << 30, 40, 70))
     for _ in range(2):  # the second time in memory that holds the numbers of the first
         arena.start(0)
         address = arena.addresses
@@ -101,19 +102,19 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 @pytest.fixture
-def paged() -> type[PagedRowCache]:
+def paged() -> type[PagedCache]:
     if kernels() is None:
         pytest.skip("needs a C compiler")
-    return PagedRowCache
+    return PagedCache
 
 
 @pytest.mark.parametrize("memory", [1 << 30, 60_000])
 def test_rows_find_their_tokens_in_shared_blocks(
-    paged: type[PagedRowCache], memory: int, rng: np.random.Generator
+    paged: type[PagedCache], memory: int, rng: np.random.Generator
 ) -> None:
     """Rows fork and die at random; every one finds the numbers that were written on its path, and memory is kept to."""
     model = small_model(vocab_size=23, dtype=torch.float32)
-    max_rows, length, other, per_row = 40, 3 * BLOCK + 5, 1000, 3 * 23 * 4
+    max_rows, length, other, per_row = 40, 3 * KEYS_PER_BLOCK + 5, 1000, 3 * 23 * 4
     made = kernels()
     assert made is not None
     cache = paged(made, kv_shapes(model), RowMemory.of(model, kv_shapes(model), memory, max_rows, length))
@@ -129,7 +130,7 @@ def test_rows_find_their_tokens_in_shared_blocks(
         peak = max(peak, cache.num_bytes + num_rows * per_row + other)
         numbers = rng.random(num_rows)
         paths = [[*(paths[s] if paths else []), x] for s, x in zip(source_R.tolist(), numbers.tolist(), strict=True)]
-        block, slot = divmod(position, BLOCK)
+        block, slot = divmod(position, KEYS_PER_BLOCK)
         for layer in range(2):
             value = cache._blocks[block][2 * layer + 1]
             assert value.data_ptr() == cache.pages[layer][1, block]
@@ -142,17 +143,17 @@ def test_rows_find_their_tokens_in_shared_blocks(
                 expected = torch.tensor(path).float()[None, :, None] + layer
                 assert torch.equal(found, expected.expand_as(found))
     assert peak <= memory
-    assert (memory == 60_000) == (max(rows_D[BLOCK:]) < max_rows)
+    assert (memory == 60_000) == (max(rows_D[KEYS_PER_BLOCK:]) < max_rows)
 
 
-def test_a_block_is_stored_once_for_the_rows_that_grow_out_of_it(paged: type[PagedRowCache]) -> None:
+def test_a_block_is_stored_once_for_the_rows_that_grow_out_of_it(paged: type[PagedCache]) -> None:
     model = small_model(dtype=torch.float32)
     made = kernels()
     assert made is not None
-    cache = paged(made, kv_shapes(model), RowMemory.of(model, kv_shapes(model), 1 << 30, 512, 2 * BLOCK))
-    for position in range(2 * BLOCK):
-        num_rows = 1 if position < BLOCK else 500
-        source_R = np.arange(num_rows) if position != BLOCK else np.zeros(num_rows, np.int64)
+    cache = paged(made, kv_shapes(model), RowMemory.of(model, kv_shapes(model), 1 << 30, 512, 2 * KEYS_PER_BLOCK))
+    for position in range(2 * KEYS_PER_BLOCK):
+        num_rows = 1 if position < KEYS_PER_BLOCK else 500
+        source_R = np.arange(num_rows) if position != KEYS_PER_BLOCK else np.zeros(num_rows, np.int64)
         cache.rearrange(source_R, position, position + 1, 0)
     assert [block[0].shape[0] for block in cache._blocks] == [64, 500]
     assert not cache.slot_BR[0].any()

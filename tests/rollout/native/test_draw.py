@@ -7,8 +7,8 @@ from scipy.stats import kstest
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from brorl.model import logits as logits_module
-from brorl.model.logits import smallest_kept
+from brorl.model import logprobs as logprobs_module
+from brorl.model.logprobs import smallest_kept
 from brorl.rollout.native import draw
 from brorl.rollout.native.draw import Uniforms, draw_tokens
 from brorl.sampling import SamplingParams
@@ -234,7 +234,7 @@ def truncate(logits: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
 def test_truncation_equals_a_plain_loop_and_transformers(
     rng: np.random.Generator, top_p: float, top_k: int, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logits_module, "_FEW", few)
+    monkeypatch.setattr(logprobs_module, "_FEW", few)
     logits = random_logits(rng, 40, 17)
     got = truncate(logits, top_p, top_k)
     expected = logits

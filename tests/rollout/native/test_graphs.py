@@ -12,11 +12,11 @@ from test_native import EOS, assert_same_trees, ragged_prompts
 from test_slots import lockstep
 from torch import Tensor
 
-import brorl.rollout.native.engine as native
+import brorl.rollout.native_engine as native
 from brorl.errors import UserError
-from brorl.rollout.native import graphs, slots
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.native import graphs, slot_decoder
 from brorl.rollout.native.graphs import StepGraphs
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from recorded_steps import RecordedSteps
 from small_models import mostly_slow, small_model
@@ -204,8 +204,8 @@ def test_the_device_draws_only_where_rows_have_one_rollout(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, draws = small_model(seed=int(rng.integers(1 << 30)), scale=0.1), []
-    draw = slots.draw_tokens
-    monkeypatch.setattr(slots, "draw_tokens", lambda *args: (draws.append(0), draw(*args))[1])
+    draw = slot_decoder.draw_tokens
+    monkeypatch.setattr(slot_decoder, "draw_tokens", lambda *args: (draws.append(0), draw(*args))[1])
     engine, _ = recording(model, RecordedSteps())
     engine.sample([[1, 2], [3]], 4, SamplingParams(temperature=0, max_new_tokens=8), seed=1)
     assert not draws

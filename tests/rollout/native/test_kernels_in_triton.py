@@ -8,16 +8,16 @@ import torch
 from test_native import EOS, ragged_prompts
 from torch import Tensor
 
-import brorl.rollout.native.engine as native
+import brorl.rollout.native_engine as native
 from brorl.model import kernels
 from brorl.model.fused_ops import Angles, Linear, Norm, add_joined_mlp, query_key_value
 from brorl.model.kernels import KernelsError
 from brorl.model.tree_attention import KVShape, PromptCache
 from brorl.rollout.native import draw
+from brorl.rollout.native.decoder import RowMemory
 from brorl.rollout.native.draw import draw_tokens
-from brorl.rollout.native.engine import NativeEngine
-from brorl.rollout.native.rows import Arena, RowMemory
-from brorl.rollout.native.slot_attention import Grid, SlotContext, SlotPrompts, cells_of
+from brorl.rollout.native.slot_attention import Grid, SlotCache, SlotContext, SlotPrompts, cells_of
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from interpreted_kernels import DEVICE, kernels_on_this_machine
 from small_models import small_model
@@ -87,7 +87,7 @@ def test_slots_attend_to_their_prompts_and_to_themselves(
 
     def attended(dtype: torch.dtype) -> Tensor:
         model, shapes = small_model(dtype=dtype).to(DEVICE), [KVShape(kv_heads, dim, dim)]
-        arena = Arena(model, shapes, RowMemory.of(model, shapes, 1 << 30, num_slots, stored + 1))
+        arena = SlotCache(model, shapes, RowMemory.of(model, shapes, 1 << 30, num_slots, stored + 1))
         arena.start(0)
         arena.place(np.arange(num_slots), np.arange(num_slots), 0, stored + 1)
         prompts = SlotPrompts(keeps=True)
@@ -203,7 +203,7 @@ def test_an_engine_with_the_kernels_samples_what_one_without_them_does(
         np.testing.assert_allclose(tree.logprob, expected.logprob, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("kernel", ["brorl.model.triton_layer.rotate", "brorl.rollout.native.triton_kernels.draw"])
+@pytest.mark.parametrize("kernel", ["brorl.model.triton_kernels.rotate", "brorl.model.triton_kernels.draw"])
 def test_kernels_with_other_numbers_are_an_error(
     kernel: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,7 +223,7 @@ def test_kernels_that_cannot_be_compiled_are_an_error(
     def fails(*_: object) -> None:
         raise RuntimeError("Failed to find C compiler\nmore")
 
-    monkeypatch.setattr("brorl.rollout.native.triton_kernels.attend", fails)
+    monkeypatch.setattr("brorl.model.triton_kernels.attend", fails)
     with pytest.raises(KernelsError, match="cannot decode: RuntimeError: Failed to find C compiler; set"):
         engine.sample([[1, 2], [3]], 3, SamplingParams(max_new_tokens=4), seed=1)
 
@@ -234,6 +234,6 @@ def test_kernels_that_are_not_required_are_not_tried(
 ) -> None:
     engine = engine_of("llama", rng, monkeypatch, torch.float32)
     monkeypatch.setattr(kernels, "_choice", choice)
-    monkeypatch.setattr("brorl.rollout.native.triton_kernels.attend", None)
+    monkeypatch.setattr("brorl.model.triton_kernels.attend", None)
     engine.sample([[1, 2], [3]], 3, SamplingParams(max_new_tokens=4), seed=1)
     assert not engine._use_kernels

@@ -16,14 +16,14 @@ from brorl.errors import DivergedError
 from brorl.model.flat_path import flat_chunk_logprobs
 from brorl.model.kernels import kernels
 from brorl.model.llama_pass import LlamaPass
-from brorl.model.logits import NextToken, RowLogits
-from brorl.model.logprobs import by_tree, tree_logprobs
-from brorl.model.tree_attention import HooksError, PackedPass
-from brorl.rollout.native import decoder, slots
-from brorl.rollout.native.decoder import PagedDecoder, PagedRowCache
-from brorl.rollout.native.engine import NativeEngine
-from brorl.rollout.native.rows import Arena
-from brorl.rollout.native.slot_attention import SlotContext
+from brorl.model.logits import RowLogits
+from brorl.model.logprobs import NextToken, by_tree
+from brorl.model.tree_attention import HooksError, ModelPass
+from brorl.model.tree_path import tree_logprobs
+from brorl.rollout.native import paged_decoder, slot_decoder
+from brorl.rollout.native.paged_decoder import PagedCache, PagedDecoder
+from brorl.rollout.native.slot_attention import SlotCache, SlotContext
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from small_models import ARCHITECTURES, mostly_slow, plain_logprobs, rollouts, small_model
@@ -52,15 +52,15 @@ class Spy:
         self.prefills = 0
         self.rows: list[int] = []
         self.held_bytes: list[int] = []
-        self._caches: list[Arena | PagedRowCache] = []
-        for module in (decoder, slots):
+        self._caches: list[SlotCache | PagedCache] = []
+        for module in (paged_decoder, slot_decoder):
             monkeypatch.setattr(module, "prefill", self._prefill(module.prefill))
-        for kind in (PackedPass, LlamaPass):
+        for kind in (ModelPass, LlamaPass):
             monkeypatch.setattr(kind, "row_logits", self._forward(kind.row_logits))
         monkeypatch.setattr(NativeEngine, "_cache", self._cache(NativeEngine._cache))
 
     def _cache(self, original: Callable) -> Callable:
-        def cache(*args: object) -> Arena | PagedRowCache:
+        def cache(*args: object) -> SlotCache | PagedCache:
             self._caches.append(original(*args))
             return self._caches[-1]
 

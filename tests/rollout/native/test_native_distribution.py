@@ -8,9 +8,9 @@ import torch
 from scipy.stats import chi2
 from transformers import PreTrainedModel
 
-from brorl.model.logits import NextToken
-from brorl.model.logprobs import tree_logprobs
-from brorl.rollout.native.engine import NativeEngine
+from brorl.model.logprobs import NextToken
+from brorl.model.tree_path import tree_logprobs
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from small_models import small_model

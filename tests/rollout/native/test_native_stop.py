@@ -12,9 +12,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from brorl.model.flat_path import FlatForward
-from brorl.model.stop_strings import StopStrings
-from brorl.rollout.native.engine import NativeEngine
-from brorl.sampling import SamplingParams
+from brorl.rollout.native_engine import NativeEngine
+from brorl.sampling import SamplingParams, StopStrings
 from brorl.tree import RolloutTree
 from small_models import mostly_slow, small_model
 from small_tokenizers import TOKENIZERS

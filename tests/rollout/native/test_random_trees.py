@@ -10,14 +10,13 @@ import torch
 from test_native_stop import STOPS
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-import brorl.rollout.native.engine as native
+import brorl.rollout.native_engine as native
 from brorl.errors import OutOfMemoryError
-from brorl.model import logits
+from brorl.model import logprobs
 from brorl.model.lora import LoraSettings, add_adapter
-from brorl.model.stop_strings import StopStrings
-from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.native.graphs import StepGraphs
-from brorl.sampling import SamplingParams
+from brorl.rollout.native_engine import NativeEngine
+from brorl.sampling import SamplingParams, StopStrings
 from brorl.tree import RolloutTree
 from recorded_steps import RecordedSteps
 from small_models import small_model
@@ -156,7 +155,7 @@ def check_random_trees(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
         return captures[-1]
 
     monkeypatch.setattr(native, "draws_on", lambda _: draws)
-    monkeypatch.setattr(logits, "_FEW", vocabulary)  # a device that draws looks for a nucleus without the host
+    monkeypatch.setattr(logprobs, "_FEW", vocabulary)  # a device that draws looks for a nucleus without the host
     lines: list[str] = []
     monkeypatch.setattr(native, "graphs_on", lambda *_: StepGraphs("auto", lines.append, capture) if records else None)
     texts = tuple(rng.choice(STOPS["byte_level"], 3, replace=False)) if tokenizer else ()

@@ -17,11 +17,11 @@ from test_native import (  # collected here again, for both ways
 from test_native_stop import test_responses_are_those_without_stop_strings_cut_at_the_first
 from torch import Tensor
 
-import brorl.rollout.native.engine as native
 import brorl.rollout.native.growth as native_growth
+import brorl.rollout.native_engine as native
 from brorl.errors import DivergedError
-from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.native.graphs import StepGraphs
+from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from recorded_steps import RecordedSteps
 from small_models import mostly_slow, small_model

@@ -1,17 +1,17 @@
-"""Feeding tokens of rows to a model on a CPU: with the compiled kernels, or with the model's own cache anywhere.
+"""Rows of one length, the memory that they take, and the decoder that feeds their tokens to a model.
 
-`slots.SlotDecoder` is the third decoder.
+`PagedDecoder` decodes with the compiled kernels on a CPU, and `SlotDecoder` anywhere else. `ModelCacheDecoder` is for
+models whose attention cannot be hooked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -19,106 +19,96 @@ from brorl.arrays import IntArray
 from brorl.errors import OutOfMemoryError
 from brorl.model.device import to_device
 from brorl.model.flat_path import OwnCache
-from brorl.model.kernels import BLOCK, Kernels, padded
 from brorl.model.tree_attention import (
     PREFILL_TOKENS,
-    AttentionContext,
     KVShape,
-    PackedPass,
-    PromptCache,
-    prefill,
-    tree_attention,
 )
-from brorl.rollout.native.rows import RowMemory, Rows
-
-_FIRST_SLOTS = 64
 
 
-class PagedRowCache:
-    """Keys and values of rows for the compiled kernels, in blocks of `BLOCK` tokens.
+@dataclass(frozen=True)
+class Rows:
+    """Live prefixes, all of one length, and their rollouts."""
 
-    A block has a slot for each row that was alive when it was written, and the rows that grow out of one share it: a
-    prefix is stored once per tree, to the precision of a block. Only the last block is copied where a row forks.
-    """
-
-    def __init__(self, kernels: Kernels, shapes: Sequence[KVShape], memory: RowMemory) -> None:
-        self.kernels = kernels
-        self.memory = memory
-        self._shapes = shapes
-        self._blocks: list[list[Tensor]] = []  # for each block the keys and the values of each layer in turn
-        self.pages: list[Tensor] = []  # per layer the addresses of its blocks; see `Kernels.attend_rows`
-        self.slot_BR = torch.empty(0, 0, dtype=torch.int64)  # slot of each row in each block
+    depth: int  # number of tokens after the prompt; with 0 each prompt is one row
+    prompt_R: IntArray  # prompt of each row, shape [R]
+    node_R: IntArray  # forest node of each row's last token, shape [R]; -1 at depth 0
+    token_R: IntArray  # each row's last token, shape [R]; -1 at depth 0
+    slot_R: IntArray  # where the tokens before it were fed, shape [R]; at depth 1 the prompt's place in its wave
+    row_K: IntArray  # row of each rollout, ascending, shape [K]
+    rollout_K: IntArray  # index of each rollout within its prompt, shape [K]
 
     @property
-    def num_bytes(self) -> int:
-        """Memory of the keys and values."""
-        return sum(x.numel() * x.element_size() for block in self._blocks for x in block)
+    def size(self) -> int:
+        """Number of rows."""
+        return self.node_R.size
 
-    def rows_that_fit(self, num_tokens: int, other_bytes: int = 0) -> int:
-        """Return how many rows of `num_tokens` fit beside the prompts' keys and values; an error if none does."""
-        fits = self.memory.rows(padded(num_tokens), other_bytes)
-        if not fits:
-            raise self.memory.too_small(num_tokens, padded(num_tokens), other_bytes)
-        return fits
+    def take(self, rows: IntArray) -> Rows:
+        """Return some rows, renumbered in the given order, with their rollouts."""
+        if np.array_equal(rows, np.arange(self.size)):
+            return self
+        renumber = np.full(self.size, -1)
+        renumber[rows] = np.arange(rows.size)
+        row_K = renumber[self.row_K]
+        order = np.flatnonzero(row_K >= 0)
+        order = order[np.argsort(row_K[order], kind="stable")]
+        return replace(
+            self,
+            prompt_R=self.prompt_R[rows],
+            node_R=self.node_R[rows],
+            token_R=self.token_R[rows],
+            slot_R=self.slot_R[rows],
+            row_K=row_K[order],
+            rollout_K=self.rollout_K[order],
+        )
 
-    def rearrange(self, source_R: IntArray, num_tokens: int, capacity: int, other_bytes: int) -> None:
-        """Move rows with `num_tokens` so that slot r continues the row of slot source_R[r], with room for `capacity`.
+    def join(self, other: Rows) -> Rows:
+        """Return these rows and then others of the same depth."""
+        assert self.depth == other.depth
+        if not other.size:
+            return self
+        names = ("prompt_R", "node_R", "token_R", "slot_R", "rollout_K")
+        joined = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in names}
+        return Rows(self.depth, row_K=np.concatenate([self.row_K, self.size + other.row_K]), **joined)
 
-        A slot that is its own source stays where it is.
-        """
-        num_rows, num_complete = source_R.size, num_tokens // BLOCK
-        if not num_tokens:
-            self._blocks, self.slot_BR = [], torch.empty(0, num_rows, dtype=torch.int64)
-        source = torch.from_numpy(source_R)
-        slots_B = [block[0].shape[0] for block in self._blocks]
-        wanted_B = self._slots(slots_B, num_rows, num_tokens, capacity, other_bytes)
-        moved_R = np.flatnonzero(source_R != np.arange(num_rows)) if num_tokens else source_R[:0]
-        if wanted_B == slots_B and not moved_R.size and num_rows == self.slot_BR.shape[1]:
-            return
-        shared = self.slot_BR[:num_complete, source]
-        for index, wanted in enumerate(wanted_B):
-            if index >= len(self._blocks):
-                self._blocks.append(self._new_block(wanted))
-            elif index < num_complete and wanted < slots_B[index]:  # memory is scarce: keep the slots in use
-                kept, shared[index] = shared[index].unique(return_inverse=True)
-                for number, x in enumerate(self._blocks[index]):
-                    self._blocks[index][number] = x[kept]
-            elif index == num_complete:
-                self._move(self._blocks[index], wanted, source, moved_R)
-        own = torch.arange(num_rows).expand(len(wanted_B) - num_complete, -1)
-        self.slot_BR = torch.cat([shared, own])
-        addresses = torch.tensor([[x.data_ptr() for x in block] for block in self._blocks])
-        self.pages = list(addresses.T.unflatten(0, (-1, 2)).contiguous())
 
-    def _slots(self, slots_B: list[int], num_rows: int, num_tokens: int, capacity: int, other_bytes: int) -> list[int]:
-        """Return how many slots the blocks must have, those to come included; complete ones never get more."""
-        num_complete, num_blocks = num_tokens // BLOCK, padded(capacity) // BLOCK
-        complete_B, last = slots_B[:num_complete], slots_B[num_complete] if len(slots_B) > num_complete else 0
-        if num_rows > last:
-            last = max(num_rows, min(max(2 * last, _FIRST_SLOTS), self.memory.max_rows))
-        wanted_B = complete_B + [last] * (num_blocks - num_complete)
-        room = self.memory.limit - other_bytes - num_rows * self.memory.bytes_per_row
-        if sum(wanted_B) * BLOCK * self.memory.bytes_per_token > room:
-            return [min(slots, num_rows) for slots in complete_B] + [num_rows] * (num_blocks - num_complete)
-        return wanted_B
+@dataclass(frozen=True)
+class RowMemory:
+    """What rows take of a memory limit."""
 
-    def _move(self, block: list[Tensor], slots: int, source: Tensor, moved_R: IntArray) -> None:
-        """Let slot r of a block continue slot source[r], in place or in a new number of slots."""
-        target = torch.from_numpy(moved_R)
-        for number, old in enumerate(block):
-            if slots != old.shape[0]:
-                kept = min(slots, old.shape[0])
-                block[number] = old.new_empty(slots, *old.shape[1:])
-                block[number][:kept] = old[:kept]
-            if moved_R.size:
-                block[number][target] = old[source[target]]
+    limit: int  # bytes of the rows' and prompts' keys and values, and of the rows' logits, together
+    max_rows: int  # most rows there can be
+    max_tokens: int  # most tokens per row
+    bytes_per_token: int  # of keys and values in all layers
+    largest_layer: int  # bytes of a token's keys and values in the largest layer
+    bytes_per_row: int  # of a row's logits, their softmax, and one temporary of the same size
 
-    def _new_block(self, slots: int) -> list[Tensor]:
-        return [
-            torch.empty(slots, shape.num_heads, *widths)
-            for shape in self._shapes
-            for widths in ((shape.key_dim, BLOCK), (BLOCK, shape.value_dim))
-        ]
+    @classmethod
+    def of(
+        cls, model: PreTrainedModel, shapes: Sequence[KVShape], limit: int, max_rows: int, max_tokens: int
+    ) -> RowMemory:
+        """Return the memory of a model's rows, from the shape of keys and values in each layer."""
+        itemsize, vocabulary = model.dtype.itemsize, model.config.get_text_config().vocab_size
+        sizes = [shape.size * itemsize for shape in shapes]
+        return cls(limit, max_rows, max_tokens, sum(sizes), max(sizes), 3 * vocabulary * max(4, itemsize))
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens that may be cached together: those that fill half of the memory."""
+        return self.limit // (2 * self.bytes_per_token)
+
+    def rows(self, tokens_reserved: int, other_bytes: int) -> int:
+        """Return how many rows with so many reserved tokens fit beside the prompts' keys and values; 0 if none does."""
+        row_bytes = tokens_reserved * self.bytes_per_token + self.bytes_per_row
+        return max(0, self.limit - other_bytes) // row_bytes
+
+    def too_small(self, num_tokens: int, tokens_reserved: int, other_bytes: int) -> OutOfMemoryError:
+        """Return the error for a limit that does not hold a single row."""
+        row_bytes = tokens_reserved * self.bytes_per_token + self.bytes_per_row
+        return OutOfMemoryError(
+            f"one row of {num_tokens} tokens needs {row_bytes / 2**20:.3g} MiB, the prompts beside it need "
+            f"{other_bytes / 2**20:.3g} MiB, and the engine may use {self.limit / 2**20:.3g} MiB; raise "
+            "engine.memory_gib or lower sampling.max_new_tokens"
+        )
 
 
 class Decoder:
@@ -164,73 +154,6 @@ def prompt_runs(prompts: Sequence[tuple[int, ...]], most_tokens: int) -> list[In
             starts.append(index)
             longest = len(prompt)
     return [np.arange(a, b) for a, b in pairwise([*starts, len(prompts)])]
-
-
-class PagedDecoder(Decoder, AttentionContext):
-    """Tree attention in the compiled kernels: a row attends to the keys of its prompt and to its own.
-
-    It is the context of its own steps.
-    """
-
-    def __init__(self, model: PreTrainedModel, packed: PackedPass, cache: PagedRowCache) -> None:
-        self._model, self._packed, self._cache = model, packed, cache
-        self._prompts: PromptCache
-        self._prompt_R: IntArray
-        self._position = self.longest = 0  # of the tokens that are fed, and of the longest context
-
-    def attention(self) -> AbstractContextManager[None]:
-        """Let contexts compute the attention of the model; see `Decoder.attention`."""
-        return tree_attention(self._model)
-
-    def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
-        """Split prompts by what fits beside the rows; see `Decoder.split`."""
-        return prompt_runs(prompts, min(PREFILL_TOKENS, self._cache.memory.prompt_tokens))
-
-    def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
-        """Compute the prompts of a wave; see `Decoder.start`."""
-        prompt_cache, logits_PV = prefill(self._packed, list(prompts))
-        self._prompts = prompt_cache.for_kernels()
-        return logits_PV
-
-    def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows fit; see `Decoder.rows_that_fit`."""
-        return self._cache.rows_that_fit(num_tokens, self._prompts.num_bytes)
-
-    def keep_prompts(self, prompts: IntArray) -> None:
-        """Drop the others; see `Decoder.keep_prompts`."""
-        self._prompts = self._prompts.select(prompts)
-
-    def place(self, rows: Rows, prompt_R: IntArray) -> Rows:
-        """Move the rows of the last block; the first child of a row keeps its slot; see `Decoder.place`."""
-        source_R, stored_tokens = rows.slot_R, rows.depth - 1
-        slot_R = np.arange(rows.size)
-        if stored_tokens:
-            stays_R = np.append(True, source_R[1:] != source_R[:-1]) & (source_R < rows.size)
-            free = np.ones(rows.size, np.bool_)
-            free[source_R[stays_R]] = False
-            slot_R = source_R.copy()
-            slot_R[~stays_R] = np.flatnonzero(free)
-        order = np.argsort(slot_R)
-        self._cache.rearrange(source_R[order], stored_tokens, rows.depth, self._prompts.num_bytes)
-        self._prompt_R = prompt_R[order]
-        return replace(rows.take(order), slot_R=np.arange(rows.size))
-
-    def feed(self, rows: Rows) -> Tensor:
-        """Feed one token per row; see `Decoder.feed`."""
-        self._position = rows.depth - 1
-        self.longest = int(self._prompts.value[0].shape[2]) + rows.depth
-        position_R = torch.from_numpy(self._prompts.length[self._prompt_R] + self._position)
-        return self._packed.row_logits(torch.from_numpy(rows.token_R), position_R, self, None).whole()
-
-    def attend(
-        self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, _window: int | None = None, /
-    ) -> Tensor:
-        """Store the new keys and values, then attend to the prompt and to the row with one softmax."""
-        return self._cache.kernels.attend_rows(
-            query_THD, key_TKD, value_TKD, self._prompts.key[layer], self._prompts.value[layer],
-            torch.from_numpy(self._prompt_R), torch.from_numpy(self._prompts.length), self._cache.pages[layer],
-            self._cache.slot_BR, self._position,
-        )  # fmt: skip
 
 
 class ModelCacheDecoder(Decoder):

@@ -16,10 +16,11 @@ from torch import Tensor
 from brorl.arrays import FloatArray, IntArray
 from brorl.model.device import at_least_float32, to_device
 from brorl.model.kernels import kernels_of, suits_triton
-from brorl.model.logits import LOGITS_PER_DRAW, MASSES_PER_DRAW, smallest_kept, softmax_lse, tokens_per_mass
+from brorl.model.logits import LOGITS_PER_DRAW, MASSES_PER_DRAW, tokens_per_mass
+from brorl.model.logprobs import smallest_kept, softmax_lse
 from brorl.sampling import SamplingParams
 
-POSITIONS_PER_BLOCK = 16  # of the uniform numbers that are computed together
+POSITIONS_AT_ONCE = 16  # of the uniform numbers that are computed together
 
 
 def forbidden_at(depth: int, sampling: SamplingParams) -> tuple[int, ...]:
@@ -46,13 +47,13 @@ class Uniforms:
         self._seed = seed % 2**64
         self._first = first
         self._rollouts_P = rollouts_P
-        self._table = np.empty((len(rollouts_P), POSITIONS_PER_BLOCK, max(rollouts_P)))
+        self._table = np.empty((len(rollouts_P), POSITIONS_AT_ONCE, max(rollouts_P)))
         self._filled_P = np.zeros(len(rollouts_P), np.bool_)
         self._block = 0
 
     def at(self, position: int, prompt_K: IntArray, rollout_K: IntArray) -> FloatArray:
         """Return the numbers of K rollouts (prompt index, index within the prompt) at a position, shape [K]."""
-        uniform_K: FloatArray = self._of_block(position, prompt_K)[prompt_K, position % POSITIONS_PER_BLOCK, rollout_K]
+        uniform_K: FloatArray = self._of_block(position, prompt_K)[prompt_K, position % POSITIONS_AT_ONCE, rollout_K]
         return uniform_K
 
     def block(self, position: int, prompt_K: IntArray, rollout_K: IntArray) -> FloatArray:
@@ -62,14 +63,14 @@ class Uniforms:
 
     def _of_block(self, position: int, prompt_K: IntArray) -> FloatArray:
         """Return the table of a position's block, filled for some prompts, shape [P, 16, N]."""
-        block = position // POSITIONS_PER_BLOCK
+        block = position // POSITIONS_AT_ONCE
         if block != self._block:
             self._block = block
             self._filled_P[:] = False
         filled_K = self._filled_P[prompt_K]
         for prompt in [] if filled_K.all() else np.unique(prompt_K[~filled_K]).tolist():
             key = self._seed << 64 | (self._first + prompt) << 32 | block
-            size = (POSITIONS_PER_BLOCK, self._rollouts_P[prompt])
+            size = (POSITIONS_AT_ONCE, self._rollouts_P[prompt])
             self._table[prompt, :, : size[1]] = np.random.Generator(np.random.Philox(key=key)).random(size)
             self._filled_P[prompt] = True
         return self._table
@@ -99,7 +100,7 @@ def draw_tokens(
         if kernels:
             return kernels.draw_tokens(logits_RV, sampling.temperature, row, uniform)
         if logits_RV.stride(1) == 1 and suits_triton(logits_RV):
-            from brorl.rollout.native.triton_kernels import draw
+            from brorl.model.triton_kernels import draw
 
             return draw(logits_RV, row, uniform, sampling.temperature, tokens_per_mass(vocabulary))
     size = max(1, LOGITS_PER_DRAW // vocabulary)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from brorl.activity import Echo
 from brorl.errors import UserError, first_line
-from brorl.model.hook_check import agrees
+from brorl.model.forward import agrees
 
 GraphChoice = Literal["auto", "on", "off"]
 _MOST = 256  # graphs, each with a few MiB of its own; with more, that which was not used for longest is dropped

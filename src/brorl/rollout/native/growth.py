@@ -17,12 +17,10 @@ from torch import Tensor
 from brorl.activity import Decoding, Observe
 from brorl.arrays import BoolArray, FloatArray, IntArray
 from brorl.errors import DivergedError
-from brorl.model.stop_strings import StopStrings
-from brorl.rollout.native.decoder import Decoder
-from brorl.rollout.native.draw import Uniforms, draw_tokens, forbidden_at, without
-from brorl.rollout.native.rows import BLOCK, Rows
-from brorl.rollout.native.slots import SlotDecoder
-from brorl.sampling import SamplingParams
+from brorl.rollout.native.decoder import Decoder, Rows
+from brorl.rollout.native.draw import POSITIONS_AT_ONCE, Uniforms, draw_tokens, forbidden_at, without
+from brorl.rollout.native.slot_decoder import SlotDecoder
+from brorl.sampling import SamplingParams, StopStrings
 from brorl.tree import RolloutTree
 
 
@@ -45,7 +43,7 @@ class Growth:
         self._stop_ids = np.array(sampling.stop_token_ids, np.int64)
         self._shares_prefixes, self._observe = shares_prefixes, observe
         self._num_finished = 0
-        self._forest = Forest(prompts)
+        self._forest = GrowingTrees(prompts)
         self._text_ends = TextEnds(stop, self._forest) if stop else None
 
     def grow(self) -> list[RolloutTree]:
@@ -73,7 +71,7 @@ class Growth:
             rows, logits_RV = self._replayed(rows, np.searchsorted(live, rows.prompt_R))
         while True:
             rows = self._draw(rows, logits_RV)
-            if rows.depth % BLOCK == 0 or rows.depth == self._sampling.max_new_tokens:
+            if rows.depth % POSITIONS_AT_ONCE == 0 or rows.depth == self._sampling.max_new_tokens:
                 rows = self._with_those_alone(rows)
             self._observe(Decoding(self._num_finished, int(self._rollouts_P.sum()), self._forest.num_nodes, rows.depth))
             if not rows.size and not self._alone:
@@ -120,7 +118,7 @@ class Growth:
             for alone in self._alone:
                 if alone.depth == found.depth:
                     found = found.join(alone)
-            drawn = found.slot_R, found.depth % BLOCK
+            drawn = found.slot_R, found.depth % POSITIONS_AT_ONCE
             found = self._grown(found, token_SB[drawn], logprob_SB[drawn])
         self._alone = []
         rows = rows.join(found)
@@ -181,7 +179,7 @@ class Growth:
         return fed, logits_RV
 
 
-class Forest:
+class GrowingTrees:
     """The trees of P prompts while they grow; node numbers are shared by all of them."""
 
     def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -296,7 +294,7 @@ class TextEnds:
     which it finds something are decoded from the start of the response, and these texts decide.
     """
 
-    def __init__(self, stop: StopStrings, forest: Forest) -> None:
+    def __init__(self, stop: StopStrings, forest: GrowingTrees) -> None:
         self._stop = stop
         self._forest = forest
         self._tail_of = {-1: ""}  # last characters, without spaces, of each live node; -1 is every prompt

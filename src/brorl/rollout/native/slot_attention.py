@@ -1,4 +1,4 @@
-"""Attention of slots in two levels: to the keys of their prompt, once for all slots of it, and to their own.
+"""Keys and values of slots and of their prompts, and the attention of slots to both.
 
 Notation: P prompts, R slots, W slots of a prompt at most, K key-value heads, G query heads of each, D head dimension, S
 prompt length, T tokens that a slot reserves.
@@ -6,17 +6,147 @@ prompt length, T tokens that a slot reserves.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from brorl.arrays import IntArray
 from brorl.model.device import to_device
 from brorl.model.kernels import suits_triton
-from brorl.model.tree_attention import AttentionContext, PromptCache
-from brorl.rollout.native.rows import Arena, reserved_tokens
+from brorl.model.tree_attention import AttentionContext, KVShape, PromptCache
+from brorl.rollout.native.decoder import RowMemory
+from brorl.rollout.native.draw import POSITIONS_AT_ONCE
+
+_COPIED_AT_ONCE = 1 << 26  # bytes
+
+
+def reserved_tokens(num_tokens: int) -> int:
+    """Return the least of 16, 32, 48, 64, 96, 128, 192, ... that is no less than a number of tokens."""
+    power = POSITIONS_AT_ONCE
+    while power < num_tokens:
+        power *= 2
+    less = power * 3 // 4
+    return less if less >= max(num_tokens, 3 * POSITIONS_AT_ONCE) else power
+
+
+class SlotCache:
+    """Keys and values of slots, all with the same number of reserved tokens.
+
+    A slot holds as many tokens as the rows need now: there are many short slots at first and fewer long ones later. The
+    reserved tokens grow in few steps, at each of which the rows that go on are written anew, layer by layer.
+    """
+
+    def __init__(self, model: PreTrainedModel, shapes: Sequence[KVShape], memory: RowMemory) -> None:
+        self.memory = memory
+        self._empty = torch.empty(0, dtype=model.dtype, device=model.device)
+        self._shapes = shapes
+        self._layers_of = {shape: [i for i, s in enumerate(shapes) if s == shape] for shape in dict.fromkeys(shapes)}
+        self._stores: list[Tensor] = []  # keys and values of each shape in turn, [layers, numbers]
+        self._capacity = 0  # tokens of all slots together that the stores hold
+        self._slot_tokens = self._prompt_bytes = 0
+        self.max_slots = self.num_tokens = 0  # with any number of tokens, since `start`; reserved in each slot
+        self._views: list[Tensor] = []  # the stores, divided into slots
+        self.key: list[Tensor] = []  # of each layer, shape [slots, K, tokens, D]
+        self.value: list[Tensor] = []  # the same
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the keys and values."""
+        return sum(x.numel() * x.element_size() for x in self._stores)
+
+    @property
+    def addresses(self) -> list[int]:
+        """Where the keys and values are, and how far apart those of two layers are."""
+        return [number for x in self._stores for number in (x.data_ptr(), x.shape[1])]
+
+    def start(self, prompt_bytes: int) -> None:
+        """Begin with no rows, beside prompts with so many bytes of keys and values."""
+        self._prompt_bytes = prompt_bytes
+        self.max_slots, self._slot_tokens = self._sizes(prompt_bytes)
+        self.num_tokens = 0
+        room = self.memory.limit - prompt_bytes - self.max_slots * self.memory.bytes_per_row
+        # Logits of more or fewer rows than before change the rest by a quarter at most. The memory then stays.
+        enough = max(self._reserved(self.memory.max_tokens), 3 * self._slot_tokens // 4)
+        if enough <= self._capacity and self._capacity * self.memory.bytes_per_token <= room:
+            self._slot_tokens = min(self._slot_tokens, self._capacity)
+        else:
+            self._stores, self._views, self.key, self.value = [], [], [], []  # free before more is allocated
+            self._capacity = self._slot_tokens
+            # Zeros: entries that no row has written get a weight of 0, so they must be finite.
+            self._stores = [
+                self._empty.new_zeros(len(layers), self._capacity * shape.num_heads * dim)
+                for shape, layers in self._layers_of.items()
+                for dim in (shape.key_dim, shape.value_dim)
+            ]
+
+    def rows_that_fit(self, num_tokens: int) -> int:
+        """Return how many rows of `num_tokens` there can be; an error if not even one fits."""
+        fits = min(self.max_slots, self._slot_tokens // self._reserved(num_tokens))
+        if not fits:
+            raise self.memory.too_small(num_tokens, self._reserved(num_tokens), self._prompt_bytes)
+        return fits
+
+    def grows(self, num_tokens: int) -> bool:
+        """Return whether more tokens must be reserved than now."""
+        return self._reserved(num_tokens) > self.num_tokens
+
+    def place(self, source_R: IntArray, slot_R: IntArray, stored_tokens: int, num_tokens: int) -> None:
+        """Let rows with `stored_tokens` go on from slots source_R in slots slot_R, with room for `num_tokens`.
+
+        If more tokens must be reserved, the new slots are the numbers from 0 to R - 1.
+        """
+        before, grows = self._views, self.grows(num_tokens)
+        if grows:
+            self._lay_out(self._reserved(num_tokens))
+        moved = np.arange(slot_R.size) if grows else np.flatnonzero(source_R != slot_R)
+        if not stored_tokens or not moved.size:
+            return
+        source, target = to_device(np.stack([source_R[moved], slot_R[moved]]), self._empty.device)
+        layer_bytes = moved.size * stored_tokens * self.memory.largest_layer
+        step = 1 if grows else max(1, _COPIED_AT_ONCE // layer_bytes)  # one layer may be read after it is written
+        for views in zip(before, self._views, strict=True):
+            old, new = (view.narrow(3, 0, stored_tokens) for view in views)
+            for layers in map(slice, range(0, new.shape[0], step), range(step, new.shape[0] + step, step)):
+                new[layers][:, target] = old[layers][:, source]
+
+    def _reserved(self, num_tokens: int) -> int:
+        """Return the tokens that are reserved for rows of a length, the same for all of a block."""
+        return min(
+            reserved_tokens(num_tokens // POSITIONS_AT_ONCE * POSITIONS_AT_ONCE + POSITIONS_AT_ONCE - 1),
+            self.memory.max_tokens,
+        )
+
+    def _sizes(self, prompt_bytes: int) -> tuple[int, int]:
+        """Return the most slots, and the tokens of all of them together.
+
+        Short rows may be more than those that fit at full length, up to a quarter of the memory for their logits.
+        """
+        memory, longest = self.memory, self._reserved(self.memory.max_tokens)
+        left = max(0, memory.limit - prompt_bytes)
+        beside_one = (left - longest * memory.bytes_per_token) // memory.bytes_per_row
+        slots = max(1, memory.rows(longest, prompt_bytes), min(left // (4 * memory.bytes_per_row), beside_one))
+        slots = min(slots, memory.max_rows)
+        tokens = max(0, left - slots * memory.bytes_per_row) // memory.bytes_per_token
+        return slots, min(tokens, slots * longest)
+
+    def _lay_out(self, tokens: int) -> None:
+        """Divide the stores into slots of so many tokens."""
+        self.num_tokens, slots = tokens, min(self.max_slots, self._slot_tokens // tokens)
+        stores = iter(self._stores)
+        self._views = []
+        for shape in self._layers_of:
+            for dim in (shape.key_dim, shape.value_dim):
+                sizes = slots, shape.num_heads, tokens, dim
+                self._views.append(next(stores)[:, : prod(sizes)].unflatten(1, sizes))
+        self.key, self.value = ([self._empty] * len(self._shapes) for _ in range(2))
+        for index, layers in enumerate(self._layers_of.values()):
+            for place, layer in enumerate(layers):
+                self.key[layer], self.value[layer] = (view[place] for view in self._views[2 * index : 2 * index + 2])
 
 
 def power_of_two(number: int) -> int:
@@ -144,7 +274,7 @@ class SlotContext(AttentionContext):
     has_windows = True
 
     def __init__(
-        self, arena: Arena, prompts: SlotPrompts, grid: Grid, position: Tensor, num_slots: int, longest: int
+        self, arena: SlotCache, prompts: SlotPrompts, grid: Grid, position: Tensor, num_slots: int, longest: int
     ) -> None:
         self.longest = longest
         self._arena, self._prompts, self._grid = arena, prompts, grid
@@ -174,7 +304,7 @@ class SlotContext(AttentionContext):
         """Store the new keys and values, then attend; see `AttentionContext`."""
         key, value = (x[layer][: self._num_slots] for x in (self._arena.key, self._arena.value))
         if suits_triton(query_THD) and key.shape == value.shape:
-            from brorl.rollout.native.triton_kernels import Prompts, attend
+            from brorl.model.triton_kernels import Prompts, attend
 
             of_prompts = self._prompts.key[layer], self._prompts.value[layer], self._prompts.length_P
             level = Prompts(*of_prompts, self._grid.shape[1], self._grid.slot_C, self._grid.cell_R)

@@ -1,4 +1,4 @@
-"""Splits trees into chunks that fit in memory, and lays out each chunk for one packed forward pass.
+"""Splits trees into chunks that fit in memory, and lays out each chunk for one forward pass over packed tokens.
 
 A chunk is a run of consecutive distinct responses. It owns the nodes that no earlier chunk owns, and computes the few
 ancestors of its first response again. Its input nodes are those with children: a response's last token needs no forward
@@ -12,17 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 
+from brorl.activity import Echo
 from brorl.arrays import FloatArray, IntArray
+from brorl.errors import OutOfMemoryError, first_line
 from brorl.model.device import to_device
-from brorl.model.flex_attention import ForestAttention, padded_tokens
-from brorl.model.kernels import PackedNodes, attend_stack, kernels_of
+from brorl.model.flex_attention import FlexContext, padded_tokens
+from brorl.model.kernels import NodeStack, attend_stack, kernels_of
+from brorl.model.logits import MAX_LOGITS
 from brorl.model.tree_attention import AttentionContext, PromptCache, cast_by_autocast
 from brorl.tree import RolloutTree, subtree_ends
 
@@ -106,7 +110,7 @@ def input_nodes(tree: RolloutTree, responses: TreeSlice) -> tuple[IntArray, IntA
 class TreeBatch:
     """The layout of one chunk: its input tokens, their attention, and the nodes whose log-probs it computes.
 
-    A chunk that computes the prompts of its slices (`with_prompts`) is padded for `ForestAttention`. Any other computes
+    A chunk that computes the prompts of its slices (`with_prompts`) is padded for `FlexContext`. Any other computes
     no first tokens after prompts. `offsets` counts the nodes in the trees before each tree.
 
     Attributes:
@@ -163,9 +167,9 @@ class TreeBatch:
         first, stop = int(self._prompt_T[0]), int(self._prompt_T[-1]) + 1
         return TreeContext(cache.select(slice(first, stop)), self._prompt_T - first, self._depth_T, attention)
 
-    def forest(self, window: int | None) -> ForestAttention:
+    def forest(self, window: int | None) -> FlexContext:
         """Return the attention of the tokens of a chunk with prompts, given the model's sliding window."""
-        return ForestAttention(self._position_T, window, self.token_T.device)
+        return FlexContext(self._position_T, window, self.token_T.device)
 
 
 class TreeContext(AttentionContext):
@@ -197,7 +201,7 @@ class TreeContext(AttentionContext):
         """Return the attention, given queries, keys and values, and the prompts' keys and values."""
         compiled = kernels_of(query_THD) if query_THD.shape[2] == value_TKD.shape[2] else None
         if self._choice == "auto" and compiled is not None and not torch.is_autocast_enabled("cpu"):
-            return partial(attend_stack, compiled, PackedNodes(self._prompt_F, self._depth_F, self._prompts.length))
+            return partial(attend_stack, compiled, NodeStack(self._prompt_F, self._depth_F, self._prompts.length))
         return partial(_attend_in_tiles, list(_tiles(self._prompts, self._prompt_F, self._depth_F, query_THD.shape[1])))
 
 
@@ -258,3 +262,107 @@ def _attend_in_tiles(tiles: list[_Tile], *inputs: Tensor) -> Tensor:
         return torch.cat([tile.attend(*inputs) for tile in tiles])
     run = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     return torch.cat([run(tile.attend, *inputs) for tile in tiles])
+
+
+_DEFAULT_NODES = 1024
+_DEFAULT_NODES_ON_CUDA = 16384  # a chunk starts hundreds of kernels per layer, whatever its size
+
+
+def default_max_nodes(model: PreTrainedModel, *, whole_logits: bool = False, device: str | None = None) -> int:
+    """Return the nodes of a chunk: 1024, on CUDA 16384; fewer if whole logits of a large vocabulary are large."""
+    nodes = _DEFAULT_NODES_ON_CUDA if (device or model.device.type) == "cuda" else _DEFAULT_NODES
+    vocabulary: int = model.config.get_text_config().vocab_size
+    return max(128, min(nodes, MAX_LOGITS // vocabulary)) if whole_logits else nodes
+
+
+class PeerOutOfMemoryError(torch.OutOfMemoryError):
+    """Another rank ran out of memory, so all ranks start again."""
+
+
+class PassSync:
+    """Keeps the passes of several ranks in step; here those of one process, which has nothing to agree on."""
+
+    def finish(self) -> None:
+        """Make the passes that other ranks still need; the end of a piece of work."""
+
+    def fail(self) -> None:
+        """Report that this rank ran out of memory."""
+
+    def any(self, failed: bool) -> bool:
+        """Return whether some work failed on any rank."""
+        return failed
+
+
+T = TypeVar("T")
+
+MIN_NODES = 16
+_MESSAGES = ("can't allocate memory", "DefaultCPUAllocator", "MPS backend out of memory")  # not of CUDA
+
+
+class ChunkSize:
+    """Largest number of nodes of a forward pass. It only shrinks, and changes memory, not results.
+
+    All ranks halve together. `retries` counts how often it was halved since it was last set to 0.
+    """
+
+    def __init__(self, initial: int, echo: Echo, passes: PassSync | None = None) -> None:
+        self.initial = self.value = initial
+        self.retries = 0
+        self._echo = echo
+        self._passes = passes or PassSync()
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Return the result of work that reads `value`; restart it with half the nodes whenever memory runs out."""
+        while True:
+            try:
+                return work()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason, on_this_rank = first_line(error), not isinstance(error, PeerOutOfMemoryError)
+            # Past the handler, the failed pass and its tensors are free.
+            if on_this_rank:
+                self._passes.fail()
+            self._halve(reason)
+
+    def once(self, work: Callable[[], object]) -> None:
+        """Do some work that cannot be restarted; an error if memory runs out, on this rank or on another one."""
+        reason = None
+        try:
+            work()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = first_line(error)
+        if self._passes.any(reason is not None):
+            raise OutOfMemoryError(too_little_memory(self.value, reason or "on another rank"))
+
+    def restrict(self, value: int) -> None:
+        """Shrink to the size that an earlier part of the run ended with."""
+        self.value = min(self.value, value)
+
+    def _halve(self, reason: str) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        if torch.backends.mps.is_available():
+            torch.mps.empty_cache()
+        if self.value <= MIN_NODES:
+            raise OutOfMemoryError(too_little_memory(self.value, reason))
+        half = max(MIN_NODES, self.value // 2)
+        self._echo(f"out of memory with {self.value} tree nodes per pass; retrying with engine.nodes_per_pass: {half}")
+        self.value = half
+        self.retries += 1
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Return whether torch ran out of memory, on a device or on the CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or any(m in str(error) for m in _MESSAGES)
+
+
+def too_little_memory(nodes: int, reason: str) -> str:
+    """Return the error about too little memory, with the settings that save memory."""
+    return (
+        f"out of memory while training with {nodes} tree nodes per pass ({reason}), with no more retries; lower "
+        "engine.nodes_per_pass if it is set, switch on engine.gradient_checkpointing or reference.offload, set "
+        "optimizer.states: 8bit or host, train adapters (lora.rank), lower engine.memory_gib, or choose a smaller model"
+    )

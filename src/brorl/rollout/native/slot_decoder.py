@@ -21,12 +21,11 @@ from brorl.arrays import FloatArray, IntArray
 from brorl.model.context_limit import other_span, position_limit
 from brorl.model.device import to_device
 from brorl.model.llama_pass import LlamaPass
-from brorl.model.tree_attention import PREFILL_TOKENS, PackedPass, prefill, tree_attention
-from brorl.rollout.native.decoder import Decoder, prompt_runs
-from brorl.rollout.native.draw import draw_tokens, forbidden_at, without
+from brorl.model.tree_attention import PREFILL_TOKENS, ModelPass, prefill, tree_attention
+from brorl.rollout.native.decoder import Decoder, RowMemory, Rows, prompt_runs
+from brorl.rollout.native.draw import POSITIONS_AT_ONCE, draw_tokens, forbidden_at, without
 from brorl.rollout.native.graphs import StepGraphs
-from brorl.rollout.native.rows import BLOCK, Arena, RowMemory, Rows
-from brorl.rollout.native.slot_attention import Grid, SlotContext, SlotPrompts, cells_of, power_of_two
+from brorl.rollout.native.slot_attention import Grid, SlotCache, SlotContext, SlotPrompts, cells_of, power_of_two
 from brorl.sampling import SamplingParams
 
 _FEWEST_SLOTS = 8  # of a graph
@@ -42,9 +41,9 @@ class _State:
         integer = partial(torch.zeros, dtype=torch.int64, device=device)
         number = partial(torch.zeros, dtype=torch.float64 if draws else torch.float32, device=device)
         self.start_S = integer(slots)  # tokens of the slot's prompt
-        self.token_SB = integer(slots, BLOCK)  # of the last 16 positions, by position % 16
-        self.logprob_SB = number(drawn, BLOCK)
-        self.uniform_SB = number(drawn, BLOCK)  # of the 16 positions of a block
+        self.token_SB = integer(slots, POSITIONS_AT_ONCE)  # of the last 16 positions, by position % 16
+        self.logprob_SB = number(drawn, POSITIONS_AT_ONCE)
+        self.uniform_SB = number(drawn, POSITIONS_AT_ONCE)  # of the 16 positions of a block
         self.cell_S, self.slot_C = integer(slots), integer(cells)
         self.position = integer(1)  # of the tokens that are fed
 
@@ -64,8 +63,8 @@ class SlotDecoder(Decoder):
     def __init__(
         self,
         model: PreTrainedModel,
-        packed: PackedPass,
-        arena: Arena,
+        packed: ModelPass,
+        arena: SlotCache,
         sampling: SamplingParams,
         graphs: StepGraphs | None,
         *,
@@ -148,7 +147,7 @@ class SlotDecoder(Decoder):
         self._used, self._grid = np.concatenate([self._alone, slot_R]), None
         self._prompt_S[slot_R] = prompt_R
         self._uploads += [
-            (self._state.token_SB[:, (rows.depth - 1) % BLOCK], slot_R, rows.token_R),
+            (self._state.token_SB[:, (rows.depth - 1) % POSITIONS_AT_ONCE], slot_R, rows.token_R),
             (self._state.start_S, slot_R, self._prompts.length[prompt_R]),
         ]
         return rows
@@ -195,7 +194,7 @@ class SlotDecoder(Decoder):
     def _step(self, num_slots: int, grid: Grid, longest: int, forbidden: tuple[int, ...] | None) -> None:
         """Feed the token of each slot at the position, and draw the next one unless `forbidden` is None."""
         state, position = self._state, self._state.position
-        token_R = state.token_SB[:num_slots].index_select(1, position % BLOCK)[:, 0]
+        token_R = state.token_SB[:num_slots].index_select(1, position % POSITIONS_AT_ONCE)[:, 0]
         context = SlotContext(self.arena, self._prompts, grid, position, num_slots, longest)
         inputs = token_R, state.start_S[:num_slots] + position, context, None
         kept = None if self._graphs is None else self._logits[:num_slots]
@@ -207,7 +206,7 @@ class SlotDecoder(Decoder):
             kept.copy_(logits)
         if forbidden is None:
             return
-        after = (position + 1) % BLOCK
+        after = (position + 1) % POSITIONS_AT_ONCE
         uniform_R = state.uniform_SB[:num_slots].index_select(1, after)[:, 0]
         token_R, logprob_R = draw_tokens(without(logits, forbidden), None, uniform_R, self.sampling)
         state.token_SB[:num_slots].index_copy_(1, after, token_R[:, None])

@@ -18,21 +18,20 @@ from transformers import PreTrainedModel
 from brorl.activity import Echo, Observe, unobserved
 from brorl.errors import UserError, first_line
 from brorl.model.flat_path import FlatForward
-from brorl.model.forward import choose_forward
-from brorl.model.hook_check import agrees
+from brorl.model.forward import agrees, choose_forward
 from brorl.model.kernels import TRITON_DEVICES, KernelsError, kernels_of, required, triton_kernels
 from brorl.model.llama_pass import LlamaPass
-from brorl.model.logprobs import TreeForward
-from brorl.model.stop_strings import StopStrings
-from brorl.model.tree_attention import PackedPass
+from brorl.model.tree_attention import ModelPass
+from brorl.model.tree_path import TreeForward
 from brorl.rollout.engine import rollouts_of_prompts
-from brorl.rollout.native.decoder import Decoder, ModelCacheDecoder, PagedDecoder, PagedRowCache
+from brorl.rollout.native.decoder import Decoder, ModelCacheDecoder, RowMemory, Rows
 from brorl.rollout.native.draw import Uniforms, draw_tokens
 from brorl.rollout.native.graphs import GraphChoice, graphs_on
 from brorl.rollout.native.growth import Growth
-from brorl.rollout.native.rows import Arena, RowMemory, Rows
-from brorl.rollout.native.slots import SlotDecoder
-from brorl.sampling import SamplingParams
+from brorl.rollout.native.paged_decoder import PagedCache, PagedDecoder
+from brorl.rollout.native.slot_attention import SlotCache
+from brorl.rollout.native.slot_decoder import SlotDecoder
+from brorl.sampling import SamplingParams, StopStrings
 from brorl.tree import RolloutTree
 
 _MAX_ROWS, _MAX_TOKENS = 48, 20  # of the trial of the kernels: more than a program of theirs reads at once
@@ -132,14 +131,14 @@ class NativeEngine:
         self._use_kernels: bool | None = None  # in Triton, on a GPU; None before their trial
         self._kept: SlotDecoder | None = None  # what graphs read and write stays from call to call
 
-    def _cache(self, forward: TreeForward, max_rows: int, max_tokens: int) -> Arena | PagedRowCache:
+    def _cache(self, forward: TreeForward, max_rows: int, max_tokens: int) -> SlotCache | PagedCache:
         """Return an empty cache: for the compiled kernels where they can decode the model."""
         shapes = forward.kv_shapes
         memory = RowMemory.of(self.model, shapes, self._memory_bytes, max_rows, max_tokens)
         kernels = kernels_of(torch.empty(0, dtype=self.model.dtype, device=self.model.device))
         if kernels is not None and all(shape.key_dim == shape.value_dim for shape in shapes):
-            return PagedRowCache(kernels, shapes, memory)
-        return Arena(self.model, shapes, memory)
+            return PagedCache(kernels, shapes, memory)
+        return SlotCache(self.model, shapes, memory)
 
     def _decoder(self, max_rows: int, sampling: SamplingParams) -> Decoder:
         if isinstance(self._forward, FlatForward):
@@ -148,8 +147,8 @@ class NativeEngine:
         if self._kept is not None and self._kept.goes_on(cache.memory, sampling):
             return self._kept
         # A copy of the weights in every call: they may have changed since the last one.
-        packed = LlamaPass(self.model, self._dtype) if self._forward.llama_rows else PackedPass(self.model)
-        if isinstance(cache, PagedRowCache):
+        packed = LlamaPass(self.model, self._dtype) if self._forward.llama_rows else ModelPass(self.model)
+        if isinstance(cache, PagedCache):
             return PagedDecoder(self.model, packed, cache)
         decoder = SlotDecoder(self.model, packed, cache, sampling, self._graphs, draws=draws_on(self.model.device))
         self._kept = None if self._graphs is None else decoder
@@ -166,7 +165,7 @@ class NativeEngine:
 
             def new_decoder() -> SlotDecoder:
                 memory = RowMemory.of(model, forward.kv_shapes, 1 << 40, _MAX_ROWS, _MAX_TOKENS)
-                arena = Arena(model, forward.kv_shapes, memory)
+                arena = SlotCache(model, forward.kv_shapes, memory)
                 return SlotDecoder(model, decoder.packed, arena, decoder.sampling, graphs=None, draws=False)
 
             if reason := why_kernels_differ(new_decoder):

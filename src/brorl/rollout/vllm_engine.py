@@ -7,7 +7,7 @@ of its log-probs; a tree keeps one. Log-probs are those of the distribution that
 learner's.
 
 vLLM finds a stop string late where its last token also begins a character that another token completes. Responses are
-cut where `brorl.model.stop_strings` says. Two ends are vLLM's alone: such a string that is complete within
+cut where `brorl.sampling` says. Two ends are vLLM's alone: such a string that is complete within
 `min_new_tokens`, and one with the space that some tokenizers drop at the start of a text, which vLLM decodes after the
 prompt.
 """
@@ -33,10 +33,9 @@ from brorl.errors import UserError
 from brorl.model.device import to_host
 from brorl.model.lora import saved_adapter
 from brorl.model.settings import LoraSettings
-from brorl.model.stop_strings import StopStrings
 from brorl.rollout.engine import rollouts_of_prompts
 from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, VllmProcess, VllmSettings, Weights
-from brorl.sampling import SamplingParams
+from brorl.sampling import SamplingParams, StopStrings
 from brorl.seeds import derived_seed
 from brorl.storage import TemporaryFolder
 from brorl.tree import RolloutTree

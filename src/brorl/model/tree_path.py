@@ -1,0 +1,201 @@
+"""Log-probabilities of every tree node under a model: exact, differentiable, chunked.
+
+The caller of `chunk_logprobs` back-propagates each chunk before the next, which keeps the learner's memory independent
+of N. The prompts of packed chunks are tokens of the chunks. Otherwise chunks are small, and a prompt is computed once:
+its keys and values collect the gradient of all chunks before it flows through the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from brorl.arrays import IntArray
+from brorl.model.chunks import (
+    AttentionChoice,
+    TreeBatch,
+    TreeSlice,
+    default_max_nodes,
+    prompt_groups,
+    split_into_chunks,
+    tree_costs,
+)
+from brorl.model.context_limit import smallest_window
+from brorl.model.device import to_device
+from brorl.model.flex_attention import compiled_layers
+from brorl.model.llama_pass import LlamaPass
+from brorl.model.logits import COMPILED_LOGITS_PER_BLOCK, RowLogits
+from brorl.model.logprobs import PLAIN, ChunkLogprobs, NextToken, NodeOutputs, by_tree, node_offsets
+from brorl.model.tree_attention import KVShape, ModelPass, PromptCache, prefill, tree_attention
+from brorl.tree import RolloutTree
+
+
+@dataclass(frozen=True)
+class TreeForward:
+    """Tree attention: how chunks and rows go through the model."""
+
+    attention: AttentionChoice = "auto"  # how nodes attend to their prompts and paths; see `TreeContext`
+    # whether prompts are tokens of their chunks, and FlexAttention computes all attention; see `FlexContext`
+    packed: bool = False
+    compiled: bool = False  # whether the decoder layers of packed chunks are compiled
+    whole_logits: bool = False  # whether the model needs whole logits; see `brorl.model.logits`
+    llama: bool = False  # whether the layers are computed by `LlamaPass` instead of the model's modules
+    # for each layer the shape of its keys and values; empty for a model that was not checked
+    kv_shapes: Sequence[KVShape] = ()
+    llama_rows: bool = False  # whether rows go through `LlamaPass`, also on a GPU
+    # the model's sliding window, if contexts are longer; an engine on a GPU and packed passes compute it
+    window: int | None = None
+    response_costs = staticmethod(tree_costs)
+
+    @property
+    def chunk_logprobs(self) -> partial[Iterator[ChunkLogprobs]]:
+        """`chunk_logprobs` with this forward pass."""
+        return partial(chunk_logprobs, forward=self)
+
+    def cost_line(self, trees: Sequence[RolloutTree]) -> None:
+        """Return a line about the cost of a pass over some trees: None, as it computes each distinct token once."""
+
+    def default_max_nodes(self, model: PreTrainedModel) -> int:
+        """Return the maximum number of nodes of a chunk, where the settings have none."""
+        return default_max_nodes(model, whole_logits=self.whole_logits)
+
+    def of_tokens(self, model: PreTrainedModel) -> ModelPass:
+        """Return a forward pass from the parameters of a model, to be used until they change."""
+        if self.llama and not torch.is_autocast_enabled(model.device.type):
+            return LlamaPass(model)
+        return ModelPass(model, whole_logits=self.whole_logits, max_logits=self._logits_per_block)
+
+    def outputs(self, next_token: NextToken, entropy: bool = False) -> NodeOutputs:
+        """Return what computes the outputs of the nodes."""
+        return NodeOutputs(next_token, entropy, self._logits_per_block, self.compiled)
+
+    @property
+    def _logits_per_block(self) -> int | None:
+        return COMPILED_LOGITS_PER_BLOCK if self.compiled else None
+
+
+TREE = TreeForward()
+
+
+def tree_logprobs(
+    model: PreTrainedModel,
+    trees: Sequence[RolloutTree],
+    *,
+    next_token: NextToken = PLAIN,
+    max_nodes: int | None = None,
+    forward: TreeForward = TREE,
+) -> list[Tensor]:
+    """Return the log-prob (nats) of every node of every tree, shape [M], differentiable where gradients are enabled.
+
+    `next_token` turns logits into the distribution that the rollouts were drawn from. `max_nodes` per forward pass sets
+    peak memory, not the result. With gradients, chunks are computed again in the backward pass.
+    """
+    if not trees:
+        return []
+    offsets, outputs = node_offsets(trees), forward.outputs(next_token)
+    chunks: list[ChunkLogprobs] = []
+    cache = None
+    if not forward.packed:
+        with tree_attention(model):
+            cache, logits_PV = prefill(forward.of_tokens(model), [t.prompt_ids for t in trees])
+        chunks.append(_first_level(trees, offsets, logits_PV, outputs))
+    max_nodes = max_nodes or forward.default_max_nodes(model)
+    for slices in split_into_chunks(trees, max_nodes):
+        run = partial(_compute_chunk, model, trees, offsets, slices, cache, outputs, forward)
+        chunk = checkpoint(run, use_reentrant=False, preserve_rng_state=False) if torch.is_grad_enabled() else run()
+        if chunk is not None:
+            chunks.append(chunk)
+    return by_tree(chunks, trees)
+
+
+def chunk_logprobs(
+    model: PreTrainedModel,
+    trees: Sequence[RolloutTree],
+    *,
+    next_token: NextToken = PLAIN,
+    max_nodes: int | None = None,
+    entropy: bool = False,
+    recompute_prompts: bool = False,
+    forward: TreeForward = TREE,
+) -> Iterator[ChunkLogprobs]:
+    """Yield the log-probs of all nodes in chunks; back-propagate each chunk's loss before the next chunk.
+
+    Together the chunks hold every node once. Parameter gradients are complete when the iterator is exhausted.
+    `max_nodes` limits prompt tokens too. Entropies have a gradient. With `recompute_prompts` the prompts are computed
+    again for their backward pass, so that a backward pass always follows its forward pass, which a sharded model needs.
+    """
+    if not trees:
+        return
+    max_nodes = max_nodes or forward.default_max_nodes(model)
+    offsets, outputs = node_offsets(trees), forward.outputs(next_token, entropy)
+    if forward.packed:
+        for slices in split_into_chunks(trees, max_nodes):
+            chunk = _compute_chunk(model, trees, offsets, slices, None, outputs, forward)
+            assert chunk is not None  # with prompts every slice owns nodes
+            yield chunk
+        return
+    for start, stop in prompt_groups(trees, max_nodes):
+        group, group_offsets = trees[start:stop], offsets[start:stop]
+        with tree_attention(model):
+            prompts = [t.prompt_ids for t in group]
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not recompute_prompts):
+                cache, logits_PV = prefill(forward.of_tokens(model), prompts)
+            computed = [logits_PV, *cache.key, *cache.value]
+            held = [x.detach().requires_grad_(recompute_prompts or x.requires_grad) for x in computed]
+            num_layers = len(cache.key)
+            held_cache = PromptCache(held[1 : 1 + num_layers], held[1 + num_layers :], cache.length)
+            yield _first_level(group, group_offsets, held[0], outputs)
+            for slices in split_into_chunks(group, max_nodes):
+                chunk = _compute_chunk(model, group, group_offsets, slices, held_cache, outputs, forward)
+                if chunk is not None:
+                    yield chunk
+            if recompute_prompts:
+                again, logits_PV = prefill(forward.of_tokens(model), prompts)
+                computed = [logits_PV, *again.key, *again.value]
+            received = [
+                (x, h.grad) for x, h in zip(computed, held, strict=True) if x.requires_grad and h.grad is not None
+            ]
+            if received:
+                torch.autograd.backward([x for x, _ in received], [g for _, g in received])
+
+
+def _compute_chunk(
+    model: PreTrainedModel,
+    trees: Sequence[RolloutTree],
+    offsets: IntArray,
+    slices: list[TreeSlice],
+    cache: PromptCache | None,
+    outputs: NodeOutputs,
+    forward: TreeForward,
+) -> ChunkLogprobs | None:
+    """Compute the log-probs of the nodes that a chunk owns; with a cache those below the first level, None if none."""
+    batch = TreeBatch(trees, offsets, slices, model.device, with_prompts=cache is None)
+    if not batch.target_index.numel():
+        return None
+    tokens = batch.token_T, batch.position_T
+    with tree_attention(model), compiled_layers(model) if forward.compiled else nullcontext():
+        window = smallest_window(model.config)
+        context = batch.forest(window) if cache is None else batch.context(cache, forward.attention)
+        rows = forward.of_tokens(model).row_logits(*tokens, context, batch.logit_rows)
+    return outputs.of(rows, batch.length_R, batch.target_row, batch.target_token, batch.target_index)
+
+
+def _first_level(
+    trees: Sequence[RolloutTree], offsets: IntArray, logits_PV: Tensor, outputs: NodeOutputs
+) -> ChunkLogprobs:
+    """Compute the log-probs of the first tokens after the prompts."""
+    roots = [np.flatnonzero(t.parent < 0) for t in trees]
+    row = np.repeat(np.arange(len(trees)), [r.size for r in roots])
+    token = np.concatenate([t.token[r] for t, r in zip(trees, roots, strict=True)])
+    index = np.concatenate([o + r for o, r in zip(offsets, roots, strict=True)])
+    device = logits_PV.device
+    row_K, token_K, index_K = (to_device(array, device) for array in (row, token, index))
+    return outputs.of(RowLogits(logits_PV), torch.zeros(len(trees), device=device), row_K, token_K, index_K)
