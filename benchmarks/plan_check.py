@@ -61,7 +61,7 @@ def child_train(num_rollouts: int, steps: int, seed: int) -> dict[str, Any]:
 def child_sample(num_rollouts: int, num_prompts: int) -> dict[str, Any]:
     """Sample fresh prompts and return the fraction of mixed groups and the unique tokens of a group."""
     from brorl.config.reading import make_config, read_recipe
-    from brorl.planning.pilot import sample
+    from brorl.planning.step_cost import sample
     from brorl.training.inputs import prepare
     from brorl.training.local_parts import LocalParts
 

@@ -22,8 +22,8 @@ from brorl.config.reading import settings_of
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
-from brorl.reporting.page.page import make_page
-from brorl.reporting.page.summary import COSTS, SCORES
+from brorl.reporting.page import make_page
+from brorl.reporting.summary import COSTS, SCORES
 from brorl.runs.run_record import read_run
 from brorl.training.settings import PhaseSettings
 from brorl.verification.domains.table import DOMAINS

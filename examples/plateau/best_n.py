@@ -28,7 +28,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.outcome_weights import maxrl
 from brorl.config.reading import make_config, read_recipe
 from brorl.planning.gradient_noise import prompt_gradient
-from brorl.planning.pilot import sample
+from brorl.planning.step_cost import sample
 from brorl.table import Table
 from brorl.training.inputs import prepare
 from brorl.training.local_parts import LocalParts

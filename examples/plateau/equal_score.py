@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from brorl.arrays import FloatArray
-from brorl.comparison.arms import Arm, Comparison, scores_at
 from brorl.comparison.results import costs_at
+from brorl.comparison.scores import Arm, Comparison, scores_at
 from brorl.evaluation.paired import VarianceParts, conclusion_of, difference_interval
 from brorl.format import Estimate
 

@@ -31,16 +31,8 @@ import numpy as np
 from equal_score import at_equal_score
 
 from brorl.arrays import FloatArray
-from brorl.comparison.arms import (
-    Arm,
-    Comparison,
-    HeldOutPrompt,
-    RunScores,
-    Score,
-    scores_at,
-    start_scores,
-)
 from brorl.comparison.results import costs_at, coverage_change, equal_amount, scores_at_cost
+from brorl.comparison.scores import Arm, Comparison, HeldOutPrompt, RunScores, Score, scores_at, start_scores
 from brorl.config.reading import parse_yaml
 from brorl.cost import Cost, Unit, cost_of_step, short_amount
 from brorl.evaluation.paired import (

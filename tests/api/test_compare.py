@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from brorl.api.compare import compare
-from brorl.comparison import report as comparison_report
-from brorl.comparison.arm_plans import ArmPlan, check_arms, read_arms, run_config, sweep_arms
-from brorl.comparison.plan import _eval_points
-from brorl.comparison.report import FinishedComparison
+from brorl.comparison import answer as comparison_report
+from brorl.comparison.answer import FinishedComparison
+from brorl.comparison.arm_recipes import ArmRecipe, check_arms, read_arms, run_config, sweep_arms
+from brorl.comparison.spec import _eval_points
 from brorl.config.reading import make_config, parse_yaml, read_recipe
 from brorl.cost import Budget, Unit
 from brorl.errors import UserError
@@ -39,7 +39,7 @@ def test_a_run_keeps_the_evaluations_that_end_it_and_never_pauses(
     own: dict[str, Any], every: int, tmp_path: Path
 ) -> None:
     config = make_config(read_recipe("quickstart"), {"evaluation.every": 3} | own, "quickstart")
-    run = run_config(ArmPlan("arm", config), 0, tmp_path, Budget("steps", 9))
+    run = run_config(ArmRecipe("arm", config), 0, tmp_path, Budget("steps", 9))
     assert (run.evaluation.every, run.evaluation.patience) == (every, config.evaluation.patience)
     assert (run.budget.limit, run.budget.pause_at) == (9, None)
     with pytest.raises(UserError, match=r"budget\.pause_at is decided by the comparison; use budget"):
@@ -135,7 +135,7 @@ def test_a_notebook_and_a_terminal_show_the_answer_one_table_and_the_caveats(com
 def test_the_same_call_and_the_folder_give_the_same_result_without_new_runs(
     compared: FinishedComparison, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(comparison_report, "make_figure", lambda _: Figure())
+    monkeypatch.setattr(comparison_report, "make_figure", lambda *_: Figure())
     before = {p: p.stat().st_mtime_ns for p in compared.path.glob("arms/*/*/*")}
     again = compare(compared.path, progress=False)
     assert (again.answer, again.tables) == (compared.answer, compared.tables)

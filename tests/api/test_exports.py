@@ -64,7 +64,7 @@ if sys.argv[1] == "False":
 for module in pkgutil.iter_modules(brorl.__path__):
     if module.name != "__main__":
         importlib.import_module(f"brorl.{module.name}")
-import brorl.reporting.page.page, brorl.verification.grade
+import brorl.reporting.page, brorl.verification.grade
 print(json.dumps(functions()))
 """
     done = subprocess.run(

@@ -10,7 +10,7 @@ import pytest
 import brorl
 from brorl.api.plan import RECIPE, _note, _resolve
 from brorl.config.reading import flat_settings, parse_yaml
-from brorl.planning.report import PlanResult
+from brorl.planning.advice import PlanResult
 from brorl.table import Table
 from run_support import SMALL, command
 

@@ -11,9 +11,8 @@ import pytest
 
 from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig
-from brorl.planning import step_timing as step_forecast
-from brorl.planning.step_cost import StepTiming, mean_rounds
-from brorl.planning.step_timing import StepTimer
+from brorl.planning import step_cost as step_forecast
+from brorl.planning.step_cost import StepTimer, StepTiming, mean_rounds
 from brorl.training.inputs import prepare
 from brorl.training.local_parts import LocalParts
 from brorl.tree import RolloutTree

@@ -14,11 +14,11 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from brorl.comparison import report as comparison_report
-from brorl.comparison.arm_plans import ArmPlan, check_arms, differences, labeled, sweep_arms
-from brorl.comparison.arms import ArmRun, progress_of
-from brorl.comparison.plan import Arguments, arm_folders, plan_for, plan_in, read_comparison
+from brorl.comparison import answer as comparison_report
+from brorl.comparison.arm_recipes import ArmRecipe, check_arms, differences, labeled, sweep_arms
 from brorl.comparison.run_processes import Slot, cpu_slots, gpu_slots, machine_of, slots_for
+from brorl.comparison.scores import ArmRun, progress_of
+from brorl.comparison.spec import Arguments, arm_folders, read_comparison, spec_for, spec_in
 from brorl.config.settings import TrainConfig
 from brorl.cost import Budget, total_cost
 from brorl.errors import UserError
@@ -54,7 +54,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
 @pytest.fixture(autouse=True)
 def figures_of_the_first_comparison_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A figure takes seconds; `compared` is made before this and draws its own."""
-    monkeypatch.setattr(comparison_report, "make_figure", lambda _: Figure())
+    monkeypatch.setattr(comparison_report, "make_figure", lambda *_: Figure())
 
 
 refusal = partial(refused, "compare")
@@ -170,7 +170,7 @@ def test_progress_follows_a_run_that_goes_back_to_a_checkpoint(compared: Compare
 def test_seeds_can_be_added_and_it_is_remembered(compared: Compared, tmp_path: Path) -> None:
     shutil.copytree(compared.folder, tmp_path / "out", symlinks=True)
     spec_file = tmp_path / "out/compare.json"
-    plan = plan_in(tmp_path / "out", Arguments(seeds=4))
+    plan = spec_in(tmp_path / "out", Arguments(seeds=4))
     assert (plan.seeds, plan.seeds_before) == (4, (2,))
     spec_file.write_text("{")
     assert "is damaged" in refusal(tmp_path / "out")
@@ -234,11 +234,11 @@ def test_what_cannot_be_compared_is_refused_in_one_line(arguments: list[str], wo
 def test_runs_on_a_cluster_are_made_one_after_another_with_all_cores() -> None:
     settings = {"cluster.nodes": 2, "engine.threads": 1}
     sweep = {"rollouts_per_prompt": [4, 8]}
-    plan = plan_for(None, Arguments(("quickstart",), sweep, match="steps", budget=2, overrides=settings))
+    plan = spec_for(None, Arguments(("quickstart",), sweep, match="steps", budget=2, overrides=settings))
     (slot,) = slots_for(None, plan.arms)
     assert slot == cpu_slots(1, 0)[0]
     assert machine_of([slot], plan.arms).endswith("1 run at a time, each on a cluster of 2 machines")
-    alone = plan_for(None, Arguments(("quickstart",), sweep, match="steps", budget=2, overrides={"engine.threads": 1}))
+    alone = spec_for(None, Arguments(("quickstart",), sweep, match="steps", budget=2, overrides={"engine.threads": 1}))
     assert slots_for(None, alone.arms) == cpu_slots(None, 1)
 
 
@@ -251,7 +251,7 @@ def test_a_cluster_without_ray_is_refused_before_any_run(tmp_path: Path, monkeyp
 
 
 def test_the_memory_of_a_cluster_is_not_that_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brorl.comparison.arm_plans.available_bytes", lambda _: 1)
+    monkeypatch.setattr("brorl.comparison.arm_recipes.available_bytes", lambda _: 1)
     settings = {"data.sources": {"task": "countdown", "num_numbers": 3, "max_number": 7}, "data.held_out_fraction": 0.2}
     arms = sweep_arms("quickstart", settings | {"cluster.nodes": 1}, {"rollouts_per_prompt": [4, 8]})
     check_arms(arms, "steps", seeds=1, jobs=1)
@@ -312,7 +312,7 @@ def test_settings_in_which_arms_differ_are_found_whatever_they_hold() -> None:
 
 
 def test_without_arguments_n_16_and_n_512_broaden_and_sharpen_from_the_plateau() -> None:
-    plan = plan_for(None, Arguments())
+    plan = spec_for(None, Arguments())
     few, many = (arm.config for arm in plan.arms)
     assert few.model == many.model == "plateau"
     assert (few.rollouts_per_prompt, many.rollouts_per_prompt) == (16, 512)
@@ -323,7 +323,7 @@ def test_without_arguments_n_16_and_n_512_broaden_and_sharpen_from_the_plateau()
         "broaden until 0.5 (maxrl, order N-1), then sharpen (reinforce_pp_baseline, learning rate 1.0e-04)",
         "broaden until 0.4 (maxrl, order N-1), then sharpen (grpo, learning rate 5.0e-04)",
     ]
-    assert len(plan.eval_points) < len(plan_for(None, Arguments(("plateau-16", "plateau-512"), budget=30)).eval_points)
+    assert len(plan.eval_points) < len(spec_for(None, Arguments(("plateau-16", "plateau-512"), budget=30)).eval_points)
 
 
 @pytest.mark.slow
@@ -343,7 +343,7 @@ def test_a_folder_does_not_hide_a_recipe_of_its_name() -> None:
 def test_every_arm_has_a_folder_of_its_own() -> None:
     def folders(*names: str) -> list[str]:
         config = TrainConfig()
-        return list(arm_folders([ArmPlan(name, config) for name in names]).values())
+        return list(arm_folders([ArmRecipe(name, config) for name in names]).values())
 
     assert folders("N=8", "N=16") == ["arms/N=8", "arms/N=16"]
     assert folders("template={p} ?", "template={p} !") == ["arms/1-template=_p___", "arms/2-template=_p___"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from brorl.reporting.page.page import write_report
+from brorl.reporting.page import write_report
 from run_support import SMALL, command, refused
 
 

@@ -111,7 +111,7 @@ def test_a_full_disk_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("brorl.reporting.simulation.replace_file", full)
+    monkeypatch.setattr("brorl.api.simulate.replace_file", full)
     outcome = command("simulate", *TINY, "--rollouts=8")
     assert outcome.code == 1
     assert "Mass of the correct tokens" in outcome.out  # the table is printed before the files are written

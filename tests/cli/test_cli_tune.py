@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 import brorl
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.api.tune import _seconds
-from brorl.comparison import report as comparison_report
-from brorl.comparison.arm_plans import ArmPlan
-from brorl.comparison.arms import RunScores, Score
+from brorl.comparison import answer as comparison_report
+from brorl.comparison.arm_recipes import ArmRecipe
+from brorl.comparison.scores import RunScores, Score
 from brorl.config.reading import make_config, parse_yaml, read_recipe
 from brorl.cost import Budget, Cost
 from brorl.errors import UserError
@@ -25,9 +25,8 @@ from brorl.evaluation.questions import build_questions
 from brorl.format import Estimate
 from brorl.tuning import race as module
 from brorl.tuning.answer import TuningResult, recipe_for
-from brorl.tuning.plan import OWN, TunePlan, candidates
 from brorl.tuning.race import StartPilot, with_tuning_prompts
-from brorl.tuning.standings import RUNGS
+from brorl.tuning.spec import OWN, RUNGS, TuningSpec, candidates
 from case_tables import table
 from run_support import SMALL, command, refused
 
@@ -65,7 +64,7 @@ def test_a_race_and_a_final_on_other_prompts_and_seeds_end_in_one_sentence(
 ) -> None:
     monkeypatch.setattr(module, "candidates", lambda *a: candidates(*a)[:4])
     monkeypatch.setattr(module.TuneClock, "left", 1e6)  # on a busy machine, too
-    monkeypatch.setattr(comparison_report, "make_figure", lambda _: Figure())
+    monkeypatch.setattr(comparison_report, "make_figure", lambda *_: Figure())
     options = dict(option.removeprefix("--").split("=") for option in TINY if "{" not in option)
     settings = {
         **{name: parse_yaml(value, name) for name, value in options.items()}, "engine.clock": "cpu",
@@ -197,10 +196,10 @@ def test_no_candidate_is_tried_twice() -> None:
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 8, 64])
 @pytest.mark.parametrize("evaluation_seconds", [0.1, 20.0])
 def test_the_race_and_the_final_fit_in_the_budget(num_slots: int, evaluation_seconds: float) -> None:
-    arms = tuple(ArmPlan(f"{number}", make_config(read_recipe("quickstart"), {}, "")) for number in range(9))
+    arms = tuple(ArmRecipe(f"{number}", make_config(read_recipe("quickstart"), {}, "")) for number in range(9))
     budget, spent = 7200.0, 100.0
     plan = module.with_sizes(
-        TunePlan("pass@1", 1, budget, 0.0, 3, num_slots, "here", {}, (0, 3), arms, evaluation_seconds, spent), 0.3
+        TuningSpec("pass@1", 1, budget, 0.0, 3, num_slots, "here", {}, (0, 3), arms, evaluation_seconds, spent), 0.3
     )
     seconds, left, each, number = spent, len(plan.arms), plan.run_seconds, len(plan.arms)
     for rung, fraction in enumerate(RUNGS):
@@ -230,8 +229,8 @@ def test_a_race_leaves_out_prompts_that_were_not_verified_in_every_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(read_recipe("quickstart"), {"evaluation.rollouts_per_prompt": 8, "evaluation.ks": [1]}, "")
-    arms = tuple(ArmPlan(name, config) for name in (OWN, "other"))
-    plan = TunePlan("pass@1", 1, 60.0, 8.0, 2, 1, "here", {}, (0, 3), arms)
+    arms = tuple(ArmRecipe(name, config) for name in (OWN, "other"))
+    plan = TuningSpec("pass@1", 1, 60.0, 8.0, 2, 1, "here", {}, (0, 3), arms)
     lost = {OWN: None, "other": np.array([0, 2, 0])}
 
     def read(directory: Path, seed: int, _: Budget) -> tuple[RunScores, None]:

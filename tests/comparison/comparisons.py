@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from math import comb, exp, log
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from brorl.comparison.arm_plans import labeled
-from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score
+from brorl.comparison.answer import answer_of, caveats_of
+from brorl.comparison.arm_recipes import labeled
+from brorl.comparison.figure import make_figure
 from brorl.comparison.results import results_of
-from brorl.comparison.text import answer_of, caveats_of
+from brorl.comparison.scores import Arm, Comparison, HeldOutPrompt, RunScores, Score
 from brorl.cost import Cost, Unit
 
 
@@ -34,6 +36,11 @@ def run_of(
     cost = (scores[-1].cost if scores else Cost()) if cost is None else cost
     path = f"runs/{seed}" if path is None else path
     return RunScores(seed, tuple(scores), cost, phases or {}, groups[0], groups[1], ended_early, path)
+
+
+def figure_of(comparison: Comparison) -> Figure:
+    results = results_of(comparison)
+    return make_figure(results, answer_of(results))
 
 
 def arm_of(name: str, runs: Sequence[RunScores], num_rollouts: int = 16) -> Arm:

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from comparisons import evaluation_at, score_SP, sentences, synthetic
+from comparisons import evaluation_at, figure_of, score_SP, sentences, synthetic
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from brorl.comparison.arms import Arm, Comparison
-from brorl.comparison.figure import apart, arm_colors, make_figure, tick_seconds, tick_text
-from brorl.comparison.report import comparison_record
+from brorl.comparison.answer import comparison_record
+from brorl.comparison.figure import apart, arm_colors, tick_seconds, tick_text
 from brorl.comparison.results import results_of
+from brorl.comparison.scores import Arm, Comparison
 from brorl.comparison.tables import paired_table, tables_of
 
 
@@ -33,7 +33,7 @@ def means(comparison: Comparison, arm: Arm, k: int) -> list[float]:
 @pytest.mark.parametrize("numbers", [(16, 512), (16, 64, 256, 1024, 4096)])
 def test_lines_are_the_means(rng: np.random.Generator, numbers: tuple[int, ...]) -> None:
     comparison = synthetic(rng, numbers=numbers, num_prompts=30)
-    figure = make_figure(results_of(comparison))
+    figure = figure_of(comparison)
     axes = panels(figure)
     assert len(axes) == 6
     for arm in comparison.arms:
@@ -58,7 +58,7 @@ def test_lines_are_the_means(rng: np.random.Generator, numbers: tuple[int, ...])
 
 def test_bands_are_the_range_of_seeds(rng: np.random.Generator) -> None:
     comparison = synthetic(rng, num_tasks=1)
-    axis = panels(make_figure(results_of(comparison)))[0]
+    axis = panels(figure_of(comparison))[0]
     assert len(axis.collections) == 2
     for band, arm in zip(axis.collections, comparison.arms, strict=True):
         ends = band.get_paths()[0].vertices
@@ -67,14 +67,14 @@ def test_bands_are_the_range_of_seeds(rng: np.random.Generator) -> None:
             at_mark = ends[np.isclose(ends[:, 0], eval_point), 1]
             assert (at_mark.min(), at_mark.max()) == pytest.approx((of_runs.min(), of_runs.max()), abs=1e-12)
     assert "mean of 3 seeds, band: all of them" in axis.get_title(loc="left")
-    alone = panels(make_figure(results_of(synthetic(rng, num_tasks=1, num_seeds=1))))[0]
+    alone = panels(figure_of(synthetic(rng, num_tasks=1, num_seeds=1)))[0]
     assert not alone.collections
     assert "one seed" in alone.get_title(loc="left")
 
 
 def test_an_overshoot_stands_where_it_was_spent_and_an_early_ending_at_the_mark(rng: np.random.Generator) -> None:
     comparison = synthetic(rng, num_tasks=1, num_seeds=2, overshoot={1: 0.25}, ended_early={(0, 0): 1, (0, 1): 1})
-    axis = panels(make_figure(results_of(comparison)))[0]
+    axis = panels(figure_of(comparison))[0]
     np.testing.assert_allclose(line_of(axis, "N=512")[0], [0.0, 12.5, 25.0, 50.0])
     x, y = line_of(axis, "N=16")
     np.testing.assert_allclose(x, [0.0, 10.0, 20.0, 40.0])
@@ -83,7 +83,7 @@ def test_an_overshoot_stands_where_it_was_spent_and_an_early_ending_at_the_mark(
 
 def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
     names = ("learning_rate=1e-06, mini_batches=4", "learning_rate=3e-06, mini_batches=1")
-    figure = make_figure(results_of(synthetic(rng, names=names, num_tasks=1, num_prompts=10)))
+    figure = figure_of(synthetic(rng, names=names, num_tasks=1, num_prompts=10))
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"A: {names[0]}", f"B: {names[1]}"]
     colors = [handle.get_color() for handle in figure.legends[0].legend_handles]
     axis = panels(figure)[0]
@@ -154,7 +154,7 @@ def test_odd_pairs_are_told_and_drawn(rng: np.random.Generator, changes: dict[st
     assert "nan" not in " ".join(words)
     assert json.loads(json.dumps(comparison_record(results_of(comparison)), allow_nan=False))["caveats"] == words[1:]
     assert tables_of(results_of(comparison))
-    make_figure(results_of(comparison))
+    figure_of(comparison)
 
 
 def test_arms_of_different_seeds_are_compared_too(rng: np.random.Generator) -> None:
@@ -165,4 +165,4 @@ def test_arms_of_different_seeds_are_compared_too(rng: np.random.Generator) -> N
     assert "2 to 3 seeds" in words[0]
     assert not any("was ahead in" in line for line in words)
     assert any(row[1] == "3 + 2 seeds" for row in paired_table(results_of(comparison)).rows)
-    make_figure(results_of(comparison))
+    figure_of(comparison)

@@ -11,11 +11,9 @@ import pytest
 from rich.console import Console
 
 from brorl.comparison import run_processes
-from brorl.comparison import view as comparison_view
-from brorl.comparison.arms import ArmRun, progress_of
-from brorl.comparison.plan import Arguments, plan_for
-from brorl.comparison.run_processes import Slot
-from brorl.comparison.view import ComparisonView
+from brorl.comparison.run_processes import ComparisonView, Slot
+from brorl.comparison.scores import ArmRun, progress_of
+from brorl.comparison.spec import Arguments, spec_for
 from brorl.cost import Budget, Unit
 
 
@@ -35,13 +33,13 @@ def run_with(folder: Path, costs: list[float], unit: Unit = "seconds", limit: fl
 def test_runs_in_progress_are_printed_when_nothing_else_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     progress = progress_of(run_with(tmp_path / "N=16", [20.0]))
     out = io.StringIO()
-    monkeypatch.setattr(comparison_view, "QUIET_S", 0.0)
+    monkeypatch.setattr(run_processes, "QUIET_S", 0.0)
     view = ComparisonView(Console(file=out), [progress.run])
     view.runs_progressed([progress])
     assert "N=16 seed 0 20%; about" in out.getvalue()
 
     out = io.StringIO()
-    monkeypatch.setattr(comparison_view, "QUIET_S", 3600.0)
+    monkeypatch.setattr(run_processes, "QUIET_S", 3600.0)
     view = ComparisonView(Console(file=out), [progress.run])
     view.runs_progressed([progress])
     assert out.getvalue() == ""
@@ -56,7 +54,7 @@ def test_a_busy_machine_is_told_where_seconds_are_matched(
 ) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0), raising=False)
     out = io.StringIO()
-    plan = plan_for(None, Arguments(overrides=settings))
+    plan = spec_for(None, Arguments(overrides=settings))
     ComparisonView(Console(file=out), []).announce(plan, Path("out"), 1)
     assert ("engine={'clock': 'cpu'} engine={'threads': 1}" in out.getvalue()) == is_warned
 

@@ -7,8 +7,8 @@ import pytest
 from comparisons import score_SP, synthetic
 from scipy import stats
 
-from brorl.comparison.arms import Comparison
 from brorl.comparison.results import results_of
+from brorl.comparison.scores import Comparison
 from brorl.comparison.tables import coverage_table, equal_table
 from brorl.evaluation.paired import (
     CorrectedInterval,

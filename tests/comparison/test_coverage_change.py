@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from comparisons import arm_of, comparison_of, run_of, score_of
 
-from brorl.comparison.arms import Arm
 from brorl.comparison.results import coverage_change
+from brorl.comparison.scores import Arm
 from brorl.cost import Cost
 from brorl.evaluation.pass_at_k import pass_at_k
 

@@ -8,8 +8,8 @@ import pytest
 from comparisons import arm_of, comparison_of, run_of, score_of
 from numpy.typing import NDArray
 
-from brorl.comparison.arms import Arm, Comparison, RunScores
 from brorl.comparison.results import EqualCost, at_equal_cost, scores_at_cost
+from brorl.comparison.scores import Arm, Comparison, RunScores
 from brorl.cost import Cost
 
 N, P = 8, 7

@@ -11,7 +11,7 @@ import pytest
 from comparisons import arm_of, comparison_of, run_of, score_of
 from scipy import stats
 
-from brorl.comparison.arms import Comparison, Score
+from brorl.comparison.scores import Comparison, Score
 from brorl.cost import Cost
 from brorl.evaluation.pass_at_k import pass_at_k
 

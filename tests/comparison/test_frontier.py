@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from comparisons import arm_of, comparison_of, run_of, score_of
 
-from brorl.comparison.arms import Comparison
 from brorl.comparison.results import frontier
+from brorl.comparison.scores import Comparison
 from brorl.cost import Cost
 from brorl.evaluation.paired import paired_difference
 from brorl.evaluation.pass_at_k import pass_at_k

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from comparisons import arm_of, run_of, score_of
 
-from brorl.comparison.arms import Arm, score_at
 from brorl.comparison.results import TOLERANCE, Spread, costs_at, is_matched
+from brorl.comparison.scores import Arm, score_at
 from brorl.cost import UNITS, Budget, Cost, Unit, cost_of_step, total_cost
 
 

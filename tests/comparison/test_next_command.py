@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from comparisons import synthetic
 
-from brorl.comparison.arms import Comparison
-from brorl.comparison.report import next_command
+from brorl.comparison.answer import next_command
 from brorl.comparison.results import results_of
+from brorl.comparison.scores import Comparison
 from brorl.evaluation.paired import SeedsNeeded
 
 

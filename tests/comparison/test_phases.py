@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from comparisons import arm_of, comparison_of, run_of, score_of
+from comparisons import arm_of, comparison_of, figure_of, run_of, score_of
 
-from brorl.comparison.figure import make_figure
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import cost_table
 from brorl.cost import Cost
@@ -37,7 +36,7 @@ def test_begins_are_means_over_runs_and_drawn_on_the_line(rng: np.random.Generat
     assert shown is not None
     assert float(shown[1]) == pytest.approx(begins_S.mean(), abs=0.051)
 
-    (axis, *_) = make_figure(results_of(comparison)).axes
+    (axis, *_) = figure_of(comparison).axes
     (diamond,) = [line for line in axis.get_lines() if line.get_marker() == "D"]
     mean_M = [np.mean([run.scores[i].num_correct_P / 8 for run in arms[1].runs]) for i in range(3)]
     assert diamond.get_xdata()[0] == pytest.approx(begins_S.mean())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from comparisons import arm_of, comparison_of, run_of, score_of
 
-from brorl.comparison.arms import have_same_seeds, scores_at, start_scores
+from brorl.comparison.scores import have_same_seeds, scores_at, start_scores
 from brorl.cost import Cost
 from brorl.evaluation.pass_at_k import pass_at_k
 

@@ -8,7 +8,7 @@ from comparisons import levels, sentences, synthetic
 from numpy.typing import NDArray
 from scipy import stats
 
-from brorl.comparison.report import comparison_record
+from brorl.comparison.answer import comparison_record
 from brorl.comparison.results import results_of
 from brorl.evaluation.paired import VariancePart, VarianceParts, difference_interval, paired_difference, seeds_needed
 

@@ -5,13 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from comparisons import levels, sentences, synthetic
+from comparisons import figure_of, levels, sentences, synthetic
 
-from brorl.comparison.figure import make_figure
-from brorl.comparison.report import comparison_record
+from brorl.comparison.answer import comparison_record, sentences_of
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import frontier_table, tables_of
-from brorl.comparison.text import sentences_of
 from brorl.format import signed
 
 # without chance: N = 16 is best at two budgets, N = 64 at two, N = 256 at two
@@ -120,4 +118,4 @@ def test_odd_sweeps_are_told_and_drawn(rng: np.random.Generator, changes: dict[s
     assert ("nothing can be compared" in words[0]) == ("overshoot" in changes)
     assert json.loads(json.dumps(comparison_record(results_of(comparison)), allow_nan=False))["caveats"] == words[1:]
     assert tables_of(results_of(comparison))
-    make_figure(results_of(comparison)).draw_without_rendering()
+    figure_of(comparison).draw_without_rendering()

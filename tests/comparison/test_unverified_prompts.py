@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from comparisons import arm_of, comparison_of, run_of, score_of
 
-from brorl.comparison.arms import Comparison, Score, without_unverified
-from brorl.comparison.text import unverified_words
+from brorl.comparison.answer import unverified_words
+from brorl.comparison.scores import Comparison, Score, without_unverified
 from brorl.cost import Cost
 from brorl.errors import UserError
 

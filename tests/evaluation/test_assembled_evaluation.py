@@ -16,8 +16,8 @@ from brorl.distributed.placement import _make_verifiers
 from brorl.errors import UserError
 from brorl.evaluation import preparation
 from brorl.evaluation.benchmark import weights_fingerprint
-from brorl.evaluation.data_sets import Request, parse_data, read_all_questions, read_sets
 from brorl.evaluation.preparation import prepare_evaluation, prompts_per_batch
+from brorl.evaluation.questions import Request, parse_data, read_all_questions, read_sets
 from brorl.model.load import load_model
 from brorl.model.memory_plan import MemoryPlan
 from brorl.prompts.public_data import benchmark_source

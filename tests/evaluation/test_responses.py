@@ -21,8 +21,8 @@ from brorl.evaluation.responses import (
     StoredBatch,
     evaluate_batches,
     split_into_batches,
+    summarize_all,
 )
-from brorl.evaluation.summary import summarize_all
 from brorl.prompts.prompt import Prompt
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree

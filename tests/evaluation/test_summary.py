@@ -10,17 +10,15 @@ import pytest
 from rich.console import Console
 
 from brorl.algorithms.groups import Group
+from brorl.evaluation.benchmark import PromptResult, count, summarize
 from brorl.evaluation.pass_at_k import mean_with_interval, pass_at_k_of_each
-from brorl.evaluation.summary import (
+from brorl.evaluation.responses import (
     EvaluationResult,
-    PromptResult,
-    count,
     default_ks,
     pass_table,
     remarks,
     response_table,
     shown_ks,
-    summarize,
     summarize_all,
 )
 from brorl.prompts.prompt import Prompt

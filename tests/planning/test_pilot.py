@@ -13,13 +13,12 @@ import torch
 from transformers import PreTrainedModel
 
 import brorl.planning.gradient_noise as gradients_module
-import brorl.planning.step_timing as timing_module
+import brorl.planning.step_cost as timing_module
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
 from brorl.planning.gradient_noise import NoiseMoments, gradient_products, noise_moments, prompt_gradient
-from brorl.planning.pilot import PilotCounts, generator_of, sample
-from brorl.planning.step_cost import mean_rounds
-from brorl.planning.step_timing import NoMixedGroupError, measure, timing_sizes
+from brorl.planning.pilot import NoMixedGroupError, PilotCounts, generator_of, measure
+from brorl.planning.step_cost import mean_rounds, sample, timing_sizes
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.rollout.native_engine import NativeEngine

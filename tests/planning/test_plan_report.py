@@ -11,10 +11,7 @@ import pytest
 from rich.console import Console
 
 from brorl.format import Estimate
-from brorl.planning.gradient_noise import GradientProducts, NoiseMoments
-from brorl.planning.pilot import PilotCounts, PilotSummary
-from brorl.planning.recommendation import PlanRow, RolloutPlan, StepSettings
-from brorl.planning.report import (
+from brorl.planning.advice import (
     PlanResult,
     advice,
     budget_table,
@@ -23,8 +20,10 @@ from brorl.planning.report import (
     pilot_line,
     plan_record,
 )
+from brorl.planning.gradient_noise import GradientProducts, NoiseMoments
+from brorl.planning.pilot import PilotCounts, PilotSummary, PlanMeasurements
+from brorl.planning.recommendation import PlanRow, RolloutPlan, StepSettings
 from brorl.planning.step_cost import AffineCost, StepCost, StepTiming, Work
-from brorl.planning.step_timing import PlanMeasurements
 from brorl.theory.pass_rates import PassRates
 
 SETTINGS = StepSettings(num_rollouts=64, prompts_per_step=16, mini_batches=4, dynamic_sampling=True, max_prompts=999)

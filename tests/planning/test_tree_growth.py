@@ -6,7 +6,7 @@ from math import factorial
 import numpy as np
 import pytest
 
-from brorl.planning.pilot import growth_ratios, tree_growth
+from brorl.theory.coverage import growth_ratios, tree_growth
 from brorl.tree import RolloutTree
 from exact_model import ExactModel
 

@@ -16,17 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brorl.comparison.report import NextCommand, comparison_page
+from brorl.comparison.answer import NextCommand, caveats_of, comparison_page, match_words, sentences_of
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import tables_of
-from brorl.comparison.text import caveats_of, match_words, sentences_of
 from brorl.errors import UserError
 from brorl.format import visible_text
-from brorl.reporting.page import charts as page_charts
-from brorl.reporting.page.charts import Chart
-from brorl.reporting.page.frame import compressed, fill, to_json
-from brorl.reporting.page.page import ROLLOUT_BYTES, event_marks, left_out, make_page
-from brorl.reporting.page.rollouts import (
+from brorl.reporting import charts as page_charts
+from brorl.reporting.charts import Chart
+from brorl.reporting.html import compressed, fill, to_json
+from brorl.reporting.page import ROLLOUT_BYTES, event_marks, left_out, make_page
+from brorl.reporting.page_rollouts import (
     choose_evaluations,
     choose_rollouts,
     encode_step,
@@ -34,7 +33,7 @@ from brorl.reporting.page.rollouts import (
     load_tokenizer,
     token_text,
 )
-from brorl.reporting.page.summary import COSTS, cost_row, notes, steps_done
+from brorl.reporting.summary import COSTS, cost_row, notes, steps_done
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.run_record import RunRecord, differing_settings, read_run, read_runs
 from comparison.comparisons import synthetic

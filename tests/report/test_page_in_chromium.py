@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from brorl.format import visible_text
-from brorl.reporting.page.page import make_page
+from brorl.reporting.page import make_page
 from brorl.runs.run_record import read_runs
 from brorl.runs.stored_rollouts import read_groups
 from chromium import Chromium, chromium_or_skip

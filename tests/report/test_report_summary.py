@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from brorl.reporting.page.page import make_page
-from brorl.reporting.page.summary import COSTS, best_evaluation, cost_row, notes, score_change, score_rows
+from brorl.reporting.page import make_page
+from brorl.reporting.summary import COSTS, best_evaluation, cost_row, notes, score_change, score_rows
 from brorl.runs.run_record import RunRecord
 from made_up_runs import complete_steps, evaluation, fruitless_record, run_of
 

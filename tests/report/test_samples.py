@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 import brorl
+from brorl.api.stored_runs import MAX_PROMPTS, Kind, find_samples
 from brorl.errors import UserError
 from brorl.format import visible_text
-from brorl.reporting.samples import MAX_PROMPTS, Kind, find_samples
 from brorl.runs.run_directory import RunDirectory
 from made_up_runs import Stored, held_out_answers, make_run, random_step
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 import brorl
-from brorl.reporting.simulation import curves, draw_figure, end_point_table, terms_table, to_json
+from brorl.api.simulate import curves, draw_figure, end_point_table, terms_table, to_json
 from brorl.theory.simulator import SimulationResult, SimulationSettings, simulate
 
 QUANTITIES = ("correct_mass", "fraction_improved", "worst_drop")

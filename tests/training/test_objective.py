@@ -12,8 +12,8 @@ import pytest
 from brorl.algorithms import outcome_weights
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
-from brorl.comparison.arm_plans import ArmPlan, run_config
-from brorl.comparison.arms import read_run
+from brorl.comparison.arm_recipes import ArmRecipe, run_config
+from brorl.comparison.scores import read_run
 from brorl.config.reading import first_change, fixed_settings, make_config
 from brorl.cost import Budget, Cost, total_cost
 from brorl.errors import UserError
@@ -180,7 +180,7 @@ def test_a_comparison_keeps_the_evaluations_that_a_phase_waits_for(tmp_path: Pat
     phases = [{"name": "a", "until": 0.5, "until_coverage_stalls": 2}, {"name": "b"}]
     for given, every in (({"phases": phases}, 7), ({}, 0)):
         config = make_config({"evaluation.every": 7, **given}, {}, "test")
-        run = run_config(ArmPlan("arm", config), 0, tmp_path, Budget("steps", 9))
+        run = run_config(ArmRecipe("arm", config), 0, tmp_path, Budget("steps", 9))
         assert run.evaluation.every == every
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from brorl.tuning.answer import make_race_figure
-from brorl.tuning.standings import RUNGS, Standing
+from brorl.tuning.spec import RUNGS, Standing
 
 
 def random_race(rng: np.random.Generator) -> list[list[Standing]]:

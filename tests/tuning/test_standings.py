@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from brorl.evaluation.paired import conclusion_of, difference_interval
-from brorl.tuning.standings import RUNGS, Course, room_after, standings
+from brorl.tuning.spec import RUNGS, Course, room_after, standings
 
 PROMPTS = 192
 Curve = Callable[[float], float]

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 import brorl
-from brorl.comparison.arm_plans import ArmPlan
+from brorl.comparison.arm_recipes import ArmRecipe
 from brorl.config.reading import make_config, read_recipe
 from brorl.format import Estimate
 from brorl.tuning import race as module
-from brorl.tuning.plan import NUM_EVALUATIONS, TunePlan
-from brorl.tuning.race import TuneClock
-from brorl.tuning.standings import RUNGS, room_after
+from brorl.tuning.spec import NUM_EVALUATIONS, RUNGS, TuneClock, TuningSpec, room_after
 
 
-def plan_of(seconds: float, run_seconds: float, arms: int = 4, seeds: int = 3, jobs: int = 2, **more: Any) -> TunePlan:
+def plan_of(
+    seconds: float, run_seconds: float, arms: int = 4, seeds: int = 3, jobs: int = 2, **more: Any
+) -> TuningSpec:
     config = make_config(read_recipe("quickstart"), {"engine.clock": more.pop("clock", "wall")}, "")
-    recipes = [ArmPlan("yours", config, title="mine")] + [ArmPlan(f"candidate {i}", config) for i in range(1, arms)]
+    recipes = [ArmRecipe("yours", config, title="mine")] + [ArmRecipe(f"candidate {i}", config) for i in range(1, arms)]
     start = {1: Estimate(0.1, 0.05, 0.15), 256: Estimate(0.9, 0.8, 0.95)}
-    return TunePlan("pass@1", 1, seconds, run_seconds, seeds, jobs, "here", start, (16, 16), tuple(recipes), **more)
+    return TuningSpec("pass@1", 1, seconds, run_seconds, seeds, jobs, "here", start, (16, 16), tuple(recipes), **more)
 
 
 @pytest.mark.parametrize("startup", [0.0, 2.0, 20.0, 60.0])
@@ -32,7 +32,7 @@ def test_the_race_and_the_final_end_before_the_deadline(
 ) -> None:
     """On a machine that starts slowly, and on which a second of the processor takes longer than a second."""
     now, stretch, ends = 0.0, 1.0 + startup / 20 * (clock_setting == "cpu"), []
-    monkeypatch.setattr(module, "perf_counter", lambda: now)
+    monkeypatch.setattr("brorl.tuning.spec.perf_counter", lambda: now)
 
     def wave(fraction: float, evaluations: int) -> float:
         return startup + fraction * plan.run_seconds * stretch + evaluations * 2 * plan.evaluation_seconds

@@ -35,7 +35,7 @@ from brorl.verification.verifier import Verifier
 
 if TYPE_CHECKING:
     from brorl.algorithms.groups import Group
-    from brorl.planning.step_timing import StepForecast
+    from brorl.planning.step_cost import StepForecast
     from brorl.training.inputs import RunInputs
 
 
@@ -294,7 +294,7 @@ def _verified_line(name: str, verified: VerifiedResponse) -> str:
 
 def _forecast(config: TrainConfig, inputs: RunInputs, echo: Echo) -> StepForecast:
     """Load the model and run a few small steps in a temporary folder."""
-    from brorl.planning.step_timing import forecast_step
+    from brorl.planning.step_cost import forecast_step
     from brorl.rollout.chosen_engine import numbers_of_threads
     from brorl.training.local_parts import LocalParts
 
@@ -309,8 +309,8 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
     import torch
 
     from brorl.console.progress import cut_warning
-    from brorl.planning.report import seconds_text
-    from brorl.planning.step_timing import MAX_TOKENS
+    from brorl.planning.advice import seconds_text
+    from brorl.planning.step_cost import MAX_TOKENS
 
     total, rollouts = forecast.seconds["total"], config.rollouts_per_prompt
     phases = ", ".join(f"{name} {seconds_text(forecast.seconds[name])}" for name in _PHASES if name in forecast.seconds)
@@ -375,7 +375,7 @@ def _thought_lines(config: TrainConfig, inputs: RunInputs, groups: Sequence[Grou
 
 def _threads_line(seconds: Mapping[int, float], chosen: int) -> str:
     """Return the seconds of the same step by number of threads, and the setting if another number is faster."""
-    from brorl.planning.report import seconds_text
+    from brorl.planning.advice import seconds_text
 
     timed = ", ".join(f"{seconds_text(time)} s with {counted(number, 'thread')}" for number, time in seconds.items())
     fastest = min(seconds, key=lambda number: seconds[number])

@@ -19,8 +19,8 @@ from brorl.runs import RUNS
 from brorl.runs.run_record import SPEC_FILE
 
 if TYPE_CHECKING:
-    from brorl.comparison.plan import Arguments, ComparisonPlan
-    from brorl.comparison.report import FinishedComparison
+    from brorl.comparison.answer import FinishedComparison
+    from brorl.comparison.spec import Arguments, ComparisonSpec
 
 
 def compare(
@@ -64,11 +64,10 @@ def compare(
         UserError: If an argument is wrong, the arms cannot be compared, or a run failed.
         KeyboardInterrupt: On Ctrl-C or SIGTERM, once every run has saved its state.
     """
-    from brorl.comparison.arm_plans import check_arms
-    from brorl.comparison.plan import Arguments
-    from brorl.comparison.report import finished_comparison
-    from brorl.comparison.run_processes import fitted, machine_of, run_comparison, slots_for
-    from brorl.comparison.view import ComparisonView
+    from brorl.comparison.answer import finished_comparison
+    from brorl.comparison.arm_recipes import check_arms
+    from brorl.comparison.run_processes import ComparisonView, fitted, machine_of, run_comparison, slots_for
+    from brorl.comparison.spec import Arguments
 
     model = None if checkpoint is None else resolve_checkpoint(str(checkpoint)).model
     arguments = Arguments(arms, sweep, model, match, budget, marks, seeds, flat_settings(overrides))
@@ -139,9 +138,9 @@ def _sweep(options: Sequence[str]) -> dict[str, list[Any]]:
     return sweep
 
 
-def _folder_and_plan(arguments: Arguments, output_dir: str | Path | None) -> tuple[Path, ComparisonPlan]:
+def _folder_and_plan(arguments: Arguments, output_dir: str | Path | None) -> tuple[Path, ComparisonSpec]:
     """Return the folder, which is new or contains the same comparison, and the plan."""
-    from brorl.comparison.plan import plan_for, plan_in
+    from brorl.comparison.spec import spec_for, spec_in
 
     first = arguments.arms[0] if len(arguments.arms) == 1 else None
     if isinstance(first, str | Path) and (Path(first) / SPEC_FILE).is_file():
@@ -150,8 +149,8 @@ def _folder_and_plan(arguments: Arguments, output_dir: str | Path | None) -> tup
                 f"{first} is a comparison already, and {option('output-dir')} would change it; only {option('seeds')} "
                 f"and {option('jobs')} may"
             )
-        return Path(first), plan_in(Path(first), arguments)
+        return Path(first), spec_in(Path(first), arguments)
     if output_dir is None:
-        return RUNS / f"compare-{datetime.now():%Y%m%d-%H%M%S}", plan_for(None, arguments)
+        return RUNS / f"compare-{datetime.now():%Y%m%d-%H%M%S}", spec_for(None, arguments)
     folder = Path(output_dir).expanduser()
-    return folder, plan_for(folder, arguments)
+    return folder, spec_for(folder, arguments)

@@ -26,10 +26,9 @@ from brorl.storage import output_folder
 
 if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
-    from brorl.evaluation.data_sets import Request
     from brorl.evaluation.preparation import EvaluationInputs
-    from brorl.evaluation.responses import ResponseStore, StoredBatch
-    from brorl.evaluation.summary import EvaluationResult
+    from brorl.evaluation.questions import Request
+    from brorl.evaluation.responses import EvaluationResult, ResponseStore, StoredBatch
 
 _MAX_SAMPLES = 2**20
 _SINGLE = (
@@ -86,7 +85,7 @@ def evaluate(
         UserError: If a setting is wrong, or the data or the model cannot be read.
         KeyboardInterrupt: If the evaluation was stopped. The next call with the same arguments continues it.
     """
-    from brorl.evaluation.summary import default_ks
+    from brorl.evaluation.responses import default_ks
 
     sets, guessed = _sets(data, checkpoint)
     given = flat_settings(overrides)
@@ -121,7 +120,7 @@ def make_request(
     given: Mapping[str, Any],
 ) -> Request:
     """Return the settings of an evaluation, checked: those of the checkpoint's run with the given ones."""
-    from brorl.evaluation.data_sets import Request
+    from brorl.evaluation.questions import Request
 
     samples, limit = sampled["samples"], given.get("evaluation.num_prompts")
     _check(data, ks, max_new_tokens, limit, **sampled)
@@ -276,7 +275,7 @@ def _finish(
     inputs: EvaluationInputs, stored: list[StoredBatch], store: ResponseStore, differences: list[str]
 ) -> EvaluationResult:
     """Summarize the results and write `evaluation.json`."""
-    from brorl.evaluation.summary import EvaluationResult, summarize_all
+    from brorl.evaluation.responses import EvaluationResult, summarize_all
     from brorl.storage import replace_file, storage_errors
 
     seconds_of = {batch.data_set: 0.0 for batch in inputs.batches}

@@ -22,7 +22,7 @@ from brorl.storage import output_folder, replace_file, storage_errors
 from brorl.table import Table
 
 if TYPE_CHECKING:
-    from brorl.planning.report import PlanResult
+    from brorl.planning.advice import PlanResult
     from brorl.training.local_parts import LocalParts
 
 ROLLOUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -69,7 +69,7 @@ def plan(
     config, source = _resolve(checkpoint, recipe, given)
 
     with Screen(silent=not progress) as screen, ExitStack() as ends:  # before torch
-        from brorl.planning.report import PlanResult, next_commands, plan_record
+        from brorl.planning.advice import PlanResult, next_commands, plan_record
         from brorl.training.inputs import prepare
         from brorl.training.local_parts import LocalParts
 

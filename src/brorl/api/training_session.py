@@ -16,6 +16,7 @@ import torch
 
 import brorl
 from brorl.activity import Activity, Phase
+from brorl.api.stored_runs import unsolved_examples
 from brorl.api.train import TrainingResult
 from brorl.assemble import build_run
 from brorl.config.reading import dump_yaml, fixed_settings, parse_yaml
@@ -27,8 +28,7 @@ from brorl.errors import LearnerLostError, UserError
 from brorl.format import counted
 from brorl.model.settings import shipped_folder
 from brorl.model.source import commit_of, find_model
-from brorl.reporting.page.page import REPORT, write_report
-from brorl.reporting.samples import unsolved_examples
+from brorl.reporting.page import REPORT, write_report
 from brorl.runs.checkpoint import (
     TrainerState,
     best_checkpoint,

@@ -64,13 +64,13 @@ def tune(
         KeyboardInterrupt: On Ctrl-C or SIGTERM, once every run has saved its state.
     """
     from brorl.tuning.answer import TuningResult
-    from brorl.tuning.plan import TunePlan
     from brorl.tuning.race import begin, train_race
+    from brorl.tuning.spec import TuningSpec
 
     folder = _folder(start, output_dir)
     console = Console(highlight=False, quiet=not progress)
     seconds = _seconds("30m" if budget is None else budget)
-    plan: TunePlan | TuningResult
+    plan: TuningSpec | TuningResult
     if (folder / TUNE_FILE).is_file():
         asked = {"aim": aim, "seeds": seeds, "recipe": recipe, **overrides}
         if changed := next((name for name, value in asked.items() if value is not None), None):
@@ -78,7 +78,7 @@ def tune(
                 f"{folder} is a tuning already, and {option(changed)} would change it; only {option('jobs')} and "
                 f"{option('budget')} may"
             )
-        plan = TunePlan.read(folder)
+        plan = TuningSpec.read(folder)
         if budget is not None:
             plan = replace(plan, seconds=seconds)
     else:
@@ -106,7 +106,7 @@ def _seconds(budget: str | float) -> float:
 
 def _own_config(start: ConfigOrPath | None, recipe: ConfigOrPath | None, given: Mapping[str, Any]) -> TrainConfig:
     """Return the user's recipe, with the model that it starts from."""
-    from brorl.comparison.arm_plans import reject_owned
+    from brorl.comparison.arm_recipes import reject_owned
 
     reject_owned({name: value for name, value in given.items() if name != "model"})
     is_recipe = not isinstance(start, str | Path) or str(start) in builtin_recipes() or Path(start).is_file()

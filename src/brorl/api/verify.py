@@ -20,7 +20,7 @@ from brorl.activity import Phase
 from brorl.config.reading import flat_settings
 from brorl.console.screen import Screen
 from brorl.errors import UserError, option
-from brorl.evaluation.data_sets import read_all_questions
+from brorl.evaluation.questions import read_all_questions
 from brorl.format import counted, visible_text
 from brorl.prompts.prompt import Question
 from brorl.runs.response_files import ResponseColumns, find_responses, read_responses, run_of

@@ -1,7 +1,5 @@
 """The figure of a comparison: scores against cost from the checkpoint on, and the same in other units.
 
-Its title is the answer.
-
 Source: the panels of BroRL (arXiv 2510.01180), Figures 1 and 4.
 """
 
@@ -22,9 +20,8 @@ from matplotlib.ticker import FuncFormatter, MultipleLocator
 from scipy.optimize import isotonic_regression
 
 from brorl.arrays import FloatArray
-from brorl.comparison.arms import Comparison, score_at, scores_at
 from brorl.comparison.results import START, ComparisonResults
-from brorl.comparison.text import answer_of
+from brorl.comparison.scores import Comparison, score_at, scores_at
 from brorl.cost import UNIT_WORDS, UNITS, Unit, short_amount
 
 PNG: dict[str, Any] = {"dpi": 130, "facecolor": "white"}  # options of `Figure.savefig`
@@ -126,11 +123,11 @@ def axis_label(unit: Unit) -> str:
     return "training time, without evaluations" if unit == "seconds" else f"{UNIT_WORDS[unit]} of training"
 
 
-def make_figure(results: ComparisonResults) -> Figure:
+def make_figure(results: ComparisonResults, title: str) -> Figure:
     """Make the figure of a comparison."""
     heights = 4.4, 2.7
     figure = Figure(figsize=(11, 0.75 + sum(heights) + 0.21 * len(results.key)), layout="constrained")
-    figure.suptitle(fill(answer_of(results), 112), fontsize=11.5, color=INK, x=0.01, ha="left")
+    figure.suptitle(fill(title, 112), fontsize=11.5, color=INK, x=0.01, ha="left")
     scores, other_units = figure.subfigures(2, 1, height_ratios=heights, squeeze=False)[:, 0]
     _draw_scores(scores, results)
     _draw_other_units(other_units, results)

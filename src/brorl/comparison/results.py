@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brorl.arrays import FloatArray, IntArray
-from brorl.comparison.arms import (
+from brorl.comparison.scores import (
     Arm,
     Comparison,
     have_same_seeds,

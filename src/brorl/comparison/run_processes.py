@@ -1,6 +1,7 @@
-"""The runs of a comparison as child processes: several in parallel, each in a slot with its own cores or GPU.
+"""The runs of a comparison as child processes, several in parallel, and the console output meanwhile.
 
-An unfinished run is resumed and a complete one is left alone.
+Each run is in a slot with its own cores or GPU. An unfinished run is resumed and a complete one is left alone. In a
+file or pipe, the runs in progress are a line after every 30 seconds without output.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import wait
@@ -22,23 +23,138 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from types import ModuleType
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
-from brorl.comparison.arm_plans import ArmPlan, run_config
-from brorl.comparison.arms import ArmRun, RunProgress, progress_of
-from brorl.comparison.plan import TRIAL, Arguments, ComparisonPlan, arm_folders, fit_budget
-from brorl.comparison.view import ComparisonView
+import brorl
+from brorl.comparison.arm_recipes import ArmRecipe, run_config
+from brorl.comparison.scores import ArmRun, RunProgress, progress_of
+from brorl.comparison.spec import TRIAL, Arguments, ComparisonSpec, arm_folders, fit_budget
 from brorl.config.reading import dump_yaml, with_settings
-from brorl.cost import Budget
+from brorl.console.screen import QUIET_S
+from brorl.cost import UNIT_WORDS, Budget, amount
 from brorl.errors import UserError, option
-from brorl.format import counted
+from brorl.format import counted, duration, plain
 from brorl.model.load import choose_device
+from brorl.runs.checkpoint import last_checkpoint
 from brorl.runs.run_directory import RunDirectory, processor_name
 from brorl.storage import output_folder, replace_file, storage_errors
 from brorl.training.stop_request import on_stop, stop_signals
+
+_BUSY = 0.25  # of the cores that a comparison uses: more other work than that slows its steps
+
+
+class ComparisonView:
+    """One line for each run that has ended, and the runs in progress."""
+
+    def __init__(self, console: Console, runs: Sequence[ArmRun]) -> None:
+        self._console, self._runs, self._num_runs = console, runs, len(runs)
+        self.complete = frozenset(run for run in runs if progress_of(run).ended)
+        self._num_done = len(self.complete)
+        self._width = max((len(run.arm) for run in runs), default=0)
+        self._started = perf_counter()
+        self._last_output = self._started
+        self._in_progress = 0.0
+        self._status = console.status("starting")
+
+    def announce(self, plan: ComparisonSpec, folder: Path, num_cores: int) -> None:
+        """Print the plan, and show runs in progress from here on; the runs use `num_cores` cores (0: GPUs)."""
+        names = (" against " if len(plan.arms) == 2 else ", ").join(arm.name for arm in plan.arms)
+        self._print(
+            f"brorl {brorl.__version__}: {names}, from {plan.arms[0].config.model}, "
+            f"{amount(plan.budget, plan.unit)} of training each, {counted(plan.seeds, 'seed')}"
+        )
+        self._print(f"{counted(self._num_runs, 'run')} in all; {plan.machine}")
+        self._print(f"evaluated at {', '.join(map(plain, plan.eval_points))} {UNIT_WORDS[plan.unit]}; folder {folder}")
+        for note in plan.notes:
+            self._print(note)
+        for arm in plan.arms:
+            if arm.title:
+                self._print(f"{arm.name}: {arm.title}")
+        if plan.unit == "seconds":
+            self._print(
+                "evaluations and startup take extra time; keep the machine free of other work, because seconds are "
+                "matched"
+            )
+            if plan.arms[0].config.engine.clock == "wall" and num_cores:
+                self._warn_of_load(num_cores)
+        if self.complete:
+            self.print_complete()
+        if self._console.is_terminal and len(self.complete) < self._num_runs:
+            self._status.start()
+
+    def print_complete(self) -> None:
+        """Print the number of runs that are complete already."""
+        self._print(f"{len(self.complete)} of {self._num_runs} runs are complete already")
+
+    def run_ended(self, progress: RunProgress) -> None:
+        """Print a run that has ended."""
+        self._num_done += 1
+        ks = dict.fromkeys((min(progress.score), max(progress.score))) if progress.score else {}
+        scores = "  ".join(f"pass@{k} {progress.first[k]:.3f} -> {progress.score[k]:.3f}" for k in ks)
+        left = self._seconds_left(self._num_done - len(self.complete) + max(self._in_progress - 1, 0))
+        spent = f"{progress.spent.steps:,} steps, {progress.spent.seconds:,.0f} s"
+        run = f"{progress.run.arm:<{self._width}}  seed {progress.run.seed}"
+        remaining = "" if not left else f"{duration(left)} left"
+        self._print(f"{self._num_done:>4}/{self._num_runs}  {run}  {scores}  {spent}  {remaining}")
+
+    def runs_progressed(self, running: Sequence[RunProgress]) -> None:
+        """Show the runs in progress: on a terminal always, elsewhere after some time without output."""
+        self._in_progress = sum(progress.fraction for progress in running)
+        left = self._seconds_left(self._num_done - len(self.complete) + self._in_progress)
+        fractions = ", ".join(f"{p.run.arm} seed {p.run.seed} {p.fraction:.0%}" for p in running)
+        line = f"{fractions}{'' if not left else f'; about {duration(left)} left'}"
+        self._status.update(Text(line))
+        if not self._console.is_terminal and running and perf_counter() - self._last_output >= QUIET_S:
+            self._print(line)
+
+    def stopping(self, num_runs: int) -> None:
+        """Print that runs will stop."""
+        runs = "1 run finishes its step and saves" if num_runs == 1 else f"{num_runs} runs finish their steps and save"
+        self._print(f"\nstopping: {runs}; Ctrl-C again discards the steps in progress")
+
+    @contextmanager
+    def running(self, command: str) -> Iterator[None]:
+        """Restore the terminal after the block; if it is interrupted, print the command that continues the runs."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._print_stopped(command)
+            raise KeyboardInterrupt("stopped") from None
+        finally:
+            self._status.stop()
+
+    def _print_stopped(self, command: str) -> None:
+        """Print the number of complete and of saved runs, and the command that continues them."""
+        left = [run for run in self._runs if not progress_of(run).ended]
+        saved = [run for run in left if last_checkpoint(RunDirectory(run.directory).checkpoints)]
+        more = f", {len(saved)} more up to {'its' if len(saved) == 1 else 'their'} last checkpoint" if saved else ""
+        complete = f"{self._num_runs - len(left)} of {self._num_runs} runs are complete"
+        self._print(f"\nstopped: {complete}{more}; continue with: {command}")
+
+    def _warn_of_load(self, num_cores: int) -> None:
+        """Recommend CPU time as the clock if other programs need cores that the runs will use."""
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+        cores = os.cpu_count() or num_cores
+        if load > cores - num_cores + max(_BUSY * num_cores, 0.5):
+            self._print(
+                f"warning: the machine is busy (load {load:.1f} on {counted(cores, 'core')}, and these runs use "
+                f"{num_cores}), which changes how many steps fit into a second; stop the other programs, or match CPU "
+                f"time: {option('engine.clock', 'cpu')} {option('engine.threads', 1)}"
+            )
+
+    def _print(self, line: str) -> None:
+        self._last_output = perf_counter()
+        self._console.print(line, soft_wrap=True, markup=False)
+
+    def _seconds_left(self, done: float) -> float | None:
+        """Estimate the remaining time from the fraction of this call's work that is done."""
+        whole = self._num_runs - len(self.complete)
+        return (perf_counter() - self._started) * (whole - done) / done if 0.02 < done < whole else None
 
 
 @dataclass(frozen=True)
@@ -49,7 +165,7 @@ class Slot:
     device: str | None = None
 
 
-def slots_for(jobs: int | None, arms: Sequence[ArmPlan]) -> list[Slot]:
+def slots_for(jobs: int | None, arms: Sequence[ArmRecipe]) -> list[Slot]:
     """Return a slot for each run that is in progress at the same time."""
     if jobs is not None and jobs < 1:
         raise UserError(f"{option('jobs')}: at least 1 is needed, got {jobs}")
@@ -70,12 +186,12 @@ def _reject_more(jobs: int | None, most: int, why: str) -> None:
         raise UserError(f"{option('jobs', jobs)}: {why}; use {option('jobs', most)}")
 
 
-def _num_machines(arms: Sequence[ArmPlan]) -> int:
+def _num_machines(arms: Sequence[ArmRecipe]) -> int:
     """Return the machines of the largest cluster of an arm; 0 without a cluster."""
     return max(arm.config.cluster.nodes for arm in arms)
 
 
-def machine_of(slots: Sequence[Slot], arms: Sequence[ArmPlan]) -> str:
+def machine_of(slots: Sequence[Slot], arms: Sequence[ArmRecipe]) -> str:
     """Return the processor or accelerator and the slots of runs, in the wording of existing folders."""
     if not slots[0].cores and torch.cuda.is_available():
         place, name = "a GPU of its own", torch.cuda.get_device_name()
@@ -124,7 +240,7 @@ _PRELOADED = (  # in the process that all runs are forked from: a run starts at 
 
 def run_comparison(
     folder: Path,
-    plan: ComparisonPlan,
+    plan: ComparisonSpec,
     slots: Sequence[Slot],
     view: ComparisonView,
     again: str | None = None,
@@ -285,8 +401,8 @@ _QUICK = {"evaluation.num_prompts": 1, "tracking.to": []}
 
 
 def fitted(
-    plan: ComparisonPlan, arguments: Arguments, folder: Path, slots: Sequence[Slot], console: Console
-) -> ComparisonPlan:
+    plan: ComparisonSpec, arguments: Arguments, folder: Path, slots: Sequence[Slot], console: Console
+) -> ComparisonSpec:
     """Return the plan with a budget that fits a few steps of every arm; steps as the unit always fit."""
     if plan.unit == "steps":
         return plan
@@ -296,7 +412,7 @@ def fitted(
         return fit_budget(plan, arguments, cost_of) if cost_of else plan
 
 
-def costs_of_steps(plan: ComparisonPlan, folder: Path, slots: Sequence[Slot]) -> dict[str, float]:
+def costs_of_steps(plan: ComparisonSpec, folder: Path, slots: Sequence[Slot]) -> dict[str, float]:
     """Return the cost of a step by arm, in the unit of the plan; without arms that made none."""
     folders = arm_folders(plan.arms)
     with TemporaryDirectory(prefix=TRIAL, dir=folder) as scratch:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from brorl.comparison.arms import Arm
 from brorl.comparison.results import START, TOLERANCE, ComparisonResults, Spread, with_names
+from brorl.comparison.scores import Arm
 from brorl.cost import UNIT_WORDS, amount, short_amount
 from brorl.errors import option
 from brorl.evaluation.paired import CorrectedInterval, TTest, conclusion_of

@@ -1,24 +1,127 @@
-"""Evaluation on held-out prompts during training: samples them as trees, verifies the trees, and estimates pass@k."""
+"""Evaluation on held-out prompts during training: samples and verifies trees, counts, and estimates pass@k."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedModel
 
 from brorl.activity import Observe, Phase, unobserved
 from brorl.algorithms.groups import Group
 from brorl.config.settings import TrainConfig
-from brorl.evaluation.summary import count, summarize
+from brorl.evaluation.pass_at_k import mean_with_interval, pass_at_k_of_each
+from brorl.format import Estimate
 from brorl.model.device import in_float64
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.rollout.engine import Sampler
 from brorl.sampling import SamplingParams
+from brorl.verdict import is_failure, is_timeout
 from brorl.verification.grade import Grader
+
+
+@dataclass(frozen=True)
+class PromptResult:
+    """Counts over the n responses to one prompt."""
+
+    prompt_id: str  # name of the prompt
+    data_set: str  # its dataset
+    domain: str  # its domain, which decides the verifier
+    num_samples: int  # responses, duplicates included, n
+    num_correct: int  # correct responses, 0 to the number of verified ones
+    num_truncated: int  # truncated responses, 0 to n
+    num_distinct: int  # distinct responses. Each is verified once.
+    sampled_tokens: int  # tokens of all responses
+    unique_tokens: int  # tokens computed
+    verifier_timeouts: int  # distinct responses whose verification timed out. They count as incorrect.
+    verifier_failures: int  # distinct responses whose verification failed otherwise. They count as incorrect.
+    # responses that could not be verified because of infrastructure failures, 0 to n. They do not count.
+    num_unverified: int = 0
+
+    @property
+    def num_verified(self) -> int:
+        """Number of responses with a verdict, from which pass@k is estimated."""
+        return self.num_samples - self.num_unverified
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Results over some prompts."""
+
+    num_prompts: int  # number of prompts, P
+    num_samples: int  # responses per prompt, n
+    # pass@k for each k: the mean over prompts of unbiased estimates, with its interval. A prompt with fewer than k
+    # verified responses does not count for this k; a k without any prompt is missing.
+    pass_at: dict[int, Estimate]
+    solved: int  # prompts with at least one correct response
+    tokens_per_response: float  # mean number of tokens of a response
+    truncation_rate: float  # fraction of truncated responses, 0 to 1
+    verifier_timeouts: int  # distinct responses whose verification timed out
+    verifier_failures: int  # distinct responses whose verification failed otherwise
+    num_distinct: int  # distinct responses
+    sampled_tokens: int  # tokens of all responses
+    unique_tokens: int  # tokens computed
+    seconds: float | None  # time of sampling, verifying and storing; None if it is unknown
+    # responses that could not be verified because of infrastructure failures. They do not count.
+    num_unverified: int = 0
+    # prompts that do not count, by k; only the k with such prompts
+    left_out: dict[int, int] = field(default_factory=dict)
+
+
+_TOTALS = (
+    "verifier_timeouts", "verifier_failures", "num_distinct", "sampled_tokens", "unique_tokens", "num_unverified",
+)  # fmt: skip
+
+
+def count(group: Group) -> PromptResult:
+    """Count the correct, truncated and distinct responses of a verified group, and their tokens."""
+    prompt, tree, reasons = group.prompt, group.tree, [verdict.reason for verdict in group.verdicts]
+    return PromptResult(
+        prompt_id=prompt.id,
+        data_set=prompt.source,
+        domain=prompt.domain,
+        num_samples=tree.num_rollouts,
+        num_correct=group.num_correct,
+        num_truncated=tree.num_truncated,
+        num_distinct=tree.num_responses,
+        sampled_tokens=tree.num_sampled_tokens,
+        unique_tokens=tree.num_unique_tokens,
+        verifier_timeouts=sum(map(is_timeout, reasons)),
+        verifier_failures=sum(map(is_failure, reasons)),
+        num_unverified=group.num_unverified,
+    )
+
+
+def summarize(results: Sequence[PromptResult], ks: Sequence[int], seconds: float | None) -> Summary:
+    """Average over prompts, all with the same number of responses."""
+    numbers = {result.num_samples for result in results}
+    if len(numbers) != 1:
+        raise ValueError(
+            f"expected prompts with one number of samples, got {sorted(numbers) or 'no prompt'}; summarize prompts of "
+            "one evaluation"
+        )
+    n = numbers.pop()
+    correct_P = np.array([result.num_correct for result in results], np.int64)
+    verified_P = np.array([result.num_verified for result in results], np.int64)
+    value_KP = {k: pass_at_k_of_each(correct_P, verified_P, k) for k in ks}
+
+    total = {name: sum(getattr(result, name) for result in results) for name in (*_TOTALS, "num_truncated")}
+    return Summary(
+        num_prompts=len(results),
+        num_samples=n,
+        pass_at={k: mean_with_interval(value_P) for k, value_P in value_KP.items() if value_P.size},
+        solved=int((correct_P > 0).sum()),
+        tokens_per_response=total["sampled_tokens"] / (n * len(results)),
+        truncation_rate=total.pop("num_truncated") / (n * len(results)),
+        seconds=seconds,
+        left_out={k: correct_P.size - value_P.size for k, value_P in value_KP.items() if value_P.size < correct_P.size},
+        **total,
+    )
+
 
 _SEED_OFFSET = 1_000_003  # keeps the draws apart from those of training
 _VALUES_OF_A_TENSOR = 65_536

@@ -11,8 +11,15 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
-from brorl.evaluation.data_sets import Request, read_sets
-from brorl.evaluation.questions import SourceQuestions, all_questions, dropped_line, find_unreadable, unreadable_lines
+from brorl.evaluation.questions import (
+    Request,
+    SourceQuestions,
+    all_questions,
+    dropped_line,
+    find_unreadable,
+    read_sets,
+    unreadable_lines,
+)
 from brorl.evaluation.responses import PromptBatch, split_into_batches
 from brorl.model.device import available_bytes
 from brorl.model.load import choose_device, load_tokenizer

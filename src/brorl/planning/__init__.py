@@ -1,1 +1,1 @@
-"""Everything of `brorl plan`: pilot, step timing, step cost, gradient noise, recommendation, tables, figure."""
+"""Everything of `brorl plan`: pilot, step cost, gradient noise, recommendation, tables."""

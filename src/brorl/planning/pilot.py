@@ -6,27 +6,40 @@ the same weights for pass rates and sizes, which keeps their dependence.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from brorl.activity import Stopwatch
 from brorl.algorithms.groups import Group
 from brorl.algorithms.response_subset import choose_responses
 from brorl.arrays import FloatArray, IntArray
-from brorl.errors import UnverifiedResponsesError
+from brorl.errors import UserError, option
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 from brorl.format import Estimate
-from brorl.planning.gradient_noise import GradientProducts
-from brorl.prompts.prompt import Prompt
+from brorl.planning.gradient_noise import GradientProducts, gradient_products
+from brorl.planning.step_cost import (
+    StepCost,
+    StepTimer,
+    StepTiming,
+    _time_steps,
+    sample,
+    timing_sizes,
+)
 from brorl.seeds import seed_sequence
-from brorl.theory.coverage import unseen_and_seen_mass
-from brorl.theory.pass_rates import PassRates, fit_without_spikes, fractions_of_any_shape, refit_fractions
+from brorl.theory.coverage import growth_ratios, tree_growth
+from brorl.theory.pass_rates import (
+    PassRates,
+    fit_without_spikes,
+    fractions_of_any_shape,
+    refit_fractions,
+)
 from brorl.training.local_parts import LocalParts
-from brorl.tree import RolloutTree, fraction_cut
+from brorl.tree import fraction_cut
 
 _SEED_TAG = 0x9140  # keeps the pilot's draws apart from those of training
 
@@ -34,15 +47,6 @@ _SEED_TAG = 0x9140  # keeps the pilot's draws apart from those of training
 def generator_of(parts: LocalParts, purpose: int) -> np.random.Generator:
     """Return a generator for one purpose of the pilot, a function of the run's seed alone."""
     return np.random.default_rng(seed_sequence(parts.config.seed, _SEED_TAG, purpose))
-
-
-@dataclass(frozen=True)
-class SampledGroups:
-    """Groups of one call of the engine, with the time of each phase."""
-
-    groups: list[Group]  # the groups all of whose rollouts were verified: a plan compares groups of one size
-    num_incomplete: int  # number of prompts that were left out
-    clock: Stopwatch  # the time of each phase
 
 
 @dataclass(frozen=True)
@@ -74,58 +78,6 @@ class PilotSummary:
             duplicate_rate=1 - sum(t.num_responses for t in trees) / rollouts,
             tokens_per_second=tokens / generation_seconds,
         )
-
-
-def sample(parts: LocalParts, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> SampledGroups:
-    """Sample and grade N rollouts of each prompt as a step does; the seed is that of the draws.
-
-    Raises:
-        UnverifiedResponsesError: If no prompt has all of its rollouts verified.
-    """
-    clock = Stopwatch(now=parts.config.engine.now)
-    with clock("generation"):
-        trees = parts.engine.sample([p.token_ids for p in prompts], num_rollouts, parts.config.sampling.params, seed)
-    with clock("verification"):
-        groups = parts.grader.verify(prompts, trees)
-    complete = [parts.grader.rewarded(group, step=1) for group in groups if not group.num_unverified]
-    if not complete:
-        reasons = Counter(v.reason for group in groups for v in group.verdicts if v.unverified)
-        raise UnverifiedResponsesError(
-            f"each of the {len(prompts)} prompts of a call has rollouts that could not be verified (most often: "
-            f"{reasons.most_common(1)[0][0]}); free memory and processes, then rerun the command"
-        )
-    return SampledGroups(complete, len(prompts) - len(complete), clock)
-
-
-_SMALLEST = -690.0  # exp() of it is a normal number; below it a chance is proportional to the number of rollouts
-
-
-def tree_growth(tree: RolloutTree, wanted: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Estimate the nodes and the distinct responses of a prompt's tree at other numbers of rollouts, shape [J] each.
-
-    A prefix of probability p is a node of the tree of N' rollouts with probability 1 - (1 - p)^N'. So each node of a
-    tree of n independent rollouts is weighted by (1 - (1 - p)^N') / (1 - (1 - p)^n), which is exactly unbiased for
-    every N', below n and above (Horvitz and Thompson 1952). Sampling must not be truncated.
-
-    Source: Horvitz and Thompson, "A generalization of sampling without replacement from a finite universe" (1952).
-    """
-    if np.isnan(tree.logprob).any():
-        raise ValueError("the tree has nodes without log-probs; sample it with an engine that records them")
-    ratio_JM = growth_ratios(tree.prefix_logprob, tree.num_rollouts, wanted)
-    return ratio_JM.sum(1), ratio_JM[:, tree.leaf].sum(1)
-
-
-def growth_ratios(path_logprob_K: FloatArray, pilot_rollouts: int, wanted: IntArray) -> FloatArray:
-    """Return the chance of each prefix to appear among N' rollouts, divided by its chance among n.
-
-    Returns:
-        Ratios, shape [J, K]: N' / n for a prefix of probability near 0, 1 for a certain one.
-    """
-    p_K = np.exp(np.clip(path_logprob_K, _SMALLEST, 0.0))
-    _, seen_JK = unseen_and_seen_mass(p_K, np.asarray(wanted)[:, None])
-    _, seen_K = unseen_and_seen_mass(p_K, pilot_rollouts)
-    ratio_JK: FloatArray = seen_JK / seen_K
-    return ratio_JK
 
 
 @dataclass(frozen=True)
@@ -281,3 +233,80 @@ def _trained_nodes(
         kept_J += np.minimum(ratio_JL[:, group.correct_L == verdict].sum(1), size)
     trained_J: FloatArray = np.minimum(nodes_J, kept_J * per_response)
     return trained_J
+
+
+_CALLS = 4  # of the engine for the pilot: one to warm up, and three that are timed
+_QUICK_SECONDS = 10.0  # after a slower pilot, the timed steps have a quarter of its size
+
+
+@dataclass(frozen=True)
+class PlanMeasurements:
+    """The measurements that a plan is made from."""
+
+    counts: PilotCounts  # the pilot, prompt by prompt
+    summary: PilotSummary  # means over its rollouts
+    cost: StepCost  # seconds of a step
+    timings: list[StepTiming]  # the timed steps that the cost was fitted to
+
+
+class NoMixedGroupError(UserError):
+    """No group of the pilot is mixed, so there is no pass rate and no gradient to plan from."""
+
+    exit_code = 1
+
+
+def measure(
+    parts: LocalParts,
+    num_prompts: int,
+    num_rollouts: int,
+    wanted: IntArray,
+    scratch: Path,
+    announce: Callable[[str], None],
+) -> PlanMeasurements:
+    """Take the pilot and time some steps, which store rollouts in the empty folder `scratch`.
+
+    `num_prompts` is at least 2, `num_rollouts` even and at least 4, `wanted` (shape [J]) ascending.
+
+    Raises:
+        NoMixedGroupError: If no group has both correct and incorrect rollouts.
+    """
+    prompts = parts.stream.take(num_prompts)
+    size = ceil(num_prompts / _CALLS)
+    seeds = [int(generator_of(parts, 10 + i).integers(1 << 62)) for i in range(_CALLS)]
+    starts = range(0, num_prompts, size)
+    calls = [sample(parts, prompts[i : i + size], num_rollouts, seed) for i, seed in zip(starts, seeds, strict=False)]
+    groups = [g for call in calls for g in call.groups]
+    if incomplete := sum(call.num_incomplete for call in calls):
+        announce(f"left out {incomplete} of {num_prompts} prompts: some of their rollouts could not be verified")
+    if not any(g.is_mixed for g in groups):
+        raise NoMixedGroupError(_nothing_mixed(groups))
+    seconds = [call.clock.seconds() for call in calls]
+    quick = sum(s["generation"] + s["verification"] for s in seconds) <= _QUICK_SECONDS
+
+    announce("gradients of the pilot's prompts, on a copy of the model")
+    warm_up = StepTimer(parts, copy.deepcopy(parts.model), scratch)
+    products = gradient_products(warm_up.learner.model, groups, parts, generator_of(parts, 1))
+    warm_up.finish(calls[0])  # imports and one-time setup are not part of a step
+    del warm_up
+    announce("timing the phases of a step")
+    timer = StepTimer(parts, copy.deepcopy(parts.model), scratch)
+    sizes = timing_sizes(num_prompts, num_rollouts, parts.config.prompts_per_step, int(wanted[-1]), quick)
+    for n, p in sizes:
+        timer.time(prompts[:p], n, seed=1)  # warms up
+    timings = _time_steps(timer, prompts, sizes, calls[1:])
+    return PlanMeasurements(
+        counts=PilotCounts.of(parts, groups, wanted, products),
+        summary=PilotSummary.of(groups, sum(s["generation"] for s in seconds)),
+        cost=StepCost.fit(timings, timer.per_step),
+        timings=timings,
+    )
+
+
+def _nothing_mixed(groups: Sequence[Group]) -> str:
+    solved = sum(g.num_correct > 0 for g in groups)
+    return (
+        f"none of the {len(groups)} prompts has both correct and incorrect rollouts among {groups[0].tree.num_rollouts}"
+        f" (all correct: {solved}, all incorrect: {len(groups) - solved}), so there is no pass rate and no gradient to "
+        f"plan from; raise {option('pilot-rollouts')} or {option('pilot-prompts')}, or choose other prompts or "
+        "another model"
+    )

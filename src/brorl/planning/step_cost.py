@@ -1,20 +1,39 @@
 """Seconds of a training step at any number of rollouts and prompts, from a few measured steps.
 
-They are affine with nonnegative coefficients: a fixed cost, and a cost per unit of work. The model interpolates; far
-beyond the measured sizes it is a guess.
+They are affine with nonnegative coefficients: a fixed cost, and a cost per unit of work. Far beyond the measured sizes
+the model is a guess. The run's model does not change: a copy is trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
+from pathlib import Path
+from time import perf_counter
 
 import numpy as np
+import torch
 from scipy.optimize import nnls
+from transformers import PreTrainedModel
 
+from brorl.activity import Stopwatch
+from brorl.algorithms.advantages import advantage_estimator
+from brorl.algorithms.groups import Group
+from brorl.algorithms.settings import AdvantageSettings
 from brorl.arrays import FloatArray
+from brorl.errors import UnverifiedResponsesError
+from brorl.prompts.prompt import Prompt
+from brorl.runs.run_directory import RunDirectory
+from brorl.theory.coverage import tree_growth
+from brorl.theory.pass_rates import (
+    fit_pass_rates,
+)
 from brorl.training.collect import MEMORY, prompts_of_round
+from brorl.training.diagnostics import coverage_record
+from brorl.training.local_parts import LocalParts
+from brorl.tree import fraction_cut
 
 _FEATURES = {  # what the seconds of each phase are affine in; None is a constant
     "generation": ("rounds", "unique_tokens", "sampled_tokens"),
@@ -133,3 +152,274 @@ def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
             rounds += int(np.count_nonzero(missing_C)) if step >= _WARM_UP else 0
         carried_C = np.maximum(kept_C - num_prompts, 0)
     return rounds / (_CHAINS * _STEPS)
+
+
+@dataclass(frozen=True)
+class SampledGroups:
+    """Groups of one call of the engine, with the time of each phase."""
+
+    groups: list[Group]  # the groups all of whose rollouts were verified: a plan compares groups of one size
+    num_incomplete: int  # number of prompts that were left out
+    clock: Stopwatch  # the time of each phase
+
+
+def sample(parts: LocalParts, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> SampledGroups:
+    """Sample and grade N rollouts of each prompt as a step does; the seed is that of the draws.
+
+    Raises:
+        UnverifiedResponsesError: If no prompt has all of its rollouts verified.
+    """
+    clock = Stopwatch(now=parts.config.engine.now)
+    with clock("generation"):
+        trees = parts.engine.sample([p.token_ids for p in prompts], num_rollouts, parts.config.sampling.params, seed)
+    with clock("verification"):
+        groups = parts.grader.verify(prompts, trees)
+    complete = [parts.grader.rewarded(group, step=1) for group in groups if not group.num_unverified]
+    if not complete:
+        reasons = Counter(v.reason for group in groups for v in group.verdicts if v.unverified)
+        raise UnverifiedResponsesError(
+            f"each of the {len(prompts)} prompts of a call has rollouts that could not be verified (most often: "
+            f"{reasons.most_common(1)[0][0]}); free memory and processes, then rerun the command"
+        )
+    return SampledGroups(complete, len(prompts) - len(complete), clock)
+
+
+_REPEATS = 3
+
+
+def timing_sizes(
+    num_prompts: int, num_rollouts: int, prompts_per_step: int, max_rollouts: int, quick: bool
+) -> list[tuple[int, int]]:
+    """Choose (rollouts per prompt, prompts) of the timed steps, in addition to the pilot.
+
+    No timed step has more rollouts than the pilot; after a slow pilot, at most a quarter of them.
+    """
+    maximum = num_prompts * num_rollouts // (1 if quick else 4)
+    low = min(16, num_rollouts)
+    sizes = [(low, max(1, prompts_per_step // 4)), (low, prompts_per_step)]
+    sizes += [(min(factor * num_rollouts, max_rollouts, maximum), prompts_per_step) for factor in (4, 8)]
+    return sorted({(n, max(1, min(p, maximum // n, num_prompts))) for n, p in sizes})
+
+
+class StepTimer:
+    """Runs the phases of a step, which trains the model: the run's, or a copy; `scratch` is for stored rollouts."""
+
+    def __init__(self, parts: LocalParts, model: PreTrainedModel, scratch: Path) -> None:
+        self._parts = parts
+        self._directory = RunDirectory(scratch)
+        self.learner = parts.learner(model)
+        self.per_step = {"generation": 1.0, "verification": 1.0, "training": 1.0, "diagnostics": 1.0}
+        if parts.config.store_rollouts_every:
+            self.per_step["storing"] = 1 / parts.config.store_rollouts_every
+
+    def time(self, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> StepTiming:
+        """Run a step."""
+        return self.finish(sample(self._parts, prompts, num_rollouts, seed))
+
+    def finish(self, sampled: SampledGroups) -> StepTiming:
+        """Run the phases after sampling and verification."""
+        groups, clock = sampled.groups, sampled.clock
+        updates = self._parts.config.optimizer.mini_batches
+        repeated = [groups[i % len(groups)] for i in range(max(updates, len(groups)))]  # a group for every mini-batch
+        with clock("training"):
+            # the time does not depend on the estimator, and the default one allows every N
+            metrics = self.learner.learn(repeated, advantage_estimator(AdvantageSettings()), seed=0)
+        if self._parts.config.store_rollouts_every:
+            with clock("storing"):
+                texts = [self._parts.grader.texts(g.tree) for g in groups]
+                self._directory.write_responses("rollouts", 0, groups, texts)
+        with clock("diagnostics"):
+            coverage_record(groups)
+        work = Work(
+            groups=len(groups),
+            unique_tokens=sum(g.tree.num_unique_tokens for g in groups),
+            sampled_tokens=sum(g.tree.num_sampled_tokens for g in groups),
+            responses=sum(g.tree.num_responses for g in groups),
+            trained_groups=len(repeated),
+            trained_nodes=metrics.trained_nodes,
+            updates=updates,
+        )
+        seconds = {phase: value for phase, value in clock.seconds().items() if phase != "total"}
+        return StepTiming(groups[0].tree.num_rollouts, work, seconds)
+
+
+def _time_steps(
+    timer: StepTimer, prompts: Sequence[Prompt], sizes: Sequence[tuple[int, int]], pilot: Sequence[SampledGroups]
+) -> list[StepTiming]:
+    """Time a step of each size a few times, alternating, and finish calls of the pilot in between."""
+    pilot_size = (pilot[0].groups[0].tree.num_rollouts, len(pilot[0].groups))
+    timed: dict[tuple[int, int], list[StepTiming]] = {}
+    for repeat in range(_REPEATS):
+        for n, p in sizes:
+            start = repeat * p % max(len(prompts) - p, 1)
+            timed.setdefault((n, p), []).append(timer.time(prompts[start : start + p], n, seed=repeat))
+        if repeat < len(pilot):
+            timed.setdefault(pilot_size, []).append(timer.finish(pilot[repeat]))
+    return [_median(timings) for _, timings in sorted(timed.items())]
+
+
+def _median(timings: Sequence[StepTiming]) -> StepTiming:
+    """Return the mean work and the median seconds of repeats."""
+    work = Work(*np.mean([astuple(t.work) for t in timings], axis=0).tolist())
+    seconds = {phase: float(np.median([t.seconds[phase] for t in timings])) for phase in timings[0].seconds}
+    return StepTiming(timings[0].num_rollouts, work, seconds)
+
+
+MAX_TOKENS = 128  # of a measured response
+_SIZES = ((8, 2), (16, 4), (32, 8), (64, 8))  # largest rollouts and prompts of the measured steps
+_SECONDS = 5.0  # after this no larger size is measured
+_FEW_TOKENS = 16  # of a response where only the setup or the threads count
+_STEPS_A_THREAD_COUNT = 3  # of a step with each number of threads
+
+
+@dataclass(frozen=True)
+class StepForecast:
+    """The expected seconds of a step."""
+
+    seconds: dict[str, float]  # seconds by phase and their total, for responses of the measured lengths
+    # total if every cut response is as long as the length limit allows; equal to the total if no response was cut
+    # before it
+    max_seconds: float
+    fraction_cut: float  # measured responses that were cut before the length limit, as a fraction of all
+    fraction_at_limit: float  # measured responses that were cut at the length limit itself, as a fraction of all
+    groups: Sequence[Group]  # the groups of the largest measured step
+    # expected fraction of mixed groups; None if it is not known, and the seconds are for a step that keeps all groups:
+    # every group is trained on, responses were cut (they count as incorrect), or no measured group was mixed
+    kept_fraction: float | None
+    num_rollouts: int  # measured rollouts
+    num_prompts: int  # largest number of prompts in a measured step
+    measured_seconds: float  # duration of the measurement
+    seconds_of_threads: Mapping[int, float]  # seconds of the same small step by the number of CPU threads
+
+
+def forecast_step(
+    parts: LocalParts, rollouts_per_prompt: int, scratch: Path, threads: Sequence[int] = ()
+) -> StepForecast:
+    """Run small steps and extrapolate to a whole one.
+
+    Rollouts are cut after `MAX_TOKENS` tokens to keep the measurement short; the forecast bounds the time of longer
+    responses. A model whose first step is slow takes one more, which is smaller. The small steps train the model, which
+    must be discarded.
+    """
+    limit = parts.config.sampling.max_new_tokens
+    parts, brief = _cut(parts, MAX_TOKENS), _cut(parts, _FEW_TOKENS)
+    timer = StepTimer(parts, parts.model, scratch)
+    sizes = sorted({(min(n, rollouts_per_prompt), min(p, parts.config.prompts_per_step)) for n, p in _SIZES})
+    num_rollouts, num_prompts = sizes[0]  # a step to warm up: imports and one-time setup are not part of a step
+    timer.finish(sample(brief, parts.stream.take(num_prompts), num_rollouts, 0))
+    started = perf_counter()
+    timings: list[StepTiming] = []
+    groups: list[Group] = []
+    for seed, (num_rollouts, num_prompts) in enumerate(sizes, 1):
+        is_slow = perf_counter() - started > _SECONDS
+        if is_slow and len(timings) > 1:
+            break
+        if is_slow and timings:  # the second size of a slow model is smaller than the first
+            num_rollouts, num_prompts = max(2, sizes[0][0] // 2), max(1, sizes[0][1] // 2)
+        sampled = sample(parts, parts.stream.take(num_prompts), num_rollouts, seed)
+        groups = max(groups, sampled.groups, key=_num_rollouts)
+        timings.append(timer.finish(sampled))
+    measured_seconds = perf_counter() - started
+    timed = (parts, *sizes[-1]) if measured_seconds < _SECONDS else (brief, *sizes[0])
+    seconds_of_threads = _time_threads(timer, *timed, threads) if threads else {}
+    longer = limit - parts.config.sampling.max_new_tokens
+    cut = fraction_cut([group.tree for group in groups])
+    cut_before = cut if longer else 0.0
+    known = parts.config.dynamic_sampling.enabled and not cut_before
+    fraction = _kept_fraction(groups, rollouts_per_prompt) if known else None
+    cost = StepCost.fit(timings, timer.per_step)
+    limited = parts.config.optimizer.max_responses_per_outcome  # then the trained nodes do not grow with N
+    num_trained = min(2 * limited, rollouts_per_prompt) if limited else rollouts_per_prompt
+    work = _whole_step(parts, groups, rollouts_per_prompt, num_trained, fraction)
+    longest = _with_longer(work, longer * cut_before, rollouts_per_prompt, num_trained)
+    return StepForecast(
+        seconds=cost.seconds(work),
+        max_seconds=cost.seconds(longest)["total"],
+        fraction_cut=cut_before,
+        fraction_at_limit=0.0 if longer else cut,
+        groups=groups,
+        kept_fraction=fraction,
+        num_rollouts=sum(round(timing.work.groups) * timing.num_rollouts for timing in timings),
+        num_prompts=max(round(timing.work.groups) for timing in timings),
+        measured_seconds=measured_seconds,
+        seconds_of_threads=seconds_of_threads,
+    )
+
+
+def _cut(parts: LocalParts, max_tokens: int) -> LocalParts:
+    """Return the parts with shorter responses."""
+    sampling = parts.config.sampling
+    most = min(sampling.max_new_tokens, max(max_tokens, sampling.min_new_tokens))
+    config = parts.config.model_copy(update={"sampling": sampling.model_copy(update={"max_new_tokens": most})})
+    return replace(parts, config=config)
+
+
+def _num_rollouts(groups: Sequence[Group]) -> int:
+    return sum(group.tree.num_rollouts for group in groups)
+
+
+def _time_threads(
+    timer: StepTimer, parts: LocalParts, num_rollouts: int, num_prompts: int, threads: Sequence[int]
+) -> dict[int, float]:
+    """Run the same step with each number of CPU threads, and return the mean seconds of each."""
+    before, prompts = torch.get_num_threads(), parts.stream.take(num_prompts)
+    sampled = sample(parts, prompts, num_rollouts, seed=0)
+    works: list[Callable[[], object]] = [
+        lambda: sample(parts, prompts, num_rollouts, seed=0),
+        lambda: timer.finish(sampled),  # afterwards: learning changes the rollouts of the next sampling
+    ]
+    means = dict.fromkeys(threads, 0.0)
+    try:
+        for work in works:
+            repeats, sums = 0, dict.fromkeys(threads, 0.0)
+            while repeats < _STEPS_A_THREAD_COUNT and sum(sums.values()) < _SECONDS / 2:
+                for number in threads:
+                    torch.set_num_threads(number)
+                    started = perf_counter()
+                    work()
+                    sums[number] += perf_counter() - started
+                repeats += 1
+            means = {number: means[number] + sums[number] / repeats for number in threads}
+    finally:
+        torch.set_num_threads(before)
+    return means
+
+
+def _kept_fraction(groups: Sequence[Group], rollouts_per_prompt: int) -> float | None:
+    """Return the expected fraction of mixed groups; None if no measured group is mixed."""
+    if not any(group.is_mixed for group in groups):
+        return None
+    correct_P = np.array([group.num_correct for group in groups])
+    fraction = fit_pass_rates(correct_P, groups[0].tree.num_rollouts).mixed(rollouts_per_prompt)
+    return fraction if fraction > 0 else None
+
+
+def _whole_step(
+    parts: LocalParts, groups: Sequence[Group], rollouts_per_prompt: int, num_trained: int, fraction: float | None
+) -> Work:
+    """Return the work of a whole step, from the groups of the largest measured step."""
+    sizes = np.array([num_trained, rollouts_per_prompt])
+    grown_J = np.mean([tree_growth(group.tree, sizes) for group in groups], axis=0)
+    (trained, nodes), responses = grown_J[0].tolist(), float(grown_J[1, 1])
+    length = float(np.mean([g.tree.num_sampled_tokens / g.tree.num_rollouts for g in groups]))
+    return Work.of_step(
+        parts.config.prompts_per_step,
+        fraction or 1.0,
+        nodes=nodes,
+        tokens=rollouts_per_prompt * length,
+        responses=responses,
+        trained=trained,
+        updates=parts.config.optimizer.mini_batches,
+        rounds=1.0 if fraction is None else mean_rounds(fraction, parts.config.prompts_per_step),
+    )
+
+
+def _with_longer(work: Work, longer: float, rollouts_per_prompt: int, num_trained: int) -> Work:
+    """Return the work if every response has `longer` more tokens, none of them shared."""
+    added = longer * rollouts_per_prompt  # tokens of a group
+    return replace(
+        work,
+        unique_tokens=work.unique_tokens + work.groups * added,
+        sampled_tokens=work.sampled_tokens + work.groups * added,
+        trained_nodes=work.trained_nodes + work.trained_groups * longer * num_trained,
+    )

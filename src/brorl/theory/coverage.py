@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from brorl.arrays import BoolArray, FloatArray
+from brorl.arrays import BoolArray, FloatArray, IntArray
 from brorl.tree import RolloutTree
 
 
@@ -125,3 +125,34 @@ def leaving_mass(tree: RolloutTree) -> FloatArray:
     ended_T = np.bincount(tree.depth[ended], mass_M[ended], length)
     unfinished_T = np.append(1.0, (level_T - ended_T)[:-1])
     return np.maximum(unfinished_T - level_T, 0.0)
+
+
+_SMALLEST = -690.0  # exp() of it is a normal number; below it a chance is proportional to the number of rollouts
+
+
+def tree_growth(tree: RolloutTree, wanted: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Estimate the nodes and the distinct responses of a prompt's tree at other numbers of rollouts, shape [J] each.
+
+    A prefix of probability p is a node of the tree of N' rollouts with probability 1 - (1 - p)^N'. So each node of a
+    tree of n independent rollouts is weighted by (1 - (1 - p)^N') / (1 - (1 - p)^n), which is exactly unbiased for
+    every N', below n and above (Horvitz and Thompson 1952). Sampling must not be truncated.
+
+    Source: Horvitz and Thompson, "A generalization of sampling without replacement from a finite universe" (1952).
+    """
+    if np.isnan(tree.logprob).any():
+        raise ValueError("the tree has nodes without log-probs; sample it with an engine that records them")
+    ratio_JM = growth_ratios(tree.prefix_logprob, tree.num_rollouts, wanted)
+    return ratio_JM.sum(1), ratio_JM[:, tree.leaf].sum(1)
+
+
+def growth_ratios(path_logprob_K: FloatArray, pilot_rollouts: int, wanted: IntArray) -> FloatArray:
+    """Return the chance of each prefix to appear among N' rollouts, divided by its chance among n.
+
+    Returns:
+        Ratios, shape [J, K]: N' / n for a prefix of probability near 0, 1 for a certain one.
+    """
+    p_K = np.exp(np.clip(path_logprob_K, _SMALLEST, 0.0))
+    _, seen_JK = unseen_and_seen_mass(p_K, np.asarray(wanted)[:, None])
+    _, seen_K = unseen_and_seen_mass(p_K, pilot_rollouts)
+    ratio_JK: FloatArray = seen_JK / seen_K
+    return ratio_JK

@@ -11,19 +11,17 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from brorl.comparison.arm_plans import ArmPlan
+from brorl.comparison.answer import FinishedComparison, match_words
+from brorl.comparison.arm_recipes import ArmRecipe
 from brorl.comparison.figure import COLORS, GREY, INK, PNG, cost_axis, draw_start, label_ends, style
-from brorl.comparison.report import FinishedComparison
-from brorl.comparison.text import match_words
 from brorl.config.reading import dump_yaml, with_settings
 from brorl.config.settings import TrainConfig
 from brorl.cost import amount
 from brorl.format import counted, duration, signed
-from brorl.reporting.page.frame import Answer, answer_page
+from brorl.reporting.html import Answer, answer_page
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Result, Table
-from brorl.tuning.plan import TunePlan
-from brorl.tuning.standings import RUNGS, Standing
+from brorl.tuning.spec import RUNGS, Standing, TuningSpec
 
 
 def make_race_figure(race: Sequence[Sequence[Standing]], start: float, seconds: float, score: str) -> Figure:
@@ -60,7 +58,7 @@ class TuningResult(Result):
 
     path: Path  # the folder
     answer: str  # one sentence
-    plan: TunePlan | None  # what was trained; None if there was nothing to find
+    plan: TuningSpec | None  # what was trained; None if there was nothing to find
     race: tuple[tuple[Standing, ...], ...]  # the arms at each rung
     final: FinishedComparison | None  # the winner against the user's recipe; None if the recipe won the race
     recipe: Path | None = None  # the recipe to train; None if the user's own is the best
@@ -86,10 +84,10 @@ class TuningResult(Result):
 
 
 def conclude(
-    plan: TunePlan,
+    plan: TuningSpec,
     folder: Path,
     race: tuple[tuple[Standing, ...], ...],
-    winner: ArmPlan,
+    winner: ArmRecipe,
     final: FinishedComparison | None,
     with_more_time: str,
 ) -> TuningResult:
@@ -146,7 +144,7 @@ def recipe_for(config: TrainConfig, run_seconds: float, folder: Path) -> Path:
     return recipe
 
 
-def _write_page(result: TuningResult, plan: TunePlan, page: Path) -> None:
+def _write_page(result: TuningResult, plan: TuningSpec, page: Path) -> None:
     """Write the figure of the race and the page."""
     final, figure, each = result.final, result.path / "race.png", amount(plan.run_seconds, "seconds")
     tables, files, more = ((), (), ()) if final is None else (final.tables, final.files, final.caveats)
@@ -172,7 +170,7 @@ def _write_page(result: TuningResult, plan: TunePlan, page: Path) -> None:
         replace_file(page, answer_page(content).encode())
 
 
-def race_table(plan: TunePlan, race: Sequence[Sequence[Standing]]) -> Table:
+def race_table(plan: TuningSpec, race: Sequence[Sequence[Standing]]) -> Table:
     """Return the arms with their scores at each rung and why they did not go on, the ones that got farthest first."""
     reached = {arm.name: [s for rung in race for s in rung if s.arm == arm.name] for arm in plan.arms}
     rows = []

@@ -14,12 +14,11 @@ from time import perf_counter
 from rich.console import Console
 
 from brorl.activity import Phase
-from brorl.comparison.arm_plans import ArmPlan, check_arms
-from brorl.comparison.arms import ArmRun, Score, progress_of, read_run, score_at, verified_prompts
-from brorl.comparison.plan import Arguments, ComparisonPlan, plan_in
-from brorl.comparison.report import FinishedComparison, finished_comparison
-from brorl.comparison.run_processes import Slot, finish_runs, machine_of, run_comparison, slots_for
-from brorl.comparison.view import ComparisonView
+from brorl.comparison.answer import FinishedComparison, finished_comparison
+from brorl.comparison.arm_recipes import ArmRecipe, check_arms
+from brorl.comparison.run_processes import ComparisonView, Slot, finish_runs, machine_of, run_comparison, slots_for
+from brorl.comparison.scores import ArmRun, Score, progress_of, read_run, score_at, verified_prompts
+from brorl.comparison.spec import Arguments, ComparisonSpec, spec_in
 from brorl.config.reading import with_settings
 from brorl.config.settings import TrainConfig
 from brorl.console.screen import Screen
@@ -29,91 +28,27 @@ from brorl.evaluation.benchmark import Benchmark
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.evaluation.questions import build_questions
 from brorl.format import Estimate, counted, duration, interval
-from brorl.planning.report import PlanResult
-from brorl.planning.step_timing import NoMixedGroupError
+from brorl.planning.advice import PlanResult
+from brorl.planning.pilot import NoMixedGroupError
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.run_record import SPEC_FILE
 from brorl.training.inputs import prepare
 from brorl.training.local_parts import LocalParts
 from brorl.tuning import Aim
 from brorl.tuning.answer import TuningResult, conclude
-from brorl.tuning.plan import NUM_EVALUATIONS, OWN, ROLLOUTS, TunePlan, candidates
-from brorl.tuning.standings import RUNGS, Course, Standing, room_after, standings
-
-USED = 0.85  # of the time without evaluations goes to training; the rest to starting and to last steps
-FEWEST_SEEDS = 2  # of a final
-_CONCLUDING = 0.03  # of the whole budget is for the tables and figures of the answer
-_SHORTEST = 0.5  # of the planned budget of a run: a final has fewer seeds rather than shorter runs
-_FIRST_EVALUATIONS = 3  # of a run in the first rung; later rungs have one
-
-
-@dataclass
-class TuneClock:
-    """Measures how long runs take besides their training, and plans the rest of the budget accordingly."""
-
-    plan: TunePlan
-    deadline: float  # of the runs, on the clock of `time.perf_counter`
-    extra: float | None = None  # measured seconds of a run of the first rung, less its training; None before
-
-    @classmethod
-    def start(cls, plan: TunePlan) -> TuneClock:
-        """Start with what earlier calls have left of the budget."""
-        return cls(plan, perf_counter() + plan.seconds * (1 - _CONCLUDING) - plan.used_seconds)
-
-    @property
-    def left(self) -> float:
-        """Seconds that are left for runs; negative after the deadline."""
-        return self.deadline - perf_counter()
-
-    @property
-    def left_to_race(self) -> float:
-        """Seconds that are left for the race, less the time of a short final."""
-        return self.left - self.final_seconds(_SHORTEST)
-
-    def rung_seconds(self, rung: int) -> float:
-        """Return the time that a rung should take."""
-        entering = room_after(rung - 1, len(self.plan.arms)) if rung else len(self.plan.arms)
-        length = RUNGS[rung] - (RUNGS[rung - 1] if rung else 0.0)
-        return ceil(entering / self.plan.jobs) * self._run_seconds(length, 1 if rung else _FIRST_EVALUATIONS)
-
-    def final_seconds(self, fraction: float = 1.0) -> float:
-        """Return the time that the final should take, with a fraction of the planned budget of each run."""
-        return self._waves(self.plan.seeds) * self._run_seconds(fraction, NUM_EVALUATIONS)
-
-    @property
-    def whole_seconds(self) -> float:
-        """The time that the race and the final should take."""
-        return sum(map(self.rung_seconds, range(len(RUNGS)))) + self.final_seconds()
-
-    def observe(self, seconds: float) -> None:
-        """Take the time that the first rung took."""
-        waves = ceil(len(self.plan.arms) / self.plan.jobs)
-        self.extra = max(seconds / waves - RUNGS[0] * self.plan.run_seconds, 0.0)
-
-    def size_of_final(self) -> tuple[float, int] | None:
-        """Return the budget of a run and the seeds of a final that fits in what is left; None if none does."""
-        for seeds in range(self.plan.seeds, FEWEST_SEEDS - 1, -1):
-            each = self.left / self._waves(seeds)
-            shortest, whole = (self._run_seconds(fraction, NUM_EVALUATIONS) for fraction in (_SHORTEST, 1.0))
-            if each >= shortest:
-                part = min((each - shortest) / (whole - shortest), 1.0)
-                fraction = _SHORTEST + (1 - _SHORTEST) * part
-                return float(f"{fraction * self.plan.run_seconds:.4g}"), seeds
-        return None
-
-    def _waves(self, seeds: int) -> int:
-        return ceil(2 * seeds / self.plan.jobs)
-
-    def _run_seconds(self, fraction: float, evaluations: int) -> float:
-        """Return the time of a run with a fraction of the planned budget; it is linear in the fraction from 1/4 on."""
-        training = fraction * self.plan.run_seconds
-        if self.extra is None:
-            return training / USED + evaluations * self.plan.evaluation_seconds
-        more = evaluations / _FIRST_EVALUATIONS
-        if self.plan.own.config.engine.clock == "cpu":  # the extra is also time in which the run had no core
-            more = max(more, fraction / RUNGS[0])
-        return training + max(more, 1.0) * self.extra
-
+from brorl.tuning.spec import (
+    FEWEST_SEEDS,
+    OWN,
+    ROLLOUTS,
+    RUNGS,
+    Course,
+    Standing,
+    TuneClock,
+    TuningSpec,
+    candidates,
+    room_after,
+    standings,
+)
 
 _FEWEST_PROMPTS = 16  # held out, for the race and for the final each
 
@@ -184,7 +119,7 @@ _HEADROOM = 0.02  # of pass@k above pass@1; below it there is hardly anything to
 _K = 16  # of the aim pass@k
 
 
-def train_race(plan: TunePlan, folder: Path, jobs: int | None, console: Console) -> TuningResult:
+def train_race(plan: TuningSpec, folder: Path, jobs: int | None, console: Console) -> TuningResult:
     """Train the race and the final, as far as there is time for them, and conclude. The folder is locked meanwhile."""
 
     @cache
@@ -217,12 +152,17 @@ def _command_with_more_time(clock: TuneClock, folder: Path) -> str:
 
 
 def _final(
-    plan: TunePlan, winner: ArmPlan, folder: Path, slots: Callable[[], list[Slot]], clock: TuneClock, console: Console
+    plan: TuningSpec,
+    winner: ArmRecipe,
+    folder: Path,
+    slots: Callable[[], list[Slot]],
+    clock: TuneClock,
+    console: Console,
 ) -> FinishedComparison | None:
     """Compare the winner with the user's recipe; None if there is no time for two seeds of both."""
     path = folder / "final"
     if (path / SPEC_FILE).is_file():
-        compared = plan_in(path, Arguments())
+        compared = spec_in(path, Arguments())
     elif size := clock.size_of_final():
         compared = plan.final(winner, *size)
         console.print(
@@ -245,7 +185,7 @@ def _final(
     return finished_comparison(path)
 
 
-def _complete_seeds(compared: ComparisonPlan, path: Path) -> int:
+def _complete_seeds(compared: ComparisonSpec, path: Path) -> int:
     """Return the number of seeds of which the runs of both arms are complete; the first seeds are made first."""
     left = [run.seed for run in compared.runs_in(path) if not progress_of(run).ended]
     return min(left, default=compared.seeds)
@@ -258,7 +198,7 @@ def again(folder: Path) -> str:
 
 def begin(
     config: TrainConfig, folder: Path, aim: Aim, seconds: float, seeds: int, jobs: int | None, progress: bool
-) -> TunePlan | TuningResult:
+) -> TuningSpec | TuningResult:
     """Take the pilot, choose the candidates, and write `tune.json`; or say that there is nothing to find."""
     started = perf_counter()
     config = with_settings(config, {"evaluation.ks": sorted({1, *config.evaluation.ks})})
@@ -270,7 +210,7 @@ def begin(
             f"{option('aim', aim)}: evaluation.ks has no k from 2 to {max(most, _K)}; set "
             f"{option('evaluation.ks', [1, _K])}"
         )
-    slots = slots_for(jobs, [ArmPlan(OWN, config)])
+    slots = slots_for(jobs, [ArmRecipe(OWN, config)])
     config, tuning = with_tuning_prompts(config)
     pilot = take_pilot(config, tuning, folder, progress)
     start = pilot.start
@@ -282,7 +222,7 @@ def begin(
         )
         return TuningResult(folder, answer, None, (), None)
     arms, used = tuple(candidates(config, pilot.prompts, aim)), perf_counter() - started
-    plan = TunePlan(
+    plan = TuningSpec(
         aim, k, seconds, 0.0, seeds, len(slots), machine_of(slots, arms[:1]), start, tuning, arms,
         evaluation_seconds=pilot.evaluation_seconds, used_seconds=used,
     )  # fmt: skip
@@ -293,7 +233,7 @@ def begin(
     return plan
 
 
-def with_sizes(plan: TunePlan, step_seconds: float) -> TunePlan:
+def with_sizes(plan: TuningSpec, step_seconds: float) -> TuningSpec:
     """Return the plan with the most arms for which the first part of the race is long enough, and the budget of a run.
 
     The race and the final take the time that is left; `step_seconds` is of the recipe.
@@ -315,7 +255,7 @@ def with_sizes(plan: TunePlan, step_seconds: float) -> TunePlan:
     )
 
 
-def _announce(plan: TunePlan, folder: Path, console: Console) -> None:
+def _announce(plan: TuningSpec, folder: Path, console: Console) -> None:
     """Print what will be trained and how long that takes."""
     clock = TuneClock(plan, 0.0)
     final = clock.final_seconds()
@@ -330,7 +270,7 @@ def _announce(plan: TunePlan, folder: Path, console: Console) -> None:
 
 
 def _race(
-    plan: TunePlan, folder: Path, slots: Callable[[], list[Slot]], clock: TuneClock, console: Console
+    plan: TuningSpec, folder: Path, slots: Callable[[], list[Slot]], clock: TuneClock, console: Console
 ) -> tuple[tuple[Standing, ...], ...]:
     """Train the arms from rung to rung, and return their standings; finished parts are not repeated.
 
@@ -361,7 +301,7 @@ def _race(
     return tuple(rungs)
 
 
-def _courses(plan: TunePlan, runs: Sequence[ArmRun]) -> list[Course]:
+def _courses(plan: TuningSpec, runs: Sequence[ArmRun]) -> list[Course]:
     """Read the scores of runs at a rung, on the prompts whose responses were all verified in every run."""
     evaluations: list[list[Score]] = []
     for run in runs:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from brorl.reporting.page.frame import compressed
-from brorl.reporting.page.summary import best_evaluation
+from brorl.reporting.html import compressed
+from brorl.reporting.summary import best_evaluation
 from brorl.runs.run_record import RunRecord
 from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
 

@@ -84,8 +84,8 @@ def page(
 
 
 def resource(name: str) -> str:
-    """Return the text of a file of this folder."""
-    return (files(__package__) / name).read_text("utf-8")
+    """Return the text of a file in `assets`."""
+    return (files(__package__) / "assets" / name).read_text("utf-8")
 
 
 def _json(value: Any) -> str:

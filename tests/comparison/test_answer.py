@@ -9,9 +9,9 @@ import pytest
 from comparisons import evaluation_at, levels, score_SP, sentences, synthetic
 from scipy import stats
 
-from brorl.comparison.arms import Comparison, Score
-from brorl.comparison.report import comparison_record
+from brorl.comparison.answer import MOST_CAVEATS, comparison_record, match_words, sentences_of
 from brorl.comparison.results import Spread, results_of
+from brorl.comparison.scores import Comparison, Score
 from brorl.comparison.tables import (
     cost_table,
     coverage_table,
@@ -23,7 +23,6 @@ from brorl.comparison.tables import (
     task_table,
     use_table,
 )
-from brorl.comparison.text import MOST_CAVEATS, match_words, sentences_of
 from brorl.cost import Cost, Unit
 from brorl.evaluation.paired import mean_over_runs
 from brorl.format import interval, p_value, short

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from brorl.comparison.plan import Arguments, ComparisonPlan, fit_budget, plan_for
 from brorl.comparison.results import TOLERANCE
+from brorl.comparison.spec import Arguments, ComparisonSpec, fit_budget, spec_for
 from brorl.errors import UserError
 
 SWEEP = {"rollouts_per_prompt": [16, 512], "prompts_per_step": [512, 16]}
 
 
-def planned(**arguments: Any) -> tuple[ComparisonPlan, Arguments]:
+def planned(**arguments: Any) -> tuple[ComparisonSpec, Arguments]:
     asked = Arguments(**{"arms": ("quickstart",), "sweep": SWEEP, **arguments})
-    return plan_for(None, asked), asked
+    return spec_for(None, asked), asked
 
 
-def prompts(plan: ComparisonPlan) -> list[int]:
+def prompts(plan: ComparisonSpec) -> list[int]:
     return [arm.config.prompts_per_step for arm in plan.arms]
 
 
@@ -58,7 +58,7 @@ def test_a_budget_that_is_too_small_is_refused_with_one_that_is_enough(unit: Any
 
 @pytest.mark.parametrize(("own", "values"), [(16, [16, 512]), (64, [64, 512]), (512, [16, 512]), (2048, [16, 2048])])
 def test_one_recipe_is_compared_at_its_own_n_and_at_another(own: int, values: list[int]) -> None:
-    plan = plan_for(None, Arguments(("quickstart",), budget="5m", overrides={"rollouts_per_prompt": own}))
+    plan = spec_for(None, Arguments(("quickstart",), budget="5m", overrides={"rollouts_per_prompt": own}))
     assert [arm.config.rollouts_per_prompt for arm in plan.arms] == values
     assert plan.budget == 300
     assert "one recipe at two N" in plan.notes[0]
@@ -71,9 +71,9 @@ def test_a_folder_continues_with_the_command_that_began_it(tmp_path: Any) -> Non
     assert fitted.notes
     fitted = replace(fitted, machine="a machine", jobs=1)
     fitted.write(tmp_path)
-    assert plan_for(tmp_path, asked) == fitted
-    assert plan_for(tmp_path, replace(asked, seeds=7)).seeds == 7
+    assert spec_for(tmp_path, asked) == fitted
+    assert spec_for(tmp_path, replace(asked, seeds=7)).seeds == 7
     with pytest.raises(UserError, match="contains a comparison with budget"):
-        plan_for(tmp_path, replace(asked, budget=5))
+        spec_for(tmp_path, replace(asked, budget=5))
     with pytest.raises(UserError, match="contains a comparison of other arms"):
-        plan_for(tmp_path, replace(asked, sweep={**SWEEP, "prompts_per_step": [256, 16]}))
+        spec_for(tmp_path, replace(asked, sweep={**SWEEP, "prompts_per_step": [256, 16]}))

@@ -13,16 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import brorl
-from brorl.comparison.arm_plans import (
-    ArmPlan,
-    differences,
-    read_arms,
-    reject_owned,
-    run_config,
-    sweep_arms,
-)
-from brorl.comparison.arms import SETUP, Arm, ArmRun, Comparison, RunScores, Setup, read_run, without_unverified
+from brorl.comparison.arm_recipes import ArmRecipe, differences, read_arms, reject_owned, run_config, sweep_arms
 from brorl.comparison.results import TOLERANCE
+from brorl.comparison.scores import SETUP, Arm, ArmRun, Comparison, RunScores, Setup, read_run, without_unverified
 from brorl.config.reading import ConfigOrPath, dump_yaml, make_config
 from brorl.cost import UNIT_WORDS, UNITS, Budget, Unit, amount
 from brorl.errors import UserError, option
@@ -59,10 +52,10 @@ class Arguments:
 
 
 @dataclass(frozen=True)
-class ComparisonPlan:
+class ComparisonSpec:
     """A comparison before it is run."""
 
-    arms: tuple[ArmPlan, ...]
+    arms: tuple[ArmRecipe, ...]
     unit: Unit
     budget: float  # of each run
     eval_points: tuple[float, ...]  # amounts at which every run is evaluated; the last is the budget
@@ -92,10 +85,10 @@ class ComparisonPlan:
                 run.directory.mkdir(parents=True, exist_ok=True)
                 config = run_config(arm_of[run.arm], run.seed, run.directory, run.budget)
                 replace_file(run.recipe, dump_yaml(config).encode())
-            write_plan(self, folder / SPEC_FILE)
+            write_spec(self, folder / SPEC_FILE)
 
 
-def arm_folders(arms: Sequence[ArmPlan]) -> dict[str, str]:
+def arm_folders(arms: Sequence[ArmRecipe]) -> dict[str, str]:
     """Return the folder of each arm by its name: the name itself if it is valid and unique as a folder's name."""
     slugs = ["".join(c if c.isalnum() or c in "=.-" else "_" for c in arm.name) for arm in arms]
     plain = len({slug.lower() for slug in slugs}) == len(slugs) and max(map(len, slugs)) <= _LONGEST_NAME
@@ -105,7 +98,7 @@ def arm_folders(arms: Sequence[ArmPlan]) -> dict[str, str]:
     }
 
 
-def plan_in(folder: Path, arguments: Arguments) -> ComparisonPlan:
+def spec_in(folder: Path, arguments: Arguments) -> ComparisonSpec:
     """Read the plan of a folder; `seeds` may add to its seeds, and no other argument may be given."""
     options = {"sweep": "sweep", "checkpoint": "from", "match": "match", "budget": "budget", "marks": "marks"}
     given = [option(named) for name, named in options.items() if getattr(arguments, name)]
@@ -115,16 +108,16 @@ def plan_in(folder: Path, arguments: Arguments) -> ComparisonPlan:
             f"{folder} is a comparison already, and {given[0]} would change it; only {option('seeds')} and "
             f"{option('jobs')} may"
         )
-    return _with_seeds(read_plan(folder), arguments.seeds, folder)
+    return _with_seeds(read_spec(folder), arguments.seeds, folder)
 
 
-def plan_for(folder: Path | None, arguments: Arguments) -> ComparisonPlan:
+def spec_for(folder: Path | None, arguments: Arguments) -> ComparisonSpec:
     """Make the plan of a comparison in a folder that is empty or has the same comparison."""
-    plan = _new_plan(arguments)
+    plan = _new_spec(arguments)
     if folder is None or not folder.exists():
         return plan
     if (folder / SPEC_FILE).is_file():
-        before = read_plan(folder)
+        before = read_spec(folder)
         _require_same(folder, before, plan, arguments)
         return _with_seeds(before, arguments.seeds, folder)
     if not folder.is_dir() or any(not path.name.startswith(TRIAL) for path in folder.iterdir()):
@@ -132,7 +125,7 @@ def plan_for(folder: Path | None, arguments: Arguments) -> ComparisonPlan:
     return plan
 
 
-def write_plan(plan: Any, file: Path) -> None:
+def write_spec(plan: Any, file: Path) -> None:
     """Write the fields of a plan that has arms."""
     arms = [{"name": arm.name, "title": arm.title, "settings": arm.config.model_dump(mode="json")} for arm in plan.arms]
     replace_file(
@@ -141,7 +134,7 @@ def write_plan(plan: Any, file: Path) -> None:
 
 
 def read_fields(file: Path, noun: str) -> dict[str, Any]:
-    """Read the fields that `write_plan` wrote; lists are tuples.
+    """Read the fields that `write_spec` wrote; lists are tuples.
 
     Raises:
         UserError: If the file is damaged.
@@ -152,16 +145,16 @@ def read_fields(file: Path, noun: str) -> dict[str, Any]:
         raise UserError(f"{file} is damaged ({error}); restore it, or start a new {noun} in another folder") from error
     del content["brorl"]
     content["arms"] = [
-        ArmPlan(arm["name"], make_config(arm["settings"], {}, str(file)), arm["title"]) for arm in content["arms"]
+        ArmRecipe(arm["name"], make_config(arm["settings"], {}, str(file)), arm["title"]) for arm in content["arms"]
     ]
     return {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
 
 
-def read_plan(folder: Path) -> ComparisonPlan:
+def read_spec(folder: Path) -> ComparisonSpec:
     """Read the plan of a comparison."""
     if not (folder / SPEC_FILE).is_file():
         raise UserError(f"{folder} is not a comparison (no {SPEC_FILE}); give the folder that `brorl compare` made")
-    return ComparisonPlan(**read_fields(folder / SPEC_FILE, "comparison"))
+    return ComparisonSpec(**read_fields(folder / SPEC_FILE, "comparison"))
 
 
 def read_comparison(folder: Path) -> Comparison:
@@ -170,7 +163,7 @@ def read_comparison(folder: Path) -> Comparison:
     Raises:
         UserError: If a run is not complete, or was evaluated otherwise than another.
     """
-    plan = read_plan(folder)
+    plan = read_spec(folder)
     runs: dict[str, list[RunScores]] = {arm.name: [] for arm in plan.arms}
     setups: dict[str, Setup] = {}
     for run in plan.runs_in(folder):
@@ -201,7 +194,7 @@ def read_comparison(folder: Path) -> Comparison:
     )  # fmt: skip
 
 
-def _with_seeds(before: ComparisonPlan, seeds: int | None, folder: Path) -> ComparisonPlan:
+def _with_seeds(before: ComparisonSpec, seeds: int | None, folder: Path) -> ComparisonSpec:
     if seeds is None or seeds == before.seeds:
         return before
     if seeds < before.seeds:
@@ -209,7 +202,7 @@ def _with_seeds(before: ComparisonPlan, seeds: int | None, folder: Path) -> Comp
     return replace(before, seeds=seeds, seeds_before=(*before.seeds_before, before.seeds))
 
 
-def _new_plan(arguments: Arguments) -> ComparisonPlan:
+def _new_spec(arguments: Arguments) -> ComparisonSpec:
     arms, notes = _arms(arguments)
     unit: Unit = arguments.match or "seconds"
     if unit not in UNITS:
@@ -218,7 +211,7 @@ def _new_plan(arguments: Arguments) -> ComparisonPlan:
     if seeds < 1:
         raise UserError(f"{option('seeds')}: at least 1 is needed, got {seeds}")
     budget = _budget(arguments, unit)
-    return ComparisonPlan(arms, unit, budget, _points_of(arguments, budget, unit), seeds, notes=notes)
+    return ComparisonSpec(arms, unit, budget, _points_of(arguments, budget, unit), seeds, notes=notes)
 
 
 def _budget(arguments: Arguments, unit: Unit) -> float:
@@ -244,7 +237,7 @@ def _number(given: str | float) -> float | None:
         return None
 
 
-def fit_budget(plan: ComparisonPlan, arguments: Arguments, cost_of: Mapping[str, float]) -> ComparisonPlan:
+def fit_budget(plan: ComparisonSpec, arguments: Arguments, cost_of: Mapping[str, float]) -> ComparisonSpec:
     """Return the plan with a budget that is not much exceeded by the last step of a run.
 
     A budget that was not given rises. `cost_of` is the cost of a step by arm, in the unit of the budget.
@@ -273,7 +266,7 @@ def _two_digits(value: float) -> float:
     return float(size.quantize(Decimal(1).scaleb(size.adjusted() - 1), ROUND_CEILING))
 
 
-def _arms(arguments: Arguments) -> tuple[tuple[ArmPlan, ...], tuple[str, ...]]:
+def _arms(arguments: Arguments) -> tuple[tuple[ArmRecipe, ...], tuple[str, ...]]:
     """Return the arms, and a note if they were chosen."""
     overrides, recipes = arguments.overrides or {}, arguments.arms
     reject_owned(overrides)
@@ -321,7 +314,7 @@ def _eval_points(marks: int | Sequence[float] | None, budget: float, unit: Unit)
     return (*sorted(point for point in rounded if point < budget), budget)
 
 
-def _require_same(folder: Path, before: ComparisonPlan, now: ComparisonPlan, arguments: Arguments) -> None:
+def _require_same(folder: Path, before: ComparisonSpec, now: ComparisonSpec, arguments: Arguments) -> None:
     """Raise a UserError if a folder contains another comparison than the arguments ask for."""
     wanted = [("unit", "unit")]
     wanted += [("budget", "budget")] if arguments.budget is not None else []

@@ -18,11 +18,21 @@ from typing import Any
 from brorl.cost import cost_of_step
 from brorl.errors import UserError, option
 from brorl.format import visible_text
-from brorl.reporting.page.charts import Chart, charts_of, plotly_text
-from brorl.reporting.page.frame import Section, fill, page, resource, to_json
-from brorl.reporting.page.rollouts import StepRollouts, choose_evaluations, choose_rollouts, load_tokenizer, token_text
-from brorl.reporting.page.summary import COSTS, SCORES, best_evaluation, cost_row, notes, score_rows
-from brorl.reporting.reasons import reason, why_no_evaluation, why_no_held_out_responses, why_no_rollouts
+from brorl.reporting.charts import Chart, charts_of, plotly_text
+from brorl.reporting.html import Section, fill, page, resource, to_json
+from brorl.reporting.page_rollouts import StepRollouts, choose_evaluations, choose_rollouts, load_tokenizer, token_text
+from brorl.reporting.summary import (
+    COSTS,
+    SCORES,
+    best_evaluation,
+    cost_row,
+    notes,
+    reason,
+    score_rows,
+    why_no_evaluation,
+    why_no_held_out_responses,
+    why_no_rollouts,
+)
 from brorl.runs import RUNS
 from brorl.runs.run_record import RunRecord, differing_settings, number, read_runs
 from brorl.runs.stored_rollouts import step_list, stored_steps

@@ -36,7 +36,7 @@ _LONGEST_NAME = 14  # characters of an arm's name that tables and figures can re
 
 
 @dataclass(frozen=True)
-class ArmPlan:
+class ArmRecipe:
     """An arm before it is run."""
 
     name: str  # its short name
@@ -71,19 +71,21 @@ def reject_owned(overrides: Mapping[str, Any]) -> None:
         raise UserError(f"{option(name)} is decided by the comparison; use {owned[name]}")
 
 
-def read_arms(recipes: Sequence[ConfigOrPath], settings: Mapping[str, Any]) -> list[ArmPlan]:
+def read_arms(recipes: Sequence[ConfigOrPath], settings: Mapping[str, Any]) -> list[ArmRecipe]:
     """Read one arm per recipe, with settings for all of them."""
     plans = []
     for number, recipe in enumerate(recipes, 1):
         if not isinstance(recipe, str | Path):
-            plans.append(ArmPlan(f"arm {number}", make_config(settings_in(recipe), settings, f"arm {number}")))
+            plans.append(ArmRecipe(f"arm {number}", make_config(settings_in(recipe), settings, f"arm {number}")))
             continue
         _reject_folder(recipe)
-        plans.append(ArmPlan(Path(recipe).stem, make_config(read_recipe(str(recipe)), settings, str(recipe))))
+        plans.append(ArmRecipe(Path(recipe).stem, make_config(read_recipe(str(recipe)), settings, str(recipe))))
     return _named(plans)
 
 
-def sweep_arms(recipe: ConfigOrPath, settings: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]) -> list[ArmPlan]:
+def sweep_arms(
+    recipe: ConfigOrPath, settings: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]
+) -> list[ArmRecipe]:
     """Make one arm of a recipe per value of the swept settings, which change together, with settings for all arms."""
     if isinstance(recipe, str | Path):
         _reject_folder(recipe)
@@ -109,7 +111,7 @@ def sweep_arms(recipe: ConfigOrPath, settings: Mapping[str, Any], sweep: Mapping
         chosen = dict(zip(sweep, values, strict=True))
         differing = {key: value for key, value in chosen.items() if len({*map(str, sweep[key])}) > 1}
         name = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in differing.items())
-        plans.append(ArmPlan(name, make_config(given_settings, {**settings, **chosen}, name_of_recipe)))
+        plans.append(ArmRecipe(name, make_config(given_settings, {**settings, **chosen}, name_of_recipe)))
     return _named(plans)
 
 
@@ -124,7 +126,7 @@ def _reject_folder(recipe: str | Path) -> None:
         raise UserError(f"{recipe} is a folder, and an arm is a recipe; {told}")
 
 
-def _named(plans: Sequence[ArmPlan]) -> list[ArmPlan]:
+def _named(plans: Sequence[ArmRecipe]) -> list[ArmRecipe]:
     """Name arms by their N if each has its own, else by recipe or swept values if all are short, else A, B, C, ..."""
     rollouts = [plan.config.rollouts_per_prompt for plan in plans]
     names = [plan.name for plan in plans]
@@ -147,7 +149,7 @@ def labeled(names: Sequence[str]) -> list[tuple[str, str]]:
     return [(letters(i), name) for i, name in enumerate(names)]
 
 
-def check_arms(plans: Sequence[ArmPlan], unit: Unit, seeds: int, jobs: int) -> None:
+def check_arms(plans: Sequence[ArmRecipe], unit: Unit, seeds: int, jobs: int) -> None:
     """Raise a UserError if arms cannot be compared in a unit, or cannot run: the memory of `jobs` runs adds up."""
     if len(plans) < 2:
         raise UserError(f"a comparison needs two recipes, or one recipe and {option('sweep', 'KEY=VALUE,VALUE,...')}")
@@ -161,7 +163,7 @@ def check_arms(plans: Sequence[ArmPlan], unit: Unit, seeds: int, jobs: int) -> N
     _check_ready(plans, seeds, jobs)
 
 
-def _check_same(first: ArmPlan, other: ArmPlan, unit: Unit) -> None:
+def _check_same(first: ArmRecipe, other: ArmRecipe, unit: Unit) -> None:
     """Raise a UserError if two arms start from different checkpoints, or are evaluated differently."""
     if first.config.model != other.config.model:
         raise UserError(
@@ -203,7 +205,7 @@ def _measured_by(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _check_ready(plans: Sequence[ArmPlan], seeds: int, jobs: int) -> None:
+def _check_ready(plans: Sequence[ArmRecipe], seeds: int, jobs: int) -> None:
     """Read the data of every arm, and predict its memory; no weights are loaded."""
     needed: list[int] = []
     held_out: list[list[dict[str, str]]] = []
@@ -232,7 +234,7 @@ def _check_ready(plans: Sequence[ArmPlan], seeds: int, jobs: int) -> None:
         )
 
 
-def run_config(plan: ArmPlan, seed: int, directory: Path, budget: Budget) -> TrainConfig:
+def run_config(plan: ArmRecipe, seed: int, directory: Path, budget: Budget) -> TrainConfig:
     """Return the settings of one run of an arm."""
     stalling = any(phase.until_coverage_stalls for phase in plan.config.phases)
     patience = plan.config.reference.reset_patience or plan.config.evaluation.patience

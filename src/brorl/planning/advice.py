@@ -17,9 +17,8 @@ from brorl.config.reading import options_of
 from brorl.config.settings import TrainConfig
 from brorl.errors import option
 from brorl.format import Estimate, interval, plain
-from brorl.planning.pilot import generator_of
+from brorl.planning.pilot import PlanMeasurements, generator_of, measure
 from brorl.planning.recommendation import NEARLY_BEST, PlanRow, RolloutPlan, StepSettings, make_plan
-from brorl.planning.step_timing import PlanMeasurements, measure
 from brorl.storage import json_ready
 from brorl.table import Result, Table
 from brorl.training.local_parts import LocalParts

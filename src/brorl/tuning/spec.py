@@ -1,0 +1,276 @@
+"""What a tuning races and by which rules: its arms, rungs, standings and clock, as `tune.json` holds it.
+
+All arms have the whole budget in their settings, because learning rates and orders fall over it. They pause at rungs, a
+quarter, a half and all of the budget, and those that go on are continued, not started again. If more arms are left than
+the next rung has room for, the best by their projected ends go on, taking turns by objective: an order that falls
+lowers pass@1 first and raises it last. The user's own arm always goes on.
+
+The projected end follows the power of the cost that leads from the start through the evaluations at half of the rung
+and at the rung, with an exponent of at most 1; an arm that has turned stays where it is. So an arm that starts slowly
+and still rises goes on.
+
+Source: successive halving (Jamieson and Talwalkar, arXiv 1502.07943); the projection is ours.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from math import ceil, log2
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Self
+
+from brorl.algorithms.settings import AdvantageSettings
+from brorl.comparison.arm_recipes import ArmRecipe, run_config
+from brorl.comparison.scores import ArmRun
+from brorl.comparison.spec import ComparisonSpec, read_fields, write_spec
+from brorl.config.reading import dump_yaml, with_settings
+from brorl.config.settings import TrainConfig
+from brorl.cost import Budget
+from brorl.format import Estimate, exact, plain
+from brorl.runs.run_record import TUNE_FILE
+from brorl.storage import replace_file, storage_errors
+from brorl.tuning import Aim
+
+RUNGS = (0.25, 0.5, 1.0)  # fractions of the budget; each is evaluated at its half, too
+
+
+def room_after(rung: int, num_arms: int) -> int:
+    """Return how many of the arms that entered a race may go on after a rung, the user's own included: 2 or more."""
+    return min(max(2, ceil(num_arms / (2 << rung))), num_arms)
+
+
+@dataclass(frozen=True)
+class Course:
+    """The mean scores of an arm on the tuning prompts."""
+
+    arm: str
+    objective: str  # arms of one objective have scores that can be compared on the way
+    start: float  # at the start
+    half: float  # at half of the rung's cost
+    rung: float  # at the rung
+
+    def projected(self, fraction: float) -> float:
+        """Return the score to expect at the end, from a rung at a fraction of the budget."""
+        if (self.half - self.start) * (self.rung - self.half) <= 0:
+            return self.rung
+        exponent = min(log2((self.rung - self.start) / (self.half - self.start)), 1.0)
+        return min(max(self.start + (self.rung - self.start) * float(fraction**-exponent), 0.0), 1.0)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An arm at a rung."""
+
+    arm: str
+    score: float  # its mean score at the rung
+    dropped: str | None  # why it does not go on; None if it does
+
+
+def standings(courses: Sequence[Course], fraction: float, room: int, own: str) -> tuple[Standing, ...]:
+    """Decide which `room` arms go on at a rung, the own arm among them; return all from the best score to the lowest.
+
+    At the end of the budget, arms of all objectives are compared.
+    """
+    projected = {course.arm: course.projected(fraction) for course in courses}
+    by_end = sorted(courses, key=lambda course: (course.arm != own, -projected[course.arm]))  # the own arm first
+    ranks = defaultdict[str, Iterator[int]](count)
+    rank = {course.arm: next(ranks[course.objective if fraction < 1 else ""]) for course in by_end}
+    going = {course.arm for course in sorted(by_end, key=lambda course: rank[course.arm])[:room]}
+    return tuple(
+        Standing(c.arm, c.rung, None if c.arm in going else f"no room: its projected end is {projected[c.arm]:.3f}")
+        for c in sorted(courses, key=lambda course: -course.rung)
+    )
+
+
+OWN = "yours"
+ROLLOUTS = (128, 16, 512)  # the numbers of rollouts to try, in this order
+# The order of MaxRL at the end of a long run, as docs/explanation/study.md found; None for no fall.
+_FINAL_ORDERS: Mapping[Aim, int | None] = {"pass@1": 1, "pass@k": 16, "coverage": None}
+_FALLING = {"optimizer.schedule": "cosine"}
+
+
+def candidates(config: TrainConfig, prompts: Mapping[int, int], aim: Aim) -> list[ArmRecipe]:
+    """Return at most nine arms, the user's own first and then the most promising ones.
+
+    Each candidate is the user's recipe with another N, objective or learning rate, and a rate that falls over the
+    budget; docs/explanation/study.md is the reason for the list.
+
+    `prompts` has, for each N that fits, the prompts per step that take as long as a step of the recipe.
+    """
+    rate, sizes = config.optimizer.learning_rate, [n for n in ROLLOUTS if n in prompts]
+    own_objective = {} if config.phases else {"advantage": config.advantage.model_dump(mode="json")}
+    wanted: list[dict[str, Any]] = []
+    for higher in (float(f"{factor * rate:.6g}") for factor in (3, 10)):
+        wanted += [_settings(n, prompts[n], higher, _objective(aim)) for n in sizes]
+        wanted.append(_settings(config.rollouts_per_prompt, config.prompts_per_step, higher, own_objective))
+    arms = [ArmRecipe(OWN, config, title=_title(config))]
+    for settings in wanted:
+        arm = with_settings(config, settings, "a candidate")
+        if all(arm != other.config for other in arms):
+            arms.append(ArmRecipe(f"candidate {len(arms)}", arm, title=_title(arm)))
+    return arms
+
+
+def _settings(num_rollouts: int, num_prompts: int, rate: float, objective: Mapping[str, Any]) -> dict[str, Any]:
+    changed = {"rollouts_per_prompt": num_rollouts, "prompts_per_step": num_prompts, "optimizer.learning_rate": rate}
+    return changed | ({"phases": []} | dict(objective) if objective else {}) | _FALLING
+
+
+def _objective(aim: Aim) -> dict[str, Any]:
+    """Return the objective that the study found best for an aim: MaxRL, with an order that ends where the aim is."""
+    return {"advantage": AdvantageSettings(estimator="maxrl", final_order=_FINAL_ORDERS[aim]).model_dump(mode="json")}
+
+
+def _title(config: TrainConfig) -> str:
+    advantage, optimizer = config.advantage, config.optimizer
+    objective = " then ".join(phase.advantage.estimator for phase in config.phases) or advantage.estimator
+    falls = f", order falls to {advantage.final_order}" if advantage.final_order else ""
+    schedule = "" if optimizer.schedule == "constant" else f", {optimizer.schedule}"
+    batch = f"N = {config.rollouts_per_prompt} x {config.prompts_per_step}"
+    return f"{batch}, {objective}{falls}, rate {plain(optimizer.learning_rate)}{schedule}"
+
+
+_TUNING_SEED = 1000  # of the race; the final has the seeds from 0
+_POINTS = (RUNGS[0] / 2, *RUNGS)  # at which a run is evaluated: the rungs and their halves
+NUM_EVALUATIONS = 1 + len(_POINTS)  # of a run to the end, that of the start included
+
+
+@dataclass(frozen=True)
+class TuningSpec:
+    """What is trained."""
+
+    aim: Aim
+    k: int  # of the pass@k that the aim means
+    seconds: float  # of the whole command
+    run_seconds: float  # of each run
+    seeds: int  # of the final
+    jobs: int  # runs at a time
+    machine: str
+    start: Mapping[int, Estimate]  # held-out pass@k of the start
+    tuning_prompts: tuple[int, int]  # evaluation.skip_prompts and num_prompts of the race
+    arms: tuple[ArmRecipe, ...]  # the user's own first
+    evaluation_seconds: float = 0.0  # of one evaluation
+    used_seconds: float = 0.0  # of the whole command, by earlier calls and the pilot
+
+    @property
+    def own(self) -> ArmRecipe:
+        """The user's recipe."""
+        return self.arms[0]
+
+    def arm(self, name: str) -> ArmRecipe:
+        """Return the arm of a name."""
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def final(self, winner: ArmRecipe, run_seconds: float, seeds: int) -> ComparisonSpec:
+        """Return the comparison of the winner with the user's recipe."""
+        points = tuple(run_seconds * fraction for fraction in _POINTS)
+        arms, where = (self.own, winner), (self.machine, self.jobs)
+        return ComparisonSpec(arms, "seconds", run_seconds, points, seeds, (), (), *where)
+
+    def race_run(self, folder: Path, arm: ArmRecipe, fraction: float) -> ArmRun:
+        """Return a run of the race up to a rung, with its recipe written. It is evaluated at half of each rung, too."""
+        directory = folder / "race" / arm.name.replace(" ", "_")
+        points = tuple(self.run_seconds * fraction for fraction in _POINTS)
+        config = run_config(arm, _TUNING_SEED, directory, Budget("seconds", self.run_seconds, points))
+        rung = self.run_seconds * fraction
+        pause = None if fraction == 1 else rung
+        skip, number = self.tuning_prompts
+        changed = {"evaluation.skip_prompts": skip, "evaluation.num_prompts": number, "budget.pause_at": pause}
+        recipe = directory.with_suffix(".yaml")
+        with storage_errors(folder):
+            recipe.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(recipe, dump_yaml(with_settings(config, changed, arm.name)).encode())
+        resume = f"--budget.pause_at={'null' if pause is None else exact(pause)}"
+        budget = Budget("seconds", rung, (rung / 2, rung))
+        return ArmRun(arm.name, _TUNING_SEED, recipe, directory, budget, (resume,))
+
+    def write(self, folder: Path) -> None:
+        """Write `tune.json`."""
+        with storage_errors(folder):
+            write_spec(self, folder / TUNE_FILE)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the plan of a folder."""
+        content = read_fields(folder / TUNE_FILE, "tuning")
+        content["start"] = {int(k): Estimate(**estimate) for k, estimate in content["start"].items()}
+        return cls(**content)
+
+
+USED = 0.85  # of the time without evaluations goes to training; the rest to starting and to last steps
+FEWEST_SEEDS = 2  # of a final
+_CONCLUDING = 0.03  # of the whole budget is for the tables and figures of the answer
+_SHORTEST = 0.5  # of the planned budget of a run: a final has fewer seeds rather than shorter runs
+_FIRST_EVALUATIONS = 3  # of a run in the first rung; later rungs have one
+
+
+@dataclass
+class TuneClock:
+    """Measures how long runs take besides their training, and plans the rest of the budget accordingly."""
+
+    plan: TuningSpec
+    deadline: float  # of the runs, on the clock of `time.perf_counter`
+    extra: float | None = None  # measured seconds of a run of the first rung, less its training; None before
+
+    @classmethod
+    def start(cls, plan: TuningSpec) -> TuneClock:
+        """Start with what earlier calls have left of the budget."""
+        return cls(plan, perf_counter() + plan.seconds * (1 - _CONCLUDING) - plan.used_seconds)
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left for runs; negative after the deadline."""
+        return self.deadline - perf_counter()
+
+    @property
+    def left_to_race(self) -> float:
+        """Seconds that are left for the race, less the time of a short final."""
+        return self.left - self.final_seconds(_SHORTEST)
+
+    def rung_seconds(self, rung: int) -> float:
+        """Return the time that a rung should take."""
+        entering = room_after(rung - 1, len(self.plan.arms)) if rung else len(self.plan.arms)
+        length = RUNGS[rung] - (RUNGS[rung - 1] if rung else 0.0)
+        return ceil(entering / self.plan.jobs) * self._run_seconds(length, 1 if rung else _FIRST_EVALUATIONS)
+
+    def final_seconds(self, fraction: float = 1.0) -> float:
+        """Return the time that the final should take, with a fraction of the planned budget of each run."""
+        return self._waves(self.plan.seeds) * self._run_seconds(fraction, NUM_EVALUATIONS)
+
+    @property
+    def whole_seconds(self) -> float:
+        """The time that the race and the final should take."""
+        return sum(map(self.rung_seconds, range(len(RUNGS)))) + self.final_seconds()
+
+    def observe(self, seconds: float) -> None:
+        """Take the time that the first rung took."""
+        waves = ceil(len(self.plan.arms) / self.plan.jobs)
+        self.extra = max(seconds / waves - RUNGS[0] * self.plan.run_seconds, 0.0)
+
+    def size_of_final(self) -> tuple[float, int] | None:
+        """Return the budget of a run and the seeds of a final that fits in what is left; None if none does."""
+        for seeds in range(self.plan.seeds, FEWEST_SEEDS - 1, -1):
+            each = self.left / self._waves(seeds)
+            shortest, whole = (self._run_seconds(fraction, NUM_EVALUATIONS) for fraction in (_SHORTEST, 1.0))
+            if each >= shortest:
+                part = min((each - shortest) / (whole - shortest), 1.0)
+                fraction = _SHORTEST + (1 - _SHORTEST) * part
+                return float(f"{fraction * self.plan.run_seconds:.4g}"), seeds
+        return None
+
+    def _waves(self, seeds: int) -> int:
+        return ceil(2 * seeds / self.plan.jobs)
+
+    def _run_seconds(self, fraction: float, evaluations: int) -> float:
+        """Return the time of a run with a fraction of the planned budget; it is linear in the fraction from 1/4 on."""
+        training = fraction * self.plan.run_seconds
+        if self.extra is None:
+            return training / USED + evaluations * self.plan.evaluation_seconds
+        more = evaluations / _FIRST_EVALUATIONS
+        if self.plan.own.config.engine.clock == "cpu":  # the extra is also time in which the run had no core
+            more = max(more, fraction / RUNGS[0])
+        return training + max(more, 1.0) * self.extra
