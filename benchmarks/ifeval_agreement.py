@@ -25,8 +25,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from brorl.prompts.instructions import Instruction, Instructions
-from brorl.verification.domains.ifeval import compliant_response
-from brorl.verification.domains.ifeval_checks import CHECKS
+from brorl.verification.domains.ifeval import CHECKS, compliant_response
 
 TEXT = (
     "the a quick brown fox NASA jumps over lazy dogs. However, it is true! Is it? Yes... no; I think (maybe) that U.S. "

@@ -33,7 +33,7 @@ from attacks.leftovers import inherit_orphans, remaining
 from attacks.scene import SECRET_VARIABLE, scenes
 
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.replies import Limits, Reply
+from brorl.verification.sandbox.request import Limits, Reply
 from brorl.verification.sandbox.worker import Worker
 
 TRIVIAL = "a, b = map(int, input().split())\nprint(a * b)\n"

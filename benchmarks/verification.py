@@ -42,7 +42,7 @@ from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.math import MathVerifier
 from brorl.verification.domains.table import DOMAINS
 from brorl.verification.sandbox.pool import ProgramPool, WorkerPool, Workers
-from brorl.verification.sandbox.replies import Limits, Reply
+from brorl.verification.sandbox.request import Limits, Reply
 from brorl.verification.sandbox.worker import Worker
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verify" / "domains"))

@@ -17,9 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from brorl.verification.gym.answers import SEVERAL
-from brorl.verification.gym.guards import EVALUATED, GUARDS
-from brorl.verification.gym.task import GymTask
+from brorl.verification.gym.answers import EVALUATED, GUARDS
+from brorl.verification.gym.task import SEVERAL, GymTask
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "gym.md"

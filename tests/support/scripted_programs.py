@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.replies import Limits, LostError, Reply, Undecided
+from brorl.verification.sandbox.request import Limits, LostError, Reply, Undecided
 from brorl.verification.sandbox.worker import ANSWER, Judge, OutsideError, T, Worker
 
 

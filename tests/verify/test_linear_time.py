@@ -23,16 +23,15 @@ from brorl.prompts.prompt import Prompt, Question
 from brorl.prompts.science import Choices, MeasuredAnswer
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.countdown import CountdownVerifier
-from brorl.verification.domains.ifeval import InstructionsVerifier
-from brorl.verification.domains.ifeval_checks import detect
+from brorl.verification.domains.ifeval import InstructionsVerifier, detect
 from brorl.verification.domains.math import MathVerifier
 from brorl.verification.domains.science import ScienceVerifier
 from brorl.verification.domains.table import DOMAINS, DomainVerifier
+from brorl.verification.grade import StoredResponse, rescore
 from brorl.verification.gym.task import GymTask
 from brorl.verification.gym.verifier import GymVerifier
-from brorl.verification.rescoring import StoredResponse, rescore
 from brorl.verification.sandbox.pool import WorkerPool
-from brorl.verification.sandbox.replies import Reply
+from brorl.verification.sandbox.request import Reply
 from brorl.verification.thoughts import THINK
 from brorl.verification.verifier import Verifier
 from case_tables import table

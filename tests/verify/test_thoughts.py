@@ -15,7 +15,7 @@ from brorl.prompts.code_tests import CodeTests, StdinCases
 from brorl.prompts.prompt import Prompt, Question
 from brorl.runs.response_files import ResponseColumns, read_responses
 from brorl.verification.domains import table
-from brorl.verification.rescoring import StoredResponse, rescore
+from brorl.verification.grade import StoredResponse, rescore
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.settings import VerificationSettings
 from brorl.verification.thoughts import THINK, ThoughtTags, make_decode

@@ -12,7 +12,7 @@ from brorl.prompts.countdown import CountdownPuzzle, countdown_puzzles
 from brorl.prompts.prompt import Prompt, Question
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.domains.math import MathVerifier
-from brorl.verification.domains.user_function import FunctionVerifier
+from brorl.verification.domains.table import FunctionVerifier
 from brorl.verification.sandbox.pool import WorkerPool
 from brorl.verification.trial import check_references, try_verifier
 

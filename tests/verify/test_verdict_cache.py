@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from brorl.verdict import Verdict, unverified_verdict
-from brorl.verification.verdict_cache import VerdictCache
+from brorl.verification.verifier import VerdictCache
 
 
 def test_it_forgets_the_pair_that_was_used_longest_ago(rng: np.random.Generator) -> None:

@@ -27,7 +27,7 @@ from brorl.runs.response_files import ResponseColumns, find_responses, read_resp
 from brorl.storage import exists, is_folder, replace_file, storage_errors
 from brorl.table import Result, Table
 from brorl.verification.domains.table import make_verifiers, sandbox_lines
-from brorl.verification.rescoring import (
+from brorl.verification.grade import (
     Agreement,
     RescoredResponse,
     StoredResponse,

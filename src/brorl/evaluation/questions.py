@@ -24,8 +24,8 @@ from brorl.prompts.public_data import BENCHMARKS, benchmark_source, reasons
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource, PromptFormat
 from brorl.storage import is_file
-from brorl.verification.gym.questions import read_gym
 from brorl.verification.gym.task import BENCHMARKS as GYM_BENCHMARKS
+from brorl.verification.gym.task import read_gym
 from brorl.verification.trial import check_references, unreadable_references
 from brorl.verification.verifier import Verifier
 

@@ -16,7 +16,7 @@ from brorl.prompts.prompt import JSON_NAMES
 from brorl.prompts.rows import MISSING, Row, read_rows
 from brorl.runs.stored_rollouts import stored_steps
 from brorl.storage import exists, is_file
-from brorl.verification.rescoring import StoredResponse
+from brorl.verification.grade import StoredResponse
 
 _IDS = ("prompt_id", "question_id", "id", "task_id", "problem_id")
 _PROMPT = "prompt"

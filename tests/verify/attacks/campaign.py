@@ -23,7 +23,7 @@ from attacks.catalog import ALL
 from attacks.leftovers import inherit_orphans, remaining
 from attacks.scene import Scene, scenes
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.replies import Limits, Reply, Undecided
+from brorl.verification.sandbox.request import Limits, Reply, Undecided
 from brorl.verification.sandbox.values import Elements
 from brorl.verification.sandbox.worker import Worker
 

@@ -12,7 +12,7 @@ from brorl.prompts.layouts import code as layouts
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.replies import JudgeTimeout, Undecided
+from brorl.verification.sandbox.request import JudgeTimeout, Undecided
 from brorl.verification.sandbox.values import MAX_DEPTH, decode
 from brorl.verification.sandbox.worker import Judge, T
 from case_tables import table

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases
-from brorl.verification.domains.code_extraction import extract_code
+from brorl.verification.domains.code import extract_code
 from case_tables import table
 from each_row import each_row
 

@@ -8,10 +8,9 @@ from code_answers import Tests, verify
 
 from brorl.prompts.code_tests import CallCases, StdinCases, TestCode
 from brorl.verdict import Verdict
-from brorl.verification import verdict_cache
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.code_judges import Clock, judge_test_code
-from brorl.verification.sandbox.replies import Fault, Reply
+from brorl.verification.sandbox.request import Fault, Reply
 from each_row import each_row
 from scripted_programs import Request, ScriptedPool, ScriptedWorker
 
@@ -125,7 +124,7 @@ class TestTimeouts:
             verdict = verify(verifier, tests, ANSWER)
             assert verdict.reason == ("wrong answer" if first == "wrong" else "timeout")
             assert pool.num_judges == number
-            monkeypatch.setattr(verdict_cache, "monotonic", lambda: time.monotonic() + 3601)
+            monkeypatch.setattr("brorl.verification.verifier.monotonic", lambda: time.monotonic() + 3601)
 
     def test_a_share_without_the_last_cases_is_kept_for_an_hour(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The first case is wrong, and the time of all cases is over before the last one."""
@@ -135,7 +134,7 @@ class TestTimeouts:
         for number in (1, 2):
             assert verify(verifier, tests, "print(0)").reason == "wrong answer"
             assert pool.num_judges == number
-            monkeypatch.setattr(verdict_cache, "monotonic", lambda: time.monotonic() + 3601)
+            monkeypatch.setattr("brorl.verification.verifier.monotonic", lambda: time.monotonic() + 3601)
 
 
 class TestExceptionsOfTheAnswer:

@@ -10,7 +10,7 @@ from code_answers import fenced, question_of
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.layouts.code import PRELUDE
 from brorl.verification.domains.code import CodeVerifier
-from brorl.verification.domains.code_extraction import imports, module
+from brorl.verification.domains.code_judges import imports, module
 from brorl.verification.sandbox.pool import ProgramPool
 
 pytestmark = pytest.mark.linux

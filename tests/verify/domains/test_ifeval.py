@@ -1,7 +1,6 @@
 """Instruction following: verdicts, references, trial responses, and the package for languages."""
 
 import sys
-from typing import Any
 
 import pytest
 
@@ -94,42 +93,11 @@ def test_a_missing_package_is_an_error_before_training(monkeypatch: pytest.Monke
     assert verdict("a", NO_COMMA).correct
 
 
-TRIALS: list[list[tuple[str, dict[str, Any]]]] = [
-    [("keywords:existence", {"keywords": ["fox", "bear"]}), ("punctuation:no_comma", {})],
-    [("keywords:frequency", {"keyword": "fox", "frequency": 4, "relation": "at least"}), ("startend:quotation", {})],
-    [("keywords:letter_frequency", {"letter": "q", "let_frequency": 6, "let_relation": "at least"})],
-    [("length_constraints:number_sentences", {"num_sentences": 5, "relation": "at least"})],
-    [("length_constraints:number_paragraphs", {"num_paragraphs": 4}), ("detectable_format:title", {})],
-    [("length_constraints:number_words", {"num_words": 300, "relation": "at least"})],
-    [("length_constraints:nth_paragraph_first_word", {"num_paragraphs": 3, "nth_paragraph": 2, "first_word": "bear"})],
-    [("detectable_content:number_placeholders", {"num_placeholders": 7})],
-    [
-        ("detectable_content:postscript", {"postscript_marker": "P.P.S"}),
-        ("startend:end_checker", {"end_phrase": "Bye."}),
-    ],
-    [("detectable_format:number_bullet_lists", {"num_bullets": 3})],
-    [("detectable_format:number_highlighted_sections", {"num_highlights": 3})],
-    [("detectable_format:multiple_sections", {"section_spliter": "PART", "num_sections": 3})],
-    [("detectable_format:json_format", {}), ("keywords:existence", {"keywords": ["fox"]})],
-    [("combination:two_responses", {})],
-    [("combination:repeat_prompt", {"prompt_to_repeat": "Write a poem."}), ("detectable_format:title", {})],
-    [("change_case:capital_word_frequency", {"capital_frequency": 5, "capital_relation": "at least"})],
-    [("detectable_format:constrained_response", {})],
-]
-
-
-@each_row("given", TRIALS)
-def test_trial_responses(given: list[tuple[str, dict[str, Any]]]) -> None:
-    own = prompt(*(Instruction(kind, arguments) for kind, arguments in given))
-    verifier = InstructionsVerifier()
-    made = verifier.trial_responses(own.reference, [])
-    right, *wrong = verifier.verify_all([(own, response) for response in (made.right, *made.wrong)])
-    assert made.certain
-    assert right.correct
-    assert not wrong[-1].correct
-
-
-def test_a_trial_is_uncertain_where_no_response_is_easily_made() -> None:
-    both = (Instruction("change_case:capital_word_frequency", {"capital_frequency": 1, "capital_relation": "at least"}),
-            Instruction("keywords:forbidden_words", {"forbidden_words": ["word"]}))  # fmt: skip
-    assert not InstructionsVerifier().trial_responses(Instructions(both).to_text(), []).certain
+def test_a_trial_is_certain_where_a_plain_sentence_follows_the_instructions() -> None:
+    capitals = {"capital_frequency": 1, "capital_relation": "at least"}
+    for one, certain in ((NO_COMMA, True), (Instruction("change_case:capital_word_frequency", capitals), False)):
+        own, verifier = prompt(one), InstructionsVerifier()
+        made = verifier.trial_responses(own.reference, [])
+        right, *wrong = verifier.verify_all([(own, response) for response in (made.right, *made.wrong)])
+        assert made.certain is right.correct is certain
+        assert not wrong[-1].correct

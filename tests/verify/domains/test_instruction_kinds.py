@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from brorl.prompts.instructions import KINDS, Instruction, Instructions
-from brorl.verification.domains.ifeval_checks import CHECKS, LANGUAGE_KINDS, broken
+from brorl.verification.domains.ifeval import CHECKS, LANGUAGE_KINDS, broken
 from each_row import each_row
 
 needs_langdetect = pytest.mark.skipif(find_spec("langdetect") is None, reason="needs langdetect (brorl[ifeval])")

@@ -12,7 +12,7 @@ from brorl import verdict as reasons
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.math import SEVERAL_ANSWERS, MathVerifier, verify_by_form
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
-from brorl.verification.sandbox.replies import Reply
+from brorl.verification.sandbox.request import Reply
 from each_row import each_row
 
 

@@ -9,8 +9,7 @@ import pytest
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.science import Choices, MeasuredAnswer
 from brorl.verdict import Verdict
-from brorl.verification.domains.chemistry import same_chemistry
-from brorl.verification.domains.science import ScienceVerifier
+from brorl.verification.domains.science import ScienceVerifier, same_chemistry
 from brorl.verification.sandbox.pool import WorkerPool
 from case_tables import table
 from each_row import each_row

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from brorl.verification.gym.guards import EVALUATED, GUARDS
+from brorl.verification.gym.answers import EVALUATED, GUARDS
 from each_row import each_row
 
 EXPLOIT = "__import__('os').system('true')"

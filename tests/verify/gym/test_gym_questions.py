@@ -15,13 +15,12 @@ from brorl.config.reading import make_config
 from brorl.errors import UserError
 from brorl.evaluation.questions import build_questions
 from brorl.prompts.settings import GymSource
-from brorl.verification.gym import questions
-from brorl.verification.gym.questions import read_gym
-from brorl.verification.gym.task import BENCHMARKS, GymTask
+from brorl.verification.gym import task
+from brorl.verification.gym.task import BENCHMARKS, GymTask, read_gym
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 from run_support import command, save_tiny_model
 
-WORKER = Path(questions.__file__).with_name("entries.py")
+WORKER = Path(task.__file__).with_name("entries.py")
 
 needs_gym = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs the extra: pip install 'brorl[gym]'")
 pytestmark = pytest.mark.linux
@@ -66,7 +65,7 @@ def test_a_missing_extra_is_an_error_with_the_command(monkeypatch: pytest.Monkey
 
 
 def test_settings_of_several_data_sets_are_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "require_reasoning_gym", lambda: None)
+    monkeypatch.setattr(task, "require_reasoning_gym", lambda: None)
     with pytest.raises(UserError, match="the keys must be their names, got min_animals: 3"):
         read_gym(source(gym=["maze", "leg_counting"], config={"min_animals": 3}), 1)
 

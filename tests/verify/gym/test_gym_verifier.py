@@ -11,11 +11,11 @@ import pytest
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
 from brorl.verdict import Verdict
-from brorl.verification.gym.guards import EVALUATED, GUARDS
+from brorl.verification.gym.answers import EVALUATED, GUARDS
 from brorl.verification.gym.task import GymTask
 from brorl.verification.gym.verifier import GymVerifier, extract_answer
 from brorl.verification.sandbox.pool import ProgramPool, VerifierCall, WorkerPool
-from brorl.verification.sandbox.replies import Fault, JudgeTimeout, Limits, LostError, Reply, Undecided
+from brorl.verification.sandbox.request import Fault, JudgeTimeout, Limits, LostError, Reply, Undecided
 from brorl.verification.sandbox.worker import Judge, T, Worker
 from case_tables import table
 from each_row import each_row

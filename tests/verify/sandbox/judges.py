@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from brorl.verification.sandbox.pool import ProgramPool, VerifierCall
-from brorl.verification.sandbox.replies import Limits, Reply
+from brorl.verification.sandbox.request import Limits, Reply
 from brorl.verification.sandbox.worker import Judge, OutsideError, Worker
 
 CALLS = str(Path(__file__).parent / "pool_calls.py")

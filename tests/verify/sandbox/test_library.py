@@ -9,9 +9,9 @@ import pytest
 from judges import LIMITS, ended
 
 from brorl.verification.sandbox.inside.confinement import landlock_version
-from brorl.verification.sandbox.inside.library import _EXTENSIONS
+from brorl.verification.sandbox.inside.fork_server import _EXTENSIONS
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.replies import Limits
+from brorl.verification.sandbox.request import Limits
 
 pytestmark = pytest.mark.linux
 

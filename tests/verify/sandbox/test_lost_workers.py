@@ -13,10 +13,10 @@ from judges import call, gone, programs
 
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.math import MathVerifier
-from brorl.verification.domains.user_function import FunctionVerifier
-from brorl.verification.sandbox import scheduling, worker
+from brorl.verification.domains.table import FunctionVerifier
+from brorl.verification.sandbox import request, worker
 from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool
-from brorl.verification.sandbox.replies import LostError
+from brorl.verification.sandbox.request import LostError
 from brorl.verification.sandbox.server import Server, ServerSettings
 
 pytestmark = pytest.mark.linux
@@ -160,7 +160,7 @@ def test_a_function_that_no_longer_loads_loses_its_calls_alone(tmp_path: Path) -
 
 def test_waiting_for_a_processor_does_not_count_as_time_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """A system that reports half of the wall time as waiting doubles the time that a call may take."""
-    monkeypatch.setattr(scheduling, "denied_s", lambda _pid: time.monotonic() / 2)
+    monkeypatch.setattr(request, "denied_s", lambda _pid: time.monotonic() / 2)
     with WorkerPool(num_workers=1, timeout_s=0.3) as pool:
         assert pool.run([call("slow_pid", 0.45)])[0].failure is None
         began = time.monotonic()
@@ -170,7 +170,7 @@ def test_waiting_for_a_processor_does_not_count_as_time_of_a_call(monkeypatch: p
 
 @pytest.mark.slow
 def test_a_call_that_never_gets_a_processor_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduling, "denied_s", lambda _pid: time.monotonic())
+    monkeypatch.setattr(request, "denied_s", lambda _pid: time.monotonic())
     with WorkerPool(num_workers=1, timeout_s=0.03) as pool:
         (result,) = pool.run([call("slow_pid", 300)])
     assert result.failure == "unverified: the machine was overloaded"
@@ -179,7 +179,7 @@ def test_a_call_that_never_gets_a_processor_is_lost(monkeypatch: pytest.MonkeyPa
 def test_a_call_that_has_used_its_limit_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the kernel counts more waiting between the decision to stop it and the end of the worker."""
     counts = cycle([0.0, 0.0, 0.5])  # when the call begins, when its limit is reached, and later
-    monkeypatch.setattr(scheduling, "denied_s", lambda _pid: next(counts))
+    monkeypatch.setattr(request, "denied_s", lambda _pid: next(counts))
     with WorkerPool(num_workers=1, timeout_s=0.3) as pool:
         (result,) = pool.run([call("slow_pid", 300)])
     assert result.failure == "timeout"

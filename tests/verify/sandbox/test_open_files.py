@@ -13,7 +13,7 @@ pytestmark = pytest.mark.linux
 
 NUM_WORKERS = 8
 PROGRAMS = f"""
-from brorl.verification.sandbox.replies import Limits
+from brorl.verification.sandbox.request import Limits
 from brorl.verification.sandbox.pool import ProgramPool
 from functools import partial
 def judge(number, worker):

@@ -18,7 +18,7 @@ from judges import CALLS, call, gone
 from brorl.verification.sandbox import server
 from brorl.verification.sandbox.inside.confinement import TRUSTED, UNSAFE
 from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool
-from brorl.verification.sandbox.replies import Reply
+from brorl.verification.sandbox.request import Reply
 from brorl.verification.sandbox.server import ServerSettings
 
 pytestmark = pytest.mark.linux

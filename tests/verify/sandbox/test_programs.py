@@ -27,9 +27,9 @@ from judges import (
 )
 
 from brorl.errors import UserError
-from brorl.verification.sandbox import scheduling
+from brorl.verification.sandbox import request
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.replies import Limits, LostError, Reply, Undecided
+from brorl.verification.sandbox.request import Limits, LostError, Reply, Undecided
 from brorl.verification.sandbox.values import MAX_DEPTH
 from brorl.verification.sandbox.worker import Worker
 from case_tables import table
@@ -104,9 +104,9 @@ def test_the_output_before_a_failure_is_kept(pool: ProgramPool) -> None:
 def test_time_without_a_core_does_not_count(pool: ProgramPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The figure is the kernel's."""
     source, limits = "import time\ntime.sleep(0.3)\nprint('done')", Limits(0.2)
-    monkeypatch.setattr(scheduling, "denied_s", lambda _pid: 0.0)
+    monkeypatch.setattr(request, "denied_s", lambda _pid: 0.0)
     assert ended(pool, source, limits=limits).failure == "timeout"
-    monkeypatch.setattr(scheduling, "denied_s", lambda _pid: 0.6 * time.monotonic())
+    monkeypatch.setattr(request, "denied_s", lambda _pid: 0.6 * time.monotonic())
     assert ended(pool, source, limits=limits).value == "done\n"
     began = time.monotonic()
     assert ended(pool, "while True: pass", limits=SHORT).failure == "timeout"

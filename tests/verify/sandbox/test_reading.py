@@ -5,7 +5,7 @@ from judges import LIMITS, call_judge
 
 from brorl.verification.sandbox import process
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.replies import Limits, Reply
+from brorl.verification.sandbox.request import Limits, Reply
 from brorl.verification.sandbox.values import encode
 
 pytestmark = pytest.mark.linux

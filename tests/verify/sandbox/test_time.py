@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from judges import LIMITS, call_judge, ended, gone, returned, run_judge, wait_until
 
-from brorl.verification.sandbox import scheduling
+from brorl.verification.sandbox import request
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.replies import JudgeTimeout, Limits, Reply, Undecided
+from brorl.verification.sandbox.request import JudgeTimeout, Limits, Reply, Undecided
 from brorl.verification.sandbox.worker import Worker
 
 pytestmark = pytest.mark.linux
@@ -91,8 +91,8 @@ def test_the_time_of_all_threads_counts(pool: ProgramPool) -> None:
 def test_only_others_deny_a_core(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """Against a simulated core: each tick, one of the threads that are ready has it, or another process."""
     counts: list[tuple[float, float]] = []
-    monkeypatch.setattr(scheduling, "_threads", lambda _pid: iter(counts))
-    monkeypatch.setattr(scheduling.time, "clock_gettime", lambda _clock: sum(ran for ran, _ in counts))
+    monkeypatch.setattr(request, "_threads", lambda _pid: iter(counts))
+    monkeypatch.setattr(request.time, "clock_gettime", lambda _clock: sum(ran for ran, _ in counts))
     for _ in range(10):
         num_threads = int(rng.integers(1, 6))
         born = np.sort(rng.integers(0, 100, size=num_threads)) * (np.arange(num_threads) > 0)
@@ -107,7 +107,7 @@ def test_only_others_deny_a_core(monkeypatch: pytest.MonkeyPatch, rng: np.random
                 ran[ready] += ready == has_it
                 waited[ready] += ready != has_it
             counts[:] = [*zip(ran[born <= tick].tolist(), waited[born <= tick].tolist(), strict=True)]
-            found = scheduling.denied_s(1)
+            found = request.denied_s(1)
             assert found is not None
             assert all(found - before <= denied - so_far for before, so_far in seen)
             assert num_threads > 1 or found == denied
@@ -116,7 +116,7 @@ def test_only_others_deny_a_core(monkeypatch: pytest.MonkeyPatch, rng: np.random
 
 def test_a_program_without_its_core_is_unverified(pool: ProgramPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its wall time is over, and others had the core for most of it."""
-    monkeypatch.setattr(scheduling, "denied_s", lambda _pid: 0.99 * time.monotonic())
+    monkeypatch.setattr(request, "denied_s", lambda _pid: 0.99 * time.monotonic())
     assert pool.run([run_judge(ASLEEP, limits=SHORT)]) == [Undecided("the machine was overloaded")]
     assert pool.run([call_judge(f"def f():\n  {ASLEEP.replace(chr(10), ';')}", ("f", ()), limits=SHORT)]) == [
         Undecided("the machine was overloaded")
@@ -127,7 +127,7 @@ def test_the_time_of_all_cases_does_not_count_waiting_for_a_core(
     pool: ProgramPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = time.monotonic()
-    monkeypatch.setattr(scheduling, "denied_s", lambda _pid: 0.9 * (time.monotonic() - began))
+    monkeypatch.setattr(request, "denied_s", lambda _pid: 0.9 * (time.monotonic() - began))
     (reply,) = returned(pool, "import time\ndef f(): time.sleep(0.3)", ("f", ()))
     assert reply.failure is None
     assert reply.seconds <= 0.11 * (time.monotonic() - began)

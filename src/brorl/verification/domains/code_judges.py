@@ -5,21 +5,22 @@ The expected values stay in this process, or in one that runs test code.
 
 from __future__ import annotations
 
+import builtins
+import importlib
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
-from pathlib import Path
 
-from brorl.prompts.code_tests import StdinCases, TestCode
+from brorl.prompts.code_tests import CodeTests, StdinCases, TestCode
 from brorl.verdict import CORRECT, RAISED, TIMEOUT, WRONG
 from brorl.verification.domains.code_checks import Check
 from brorl.verification.sandbox.inside.program import NO_PLAIN_VALUE
-from brorl.verification.sandbox.replies import REPLY_BYTES, Fault, Limits, Reply, fault_of
+from brorl.verification.sandbox.request import REPLY_BYTES, Fault, Limits, Reply, fault_of
 from brorl.verification.sandbox.worker import OutsideError, Worker
 
 SYNTAX_ERROR = "syntax error"
@@ -43,12 +44,83 @@ _PASSED_ON = frozenset(
         *("ValueError", "ZeroDivisionError"),
     )
 )
+_NAME = re.compile(r"[^\W\d]\w*+")
 _NUMBER = re.compile(r"[-+]?(?:\d{1,4000}(?:\.\d{0,4000})?|\.\d{1,4000})(?:[eE][-+]?\d{1,3})?", re.ASCII)
 _INTEGER = re.compile(r"[-+]?\d+", re.ASCII)
-_NUMPY = Path(__file__).with_name("code_numpy.py")
 _TESTS = "tests"
 # MBPP+ compares optional values without asserting the outcome. A match of a regular expression, for instance, is one.
 _OPTIONAL = "        exact_match = exp == (out is not None)\n"
+
+
+# The judge of LiveCodeBench imports these modules and all of their names before an answer; that of APPS imports fewer,
+# and that of EvalPlus none. A later module replaces the names of an earlier one.
+_MODULES = (
+    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
+    *("itertools", "functools", "operator", "io", "sys", "json"),
+)
+_LIMITS = "import sys\nsys.setrecursionlimit(50_000)\nsys.set_int_max_str_digits(50_000)"  # of the same judge
+# Possessive: a run of blanks would otherwise be split in all ways, in time quadratic in its length.
+_FUTURE = re.compile(r"^from[ \t]++__future__[ \t]++import[ \t]++(?:\([^()]{0,500}+\)|[^\n(]*+)$", re.MULTILINE)
+
+
+def module(tests: CodeTests, code: str) -> str:
+    """Return the code after its imports; those from `__future__` stay first.
+
+    A function that the tests call is never an imported one. Test code stays as the judge of its dataset runs it,
+    without imports.
+    """
+    function = "" if isinstance(tests.tests, StdinCases) else tests.tests.function
+    before: list[str] = []
+    if not isinstance(tests.tests, TestCode):  # of the program's words: all names would take longer than most programs
+        import_of = imports()
+        before = sorted(import_of[word] for word in {*_NAME.findall(code)} - {function} if word in import_of)
+        before.append(_LIMITS)
+    if tests.prelude:
+        before += [tests.prelude, f"globals().pop({function!r}, None)"]
+    if not before:
+        return code
+    future = "\n".join(_FUTURE.findall(code))
+    return "\n".join([future, *before, _FUTURE.sub("", code) if future else code])
+
+
+@lru_cache(maxsize=1)
+def imports() -> Mapping[str, str]:
+    """Return the import statement of every name that a program has without one, those of builtins left out."""
+    import_of: dict[str, str] = {}
+    for name in (*_MODULES, "typing"):
+        of_module = importlib.import_module(name)
+        public = (text for text in vars(of_module) if not text.startswith("_"))
+        names = getattr(of_module, "__all__", public)
+        import_of |= {text: f"from {name} import {text}" for text in names if not hasattr(builtins, text)}
+    return import_of | {name: f"import {name}" for name in _MODULES}
+
+
+# A stand-in for the few parts of numpy that test code of public datasets uses; shapes are not broadcast.
+_NUMPY = """
+import math, sys, types
+def allclose(actual, desired, rtol=1e-05, atol=1e-08, equal_nan=False):
+    if isinstance(desired, (list, tuple)):
+        return (
+            isinstance(actual, (list, tuple))
+            and len(actual) == len(desired)
+            and all(allclose(a, d, rtol, atol, equal_nan) for a, d in zip(actual, desired))
+        )
+    if not isinstance(actual, (int, float, complex)) or not isinstance(desired, (int, float, complex)):
+        raise TypeError(f"not numbers: {type(actual).__name__} and {type(desired).__name__}")
+    if actual == desired:
+        return True
+    if actual != actual and desired != desired:
+        return equal_nan
+    return bool(abs(actual - desired) <= atol + rtol * abs(desired) < math.inf)
+def assert_allclose(actual, desired, rtol=1e-07, atol=0.0, equal_nan=True):
+    if not allclose(actual, desired, rtol, atol, equal_nan):
+        raise AssertionError(f"not close: {actual} and {desired}")
+numpy, testing = types.ModuleType("numpy"), types.ModuleType("numpy.testing")
+numpy.__dict__.update(allclose=allclose, testing=testing, inf=math.inf, nan=math.nan)
+numpy.__dict__.update({name: type(name, (), {}) for name in ("ndarray", "float64", "float32")})
+testing.__dict__.update(assert_allclose=assert_allclose)
+sys.modules.update({"numpy": numpy, "numpy.testing": testing})
+"""
 
 
 @dataclass(frozen=True)
@@ -228,8 +300,8 @@ def judge_first_call(test: TestCode, clock: Clock, worker: Worker) -> str | None
 def _run_tests(test: TestCode, answer: Callable[..., object], clock: Clock, worker: Worker) -> Reply:
     """Run test code in a process without the answer, with a random state of its own."""
     seed = blake2b(test.code.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    # A stand-in for numpy, which binds no name; `math` needs no import.
-    numpy = f"exec({_NUMPY.read_text() + 'install()'!r}, {{}})" if "numpy" in test.code else ""
+    # The stand-in for numpy binds no name; `math` needs no import.
+    numpy = f"exec({_NUMPY!r}, {{}})" if "numpy" in test.code else ""
     code = test.code.replace(_OPTIONAL, f"{_OPTIONAL}    assert exact_match\n")
     source = f"__import__('random').seed({seed!r})\nimport math\n{numpy}\n{code}"
     limits = Limits(clock.total_s, clock.memory_bytes, _VALUE_BYTES)

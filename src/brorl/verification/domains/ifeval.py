@@ -1,32 +1,347 @@
 """Verifier of instruction following: the 25 kinds of instructions of IFEval.
 
 A response is correct if it follows all instructions. With partial credit, its score is the fraction that it follows.
-The checks are plain functions of the text in this process, each linear in its length. No language model is used.
+The checks are plain functions of the text in this process, each linear in its length. Keywords are literal. The
+original reads them as regular expressions, so that `C++` stops it; where a pattern of the original is quadratic, each
+line is searched, with the same result.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from importlib.util import find_spec
+from itertools import accumulate, chain, pairwise
+from pathlib import Path
+from typing import Any, assert_never
 
-from brorl.prompts.instructions import Instructions
+from brorl.errors import UserError
+from brorl.prompts.instructions import Instruction, Instructions, Relation
 from brorl.prompts.prompt import Prompt
 from brorl.verdict import CORRECT, NO_ANSWER, Verdict, verdict_of
-from brorl.verification.domains.ifeval_checks import (
-    LANGUAGE_KINDS,
-    broken,
-    require_langdetect,
-)
 from brorl.verification.verifier import TrialResponses, malformed
+
+_WORD = re.compile(r"\w+")
+_LETTER = re.compile(r"[^\W\d_]")
+
+_OPENERS = "([{\"'“\u2018«*_"
+_CLOSERS = ")]}\"'”\u2019»*_`"
+# `sat` and `sun` are words, and `Sat` and `Sun` are days.
+_ABBREVIATIONS = re.compile(
+    "(?:[Mm]rs?|[Mm]s|[Mm]essrs|[Dd]r|[Pp]rof|[Jj]r|[Ss]r|[Ll]td|[Cc]orp|[Bb]ros|[Vv]s|[Dd]ept|[Uu]niv|[Aa]ssn|[Bb]lvd)|"
+    "Rev|Gen|Col|Capt|Lt|Sgt|Sen|Rep|Gov|St|Mt|Ft|Inc|Co|Cos|"
+    "Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec|Mon|Tues?|Wed|Thu|Thurs|Fri|Sat|Sun|Ave|Rd|Ext|Vol|Figs?|Eqs?|Eds?|"
+    "approx|est|ext|figs?|vol|eqs?|ca|cf|eds|al"
+)
+_INNER_PERIODS = re.compile(r"[^\W\d_](?:\.[^\W\d_])+")  # `e.g`, `U.S.A`, without the last period
+_STARTER = re.compile(
+    r"(?:the|this|that|these|those|he|she|it|we|they|you|i|an?|in|on|at|as|if|but|and|so|however|there|here|when|while|"
+    r"what|who|why|how|my|our|your|his|her|its|their|some|many|most|after|before|since|for)\b",
+    re.IGNORECASE,
+)
+
+# What the Penn Treebank rules make a token of its own; a colon or comma before a digit belongs to a number.
+_SEPARATOR = re.compile(r"""(?:[\s?!;@#$%&()\[\]{}<>"“”«»„\u2018\u2019`…]|--|\.\.\.|''|[:,](?!\d))+""")
+_TWO_TOKENS = re.compile(
+    r"(.*[^'])('S|'M|'D|'LL|'RE|'VE)|(.*)(N'T)|(CAN)(NOT)|(D')(YE)|(GIM|LEM)(ME)|(GON|WAN)(NA)|(GOT)(TA)|(MORE)('N)",
+    re.DOTALL,
+)
+
+
+def count_words(text: str) -> int:
+    """Return the number of runs of letters, digits and underscores."""
+    return sum(1 for _ in _WORD.finditer(text))
+
+
+def count_capital_words(text: str) -> int:
+    """Return the number of tokens with letters and without a lower-case letter; `IT'S` is two."""
+    return sum(map(str.isupper, chain.from_iterable(map(_tokens, _SEPARATOR.split(text)))))
+
+
+def _tokens(piece: str) -> list[str]:
+    if not piece.isupper():
+        return []
+    match = _TWO_TOKENS.fullmatch(piece.rstrip("."))
+    return [token for token in match.groups() if token] if match else [piece]
+
+
+def count_sentences(text: str) -> int:
+    """Return the number of runs with a letter that end with `.`, `!` or `?` before white space, or with the text.
+
+    The original counts with NLTK, whose model of sentences is a download. It counts `???` as three sentences and `1.`
+    as one, which a policy finds within a few steps.
+    """
+    count, has_letter = 0, False
+    for token, following in pairwise(chain(text.split(), [""])):
+        has_letter = has_letter or _LETTER.search(token) is not None
+        if has_letter and _ends_sentence(token, following):
+            count, has_letter = count + 1, False
+    return count + has_letter
+
+
+def _ends_sentence(token: str, following: str) -> bool:
+    closed = token.rstrip(_CLOSERS)
+    word = closed.rstrip(".!?…")
+    end = closed[len(word) :]
+    if "!" in end or "?" in end:
+        return True
+    if not end or not word or not following:
+        return bool(end and word)
+    starts = following.lstrip(_OPENERS)
+    if len(end) > 1 or end == "…":
+        return starts[:1].isupper()
+    word = word.lstrip(_OPENERS)
+    if len(word) == 1:
+        return not word.isalpha() or word == "I"
+    if _ABBREVIATIONS.fullmatch(word) or _INNER_PERIODS.fullmatch(word):
+        return starts[:1].isupper() and _STARTER.match(starts) is not None
+    return True
+
+
+LANGUAGE_KINDS = frozenset(
+    ("language:response_language", "change_case:english_capital", "change_case:english_lowercase")
+)
+_READ_CHARACTERS = 10_000
+
+
+def require_langdetect() -> None:
+    """Raise a UserError if langdetect is not installed, without importing it."""
+    if find_spec("langdetect") is None:
+        raise UserError(
+            "the data has instructions about languages, which need the package langdetect; run: pip install "
+            "'brorl[ifeval]'"
+        )
+
+
+def detect(text: str) -> str | None:
+    """Return the code of the language of the first 10,000 characters; None without letters of a known language.
+
+    langdetect draws random numbers. Here every detection starts from the same seed, and its profiles are loaded in the
+    order of their names. It ignores words in capitals, so a text in capitals is detected in lower case. A text such as
+    `123` follows no instruction about languages; the original accepts it for every language.
+    """
+    text = text[:_READ_CHARACTERS]
+    return _detect(text.lower() if text.isupper() else text)
+
+
+@lru_cache(maxsize=64)  # several instructions about one text
+def _detect(text: str) -> str | None:
+    from langdetect.lang_detect_exception import LangDetectException
+
+    detector = _factory().create()
+    detector.append(text)
+    try:
+        language = str(detector.detect())
+    except LangDetectException:
+        return None
+    return None if language == detector.UNKNOWN_LANG else language
+
+
+@lru_cache(maxsize=1)
+def _factory() -> Any:
+    from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
+
+    factory = DetectorFactory()
+    factory.set_seed(0)
+    profiles = sorted(Path(PROFILES_DIRECTORY).iterdir())
+    factory.load_json_profile([path.read_text("utf-8") for path in profiles if not path.name.startswith((".", "_"))])
+    return factory
+
+
+_POSTSCRIPTS = {"p.p.s": r"p\.\s?p\.\s?s", "p.s.": r"p\.\s?s\."}
+_ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
+_MAX_JSON_DEPTH = 100  # below Python's recursion limit, whose room depends on the caller
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)  # one that never closes takes the rest: it is read once
+_QUOTES_AND_MARKS = re.compile(r"[.,?!'\"]")
+
+
+def _holds(count: int, relation: Relation, bound: int) -> bool:
+    """Return whether a count fulfils a relation; `around` allows a tenth of the bound, at least 1."""
+    match relation:
+        case "less than":
+            return count < bound
+        case "at least":
+            return count >= bound
+        case "at most":
+            return count <= bound
+        case "exactly":
+            return count == bound
+        case "around":
+            return abs(count - bound) <= max(round(bound / 10), 1)
+        case _:
+            assert_never(relation)
+
+
+def _count(pattern: str, text: str, flags: int = 0) -> int:
+    return sum(1 for _ in re.finditer(pattern, text, flags))
+
+
+def _whole_word(word: str) -> str:
+    """Return a pattern with a boundary at each end that is a letter, digit or underscore: `C++` has none at its end."""
+    left, right = (r"\b" if re.match(r"\w", end) else "" for end in (word[0], word[-1]))
+    return f"{left}{re.escape(word)}{right}"
+
+
+def _paragraphs(text: str, num_paragraphs: int, divider: str = "***") -> bool:
+    """There are exactly as many paragraphs between dividers as wanted; only the first and the last may be empty."""
+    paragraphs = [part.strip() for part in text.split(divider)]
+    return all(paragraphs[1:-1]) and len(list(filter(None, paragraphs))) == num_paragraphs
+
+
+def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
+    """Paragraph n of the wanted number starts with the word; as in the original, empty ones have a place."""
+    paragraphs = [part.strip() for part in text.split("\n\n")]
+    if len(list(filter(None, paragraphs))) != num_paragraphs:
+        return False
+    words = paragraphs[nth_paragraph - 1].split(maxsplit=1)
+    word = _QUOTES_AND_MARKS.split(words[0].lstrip("'").lstrip('"'), maxsplit=1)[0] if words else None
+    return word is not None and word.lower() == first_word.lower()
+
+
+def _bullets(text: str, num_bullets: int) -> bool:
+    """There are exactly as many lines with a bullet as wanted: `* x` or `- x`; a line of dashes is one too."""
+    patterns = (r"^[^\S\n]*\*[^*].*$", r"^[^\S\n]*-.*$")
+    return sum(_count(pattern, text, re.MULTILINE) for pattern in patterns) == num_bullets
+
+
+def _highlights(text: str, num_highlights: int) -> bool:
+    """At least as many parts as wanted are highlighted, as `*x*` or `**x**`."""
+    single = sum(1 for match in re.finditer(r"\*[^\n*]*\*", text) if match[0].strip("*").strip())
+    double = sum(1 for match in re.finditer(r"\*\*[^\n*]*\*\*", text) if match[0][2:-2].strip())
+    return single + double >= num_highlights
+
+
+def _has_title(line: str) -> bool:
+    """A line has a title, as `<<title>>`."""
+    start, end = line.find("<<"), line.rfind(">>")
+    return start >= 0 and start + 3 <= end and line[start:end].lstrip("<").rstrip(">").strip() != ""
+
+
+def _placeholders(line: str) -> int:
+    """Return the number of placeholders in a line, as `[name]`."""
+    count, end = 0, -1
+    while (start := line.find("[", end + 1)) >= 0 and (end := line.find("]", start)) >= 0:
+        count += 1
+    return count
+
+
+def _postscript(text: str, postscript_marker: str) -> bool:
+    """The mark of a postscript occurs, in upper or lower case; spaces within `P.S.` do not count."""
+    marker = postscript_marker.lower()
+    return re.search(_POSTSCRIPTS.get(marker, re.escape(marker)), text.lower()) is not None
+
+
+def _is_json(text: str) -> bool:
+    """The whole text is JSON, possibly in a code block; any JSON value counts, up to 100 levels deep."""
+    text = text.strip()
+    for fence in ("```json", "```Json", "```JSON", "```"):
+        text = text.removeprefix(fence)
+    text = text.removesuffix("```").strip()
+    if text.count("[") + text.count("{") > _MAX_JSON_DEPTH:
+        brackets = re.findall(r"[\[\]{}]", _STRING.sub("", text))
+        if max(accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0) > _MAX_JSON_DEPTH:
+            return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _one_option(text: str, options: Sequence[str] = _ANSWERS) -> bool:
+    """Exactly one of the options occurs. The original accepts a response with all of them."""
+    given = [option for option in options if option in text]
+    return len(given) - sum(any(option != other and option in other for other in given) for option in given) == 1
+
+
+def _two_responses(text: str) -> bool:
+    """There are exactly two different responses between dividers of six asterisks."""
+    parts = [part.strip() for part in text.split("******")]
+    given = list(filter(None, parts))
+    return all(parts[1:-1]) and len(given) == 2 and given[0] != given[1]
+
+
+def _quoted(text: str) -> bool:
+    return len(text) > 1 and text.startswith('"') and text.endswith('"')
+
+
+# Each check has the text and the arguments of its kind by name. Upper and lower case are the same where the original
+# says so. A keyword can be within a word, a forbidden word is a whole one.
+CHECKS: Mapping[str, Callable[..., bool]] = {
+    "keywords:existence": lambda text, keywords: all(
+        re.search(re.escape(keyword), text, re.IGNORECASE) for keyword in keywords
+    ),
+    "keywords:frequency": lambda text, keyword, frequency, relation: _holds(
+        _count(re.escape(keyword), text, re.IGNORECASE), relation, frequency
+    ),
+    "keywords:forbidden_words": lambda text, forbidden_words: (
+        not any(re.search(_whole_word(word), text, re.IGNORECASE) for word in forbidden_words)
+    ),
+    "keywords:letter_frequency": lambda text, letter, let_frequency, let_relation: _holds(
+        text.lower().count(letter.lower()), let_relation, let_frequency
+    ),
+    "language:response_language": lambda text, language: detect(text) == language,
+    "length_constraints:number_sentences": lambda text, num_sentences, relation: _holds(
+        count_sentences(text), relation, num_sentences
+    ),
+    "length_constraints:number_paragraphs": _paragraphs,
+    "length_constraints:number_words": lambda text, num_words, relation: _holds(count_words(text), relation, num_words),
+    "length_constraints:nth_paragraph_first_word": _first_word,
+    "detectable_content:number_placeholders": lambda text, num_placeholders: (
+        sum(map(_placeholders, text.split("\n"))) >= num_placeholders
+    ),
+    "detectable_content:postscript": _postscript,
+    "detectable_format:number_bullet_lists": _bullets,
+    "detectable_format:constrained_response": _one_option,
+    "detectable_format:number_highlighted_sections": _highlights,
+    "detectable_format:multiple_sections": lambda text, section_spliter, num_sections: (
+        _count(re.escape(section_spliter) + r"\s?\d+", text) >= num_sections
+    ),
+    "detectable_format:json_format": _is_json,
+    "detectable_format:title": lambda text: any(map(_has_title, text.split("\n"))),
+    "combination:two_responses": _two_responses,
+    "combination:repeat_prompt": lambda text, prompt_to_repeat: (
+        text.strip().lower().startswith(prompt_to_repeat.lower())
+    ),
+    "startend:end_checker": lambda text, end_phrase: text.strip().strip('"').lower().endswith(end_phrase.lower()),
+    "startend:quotation": lambda text: _quoted(text.strip()),
+    "change_case:capital_word_frequency": lambda text, capital_frequency, capital_relation: _holds(
+        count_capital_words(text), capital_relation, capital_frequency
+    ),
+    "change_case:english_capital": lambda text: text.isupper() and detect(text) == "en",
+    "change_case:english_lowercase": lambda text: text.islower() and detect(text) == "en",
+    "punctuation:no_comma": lambda text: "," not in text,
+}
+
+
+def broken(text: str, instructions: Instructions) -> list[Instruction]:
+    """Return the instructions, read strictly or loosely, that a text does not follow; an empty text follows none."""
+    readings = list(dict.fromkeys(_loose(text))) if instructions.loose else [text]
+    readings = [reading for reading in readings if reading.strip()]
+    return [
+        instruction
+        for instruction in instructions.instructions
+        if not any(CHECKS[instruction.kind](reading, **instruction.arguments) for reading in readings)
+    ]
+
+
+def _loose(text: str) -> Iterator[str]:
+    """Yield the text, and the text without its first line, its last line and both, each with and without asterisks."""
+    lines = text.split("\n")
+    for part in (text, *("\n".join(some).strip() for some in (lines[1:], lines[:-1], lines[1:-1]))):
+        yield part
+        yield part.replace("*", "")
+
 
 TOO_LONG = "response too long"
 BROKEN = "not followed"  # followed by the first instruction: `not followed: punctuation:no_comma`
 
 _MAX_CHARACTERS = 200_000  # 0.1 s for the slowest check
+_PLAIN = "This is a short answer to the question that was asked here."
 
 
 class InstructionsVerifier:
@@ -55,11 +370,10 @@ class InstructionsVerifier:
         return malformed(references, _instructions)
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
-        """Return a response that follows the instructions where one is easily made, and ones that follow few."""
+        """Return a plain sentence, which must be accepted if it follows all instructions, and ones that follow few."""
         del others  # a response to other instructions may well follow these
         instructions = _instructions(reference)
-        right = compliant_response(instructions)
-        return TrialResponses(right, ["No, NEVER.", ""], certain=not broken(right, instructions))
+        return TrialResponses(_PLAIN, ["No, NEVER.", ""], certain=not broken(_PLAIN, instructions))
 
 
 @lru_cache(maxsize=4096)
@@ -80,81 +394,3 @@ def _verify(instructions: Instructions, answer: str) -> Verdict:
     total = len(instructions.instructions)
     reason = f"{BROKEN}: {wrong[0].kind}" if wrong else CORRECT
     return Verdict(not wrong, (total - len(wrong)) / total, None, reason, time.perf_counter() - start)
-
-
-Arguments = Mapping[str, Any]
-
-_SENTENCE = "this is a short answer to the question that was asked here"
-
-
-def compliant_response(instructions: Instructions) -> str:
-    """Return a text that is meant to follow all instructions."""
-    of: dict[str, list[Arguments]] = {}
-    for instruction in instructions.instructions:
-        of.setdefault(instruction.kind.rpartition(":")[2], []).append(instruction.arguments)
-    if "json_format" in of:
-        return json.dumps({"answer": " ".join(_keywords(of))})
-    text = _arranged(_sentences(of), _lines(of), of)
-    if "english_lowercase" in of:
-        text = text.lower()
-    if "english_capital" in of:
-        text = text.upper()
-    return f'"{text}"' if "quotation" in of else text
-
-
-def _at_least(of: Mapping[str, Sequence[Arguments]], kind: str, bound: str, relation: str = "relation") -> int:
-    """Return the least number that all instructions of a kind allow."""
-    bounded = (arguments for arguments in of.get(kind, ()) if arguments.get(relation) not in ("less than", "at most"))
-    return max((arguments[bound] for arguments in bounded), default=0)
-
-
-def _keywords(of: Mapping[str, Sequence[Arguments]]) -> list[str]:
-    words = [keyword for arguments in of.get("existence", ()) for keyword in arguments["keywords"]]
-    for arguments in of.get("frequency", ()):
-        words += [arguments["keyword"]] * _at_least({"frequency": [arguments]}, "frequency", "frequency")
-    for arguments in of.get("letter_frequency", ()):
-        words += [arguments["letter"]] * _at_least(
-            {"letter_frequency": [arguments]}, "letter_frequency", "let_frequency", "let_relation"
-        )
-    words += ["WORD"] * _at_least(of, "capital_word_frequency", "capital_frequency", "capital_relation")
-    return words
-
-
-def _sentences(of: Mapping[str, Sequence[Arguments]]) -> str:
-    """Return the running text, with the wanted words and sentences."""
-    words = [*_keywords(of), *("[name]" for _ in range(_at_least(of, "number_placeholders", "num_placeholders")))]
-    wanted = max(_at_least(of, "number_sentences", "num_sentences"), 1)
-    text = ". ".join([" ".join([_SENTENCE, *words]), *[_SENTENCE] * (wanted - 1)]) + "."
-    for arguments in of.get("constrained_response", ()):
-        text = arguments.get("options", ("My answer is yes.",))[0]
-    missing = _at_least(of, "number_words", "num_words") - len(text.split())
-    padding = f" {_SENTENCE}" * -(-missing // len(_SENTENCE.split()))
-    return f"{text[:-1]}{padding}."
-
-
-def _lines(of: Mapping[str, Sequence[Arguments]]) -> list[str]:
-    """Return the lines around the running text."""
-    lines = ["<<title>>"] if "title" in of else []
-    for arguments in of.get("multiple_sections", ()):
-        lines += [f"{arguments['section_spliter']} {number + 1}" for number in range(arguments["num_sections"])]
-    lines += ["* a point"] * _at_least(of, "number_bullet_lists", "num_bullets")
-    highlights = _at_least(of, "number_highlighted_sections", "num_highlights")
-    return lines + ([" ".join(["so *a part*"] * highlights)] if highlights else [])
-
-
-def _arranged(text: str, lines: Sequence[str], of: Mapping[str, Sequence[Arguments]]) -> str:
-    """Join the running text and the lines, divided and ended as wanted."""
-    text = "\n".join([*lines, text])
-    for arguments in of.get("number_paragraphs", ()):
-        text = f"\n{arguments.get('divider', '***')}\n".join([text, *["More."] * (arguments["num_paragraphs"] - 1)])
-    for arguments in of.get("nth_paragraph_first_word", ()):
-        paragraphs = [text, *["More."] * (arguments["num_paragraphs"] - 1)]
-        paragraphs[arguments["nth_paragraph"] - 1] = (
-            f"{arguments['first_word']} {paragraphs[arguments['nth_paragraph'] - 1]}"
-        )
-        text = "\n\n".join(paragraphs)
-    if "two_responses" in of:
-        text = f"{text}\n******\nAnother one."
-    ends = [arguments["postscript_marker"] + " More." for arguments in of.get("postscript", ())]
-    starts = [arguments["prompt_to_repeat"] for arguments in of.get("repeat_prompt", ())]
-    return "\n".join([*starts, text, *ends, *(arguments["end_phrase"] for arguments in of.get("end_checker", ()))])

@@ -1,35 +1,26 @@
-r"""Whether an answer to a task of Reasoning Gym is the dataset's own, in any of the usual ways of writing it.
+"""What decides an answer to a task of Reasoning Gym besides the scorer of its dataset; nothing is evaluated.
 
-Most datasets have one right answer, compared by value. Nothing is evaluated.
+Most datasets have one right answer, which is compared by value, in any of the usual ways of writing it. Where several
+answers are right, a guard rejects what the scorer alone would accept; `scripts/make_gym_table.py` tests every dataset.
 """
 
 from __future__ import annotations
 
+import ast
 import json
+import operator
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 from brorl.verification.domains.marked_answer import writings
 from brorl.verification.gym.task import GymTask
 
-SEVERAL = frozenset(
-    (
-        "boxnet", "countdown", "cryptarithm", "graph_color", "intermediate_integration", "jugs", "kakurasu",
-        "knight_swap", "n_queens", "palindrome_generation", "polynomial_multiplication", "propositional_logic",
-        "puzzle24", "quantum_lock", "rubiks_cube", "rush_hour", "shortest_path", "simple_integration", "sokoban",
-        "tower_of_hanoi", "word_ladder",
-    )
-)  # fmt: skip
-"""Datasets whose questions have several right answers."""
-
-_SIGNS = {
-    "\N{MULTIPLICATION SIGN}": "*", "\N{MIDDLE DOT}": "*", "\\times": "*", "\\cdot": "*", "\N{DIVISION SIGN}": "/",
-    "\\div": "/", "\N{MINUS SIGN}": "-", "^": "**", "->": "\u2192", "\\rightarrow": "\u2192", "\\to": "\u2192",
-}  # fmt: skip
-_DECIMAL = re.compile(r"(?<![\w.])(\d{1,20})\.(\d{1,20})(?![\w.])")
 _NUMBER = re.compile(r"[-+]?(?:\$|\u00a3|\u20ac|\\\$)?(\d{1,3}(?:,\d{3})+|\d+)(\.\d*)?([eE][-+]?\d{1,3})?")
 _STATEMENT = re.compile(
     r"(?:(?P<left>[\w\s+*/().,'\u00d7\u00b7\u00f7-]{1,80}?)\s*(?:=|\bis\b:?|\bare\b|\bequals\b)\s*)?"
@@ -43,17 +34,7 @@ _NO_STATEMENT = re.compile(
     re.IGNORECASE,
 )
 _OWN_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?")
-_COMMA = re.compile(r" ?, ?")
-_LONGEST_STATEMENT = 200
-_LONGEST = 20_000  # characters of JSON
-
-
-def in_plain_notation(text: str) -> str:
-    """Return an answer with single spaces in its rows, and formulas in the notation of Python, without decimals."""
-    text = _DECIMAL.sub(lambda number: f"({number[1]}{number[2]}/1{'0' * len(number[2])})", text)
-    for sign, plain in _SIGNS.items():
-        text = text.replace(sign, plain)
-    return "\n".join(" ".join(row.split()) for row in text.strip().splitlines())
+_LONGEST_STATEMENT, _LONGEST_JSON = 200, 20_000  # characters
 
 
 def is_own_answer(answer: str, task: GymTask) -> bool:
@@ -79,7 +60,7 @@ def _same(answer: str, right: str) -> bool:
 
 def _folded(text: str, right: str) -> str:
     """Return a text with single spaces in its rows, and in small letters unless the right one needs both cases."""
-    rows = (_COMMA.sub(", ", " ".join(row.split())) for row in text.splitlines())
+    rows = (re.sub(r" ?, ?", ", ", " ".join(row.split())) for row in text.splitlines())
     joined = "\n".join(row for row in rows if row)
     both = any(letter.isupper() and letter.lower() in right for letter in set(right))
     return joined if both else joined.casefold()
@@ -98,17 +79,14 @@ def _stated_number(text: str) -> Decimal | None:
 
 def _number(text: str) -> Decimal | None:
     match = _NUMBER.fullmatch(text.replace("\N{MINUS SIGN}", "-").strip())
-    if match is None:
-        return None
-    try:
-        return Decimal(re.sub(r"[^-+\d.eE]", "", match[0]))
-    except InvalidOperation:
-        return None
+    with suppress(InvalidOperation):
+        return Decimal(re.sub(r"[^-+\d.eE]", "", match[0])) if match else None
+    return None
 
 
 def _json(text: str) -> Any:
     """Return the value of JSON text, also with single quotes; None if it is none."""
-    if len(text) > _LONGEST:
+    if len(text) > _LONGEST_JSON:
         return None
     for one in (text, text.replace("'", '"').replace("True", "true").replace("False", "false").replace("None", "null")):
         try:
@@ -226,11 +204,12 @@ def _fraction(text: str) -> tuple[str, str] | None:
 
 def _roles(text: str) -> list[tuple[str, str]] | None:
     """Read the role of each name, in any order and in no other words."""
-    words = [word for word in re.sub(r"[.,;:()=\n]", " ", text.casefold()).split() if word not in _ROLE_WORDS]
+    words = [
+        word for word in re.sub(r"[.,;:()=\n]", " ", text.casefold()).split() if word not in ("is", "a", "an", "and")
+    ]
     return sorted(zip(words[::2], words[1::2], strict=True)) if len(words) % 2 == 0 else None
 
 
-_ROLE_WORDS = frozenset(["is", "a", "an", "and"])
 _DURATION = re.compile(
     r"(?:(?P<days>[-+]?\d{1,9})(?:\s*days?|$))?(?:(?<=s),\s*|(?<=y),\s*)?(?P<clock>\d{1,6}:\d{1,2}(?::\d{1,2}(?:\.\d{1,9})?)?)?"
 )
@@ -261,3 +240,160 @@ _SAME: Mapping[str, Callable[[str, str], bool]] = {
     "time_intervals": _equal_as(_duration),
 }
 """Datasets whose one right answer has notations or roundings of its own."""
+
+
+Entry = Mapping[str, Any]
+Test = Callable[[str, Entry], bool]
+
+_MAX_FORMULA, _MAX_CONCLUSION = 2_000, 400  # characters; the parser of conclusions takes quadratic time
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_FORMULA = re.compile(r"[-+*/()\s0-9A-Za-z.]*")
+_ACCESS = re.compile(r"\.[A-Za-z.]|(?<![0-9])\.(?![0-9])")  # a dot that is not of a number
+_NAME = re.compile(r"[A-Za-z]+")
+_FUNCTIONS = {*_NAME.findall("sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt Abs pi E")}
+_JUG_MOVE = re.compile(r"(?:fill|empty) [A-Z]|pour [A-Z]->[A-Z]")
+_HANOI_MOVE = r"(?:\d{1,6}[.)]\s)?\s*Move disk \d{1,6} from Peg \d{1,6} to Peg \d{1,6}\.?"
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What an answer to a dataset must pass beside its scorer."""
+
+    why: str  # the wrong answers that the scorer alone accepts
+    admits: Test  # false for an answer that gets no score; it does not reach the scorer
+
+
+def _characters(allowed: str) -> Test:
+    """Admit answers of some characters only, none of which can call or access anything."""
+    pattern = re.compile(f"[{allowed}]*")
+    return lambda answer, _entry: pattern.fullmatch(answer) is not None
+
+
+def _form(pattern: str) -> Test:
+    """Admit answers of one form, with space around it."""
+    compiled = re.compile(pattern, re.IGNORECASE)
+    return lambda answer, _entry: compiled.fullmatch(answer.strip()) is not None
+
+
+def _tokens(pattern: str, separator: str = r"\s+") -> Test:
+    """Admit answers of which every token has one form."""
+    token, between = re.compile(pattern), re.compile(separator)
+    return lambda answer, _entry: all(map(token.fullmatch, between.split(answer.strip())))
+
+
+def _formula(names_of: Callable[[Entry], set[str]]) -> Test:
+    """Admit formulas of numbers, the given names, arithmetic and parentheses."""
+
+    def admits(answer: str, entry: Entry) -> bool:
+        if len(answer) > _MAX_FORMULA or not _FORMULA.fullmatch(answer) or _ACCESS.search(answer):
+            return False
+        return set(_NAME.findall(answer)) <= names_of(entry)
+
+    return admits
+
+
+def _value(node: ast.AST, numbers: list[int]) -> Fraction:
+    """Return the value of an arithmetic expression, and append its numbers; any other syntax is a ValueError."""
+    match node:
+        case ast.Constant(value=int(number)) if not isinstance(number, bool):
+            numbers.append(number)
+            return Fraction(number)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand, numbers)
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
+            value: Fraction = _OPERATORS[type(sign)](_value(left, numbers), _value(right, numbers))
+            return value
+    raise ValueError("not an arithmetic expression")
+
+
+def _makes(target: int | None = None) -> Test:
+    """Admit expressions that use each given number once and have the target, of the entry if None, as exact value."""
+
+    def admits(answer: str, entry: Entry) -> bool:
+        numbers: list[int] = []
+        try:
+            tree = ast.parse(answer.strip()[: _MAX_FORMULA + 1], mode="eval")
+            value = _value(tree.body, numbers)
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+            return False
+        given = sorted(entry["metadata"]["numbers"])
+        return (
+            len(answer) <= _MAX_FORMULA
+            and value == (target or entry["metadata"]["target"])
+            and sorted(numbers) == given
+        )
+
+    return admits
+
+
+def _assigns_each_name_once(answer: str, entry: Entry) -> bool:
+    """Whether an answer of the form `A=1,B=2` names the letters of the right one, each once."""
+    texts = (answer, str(entry["answer"]))
+    given, own = (sorted(pair.partition("=")[0].strip() for pair in text.split(",")) for text in texts)
+    return given == own
+
+
+def _jug_moves(answer: str, _entry: Entry) -> bool:
+    """Whether an answer is a list of moves without other words."""
+    try:
+        moves = json.loads(answer)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(moves, list) and all(isinstance(move, str) and _JUG_MOVE.fullmatch(move) for move in moves)
+
+
+def _new_conclusion(answer: str, entry: Entry) -> bool:
+    """Whether a conclusion is not equivalent to one of its premises."""
+    from reasoning_gym.logic.propositional_logic import Expression
+
+    names = sorted(entry["metadata"]["variables"])
+    if len(answer) > _MAX_CONCLUSION or not re.search("[A-Z]", answer):
+        return False
+    worlds = [dict(zip(names, values, strict=True)) for values in product((False, True), repeat=len(names))]
+
+    def table(text: str) -> list[bool]:
+        expression = Expression.from_string(text)
+        return [bool(expression.evaluate(world)) for world in worlds]
+
+    try:
+        truth = table(answer)
+    except (ValueError, KeyError, AttributeError, RecursionError):
+        return False
+    return all(truth != table(premise) for premise in entry["metadata"]["premises"])
+
+
+_WORDS = "the right answer with other words in it scores 1"
+_CODE = "the scorer evaluates the answer as code"
+
+_INTEGRAL = _formula(lambda entry: {entry["metadata"]["variable"], "C", *_FUNCTIONS})
+
+GUARDS: dict[str, Guard] = {
+    "binary_matrix": Guard(_CODE, _characters(r"-0-9\s,\[\]")),
+    "countdown": Guard(f"{_CODE}; functions are accepted, and values near the target", _makes()),
+    "cryptarithm": Guard("of several digits of a letter the last one counts", _assigns_each_name_once),
+    "intermediate_integration": Guard(f"{_CODE}; Integral(f, x) of the question scores 1", _INTEGRAL),
+    "jugs": Guard("words after a move are not read", _jug_moves),
+    "kakurasu": Guard(_WORDS, _characters(r"01\s,\[\]")),
+    "n_queens": Guard(_CODE, _characters(r"Q_\s,'\"\[\]")),
+    "polynomial_multiplication": Guard(
+        f"{_CODE}; expand(...) of the question scores 1",
+        _formula(lambda entry: set(_NAME.findall(str(entry["answer"])))),
+    ),
+    "propositional_logic": Guard("a copied premise scores 1", _new_conclusion),
+    "puzzle24": Guard(f"{_CODE}; the given numbers need not be used", _makes(24)),
+    "quantum_lock": Guard(_WORDS, _form(r"[A-C](?:[\s,>→-]*[A-C])*")),
+    "rubiks_cube": Guard(_WORDS, _tokens(r"[A-Za-z]{1,2}'?[0-9]{0,6}")),
+    "rush_hour": Guard(_WORDS, _tokens(r"[A-Z][-+][0-9]{1,6}", r"[\s,]+")),
+    "simple_integration": Guard(f"{_CODE}; Integral(f, x) of the question scores 1", _INTEGRAL),
+    "sokoban": Guard(_WORDS, _form(r"[UDLR]+")),
+    "spell_backward": Guard(
+        "the right answer with anything after it scores 0.8 or 1",
+        lambda answer, entry: len(answer.strip()) <= len(entry["answer"]),
+    ),
+    "spiral_matrix": Guard(_CODE, _characters(r"-0-9\s,\[\]")),
+    "string_insertion": Guard(_CODE, _characters(r"A-Z\s,'\"\[\]")),
+    "tower_of_hanoi": Guard(_WORDS, _tokens(_HANOI_MOVE, r"\s*\n\s*")),
+}
+
+EVALUATED = frozenset(name for name, guard in GUARDS.items() if guard.why.startswith(_CODE))
+"""Datasets whose scorers evaluate answers as code."""

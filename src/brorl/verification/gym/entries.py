@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -23,11 +24,15 @@ from reasoning_gym.factory import DATASETS
 from brorl.errors import nearest
 from brorl.prompts.settings import ALL
 from brorl.verification.domains.marked_answer import writings
-from brorl.verification.gym.answers import SEVERAL, in_plain_notation, is_own_answer
-from brorl.verification.gym.guards import GUARDS, UNGUARDED
-from brorl.verification.gym.task import SETS, GymTask
+from brorl.verification.gym.answers import GUARDS, is_own_answer
+from brorl.verification.gym.task import SETS, SEVERAL, GymTask
 
 _COMPOSED = "composite"
+_SIGNS = {
+    "\N{MULTIPLICATION SIGN}": "*", "\N{MIDDLE DOT}": "*", "\\times": "*", "\\cdot": "*", "\N{DIVISION SIGN}": "/",
+    "\\div": "/", "\N{MINUS SIGN}": "-", "^": "**", "->": "\u2192", "\\rightarrow": "\u2192", "\\to": "\u2192",
+}  # fmt: skip
+_DECIMAL = re.compile(r"(?<![\w.])(\d{1,20})\.(\d{1,20})(?![\w.])")
 _OWN = {"size": "num_questions", "seed": "seed"}  # settings of a dataset that are settings of the source
 # These datasets choose or check their entries by their size; in all others the size has no effect.
 _SIZES = {"acre": 5_000, "gsm_symbolic": 1_000_000, "list_functions": 1_000_000, "word_ladder": 20_000}
@@ -160,6 +165,14 @@ class ScoredAnswer(NamedTuple):
     problem: str | None = None
 
 
+def in_plain_notation(text: str) -> str:
+    """Return an answer with single spaces in its rows, and formulas in the notation of Python, without decimals."""
+    text = _DECIMAL.sub(lambda number: f"({number[1]}{number[2]}/1{'0' * len(number[2])})", text)
+    for sign, plain in _SIGNS.items():
+        text = text.replace(sign, plain)
+    return "\n".join(" ".join(row.split()) for row in text.strip().splitlines())
+
+
 def score(reference: str, answer: str) -> ScoredAnswer:
     """Score any string as an answer to the text of a `GymTask`."""
     return score_task(GymTask.from_text(reference), answer)
@@ -183,8 +196,8 @@ def score_task(task: GymTask, answer: str) -> ScoredAnswer:
 
 def _by_scorer(task: GymTask, answer: str) -> ScoredAnswer:
     """Score an answer with the dataset's scorer behind its guard."""
-    guard = GUARDS.get(task.data_set, UNGUARDED)
-    if not guard.admits(answer, task.entry):
+    guard = GUARDS.get(task.data_set)
+    if guard and not guard.admits(answer, task.entry):
         return ScoredAnswer(False, 0.0, "rejected by a guard")
     scorer = scorer_of(task.data_set, json.dumps(task.config))
     try:

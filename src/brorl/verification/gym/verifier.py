@@ -24,13 +24,12 @@ from brorl.verdict import (
     verdict_of,
 )
 from brorl.verification.domains.marked_answer import CLOSING, OPENING, find_answer
-from brorl.verification.gym.guards import EVALUATED
+from brorl.verification.gym.answers import EVALUATED
 from brorl.verification.gym.task import GymTask, require_reasoning_gym
 from brorl.verification.sandbox.pool import ProgramPool
-from brorl.verification.sandbox.replies import REPLY_BYTES, JudgeTimeout, Limits, LostError, Reply, Undecided, fault_of
+from brorl.verification.sandbox.request import REPLY_BYTES, JudgeTimeout, Limits, LostError, Reply, Undecided, fault_of
 from brorl.verification.sandbox.worker import Worker
-from brorl.verification.verdict_cache import KEEP_TIMEOUT_S, Pair, VerdictCache
-from brorl.verification.verifier import TrialResponses, malformed
+from brorl.verification.verifier import KEEP_TIMEOUT_S, Pair, TrialResponses, VerdictCache, malformed
 
 _MAX_ANSWER = 100_000
 _SCORING = "brorl.verification.gym.entries"

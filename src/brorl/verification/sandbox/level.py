@@ -18,7 +18,7 @@ from pathlib import Path
 
 from brorl.errors import UserError
 from brorl.verification.sandbox.inside.confinement import LANDLOCK, SECCOMP, UNSAFE
-from brorl.verification.sandbox.replies import Limits, Undecided
+from brorl.verification.sandbox.request import Limits, Undecided
 from brorl.verification.sandbox.server import PreloadError, ServerSettings
 from brorl.verification.sandbox.worker import JudgeRun, Worker
 

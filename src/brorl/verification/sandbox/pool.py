@@ -25,7 +25,7 @@ from brorl.verdict import CRASHED, OUT_OF_MEMORY, RAISED, TIMEOUT, UNVERIFIED
 from brorl.verification.sandbox.inside.confinement import TRUSTED
 from brorl.verification.sandbox.inside.functions import MAX_REPLY_BYTES
 from brorl.verification.sandbox.level import Level, choose_level
-from brorl.verification.sandbox.replies import Fault, Limits, LostError, Reply, Undecided
+from brorl.verification.sandbox.request import Fault, Limits, LostError, Reply, Undecided
 from brorl.verification.sandbox.server import PreloadError, ServerSettings
 from brorl.verification.sandbox.worker import Judge, JudgeRun, T, Worker
 from brorl.verification.settings import VerificationSettings

@@ -18,8 +18,7 @@ from typing import NamedTuple
 from brorl.verification.sandbox.inside import program
 from brorl.verification.sandbox.inside.functions import EXIT_OUT_OF_MEMORY
 from brorl.verification.sandbox.inside.program import HEADER, NO_PLAIN_VALUE, Frame
-from brorl.verification.sandbox.replies import REPLY_BYTES, Fault, Limits, LostError, Reply
-from brorl.verification.sandbox.scheduling import Stopwatch
+from brorl.verification.sandbox.request import REPLY_BYTES, Fault, Limits, LostError, Reply, Stopwatch
 from brorl.verification.sandbox.server import Ending, Server
 from brorl.verification.sandbox.values import decode, size_of
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import brorl
 from brorl.verification.sandbox.inside.confinement import TRUSTED, UNSAFE
-from brorl.verification.sandbox.replies import LostError
+from brorl.verification.sandbox.request import LostError
 
 _ROOT = str(Path(brorl.__file__).parents[1])
 _BOOT = (

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from brorl.verification.sandbox.inside.program import CALL, LOAD, RUN
 from brorl.verification.sandbox.process import KILL_SECONDS, Process
-from brorl.verification.sandbox.replies import JudgeTimeout, Limits, LostError, Reply, Undecided
+from brorl.verification.sandbox.request import JudgeTimeout, Limits, LostError, Reply, Undecided
 from brorl.verification.sandbox.server import Server, ServerSettings
 from brorl.verification.sandbox.values import REQUEST_DEPTH, encode
 

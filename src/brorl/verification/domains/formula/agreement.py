@@ -47,11 +47,13 @@ from brorl.verification.domains.formula.normal import (
     along_axes,
     at_point,
     converted,
+    is_equation,
     members_of,
     normal,
     percent_of,
+    region_of,
+    turned,
 )
-from brorl.verification.domains.formula.regions import is_equation, region_of, turned
 from brorl.verification.domains.formula.tokens import UnreadableError
 from brorl.verification.domains.formula.values import IMAGINARY, is_rounded, same_value, variables, within
 from brorl.verification.domains.formula.words import labeled, same_beside, same_words, units_of
