@@ -43,7 +43,7 @@ from brorl.tree import RolloutTree
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from foreground_source import ForegroundSource
+from foreground_collector import ForegroundCollector
 from virtual_pool import VirtualPool
 
 
@@ -110,22 +110,22 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(read_recipe("quickstart"), overrides, "quickstart")
         run, _ = build_run(config, RunDirectory(Path(folder)), lambda _: None)
-    base, learner, benchmark = run.source, run.learner, run.benchmark
+    base, learner, benchmark = run.collector, run.learner, run.benchmark
     assert benchmark is not None
     engine = NativeEngine(copy.deepcopy(learner.model), base.engine.stop_token_ids)
     prefix = min(len(prompt.token_ids) for prompt in base.stream.prompts)
     pool = VirtualPool(engine, args.workers, durations(args, seed, prefix))
     cluster = config.cluster.model_copy(update={"max_staleness": arm.max_staleness, "stragglers": arm.stragglers})
-    source = ForegroundSource(
+    collector = ForegroundCollector(
         config=config.model_copy(update={"cluster": cluster}), stream=base.stream, grader=base.grader, pool=pool
     )
     evaluator = NativeEngine(learner.model, base.engine.stop_token_ids)  # outside of the pool: it takes no time
     staleness: list[int] = []
     mismatch: list[float] = []
     points, samples, late = [Point(0, 0.0, 0, score(benchmark, evaluator))], 0, 0
-    source.publish(learner.weights(), 0)
+    collector.publish(learner.weights(), 0)
     for step in range(1, args.steps + 1):
-        batch = source.next_batch(step)
+        batch = collector.next_batch(step)
         assert batch.staleness is not None
         staleness += batch.staleness.updates
         late += batch.staleness.num_became_late
@@ -133,7 +133,7 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
         update = learner.learn(batch.groups, advantage_estimator(AdvantageSettings()), derived_seed(seed, step))
         mismatch.append(update.mismatch_kl or 0.0)
         pool.advance(args.learn_s)
-        source.publish(learner.weights(), step)
+        collector.publish(learner.weights(), step)
         if step % args.every == 0 or step == args.steps:
             points.append(Point(step, pool.now, samples, score(benchmark, evaluator)))
     in_use = min(pool.busy_seconds / (pool.now * args.workers), 1.0)

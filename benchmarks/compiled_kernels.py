@@ -22,8 +22,8 @@ from brorl.model.kernels import use_kernels
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
+from brorl.training.learner import TreeLearner
 from brorl.training.settings import OptimizerSettings
-from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 
 CELLS = ((False, 64, 16), (False, 64, 512), (False, 512, 16))  # big, tokens, N

@@ -21,8 +21,8 @@ from brorl.model.load import load_model, load_tokenizer
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
+from brorl.training.learner import TreeLearner
 from brorl.training.settings import OptimizerSettings, ReferenceSettings
-from brorl.training.tree_learner import TreeLearner
 
 NUM_PROMPTS, NUM_ROLLOUTS, PROMPT_TOKENS = 16, 512, 8
 

@@ -52,8 +52,8 @@ def measure(name: str, variant: str) -> dict[str, object]:
     from brorl.prompts.prompt import Prompt
     from brorl.rollout.native_engine import NativeEngine
     from brorl.sampling import SamplingParams
+    from brorl.training.learner import TreeLearner
     from brorl.training.settings import OptimizerSettings
-    from brorl.training.tree_learner import TreeLearner
 
     device = torch.device("cpu")
     num_prompts, num_rollouts, new_tokens = LONG if name == "long" else SHORT

@@ -19,8 +19,8 @@ from brorl.model.forward import choose_forward
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
+from brorl.training.learner import TreeLearner
 from brorl.training.settings import OptimizerSettings
-from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
 from brorl.verification.domains.countdown import CountdownVerifier

@@ -17,10 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from brorl import RolloutTree, SamplingParams
-from brorl.algorithms.advantages import outcome_weighted
+from brorl.algorithms.advantages import maxrl_weight, outcome_weighted
 from brorl.algorithms.groups import Group
-from brorl.algorithms.outcome_weights import maxrl
-from brorl.algorithms.policy_loss import clipped_policy_loss, loss_denominator, node_weights
+from brorl.algorithms.losses import clipped_policy_loss, loss_denominator, node_weights
 from brorl.arrays import FloatArray
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.model.load import load_model, load_tokenizer
@@ -61,7 +60,7 @@ def policy_loss(model: PreTrainedModel, groups: Sequence[Group], advantages: Seq
 def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, groups: Sequence[Group]) -> None:
     """One update with MaxRL's advantages, w(N, c) (r - mean): the weight w grows as successes get rare."""
     optimizer.zero_grad()
-    policy_loss(model, groups, outcome_weighted(groups, maxrl)).backward()
+    policy_loss(model, groups, outcome_weighted(groups, maxrl_weight)).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 

@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 from scipy.special import expit, logit
 from scipy.stats import beta, binom
 
-from brorl.algorithms import outcome_weights
+from brorl.algorithms import advantages
 
 FIGURE = Path(__file__).resolve().parent.parent / "docs" / "figures" / "coef.png"
 NUMBERS = (16, 512)
@@ -25,10 +25,10 @@ NUMBERS = (16, 512)
 NEVER, BETA = 0.30, beta(0.381, 2.027)
 BIN_EDGES = (1 / 512, 1 / 64, 1 / 16, 1 / 4, 3 / 4)  # pass rates between the bins of difficulty
 ESTIMATORS = {
-    "REINFORCE++": (outcome_weights.reinforce_pp_baseline, "#1f5fa8", "-"),
-    "GRPO": (outcome_weights.grpo, "#3a8f5c", "--"),
-    "pass@16": (partial(outcome_weights.pass_at_k, k=16), "#8a8f98", "-."),
-    "MaxRL": (outcome_weights.maxrl, "#d9822b", "-"),
+    "REINFORCE++": (advantages.reinforce_pp_baseline_weight, "#1f5fa8", "-"),
+    "GRPO": (advantages.grpo_weight, "#3a8f5c", "--"),
+    "pass@16": (partial(advantages.pass_at_k_weight, k=16), "#8a8f98", "-."),
+    "MaxRL": (advantages.maxrl_weight, "#d9822b", "-"),
 }
 BIN_COLORS = ("#7a1f12", "#c2502b", "#e79c4f", "#f3d9a0", "#b8d3ea", "#6f9fca")  # from the hardest to the easiest
 

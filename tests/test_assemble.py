@@ -28,11 +28,11 @@ from brorl.rollout.chosen_engine import build_engine
 from brorl.rollout.engine import Engine
 from brorl.runs.run_directory import RunDirectory
 from brorl.sampling import SamplingParams
-from brorl.training.collect import Collector
+from brorl.training.collector import SyncCollector
 from brorl.training.inputs import input_lines, prepare
 from brorl.training.local_parts import build_forward, build_learner_forward, build_model
 from brorl.training.loop import train
-from brorl.training.tree_scores import next_token
+from brorl.training.tree_logprobs import next_token
 from brorl.tree import RolloutTree
 from brorl.verification.sandbox.level import choose_level
 from run_support import save_tiny_model
@@ -202,10 +202,10 @@ def test_training_and_held_out_prompts_share_no_numbers(tiny: Path) -> None:
 def test_run_has_the_parts_of_its_config(tiny: Path, tmp_path: Path) -> None:
     given = {"steps": 9, "prompts_per_step": 7, "rollouts_per_prompt": 11, "optimizer.mini_batches": 2}
     run, state = build_run(config(tiny, **given), RunDirectory(tmp_path), lambda _: None)
-    assert isinstance(run.source, Collector)
-    assert run.source.config == run.diagnostics.config == run.config == config(tiny, **given)
-    assert run.source.sampler is run.diagnostics.sampler
-    assert (state.step, state.source.carried) == (0, ())
+    assert isinstance(run.collector, SyncCollector)
+    assert run.collector.config == run.diagnostics.config == run.config == config(tiny, **given)
+    assert run.collector.sampler is run.diagnostics.sampler
+    assert (state.step, state.collector.carried) == (0, ())
     assert run.benchmark is not None
     assert len(run.benchmark.prompts) == 3
 

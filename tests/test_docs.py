@@ -16,7 +16,7 @@ import pytest
 from ruamel.yaml import YAML
 
 import losing_function
-from async_support import WordyEngine, virtual_source
+from async_support import WordyEngine, virtual_collector
 from brorl.cli import COMMANDS, make_parser
 from brorl.config.reading import settings_of
 from brorl.config.settings import TrainConfig
@@ -24,7 +24,7 @@ from brorl.errors import UserError
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 from brorl.reporting.page import make_page
 from brorl.reporting.summary import COSTS, SCORES
-from brorl.runs.run_record import read_run
+from brorl.runs.run_directory import read_run
 from brorl.training.settings import PhaseSettings
 from brorl.verification.domains.table import DOMAINS
 from run_support import SMALL, command
@@ -98,20 +98,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def written(runs: list[Path]) -> dict[str, set[bool]]:
-    """The keys that real runs and an asynchronous source write, each with whether it was null."""
+    """The keys that real runs and an asynchronous collector write, each with whether it was null."""
     found: dict[str, set[bool]] = {}
     for run in runs:
         for line in (run / "metrics.jsonl").read_text().splitlines():
             for key, value in keys_of(json.loads(line)):
                 found.setdefault(key, set()).add(value is None)
-    source, pool = virtual_source(WordyEngine(), duration=lambda task, _: 99.0 if task.prompts == [(100,)] else 1.0)
-    source.publish([], 0)
+    collector, pool = virtual_collector(
+        WordyEngine(), duration=lambda task, _: 99.0 if task.prompts == [(100,)] else 1.0
+    )
+    collector.publish([], 0)
     for step in range(1, 5):  # an asynchronous step writes these, too
-        line = json.dumps({"sampling": source.next_batch(step).summary()})
+        line = json.dumps({"sampling": collector.next_batch(step).summary()})
         for key, value in keys_of(json.loads(line)):
             found.setdefault(key, set()).add(value is None)
         pool.advance(1.0)
-        source.publish([], step)
+        collector.publish([], step)
     return found
 
 

@@ -17,7 +17,7 @@ from brorl.prompts.countdown import countdown_puzzles, countdown_questions
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
 from brorl.rollout.native_engine import NativeEngine
-from brorl.training.tree_learner import TreeLearner
+from brorl.training.learner import TreeLearner
 from recipes import recipe
 from small_models import assert_same_gradients, gradients, use_exact_norms
 

@@ -41,8 +41,8 @@ from brorl.prompts.prompt import Prompt
 from brorl.rollout.native_engine import NativeEngine
 from brorl.rollout.settings import EngineSettings
 from brorl.sampling import SamplingParams
+from brorl.training.learner import TreeLearner
 from brorl.training.settings import OptimizerSettings
-from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 
 Precision = Literal["float64", "float32", "bfloat16"]

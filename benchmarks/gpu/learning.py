@@ -23,8 +23,8 @@ from brorl.model.flat_path import num_flat_tokens
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.tree_path import TreeForward
 from brorl.rollout.settings import EngineSettings
+from brorl.training.learner import TreeLearner
 from brorl.training.settings import OptimizerSettings
-from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 
 _SHARED = 4  # a response shares up to one part in so many with the one before

@@ -24,8 +24,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 import brorl
+from brorl.algorithms.advantages import maxrl_weight
 from brorl.algorithms.groups import Group
-from brorl.algorithms.outcome_weights import maxrl
 from brorl.config.reading import make_config, read_recipe
 from brorl.planning.gradient_noise import prompt_gradient
 from brorl.planning.step_cost import sample
@@ -56,7 +56,7 @@ class GroupNoise:
 def group_noise(parts: LocalParts, groups: list[Group], num_rollouts: int, order: int) -> GroupNoise:
     """Measure the gradient of groups of N rollouts at one order, at most N - 1."""
     generator, number = np.random.default_rng(0), min(MOST_GROUPS, ROLLOUTS // num_rollouts)
-    weight = partial(maxrl, order=min(order, num_rollouts - 1))
+    weight = partial(maxrl_weight, order=min(order, num_rollouts - 1))
     means, squared, across = [], 0.0, 0.0
     for group in groups:
         left_L, gradients = group.tree.leaf_count.copy(), []

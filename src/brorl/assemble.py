@@ -17,18 +17,17 @@ from brorl.evaluation.benchmark import Benchmark, weights_fingerprint
 from brorl.evaluation.responses import EvaluatedModel
 from brorl.model.settings import LoraSettings
 from brorl.rollout.chosen_engine import OnEnd, end_engine, load_engine
+from brorl.rollout.engine import Engine
 from brorl.runs.checkpoint import TrainerState, discard_unfinished
 from brorl.runs.run_directory import Record, RunDirectory
-from brorl.training.collect import Collector
+from brorl.training.collector import Collector, SyncCollector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.inputs import input_lines, prepare
 from brorl.training.learner import Learner
 from brorl.training.local_parts import LocalParts
 from brorl.training.monitor import Monitor
-from brorl.training.objective import Objective
 from brorl.training.run import TrainingRun, find_start, restore
-from brorl.training.schedule import Schedule
-from brorl.training.source import GroupSource
+from brorl.training.schedule import Objective, Schedule
 from brorl.verification.grade import Grader
 from brorl.verification.thoughts import make_decode
 
@@ -70,35 +69,42 @@ def build_run(
     for line in input_lines(inputs, config):
         echo(line)
     clock = Stopwatch(observe, config.engine.now)
-    source: GroupSource
     learner: Learner
+    collector: Collector
+
+    def sampling_in_turn(engine: Engine) -> Collector:
+        return SyncCollector(
+            config=config, stream=inputs.prompts.train, grader=inputs.grader, engine=engine,
+            keep_old_logprobs=learner.with_old_logprobs, clock=clock, observe=observe,
+        )  # fmt: skip
+
     if cluster is None:
         parts = LocalParts.load(config, inputs, observe, on_end, echo)
         learner = parts.learner(echo=echo, observe=observe)
-        source = Collector(
-            config=config, stream=inputs.prompts.train, grader=inputs.grader, engine=parts.engine,
-            keep_old_logprobs=learner.with_old_logprobs, clock=clock, observe=observe,
-        )  # fmt: skip
+        collector = sampling_in_turn(parts.engine)
     else:
-        from brorl.distributed.placement import place_learner, place_source, place_verifiers
+        from brorl.distributed import remote_parts
 
         observe(Phase("starting", "cluster"))
         cluster.start()
         observe(Phase("loading", "model"))
-        learner = remote = place_learner(cluster, config, inputs, directory.path, observe)
-        verifiers = place_verifiers(cluster, config, inputs.grader.verifiers)
+        learner = remote = remote_parts.place_learner(cluster, config, inputs, directory.path, observe)
+        verifiers = remote_parts.place_verifiers(cluster, config, inputs.grader.verifiers)
         inputs = replace(inputs, grader=replace(inputs.grader, verifiers=verifiers))
-        source = place_source(cluster, config, inputs, learner, clock, observe)
+        if config.cluster.mode == "sync":
+            collector = sampling_in_turn(remote_parts.place_engine(cluster, config, inputs.context, observe))
+        else:
+            collector = remote_parts.place_async_collector(cluster, config, inputs, clock, observe)
         remote.wait_until_built()  # the ranks load the model while the workers start
     if not config.cluster.verifier_workers:
         inputs.workers.pool.start()
     run = TrainingRun(
         config=config,
-        source=source,
+        collector=collector,
         objective=Objective(config),
         learner=learner,
         schedule=Schedule(config),
-        diagnostics=Diagnostics(config, source.sampler, learner, inputs.grader, clock),
+        diagnostics=Diagnostics(config, collector.sampler, learner, inputs.grader, clock),
         benchmark=Benchmark.from_recipe(config, inputs.prompts.held_out, inputs.grader, observe),
         monitor=Monitor(config.collapse, config.evaluation),
         directory=directory,
@@ -133,7 +139,7 @@ def build_evaluation(
         on_end(partial(end_engine, engine))
         weights = weights_fingerprint(model)
     else:
-        from brorl.distributed.placement import place_engine, place_verifiers, remote_fingerprint
+        from brorl.distributed.remote_parts import place_engine, place_verifiers, remote_fingerprint
 
         observe(Phase("starting", "cluster"))
         cluster.start()

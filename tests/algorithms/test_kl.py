@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from brorl.algorithms.kl import kl_estimates
+from brorl.algorithms.losses import kl_estimates
 from brorl.algorithms.settings import KLPenalty
 
 NO_CLAMP = 50.0

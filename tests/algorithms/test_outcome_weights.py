@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from brorl.algorithms import outcome_weights
+from brorl.algorithms import advantages
 from brorl.algorithms.advantages import outcome_weighted
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
@@ -46,15 +46,15 @@ def d_pass_at(k: int, p: float) -> float:
 
 N = 5
 OBJECTIVES = {
-    "rloo": (outcome_weights.rloo, lambda _: 1.0),
-    "reinforce": (outcome_weights.reinforce_pp_baseline, lambda _: 1 - 1 / N),
+    "rloo": (advantages.rloo_weight, lambda _: 1.0),
+    "reinforce": (advantages.reinforce_pp_baseline_weight, lambda _: 1 - 1 / N),
     **{
-        f"pass@{k}": (partial(outcome_weights.pass_at_k, k=k), partial(lambda p, k: d_pass_at(k, p), k=k))
+        f"pass@{k}": (partial(advantages.pass_at_k_weight, k=k), partial(lambda p, k: d_pass_at(k, p), k=k))
         for k in range(1, N)
     },
     **{
         f"maxrl-{t}": (
-            partial(outcome_weights.maxrl, order=t),
+            partial(advantages.maxrl_weight, order=t),
             partial(lambda p, t: sum(d_pass_at(k, p) / k for k in range(1, min(t or N, N - 1) + 1)), t=t),
         )
         for t in (1, 2, 3, 4, 9, None)
@@ -76,8 +76,8 @@ def test_the_weights_of_pass_at_k_add_up_to_one_over_the_mean(rng: np.random.Gen
     for num_rollouts in rng.integers(2, 300, 20).tolist():
         c = int(rng.integers(1, num_rollouts))
         order = int(rng.integers(1, num_rollouts))
-        parts = [outcome_weights.pass_at_k(num_rollouts, c, k) / k for k in range(1, num_rollouts)]
-        assert sum(parts[:order]) == pytest.approx(outcome_weights.maxrl(num_rollouts, c, order), rel=1e-10)
+        parts = [advantages.pass_at_k_weight(num_rollouts, c, k) / k for k in range(1, num_rollouts)]
+        assert sum(parts[:order]) == pytest.approx(advantages.maxrl_weight(num_rollouts, c, order), rel=1e-10)
         assert sum(parts) == pytest.approx(num_rollouts / c, rel=1e-10)
 
 
@@ -86,17 +86,17 @@ def test_grpo_is_one_over_the_standard_deviation(rng: np.random.Generator) -> No
         n = int(rng.integers(2, 600))
         c = int(rng.integers(1, n))
         rewards = np.repeat([1.0, 0.0], [c, n - c])
-        assert outcome_weights.grpo(n, c) == pytest.approx(1 / rewards.std(), rel=1e-10)
-    assert outcome_weights.grpo(8, 0) == outcome_weights.grpo(8, 8) == 0
+        assert advantages.grpo_weight(n, c) == pytest.approx(1 / rewards.std(), rel=1e-10)
+    assert advantages.grpo_weight(8, 0) == advantages.grpo_weight(8, 8) == 0
 
 
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="more than 5 rollouts"):
-        outcome_weights.pass_at_k(5, 2, 5)
+        advantages.pass_at_k_weight(5, 2, 5)
     with pytest.raises(ValueError, match="order must be at least 1"):
-        outcome_weights.maxrl(5, 2, 0)
+        advantages.maxrl_weight(5, 2, 0)
     with pytest.raises(ValueError, match="at least 2 rollouts"):
-        outcome_weights.maxrl(1, 1)
+        advantages.maxrl_weight(1, 1)
 
 
 def test_the_weight_comes_from_verdicts_and_the_direction_from_rewards(rng: np.random.Generator) -> None:
@@ -105,7 +105,7 @@ def test_the_weight_comes_from_verdicts_and_the_direction_from_rewards(rng: np.r
     correct_L = rng.random(tree.num_responses) < 0.4
     correct_L[:2] = True, False
     reward_L = rng.normal(size=tree.num_responses)
-    [advantage_L] = outcome_weighted([Group(PROMPT, tree, correct_L, reward_L)], outcome_weights.maxrl)
+    [advantage_L] = outcome_weighted([Group(PROMPT, tree, correct_L, reward_L)], advantages.maxrl_weight)
     rows = [(c, r) for c, r, n in zip(correct_L, reward_L, tree.leaf_count, strict=True) for _ in range(n)]
     fraction = sum(c for c, _ in rows) / len(rows)
     mean = sum(r for _, r in rows) / len(rows)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from brorl.algorithms.policy_loss import gspo_loss
+from brorl.algorithms.losses import gspo_loss
 from brorl.algorithms.settings import PolicyLossSettings
 from brorl.tree import RolloutTree
 

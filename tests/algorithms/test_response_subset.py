@@ -6,8 +6,8 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from brorl.algorithms.policy_loss import node_weights
-from brorl.algorithms.response_subset import choose, choose_responses, inclusion_probabilities
+from brorl.algorithms.importance import choose, choose_responses, inclusion_probabilities
+from brorl.algorithms.losses import node_weights
 from brorl.tree import RolloutTree
 from small_models import random_tree
 

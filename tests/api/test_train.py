@@ -18,7 +18,7 @@ from brorl.api.train import TrainingResult
 from brorl.config.reading import parse_yaml
 from brorl.console.progress import TrainingProgress
 from brorl.errors import LearnerLostError, UserError
-from brorl.training.recorder import Ending, Recorder
+from brorl.training.loop import Ending, Recorder
 from run_support import SMALL, assert_same_run, command, metrics_without_times
 
 SETTINGS = {

@@ -243,7 +243,7 @@ def test_runs_on_a_cluster_are_made_one_after_another_with_all_cores() -> None:
 
 
 def test_a_cluster_without_ray_is_refused_before_any_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brorl.distributed.placement.find_spec", lambda _: None)
+    monkeypatch.setattr("brorl.distributed.remote_parts.find_spec", lambda _: None)
     folder = tmp_path / "out"
     options = (*TINY, "--sweep=rollouts_per_prompt=8,16", "--match=steps", "--budget=2", "--cluster.nodes=1")
     assert "pip install 'brorl[ray]'" in refusal("quickstart", *options, "--output-dir", folder)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from brorl.api.train import TrainingResult
-from brorl.training.recorder import Ending
+from brorl.training.loop import Ending
 from run_support import command
 
 

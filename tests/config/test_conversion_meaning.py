@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from brorl.algorithms.kl import kl_estimates
-from brorl.algorithms.policy_loss import cispo_loss, clipped_policy_loss
+from brorl.algorithms.losses import cispo_loss, clipped_policy_loss, kl_estimates
 from brorl.algorithms.rewards import shaped_rewards
 from brorl.api.init import convert
 from brorl.config.reading import make_config

@@ -17,7 +17,7 @@ from brorl.console.progress import StepLines, TrainingProgress, notes, warnings
 from brorl.console.screen import Screen
 from brorl.console.tables import cost_table, coverage_hints, coverage_table, held_out_check_lines, outcome_table
 from brorl.cost import Budget
-from brorl.training.recorder import Ending
+from brorl.training.loop import Ending
 from made_up_runs import random_step, step_record
 
 

@@ -17,8 +17,8 @@ from ray._private import worker
 
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.distributed.cluster import RayCluster, _send_messages_of_ray, check_versions
-from brorl.distributed.learner import LearnerRank, check_shared
-from brorl.distributed.placement import build_cluster, place_learner, place_pool
+from brorl.distributed.remote_learner import LearnerRank, check_shared
+from brorl.distributed.remote_parts import build_cluster, place_learner, place_pool
 from brorl.distributed.settings import ClusterSettings
 from brorl.distributed.workers import EngineWorker
 from brorl.errors import FirstRankError, UserError
@@ -88,8 +88,8 @@ def test_processes_that_share_a_gpu_are_told_so(placement: str, dtype: str, monk
         def close(self) -> None: ...
 
     monkeypatch.setattr("brorl.distributed.workers.RayRolloutPool", Pool)
-    monkeypatch.setattr("brorl.distributed.learner.RemoteLearner", lambda *given: made.update(sent=given[-1]))
-    monkeypatch.setattr("brorl.distributed.placement.VllmEngine", lambda settings, *_, **__: settings)
+    monkeypatch.setattr("brorl.distributed.remote_learner.RemoteLearner", lambda *given: made.update(sent=given[-1]))
+    monkeypatch.setattr("brorl.distributed.remote_parts.VllmEngine", lambda settings, *_, **__: settings)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     place_pool(cluster, config, 9)
     place_learner(cluster, config, RunInputs("quickstart", *[None] * 8), Path(), print)  # type: ignore[arg-type]

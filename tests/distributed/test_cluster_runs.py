@@ -18,11 +18,11 @@ import pytest
 pytest.importorskip("ray")
 
 from brorl.distributed.cluster import RayCluster
-from brorl.distributed.learner import RemoteLearner
+from brorl.distributed.remote_learner import RemoteLearner
 from brorl.distributed.settings import ClusterSettings
 from brorl.errors import LearnerLostError, UserError
-from brorl.training.async_source import AsyncSource
-from brorl.training.source import Batch
+from brorl.training.async_collector import AsyncCollector
+from brorl.training.batch import Batch
 from child_runs import Child, ChildRuns, Harm
 from run_support import SMALL, assert_same_run, command
 
@@ -109,14 +109,14 @@ def test_an_asynchronous_run_survives_ctrl_c_and_losses(
 ) -> None:
     """It is interrupted while it samples, resumed, and loses a rollout worker and a learner rank."""
     run = tmp_path / "run"
-    next_batch = AsyncSource.next_batch
+    next_batch = AsyncCollector.next_batch
 
-    def interrupted(source: AsyncSource, step: int) -> Batch:
+    def interrupted(source: AsyncCollector, step: int) -> Batch:
         if step == 2:
             os.kill(os.getpid(), signal.SIGINT)
         return next_batch(source, step)
 
-    monkeypatch.setattr(AsyncSource, "next_batch", interrupted)
+    monkeypatch.setattr(AsyncCollector, "next_batch", interrupted)
     outcome = command("train", *_RUN, *_ASYNCHRONOUS, "--output_dir", run)
     assert outcome.code == 130, outcome.said
     assert "stopped after step 1" in outcome.said
@@ -289,7 +289,7 @@ def _without_model(*_: Any) -> Any:
 
 def test_a_cluster_needs_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error comes first."""
-    monkeypatch.setattr("brorl.distributed.placement.find_spec", lambda _: None)
+    monkeypatch.setattr("brorl.distributed.remote_parts.find_spec", lambda _: None)
     outcome = command("train", *_RUN, "--cluster.nodes=1", "--output_dir", tmp_path / "run")
     assert outcome.code == 2
     assert "pip install 'brorl[ray]'" in outcome.said
@@ -306,7 +306,7 @@ class _Kills:
     """
 
     def __init__(self, kill_at: dict[str, int], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-        from brorl.distributed.learner import RemoteLearner
+        from brorl.distributed.remote_learner import RemoteLearner
         from brorl.distributed.workers import RayRolloutPool, VerifierWorkers
 
         self.counts = {"learner": 0, "rollout": 0}

@@ -12,7 +12,7 @@ import torch
 from brorl.activity import Echo
 from brorl.assemble import build_evaluation
 from brorl.config.reading import make_config, read_recipe
-from brorl.distributed.placement import _make_verifiers
+from brorl.distributed.remote_parts import _make_verifiers
 from brorl.errors import UserError
 from brorl.evaluation import preparation
 from brorl.evaluation.benchmark import weights_fingerprint

@@ -32,7 +32,7 @@ from brorl.model.tree_path import TreeForward, tree_logprobs
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.training.tree_learner import TreeLearner
+from brorl.training.learner import TreeLearner
 from brorl.tree import RolloutTree
 from recipes import recipe
 from small_models import flattened_logprobs, mostly_slow, random_tree, rollouts, small_model

@@ -20,7 +20,7 @@ from brorl.model.settings import LoraSettings
 from brorl.model.source import auto_class
 from brorl.model.tree_path import TreeForward
 from brorl.rollout.vllm_engine import publish
-from brorl.training.tree_learner import TreeLearner
+from brorl.training.learner import TreeLearner
 from image_text_models import IMAGE_TEXT, save_image_text, train_on_ranks
 from learner_support import batch_of, learn
 from path_checks import assert_exact, assert_greedy_equals_generate

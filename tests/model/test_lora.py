@@ -26,7 +26,7 @@ from brorl.rollout.chosen_engine import send_adapted
 from brorl.rollout.native_engine import NativeEngine
 from brorl.runs.checkpoint import TrainerState, load_state, save_checkpoint
 from brorl.sampling import SamplingParams
-from brorl.training.tree_learner import TreeLearner
+from brorl.training.learner import TreeLearner
 from learner_support import learn
 from recipes import recipe
 from run_support import save_tiny_model

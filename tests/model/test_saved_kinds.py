@@ -15,7 +15,7 @@ from brorl.model.forward import choose_forward
 from brorl.model.load import load_model
 from brorl.model.lora import adapter_shapes, target_layers
 from brorl.model.settings import LoraSettings
-from brorl.training.tree_learner import TreeLearner
+from brorl.training.learner import TreeLearner
 from learner_support import batch_of, learn
 from recipes import recipe
 from small_models import mostly_slow

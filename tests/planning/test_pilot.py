@@ -22,7 +22,7 @@ from brorl.planning.step_cost import mean_rounds, sample, timing_sizes
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.rollout.native_engine import NativeEngine
-from brorl.training.collect import Collector
+from brorl.training.collector import SyncCollector
 from brorl.training.local_parts import LocalParts
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
@@ -289,7 +289,7 @@ def test_timed_steps_are_no_larger_than_the_pilot() -> None:
 
 @pytest.mark.slow
 def test_rounds_are_those_of_the_collector(rng: np.random.Generator) -> None:
-    """The real Collector on an engine whose groups are mixed by the toss of a coin."""
+    """The real SyncCollector on an engine whose groups are mixed by the toss of a coin."""
     fraction, per_step, steps = 0.35, 6, 300
 
     class Coins:
@@ -301,7 +301,7 @@ def test_rounds_are_those_of_the_collector(rng: np.random.Generator) -> None:
 
     engine = Coins()
     parts = make_parts(small_model(vocab_size=4), reference="2")
-    collector = Collector(
+    collector = SyncCollector(
         engine=engine, stream=parts.stream, grader=parts.grader,
         config=recipe(parts.config, rollouts_per_prompt=2, prompts_per_step=per_step, max_tries=1000),
     )  # fmt: skip

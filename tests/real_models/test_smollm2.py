@@ -23,7 +23,7 @@ from brorl.prompts.prompt import Prompt, Question
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
 from brorl.reporting.charts import held_out_points
-from brorl.runs.run_record import read_run
+from brorl.runs.run_directory import read_run
 from real_models import real_model_or_skip
 from real_reference import LOGPROB_BOUND, assert_trees_equal_rows, generated_tokens, greedy_tokens
 from run_support import command

@@ -34,8 +34,7 @@ from brorl.reporting.page_rollouts import (
     token_text,
 )
 from brorl.reporting.summary import COSTS, cost_row, notes, steps_done
-from brorl.runs.run_directory import RunDirectory
-from brorl.runs.run_record import RunRecord, differing_settings, read_run, read_runs
+from brorl.runs.run_directory import RunDirectory, RunRecord, differing_settings, read_run, read_runs
 from comparison.comparisons import synthetic
 from made_up_runs import HOSTILE, evaluation, held_out_answers, make_run, random_step, run_of, step_record
 

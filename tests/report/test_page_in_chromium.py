@@ -12,7 +12,7 @@ import pytest
 
 from brorl.format import visible_text
 from brorl.reporting.page import make_page
-from brorl.runs.run_record import read_runs
+from brorl.runs.run_directory import read_runs
 from brorl.runs.stored_rollouts import read_groups
 from chromium import Chromium, chromium_or_skip
 from made_up_runs import HOSTILE, Stored, fruitless_record, make_run

@@ -13,7 +13,7 @@ from brorl.reporting.charts import charts_of
 from brorl.reporting.page import evaluations_shown, left_out, make_page
 from brorl.reporting.page_rollouts import choose_evaluations, token_text
 from brorl.reporting.summary import reason, why_no_evaluation, why_no_update
-from brorl.runs.run_record import RunRecord, read_run
+from brorl.runs.run_directory import RunRecord, read_run
 from made_up_runs import complete_steps, evaluation, fruitless_record, make_run, run_of
 
 Records = list[dict[str, Any]]

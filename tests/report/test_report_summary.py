@@ -11,7 +11,7 @@ from scipy import stats
 
 from brorl.reporting.page import make_page
 from brorl.reporting.summary import COSTS, best_evaluation, cost_row, notes, score_change, score_rows
-from brorl.runs.run_record import RunRecord
+from brorl.runs.run_directory import RunRecord
 from made_up_runs import complete_steps, evaluation, fruitless_record, run_of
 
 Records = list[dict[str, Any]]

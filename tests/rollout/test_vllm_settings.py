@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from brorl.activity import Observe, unobserved
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
-from brorl.distributed import placement
+from brorl.distributed import remote_parts
 from brorl.errors import UserError
 from brorl.model.forward import choose_forward
 from brorl.model.load import load_model, load_tokenizer
@@ -182,8 +182,8 @@ def test_an_adapter_is_given_to_the_engine_at_its_start(
     model, tokenizer = engine.build_sampling_model(settings, str(tmp_path)), load_tokenizer("quickstart")
     forward = choose_forward(model, "auto", 64)
     if worker:
-        monkeypatch.setattr(placement, "VllmEngine", Started)
-        placement._make_engine(settings.model_copy(update={"model": str(tmp_path)}), 64, shares_gpu=False)
+        monkeypatch.setattr(remote_parts, "VllmEngine", Started)
+        remote_parts._make_engine(settings.model_copy(update={"model": str(tmp_path)}), 64, shares_gpu=False)
     else:
         engine.build_engine(settings, str(tmp_path), model, tokenizer, forward, 64)
     if rank:

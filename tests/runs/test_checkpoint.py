@@ -18,7 +18,7 @@ from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
 from brorl.prompts.prompt import Prompt
 from brorl.runs.checkpoint import (
     START,
-    SourceState,
+    CollectorState,
     TrainerState,
     best_checkpoint,
     complete_checkpoints,
@@ -96,8 +96,8 @@ def state_after(step: int) -> TrainerState:
         version=step,
     )
     stream = {"epoch": 1, "position": step}
-    source = SourceState(stream, (group(step), waited), seen=(step / 3, step / 0.7))
-    return TrainerState(step, learner, source, held_out=f"fingerprint {step}")
+    collector = CollectorState(stream, (group(step), waited), seen=(step / 3, step / 0.7))
+    return TrainerState(step, learner, collector, held_out=f"fingerprint {step}")
 
 
 def test_checkpoints_that_were_only_the_best_take_no_slot(tmp_path: Path, save: Callable[..., Path]) -> None:
@@ -149,10 +149,10 @@ def test_state_comes_back_exactly(save: Callable[..., Path]) -> None:
         restored = load_state(folder)
         assert torch.equal(torch.rand(5), expected_draws)
     assert (restored.step, restored.held_out) == (state.step, state.held_out)
-    assert (restored.source.stream, restored.source.seen) == (state.source.stream, state.source.seen)
+    assert (restored.collector.stream, restored.collector.seen) == (state.collector.stream, state.collector.seen)
     assert_identical(restored.learner, state.learner)
-    assert len(restored.source.carried) == 2
-    for ours, theirs in zip(restored.source.carried, state.source.carried, strict=True):
+    assert len(restored.collector.carried) == 2
+    for ours, theirs in zip(restored.collector.carried, state.collector.carried, strict=True):
         assert ours.prompt == theirs.prompt
         check_tree(ours.tree)
         for name in ("token", "parent", "count", "logprob", "leaf", "leaf_count", "finished"):
@@ -160,10 +160,10 @@ def test_state_comes_back_exactly(save: Callable[..., Path]) -> None:
         assert ours.correct_L.tolist() == theirs.correct_L.tolist()
         assert ours.reward_L.tobytes() == theirs.reward_L.tobytes()
         assert ours.version == theirs.version
-    fresh, waited = (g.old_logprob_M for g in restored.source.carried)
+    fresh, waited = (g.old_logprob_M for g in restored.collector.carried)
     assert fresh is None
     assert waited is not None
-    assert waited.tobytes() == state.source.carried[1].old_logprob_M.tobytes()
+    assert waited.tobytes() == state.collector.carried[1].old_logprob_M.tobytes()
 
 
 def names(folder: Path) -> list[str]:

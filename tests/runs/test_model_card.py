@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import brorl
 from brorl.runs.checkpoint import find_damage
 from brorl.runs.model_card import model_card, upload_command
-from brorl.runs.run_record import RunRecord
+from brorl.runs.run_directory import RunRecord
 from run_support import SMALL, command
 
 STEPS = 3  # with an evaluation of every second one, and averaged weights

@@ -15,7 +15,6 @@ import brorl
 from brorl.algorithms.groups import Group
 from brorl.errors import StorageError, UserError
 from brorl.prompts.prompt import Prompt, stored_reference
-from brorl.runs import run_directory
 from brorl.runs.run_directory import RunDirectory
 from brorl.storage import replace_file
 from brorl.tree import RolloutTree
@@ -200,13 +199,13 @@ def test_replace_file_keeps_the_old_content_if_it_fails(tmp_path: Path) -> None:
 def test_other_arithmetic_than_that_of_the_run_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = RunDirectory(tmp_path)
     assert directory.arithmetic_line() is None
-    monkeypatch.setattr(run_directory, "fastest_product", lambda: "mkl")
-    monkeypatch.setattr(run_directory, "kernels", lambda: None)
+    monkeypatch.setattr("brorl.model.fused_ops.fastest_product", lambda: "mkl")
+    monkeypatch.setattr("brorl.model.kernels.kernels", lambda: None)
     directory.write_environment()
     assert directory.arithmetic_line() is None
-    monkeypatch.setattr(run_directory, "fastest_product", lambda: "onednn")
+    monkeypatch.setattr("brorl.model.fused_ops.fastest_product", lambda: "onednn")
     assert "(matrix products: mkl so far, onednn now)" in (directory.arithmetic_line() or "")
-    monkeypatch.setattr(run_directory, "kernels", lambda: "something")
+    monkeypatch.setattr("brorl.model.kernels.kernels", lambda: "something")
     assert "onednn now; kernels: of PyTorch so far, compiled now)" in (directory.arithmetic_line() or "")
 
 

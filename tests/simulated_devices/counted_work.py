@@ -23,7 +23,7 @@ from brorl.model.tree_path import TreeForward
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.training.tree_learner import TreeLearner
+from brorl.training.learner import TreeLearner
 from brorl.tree import RolloutTree
 from recipes import recipe
 from small_models import small_model

@@ -1,4 +1,4 @@
-"""Parts of asynchronous runs: an engine of scripted lengths, a verifier of first tokens, sources over virtual pools."""
+"""Parts of asynchronous runs: an engine of scripted lengths, a verifier of first tokens, collectors in virtual time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import SampleTask, SamplingPool, rollouts_of_prompts
 from brorl.sampling import SamplingParams
-from brorl.training.async_source import AsyncSource
+from brorl.training.async_collector import AsyncCollector
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
 from brorl.verification.grade import Grader
-from foreground_source import ForegroundSource
+from foreground_collector import ForegroundCollector
 from recipes import recipe
 from virtual_pool import VirtualPool
 
@@ -92,7 +92,7 @@ def grader() -> Grader:
     return Grader({"first": FirstTokenVerifier()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping())
 
 
-def virtual_source(
+def virtual_collector(
     engine: Any,
     *,
     workers: int = 3,
@@ -101,21 +101,21 @@ def virtual_source(
     duration: Callable[[SampleTask, Sequence[RolloutTree]], float] = by_tokens,
     num_prompts: int = 11,
     **changes: Any,
-) -> tuple[AsyncSource, VirtualPool]:
-    """Make a source in the foreground over a pool with a virtual clock."""
+) -> tuple[AsyncCollector, VirtualPool]:
+    """Make a collector in the foreground over a pool with a virtual clock."""
     pool = VirtualPool(engine, workers, duration)
-    return source_over(pool, per_step=per_step, staleness=staleness, num_prompts=num_prompts, **changes), pool
+    return collector_over(pool, per_step=per_step, staleness=staleness, num_prompts=num_prompts, **changes), pool
 
 
-def source_over(
+def collector_over(
     pool: SamplingPool,
     *,
-    kind: type[AsyncSource] = ForegroundSource,
+    kind: type[AsyncCollector] = ForegroundCollector,
     per_step: int = 3,
     staleness: int = 1,
     num_prompts: int = 11,
     **changes: Any,
-) -> AsyncSource:
+) -> AsyncCollector:
     parts = {"stream": PromptStream(prompts_of(num_prompts), seed=0), "grader": grader()}
     parts |= {name: changes.pop(name) for name in ("stream", "grader", "observe") if name in changes}
     settings = {"max_new_tokens": 64, "rollouts_per_prompt": N, "prompts_per_step": per_step, "max_tries": 20}

@@ -14,8 +14,8 @@ from brorl.config.settings import TrainConfig
 from brorl.model.forward import Forward
 from brorl.model.load import load_model
 from brorl.model.sharding import shard
+from brorl.training.learner import TreeLearner
 from brorl.training.ranks import Ranks, load_on_first_rank
-from brorl.training.tree_learner import TreeLearner
 from learner_support import learn
 
 _TEXT = {

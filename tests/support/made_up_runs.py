@@ -12,10 +12,9 @@ import numpy as np
 
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
-from brorl.runs.run_directory import RunDirectory
-from brorl.runs.run_record import RunRecord
+from brorl.runs.run_directory import RunDirectory, RunRecord
+from brorl.training.batch import Batch
 from brorl.training.diagnostics import coverage_record
-from brorl.training.source import Batch
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
 

@@ -21,7 +21,7 @@ class RankProcesses:
 
     def __init__(self, size: int) -> None:
         context = get_context("forkserver")
-        context.set_forkserver_preload(["brorl.training.tree_learner", "peft"])
+        context.set_forkserver_preload(["brorl.training.learner", "peft"])
         self._pipes, self._processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()

@@ -25,10 +25,9 @@ from brorl.model.settings import LoraSettings
 from brorl.model.sharding import full_tensor, shard
 from brorl.model.tree_attention import enable_gradient_checkpointing
 from brorl.training.inputs import prepare
-from brorl.training.learner import StepMetrics
+from brorl.training.learner import StepMetrics, TreeLearner
 from brorl.training.local_parts import build_rank
 from brorl.training.ranks import ALONE, Ranks, load_on_first_rank
-from brorl.training.tree_learner import TreeLearner
 from small_models import small_model, use_exact_norms
 
 FLAT = FlatForward("the test says so")

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from brorl.algorithms import outcome_weights
-from brorl.algorithms.outcome_weights import OutcomeWeight
+from brorl.algorithms import advantages
+from brorl.algorithms.advantages import OutcomeWeight
 from brorl.algorithms.settings import AdvantageSettings
-from brorl.training.objective import annealed
+from brorl.training.schedule import annealed
 
 
 def gradient_coefficient(weight_C: np.ndarray, pass_rate_G: np.ndarray) -> np.ndarray:
@@ -89,14 +89,14 @@ def test_known_objectives(num_rollouts: int, rng: np.random.Generator) -> None:
     def coefficient(weight: OutcomeWeight) -> np.ndarray:
         return gradient_coefficient(tabulate(weight, num_rollouts), rate_G)
 
-    np.testing.assert_allclose(coefficient(outcome_weights.rloo), 1, rtol=1e-11)
-    np.testing.assert_allclose(coefficient(outcome_weights.reinforce_pp_baseline), 1 - 1 / num_rollouts, rtol=1e-11)
+    np.testing.assert_allclose(coefficient(advantages.rloo_weight), 1, rtol=1e-11)
+    np.testing.assert_allclose(coefficient(advantages.reinforce_pp_baseline_weight), 1 - 1 / num_rollouts, rtol=1e-11)
     for k in {1, min(16, num_rollouts - 1), num_rollouts // 2, num_rollouts - 1} - {0}:
-        found = coefficient(partial(outcome_weights.pass_at_k, k=k))
+        found = coefficient(partial(advantages.pass_at_k_weight, k=k))
         np.testing.assert_allclose(found, k * np.exp((k - 1) * log_miss_G), rtol=1e-9, atol=1e-9)
     for order in (1, 8, num_rollouts - 1, None):
         terms = min(order or num_rollouts, num_rollouts - 1)
-        found = coefficient(partial(outcome_weights.maxrl, order=order))
+        found = coefficient(partial(advantages.maxrl_weight, order=order))
         expected_G = np.where(rate_G > 0, -np.expm1(terms * log_miss_G) / np.where(rate_G > 0, rate_G, 1), terms)
         np.testing.assert_allclose(found, expected_G, rtol=1e-9, atol=1e-9)
 
@@ -119,20 +119,20 @@ def test_grpo_is_the_weighted_count_of_all_groups(rng: np.random.Generator) -> N
         x_C = np.arange(num_rollouts + 1) / num_rollouts
         group_GC = binom.pmf(np.arange(num_rollouts + 1), num_rollouts, rate_G[:, None])
         expected_G = group_GC @ np.sqrt(x_C * (1 - x_C)) / (rate_G * (1 - rate_G))
-        found_G = gradient_coefficient(tabulate(outcome_weights.grpo, num_rollouts), rate_G)
+        found_G = gradient_coefficient(tabulate(advantages.grpo_weight, num_rollouts), rate_G)
         np.testing.assert_allclose(found_G, expected_G, rtol=1e-9)
-    far = gradient_coefficient(tabulate(outcome_weights.grpo, 2**16), [0.2, 0.5])
+    far = gradient_coefficient(tabulate(advantages.grpo_weight, 2**16), [0.2, 0.5])
     np.testing.assert_allclose(far, [1 / 0.4, 2], rtol=1e-4)
 
 
 def test_the_table_of_the_documentation_is_computed() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "explanation" / "theory.md").read_text("utf-8")
     estimators = {
-        "rloo": outcome_weights.rloo,
-        "reinforce_pp_baseline": outcome_weights.reinforce_pp_baseline,
-        "grpo": outcome_weights.grpo,
-        "pass_at_k": partial(outcome_weights.pass_at_k, k=16),
-        "maxrl": outcome_weights.maxrl,
+        "rloo": advantages.rloo_weight,
+        "reinforce_pp_baseline": advantages.reinforce_pp_baseline_weight,
+        "grpo": advantages.grpo_weight,
+        "pass_at_k": partial(advantages.pass_at_k_weight, k=16),
+        "maxrl": advantages.maxrl_weight,
     }
     rows = re.findall(r"^\| `(\w+)`[^|]*\| (\d+) \|((?: [\d.]+ \|){5})$", page, re.MULTILINE)
     assert {name for name, _, _ in rows} == set(estimators)
@@ -152,7 +152,7 @@ def test_the_falling_order_of_the_documentation_is_computed() -> None:
 
     @cache
     def weight_C(order: int) -> np.ndarray:
-        return tabulate(partial(outcome_weights.maxrl, order=order), 512)
+        return tabulate(partial(advantages.maxrl_weight, order=order), 512)
 
     def weights(order: int, rate_G: np.ndarray) -> np.ndarray:
         return gradient_coefficient(weight_C(order), rate_G) * rate_G * (1 - rate_G)
@@ -197,15 +197,15 @@ def angle_to_mean_reward(weight_C: np.ndarray, pass_rate: float) -> float:
 
 def test_a_constant_weight_keeps_the_direction_of_the_mean_reward(rng: np.random.Generator) -> None:
     for num_rollouts in (2, 16, 512):
-        assert angle_to_mean_reward(tabulate(outcome_weights.rloo, num_rollouts), rng.uniform(0.001, 0.999)) < 1e-3
+        assert angle_to_mean_reward(tabulate(advantages.rloo_weight, num_rollouts), rng.uniform(0.001, 0.999)) < 1e-3
 
 
 def test_the_angles_of_the_documentation_are_computed() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "explanation" / "theory.md").read_text("utf-8")
     weights = {
-        "`rloo`, mixed groups only": lambda n, c: outcome_weights.rloo(n, c) * (0 < c < n),
-        "`grpo`": outcome_weights.grpo,
-        "`maxrl`": outcome_weights.maxrl,
+        "`rloo`, mixed groups only": lambda n, c: advantages.rloo_weight(n, c) * (0 < c < n),
+        "`grpo`": advantages.grpo_weight,
+        "`maxrl`": advantages.maxrl_weight,
     }
     _, table = page.split("| shaped rewards | N |")
     rows = re.findall(r"^\| ([^|]+) \| (\d+) \|((?: [\d.]+ \|){4})$", table.split("\n\n")[0], re.MULTILINE)

@@ -13,7 +13,7 @@ from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
 from brorl.training import adamw
 from brorl.training.adamw import AdamW
-from brorl.training.tree_learner import TreeLearner
+from brorl.training.learner import TreeLearner
 from learner_support import batch_of, learn
 from recipes import recipe
 from small_models import small_model

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from async_support import by_tokens, source_over
+from async_support import by_tokens, collector_over
 from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.settings import AdvantageSettings, ImportanceCorrection, RewardShaping
 from brorl.assemble import build_run
@@ -23,15 +23,14 @@ from brorl.rollout.native_engine import NativeEngine
 from brorl.runs.checkpoint import TrainerState
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.sampling import SamplingParams
-from brorl.training.async_source import AsyncSource
-from brorl.training.collect import Collector
-from brorl.training.loop import train
-from brorl.training.recorder import Ending
+from brorl.training.async_collector import AsyncCollector
+from brorl.training.collector import SyncCollector
+from brorl.training.learner import TreeLearner
+from brorl.training.loop import Ending, train
 from brorl.training.run import TrainingRun
-from brorl.training.tree_learner import TreeLearner
 from brorl.verdict import Verdict
 from brorl.verification.grade import Grader
-from foreground_source import ForegroundSource
+from foreground_collector import ForegroundCollector
 from local_pool import LocalPool
 from recipes import recipe
 from run_support import assert_same_run
@@ -59,7 +58,7 @@ def test_a_run_in_threads_learns(rng: np.random.Generator) -> None:
     learner = TreeLearner(model, settings)
     prompts = [Prompt(f"p{i}", str(i), (1 + i, 5), "", "first") for i in range(6)]
     pool = LocalPool([NativeEngine(copy.deepcopy(model), EOS) for _ in range(2)])
-    source = source_over(
+    collector = collector_over(
         pool,
         stream=PromptStream(prompts, 0),
         # Truncated responses count too. Else the model can unlearn its right first token when it repeats it to the end.
@@ -70,23 +69,23 @@ def test_a_run_in_threads_learns(rng: np.random.Generator) -> None:
         rollouts_per_prompt=32,
         enabled=False,
         stragglers="wait",
-        kind=AsyncSource,
+        kind=AsyncCollector,
     )
     fractions, mismatch, staleness = [], [], []
     try:
-        source.publish(learner.weights(), 0)
+        collector.publish(learner.weights(), 0)
         for step in range(1, 31):
-            batch = source.next_batch(step)
+            batch = collector.next_batch(step)
             staleness += [step - 1 - group.version for group in batch.groups]
             update = learner.learn(batch.groups, RLOO, step)
-            source.publish(learner.weights(), step)
+            collector.publish(learner.weights(), step)
             fractions.append(sum(g.num_correct for g in batch.groups) / (3 * 32))
             mismatch.append(update.mismatch_mean)
-        (tree,) = source.sampler.sample([(1, 5)], 16, SamplingParams(max_new_tokens=1), 0)
+        (tree,) = collector.sampler.sample([(1, 5)], 16, SamplingParams(max_new_tokens=1), 0)
         own = NativeEngine(model, EOS).sample([(1, 5)], 16, SamplingParams(max_new_tokens=1), 0)
         assert tree.responses() == own[0].responses()  # the sampler has the newest weights
     finally:
-        source.close()
+        collector.close()
         pool.close()
     assert min(staleness) >= 0
     assert max(staleness) <= 1
@@ -106,13 +105,13 @@ def test_an_exception_in_the_background_reaches_the_loop() -> None:
             raise RuntimeError("no such kernel")
 
     pool = LocalPool([Broken()])  # type: ignore[list-item]
-    source = source_over(pool, kind=AsyncSource)
+    collector = collector_over(pool, kind=AsyncCollector)
     try:
-        source.publish([], 0)
+        collector.publish([], 0)
         with pytest.raises(RuntimeError, match="no such kernel"):
-            source.next_batch(1)
+            collector.next_batch(1)
     finally:
-        source.close()
+        collector.close()
         pool.close()
 
 
@@ -131,7 +130,7 @@ class KilledError(Exception):
 
 
 def async_run(path: Path, die_at: int = 0) -> tuple[TrainingRun, TrainerState]:
-    """Make a run of the shipped model with a source over a virtual pool; a kill comes after a step's metrics."""
+    """Make a run of the shipped model with a collector over a virtual pool; a kill comes after a step's metrics."""
 
     def report(record: Record) -> None:
         if record["step"] == die_at and die_at:
@@ -143,12 +142,12 @@ def async_run(path: Path, die_at: int = 0) -> tuple[TrainingRun, TrainerState]:
     run, state = build_run(config, directory, report)
     if not directory.begun_file.exists():
         directory.write_begun({}, has_checkpoint=False)
-    collector, learner = run.source, run.learner
+    own, learner = run.collector, run.learner
     model = learner.model  # type: ignore[attr-defined]
-    engine = collector.engine  # type: ignore[attr-defined]
+    engine = own.engine  # type: ignore[attr-defined]
     pool = VirtualPool(NativeEngine(copy.deepcopy(model), engine.stop_token_ids), 2, by_tokens)
-    source = ForegroundSource(
-        pool=pool, stream=collector.stream, grader=collector.grader,
+    collector = ForegroundCollector(
+        pool=pool, stream=own.stream, grader=own.grader,
         config=recipe(config, max_tries=200, max_staleness=2, prompts_per_task=2),
     )  # fmt: skip
     learn = learner.learn
@@ -158,9 +157,9 @@ def async_run(path: Path, die_at: int = 0) -> tuple[TrainingRun, TrainerState]:
         return learn(*arguments)
 
     learner.learn = slow_step  # type: ignore[method-assign]
-    source.load_state(state.source)
-    source.publish(learner.weights(), state.step)
-    return replace(run, source=source, diagnostics=replace(run.diagnostics, sampler=source.sampler)), state
+    collector.load_state(state.collector)
+    collector.publish(learner.weights(), state.step)
+    return replace(run, collector=collector, diagnostics=replace(run.diagnostics, sampler=collector.sampler)), state
 
 
 @pytest.mark.slow
@@ -209,20 +208,20 @@ def test_weights_are_those_of_a_synchronous_run_without_staleness(rng: np.random
         engine = NativeEngine(copy.deepcopy(model), EOS)
         stream = PromptStream(prompts, 0)
         if is_async:
-            source: Any = source_over(
+            collector: Any = collector_over(
                 VirtualPool(engine, 2, by_tokens), stream=stream, grader=grader, max_new_tokens=5,
                 rollouts_per_prompt=16, enabled=False, staleness=0,
             )  # fmt: skip
         else:
-            source = Collector(
+            collector = SyncCollector(
                 engine=OneByOne(engine), stream=stream, grader=grader,  # type: ignore[arg-type]
                 config=recipe(max_new_tokens=5, rollouts_per_prompt=16, prompts_per_step=3, enabled=False),
             )  # fmt: skip
-        source.publish(learner.weights(), 0)
+        collector.publish(learner.weights(), 0)
         for step in range(1, 6):
-            groups = source.next_batch(step).groups
+            groups = collector.next_batch(step).groups
             learner.learn(groups, RLOO, step)
-            source.publish(learner.weights(), step)
+            collector.publish(learner.weights(), step)
         finals.append({name: p.detach().clone() for name, p in model.named_parameters()})
     ours, theirs = finals
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

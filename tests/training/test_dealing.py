@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from brorl.model.chunks import tree_costs
 from brorl.model.flat_path import flat_costs
-from brorl.training.tree_scores import deal
+from brorl.training.ranks import deal
 from small_models import random_tree
 
 

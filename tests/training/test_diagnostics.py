@@ -19,8 +19,8 @@ from brorl.rollout.native_engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.theory.coverage import leaving_mass, measure_coverage, unsampled_correct_at
 from brorl.training.diagnostics import Diagnostics, coverage_record
+from brorl.training.learner import TreeLearner
 from brorl.training.settings import DiagnosticsSettings
-from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
 from brorl.verification.grade import Grader

@@ -12,8 +12,8 @@ import row_losses
 from brorl.activity import Activity, Updating
 from brorl.algorithms.settings import PolicyLossSettings
 from brorl.config.settings import TrainConfig
-from brorl.training import tree_learner
-from brorl.training.tree_learner import TreeLearner
+from brorl.training import mini_batch
+from brorl.training.learner import TreeLearner
 from learner_support import group_of, learn
 from recipes import recipe
 from row_losses import Batch, flat, rows_of, sampled, sampler_rows
@@ -82,8 +82,10 @@ def test_several_steps_with_mini_batches_and_warm_up_equal_plain_training(
     settings = recipe(SETTINGS, mini_batches=3, warmup_updates=5)
     learner, optimizer = TreeLearner(model, settings), plain_adamw(plain, settings)
     dealt = []
-    original = tree_learner.assemble
-    monkeypatch.setattr(tree_learner, "assemble", lambda trees, *rest: dealt.append(trees) or original(trees, *rest))
+    original = mini_batch.make_mini_batch
+    monkeypatch.setattr(
+        mini_batch, "make_mini_batch", lambda trees, *rest: dealt.append(trees) or original(trees, *rest)
+    )
     updates = 0
     for step in range(2):
         groups, advantages = sampled(model, rng, num_groups=7)

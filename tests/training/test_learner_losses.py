@@ -14,9 +14,8 @@ from transformers import PreTrainedModel
 import brorl.training.mini_batch as mini_batch_module
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.config.settings import TrainConfig
-from brorl.training.learner import StepMetrics
+from brorl.training.learner import StepMetrics, TreeLearner
 from brorl.training.mini_batch import choose_trained
-from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 from learner_support import group_of, learn, penalized_groups
 from recipes import recipe
@@ -174,8 +173,8 @@ def test_a_step_with_a_penalty_takes_no_pass_more_than_it_needs(placement: str, 
     )  # type: ignore[arg-type]
     groups, advantages = sampled(model, rng)
     passes = []
-    original = learner._scores.local
-    learner._scores.local = lambda trees: passes.append(len(trees)) or original(trees)  # type: ignore[method-assign]
+    original = learner._logprobs.local
+    learner._logprobs.local = lambda trees: passes.append(len(trees)) or original(trees)  # type: ignore[method-assign]
     learn(learner, groups, advantages)
     assert passes == [2, 2]  # the old policy and the reference, once each
     learn(learner, groups, advantages)  # the weights have changed: what was computed holds no longer

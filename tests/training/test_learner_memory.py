@@ -13,7 +13,7 @@ from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLos
 from brorl.config.settings import TrainConfig
 from brorl.errors import OutOfMemoryError, UserError
 from brorl.model.chunks import MIN_NODES
-from brorl.training.tree_learner import TreeLearner
+from brorl.training.learner import TreeLearner
 from learner_support import batch_of, learn
 from recipes import recipe
 from run_support import assert_identical

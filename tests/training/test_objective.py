@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brorl.algorithms import outcome_weights
+from brorl.algorithms import advantages
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.comparison.arm_recipes import ArmRecipe, run_config
@@ -19,8 +19,7 @@ from brorl.cost import Budget, Cost, total_cost
 from brorl.errors import UserError
 from brorl.evaluation.settings import EvaluationSettings
 from brorl.prompts.prompt import Prompt
-from brorl.training.objective import Objective
-from brorl.training.schedule import Schedule
+from brorl.training.schedule import Objective, Schedule
 from brorl.training.settings import PhaseSettings
 from brorl.tree import RolloutTree
 from case_tables import table
@@ -162,7 +161,7 @@ def test_the_order_of_maxrl_falls_geometrically_and_then_stays(final: int, at: f
         for one, advantage_L in zip(groups, objective.estimate_advantages(groups), strict=True):
             c = one.num_correct
             np.testing.assert_allclose(
-                advantage_L, outcome_weights.maxrl(N, c, order) * (one.reward_L - c / N), rtol=1e-12
+                advantage_L, advantages.maxrl_weight(N, c, order) * (one.reward_L - c / N), rtol=1e-12
             )
 
 
@@ -199,7 +198,7 @@ def test_each_phase_has_its_estimator_and_its_learning_rate() -> None:
         ],
     )
     one = group(2)
-    for fraction, weight, factor in ((0.0, N / 2, 1.0), (0.5, outcome_weights.grpo(N, 2), 0.5)):
+    for fraction, weight, factor in ((0.0, N / 2, 1.0), (0.5, advantages.grpo_weight(N, 2), 0.5)):
         objective.begin_step(fraction)
         [advantage_L] = objective.estimate_advantages([one])
         np.testing.assert_allclose(advantage_L, weight * (one.reward_L - 2 / N), rtol=1e-6)

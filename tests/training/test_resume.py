@@ -430,8 +430,8 @@ def test_each_resume_of_a_run_that_found_nothing_is_one_more_attempt_whose_cost_
         spent = total_cost(RunDirectory(path).read_metrics())
         assert (spent.steps, spent.samples) == (0, sum(r["sampling"]["samples"] for r in records[1:]))
         state_again = load_state(path / "checkpoints/step-000000")
-        assert state_again.source.attempts == state.source.attempts == 3
-        assert_identical(state_again.source.stream, state.source.stream)
+        assert state_again.collector.attempts == state.collector.attempts == 3
+        assert_identical(state_again.collector.stream, state.collector.stream)
 
 
 def attempts(child: ChildRuns, run: Path) -> list[list[str]]:

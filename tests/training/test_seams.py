@@ -1,4 +1,4 @@
-"""The training loop with other parts: a learner without a model, and a source that samples ahead."""
+"""The training loop with other parts: a learner without a model, and a collector that samples ahead."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,18 +26,16 @@ from brorl.rollout.engine import Engine
 from brorl.runs.checkpoint import START, is_checkpoint, last_checkpoint, read_state
 from brorl.runs.run_directory import RunDirectory
 from brorl.sampling import SamplingParams
-from brorl.training.collect import Collector
+from brorl.training.batch import Batch
+from brorl.training.collector import SyncCollector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner, StepMetrics
-from brorl.training.loop import train
+from brorl.training.loop import Ending, Recorder, train
 from brorl.training.mini_batch import NUM_SUMS, means, no_sums
 from brorl.training.monitor import Monitor
-from brorl.training.objective import Objective
-from brorl.training.recorder import Ending, Recorder
 from brorl.training.run import TrainingRun, restore
-from brorl.training.schedule import ReferenceSchedule, Schedule
+from brorl.training.schedule import Objective, ReferenceSchedule, Schedule
 from brorl.training.settings import BudgetSettings, CollapseLimits, DiagnosticsSettings, ReferenceSettings
-from brorl.training.source import Batch
 from brorl.training.stop_request import StopRequest
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict
@@ -134,15 +132,15 @@ def run_of(learner: Learner, engine: Engine, path: Path, stop_at: int = STEPS, *
         collapse=CollapseLimits(stop=True), diagnostics=DiagnosticsSettings(held_out_check_every=0),
         **{"evaluation": EvaluationSettings(every=0, keep_best=False), **changes},
     )  # fmt: skip
-    source = Collector(config=config, engine=engine, stream=PromptStream(prompts, 0), grader=grader)
+    collector = SyncCollector(config=config, engine=engine, stream=PromptStream(prompts, 0), grader=grader)
     tokenizer = AutoTokenizer.from_pretrained(Path(brorl.__file__).parent / "quickstart_model")
     return TrainingRun(
         config=config,
-        source=source,
+        collector=collector,
         objective=Objective(config),
         learner=learner,
         schedule=Schedule(config),
-        diagnostics=Diagnostics(config, source.sampler, learner, grader),
+        diagnostics=Diagnostics(config, collector.sampler, learner, grader),
         benchmark=None,
         monitor=Monitor(config.collapse, config.evaluation),
         directory=RunDirectory(path),
@@ -153,15 +151,15 @@ def run_of(learner: Learner, engine: Engine, path: Path, stop_at: int = STEPS, *
 
 
 def test_a_step_of_carried_groups_alone_stores_no_rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a source that samples ahead: the readers of stored rollouts need at least one."""
+    """As of a collector that samples ahead: the readers of stored rollouts need at least one."""
     run = run_of(PreferenceLearner(), Preference(torch.tensor(-1.0), np.random.default_rng(0)), tmp_path)
-    next_batch = run.source.next_batch
+    next_batch = run.collector.next_batch
 
     def without_samples(step: int) -> Batch:
         batch = next_batch(step)
         return replace(batch, sampled=[]) if step == 2 else batch
 
-    monkeypatch.setattr(run.source, "next_batch", without_samples)
+    monkeypatch.setattr(run.collector, "next_batch", without_samples)
     assert train(run, START)[0] is Ending.FINISHED
     stored = {int(path.stem.rpartition("-")[2]) for path in (tmp_path / "rollouts").iterdir()}
     assert stored == {1, *range(3, STEPS + 1)}
@@ -246,7 +244,7 @@ def test_the_evaluation_of_step_0_is_the_first_to_beat_also_after_a_resume(
 
 
 def test_only_the_source_holds_an_engine(tmp_path: Path) -> None:
-    """Diagnostics and evaluation see a sampler that samples with the weights that the source published last."""
+    """Diagnostics and evaluation see a sampler that samples with the weights that the collector published last."""
     overrides = {
         "prompts_per_step": 2, "rollouts_per_prompt": 8, "optimizer.mini_batches": 1, "evaluation.num_prompts": 2,
         "evaluation.rollouts_per_prompt": 2, "evaluation.ks": [1], "sampling.max_new_tokens": 6, "steps": 2,
@@ -255,8 +253,8 @@ def test_only_the_source_holds_an_engine(tmp_path: Path) -> None:
     with torch.random.fork_rng():
         config = make_config(read_recipe("quickstart"), overrides, "quickstart")
         run, state = build_run(config, RunDirectory(tmp_path), lambda _: None)
-        source, versions = run.source, []
-        engine = source.engine  # type: ignore[attr-defined]
+        collector, versions = run.collector, []
+        engine = collector.engine  # type: ignore[attr-defined]
         sampled = engine.sample
 
         def sample(*arguments: Any) -> Any:
@@ -264,7 +262,7 @@ def test_only_the_source_holds_an_engine(tmp_path: Path) -> None:
             return sampled(*arguments)
 
         engine.sample = sample
-        assert run.diagnostics.sampler is source.sampler
+        assert run.diagnostics.sampler is collector.sampler
         train(run, state)
     assert versions == [(0, 2), (0, 8), (0, 2), (1, 8), (1, 2), (2, 2)]  # evaluation, rollouts, check, ..., evaluation
 

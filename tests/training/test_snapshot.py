@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from brorl.api.arguments import resolve_checkpoint
 from brorl.errors import UserError
+from brorl.training.learner import TreeLearner
 from brorl.training.learner_state import ReferencePolicy
-from brorl.training.tree_learner import TreeLearner
 from learner_support import batch_of, learn
 from recipes import recipe
 from run_support import SMALL, command, metrics_without_times

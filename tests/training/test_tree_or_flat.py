@@ -11,9 +11,9 @@ import torch
 from brorl.model.chunks import num_tree_tokens
 from brorl.model.flat_path import FlatForward, num_flat_tokens
 from brorl.model.tree_path import TreeForward
-from brorl.training import tree_learner
-from brorl.training.tree_learner import TreeLearner
-from brorl.training.tree_scores import LITTLE_SHARED, measured_forward
+from brorl.training import learner as learner_module
+from brorl.training.learner import TreeLearner
+from brorl.training.tree_logprobs import LITTLE_SHARED, measured_forward
 from brorl.tree import RolloutTree
 from recipes import recipe
 from small_models import random_tree, small_model
@@ -78,7 +78,7 @@ def test_a_resumed_learner_makes_the_same_choice_without_a_measurement(
         calls.append(args)
         return (flat if rows else TREE), "a line"
 
-    monkeypatch.setattr(tree_learner, "measured_forward", measured)
+    monkeypatch.setattr(learner_module, "measured_forward", measured)
     lines: list[str] = []
     learner = TreeLearner(model, recipe(), lines.append)
     learner._choose_forward(trees)
@@ -94,4 +94,4 @@ def test_a_resumed_learner_makes_the_same_choice_without_a_measurement(
     resumed.load_state_dict(state)
     resumed._choose_forward(trees)
     assert len(calls) == 1
-    assert isinstance(resumed._scores.forward, FlatForward if rows else TreeForward)
+    assert isinstance(resumed._logprobs.forward, FlatForward if rows else TreeForward)

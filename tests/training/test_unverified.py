@@ -14,8 +14,8 @@ from brorl.algorithms.settings import AdvantageSettings, CosineLength, RewardSha
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.sampling import SamplingParams
-from brorl.training.collect import Collector
-from brorl.training.source import Batch, NoMixedGroupsError, UnverifiedError
+from brorl.training.batch import Batch
+from brorl.training.collector import NoMixedGroupsError, SyncCollector, UnverifiedError
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict, unverified_verdict
 from brorl.verification.grade import Grader
@@ -192,9 +192,9 @@ class CoinEngine:
 
 def collector(
     numbers: Sequence[Sequence[int]], verifier: LosingVerifier, seed: int = 0, **changes: object
-) -> Collector:
+) -> SyncCollector:
     prompts = [Prompt(f"p{i}", str(i), (i,), "", "sums", f"s{i % 2}") for i in range(len(numbers))]
-    return Collector(
+    return SyncCollector(
         engine=CoinEngine(numbers, seed),
         stream=PromptStream(prompts, seed=0),
         grader=grader_of(verifier, RewardShaping()),
@@ -207,7 +207,7 @@ def collector(
     )
 
 
-def engine_of(one: Collector) -> CoinEngine:
+def engine_of(one: SyncCollector) -> CoinEngine:
     assert isinstance(one.engine, CoinEngine)
     return one.engine
 

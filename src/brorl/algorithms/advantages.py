@@ -2,26 +2,40 @@
 
 Rollouts with the same response have the same reward, hence the same advantage: one number per distinct response,
 weighted by its count wherever a formula sums over rollouts. x_i below is the reward of rollout i, sums run over the N
-rollouts of the group, and standard deviations divide by the number of entries. With rewards of 0 and 1, `rloo`, `grpo`
-and `reinforce_pp_baseline` (before the batch's scale) are special cases of `outcome_weighted`.
+rollouts of the group, and standard deviations divide by the number of entries.
+
+An advantage that depends on outcomes alone and adds up to 0 is A_i = w(N, c) (r_i - c/N), with r_i in {0, 1} and c the
+sum of r_i. It never prefers one correct response to another; it only reweights prompts. Its *outcome weight* w decides
+which objective is maximized. One function `..._weight` each:
+
+| weight | w(N, c) | E[(1/N) sum_i A_i grad log pi(y_i)] is the gradient of |
+|---|---|---|
+| `rloo` | N / (N-1) | pass@1 |
+| `reinforce_pp_baseline` | 1 | (1 - 1/N) pass@1, before the batch's scale |
+| `grpo` | N / sqrt(c (N-c)) | an objective that depends on N; about 2 arcsin(sqrt(pass@1)) for large N |
+| `pass_at_k` | k N/(N-1) C(N-1-c, k-1) / C(N-2, k-1) | pass@k |
+| `maxrl` | N/c (1 - C(N-1-c, T) / C(N-1, T)) | sum_{k<=T} pass@k / k; for large T that of log pass@1 |
+
+With W_k the weight of pass@k, `maxrl` is sum_{k<=T} W_k / k.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import comb, sqrt
 from typing import Literal, assert_never
 
 import numpy as np
 
-from brorl.algorithms import outcome_weights
 from brorl.algorithms.groups import Group
-from brorl.algorithms.outcome_weights import OutcomeWeight
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.arrays import FloatArray
 
 EstimateAdvantages = Callable[[Sequence[Group]], list[FloatArray]]
 """From a batch to the advantage of each distinct response, shape [L], for each group."""
+OutcomeWeight = Callable[[int, int], float]
+"""From N rollouts and c correct ones, 0 to N, to the weight of the group."""
 _SMALL = 1e-8
 
 
@@ -36,13 +50,13 @@ def advantage_estimator(settings: AdvantageSettings) -> EstimateAdvantages:
 def _estimator(settings: AdvantageSettings) -> EstimateAdvantages:
     match settings.estimator:
         case "reinforce_pp_baseline":
-            weight: OutcomeWeight = outcome_weights.reinforce_pp_baseline
+            weight: OutcomeWeight = reinforce_pp_baseline_weight
         case "grpo":
             return grpo
         case "rloo":
-            weight = outcome_weights.rloo
+            weight = rloo_weight
         case "maxrl":
-            weight = partial(outcome_weights.maxrl, order=settings.order)
+            weight = partial(maxrl_weight, order=settings.order)
         case "pass_at_k":
             weight = partial(_pass_at_most, k=settings.k)
         case _:
@@ -52,7 +66,7 @@ def _estimator(settings: AdvantageSettings) -> EstimateAdvantages:
 
 def _pass_at_most(num_rollouts: int, num_correct: int, k: int) -> float:
     """Weigh by pass@k, or by pass@(N-1) where unverified rollouts left a group of N <= k (MaxRL does the same)."""
-    return outcome_weights.pass_at_k(num_rollouts, num_correct, min(k, num_rollouts - 1))
+    return pass_at_k_weight(num_rollouts, num_correct, min(k, num_rollouts - 1))
 
 
 def outcome_weighted(groups: Sequence[Group], weight: OutcomeWeight) -> list[FloatArray]:
@@ -107,3 +121,62 @@ def _centered(group: Group) -> FloatArray:
 def _mean(value_L: FloatArray, group: Group) -> float:
     """Mean over the group's rollouts."""
     return float(np.average(value_L, weights=group.tree.leaf_count))
+
+
+def rloo_weight(num_rollouts: int, num_correct: int) -> float:  # noqa: ARG001
+    """N / (N - 1), whatever c: reward minus the mean of the other rollouts; N is at least 2.
+
+    Source: arXiv 2402.14740, Eq. 5.
+    """
+    if num_rollouts < 2:
+        raise ValueError("RLOO needs at least 2 rollouts per prompt")
+    return num_rollouts / (num_rollouts - 1)
+
+
+def reinforce_pp_baseline_weight(num_rollouts: int, num_correct: int) -> float:  # noqa: ARG001
+    """Return 1: reward minus the group's mean. Its advantages are then normalized over the batch.
+
+    Source: REINFORCE++ (arXiv 2501.03262, its baseline variant); BroRL (arXiv 2510.01180), section 4.
+    """
+    return 1.0
+
+
+def grpo_weight(num_rollouts: int, num_correct: int) -> float:
+    """1 / std = N / sqrt(c (N - c)); 0 for groups that are not mixed.
+
+    Source: DeepSeekMath (arXiv 2402.03300), section 4.1.2.
+    """
+    if not 0 < num_correct < num_rollouts:
+        return 0.0
+    return num_rollouts / sqrt(num_correct * (num_rollouts - num_correct))
+
+
+def pass_at_k_weight(num_rollouts: int, num_correct: int, k: int) -> float:
+    """Return k N/(N-1) C(N-1-c, k-1) / C(N-2, k-1): without bias for the gradient of pass@k, 1 <= k <= N - 1.
+
+    Source: PKPO (arXiv 2505.15201), in the form that is centered on the group's mean.
+    """
+    if not 1 <= k < num_rollouts:
+        raise ValueError(f"the gradient of pass@{k} needs more than {k} rollouts per prompt, got {num_rollouts}")
+    fraction = comb(max(num_rollouts - 1 - num_correct, 0), k - 1) / comb(num_rollouts - 2, k - 1)
+    return k * num_rollouts / (num_rollouts - 1) * fraction
+
+
+def maxrl_weight(num_rollouts: int, num_correct: int, order: int | None = None) -> float:
+    """N/c (1 - C(N-1-c, T) / C(N-1, T)): without bias for the gradient of sum_{k<=T} pass@k / k; 0 at c = 0.
+
+    T = N-1 is 1/mean. For mixed groups T = 1 is RLOO. An order of None, or above N - 1, is N - 1: a group cannot have a
+    higher one.
+
+    Source: MaxRL (arXiv 2602.02710). The sum over W_k / k telescopes to this form for every T.
+    """
+    if num_rollouts < 2:
+        raise ValueError("an outcome weight needs at least 2 rollouts per prompt")
+    if order is not None and order < 1:
+        raise ValueError(f"the order must be at least 1, got {order}")
+    if num_correct == 0:
+        return 0.0
+    others = num_rollouts - 1
+    drawn = others if order is None else min(order, others)
+    missed = comb(max(others - num_correct, 0), drawn) / comb(others, drawn)
+    return num_rollouts / num_correct * (1 - missed)

@@ -1,10 +1,14 @@
-"""Importance correction between the policy that sampled and the policy that learns.
+"""Factors of importance: between the policy that samples and the one that learns, and of a subset of the responses.
 
 The two policies have the same weights but not the same numerics: an engine may compute in bfloat16 or with other
 kernels. The ratio w = exp(old - sampler) of a token is a function of (prefix, token), hence of the node; a mask on
 whole responses acts on leaves. Both are exact on the tree. Log-ratios are clamped to +-20. Factors multiply the policy
 term only, never the KL term, and denominators stay as they are: a masked token counts as a token of loss 0. Unknown
 log-probs are an error.
+
+At large N few responses have most of the gradient's weight. Back-propagating at most k of the correct and k of the
+incorrect distinct responses, chosen with probability pi proportional to their weight and weighted by 1 / pi, gives a
+gradient whose mean is the gradient of all responses (the loss is linear in the responses' weights).
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import assert_never
 import numpy as np
 
 from brorl.algorithms.settings import ImportanceCorrection
-from brorl.arrays import FloatArray
+from brorl.arrays import BoolArray, FloatArray, IntArray
 from brorl.tree import RolloutTree
 
 _LARGEST_LOG_RATIO = 20.0  # keeps exp and its sums finite; any useful bound is far inside
@@ -95,3 +99,56 @@ def _log_ratio(tree: RolloutTree, old_logprob_M: FloatArray) -> FloatArray:
     check_sampler_logprobs([tree])
     log_ratio_M: FloatArray = np.clip(old_logprob_M - tree.logprob, -_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
     return log_ratio_M
+
+
+def inclusion_probabilities(weight_L: FloatArray, size: int) -> FloatArray:
+    """Return pi_l = min(1, c * weight_l), with c such that they add up to `size`, or all 1 if there are fewer.
+
+    The weights are >= 0, shape [L]; a probability is 0 exactly where the weight is 0.
+    """
+    if np.count_nonzero(weight_L) <= size:
+        return (weight_L > 0).astype(np.float64)
+    certain_L = np.zeros(weight_L.size, np.bool_)
+    while True:
+        rest = weight_L[~certain_L].sum()
+        pi_L = np.where(certain_L, 1.0, weight_L * ((size - certain_L.sum()) / rest))
+        if not (pi_L > 1).any():
+            return pi_L
+        certain_L |= pi_L >= 1
+
+
+def choose(pi_L: FloatArray, generator: np.random.Generator) -> IntArray:
+    """Choose entries, each with its own probability, by systematic sampling from one uniform number.
+
+    Returns:
+        Ascending indices of the chosen entries; their number is the sum of `pi_L`, rounded up or down.
+
+    Source: Madow, "On the theory of systematic sampling, II", Annals of Mathematical Statistics 20 (1949).
+    """
+    edge_L = np.cumsum(pi_L)
+    ticks_L = np.floor(edge_L - generator.random())
+    return np.flatnonzero(np.diff(ticks_L, prepend=-1.0) > 0)
+
+
+def choose_responses(
+    total_advantage_L: FloatArray, correct_L: BoolArray, size: int, generator: np.random.Generator
+) -> tuple[IntArray, FloatArray]:
+    """Choose at most `size` (plus one, by rounding) responses of each verdict, by the size of their summed advantage.
+
+    Args:
+        total_advantage_L: Count times advantage of each distinct response, shape [L].
+        correct_L: Its verdict, shape [L].
+        size: How many of each verdict.
+        generator: Gives two uniform numbers.
+
+    Returns:
+        Ascending indices of the chosen responses, shape [K], and the factors 1 / pi for their weights, shape [K].
+    """
+    pi_L = np.zeros(total_advantage_L.size)
+    chosen = []
+    for verdict in (False, True):
+        mine = np.flatnonzero(correct_L == verdict)
+        pi_L[mine] = inclusion_probabilities(np.abs(total_advantage_L[mine]), size)
+        chosen.append(mine[choose(pi_L[mine], generator)])
+    kept = np.sort(np.concatenate(chosen))
+    return kept, 1.0 / pi_L[kept]

@@ -300,3 +300,8 @@ class KLPenalty(Section):
         "loss", description="add the penalty to the loss | subtract it from the reward"
     )
     clamp: float = Field(10.0, gt=0, le=50, description="largest absolute log-ratio, in nats; larger ones are clamped")
+
+    @property
+    def is_in_reward(self) -> bool:
+        """Whether there is a penalty, and the rewards hold it."""
+        return self.coefficient > 0 and self.placement == "reward"

@@ -16,7 +16,7 @@ from brorl.config.settings import TrainConfig
 from brorl.cost import Unit
 from brorl.errors import UserError, option
 from brorl.runs import RUNS
-from brorl.runs.run_record import SPEC_FILE
+from brorl.runs.run_directory import SPEC_FILE
 
 if TYPE_CHECKING:
     from brorl.comparison.answer import FinishedComparison

@@ -38,7 +38,7 @@ from brorl.prompts.prompt import Prompt, Question
 from brorl.prompts.rendering import drop_long, model_positions, prompt_problems, render
 from brorl.storage import is_file
 from brorl.table import Result, Table
-from brorl.training.prompts import no_held_out_prompt, no_train_prompt
+from brorl.training.inputs import no_held_out_prompt, no_train_prompt
 from brorl.verification.domains.table import make_verifiers, untrusted_domains
 from brorl.verification.sandbox.level import choose_level
 from brorl.verification.sandbox.pool import Workers

@@ -185,7 +185,7 @@ def _check(
 
 
 def _evaluate(checkpoint: str, request: Request, output_dir: str | Path | None, screen: Screen) -> EvaluationResult:
-    from brorl.distributed.placement import build_cluster
+    from brorl.distributed.remote_parts import build_cluster
     from brorl.evaluation.preparation import prepare_evaluation
     from brorl.evaluation.responses import ResponseStore
     from brorl.runs.run_directory import RunDirectory

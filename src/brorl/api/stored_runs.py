@@ -19,7 +19,7 @@ from rich.text import Text
 from brorl.errors import UserError, option
 from brorl.format import visible_text
 from brorl.reporting.summary import why_no_held_out_responses, why_no_rollouts
-from brorl.runs.run_record import check_run, read_run
+from brorl.runs.run_directory import check_run, read_run
 from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
 from brorl.verdict import NO_ANSWER, NO_CODE, Verdict
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from brorl.api.given import Rewards
     from brorl.console.screen import Screen
     from brorl.runs.run_directory import Record
-    from brorl.training.recorder import Ending
+    from brorl.training.loop import Ending
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -42,8 +42,8 @@ from brorl.runs.run_directory import Record, RunDirectory
 from brorl.storage import replace_file, storage_errors
 from brorl.trackers import open_trackers, require_package
 from brorl.training.inputs import learner_device
+from brorl.training.loop import Ending
 from brorl.training.loop import train as train_run
-from brorl.training.recorder import Ending
 from brorl.training.run import TrainingRun
 from brorl.training.stop_request import StopRequest
 
@@ -87,7 +87,7 @@ class TrainingSession:
         limit, advice = self.config.cluster.max_restarts, f"Continue from the last checkpoint with: {self._resume}"
         cluster = None
         if self.config.cluster.enabled:
-            from brorl.distributed.placement import build_cluster
+            from brorl.distributed.remote_parts import build_cluster
 
             cluster = build_cluster(self.config, self.screen.echo, note=self.screen.log, advice=advice)
         with ExitStack() as parts:
@@ -249,7 +249,7 @@ def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]
     lines = [
         f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters{of_all}) on {learner_device(config)}, "
         f"N = {config.rollouts_per_prompt} rollouts x {config.prompts_per_step} prompts a step, "
-        f"{run.source.stream.num_prompts:,} training prompts",
+        f"{run.collector.stream.num_prompts:,} training prompts",
         f"learning rate {rate}, {optimizer.mini_batches} updates a step, "
         f"{config.loss.kind} clip {clip.low:g}/{clip.high:g}; run directory {run.directory.path}",
     ]

@@ -17,7 +17,7 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
 from brorl.format import in_seconds
 from brorl.runs import RUNS
-from brorl.runs.run_record import TUNE_FILE
+from brorl.runs.run_directory import TUNE_FILE
 from brorl.storage import output_folder
 from brorl.tuning import AIMS, Aim
 

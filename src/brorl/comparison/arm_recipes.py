@@ -24,7 +24,7 @@ from brorl.config.reading import (
 )
 from brorl.config.settings import TrainConfig
 from brorl.cost import Budget, Unit
-from brorl.distributed.placement import check_ray
+from brorl.distributed.remote_parts import check_ray
 from brorl.errors import UserError, option
 from brorl.format import counted, memory_size
 from brorl.model.device import available_bytes

@@ -20,7 +20,7 @@ from brorl.config.reading import ConfigOrPath, dump_yaml, make_config
 from brorl.cost import UNIT_WORDS, UNITS, Budget, Unit, amount
 from brorl.errors import UserError, option
 from brorl.format import exact, in_seconds, plain
-from brorl.runs.run_record import SPEC_FILE
+from brorl.runs.run_directory import SPEC_FILE
 from brorl.storage import json_ready, replace_file, storage_errors
 
 DEFAULT_ARMS = ("plateau-16", "plateau-512")

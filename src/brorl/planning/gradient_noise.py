@@ -26,14 +26,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from brorl.algorithms import outcome_weights
+from brorl.algorithms import advantages
+from brorl.algorithms.advantages import OutcomeWeight
 from brorl.algorithms.groups import Group
-from brorl.algorithms.outcome_weights import OutcomeWeight
-from brorl.algorithms.policy_loss import node_weights
+from brorl.algorithms.losses import node_weights
 from brorl.arrays import FloatArray, IntArray
 from brorl.model.device import in_float64
 from brorl.training.local_parts import LocalParts
-from brorl.training.tree_scores import autocast
+from brorl.training.tree_logprobs import autocast
 from brorl.tree import RolloutTree
 
 _FLIPS = 4000
@@ -135,7 +135,7 @@ def prompt_gradient(
     group: Group,
     count_L: IntArray,
     parts: LocalParts,
-    weight: OutcomeWeight = outcome_weights.rloo,
+    weight: OutcomeWeight = advantages.rloo_weight,
 ) -> FloatArray:
     """Return the policy gradient of one prompt: (1/N) sum_i w(N, c) (r_i - mean of r) grad log pi(y_i).
 

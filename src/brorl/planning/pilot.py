@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from brorl.algorithms.groups import Group
-from brorl.algorithms.response_subset import choose_responses
+from brorl.algorithms.importance import choose_responses
 from brorl.arrays import FloatArray, IntArray
 from brorl.errors import UserError, option
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k

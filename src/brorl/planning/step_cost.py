@@ -30,7 +30,7 @@ from brorl.theory.coverage import tree_growth
 from brorl.theory.pass_rates import (
     fit_pass_rates,
 )
-from brorl.training.collect import MEMORY, prompts_of_round
+from brorl.training.collector import MEMORY, prompts_of_round
 from brorl.training.diagnostics import coverage_record
 from brorl.training.local_parts import LocalParts
 from brorl.tree import fraction_cut

@@ -19,7 +19,7 @@ from brorl.evaluation.pass_at_k import pass_at_k_of_each
 from brorl.format import counted, visible_text
 from brorl.reporting.html import resource
 from brorl.reporting.summary import reason, why_no_evaluation, why_no_held_out_check, why_no_step, why_no_update
-from brorl.runs.run_record import Record, RunRecord, number
+from brorl.runs.run_directory import Record, RunRecord, number
 
 LAST_STEPS = 25
 _DASHES = ("solid", "dot", "dash", "dashdot")

@@ -34,7 +34,7 @@ from brorl.reporting.summary import (
     why_no_rollouts,
 )
 from brorl.runs import RUNS
-from brorl.runs.run_record import RunRecord, differing_settings, number, read_runs
+from brorl.runs.run_directory import RunRecord, differing_settings, number, read_runs
 from brorl.runs.stored_rollouts import step_list, stored_steps
 from brorl.storage import replace_file, storage_errors
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from brorl.reporting.html import compressed
 from brorl.reporting.summary import best_evaluation
-from brorl.runs.run_record import RunRecord
+from brorl.runs.run_directory import RunRecord
 from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
 
 _BYTES_PER_NODE = 5  # of compressed data, roughly; the true size is measured

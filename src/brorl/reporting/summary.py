@@ -15,7 +15,7 @@ from brorl.cost import UNITS, total_cost
 from brorl.evaluation.paired import Conclusion, conclusion_of, difference_interval
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.format import Estimate, duration, interval, signed
-from brorl.runs.run_record import Record, RunRecord, total
+from brorl.runs.run_directory import Record, RunRecord, total
 from brorl.runs.stored_rollouts import step_list
 
 SCORES = ("score", "first evaluation", "last evaluation", "change", "clearly", "best evaluation")

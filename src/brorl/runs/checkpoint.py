@@ -44,13 +44,13 @@ _BLOCK = 1 << 22  # bytes that are read at once
 _TREE_ARRAYS = ("token", "parent", "count", "logprob", "leaf", "leaf_count", "finished")
 
 
-class SourceState(NamedTuple):
-    """The state from which the source of the groups continues exactly."""
+class CollectorState(NamedTuple):
+    """The state from which the collector continues exactly."""
 
     stream: dict[str, Any] | None = None  # position of the prompt stream; None at the start of a run
     carried: tuple[Group, ...] = ()  # groups that were sampled but not trained on
     attempts: int = 0  # how often the next step has found no mixed group
-    ahead: dict[str, Any] | None = None  # state of an asynchronous source, plain values; None for others
+    ahead: dict[str, Any] | None = None  # state of an asynchronous collector, plain values; None for others
     seen: tuple[float, float] = (0.0, 0.0)  # kept and sampled groups of earlier steps, the older the less they count
 
 
@@ -60,7 +60,7 @@ class TrainerState:
 
     step: int  # number of steps done
     learner: dict[str, Any] | None  # state of the learner (optimizer, updates)
-    source: SourceState = field(default_factory=SourceState)
+    collector: CollectorState = field(default_factory=CollectorState)
     held_out: str | None = None  # fingerprint of the prompts that are evaluated; None without
 
 
@@ -82,7 +82,7 @@ def save_checkpoint(
     One that is saved only for being the best is not regular. An error leaves earlier checkpoints intact.
     """
     target = folder / f"step-{state.step:06d}"
-    if is_checkpoint(target) and not state.source.attempts:
+    if is_checkpoint(target) and not state.collector.attempts:
         return target  # saved after this step already, and nothing has changed since
     temporary = folder / f".{target.name}.tmp"
     try:
@@ -245,8 +245,8 @@ def _state_from(plain: dict[str, Any], checkpoint: Path) -> TrainerState:
     if learner is not None and SHARDS in learner:  # the checkpoint may have been moved
         learner = learner | {SHARDS: str((checkpoint / learner[SHARDS]).absolute())}
     carried = tuple(map(_group_from, plain["carried"]))
-    source = SourceState(plain["stream"], carried, plain["attempts"], plain["ahead"], tuple(plain["seen"]))
-    return TrainerState(plain["step"], learner, source, plain["held_out"])
+    collector = CollectorState(plain["stream"], carried, plain["attempts"], plain["ahead"], tuple(plain["seen"]))
+    return TrainerState(plain["step"], learner, collector, plain["held_out"])
 
 
 def discard_unfinished(folder: Path) -> None:
@@ -281,17 +281,17 @@ def _to_disk(path: Path) -> None:
 
 def _to_plain(state: TrainerState) -> dict[str, Any]:
     """Return tensors, numbers and strings only: loading them executes no code."""
-    source = state.source
-    parts = {"learner": state.learner, "stream": source.stream, "ahead": source.ahead}
+    collector = state.collector
+    parts = {"learner": state.learner, "stream": collector.stream, "ahead": collector.ahead}
     for name, value in parts.items():
         _check_plain(value, name)
     return {
         **parts,
         "held_out": state.held_out,
-        "attempts": source.attempts,
-        "seen": source.seen,
+        "attempts": collector.attempts,
+        "seen": collector.seen,
         "step": state.step,
-        "carried": [_group_to(g) for g in source.carried],
+        "carried": [_group_to(g) for g in collector.carried],
         "torch_rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         **({"mps_rng": torch.mps.get_rng_state()} if torch.backends.mps.is_available() else {}),

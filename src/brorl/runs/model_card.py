@@ -15,7 +15,7 @@ from typing import Any, Literal
 from brorl.cost import total_cost
 from brorl.format import Estimate, counted, interval
 from brorl.runs.checkpoint import CARD, EMA, FOR_RESUMING
-from brorl.runs.run_record import Record, RunRecord, read_run
+from brorl.runs.run_directory import Record, RunRecord, read_run
 from brorl.storage import replace_file
 
 _LICENSE = "# license: yours to choose; those of the base model and of the data must allow it"

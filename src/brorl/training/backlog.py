@@ -14,7 +14,7 @@ from typing import Any
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
-from brorl.training.source import Staleness
+from brorl.training.batch import Staleness
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Start:
 
 @dataclass
 class Backlog:
-    """Bounds and orders the prompts of an asynchronous source; it samples nothing.
+    """Bounds and orders the prompts of an asynchronous collector; it samples nothing.
 
     The number of groups that wait and prompts in progress is at most P times the number of steps that can still train
     on the newest weights. Staleness is the number of updates between the weights that sampled a group and those that
@@ -54,11 +54,6 @@ class Backlog:
     _stale: set[int] = field(default_factory=set)  # starts that are too stale for the bound
     _slow: set[str] = field(default_factory=set)  # prompts that were too stale when they were sampled last
     _num_late: int = 0  # prompts that became too stale since the last step
-
-    @property
-    def version(self) -> int:
-        """Newest version of the weights."""
-        return self._version
 
     @property
     def num_ready(self) -> int:

@@ -1,17 +1,56 @@
-"""The learner protocol: groups in, an updated model out."""
+"""The learner: groups in, an updated model out, with the exact gradient of the tree, in one process or on many ranks.
+
+Each step makes M mini-batch updates of AdamW. Memory does not depend on N; if it runs out, a mini-batch starts again
+with smaller chunks. A loss that is not finite stops the run before the weights change. On several ranks the model is
+sharded. Every denominator is that of the whole mini-batch, and gradients add up, so the update is that of one process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from brorl.activity import Echo, Observe, Updating, unobserved
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
+from brorl.algorithms.losses import penalized_group
 from brorl.arrays import FloatArray
+from brorl.config.settings import TrainConfig
+from brorl.errors import DivergedError
+from brorl.model.flat_path import FlatForward
+from brorl.model.forward import Forward
+from brorl.model.load import check_saved
+from brorl.model.sharding import full_tensor, save_whole
+from brorl.model.tree_path import TreeForward
+from brorl.runs.checkpoint import EMA
+from brorl.training.adamw import AdamW
+from brorl.training.learner_state import (
+    AveragedWeights,
+    Snapshot,
+    in_memory,
+    sharded_header,
+    with_moments_of,
+    write_sharded,
+)
+from brorl.training.mini_batch import (
+    MiniBatch,
+    chunk_loss,
+    means,
+    no_sums,
+    prepare_mini_batches,
+    response_losses,
+    to_tensor,
+)
+from brorl.training.ranks import ALONE, Ranks
+from brorl.training.tree_logprobs import TreeLogprobs, autocast, measured_forward, rows_forward
 from brorl.tree import RolloutTree
 
 
@@ -107,3 +146,247 @@ class Learner(Protocol):
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Load the moments of another run's optimizer from the state of its learner."""
         ...
+
+
+class TreeLearner:
+    """Trains a model in place.
+
+    Args:
+        model: The model, sharded if there are several ranks; its current weights become the reference, if there is one.
+        config: The recipe.
+        echo: Receives a line when memory runs out and smaller chunks are tried, and the cost of the flat path.
+        observe: Receives an `Updating` before each update.
+        ranks: The processes that share the model.
+        forward: How trees go through the model; tree attention if None.
+        stop_token_ids: The tokens that end a response; empty if responses have only a length limit.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: TrainConfig,
+        echo: Echo = lambda _: None,
+        observe: Observe = unobserved,
+        ranks: Ranks = ALONE,
+        *,
+        forward: Forward | None = None,
+        stop_token_ids: tuple[int, ...] = (),
+    ) -> None:
+        self.model, self._config, self._ranks = model, config, ranks
+        self._echo, self._observe = echo, observe
+        self._chose_forward = False
+        self._rows: bool | None = None  # whether the learner takes rows; None before a choice
+        self._save_checked = False
+        self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._parameters = list(self._trained.values())
+        optimizer = config.optimizer
+        self._optimizer = AdamW(
+            self._parameters,
+            optimizer.states,
+            lr=config.learning_rate,
+            betas=optimizer.betas,
+            weight_decay=optimizer.weight_decay,
+            fused=model.device.type in ("cpu", "cuda"),
+        )
+        self._updates = 0
+        self._logprobs = TreeLogprobs(model, config, forward or TreeForward(), stop_token_ids, echo, ranks)
+        self._nodes = self._logprobs.nodes
+        self._average = AveragedWeights(model) if optimizer.ema_decay else None
+        self._tensor = partial(to_tensor, model)
+
+    def learn(
+        self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
+    ) -> StepMetrics:
+        """Make the M mini-batch updates of one step; see `Learner.learn`. Rank 0 estimates the advantages.
+
+        Raises:
+            DivergedError: If the loss or the gradient is not finite. The weights are then those before that update.
+        """
+        config = self._config
+        if len(groups) < config.optimizer.mini_batches:
+            raise ValueError(f"{config.optimizer.mini_batches} mini-batches need as many groups, got {len(groups)}")
+        self.model.train()
+        if not self._chose_forward:
+            self._chose_forward = True
+            self._choose_forward([group.tree for group in groups])
+
+        is_fresh = [group.old_logprob_M is None for group in groups]
+        if config.kl.is_in_reward:
+            gathered = self._logprobs.gathered
+            groups = self._logprobs.with_reference(self._logprobs.with_old(groups, gathered), gathered)
+            groups = [penalized_group(group, config.kl) for group in groups]
+        advantages = self._ranks.of_first(lambda: estimate_advantages(groups))
+        groups = [replace(group, advantage_L=a_L) for group, a_L in zip(groups, advantages, strict=True)]
+        batches, found = prepare_mini_batches(groups, is_fresh, self._logprobs, np.random.default_rng(seed))
+
+        updates: list[dict[str, float]] = []
+        for batch in batches:
+            self._observe(Updating(len(updates), len(batches)))
+            updates.append(self._update(batch, lr_scale))
+        metrics: dict[str, Any] = found | {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
+        if self._logprobs.reference is None:
+            metrics["reference_kl"] = None
+        if not config.loss.entropy_coefficient:
+            metrics["bonus_entropy"] = None
+        retries, self._nodes.retries = self._nodes.retries, 0
+        return StepMetrics(
+            **metrics,
+            entropy=-_token_mean([g.tree for g in groups]),
+            learning_rate=self._learning_rate(lr_scale),
+            nodes_per_pass=self._nodes.value,
+            out_of_memory_retries=retries,
+        )
+
+    def _choose_forward(self, trees: Sequence[RolloutTree]) -> None:
+        """Say what the flat path costs, and choose between trees and rows on CUDA, once in a run."""
+        if line := self._logprobs.forward.cost_line(trees):
+            self._echo(line)
+        engine, on_one_gpu = self._config.engine, self.model.device.type == "cuda" and self._ranks.size == 1
+        if engine.forward == engine.attention == "auto" and on_one_gpu and self._rows is None:
+            with autocast(self._config, self.model):
+                self._logprobs.forward, line = self._nodes.run(
+                    lambda: measured_forward(self.model, self._logprobs.forward, trees, self._nodes.value)
+                )
+            self._rows = isinstance(self._logprobs.forward, FlatForward)
+            if line:
+                self._echo(line)
+
+    def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
+        """Return groups that wait for a later step, whose clip measures the distance from the weights of this one."""
+        own = self._logprobs
+        return own.with_old(groups, own.gathered) if self._config.recompute_old_logprobs else list(groups)
+
+    def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
+        """Return the log-prob (nats) of every node, shape [M], by the current weights, as `NextToken` draws."""
+        return self._logprobs.gathered(trees)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Return the trained weights by name; several ranks gather them one by one, and all of them must iterate."""
+        if self._ranks.size == 1:
+            return iter(self._trained.items())
+        return ((name, full_tensor(parameter.detach())) for name, parameter in self._trained.items())
+
+    def num_parameters(self, only_trainable: bool = False) -> int:
+        """Return the number of the model's parameters, or of those that are trained."""
+        return sum(p.numel() for p in (self._parameters if only_trainable else self.model.parameters()))
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the weights, and check that transformers loads the first ones of this process as they were saved."""
+        self._optimizer.zero_grad(set_to_none=True)  # makes room for the weights that are read again
+        self._save_model(folder)
+        self._save_checked = True
+        if self._average is not None:
+            self._average.exchange()
+            try:
+                self._save_model(folder / EMA)
+            finally:
+                self._average.exchange()
+        if self._ranks.size > 1:
+            write_sharded(folder, self._optimizer, self._trained, self._snapshots)
+
+    def _save_model(self, folder: Path) -> None:
+        whole = save_whole(self.model, folder, self._ranks.rank == 0)
+        if whole and not self._save_checked:
+            check_saved(self.model, whole, folder)
+
+    @property
+    def _snapshots(self) -> list[Snapshot]:
+        return [one for one in (self._logprobs.reference, self._average) if one is not None]
+
+    def exchange_average(self) -> None:
+        """Exchange the weights and their average, which must exist."""
+        if self._average is None:
+            raise ValueError("there are no averaged weights; set optimizer.ema_decay")
+        self._average.exchange()
+
+    def reset_reference(self, clear_optimizer: bool) -> None:
+        """Take the current weights as the reference, which must exist; clear AdamW's moments on request (ProRL v1)."""
+        if self._logprobs.reference is None:
+            raise ValueError("there is no reference policy to reset; set kl.coefficient above 0")
+        self._logprobs.reference.reset()
+        if clear_optimizer:
+            self._optimizer.state.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state; on several ranks without the tensors, which `save_pretrained` writes."""
+        state: dict[str, Any] = {
+            "updates": self._updates,
+            "max_nodes": self._nodes.value,
+            "max_nodes_at_start": self._nodes.initial,
+            "rows": self._rows,
+        }
+        if self._ranks.size > 1:
+            return state | sharded_header(self._optimizer, self._trained, self._snapshots)
+        snapshots = {one.name: one.state_dict() for one in self._snapshots}
+        return {"optimizer": self._optimizer.state_dict(), **state, **snapshots}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state; a ValueError says what it lacks, or that it is of another model."""
+        state = in_memory(state, self._trained, [one.name for one in self._snapshots])
+        for one in self._snapshots:
+            if one.name not in state:
+                raise ValueError(
+                    f"the state contains no {one.name} weights; resume with the kl.coefficient and the "
+                    "optimizer.ema_decay that the run started with, or start a new run from its weights"
+                )
+            one.load_state_dict(state[one.name])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._updates = state["updates"]
+        self._rows = state["rows"]
+        if self._rows:
+            self._logprobs.forward = rows_forward(self._logprobs.forward)
+        if state["max_nodes_at_start"] == self._nodes.initial:  # else engine.nodes_per_pass was changed
+            self._nodes.restrict(state["max_nodes"])
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Load another run's moments, which must fit the model; learning rate, warm-up and updates stay."""
+        own = self._optimizer.state_dict()
+        state = in_memory(state, self._trained)
+        self._optimizer.load_state_dict(with_moments_of(state["optimizer"], own, self._parameters))
+
+    def _learning_rate(self, factor: float) -> float:
+        rate, warmup = self._config.learning_rate, self._config.optimizer.warmup_updates
+        return factor * (rate * min(1.0, self._updates / warmup) if warmup else rate)
+
+    def _update(self, batch: MiniBatch, lr_scale: float) -> dict[str, float]:
+        """Accumulate the gradient of one mini-batch and apply it; return its entries of `StepMetrics`."""
+        optimizer, local = self._config.optimizer, self._nodes.run(lambda: self._accumulate(batch))
+        sums = self._ranks.sum(local)
+        grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(self._parameters, optimizer.max_grad_norm))
+        if not (torch.isfinite(grad_norm) and torch.isfinite(sums).all()):
+            raise DivergedError(
+                f"the loss is {float(sums[0])} and the gradient norm {float(grad_norm)}; start a new run with a lower "
+                "optimizer.learning_rate, which a resume cannot change"
+            )
+        self._updates += 1
+        for parameters in self._optimizer.param_groups:
+            parameters["lr"] = self._learning_rate(lr_scale)
+        self._nodes.once(self._optimizer.step)  # its first call allocates the moments
+        if self._average is not None and optimizer.ema_decay:
+            self._average.add(optimizer.ema_decay, self._updates)
+        return means(sums, self._ranks.sum(batch.totals())) | {"grad_norm": float(grad_norm)}
+
+    def _accumulate(self, batch: MiniBatch) -> Tensor:
+        """Compute the gradient of a mini-batch from zero; return the sums over its nodes, shape [S]."""
+        loss, logprobs = self._config.loss, self._logprobs
+        self._optimizer.zero_grad(set_to_none=True)
+        sums = no_sums(self.model.device)
+        coefficient_K = None
+        if loss.is_of_responses:
+            coefficients, of_responses = response_losses(batch, logprobs.local(batch.trees), loss)
+            coefficient_K = self._tensor(coefficients)
+            sums = sums + of_responses
+        options = {"entropy": loss.entropy_coefficient > 0, "recompute_prompts": self._ranks.size > 1}
+        with autocast(self._config, self.model):
+            for chunk in logprobs.chunks(batch.trees, **options):
+                of_chunk, sums_of_chunk = chunk_loss(chunk, batch, self._config, coefficient_K)
+                of_chunk.backward()
+                sums = sums + sums_of_chunk
+            logprobs.passes.finish()
+        return sums
+
+
+def _token_mean(trees: Sequence[RolloutTree]) -> float:
+    """Mean log-prob of the sampled tokens."""
+    total = sum(float((t.count * t.logprob).sum()) for t in trees)
+    return total / sum(t.num_sampled_tokens for t in trees)

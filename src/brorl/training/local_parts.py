@@ -20,9 +20,9 @@ from brorl.prompts.stream import PromptStream
 from brorl.rollout.chosen_engine import OnEnd, build_engine, end_engine
 from brorl.rollout.engine import Engine
 from brorl.training.inputs import ModelInputs, RunInputs
+from brorl.training.learner import TreeLearner
 from brorl.training.ranks import ALONE, Ranks, load_on_first_rank
-from brorl.training.tree_learner import TreeLearner
-from brorl.training.tree_scores import next_token
+from brorl.training.tree_logprobs import next_token
 from brorl.verification.grade import Grader
 
 

@@ -1,15 +1,32 @@
-"""The training loop: sample the tree, verify the tree, learn from the tree.
+"""The training loop: sample the tree, verify the tree, learn from the tree. One loop serves local and remote parts.
 
-There is one loop, for local and remote engines and learners.
+The recorder below it writes what a step leaves: metrics, stored rollouts, evaluations and checkpoints. All of its
+decisions depend on the metrics and the schedule only, so a resumed run makes the same ones.
 """
 
 from __future__ import annotations
 
-from brorl.runs.checkpoint import TrainerState
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from brorl.activity import Phase, Step
+from brorl.algorithms.groups import Group
+from brorl.cost import cost_of_step, total_cost
+from brorl.runs.checkpoint import EMA, TrainerState, mark_best, save_checkpoint
+from brorl.runs.model_card import write_card
+from brorl.runs.run_directory import Record
 from brorl.seeds import derived_seed
-from brorl.training.recorder import Ending, Recorder
+from brorl.training.batch import Batch
+from brorl.training.collector import NoGroupsError, UnverifiedError
+from brorl.training.learner import StepMetrics
 from brorl.training.run import TrainingRun
-from brorl.training.source import NoGroupsError
+from brorl.training.schedule import is_due
 from brorl.training.stop_request import StopNow, StopRequest
 
 
@@ -27,20 +44,20 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
     Returns:
         Why the run ended, and one line about it.
     """
-    source, objective, learner, reference = run.source, run.objective, run.learner, run.schedule.reference
+    collector, objective, learner, reference = run.collector, run.objective, run.learner, run.schedule.reference
     with stop or StopRequest() as stop:
         recorder = Recorder(run, state.step, stop)
         try:
             recorder.begin()
             for step in recorder.steps():
                 with stop.discarding():
-                    batch = source.next_batch(step)
+                    batch = collector.next_batch(step)
                     held_out = run.diagnostics.hold_out(step, batch.groups)
 
                 with run.clock("training"):
                     seed = derived_seed(run.config.seed, step)
                     metrics = learner.learn(batch.groups, objective.estimate_advantages, seed, objective.lr_scale)
-                source.publish(learner.weights(), version=step)
+                collector.publish(learner.weights(), version=step)
 
                 record = recorder.record(step, batch, held_out, metrics)
                 if recorder.evaluates(step):
@@ -53,3 +70,206 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
         except (NoGroupsError, StopNow) as reason:
             return recorder.end_early(reason)
     return recorder.end()
+
+
+STORED_PROMPTS = 8  # held-out prompts whose responses every evaluation stores
+
+
+class Ending(Enum):
+    """Why a run ended."""
+
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+    NO_MIXED_GROUPS = "no mixed groups"
+    UNVERIFIED = "unverified"
+    COLLAPSED = "collapsed"
+    STALLED = "no longer rising"
+    PAUSED = "paused"
+
+
+class Recorder:
+    """Writes the records of a run, after the last step that was done."""
+
+    def __init__(self, run: TrainingRun, step: int, stop: StopRequest) -> None:
+        self._run, self._config, self._stop = run, run.config, stop
+        self._step = step
+        records = run.directory.read_metrics()
+        updates = max((at for at, record in enumerate(records, 1) if "attempt" not in record), default=0)
+        self._spent = total_cost(records)
+        self._spent_before = total_cost(records[:updates])  # before the next step and its attempts without an update
+        self._ending: tuple[Ending, str] | None = None
+
+    def begin(self) -> None:
+        """Write the line of step 0, with an evaluation, unless a resumed run has it already."""
+        monitor = self._run.monitor
+        if monitor.seen:
+            return
+        with self._stop.discarding():
+            record = {"step": 0, **self.evaluate(0)}
+        self._run.schedule.reference.recall(record, monitor.regular_score(record))
+        self.write(record)
+
+    def steps(self) -> Iterator[int]:
+        """Yield the number of each step until the run ends."""
+        run, schedule = self._run, self._run.schedule
+        while self._ending is None and not schedule.is_over(self._step, self._spent):
+            run.objective.begin_step(schedule.fraction_spent(self._step, self._spent))
+            run.observe(Step(self._step + 1))
+            run.clock.restart()
+            yield self._step + 1
+            self._spent_before = self._spent
+
+    def record(self, step: int, batch: Batch, held_out: Sequence[Group | None], metrics: StepMetrics) -> Record:
+        """Return the metrics record of a step, and store the step's rollouts when due."""
+        run, clock = self._run, self._run.clock
+        with clock("storing"):
+            if is_due(step, self._config.store_rollouts_every):
+                self._store_rollouts(step, batch)
+        with clock("diagnostics"):
+            measured = run.diagnostics.record(batch.complete, batch.groups, held_out)
+        samples = sum(g.tree.num_rollouts for g in batch.groups)
+        record = {
+            "step": step,
+            "sampling": batch.summary(),
+            "kept": {"groups": len(batch.groups), "carried": batch.num_carried, "samples": samples},
+            "update": asdict(metrics),
+            **run.objective.record(),
+            **measured,
+            "seconds": clock.seconds(),
+        }
+        self._spent += cost_of_step(record)
+        return record
+
+    def evaluates(self, step: int) -> bool:
+        """Return whether the model is evaluated after a step."""
+        return self._run.schedule.evaluates(step, self._spent_before, self._spent)
+
+    def write(self, record: Record) -> None:
+        """Write a metrics record. A collapse is noted in it, and may end the run."""
+        run, monitor = self._run, self._run.monitor
+        if sign := monitor.collapse(record):
+            record["collapse"] = sign
+            if self._config.collapse.stop:
+                record["ended"] = sign
+                record |= {} if "evaluation" in record else self.evaluate(record["step"])
+        monitor.remember(record)
+        if "ended" not in record and (why := monitor.stall()):
+            record["ended"] = why
+        run.objective.remember(record)
+        run.directory.append_metrics(record)
+        run.report(record)
+
+    def save_if_due(self, record: Record) -> None:
+        """Save a checkpoint after a step, when due; a run that collapsed, stalled, pauses or is stopped ends here."""
+        config, schedule, self._step = self._config, self._run.schedule, record["step"]
+        over = schedule.is_over(self._step, self._spent)
+        pauses = schedule.pauses(self._spent_before, self._spent) and not over
+        stopped = self._stop.requested and not over  # a later request ends the run before the next update
+        due = is_due(self._step, config.checkpoint_every) or over or pauses or stopped or "ended" in record
+        if due or self._run.monitor.best_step == self._step:
+            self._save(regular=due)
+        if "ended" in record:
+            ending = Ending.COLLAPSED if "collapse" in record and config.collapse.stop else Ending.STALLED
+            self._ending = ending, f"stopped after step {self._step}: {record['ended']}"
+        elif pauses:
+            at = config.budget.pause_at
+            self._ending = Ending.PAUSED, f"paused after step {self._step} (budget.pause_at = {at:g})"
+        elif stopped:
+            self._ending = Ending.INTERRUPTED, f"stopped after step {self._step}"
+
+    def end(self) -> tuple[Ending, str]:
+        """Return why the steps ended, and one line about it."""
+        return self._ending or (Ending.FINISHED, self._run.schedule.finish_line(self._spent))
+
+    def end_early(self, reason: NoGroupsError | StopNow) -> tuple[Ending, str]:
+        """Save the state before a step that has no update; return why the run ended, and one line about it."""
+        if isinstance(reason, NoGroupsError):
+            self._store_rollouts(self._step + 1, reason.batch)
+            self.write(self._record_without_update(reason))
+            self._save()
+            lost = isinstance(reason, UnverifiedError)
+            return Ending.UNVERIFIED if lost else Ending.NO_MIXED_GROUPS, str(reason)
+        if not self._run.monitor.seen:
+            return Ending.INTERRUPTED, "stopped before the first step"
+        self._run.collector.rewind()
+        self._save()
+        return Ending.INTERRUPTED, f"stopped after step {self._step}"
+
+    def _record_without_update(self, error: NoGroupsError) -> Record:
+        """Return the line of a step that did not get its groups: the reason, its cost, and how good the model is."""
+        return {
+            "step": self._step + 1,
+            "attempt": error.batch.attempt,
+            # A run that infrastructure failures ended has not come to its end: a comparison continues it.
+            "stopped" if isinstance(error, UnverifiedError) else "ended": str(error),
+            "sampling": error.batch.summary(),
+            "kept": {"groups": 0, "carried": len(self._run.collector.state().carried), "samples": 0},
+            "seconds": self._run.clock.seconds(),
+            **self.evaluate(self._step + 1),
+        }
+
+    def evaluate(self, step: int) -> Record:
+        """Evaluate on the held-out prompts, if there are any, and store the responses to a few of them."""
+        run, benchmark = self._run, self._run.benchmark
+        if benchmark is None:
+            return {}
+        groups, seconds = benchmark.answer(run.collector.sampler)
+        if self._config.store_rollouts_every:
+            self._store_answers(step, groups)
+        found = benchmark.record(groups, seconds)
+        if found is None:
+            return {"evaluation_unverified": sum(group.num_unverified for group in groups)}
+        if self._config.optimizer.ema_decay is None or not step:
+            return {"evaluation": found}
+        with self._average_in_place(step):
+            of_average = benchmark.record(*benchmark.answer(run.collector.sampler))
+        return {"evaluation": found} | ({} if of_average is None else {"ema_evaluation": of_average})
+
+    @contextmanager
+    def _average_in_place(self, step: int) -> Iterator[None]:
+        """Sample with the averaged weights within a block."""
+        collector, learner = self._run.collector, self._run.learner
+        learner.exchange_average()
+        collector.publish(learner.weights(), version=step)
+        try:
+            yield
+        finally:
+            learner.exchange_average()
+            collector.publish(learner.weights(), version=step)
+
+    def _store_rollouts(self, step: int, batch: Batch) -> None:
+        """Store the rollouts of a step, unless the run stores none or carried groups filled the step."""
+        if self._config.store_rollouts_every and batch.sampled:
+            groups = sorted(batch.sampled, key=lambda group: group.verified is None)  # those without a group come last
+            self._store("rollouts", step, groups)
+
+    def _store_answers(self, step: int, answered: Sequence[Group]) -> None:
+        """Store the responses to the same few prompts at every evaluation, chosen by position, not by success."""
+        num_prompts = len(answered)
+        chosen = np.linspace(0, num_prompts - 1, min(STORED_PROMPTS, num_prompts)).round().astype(int).tolist()
+        self._store("evaluations", step, [self._run.grader.rewarded(answered[i], step) for i in chosen])
+
+    def _store(self, folder: Literal["rollouts", "evaluations"], step: int, groups: Sequence[Group]) -> None:
+        self._run.directory.write_responses(folder, step, groups, [self._run.grader.texts(g.tree) for g in groups])
+
+    def _save(self, regular: bool = True) -> None:
+        """Write a checkpoint after the last step, and mark the best one."""
+        run, best, folder = self._run, self._run.monitor.best_step, self._run.directory.checkpoints
+        run.observe(Phase("saving", f"step {self._step}"))
+        state = TrainerState(
+            step=self._step,
+            learner=run.learner.state_dict(),
+            collector=run.collector.state(),
+            held_out=None if run.benchmark is None else run.benchmark.fingerprint,
+        )
+
+        def save(target: Path) -> None:
+            run.learner.save_pretrained(target)
+            write_card(target, run.directory.path, self._step)
+            if self._config.optimizer.ema_decay is not None:
+                write_card(target / EMA, run.directory.path, self._step, "ema_evaluation")
+
+        save_checkpoint(folder, state, save, run.tokenizer, self._config.keep_checkpoints, best, regular)
+        run.directory.note_checkpoint()
+        if best == self._step:
+            mark_best(folder, self._step)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, assert_never
 
 import numpy as np
@@ -17,23 +18,29 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.algorithms.groups import Group, known
-from brorl.algorithms.importance import importance_factors
-from brorl.algorithms.kl import kl_estimates
-from brorl.algorithms.policy_loss import (
+from brorl.algorithms.importance import (
+    check_sampler_logprobs,
+    choose_responses,
+    importance_factors,
+    mismatch,
+    mismatch_sums,
+)
+from brorl.algorithms.losses import (
     PolicyLoss,
     cispo_loss,
     clipped_policy_loss,
     gspo_loss,
+    kl_estimates,
     loss_denominator,
     node_weights,
     response_weights,
 )
-from brorl.algorithms.response_subset import choose_responses
 from brorl.algorithms.settings import PolicyLossSettings
 from brorl.arrays import FloatArray
 from brorl.config.settings import TrainConfig
 from brorl.model.device import in_float64, to_device
 from brorl.model.logprobs import ChunkLogprobs
+from brorl.training.tree_logprobs import TreeLogprobs
 from brorl.tree import RolloutTree
 
 NUM_SUMS = 7
@@ -100,7 +107,7 @@ class MiniBatch:
         return in_float64(torch.stack([weight, self.sampled_K.sum(), self.count_K.sum()]))
 
 
-def assemble(
+def make_mini_batch(
     whole: Sequence[RolloutTree],
     trained: Sequence[Group],
     config: TrainConfig,
@@ -146,6 +153,54 @@ def assemble(
         denominator=denominator / fraction,
         kept_tokens=kept_tokens,
     )
+
+
+def prepare_mini_batches(
+    groups: Sequence[Group], is_fresh: Sequence[bool], logprobs: TreeLogprobs, generator: np.random.Generator
+) -> tuple[list[MiniBatch], dict[str, Any]]:
+    """Return the part of this rank of each mini-batch of a step, and entries of `StepMetrics`.
+
+    Args:
+        groups: The groups of the step, with advantages.
+        is_fresh: Whether this step sampled each group: no earlier step computed its old log-probs.
+        logprobs: The current weights and those of the reference; all ranks call this function.
+        generator: Chooses the groups of each mini-batch, and the trained responses if not all are.
+    """
+    config, size = logprobs.config, logprobs.config.optimizer.max_responses_per_outcome
+    parts = np.array_split(generator.permutation(len(groups)), config.optimizer.mini_batches)
+    chosen = [[(i, choose_trained(groups[i], size, config.loss.mask_truncated, generator)) for i in p] for p in parts]
+    trained = [[(is_fresh[i], group) for i, group in part if group] for part in chosen]
+    every = [pair for part in trained for pair in part]
+    if config.importance.correction != "none":
+        check_sampler_logprobs([group.tree for _, group in every])
+    own: list[Group] = []  # the pieces of this rank
+    of: list[tuple[int, bool]] = []  # for each piece the number of its mini-batch, and whether it is fresh
+    for number, part in enumerate(trained):
+        for piece in logprobs.local_pieces([group.tree for _, group in part]):
+            fresh, group = part[piece.tree]
+            is_whole = (piece.start, piece.stop) == (0, group.tree.num_responses)
+            own.append(group if is_whole else group.select(np.arange(piece.start, piece.stop)))
+            of.append((number, fresh))
+    if not config.kl.is_in_reward:  # there, the penalty has computed all log-probs
+        own = logprobs.with_reference(logprobs.with_old(own, logprobs.local), logprobs.local)
+    batches, tensor = [], partial(to_tensor, logprobs.model)
+    for number, indices in enumerate(parts):
+        trees, fraction = [groups[i].tree for i in indices], len(indices) * len(parts) / len(groups)
+        mine = [group for group, (part, _) in zip(own, of, strict=True) if part == number]
+        batches.append(make_mini_batch(trees, mine, config, fraction, tensor))
+    mismatches: dict[str, float | None] = dict.fromkeys(("mismatch_mean", "mismatch_max", "mismatch_kl"))
+    fresh_trees = [group.tree for fresh, group in every if fresh]
+    if config.recompute_old_logprobs and fresh_trees and not any(np.isnan(t.logprob).any() for t in fresh_trees):
+        compared = [group for group, (_, fresh) in zip(own, of, strict=True) if fresh]
+        sums = mismatch_sums([group.tree for group in compared], [known(group.old_logprob_M) for group in compared])
+        mismatches = {**mismatch(logprobs.ranks.gather(sums))}
+    num_tokens = sum(group.tree.num_sampled_tokens for _, group in every)
+    kept = sum(logprobs.ranks.gather(sum(batch.kept_tokens for batch in batches)))
+    return batches, {
+        "trained_nodes": sum(group.tree.num_unique_tokens for _, group in every),
+        **mismatches,
+        "masked_fraction": 1.0 - kept / num_tokens if num_tokens else 0.0,
+    }
 
 
 def no_sums(device: torch.device) -> Tensor:

@@ -1,18 +1,21 @@
-"""The processes that share a learner, and their sums."""
+"""The processes that share a learner: how they meet, add up numbers, load the model and divide the responses."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from brorl.arrays import FloatArray
 from brorl.errors import FirstRankError, UserError, first_line
+from brorl.model.chunks import TreeSlice
 from brorl.model.load import Blueprint
 from brorl.model.settings import LoraSettings
 
@@ -110,6 +113,35 @@ def join(rank: int, size: int, address: str, port: int, backend: Backend = "gloo
             f"({first_line(error)}); check that {size} ranks were started, and that {address} is reachable at this port"
         ) from error
     return Ranks(rank, size)
+
+
+def deal(costs: Sequence[FloatArray], num_ranks: int) -> list[list[TreeSlice]]:
+    """Cut the responses of all trees, in order, into one run per rank, of nearly equal cost.
+
+    At most R - 1 trees are split. A loss is a sum over responses, hence the parts of a tree have the gradient of the
+    tree. A rank computes the prompt, and the ancestors of the first response of its part, again.
+
+    Args:
+        costs: For each tree the cost of each distinct response, above 0, shape [L].
+        num_ranks: Number of ranks, R.
+
+    Returns:
+        For each rank its pieces. The cost of a rank differs from the mean by less than the most expensive response.
+        A rank has no piece where there are fewer responses than ranks.
+    """
+    if not costs:
+        return [[] for _ in range(num_ranks)]
+    cost = np.concatenate(costs)
+    middle = np.cumsum(cost) - cost / 2
+    rank = np.minimum((middle * num_ranks / cost.sum()).astype(np.int64), num_ranks - 1)
+    ends = np.cumsum([tree_L.size for tree_L in costs])
+    pieces_R: list[list[TreeSlice]] = [[] for _ in range(num_ranks)]
+    for number, (tree_L, end) in enumerate(zip(costs, ends.tolist(), strict=True)):
+        rank_L = rank[end - tree_L.size : end]
+        starts = np.flatnonzero(np.diff(rank_L, prepend=-1))
+        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), tree_L.size], strict=True):
+            pieces_R[rank_L[start]].append(TreeSlice(number, start, stop))
+    return pieces_R
 
 
 def load_on_first_rank(

@@ -26,12 +26,11 @@ from brorl.runs.checkpoint import (
     read_step,
 )
 from brorl.runs.run_directory import Record, RunDirectory
+from brorl.training.collector import Collector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner
 from brorl.training.monitor import Monitor
-from brorl.training.objective import Objective
-from brorl.training.schedule import Schedule
-from brorl.training.source import GroupSource
+from brorl.training.schedule import Objective, Schedule
 from brorl.verification.grade import Grader
 
 
@@ -41,7 +40,7 @@ class TrainingRun:
 
     config: TrainConfig  # the recipe
     # what learns
-    source: GroupSource  # gives each step its groups
+    collector: Collector  # gives each step its groups
     objective: Objective  # groups to advantages, in phases
     learner: Learner  # groups and advantages to an updated model
     schedule: Schedule  # when the run pauses and ends, and the reference is reset
@@ -93,15 +92,15 @@ def restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:
     try:
         if state.learner is not None:
             learner.load_state_dict(state.learner)
-        run.source.load_state(state.source)
+        run.collector.load_state(state.collector)
         if benchmark is not None and state.held_out not in (None, benchmark.fingerprint):
             raise ValueError(
                 "the held-out questions have changed since the run began; restore the data, or start a new run"
             )
     except ValueError as error:  # the data or the model has changed since
         raise UserError(f"{directory.path} cannot be resumed: {error}") from error
-    run.source.publish(learner.weights(), version=state.step)
-    directory.rewind(state.step if checkpoint else -1, state.source.attempts)
+    run.collector.publish(learner.weights(), version=state.step)
+    directory.rewind(state.step if checkpoint else -1, state.collector.attempts)
     for record in directory.read_metrics():
         run.monitor.remember(record)
         run.objective.recall(record)

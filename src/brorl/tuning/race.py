@@ -30,8 +30,7 @@ from brorl.evaluation.questions import build_questions
 from brorl.format import Estimate, counted, duration, interval
 from brorl.planning.advice import PlanResult
 from brorl.planning.pilot import NoMixedGroupError
-from brorl.runs.run_directory import RunDirectory
-from brorl.runs.run_record import SPEC_FILE
+from brorl.runs.run_directory import SPEC_FILE, RunDirectory
 from brorl.training.inputs import prepare
 from brorl.training.local_parts import LocalParts
 from brorl.tuning import Aim

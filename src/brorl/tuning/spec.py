@@ -31,7 +31,7 @@ from brorl.config.reading import dump_yaml, with_settings
 from brorl.config.settings import TrainConfig
 from brorl.cost import Budget
 from brorl.format import Estimate, exact, plain
-from brorl.runs.run_record import TUNE_FILE
+from brorl.runs.run_directory import TUNE_FILE
 from brorl.storage import replace_file, storage_errors
 from brorl.tuning import Aim
 

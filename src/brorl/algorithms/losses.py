@@ -1,4 +1,4 @@
-"""The policy loss on trees: PPO, CISPO and GSPO from two weights per node.
+"""Losses on trees: PPO, CISPO and GSPO from two weights per node, and the KL penalty against a reference policy.
 
 Rollouts that share a prefix share the ratio r of each of its tokens. PPO's term for a rollout with advantage A is A
 min(r, 1 + clip_high) if A > 0 and A max(r, 1 - clip_low) if A < 0, so a node needs only the sum of the positive and the
@@ -6,17 +6,29 @@ sum of the negative advantages of the rollouts that pass through it. Dual clip b
 with the same two weights. CISPO needs only their sum. GSPO's ratio is one of a whole response and no function of a
 node: its loss takes the log-probs of all nodes first, and returns the coefficient of each node's log-prob. The
 denominator is an argument, so the loss equals that of the N x T batch in any number of parts.
+
+With x = log pi - log ref at a token that pi sampled, the estimators of KL(pi || ref) are
+
+    k1 = x        k2 = x^2 / 2        k3 = exp(-x) - 1 + x
+
+Each is a function of (prefix, token), hence of the node: exact on the tree, weighted by counts. k1 and k3 have the
+right mean, k2 only to second order in x. In a *loss* the mean gradient matters, which on-policy is the gradient of
+KL(pi || ref) for k2, and of KL(ref || pi) for k3. For k1 it is zero, E[grad log pi] = 0: k1 in the loss only adds
+noise, and is there for comparisons. k1 in the reward gives the gradient of KL(pi || ref) of whole responses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple, assert_never
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from brorl.algorithms.settings import Aggregation
+from brorl.algorithms.groups import Group, known
+from brorl.algorithms.settings import Aggregation, KLEstimator, KLPenalty
 from brorl.arrays import FloatArray
 from brorl.tree import RolloutTree
 
@@ -203,3 +215,40 @@ def loss_denominator(
             return num_rollouts * max_new_tokens
         case _:
             assert_never(aggregation)
+
+
+def kl_estimates(logprob_K: Tensor, reference_logprob_K: Tensor, estimator: KLEstimator, clamp: float) -> Tensor:
+    """Estimate KL(policy || reference) at each node in nats, shape [K], differentiable in `logprob_K`.
+
+    `clamp` is the largest log-ratio either way, in nats.
+
+    Source: Schulman, "Approximating KL divergence" (2020).
+    """
+    log_ratio_K = (logprob_K - reference_logprob_K).clamp(-clamp, clamp)
+    match estimator:
+        case "k1":
+            return log_ratio_K
+        case "k2":
+            return log_ratio_K.square() / 2
+        case "k3":
+            return torch.expm1(-log_ratio_K) + log_ratio_K
+        case _:
+            assert_never(estimator)
+
+
+def penalized_group(group: Group, penalty: KLPenalty) -> Group:
+    """Subtract the KL penalty of each response from its reward; verdicts do not change.
+
+    The group has the log-probs of the policy that sampled, and of the reference. The penalty is coefficient * (sum of
+    the estimates over the response's tokens).
+
+    Source: the KL reward of InstructGPT (arXiv 2203.02155, Eq. 2), per response as in RLOO (arXiv 2402.14740).
+    """
+    estimate_M = kl_estimates(
+        torch.from_numpy(np.array(known(group.old_logprob_M))),
+        torch.from_numpy(np.array(known(group.reference_logprob_M))),
+        penalty.estimator,
+        penalty.clamp,
+    ).numpy()
+    penalty_L = penalty.coefficient * group.tree.sum_along_paths(estimate_M)[group.tree.leaf]
+    return replace(group, reward_L=group.reward_L - penalty_L)

@@ -1,8 +1,8 @@
-"""Asynchronous sampling: a source whose pool samples the next groups while the learner learns.
+"""Asynchronous sampling: a collector whose pool samples the next groups while the learner learns.
 
-A step gets its groups as soon as enough are done. Their staleness and the memory of the source are bounded; see
-`Backlog`. A thread takes results from the pool, verifies them and submits tasks: the order of completions decides the
-groups of a step, and a repeated run differs.
+A step gets its groups as soon as enough are done. `Backlog` bounds their staleness and the memory of the collector. A
+thread takes results from the pool, verifies them and submits tasks. The order of completions decides the groups of a
+step, so a repeated run differs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from torch import Tensor
 from brorl.activity import Decoding
 from brorl.algorithms.groups import Group
 from brorl.rollout.engine import SampledTask, Sampler, SampleTask, SamplingPool, sample_tasks
-from brorl.runs.checkpoint import SourceState
+from brorl.runs.checkpoint import CollectorState
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
 from brorl.training.backlog import Backlog, Start
-from brorl.training.source import Batch, GroupSource, RetryPolicy
+from brorl.training.batch import Batch
+from brorl.training.collector import Collector, RetryPolicy
 from brorl.tree import RolloutTree
 
 _POLL_S = 0.01  # the thread looks for results this often
@@ -30,14 +31,14 @@ Sampled = tuple[Start, SampledTask]
 
 
 @dataclass(kw_only=True)
-class AsyncSource(GroupSource):
-    """A source that samples ahead of the learner. A task of training has one prompt.
+class AsyncCollector(Collector):
+    """A collector that samples ahead of the learner. A task of training has one prompt.
 
     It gives up after `dynamic_sampling.max_tries` times P prompts in a row without a mixed group. Verifiers are called
     from a thread, so they must allow calls from several threads.
     """
 
-    # samples tasks. Only this source may use it, under its lock. The caller closes it, after this source.
+    # samples tasks. Only this collector may use it, under its lock. The caller closes it, after this collector.
     pool: SamplingPool
 
     def __post_init__(self) -> None:
@@ -57,7 +58,7 @@ class AsyncSource(GroupSource):
 
     @property
     def sampler(self) -> Sampler:
-        """This source: it samples other prompts over the same pool, with the newest weights only."""
+        """This collector: it samples other prompts over the same pool, with the newest weights only."""
         return self
 
     def sample(
@@ -83,7 +84,7 @@ class AsyncSource(GroupSource):
                     del self._asked[ticket]
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Sample with these weights all tasks that start from now on; see `GroupSource`.
+        """Sample with these weights all tasks that start from now on; see `Collector`.
 
         Tasks in progress keep their weights.
         """
@@ -114,7 +115,7 @@ class AsyncSource(GroupSource):
             self._fill()
             return batch
 
-    def state(self) -> SourceState:
+    def state(self) -> CollectorState:
         """Return the state for a checkpoint: the groups that a step has reported and none has trained.
 
         All other prompts that have begun are sampled again after a resume.
@@ -122,8 +123,8 @@ class AsyncSource(GroupSource):
         with self._changed:
             return self._state()
 
-    def load_state(self, state: SourceState) -> None:
-        """Restore a state; sampling begins when weights are published. See `GroupSource`."""
+    def load_state(self, state: CollectorState) -> None:
+        """Restore a state; sampling begins when weights are published. See `Collector`."""
         with self._changed:
             if state.stream is not None:
                 self.stream.load_state_dict(state.stream)
@@ -143,9 +144,9 @@ class AsyncSource(GroupSource):
         if self._thread is not None:
             self._thread.join()
 
-    def _state(self) -> SourceState:
+    def _state(self) -> CollectorState:
         carried, ahead = self._backlog.state()
-        return SourceState(self.stream.state_dict(), carried, self._attempts, ahead)
+        return CollectorState(self.stream.state_dict(), carried, self._attempts, ahead)
 
     def _new_batch(self) -> Batch:
         return Batch(attempt=self._attempts, keeps_all=not self.config.dynamic_sampling.enabled)
@@ -158,11 +159,11 @@ class AsyncSource(GroupSource):
         if self._error is not None:
             raise self._error
         if self._closed:
-            raise RuntimeError("the source is closed; create a new one")
+            raise RuntimeError("the collector is closed; create a new one")
 
     def _start_thread(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="asynchronous source", daemon=True)
+            self._thread = threading.Thread(target=self._work, name="asynchronous collector", daemon=True)
             self._thread.start()
 
     def _fill(self) -> None:

@@ -16,10 +16,10 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
-from brorl.runs.checkpoint import SourceState
+from brorl.runs.checkpoint import CollectorState
 from brorl.sampling import SamplingParams
-from brorl.training.collect import Collector, prompts_of_round
-from brorl.training.source import Batch, NoMixedGroupsError
+from brorl.training.batch import Batch
+from brorl.training.collector import NoMixedGroupsError, SyncCollector, prompts_of_round
 from brorl.tree import RolloutTree
 from brorl.verdict import CUT_OFF, Verdict
 from brorl.verification.grade import Grader
@@ -71,8 +71,8 @@ def prompts(number: int) -> list[Prompt]:
     return [Prompt(f"p{i}", str(i), (100 + i,), str(RIGHT), "scripted") for i in range(number)]
 
 
-def collector(engine: ScriptedEngine, *, per_step: int = 4, dynamic: bool = True, max_tries: int = 3) -> Collector:
-    return Collector(
+def collector(engine: ScriptedEngine, *, per_step: int = 4, dynamic: bool = True, max_tries: int = 3) -> SyncCollector:
+    return SyncCollector(
         engine=engine,
         stream=PromptStream(prompts(10), seed=0),
         grader=Grader({"scripted": RightVerifier()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping()),
@@ -86,7 +86,7 @@ def collector(engine: ScriptedEngine, *, per_step: int = 4, dynamic: bool = True
     )
 
 
-def collect(one: Collector, step: int) -> tuple[list[Group], list[Group], Batch]:
+def collect(one: SyncCollector, step: int) -> tuple[list[Group], list[Group], Batch]:
     """Return the groups of a step, those that wait afterwards, and everything that was sampled."""
     batch = one.next_batch(step)
     waiting = list(one.state().carried)
@@ -147,7 +147,7 @@ def test_surplus_that_fills_a_step_samples_nothing() -> None:
     carried, _, _ = collect(collector(engine, per_step=8), 1)
     engine.calls.clear()
     one = collector(engine, per_step=3)
-    one.load_state(SourceState(carried=tuple(carried)))
+    one.load_state(CollectorState(carried=tuple(carried)))
     groups, surplus, batch = collect(one, 2)
     assert groups == carried[:3]
     assert surplus == carried[3:]
@@ -363,7 +363,7 @@ def test_only_groups_that_wait_are_given_old_logprobs() -> None:
         return [replace(g, old_logprob_M=np.zeros(g.tree.num_unique_tokens)) for g in groups]
 
     one = replace(collector(engine, per_step=3), keep_old_logprobs=keep)
-    one.load_state(SourceState(carried=tuple(collect(collector(engine, per_step=8), 1)[0])))
+    one.load_state(CollectorState(carried=tuple(collect(collector(engine, per_step=8), 1)[0])))
     groups, waiting, _ = collect(one, 2)
     assert [g.old_logprob_M is None for g in groups] == [True] * 3
     assert [g.old_logprob_M is None for g in waiting] == [False] * 5

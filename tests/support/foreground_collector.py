@@ -1,4 +1,4 @@
-"""An asynchronous source that works within the calls of the loop, not in a thread.
+"""An asynchronous collector that works within the calls of the loop, not in a thread.
 
 Over a pool with a virtual clock (`virtual_pool`) a run is then reproducible bit for bit: what is done by when depends
 on the work alone.
@@ -10,11 +10,11 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from brorl.runs.checkpoint import SourceState
-from brorl.training.async_source import AsyncSource
+from brorl.runs.checkpoint import CollectorState
+from brorl.training.async_collector import AsyncCollector
 
 
-class ForegroundSource(AsyncSource):
+class ForegroundCollector(AsyncCollector):
     """Does the thread's work when the loop publishes, and while it waits."""
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -24,7 +24,7 @@ class ForegroundSource(AsyncSource):
                 pass  # until nothing else is done by now
             super().publish(weights, version)
 
-    def state(self) -> SourceState:
+    def state(self) -> CollectorState:
         """Return the state, and sample again what a resumed run would: this one goes on exactly as that one does."""
         with self._changed:
             state = super().state()

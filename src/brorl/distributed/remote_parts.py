@@ -28,20 +28,18 @@ from brorl.rollout.engine import Engine, PooledEngine
 from brorl.rollout.vllm_engine import VllmEngine
 from brorl.sampling import StopStrings
 from brorl.seeds import derived_seed
-from brorl.training.async_source import AsyncSource
-from brorl.training.collect import Collector
+from brorl.training.async_collector import AsyncCollector
 from brorl.training.inputs import ModelInputs, RunInputs
 from brorl.training.learner import Learner
 from brorl.training.local_parts import build_rank
 from brorl.training.ranks import Backend, join
-from brorl.training.source import GroupSource
 from brorl.verification.domains.table import make_verifiers
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
 
 if TYPE_CHECKING:
     from brorl.distributed.cluster import RayCluster
-    from brorl.distributed.learner import RemoteLearner
+    from brorl.distributed.remote_learner import RemoteLearner
     from brorl.distributed.supervisor import WorkerPoolConfig
     from brorl.distributed.workers import RayRolloutPool
 
@@ -93,27 +91,16 @@ def place_pool(cluster: RayCluster, config: TrainConfig, context: int) -> RayRol
     return pool
 
 
-def place_source(
-    cluster: RayCluster,
-    config: TrainConfig,
-    inputs: RunInputs,
-    learner: Learner,
-    clock: Stopwatch,
-    observe: Observe,
-) -> GroupSource:
-    """Start the rollout workers, and return a source over them that samples in turn with the learner, or ahead."""
-    if config.cluster.mode == "sync":
-        engine = place_engine(cluster, config, inputs.context, observe)
-        return Collector(
-            config=config, stream=inputs.prompts.train, grader=inputs.grader, engine=engine,
-            keep_old_logprobs=learner.with_old_logprobs, clock=clock, observe=observe,
-        )  # fmt: skip
-    pool = place_pool(cluster, config, inputs.context)
-    source = AsyncSource(
-        config=config, stream=inputs.prompts.train, grader=inputs.grader, pool=pool, clock=clock, observe=observe
-    )
-    cluster.on_release(source.close)  # before the pool
-    return source
+def place_async_collector(
+    cluster: RayCluster, config: TrainConfig, inputs: RunInputs, clock: Stopwatch, observe: Observe
+) -> AsyncCollector:
+    """Start the rollout workers, and return a collector over them that samples ahead of the learner."""
+    collector = AsyncCollector(
+        config=config, stream=inputs.prompts.train, grader=inputs.grader,
+        pool=place_pool(cluster, config, inputs.context), clock=clock, observe=observe,
+    )  # fmt: skip
+    cluster.on_release(collector.close)  # before the pool
+    return collector
 
 
 def remote_fingerprint(config: TrainConfig) -> str:
@@ -153,7 +140,7 @@ def place_learner(
     cluster: RayCluster, config: TrainConfig, inputs: RunInputs, shared: Path, observe: Observe
 ) -> RemoteLearner:
     """Start the learner ranks, which must see the folder `shared`, and return a learner over them."""
-    from brorl.distributed.learner import RemoteLearner
+    from brorl.distributed.remote_learner import RemoteLearner
 
     folder = Path(inputs.model_path)
     model_path = str(folder.resolve()) if folder.is_dir() else inputs.model_path

@@ -1,4 +1,4 @@
-"""An asynchronous source over a pool with a virtual clock: staleness, memory, stragglers, and what it accounts for."""
+"""An asynchronous collector over a pool with a virtual clock: staleness, memory, stragglers, and its accounts."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,28 +9,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_support import N, WordyEngine, by_tokens, grader, prompts_of, virtual_source
+from async_support import N, WordyEngine, by_tokens, grader, prompts_of, virtual_collector
 from brorl.activity import Activity, Decoding
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import SampleTask
-from brorl.runs.checkpoint import SourceState
+from brorl.runs.checkpoint import CollectorState
 from brorl.sampling import SamplingParams
-from brorl.training.async_source import AsyncSource
-from brorl.training.collect import Collector
-from brorl.training.source import Batch, NoMixedGroupsError, UnverifiedError
+from brorl.training.async_collector import AsyncCollector
+from brorl.training.batch import Batch
+from brorl.training.collector import NoMixedGroupsError, SyncCollector, UnverifiedError
 from brorl.tree import RolloutTree
 from brorl.verdict import Verdict, unverified_verdict
 from virtual_pool import VirtualPool
 
 
-def steps_of(source: Any, pool: VirtualPool, first: int, last: int, learning: Sequence[float]) -> list[Batch]:
+def steps_of(collector: Any, pool: VirtualPool, first: int, last: int, learning: Sequence[float]) -> list[Batch]:
     """Train steps: take groups, let the learner work, publish."""
     batches = []
     for step in range(first, last + 1):
-        batches.append(source.next_batch(step))
+        batches.append(collector.next_batch(step))
         pool.advance(learning[step % len(learning)])
-        source.publish([], step)
+        collector.publish([], step)
     return batches
 
 
@@ -57,32 +57,32 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
     learning: list[float],
     seed: int,
 ) -> None:
-    """For random durations; every prompt that began was trained, left out by its outcome, or is still in the source.
+    """For random durations; every prompt that began was trained, left out by its outcome, or is still in the collector.
 
-    The source passes over only late prompts of the stream.
+    The collector passes over only late prompts of the stream.
     """
     engine = WordyEngine(mixed_fraction=mixed, longest=12)
-    source, pool = virtual_source(
+    collector, pool = virtual_collector(
         engine, workers=workers, per_step=per_step, staleness=staleness, stragglers=stragglers,
         seed=seed, max_tries=1000,
     )  # fmt: skip
     begun: list[str] = []
     were_late: set[str] = set()
-    begin = source._backlog.start
+    begin = collector._backlog.start
 
     def start() -> Any:
-        were_late.update(source._backlog._slow)  # a prompt that is done in time is soon no longer among them
+        were_late.update(collector._backlog._slow)  # a prompt that is done in time is soon no longer among them
         starts = begin()
         begun.extend(s.prompt.id for s in starts)
-        held = source._backlog.num_ready + len(source._backlog._under_way)
+        held = collector._backlog.num_ready + len(collector._backlog._under_way)
         assert held <= per_step * (staleness + 1)
         return starts
 
-    source._backlog.start = start  # type: ignore[method-assign]
-    source.publish([], 0)
+    collector._backlog.start = start  # type: ignore[method-assign]
+    collector.publish([], 0)
     ended: Counter[str] = Counter()
     for step in range(1, 11):
-        batch = source.next_batch(step)
+        batch = collector.next_batch(step)
         assert len(batch.groups) == per_step
         for group in batch.groups:
             assert 0 <= step - 1 - group.version <= (step if stragglers == "train" else staleness)
@@ -94,11 +94,11 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
         ended.update(g.prompt.id for g in batch.groups)
         ended.update(g.prompt.id for g in batch.verified if not g.is_mixed)
         pool.advance(learning[step % len(learning)])
-        source.publish([], step)
-    waiting, plain = source._backlog.state()
-    plain_stream = source.stream.state_dict()
+        collector.publish([], step)
+    waiting, plain = collector._backlog.state()
+    plain_stream = collector.stream.state_dict()
     rest = [g.prompt.id for g in waiting] + plain["pending"]
-    assert len(begun) + len(source._backlog._pending) == ended.total() + len(rest)
+    assert len(begun) + len(collector._backlog._pending) == ended.total() + len(rest)
     stream = PromptStream(prompts_of(11), 0)
     taken = Counter(p.id for p in stream.take(sum(plain_stream["turns"])))
     passed_over = taken - (ended + Counter(rest))
@@ -109,23 +109,26 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
 @pytest.mark.slow
 @given(learning=learning_times, mixed=st.booleans(), seed=st.integers(0, 1000))
 @settings(max_examples=20)
-def test_without_staleness_the_groups_are_those_of_the_collector(learning: list[float], mixed: bool, seed: int) -> None:
-    """The same prompts, trees and order in every step, where the collector carries no surplus."""
+def test_without_staleness_the_groups_are_those_of_sampling_in_turn(
+    learning: list[float], mixed: bool, seed: int
+) -> None:
+    """The same prompts, trees and order in every step, where sampling in turn carries no surplus."""
     fraction = 1.0 if mixed else 0.5
-    source, pool = virtual_source(WordyEngine(fraction), staleness=0, enabled=mixed, seed=seed)
+    ahead, pool = virtual_collector(WordyEngine(fraction), staleness=0, enabled=mixed, seed=seed)
     engine = WordyEngine(fraction)
-    collector = Collector(engine=engine, stream=PromptStream(prompts_of(11), 0), grader=grader(), config=source.config)
-    source.publish([], 0)
+    in_turn = SyncCollector(engine=engine, stream=PromptStream(prompts_of(11), 0), grader=grader(), config=ahead.config)
+    ahead.publish([], 0)
+    in_turn.publish([], 0)
     for step in range(1, 8):
-        ours, theirs = source.next_batch(step), collector.next_batch(step)
+        ours, theirs = ahead.next_batch(step), in_turn.next_batch(step)
         assert [g.prompt for g in ours.groups] == [g.prompt for g in theirs.groups]
         assert [g.tree for g in ours.groups] == [g.tree for g in theirs.groups]
         assert [g.version for g in ours.groups] == [g.version for g in theirs.groups] == [step - 1] * 3
         assert [g.reward_L.tolist() for g in ours.groups] == [g.reward_L.tolist() for g in theirs.groups]
         assert ours.summary()["samples"] == theirs.summary()["samples"]
         pool.advance(learning[step % len(learning)])
-        source.publish([], step)
-        collector.publish([], step)
+        ahead.publish([], step)
+        in_turn.publish([], step)
 
 
 def straggling(slow_s: float) -> Callable[[SampleTask, Sequence[RolloutTree]], float]:
@@ -137,18 +140,18 @@ def straggling(slow_s: float) -> Callable[[SampleTask, Sequence[RolloutTree]], f
     return duration
 
 
-def num_under_way(source: AsyncSource, name: str) -> int:
-    return sum(start.prompt.id == name for start in source._backlog._under_way.values())
+def num_under_way(collector: AsyncCollector, name: str) -> int:
+    return sum(start.prompt.id == name for start in collector._backlog._under_way.values())
 
 
 def test_a_straggler_blocks_no_step_and_trains_late() -> None:
     """One prompt takes far longer than the others; one copy of it is sampled, and it trains as soon as it is done."""
-    source, pool = virtual_source(WordyEngine(longest=5), workers=6, duration=straggling(200.0), num_prompts=12)
-    source.publish([], 0)
+    collector, pool = virtual_collector(WordyEngine(longest=5), workers=6, duration=straggling(200.0), num_prompts=12)
+    collector.publish([], 0)
     late = []
     for step in range(1, 81):
-        (batch,) = steps_of(source, pool, step, step, [5.0])
-        assert num_under_way(source, "p0") <= 1
+        (batch,) = steps_of(collector, pool, step, step, [5.0])
+        assert num_under_way(collector, "p0") <= 1
         for group, updates in zip(batch.groups, batch.staleness.updates, strict=True):  # type: ignore[union-attr]
             if group.prompt.id == "p0":
                 late.append((step, group.version, pool.now))
@@ -167,23 +170,23 @@ def test_a_straggler_of_many_epochs_begins_once_afterwards() -> None:
     def duration(task: SampleTask, _: Sequence[RolloutTree]) -> float:
         return 100.0 if task.prompts[0][0] == 100 and pool.now < 150 else 1.0
 
-    source, pool = virtual_source(WordyEngine(), workers=6, duration=duration, num_prompts=6, enabled=False)
-    source.publish([], 0)
+    collector, pool = virtual_collector(WordyEngine(), workers=6, duration=duration, num_prompts=6, enabled=False)
+    collector.publish([], 0)
     epochs = 0
     for step in range(1, 201):
-        (batch,) = steps_of(source, pool, step, step, [1.0])
+        (batch,) = steps_of(collector, pool, step, step, [1.0])
         assert sum(group.prompt.id == "p0" for group in batch.groups) <= 2
-        assert len(source._backlog.state()[1]["pending"]) <= source._backlog.capacity + 1
+        assert len(collector._backlog.state()[1]["pending"]) <= collector._backlog.capacity + 1
         epochs += pool.now < 150
     assert epochs > 50
 
 
 def test_steps_wait_for_a_straggler_that_no_later_step_can_train_in_time() -> None:
-    source, pool = virtual_source(
+    collector, pool = virtual_collector(
         WordyEngine(longest=5), workers=6, duration=straggling(1000.0), num_prompts=12, stragglers="wait"
     )
-    source.publish([], 0)
-    batches = steps_of(source, pool, 1, 20, [1.0])
+    collector.publish([], 0)
+    batches = steps_of(collector, pool, 1, 20, [1.0])
     trained = Counter(g.prompt.id for batch in batches for g in batch.groups)
     assert trained["p0"] == int(pool.now // 1000) >= 2
     assert all(batch.summary()["staleness_max"] <= 1 for batch in batches)
@@ -202,31 +205,33 @@ def test_as_many_long_responses_are_trained_as_were_drawn(stragglers: str) -> No
         drawn.extend(trees)
         return 300.0 if any(map(is_long, trees)) else 1.0
 
-    source, pool = virtual_source(WordyEngine(), workers=9, duration=duration, stragglers=stragglers, enabled=False)
-    source.publish([], 0)
-    trained = [g.tree for batch in steps_of(source, pool, 1, 100, [1.0]) for g in batch.groups]
-    assert len(drawn) - len(trained) <= source._backlog.capacity
-    assert 0 < sum(map(is_long, drawn)) - source._backlog.capacity <= sum(map(is_long, trained))
+    collector, pool = virtual_collector(
+        WordyEngine(), workers=9, duration=duration, stragglers=stragglers, enabled=False
+    )
+    collector.publish([], 0)
+    trained = [g.tree for batch in steps_of(collector, pool, 1, 100, [1.0]) for g in batch.groups]
+    assert len(drawn) - len(trained) <= collector._backlog.capacity
+    assert 0 < sum(map(is_long, drawn)) - collector._backlog.capacity <= sum(map(is_long, trained))
 
 
 def test_learning_overlaps_with_sampling() -> None:
     """A learner as slow as the sampling takes all of its time; without staleness the two take turns."""
     seconds = {}
     for staleness in (0, 1):
-        source, pool = virtual_source(
+        collector, pool = virtual_collector(
             WordyEngine(), staleness=staleness, workers=3, duration=lambda *_: 10.0, enabled=False
         )
-        source.publish([], 0)
-        steps_of(source, pool, 1, 20, [10.0])
+        collector.publish([], 0)
+        steps_of(collector, pool, 1, 20, [10.0])
         seconds[staleness] = pool.now
     assert seconds == {0: 400.0, 1: 210.0}
 
 
 def test_prompts_with_one_outcome_are_replaced_while_others_are_still_sampled() -> None:
     engine = WordyEngine(mixed_fraction=0.3)
-    source, pool = virtual_source(engine, max_tries=1000)
-    source.publish([], 0)
-    batches = steps_of(source, pool, 1, 15, [5.0])
+    collector, pool = virtual_collector(engine, max_tries=1000)
+    collector.publish([], 0)
+    batches = steps_of(collector, pool, 1, 15, [5.0])
     assert all(g.is_mixed for batch in batches for g in batch.groups)
     sampled = [g for batch in batches for g in batch.verified]
     assert len({id(g.tree) for g in sampled}) == len(sampled)  # each is reported once
@@ -241,15 +246,15 @@ def test_gives_up_without_mixed_groups_and_keeps_what_it_had() -> None:
             self.mixed_fraction = float(not self.sampled)
             return super().sample(*arguments)
 
-    source, _ = virtual_source(OneMixed(), max_tries=2)
-    source.publish([], 0)
+    collector, _ = virtual_collector(OneMixed(), max_tries=2)
+    collector.publish([], 0)
     with pytest.raises(NoMixedGroupsError, match=r"in 2 rounds in a row \(no rollout was correct\)") as caught:
-        source.next_batch(1)
+        collector.next_batch(1)
     assert caught.value.batch.num_mixed == 1
     assert 1 + 2 * 3 <= len(caught.value.batch.verified) <= 1 + 3 * 3
-    (kept,) = source.state().carried
+    (kept,) = collector.state().carried
     assert kept.is_mixed
-    assert source.state().attempts == 1
+    assert collector.state().attempts == 1
 
 
 def test_gives_up_when_the_machine_loses_most_verdicts() -> None:
@@ -257,11 +262,11 @@ def test_gives_up_when_the_machine_loses_most_verdicts() -> None:
         def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
             return [unverified_verdict("no memory") for _ in items]
 
-    source, _ = virtual_source(WordyEngine())
-    source.grader = type(source.grader)({"first": Undecided()}, source.grader.decode, source.grader.shaping)
-    source.publish([], 0)
+    collector, _ = virtual_collector(WordyEngine())
+    collector.grader = type(collector.grader)({"first": Undecided()}, collector.grader.decode, collector.grader.shaping)
+    collector.publish([], 0)
     with pytest.raises(UnverifiedError, match=r"3 rounds in a row .*no memory"):
-        source.next_batch(1)
+        collector.next_batch(1)
 
 
 def test_a_state_continues_exactly(rng: np.random.Generator) -> None:
@@ -269,24 +274,24 @@ def test_a_state_continues_exactly(rng: np.random.Generator) -> None:
     learning = rng.uniform(0, 30, 5).tolist()
 
     def fresh() -> tuple[Any, VirtualPool]:
-        return virtual_source(WordyEngine(mixed_fraction=0.6), staleness=2, max_tries=1000, workers=4)
+        return virtual_collector(WordyEngine(mixed_fraction=0.6), staleness=2, max_tries=1000, workers=4)
 
     def train(again: bool) -> list[tuple[list[RolloutTree], dict[str, Any]]]:
         found = []
-        source, pool = fresh()
-        source.publish([], 0)
+        collector, pool = fresh()
+        collector.publish([], 0)
         for step in range(1, 16):
-            (batch,) = steps_of(source, pool, step, step, learning)
+            (batch,) = steps_of(collector, pool, step, step, learning)
             found.append(([g.tree for g in batch.groups], batch.summary()))
             if step % 3 == 0:
-                state = source.state()
+                state = collector.state()
                 if again:
                     assert state.ahead is not None
                     now = pool.now
-                    source, pool = fresh()
+                    collector, pool = fresh()
                     pool.advance(now)
-                    source.load_state(state)
-                    source.publish([], step)
+                    collector.load_state(state)
+                    collector.publish([], step)
         return found
 
     uninterrupted, resumed = train(False), train(True)
@@ -298,52 +303,52 @@ def test_a_state_continues_exactly(rng: np.random.Generator) -> None:
 def test_a_late_group_that_waits_is_counted_once_by_a_resumed_run() -> None:
     """With one group per step and two prompts that are done together, one of them waits, and becomes late."""
 
-    def fresh() -> tuple[AsyncSource, VirtualPool]:
+    def fresh() -> tuple[AsyncCollector, VirtualPool]:
         begun = iter([1.0, 5.0, 5.0])
-        return virtual_source(WordyEngine(), per_step=1, staleness=2, duration=lambda *_: next(begun, 1.0))
+        return virtual_collector(WordyEngine(), per_step=1, staleness=2, duration=lambda *_: next(begun, 1.0))
 
-    source, pool = fresh()
-    source.publish([], 0)
-    batches = steps_of(source, pool, 1, 3, [1.0, 1.0, 4.0])
+    collector, pool = fresh()
+    collector.publish([], 0)
+    batches = steps_of(collector, pool, 1, 3, [1.0, 1.0, 4.0])
     assert [batch.groups[0].version for batch in batches] == [0, 1, 0]
-    state = source.state()
+    state = collector.state()
     (late,) = state.carried
     assert late.version == 0
     resumed, _ = fresh()
     resumed.load_state(state)
     resumed.publish([], 3)
-    for one in (source, resumed):
+    for one in (collector, resumed):
         summary = one.next_batch(4).summary()
         assert (summary["groups_late"], summary["prompts_late"]) == (1, 1)
 
 
 def test_a_step_that_is_undone_is_sampled_again() -> None:
-    source, pool = virtual_source(WordyEngine(), staleness=1)
-    source.publish([], 0)
-    steps_of(source, pool, 1, 3, [10.0])
-    source.state()
-    before = source._state()
-    source.rewind()  # weights were published: there is nothing to undo
-    assert source._state() == before
-    source.next_batch(4)
-    assert source._state() != before
-    source.rewind()
-    assert source._state() == before
-    other, _ = virtual_source(WordyEngine(), staleness=1)
+    collector, pool = virtual_collector(WordyEngine(), staleness=1)
+    collector.publish([], 0)
+    steps_of(collector, pool, 1, 3, [10.0])
+    collector.state()
+    before = collector._state()
+    collector.rewind()  # weights were published: there is nothing to undo
+    assert collector._state() == before
+    collector.next_batch(4)
+    assert collector._state() != before
+    collector.rewind()
+    assert collector._state() == before
+    other, _ = virtual_collector(WordyEngine(), staleness=1)
     other.load_state(before)
     other.publish([], 3)
-    again, resumed = source.next_batch(4), other.next_batch(4)
+    again, resumed = collector.next_batch(4), other.next_batch(4)
     assert [g.tree for g in again.groups] == [g.tree for g in resumed.groups]
     assert Counter(g.prompt.id for g in again.groups) <= Counter(before.ahead["pending"])  # type: ignore[index]
 
 
 def test_a_step_that_needs_no_new_samples_has_the_outcomes_of_its_groups() -> None:
-    source, _ = virtual_source(WordyEngine(), per_step=3, staleness=1)
-    source.publish([], 0)
-    first = source.next_batch(1)
-    source.load_state(SourceState(source.stream.state_dict(), tuple(first.groups)))
-    source.publish([], 0)
-    again = source.next_batch(1)
+    collector, _ = virtual_collector(WordyEngine(), per_step=3, staleness=1)
+    collector.publish([], 0)
+    first = collector.next_batch(1)
+    collector.load_state(CollectorState(collector.stream.state_dict(), tuple(first.groups)))
+    collector.publish([], 0)
+    again = collector.next_batch(1)
     assert [g.prompt.id for g in again.groups] == [g.prompt.id for g in first.groups]
     summary = again.summary()
     assert summary["samples"] == 0
@@ -352,23 +357,23 @@ def test_a_step_that_needs_no_new_samples_has_the_outcomes_of_its_groups() -> No
 
 
 def test_steps_follow_the_weights() -> None:
-    source, _ = virtual_source(WordyEngine())
-    source.publish([], 4)
+    collector, _ = virtual_collector(WordyEngine())
+    collector.publish([], 4)
     with pytest.raises(ValueError, match="step 4 needs the weights of version 3, and the newest are of version 4"):
-        source.next_batch(4)
+        collector.next_batch(4)
 
 
 def test_the_sampler_uses_the_newest_weights_while_training_goes_on() -> None:
     engine = WordyEngine()
-    source, pool = virtual_source(engine, prompts_per_task=2)
-    source.publish([], 0)
-    steps_of(source, pool, 1, 2, [1.0])
+    collector, pool = virtual_collector(engine, prompts_per_task=2)
+    collector.publish([], 0)
+    steps_of(collector, pool, 1, 2, [1.0])
     asked = [prompt.token_ids for prompt in prompts_of(5)]
     sampling = SamplingParams(max_new_tokens=8)
-    trees = source.sampler.sample(asked, [1, 2, 3, 4, 5], sampling, 77, first=3)
+    trees = collector.sampler.sample(asked, [1, 2, 3, 4, 5], sampling, 77, first=3)
     assert trees == engine.sample(asked, [1, 2, 3, 4, 5], sampling, 77, 3)
     assert {-float(tree.logprob.max()) for tree in trees} == {2.0}
-    assert source.next_batch(3).groups
+    assert collector.next_batch(3).groups
 
 
 def test_an_observer_that_raises_ends_the_wait() -> None:
@@ -380,11 +385,11 @@ def test_an_observer_that_raises_ends_the_wait() -> None:
         if isinstance(activity, Decoding):
             raise KeyboardInterrupt
 
-    source, _ = virtual_source(WordyEngine(), observe=observe)
-    source.publish([], 0)
+    collector, _ = virtual_collector(WordyEngine(), observe=observe)
+    collector.publish([], 0)
     with pytest.raises(KeyboardInterrupt):
-        source.sampler.sample([(100,)], 1, SamplingParams(max_new_tokens=8), 5)
-    assert not source._asked
+        collector.sampler.sample([(100,)], 1, SamplingParams(max_new_tokens=8), 5)
+    assert not collector._asked
     with pytest.raises(KeyboardInterrupt):
-        source.next_batch(1)
+        collector.next_batch(1)
     assert seen

@@ -29,7 +29,7 @@ from brorl.model.logprobs import ChunkLogprobs, NextToken, by_tree
 from brorl.model.sharding import ShardedPassSync
 from brorl.model.tree_path import TreeForward
 from brorl.training.learner_state import ReferencePolicy
-from brorl.training.ranks import Ranks
+from brorl.training.ranks import Ranks, deal
 from brorl.tree import RolloutTree
 
 LITTLE_SHARED = 0.8  # distinct tokens over all tokens of rows, prompts included, above which rows can be faster
@@ -48,7 +48,7 @@ def autocast(config: TrainConfig, model: PreTrainedModel) -> AbstractContextMana
     return torch.autocast(model.device.type, torch.bfloat16) if config.autocasts else nullcontext()
 
 
-class TreeScores:
+class TreeLogprobs:
     """Computes log-probs, of the distribution of the draw.
 
     Args:
@@ -69,7 +69,7 @@ class TreeScores:
         echo: Echo,
         ranks: Ranks,
     ) -> None:
-        self._model, self._config, self._ranks = model, config, ranks
+        self.model, self.config, self.ranks = model, config, ranks
         self._next_token = next_token(config, stop_token_ids)
         self.forward = forward
         self.passes = ShardedPassSync(model, ranks.maximum) if ranks.size > 1 else PassSync()
@@ -79,17 +79,17 @@ class TreeScores:
     def chunks(self, trees: Sequence[RolloutTree], **options: bool) -> Iterator[ChunkLogprobs]:
         """Yield the nodes of this rank's trees with their log-probs, in chunks of the current size."""
         chunk_logprobs, nodes = self.forward.chunk_logprobs, self.nodes.value
-        return chunk_logprobs(self._model, trees, next_token=self._next_token, max_nodes=nodes, **options)
+        return chunk_logprobs(self.model, trees, next_token=self._next_token, max_nodes=nodes, **options)
 
     def gathered(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
         """Return the log-prob (nats) of every node of each tree, shape [M], on every rank."""
-        if self._ranks.size == 1:
+        if self.ranks.size == 1:
             return self.local(trees)
         parts = [(p.tree, *trees[p.tree].select(np.arange(p.start, p.stop))) for p in self.local_pieces(trees)]
         own = self.local([tree for _, tree, _ in parts])
         mine = [(number, node_M, lp) for (number, _, node_M), lp in zip(parts, own, strict=True)]
         found = [np.empty(tree.num_unique_tokens) for tree in trees]
-        for number, node_M, logprob_M in chain(*reversed(self._ranks.gather(mine))):  # the lowest rank's are kept
+        for number, node_M, logprob_M in chain(*reversed(self.ranks.gather(mine))):  # the lowest rank's are kept
             found[number][node_M] = logprob_M
         return found
 
@@ -98,30 +98,30 @@ class TreeScores:
         """Return the log-probs of the nodes of this rank's trees; every rank calls it."""
 
         def work() -> list[FloatArray]:
-            with autocast(self._config, self._model):
+            with autocast(self.config, self.model):
                 found = [in_float64(lp).cpu().numpy() for lp in by_tree(list(self.chunks(trees)), trees)]
             self.passes.finish()
             return found
 
-        was_training = self._model.training
-        self._model.eval()
+        was_training = self.model.training
+        self.model.eval()
         try:
             return self.nodes.run(work)
         finally:
-            self._model.train(was_training)
+            self.model.train(was_training)
 
     def local_pieces(self, trees: Sequence[RolloutTree]) -> list[TreeSlice]:
         """Return the responses that this rank works on."""
-        if self._ranks.size == 1:
+        if self.ranks.size == 1:
             return [TreeSlice(number, 0, tree.num_responses) for number, tree in enumerate(trees)]
         # A layer has about 12 hidden^2 weights, and attends to a token with 2 hidden multiplications.
-        per_position = 1 / (6 * self._model.config.get_text_config().hidden_size)
+        per_position = 1 / (6 * self.model.config.get_text_config().hidden_size)
         costs = [self.forward.response_costs(tree, per_position) for tree in trees]
-        return deal(costs, self._ranks.size)[self._ranks.rank]
+        return deal(costs, self.ranks.size)[self.ranks.rank]
 
     def with_old(self, groups: Sequence[Group], compute: Compute) -> list[Group]:
         """Return groups with old log-probs: the engine's, the known ones, or those of the current weights."""
-        if not self._config.recompute_old_logprobs:
+        if not self.config.recompute_old_logprobs:
             return [replace(group, old_logprob_M=group.tree.logprob) for group in groups]
         fresh = iter(compute([group.tree for group in groups if group.old_logprob_M is None]))
         return [g if g.old_logprob_M is not None else replace(g, old_logprob_M=next(fresh)) for g in groups]
@@ -133,40 +133,11 @@ class TreeScores:
         reference = self.reference
 
         def work() -> list[FloatArray]:
-            self._model.zero_grad(set_to_none=True)  # the last update's gradients make room
+            self.model.zero_grad(set_to_none=True)  # the last update's gradients make room
             with reference.in_place():
                 return compute([group.tree for group in groups])
 
         return [replace(g, reference_logprob_M=lp) for g, lp in zip(groups, self.nodes.run(work), strict=True)]
-
-
-def deal(costs: Sequence[FloatArray], num_ranks: int) -> list[list[TreeSlice]]:
-    """Cut the responses of all trees, in order, into one run per rank, of nearly equal cost.
-
-    At most R - 1 trees are split. A loss is a sum over responses, hence the parts of a tree have the gradient of the
-    tree. A rank computes the prompt, and the ancestors of the first response of its part, again.
-
-    Args:
-        costs: For each tree the cost of each distinct response, above 0, shape [L].
-        num_ranks: Number of ranks, R.
-
-    Returns:
-        For each rank its pieces. The cost of a rank differs from the mean by less than the most expensive response.
-        A rank has no piece where there are fewer responses than ranks.
-    """
-    if not costs:
-        return [[] for _ in range(num_ranks)]
-    cost = np.concatenate(costs)
-    middle = np.cumsum(cost) - cost / 2
-    rank = np.minimum((middle * num_ranks / cost.sum()).astype(np.int64), num_ranks - 1)
-    ends = np.cumsum([tree_L.size for tree_L in costs])
-    pieces_R: list[list[TreeSlice]] = [[] for _ in range(num_ranks)]
-    for number, (tree_L, end) in enumerate(zip(costs, ends.tolist(), strict=True)):
-        rank_L = rank[end - tree_L.size : end]
-        starts = np.flatnonzero(np.diff(rank_L, prepend=-1))
-        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), tree_L.size], strict=True):
-            pieces_R[rank_L[start]].append(TreeSlice(number, start, stop))
-    return pieces_R
 
 
 def rows_forward(forward: Forward) -> Forward:

@@ -1,0 +1,164 @@
+"""The batch of a step: its groups, and everything that was sampled for them, with their sums for the metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from brorl.algorithms.groups import Group
+from brorl.tree import fraction_cut
+from brorl.verdict import CUT_OFF, TRUNCATED, is_failure, is_timeout
+
+
+class Staleness(NamedTuple):
+    """How far sampling runs ahead of the learner, at one step of asynchronous training."""
+
+    # of each trained group, the updates between the weights that sampled it and those that it trains
+    updates: tuple[int, ...]
+    num_late: int  # trained groups whose staleness is above the bound
+    num_ready: int  # finished groups that are carried to a later step
+    num_under_way: int  # prompts that are being sampled
+    num_became_late: int  # prompts that became too stale for the bound since the last step
+
+
+@dataclass
+class Batch:
+    """The groups of a step, and everything that was sampled for them."""
+
+    groups: list[Group] = field(default_factory=list)  # the groups that the step trains on
+    # the group of every sampled prompt, trained on, carried, or dropped, with its unverified rollouts
+    sampled: list[Group] = field(default_factory=list)
+    num_carried: int = 0  # groups that are carried to a later step
+    rounds: int = 0  # number of calls of the engine
+    attempt: int = 0  # how often the step had found no mixed group before
+    keeps_all: bool = False  # whether groups that are not mixed are trained on too; dynamic sampling drops them
+    worker_seconds: float = 0.0  # seconds that the workers of an asynchronous source spent on the prompts
+    staleness: Staleness | None = None  # how far sampling was ahead; None in synchronous training
+
+    @property
+    def verified(self) -> list[Group]:
+        """The verified rollouts of each sampled prompt that has enough of them."""
+        return [group.verified for group in self.sampled if group.verified]
+
+    @property
+    def complete(self) -> list[Group]:
+        """The sampled groups all of whose rollouts were verified."""
+        return [group for group in self.sampled if group.verified is group]
+
+    @property
+    def num_mixed(self) -> int:
+        """Number of mixed groups."""
+        return sum(g.is_mixed for g in self.verified)
+
+    @property
+    def fraction_cut(self) -> float:
+        """The sampled rollouts that were cut at the length limit, as a fraction; 0 without a rollout."""
+        return fraction_cut([group.tree for group in self.sampled])
+
+    def summary(self) -> dict[str, Any]:
+        """Return the sums over the sampled groups, for the metrics.
+
+        Costs and lengths are those of all rollouts. Outcomes are those of the verified ones; if there are none, because
+        carried groups filled the step, those of the step's groups.
+        """
+        trees = [group.tree for group in self.sampled]
+        groups = self.verified
+        rollouts = sum(t.num_rollouts for t in trees)
+        of_outcomes = groups or self.groups
+        scored = max(sum(g.tree.num_rollouts for g in of_outcomes), 1)
+        reasons = [verdict.reason for group in self.sampled for verdict in group.verdicts]
+        return {
+            "rounds": self.rounds,
+            "groups": len(groups),
+            "groups_mixed": self.num_mixed,
+            "groups_all_correct": sum(g.num_correct == g.tree.num_rollouts for g in groups),
+            "samples": rollouts,
+            "sampled_tokens": sum(t.num_sampled_tokens for t in trees),
+            "unique_tokens": sum(t.num_unique_tokens for t in trees),
+            "distinct_responses": sum(t.num_responses for t in trees),
+            "mean_length": sum(int((t.leaf_count * t.length).sum()) for t in trees) / max(rollouts, 1),
+            "reward": sum(float((g.tree.leaf_count * g.reward_L).sum()) for g in of_outcomes) / scored,
+            "accuracy": sum(g.num_correct for g in of_outcomes) / scored,
+            "truncation_rate": self.fraction_cut,
+            "responses_truncated": reasons.count(TRUNCATED),
+            "verifier_timeouts": sum(map(is_timeout, reasons)),
+            "verifier_cut_offs": reasons.count(CUT_OFF),
+            "verifier_failures": sum(is_failure(reason) for reason in reasons),
+            **self._terms(),
+            **self._unverified(),
+            **self._dropped(),
+            **self._by_data_source(),
+            **self._ahead(),
+        }
+
+    def _terms(self) -> dict[str, Any]:
+        """Return the mean value of each further term of the reward, over the rollouts that have one; none if none."""
+        sums: dict[str, list[float]] = {}
+        for group in self.sampled:
+            for name, value_L in group.terms_L.items():
+                count_L = group.tree.leaf_count * ~np.isnan(value_L)
+                both = sums.setdefault(name, [0.0, 0.0])
+                both[0] += float((count_L * np.nan_to_num(value_L)).sum())
+                both[1] += float(count_L.sum())
+        means = {name: total / count if count else None for name, (total, count) in sums.items()}
+        return {"terms": means} if means else {}
+
+    def _unverified(self) -> dict[str, Any]:
+        """Return the rollouts without a verdict and their reasons; nothing if all rollouts were verified."""
+        counts: Counter[str] = Counter()
+        for group in self.sampled:
+            for verdict, count in zip(group.verdicts, group.tree.leaf_count.tolist(), strict=True):
+                if verdict.unverified:
+                    counts[verdict.reason] += count
+        if not counts:
+            return {}
+        return {
+            "samples_unverified": counts.total(),
+            "groups_unverified": sum(group.verified is None for group in self.sampled),
+            "unverified_reasons": dict(counts.most_common()),
+        }
+
+    def _dropped(self) -> dict[str, int]:
+        """Return the rollouts and tokens that dynamic sampling dropped; carried groups do not count."""
+        trees = [g.tree for g in self.verified if not (self.keeps_all or g.is_mixed)]
+        return {
+            "samples_dropped": sum(t.num_rollouts for t in trees),
+            "sampled_tokens_dropped": sum(t.num_sampled_tokens for t in trees),
+            "unique_tokens_dropped": sum(t.num_unique_tokens for t in trees),
+        }
+
+    def _by_data_source(self) -> dict[str, Any]:
+        """Return the outcomes by source of the prompts; nothing where there is one source."""
+        groups = self.verified
+        sources = sorted({g.prompt.source for g in groups})
+        if len(sources) < 2:
+            return {}
+        return {"by_source": {name: _outcomes([g for g in groups if g.prompt.source == name]) for name in sources}}
+
+    def _ahead(self) -> dict[str, Any]:
+        """Return how far asynchronous sampling was ahead; nothing in synchronous training."""
+        if self.staleness is None:
+            return {}
+        updates = self.staleness.updates
+        return {
+            "staleness_mean": sum(updates) / len(updates),
+            "staleness_max": max(updates),
+            "groups_late": self.staleness.num_late,
+            "groups_ready": self.staleness.num_ready,
+            "prompts_under_way": self.staleness.num_under_way,
+            "prompts_late": self.staleness.num_became_late,
+            "worker_seconds": self.worker_seconds,
+        }
+
+
+def _outcomes(groups: Sequence[Group]) -> dict[str, float]:
+    samples = sum(g.tree.num_rollouts for g in groups)
+    return {
+        "groups": len(groups),
+        "groups_mixed": sum(g.is_mixed for g in groups),
+        "accuracy": sum(g.num_correct for g in groups) / samples,
+    }

@@ -1,0 +1,324 @@
+"""Collectors: they give each step its batch of groups.
+
+`SyncCollector` samples when it is called: dynamic sampling with refill, which loses no group. A round takes nearly as
+long for a few prompts as for many on a GPU, so each round samples as many as fill the step in nine of ten cases, at the
+fraction of kept groups in this and the last steps. Surplus groups are carried to the next step; their log-probs stay
+those of the policy that sampled them. `AsyncCollector` (async_collector.py) samples ahead of the learner.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from brorl.activity import Observe, Round, Stopwatch, unobserved
+from brorl.algorithms.groups import Group
+from brorl.arrays import IntArray
+from brorl.config.settings import TrainConfig
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.stream import PromptStream
+from brorl.rollout.engine import Engine, Sampler
+from brorl.runs.checkpoint import CollectorState
+from brorl.seeds import derived_seed
+from brorl.training.batch import Batch
+from brorl.training.settings import DynamicSamplingSettings
+from brorl.tree import RolloutTree
+from brorl.verdict import NO_ANSWER, NO_CODE, UNFINISHED, is_failure, is_timeout
+from brorl.verification.grade import Grader
+
+
+class NoGroupsError(RuntimeError):
+    """A step cannot get its groups; `batch` has all that was sampled for it. Its mixed groups are carried on."""
+
+    def __init__(self, message: str, batch: Batch) -> None:
+        super().__init__(message)
+        self.batch = batch
+
+
+class NoMixedGroupsError(NoGroupsError):
+    """No group was mixed for as many rounds as the config allows."""
+
+
+class UnverifiedError(NoGroupsError):
+    """Most rollouts could not be verified, in several rounds in a row: the infrastructure failed."""
+
+
+@dataclass(kw_only=True)
+class Collector(ABC):
+    """Gives each step its groups."""
+
+    config: TrainConfig  # the recipe
+    stream: PromptStream  # the training prompts
+    grader: Grader  # verifies and rewards responses
+    clock: Stopwatch = field(default_factory=Stopwatch)  # adds up the seconds of generation, verification and training
+    observe: Observe = unobserved  # receives the progress of sampling
+
+    def __post_init__(self) -> None:
+        self._sampling = self.config.sampling.params
+        self._attempts = 0
+        self._before: CollectorState | None = None
+
+    @abstractmethod
+    def next_batch(self, step: int) -> Batch:
+        """Return the groups of a step.
+
+        Raises:
+            NoGroupsError: If the collector finds no mixed group, or if most rollouts cannot be verified.
+        """
+
+    @abstractmethod
+    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Sample with these weights from now on; `version` is the step whose update made them."""
+
+    @property
+    @abstractmethod
+    def sampler(self) -> Sampler:
+        """Samples other prompts with the published weights, for evaluation and diagnostics."""
+
+    @abstractmethod
+    def state(self) -> CollectorState:
+        """Return the state for a checkpoint."""
+
+    @abstractmethod
+    def load_state(self, state: CollectorState) -> None:
+        """Restore a state.
+
+        Raises:
+            ValueError: If the prompts are others than those of the state.
+        """
+
+    def rewind(self) -> None:
+        """Undo the last `next_batch` if its weights have not been replaced since; its prompts are sampled again."""
+        if self._before is not None:
+            self.load_state(self._before)
+
+
+_MAX_LOST_ROUNDS = 3
+
+
+class RetryPolicy:
+    """Counts the rounds in a row without a group to train on, and those in which most verdicts were lost."""
+
+    def __init__(self, settings: DynamicSamplingSettings) -> None:
+        self._max_tries, self._mixed_only = settings.max_tries, settings.enabled
+        self._failed = self._lost = 0
+        self._last: Sequence[Group] = ()
+
+    def restart(self) -> None:
+        """Begin a step: rounds without a group are counted from zero."""
+        self._failed = 0
+
+    def kept(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the verified rollouts of the groups that are trained on."""
+        enough = [group.verified for group in groups if group.verified]
+        return [group for group in enough if group.is_mixed or not self._mixed_only]
+
+    def add(self, groups: Sequence[Group]) -> None:
+        """Count a round."""
+        self._last = groups
+        self._failed = 0 if self.kept(groups) else self._failed + 1
+        self._lost = self._lost + 1 if 2 * _num_unverified(groups) > _num_rollouts(groups) else 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there were too many such rounds in a row."""
+        return self._lost >= _MAX_LOST_ROUNDS or self._failed >= self._max_tries
+
+    def error(self, batch: Batch) -> NoGroupsError:
+        """Return the error that ends the run, from the last round, and begin again."""
+        if self._lost >= _MAX_LOST_ROUNDS:
+            self._lost = 0
+            return UnverifiedError(_why_unverified(self._last), batch)
+        self._failed = 0
+        return NoMixedGroupsError(why_not_mixed(self._last, self._max_tries), batch)
+
+
+def _num_rollouts(groups: Sequence[Group]) -> int:
+    return sum(group.tree.num_rollouts for group in groups)
+
+
+def _num_unverified(groups: Sequence[Group]) -> int:
+    return sum(group.num_unverified for group in groups)
+
+
+def _why_unverified(groups: Sequence[Group]) -> str:
+    reasons = Counter(v.reason for group in groups for v in group.verdicts if v.unverified)
+    return (
+        f"most rollouts could not be verified because of infrastructure failures in {_MAX_LOST_ROUNDS} rounds in a row "
+        f"(in the last one {_num_unverified(groups):,} of {_num_rollouts(groups):,}, most often: "
+        f"{reasons.most_common(1)[0][0]}); free memory and processes, or lower verification.workers, and resume the run"
+    )
+
+
+def why_not_mixed(sampled: Sequence[Group], max_tries: int) -> str:
+    """Explain why no group of the last round is mixed, and name a fix: silent failures first, difficulty last."""
+    groups = [group.verified for group in sampled if group.verified]
+    solved = sum(g.num_correct > 0 for g in groups)
+    state = "all rollouts were correct" if groups and solved == len(groups) else "no rollout was correct"
+    if 0 < solved < len(groups):
+        state = f"in {solved} of the last {len(groups)} groups all rollouts were correct, in the others none"
+    cause = _silent_cause(sampled, groups, solved) or _difficulty(solved, len(groups))
+    return f"no group was mixed (correct and incorrect rollouts) in {max_tries} rounds in a row ({state}): {cause}"
+
+
+def _silent_cause(sampled: Sequence[Group], groups: Sequence[Group], solved: int) -> str | None:
+    """Return a cause outside the model: more than half of what was sampled failed because of it."""
+    every = [verdict for group in sampled for verdict in group.verdicts]
+    lost = Counter(v.reason for v in every if is_timeout(v.reason) or is_failure(v.reason) or v.unverified)
+    if 2 * lost.total() > len(every):
+        reason, _ = lost.most_common(1)[0]
+        return f"{lost.total()} of {len(every)} verifications failed (most often: {reason}); fix the verifier"
+    rollouts, cut = _num_rollouts(groups), sum(g.tree.num_truncated for g in groups)
+    if 2 * cut > rollouts:
+        return f"{cut:,} of {rollouts:,} rollouts were cut off at sampling.max_new_tokens; raise it"
+    if solved:
+        return None
+    if any(0 < v.score < 1 for v in every):
+        return (
+            "the verifier gives partial scores, but dynamic sampling counts correct responses only; set "
+            "rewards.partial_credit: true and dynamic_sampling.enabled: false"
+        )
+    unfinished = sum(v.reason == UNFINISHED for v in every)
+    if 2 * unfinished > len(every):
+        return (
+            f"{unfinished:,} of {len(every):,} distinct responses end inside a thought; use a prompt after which the "
+            "model closes its thoughts, or set verification.thought_tags to its tags"
+        )
+    unanswered = sum(v.reason in (NO_ANSWER, NO_CODE) for v in every)
+    if 2 * unanswered > len(every):
+        return (
+            f"the verifier found no answer in {unanswered:,} of {len(every):,} distinct responses; set prompt.template "
+            "to a text that requests the answer format of the verifier"
+        )
+    return None
+
+
+def _difficulty(solved: int, num_groups: int) -> str:
+    if solved == num_groups:
+        return "there is nothing left to learn from these prompts; choose harder ones"
+    help_ = (
+        "try more rollouts_per_prompt, a higher sampling.temperature, or other prompts (or a lower "
+        "optimizer.learning_rate, if they were solved before)"
+    )
+    if solved:
+        return f"there is nothing left to learn from these prompts with this N; {help_}"
+    return (
+        "check the format and the verifier first: compare the extracted answers with the reference answers. If both "
+        f"are right, the prompts are too hard for the model: {help_}"
+    )
+
+
+MEMORY = 0.8  # weight of the groups of a step when the next one chooses its rounds, that of its own being 1
+MOST_STEPS = 6  # most prompts of a round, in steps: an estimate that is too low must not sample without end
+_SURE = 1.2816  # the standard normal distribution is below it in nine of ten cases
+_SURPLUS = 1 / 3  # of a step's groups: most surplus to expect, so that few groups wait for longer than one step
+_ROUND_BITS = 20  # an attempt has fewer rounds than two to the power of this
+
+
+def prompts_of_round(
+    prompts_per_step: int, missing: ArrayLike, kept: ArrayLike, sampled: ArrayLike
+) -> IntArray | np.int64:
+    """Return the number of prompts that should fill a step: as many as are missing where nothing was sampled yet.
+
+    It is the smallest n for which a normal variable with the mean nf and the variance nf(1 - f) is at least `missing`
+    minus a half, as it stands for whole numbers, in nine of ten cases, where f is the kept fraction. The surplus to
+    expect is at most a third of a step. At most `MOST_STEPS` steps are sampled at once, and one while no group was
+    kept: then a run may be about to give up. `kept` and `sampled` are the groups of the rounds of this step so far, and
+    of those before it, each step with `MEMORY` times the weight of the next.
+    """
+    needed = np.asarray(missing, np.float64)
+    fraction = np.add(kept, 1) / np.add(sampled, 1)
+    spread = _SURE * np.sqrt(fraction * (1 - fraction))
+    likely = ((spread + np.sqrt(spread**2 + 4 * fraction * np.maximum(needed - 0.5, 0))) / (2 * fraction)) ** 2
+    number = np.minimum(likely, (needed + prompts_per_step * _SURPLUS) / fraction)
+    most = prompts_per_step * np.where(np.less(kept, 1) & np.greater(sampled, 0), 1, MOST_STEPS)
+    size: IntArray | np.int64 = np.minimum(most, np.ceil(number - 1e-9)).astype(np.int64)  # the roots are rounded
+    return size
+
+
+@dataclass(kw_only=True)
+class SyncCollector(Collector):
+    """A collector that samples when it is called: it samples, verifies and keeps mixed groups."""
+
+    engine: Engine  # samples trees
+    # adds the old log-probs to groups that are carried to a later step
+    keep_old_logprobs: Callable[[Sequence[Group]], list[Group]] = list
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._carried: tuple[Group, ...] = ()
+        self._seen = (0.0, 0.0)  # kept and sampled groups of earlier steps, by their weight
+        self._retries = RetryPolicy(self.config.dynamic_sampling)
+
+    @property
+    def sampler(self) -> Sampler:
+        """Samples other prompts with the published weights."""
+        return self.engine
+
+    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Sample with these weights from now on; see `Collector`."""
+        self.engine.load_weights(weights, version)
+        self._before = None
+
+    def state(self) -> CollectorState:
+        """Return the state for a checkpoint."""
+        return CollectorState(self.stream.state_dict(), self._carried, self._attempts, seen=self._seen)
+
+    def load_state(self, state: CollectorState) -> None:
+        """Restore a state; see `Collector`."""
+        if state.stream is not None:
+            self.stream.load_state_dict(state.stream)
+        self._carried, self._attempts, self._seen = state.carried, state.attempts, state.seen
+
+    def next_batch(self, step: int) -> Batch:
+        """Sample until a step has its groups, or until too many rounds in a row gave none. Carried ones come first."""
+        self._before = self.state()
+        per_step = self.config.prompts_per_step
+        batch = Batch(attempt=self._attempts, keeps_all=not self.config.dynamic_sampling.enabled)
+        self._retries.restart()
+        kept, number = list(self._carried), 0
+        while len(kept) < per_step:
+            number += 1
+            self.observe(Round(step, number, len(kept), per_step, batch.fraction_cut))
+            groups = self._round(step, batch, per_step - len(kept))
+            kept += self._retries.kept(groups)
+            self._retries.add(groups)
+            if self._retries.is_over:
+                self._carried, self._attempts = tuple(kept), self._attempts + 1
+                raise self._retries.error(batch)
+        kept_before, sampled_before = self._seen
+        self._seen = (MEMORY * (kept_before + batch.num_mixed), MEMORY * (sampled_before + len(batch.verified)))
+        batch.groups, surplus = kept[:per_step], kept[per_step:]
+        with self.clock("training"):
+            self._carried, self._attempts = tuple(self.keep_old_logprobs(surplus)), 0
+        batch.num_carried = len(self._carried)
+        return batch
+
+    def _round(self, step: int, batch: Batch, missing: int) -> list[Group]:
+        """Sample as many prompts as should fill the step."""
+        number = missing
+        if self.config.dynamic_sampling.enabled:
+            kept, sampled = self._seen[0] + batch.num_mixed, self._seen[1] + len(batch.verified)
+            number = int(prompts_of_round(self.config.prompts_per_step, missing, kept, sampled))
+        prompts = self.stream.take(number)
+        trees = self._sample(prompts, step, batch)
+        with self.clock("verification"):
+            verified = self.grader.verify(prompts, trees)
+        groups = [replace(self.grader.rewarded(g, step), version=self.engine.version) for g in verified]
+        batch.sampled += groups
+        return groups
+
+    def _sample(self, prompts: Sequence[Prompt], step: int, batch: Batch) -> list[RolloutTree]:
+        """Call the engine with a new seed."""
+        batch.rounds += 1
+        draw = (batch.attempt << _ROUND_BITS) + batch.rounds
+        with self.clock("generation"):
+            seed = derived_seed(self.config.seed, step, draw)
+            number = self.config.rollouts_per_prompt
+            return self.engine.sample([p.token_ids for p in prompts], number, self._sampling, seed)
