@@ -72,7 +72,7 @@ def test_every_form_of_rows_becomes_the_same_questions(tmp_path: Path) -> None:
         (source,) = config.data.sources
         assert config.steps == 3
         assert "data: 40 questions" in said[0]
-        assert any("column question" in line for line in said)
+        assert any("prompt_column: question" in line for line in said)
         read[form] = [(q.text, q.reference, q.domain) for q in read_source(source).questions]  # type: ignore[arg-type]
     assert read["a list"] == [(row["question"], row["answer"], "math") for row in ROWS]
     assert all(questions == read["a list"] for questions in read.values())
@@ -137,7 +137,7 @@ def test_a_run_is_evaluated_on_the_columns_that_its_reward_reads(tmp_path: Path)
         stored, said = rows_to_evaluate(rows[8:], run)
         (question,) = read_source(FileSource(**json.loads(stored))).questions
         assert question.reference == wanted
-        assert any("answer: column" in line for line in said)
+        assert any("answer_column: " in line for line in said)
 
 
 @pytest.mark.slow
@@ -286,7 +286,7 @@ def test_rows_are_checked_without_a_trace(capsys: pytest.CaptureFixture[str], mo
     assert found.config.rewards.terms["brief"].weight == 0.5
     said = capsys.readouterr().out
     assert "data: 40 questions" in said
-    assert "question: column question" in said
+    assert "prompt_column: question" in said
     assert "rows: 32 training prompts" in said
     assert not list(Path().iterdir())
 

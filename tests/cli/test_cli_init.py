@@ -72,9 +72,9 @@ def test_columns_and_domain_are_guessed(
     assert (source.domain, Path(source.path).name) == ("math", file)
     for said in (
         f"{len(rows)} questions",
-        f"column {question}",
-        f"column {answer}",
-        "verifier: math",
+        f"prompt_column: {question}",
+        f"answer_column: {answer}",
+        "domain: math",
         "wrote mine.yaml",
     ):
         assert said in outcome.said
@@ -184,7 +184,7 @@ def test_a_row_without_an_answer_is_named(rng: np.random.Generator, bad: str | N
 
 def test_rows_that_repeat_a_question_are_counted(rng: np.random.Generator) -> None:
     rows = sums(rng, 40, "question", "answer")
-    assert f"a.jsonl: {len(rows)} questions question:" in command("init", write("a.jsonl", rows)).said
+    assert f"a.jsonl: {len(rows)} questions prompt_column:" in command("init", write("a.jsonl", rows)).said
     path = write("b.jsonl", [*rows, *rows[:7]])
     said = command("init", path, "--output=b.yaml").said
     assert f"b.jsonl: {len(rows)} questions in {len(rows) + 7} rows: 7 rows repeat a question" in said
@@ -213,7 +213,7 @@ def test_a_table_is_read(rng: np.random.Generator) -> None:
         table.writerows(rows)
     outcome = command("init", "sums.csv")
     assert outcome.code == 0, outcome
-    assert "sums.csv: 30 questions question: column question" in outcome.said
+    assert "sums.csv: 30 questions prompt_column: question" in outcome.said
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_answers_of_two_words_have_a_verifier_and_are_asked_for(words: tuple[Any
     write("q.jsonl", [{"question": f"Is {i} even?", "answer": words[i % 2]} for i in range(20)])
     outcome = command("init", "q.jsonl")
     assert outcome.code == 0, outcome
-    assert f"verifier: math, which compares {named.replace('or', 'and')} as words" in outcome.said
+    assert f"domain: math, which compares {named.replace('or', 'and')} as words" in outcome.said
     config = config_in()
     assert f"put your final answer ({named}) within \\boxed{{}}" in config.prompt.template
 
@@ -248,14 +248,14 @@ def test_no_second_form_of_the_answer_is_added(asked: str, said: str) -> None:
 def test_the_options_of_multiple_choice_are_found_and_checked(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=600)
     for name, answer in (
-        ("mmlu", "column answer first option: 0 first answer: '1', which is 'carbon dioxide'"),
-        ("medmcqa_from_1", "column cop first option: 1 first answer: '2', which is 'carbon dioxide'"),
-        ("ceval", "column answer first answer: 'B', which is 'carbon dioxide'"),
+        ("mmlu", "answer first_option: 0 first answer: '1', which is 'carbon dioxide'"),
+        ("medmcqa_from_1", "cop first_option: 1 first answer: '2', which is 'carbon dioxide'"),
+        ("ceval", "answer first answer: 'B', which is 'carbon dioxide'"),
     ):
         outcome = command("init", write(f"{name}.jsonl", SCHEMAS[name].rows), f"--output={name}.yaml")
         assert outcome.code == 0, outcome
-        assert f"answer: {answer}" in outcome.said
-        assert "verifier: science, multiple choice" in outcome.said
+        assert f"answer_column: {answer}" in outcome.said
+        assert "domain: science, multiple choice" in outcome.said
         checked = command("check", f"{name}.yaml", "--no-timing", f"--model={model}", "--verification.workers=1")
         assert checked.code == 0, checked
         right = re.search(r"\| ([A-D])\. carbon dioxide\n", checked.out)
@@ -324,7 +324,7 @@ SOLVED = {"problem": "2+2?", "solution": "Let us think. " * 30 + "\\boxed{4}", "
 def test_the_layout_of_a_public_data_set_is_found(layout: str, domain: str, row: dict[str, Any]) -> None:
     outcome = command("init", write("rows.jsonl", [row]))
     assert outcome.code == 0, outcome
-    assert f"layout: {layout} verifier: {domain}" in outcome.said
+    assert f"layout: {layout} domain: {domain}" in outcome.said
     assert source_of("mine.yaml").layout == layout
     config = config_in()
     assert ("step by step" in config.prompt.template) == (domain in ("science", "math"))

@@ -20,7 +20,7 @@ from types import CodeType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 from brorl.api.arguments import resolve_checkpoint, resolve_config
-from brorl.config.reading import ConfigOrPath, parse_yaml, read_recipe
+from brorl.config.reading import ConfigOrPath, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, in_recipe, source_words
 from brorl.format import counted
@@ -176,7 +176,7 @@ def _guessed(
     file: Path, model: str | None, answer: str | None, has_function: bool
 ) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
     """Return a first recipe for rows, their entry of data.sources, and lines on the guesses of `brorl init`."""
-    from brorl.api.first_recipe import guesses, make_starter, recipe_text, settings_of_data
+    from brorl.api.first_recipe import make_first_recipe
     from brorl.prompts.guess import guess_meaning
 
     path = str(file)
@@ -185,13 +185,11 @@ def _guessed(
             guess = guess_meaning(path, None, answer, _DOMAIN if has_function else None)
             if has_function:  # it gets the column as it is
                 guess = guess._replace(source=guess.source.model_copy(update={"answer_after": None}))
-            starter = make_starter(path, model, guess, read_source(guess.source), "")
+            first = make_first_recipe(path, model, guess, read_source(guess.source), "")
     except UserError as error:
         raise UserError(str(error).replace(path, "data")) from None  # the caller has given no file
-    recipe = parse_yaml(recipe_text(starter, path), path)
-    recipe.pop("verification", None)  # the functions are given
-    (source,) = settings_of_data(starter)["data.sources"]
-    return recipe, source, (f"data: {counted(len(starter.reading.questions), 'question')}", *guesses(starter))
+    recipe = {name: value for name, value in first.settings.items() if name != "verification.functions"}  # given
+    return recipe, first.source, (f"data: {counted(len(first.reading.questions), 'question')}", *first.guesses())
 
 
 def _of_rows(key: str, value: object) -> str:

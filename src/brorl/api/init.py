@@ -7,14 +7,14 @@ Nothing is imported that needs torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from brorl.api.arguments import check_cheaply
-from brorl.api.first_recipe import FUNCTION_FILE, Starter, make_starter, recipe_text, settings_of_data, summary
+from brorl.api.first_recipe import FUNCTION_FILE, FirstRecipe, make_first_recipe
 from brorl.config.conversion import Conversion
 from brorl.config.from_trl import from_trl
 from brorl.config.from_verl import from_verl
@@ -67,7 +67,9 @@ def _read_trainer_config(file: Path) -> dict[str, Any]:
 
 
 def with_data(conversion: Conversion, own: Mapping[str, Any]) -> Conversion:
-    """Return a conversion with other data; `own` has the settings that this data decides, its functions among them."""
+    """Return a conversion with other settings; with other data, `own` has all that the data decides."""
+    if "data.sources" not in own:
+        return replace(conversion, settings={**conversion.settings, **own})
     of_its_data = ("verification.functions", "evaluation.sources", "data.held_out_fraction")
     settings = {name: value for name, value in conversion.settings.items() if name not in of_its_data}
     if weights := settings.get("rewards.domain_weights"):
@@ -163,64 +165,74 @@ def init(
     output = Path(output)
     if output.exists():
         raise UserError(f"{output} already exists; choose another name with {option('output')}")
-    given: dict[str, Any] = {}
-    conversion = None
+    columns = {
+        "prompt_column": prompt_column, "answer_column": answer_column, "domain": domain,
+        "options_column": options_column, "first_option": first_option,
+    }  # fmt: skip
+
+    def first_recipe(file: str, function: str, **more: Any) -> FirstRecipe:
+        return _first_recipe(file, columns | more, function, model, taskset_config, output.parent)
+
     if trainer_config is not None:
-        given = _read_trainer_config(Path(trainer_config).expanduser())
-        conversion = convert(given, str(trainer_config))
-        if not model and "model" not in conversion.settings:
-            raise UserError(
-                f"{trainer_config} names no model; give it, such as {option('model', 'Qwen/Qwen2.5-0.5B-Instruct')}"
-            )
-    own: dict[str, Any] = {"model": model} if model else {}
-    if data_file is None:
-        sources = None if conversion is None else conversion.settings.get("data.sources")
-        if sources is None:
-            named = "" if trainer_config is None else f": {trainer_config} names no data"
-            raise UserError(f"give the file of your questions{named}, such as brorl init problems.jsonl")
-        conversion = convert(given, str(trainer_config), _num_prompts(sources))
-        lines = _write_conversion(replace(conversion, settings={**conversion.settings, **own}), output)
+        lines = _convert_file(Path(trainer_config).expanduser(), data_file, output, model, domain, first_recipe)
+    elif data_file is None:
+        raise UserError("give the file of your questions, such as brorl init problems.jsonl")
     else:
-        functions = {} if conversion is None else conversion.settings.get("verification.functions", {})
-        of_config, function = next(iter(functions.items()), (None, f"{FUNCTION_FILE}:check"))
-        columns = (prompt_column, answer_column, domain or of_config, options_column, first_option)
-        starter = _starter(data_file, columns, function, model, taskset_config, output.parent)
-        if conversion is None:
-            _write(output, recipe_text(starter, str(output)))
-            lines = summary(starter, output)
-        else:
-            conversion = convert(given, str(trainer_config), starter.num_questions)
-            lines = _write_conversion(with_data(conversion, settings_of_data(starter) | own), output)
+        first = first_recipe(data_file, f"{FUNCTION_FILE}:check")
+        _write(output, first.text(str(output)))
+        lines = first.summary(output)
     print("\n".join(lines))  # noqa: T201
 
 
-def _starter(
+def _convert_file(
+    file: Path,
+    data_file: str | None,
+    output: Path,
+    model: str | None,
+    domain: str | None,
+    first_recipe: Callable[..., FirstRecipe],
+) -> list[str]:
+    """Write the recipe of a trainer's config, for its own data or for a data file, and return what is to be known."""
+    given = _read_trainer_config(file)
+    conversion = convert(given, str(file))
+    own: dict[str, Any] = {"model": model} if model else {}
+    if "model" not in {**conversion.settings, **own}:
+        raise UserError(f"{file} names no model; give it, such as {option('model', 'Qwen/Qwen2.5-0.5B-Instruct')}")
+    if data_file is None:
+        if "data.sources" not in conversion.settings:
+            raise UserError(f"give the file of your questions: {file} names no data, such as brorl init problems.jsonl")
+        number = _num_prompts(conversion.settings["data.sources"])
+    else:
+        functions = conversion.settings.get("verification.functions", {})
+        named, function = next(iter(functions.items()), (None, f"{FUNCTION_FILE}:check"))
+        first = first_recipe(data_file, function, domain=domain or named)
+        number, own = len(first.reading.questions), first.settings_of_data | own
+    return _write_conversion(with_data(convert(given, str(file), number), own), output)
+
+
+def _first_recipe(
     data_file: str,
-    columns: tuple[str | None, str | None, str | None, Sequence[str], int | None],
+    columns: Mapping[str, Any],
     function: str,
     model: str | None,
     taskset_config: str | None,
     folder: Path,
-) -> Starter:
-    """Read the data, which of a taskset is written into the folder, and choose the settings.
-
-    The columns are those of the question and the answer, the domain, and those of the options with the first index.
-    """
+) -> FirstRecipe:
+    """Read the data, which of a taskset is written into the folder, and choose the settings."""
     if data_file.startswith(PREFIX):
         name, function = data_file.removeprefix(PREFIX), SCORE
         data_file = _write_tasks(name, taskset_config, folder)
-        columns = ("prompt", "answer", name, *columns[3:])
+        columns = {**columns, "prompt_column": "prompt", "answer_column": "answer", "domain": name}
     elif taskset_config is not None:
         raise UserError(
             f"{option('taskset-config')} is for tasksets, and {data_file} is a file; give {PREFIX}NAME, or remove it"
         )
     with source_words(_as_option):
-        guess = guess_meaning(data_file, *columns)
+        guess = guess_meaning(data_file, **columns)
         if function == SCORE:  # answers are JSON
             source = guess.source.model_copy(update={"answer_after": None})
             guess = guess._replace(domain_reason="the rewards of the taskset", source=source)
-        reading = read_source(guess.source)
-    return make_starter(data_file, model, guess, reading, function)
+        return make_first_recipe(data_file, model, guess, read_source(guess.source), function)
 
 
 def _as_option(key: str, value: object) -> str:
