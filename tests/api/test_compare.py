@@ -56,6 +56,13 @@ def test_evaluation_points_rise_to_the_budget(budget: float, unit: Unit) -> None
         assert all(0 < a < b for a, b in pairwise(points))
 
 
+def test_a_recipe_whose_steps_are_null_needs_no_budget_of_its_own(tmp_path: Path) -> None:
+    recipe = {"model": "quickstart", "steps": None}
+    for arm in (*read_arms([recipe, recipe], {}), *sweep_arms(recipe, {}, {"rollouts_per_prompt": [2, 4]})):
+        run = run_config(arm, 0, tmp_path, Budget("seconds", 9))
+        assert (run.steps, run.budget.limit) == (None, 9)
+
+
 def test_settings_that_end_a_run_may_differ_between_arms() -> None:
     ends = {"evaluation.every": 5, "evaluation.patience": 3, "evaluation.best_k": 1}
     arms = read_arms(["quickstart", make_config(read_recipe("quickstart-16"), ends, "quickstart-16")], {})

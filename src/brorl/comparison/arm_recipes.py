@@ -76,10 +76,10 @@ def read_arms(recipes: Sequence[ConfigOrPath], settings: Mapping[str, Any]) -> l
     plans = []
     for number, recipe in enumerate(recipes, 1):
         if not isinstance(recipe, str | Path):
-            plans.append(ArmRecipe(f"arm {number}", make_config(settings_in(recipe), settings, f"arm {number}")))
+            plans.append(ArmRecipe(f"arm {number}", _arm_config(settings_in(recipe), settings, f"arm {number}")))
             continue
         _reject_folder(recipe)
-        plans.append(ArmRecipe(Path(recipe).stem, make_config(read_recipe(str(recipe)), settings, str(recipe))))
+        plans.append(ArmRecipe(Path(recipe).stem, _arm_config(read_recipe(str(recipe)), settings, str(recipe))))
     return _named(plans)
 
 
@@ -111,8 +111,14 @@ def sweep_arms(
         chosen = dict(zip(sweep, values, strict=True))
         differing = {key: value for key, value in chosen.items() if len({*map(str, sweep[key])}) > 1}
         name = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in differing.items())
-        plans.append(ArmRecipe(name, make_config(given_settings, {**settings, **chosen}, name_of_recipe)))
+        plans.append(ArmRecipe(name, _arm_config(given_settings, {**settings, **chosen}, name_of_recipe)))
     return _named(plans)
+
+
+def _arm_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], name: str) -> TrainConfig:
+    """Make the config of an arm. It drops `steps: null`, which needs a budget, since the comparison sets the budget."""
+    given = {key: value for key, value in settings.items() if (key, value) != ("steps", None)}
+    return make_config(given, overrides, name)
 
 
 def _reject_folder(recipe: str | Path) -> None:
