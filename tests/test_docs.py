@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 import losing_function
 from async_support import WordyEngine, virtual_collector
 from brorl.cli import COMMANDS, make_parser
-from brorl.config.reading import settings_of
+from brorl.config.reading import setting_fields
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
@@ -196,7 +196,7 @@ def test_the_settings_reference_names_every_setting() -> None:
         *GymSource.model_fields,
         *PhaseSettings.model_fields,
     } - {"advantage"}
-    assert named - in_sources == {name for name, _ in settings_of(TrainConfig)} - in_sources
+    assert named - in_sources == {name for name, _ in setting_fields(TrainConfig)} - in_sources
     assert in_sources <= named
 
 
@@ -261,7 +261,7 @@ def test_the_page_about_the_report_names_its_parts(runs: list[Path]) -> None:
 
 def test_the_settings_of_other_trainers_map_to_settings() -> None:
     page = DOCS / "how-to" / "from_trl_or_verl.md"
-    names = {name for name, _ in settings_of(TrainConfig)}
+    names = {name for name, _ in setting_fields(TrainConfig)}
     groups = {name.rpartition(".")[0] for name in names}
     for title in ("Rollouts and batches", "Objective", "Engine, machines and files"):
         rows = [row.split("|") for row in section(page, title).splitlines() if row.startswith("| ")][1:]

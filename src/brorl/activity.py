@@ -23,14 +23,14 @@ class Phase:
     """A phase begins, and the previous one ends."""
 
     name: str  # `loading`, `evaluating`, `saving`, or the name of a phase in the metrics (`generation`, ...)
-    detail: str = ""  # the object of the phase, as `model`; may be empty
+    detail: str = ""  # the object of the phase, such as `model`; may be empty
 
 
 @dataclass(frozen=True)
 class Round:
     """The prompts of a round are about to be sampled."""
 
-    step: int  # the step
+    step: int  # number of the step
     number: int  # number of the round in the step, from 1; later rounds replace prompts that dynamic sampling dropped
     groups: int  # groups of the step so far, including those carried from earlier steps
     wanted: int  # groups that the step needs
@@ -65,7 +65,7 @@ def unobserved(_: Activity) -> None:
 
 
 class Stopwatch:
-    """Adds up the seconds spent in named phases: `with clock("generation"): ...`; `now` is the clock, in seconds."""
+    """Adds up the seconds spent in named phases: `with clock("generation"): ...`; `now` returns the time in seconds."""
 
     def __init__(self, observe: Observe = unobserved, now: Callable[[], float] = perf_counter) -> None:
         self._observe, self._now = observe, now

@@ -383,11 +383,11 @@ def _is_in(name: str, accepted: Collection[str]) -> bool:
 
 def _add_settings(parser: argparse.ArgumentParser, only: Callable[[str], bool]) -> None:
     """Add an option for every setting whose dotted name is accepted; its help is the setting's description."""
-    from brorl.config.reading import settings_of
+    from brorl.config.reading import setting_fields
     from brorl.config.settings import TrainConfig
 
     group = parser.add_argument_group("settings", "every key of a recipe; the command line takes precedence")
-    for name, info in settings_of(TrainConfig):
+    for name, info in setting_fields(TrainConfig):
         if only(name):
             group.add_argument(
                 *dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")),
@@ -402,10 +402,10 @@ def _overrides_of(options: dict[str, Any]) -> dict[str, Any]:
     given = {n.removeprefix(_SETTING): v for n, v in options.items() if n.startswith(_SETTING)}
     if not given:
         return {}
-    from brorl.config.reading import settings_of
+    from brorl.config.reading import setting_fields
     from brorl.config.settings import TrainConfig
 
-    kinds = {name: info.annotation for name, info in settings_of(TrainConfig)}
+    kinds = {name: info.annotation for name, info in setting_fields(TrainConfig)}
     return {name: _value_of(name, text, kinds[name]) for name, text in given.items()}
 
 

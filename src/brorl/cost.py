@@ -34,7 +34,7 @@ class Cost:
 
 
 def cost_of_step(record: Mapping[str, Any]) -> Cost:
-    """Return the cost of a step from its metrics record; zero for the line of the start.
+    """Return the cost of a step from its metrics record; zero for the record of the start.
 
     A step without mixed groups made no update: it counts in every unit except steps.
     """

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-CLOSED = 1  # exit code of a command whose output was closed, as by `| head`; that of rich too
+CLOSED = 1  # exit code of a command whose output was closed, as by `| head`; rich uses the same code
 STOPPED = 130  # exit code of a command that Ctrl-C, SIGTERM or SIGHUP stopped
 
 
@@ -73,7 +73,7 @@ def first_line(error: BaseException) -> str:
 
 
 def nearest(word: str, names: Collection[str]) -> str:
-    """Return the suggestion of the name that was probably meant; empty if none is near.
+    """Return the suggestion of the nearest name, `; did you mean NAME?`; empty if no name is near.
 
     A name is near if it is spelled alike, or if its last part begins alike: `rolouts` for `rollouts_per_prompt`.
     """
@@ -85,13 +85,13 @@ def nearest(word: str, names: Collection[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-SourceWords: TypeAlias = Callable[[str, object], str]  # of the key of a setting and a value or None
+SourceWords: TypeAlias = Callable[[str, object], str]  # takes the key of a setting, and a value or None
 _ARGUMENTS = {"from": "checkpoint"}  # options whose argument has another name
 _in_shell = False
 
 
 def in_recipe(key: str, value: object) -> str:
-    """Return a setting of a source in a recipe."""
+    """Name a setting of a source as a recipe does."""
     return f"data.sources[].{key}" if value is None else f"data.sources[].{key}: {value}"
 
 
@@ -100,7 +100,7 @@ _source_words: SourceWords = in_recipe
 
 @contextmanager
 def shell_words() -> Iterator[None]:
-    """Name options instead of arguments in the block: it is a command that was called from a shell."""
+    """Name options instead of arguments inside the block, which runs a command of a shell."""
     global _in_shell
     before, _in_shell = _in_shell, True
     try:
@@ -112,8 +112,8 @@ def shell_words() -> Iterator[None]:
 def option(name: str, value: object = None) -> str:
     """Return an argument with a value: `--budget 600` in a shell, `budget=600` in Python; without one, its name.
 
-    The name is that of the option without its dashes. A value in capitals such as `FILE` is a placeholder, and
-    `KEY=V,V` one of a mapping to lists.
+    `name` is the option without its dashes. A value in capitals such as `FILE` is a placeholder, and `KEY=V,V` is a
+    placeholder of a mapping to lists.
     """
     if _in_shell:
         return f"--{name}" if value is None else f"--{name} {shlex.quote(str(value))}"
@@ -136,7 +136,7 @@ def _python_value(text: str) -> str:
 
 @contextmanager
 def source_words(words: SourceWords) -> Iterator[None]:
-    """Name the settings of a source of data by a function of their key, and of a value or None, in the block."""
+    """Name the settings of a source of data by a function of their key and value inside the block."""
     global _source_words
     before, _source_words = _source_words, words
     try:
@@ -146,5 +146,5 @@ def source_words(words: SourceWords) -> Iterator[None]:
 
 
 def of_source(key: str, value: object = None) -> str:
-    """Return a setting of a source of data, with a value: `data.sources[].path` in a recipe, for `path`."""
+    """Return the name of a source's setting, with a value if one is given: in a recipe `data.sources[].path`."""
     return _source_words(key, value)

@@ -93,7 +93,7 @@ def duration(seconds: float) -> str:
 
 
 def in_seconds(text: str | float) -> float | None:
-    """Return the seconds of a time such as 90, 90s, 30m or 8h; None if it is none."""
+    """Return the seconds of a time such as 90, 90s, 30m or 8h; None for any other text."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([smh]?)\s*", str(text))
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else None
 

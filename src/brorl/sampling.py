@@ -31,12 +31,12 @@ class SamplingParams:
     # keep the smallest set of most probable tokens whose mass reaches this, and ties with the last of them; 1 keeps all
     top_p: float = 1.0
     top_k: int = 0  # before that, keep this many most probable tokens, and ties likewise; 0 keeps all
-    # length limit of a response in tokens, those of its end included; a response that reaches it is cut
+    # length limit of a response in tokens, its end token included; a response that reaches it is cut
     max_new_tokens: int = 256
     # tokens that end a response, in addition to the engine's end-of-sequence tokens
     stop_token_ids: tuple[int, ...] = ()
-    # No stop token is drawn before a response has this many tokens. The distribution is then that of the other
-    # tokens, and so are the log-probs.
+    # No stop token is drawn before a response has this many tokens: until then, the distribution and the log-probs
+    # are over the other tokens.
     min_new_tokens: int = 0
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The base class of all groups of settings; each package declares its own in its module `settings`."""
+"""The base class of all groups of settings; each package declares its groups in its module `settings`."""
 
 from __future__ import annotations
 

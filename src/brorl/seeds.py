@@ -33,5 +33,5 @@ def seed_sequence(seed: int, first: int, second: int = 0) -> np.random.SeedSeque
 
 
 def derived_seed(seed: int, first: int, second: int = 0) -> int:
-    """Return an integer seed, 0 to 2**64 - 1, of a seed and two counters, as `seed_sequence` does."""
+    """Return an integer seed, 0 to 2**64 - 1, that the `seed_sequence` of a seed and two counters gives."""
     return int(seed_sequence(seed, first, second).generate_state(1, np.uint64)[0])

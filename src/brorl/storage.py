@@ -1,7 +1,7 @@
-"""Files: whether a path of the user exists, and writing: a kill leaves either the old content or the new one.
+"""Paths of the user, and files: a kill at any moment leaves a file with its old content or with its new content.
 
 A failed write is a `StorageError` that names the file. If a process is killed, a later one removes its
-`TemporaryFolder`. No file name is longer than 255 bytes: such a path does not exist here, where `pathlib` raises.
+`TemporaryFolder`. A path with a name of more than 255 bytes does not exist here, where `pathlib` raises an OSError.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def split_revision(name: str) -> tuple[str, str | None]:
     return (path, revision) if at and revision and not exists(Path(name).expanduser()) else (name, None)
 
 
-def of_function(path: str) -> str:
-    """Return the path of a function, `file.py:function` or `package.module:function`, with that of a file absolute."""
+def function_path(path: str) -> str:
+    """Return the path of a function, `file.py:function` or `package.module:function`, and make a file's absolute."""
     file, _, name = path.rpartition(":")
     local = Path(file).expanduser()
     return f"{local.absolute()}:{name}" if is_file(local) else path
@@ -130,11 +130,11 @@ def json_ready(value: Any) -> Any:
     return float(value) if isfinite(value) else None
 
 
-def dotted(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def dotted_items(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted name and the value of every entry of nested mappings; an empty mapping is a value."""
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
-            yield from dotted(item, f"{name}.{key}" if name else key)
+            yield from dotted_items(item, f"{name}.{key}" if name else key)
     else:
         yield name, value
 
@@ -161,7 +161,7 @@ class TemporaryFolder:
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove the temporary folders with a prefix in `parent` whose process has ended without doing so.
+    """Remove the temporary folders with a prefix in `parent` whose process ended without removing them.
 
     Folders of other users, and those without a lock file, are left alone.
     """

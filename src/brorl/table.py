@@ -1,7 +1,7 @@
 """Tables and results of commands as values, for a terminal (rich), for GitHub, and for a notebook.
 
-A table has a title, columns, rows of text, and notes. Columns of numbers are never cut on
-a terminal; columns of words may take several lines.
+A table has a title, columns, rows of text, and notes. Columns of numbers are never cut on a terminal; columns of words
+may take several lines.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `metrics.jsonl` is always written. A tracker gets its finite numbers, under names such as `sampling/reward`, with the
 step as the x axis, and no lists, which are per prompt. A tracker that fails is closed with one message, and the run
-continues. A resumed run sends it the missing steps. An attempt without an update is not sent, since its step is yet
-to come.
+continues. A resumed run sends it the missing steps. An attempt without an update is not sent: its step is still to
+come.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Trackers:
         self.state = _read_state(state_file)
 
     def log(self, record: Record) -> None:
-        """Send the numbers of a record to every tracker that has not received its step; those of attempts to none."""
+        """Send the numbers of a record to every tracker that has not received its step; an attempt is sent to none."""
         if "attempt" in record:
             return
         step, numbers = int(record["step"]), flat_numbers(record)

@@ -9,10 +9,10 @@ WRONG = "wrong answer"
 NO_ANSWER = "no answer"
 TOO_LONG = "answer too long"
 NO_CODE = "no code block"
-UNFINISHED = "unfinished thought"  # the response has no answer after it
+UNFINISHED = "unfinished thought"  # the response has no answer after its thought
 TRUNCATED = "truncated"
 TIMEOUT = "timeout"
-CUT_OFF = "timeout of all programs"  # the response had its part of the time of a batch
+CUT_OFF = "timeout of all programs"  # the response had used its part of the time of a batch
 OUT_OF_MEMORY = "out of memory"
 CRASHED = "verifier crashed"
 RAISED = "verifier raised"  # followed by the exception: `verifier raised ValueError: ...`
@@ -32,7 +32,7 @@ def is_failure(reason: str) -> bool:
 
 
 def is_unverified(reason: str) -> bool:
-    """Whether an infrastructure failure kept a verdict from being reached; the response caused all other failures."""
+    """Whether an infrastructure failure, and not the response, kept the verifier from a verdict."""
     return reason == UNVERIFIED or reason.startswith(UNVERIFIED + _SEPARATOR)
 
 
@@ -44,8 +44,8 @@ class Verdict:
         correct: The raw outcome, from which dynamic sampling and pass@k are computed.
         score: The number that the reward is computed from; 1.0 or 0.0 without partial credit. Finite.
         extracted: The answer that was found in the response, None if there was none.
-        reason: `correct`, or the problem in a few words. `unverified: ...` is the reason of a verdict that was not
-            reached because of an infrastructure failure; such a response is neither correct nor incorrect.
+        reason: `correct`, or the problem in a few words. `unverified: ...` names the infrastructure failure
+            that kept the verifier from a verdict; such a response is neither correct nor incorrect.
         seconds: Wall time of the verification, 0 or more: of finding the answer in this process, of the worker or the
             programs, and of the comparison. If an earlier verdict was used again, only the first part.
         terms: Values of the further terms of the reward, in the order of the settings; None for a term that does not

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import brorl
-from brorl.api.given import resolve_given
+from brorl.api.in_memory import resolve_in_memory
 from brorl.api.train import TrainingResult
 from brorl.config.reading import parse_yaml
 from brorl.console.progress import TrainingProgress
@@ -211,7 +211,7 @@ def test_a_reward_function_with_the_signature_of_trl_trains_as_it_is(
     config = parse_yaml((result.path / "config.yaml").read_text(), "config.yaml")
     assert config["verification"]["functions"] == {"countdown": f"{tmp_path / 'rewards.py'}:reward"}
     others = {"verification.functions": {"math": "own.py:check", "countdown": "old.py:f"}}
-    functions = resolve_given("quickstart", others, reward, tmp_path).config.verification.functions
+    functions = resolve_in_memory("quickstart", others, reward, tmp_path).config.verification.functions
     assert functions == {"math": "own.py:check", "countdown": f"{tmp_path / 'rewards.py'}:reward"}
     group = brorl.samples(result.path).group
     assert group is not None

@@ -18,7 +18,7 @@ import torch
 import brorl
 from brorl.api.arguments import make_run_directory
 from brorl.cli import COMMANDS, _numbers_of, _overrides_of, make_parser
-from brorl.config.reading import parse_yaml, settings_of
+from brorl.config.reading import parse_yaml, setting_fields
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.runs.run_directory import RunDirectory
@@ -75,7 +75,7 @@ print(json.dumps(found))
 def test_help_of_train_documents_every_setting() -> None:
     outcome = command("train", "--help")
     assert outcome.code == 0
-    for name, info in settings_of(TrainConfig):
+    for name, info in setting_fields(TrainConfig):
         assert f"--{name} " in outcome.said
         assert " ".join(info.description.split()) in outcome.said, name
         shown = re.search(rf"--{re.escape(name)} .*?\(default: (.*?)\)(?= --|$)", outcome.said)
@@ -208,7 +208,7 @@ def test_options_may_have_equals_signs_spaces_and_dashes() -> None:
     assert (written["loss"]["clip_high"], written["loss"]["clip_low"]) == (0.5, 0.125)
     assert written["sampling"]["max_new_tokens"] == 9
     assert written["dtype"] == "float32"  # the default is written too
-    assert {name for name, _ in settings_of(TrainConfig) if "." not in name} <= set(written)
+    assert {name for name, _ in setting_fields(TrainConfig) if "." not in name} <= set(written)
 
 
 def test_runs_without_output_dir_get_folders_of_their_own() -> None:

@@ -7,7 +7,7 @@ from shutil import which
 import pytest
 
 from brorl.cli import COMMANDS
-from brorl.config.reading import settings_of
+from brorl.config.reading import setting_fields
 from brorl.config.settings import TrainConfig
 from run_support import command
 
@@ -33,7 +33,7 @@ def test_bash_completes_commands_options_settings_and_files(tmp_path: Path) -> N
     (tmp_path / "mine.yaml").touch()
     assert set(COMMANDS) <= set(completed_in_bash(script, "brorl", ""))
     assert completed_in_bash(script, "brorl", "re") == [name for name in COMMANDS if name.startswith("re")]
-    names = {f"--{name}" for name, _ in settings_of(TrainConfig)}
+    names = {f"--{name}" for name, _ in setting_fields(TrainConfig)}
     assert names <= set(completed_in_bash(script, "brorl", "train", "--"))
     assert completed_in_bash(script, "brorl", "train", "--loss.clip_l") == ["--loss.clip_low"]
     assert "--data" in completed_in_bash(script, "brorl", "eval", "--da")
@@ -45,7 +45,7 @@ def test_bash_completes_commands_options_settings_and_files(tmp_path: Path) -> N
 def test_other_shells_get_all_settings(shell: str, tmp_path: Path) -> None:
     outcome = command("completion", shell)
     assert (outcome.code, outcome.err) == (0, "")
-    for name, _ in settings_of(TrainConfig):
+    for name, _ in setting_fields(TrainConfig):
         assert name in outcome.out
     if which(shell):
         script = tmp_path / "script"

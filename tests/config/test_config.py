@@ -15,14 +15,14 @@ from brorl.config.reading import (
     make_config,
     parse_yaml,
     read_recipe,
-    settings_of,
+    setting_fields,
     unknown_setting,
 )
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from each_row import each_row
 
-NAMES = [name for name, _ in settings_of(TrainConfig)]
+NAMES = [name for name, _ in setting_fields(TrainConfig)]
 
 
 def test_every_setting_of_every_section_is_listed_and_described() -> None:
@@ -40,7 +40,7 @@ def test_every_setting_of_every_section_is_listed_and_described() -> None:
     assert sorted(NAMES) == sorted(flat(tree))
     assert {"model", "rollouts_per_prompt", "prompts_per_step", "steps", "checkpoint_every", "seed"} <= set(NAMES)
     assert {"output_dir", "device", "dtype"} <= set(NAMES)
-    for name, info in settings_of(TrainConfig):
+    for name, info in setting_fields(TrainConfig):
         assert info.description, name
 
 

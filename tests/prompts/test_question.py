@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brorl.prompts.prompt import Message, Question, drop_asked, split_held_out
+from brorl.prompts.prompt import Message, Question, drop_evaluated, split_held_out
 
 
 def ask(text: str, name: str = "") -> Question:
@@ -52,7 +52,7 @@ def test_white_space_and_system_messages_do_not_move_a_question() -> None:
     ]
     held_out = {q.id for q in split_held_out(plain, 0.3, 5).held_out}
     assert {q.id[1:] for q in split_held_out(copies, 0.3, 5).held_out} == held_out
-    kept, dropped = drop_asked(copies, [q for q in plain if q.id in held_out])
+    kept, dropped = drop_evaluated(copies, [q for q in plain if q.id in held_out])
     assert dropped == 3 * len(held_out)
     assert not {q.id[1:] for q in kept} & held_out
 
@@ -110,6 +110,6 @@ def test_conversations_are_told_apart_by_their_turns() -> None:
 def test_what_is_evaluated_is_dropped_from_training_whatever_its_id(rng: np.random.Generator) -> None:
     chosen = set(rng.permutation(400)[:150].tolist())
     evaluated = [Question(f"test:{i}", QUESTIONS[i].text, "2", "code", "test") for i in chosen]
-    kept, num_dropped = drop_asked(QUESTIONS, [*evaluated, ask("new")])
+    kept, num_dropped = drop_evaluated(QUESTIONS, [*evaluated, ask("new")])
     assert kept == [q for i, q in enumerate(QUESTIONS) if i not in chosen]
     assert num_dropped == 150

@@ -101,7 +101,7 @@ def test_every_question_has_good_and_bad_responses(domain: str) -> None:
 def test_the_questions_cover_their_domains(questions: dict[str, Question]) -> None:
     by_domain = Counter(question.domain for question in questions.values())
     assert by_domain == dict.fromkeys(DOMAINS, 50)
-    assert len({question.asked for question in questions.values()}) == 200
+    assert len({question.words for question in questions.values()}) == 200
     references = {domain: [q.reference for q in questions.values() if q.domain == domain] for domain in DOMAINS}
     tests = Counter(type(CodeTests.from_text(reference).tests) for reference in references["code"])
     assert set(tests) == {StdinCases, CallCases, TestCode}

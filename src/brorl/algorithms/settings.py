@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, Self, TypeAlias, assert_never
 from pydantic import Field, field_validator, model_validator
 
 from brorl.section import Section
-from brorl.storage import of_function
+from brorl.storage import function_path
 
 Aggregation: TypeAlias = Literal["token_mean", "sequence_mean", "constant"]
 ImportanceMode: TypeAlias = Literal["none", "truncate", "mask", "sequence_mask"]
@@ -70,7 +70,7 @@ class RewardTerm(Section):
     @classmethod
     def _absolute(cls, function: str) -> str:
         """Make the path of a local file absolute, so that a run can be resumed from any folder."""
-        return of_function(function)
+        return function_path(function)
 
 
 class RewardShaping(Section):

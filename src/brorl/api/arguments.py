@@ -1,4 +1,4 @@
-"""The meaning of RECIPE, CHECKPOINT and the folder `runs/`, on the command line and in Python. It needs no torch."""
+"""Arguments of several commands: a recipe, a checkpoint, a run in `runs/` or its new directory. It needs no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from brorl.config.reading import ConfigOrPath, make_config, read_recipe, settings_in
+from brorl.config.reading import ConfigOrPath, make_config, raw_settings, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.settings import check_folder, shipped_folder
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from brorl.runs.run_directory import RunDirectory
 
 
-_ACTIVITY = ("config.yaml", "metrics.jsonl", "run.log")  # the files of training; a report may be written later
+_ACTIVITY = ("config.yaml", "metrics.jsonl", "run.log")  # files that training writes; a report may come later
 
 
 def make_run_directory(output_dir: str | None, name: str) -> RunDirectory:
@@ -120,7 +120,7 @@ WITHOUT_TRAINING: Mapping[str, Any] = {
     "importance.correction": "truncate",
     "rewards.terms": {},
 }
-"""Overrides that end the conditions of training on the other settings of a recipe, whose model is only sampled from."""
+"""Overrides for a recipe whose model is only sampled from: with them, no setting of training refuses another one."""
 
 
 def resolve_config(config_or_path: ConfigOrPath, overrides: Mapping[str, Any]) -> TrainConfig:
@@ -131,7 +131,7 @@ def resolve_config(config_or_path: ConfigOrPath, overrides: Mapping[str, Any]) -
     """
     if isinstance(config_or_path, TrainConfig) and not overrides:
         return config_or_path
-    return make_config(settings_in(config_or_path), overrides, recipe_name(config_or_path))
+    return make_config(raw_settings(config_or_path), overrides, recipe_name(config_or_path))
 
 
 def recipe_name(config_or_path: ConfigOrPath) -> str:
@@ -140,7 +140,7 @@ def recipe_name(config_or_path: ConfigOrPath) -> str:
 
 
 def check_cheaply(config: TrainConfig) -> None:
-    """Check the folder of a new run, that of its model, the files of its verifiers, and the first row of its data."""
+    """Check the folders of a new run and of its model, the files of its verifiers, and the first row of its data."""
     if config.output_dir is not None:
         refuse_used_folder(Path(config.output_dir).expanduser())
     check_folder(config.model)

@@ -1,4 +1,4 @@
-"""`check`: every check of a recipe that needs no training; also the body of `brorl check`. It writes nothing."""
+"""`brorl.check`: every check of a recipe that needs no training. It writes nothing."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from brorl.training.inputs import RunInputs
 
 
-_ROWS = 50  # that are searched for options
+_ROWS = 50  # rows that are searched for options
 _TRIED = 8  # prompts whose form of the answer is tried
-_MOSTLY = 0.5
+_MAJORITY = 0.5
 _LETTER = re.compile(r"\(?([A-J])\)?\.?")
 
 
@@ -58,7 +58,7 @@ def unused_options(source: FileSource) -> Iterator[str]:
             one is None or _contains(str(row.cell(source.prompt_column)), one.texts)
             for row, one in zip(rows, options, strict=True)
         )
-        if group.is_clear and shown < _MOSTLY * len(rows):
+        if group.is_clear and shown < _MAJORITY * len(rows):
             named = group.columns[0] if len(group.columns) == 1 else f"[{', '.join(group.columns)}]"
             yield (
                 f"warning: {source.label}: the prompts do not contain {group.name}, which can only be options of "
@@ -69,7 +69,7 @@ def unused_options(source: FileSource) -> Iterator[str]:
 
 
 def _contains(text: str, options: Sequence[str]) -> bool:
-    """Whether a text has each option, up to spaces."""
+    """Whether a text contains each option, up to spaces."""
     plain = " ".join(text.split())
     return all(" ".join(option.split()) in plain for option in options)
 
@@ -78,7 +78,7 @@ def unreachable_references(prompts: Sequence[Prompt]) -> Iterator[str]:
     """Yield a warning if most references of a source name an option that the prompt does not contain."""
     named = [(prompt, shown) for prompt in prompts if (shown := _shows_option(prompt)) is not None]
     blind = [prompt for prompt, shown in named if not shown]
-    if len(named) > _MOSTLY * len(prompts) and len(blind) > _MOSTLY * len(named):
+    if len(named) > _MAJORITY * len(prompts) and len(blind) > _MAJORITY * len(named):
         yield (
             f"warning: the reference answers of {counted(len(blind), 'prompt')} name an option that the prompt does "
             f"not contain, such as {blind[0].id} with {blind[0].reference[:60]!r}: the letters mean nothing to the "
@@ -160,10 +160,11 @@ def check(
     Raises:
         UserError: On the first problem.
     """
-    from brorl.api.given import resolve_given
+    from brorl.api.in_memory import resolve_in_memory
 
     with TemporaryDirectory(prefix="brorl-given-") as scratch:
-        recipe, config, said = resolve_given(config_or_path, overrides, overrides.pop("reward", None), Path(scratch))
+        reward = overrides.pop("reward", None)
+        recipe, config, said = resolve_in_memory(config_or_path, overrides, reward, Path(scratch))
         check_cheaply(config)
         report = _Report(progress)
         report.show(*said)

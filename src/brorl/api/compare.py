@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from brorl.api.arguments import resolve_checkpoint
-from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml, settings_of, unknown_setting
+from brorl.config.reading import ConfigOrPath, flat_settings, parse_yaml, setting_fields, unknown_setting
 from brorl.config.settings import TrainConfig
 from brorl.cost import Unit
 from brorl.errors import UserError, option
@@ -123,7 +123,7 @@ def _marks(text: str | None) -> int | list[float] | None:
 
 def _sweep(options: Sequence[str]) -> dict[str, list[Any]]:
     """Return the values of the swept settings."""
-    known = {name for name, _ in settings_of(TrainConfig)}
+    known = {name for name, _ in setting_fields(TrainConfig)}
     sweep: dict[str, list[Any]] = {}
     for text in options:
         name, equals, values = text.partition("=")

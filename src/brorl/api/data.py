@@ -1,4 +1,4 @@
-"""`data`: what the sources of a recipe become; also the body of `brorl data`. It loads no weights and writes nothing.
+"""`brorl.data`: the questions of a recipe's sources, counted and checked. It loads no weights and writes nothing.
 
 Reference answers that no response can match are errors, as in training. The model's tokenizer measures lengths if it
 can be loaded. A note names each check that was skipped.
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     _Model = tuple[PreTrainedTokenizerBase, PreTrainedConfig]
 
-_PROMPT, _REFERENCE = 2_000, 200  # characters that are shown
+_PROMPT, _REFERENCE = 2_000, 200  # most characters to show
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ class SourceSummary:
     num_repeated: int  # rows that repeat a question
     dropped: Mapping[str, int]  # rows that the layout dropped, by reason
     num_evaluated_on: int  # training questions removed because another source evaluates on them
-    # prompts above `data.max_prompt_tokens`, among those to train and to evaluate on; 0 if their lengths are in
-    # characters
+    # prompts to train and to evaluate on that are longer than `data.max_prompt_tokens`; 0 if lengths are in characters
     num_too_long: int
-    # Training questions by domain; those held out if it is only evaluated on. Prompts that are too long do not count.
+    # training questions by domain, or the held-out ones of a source that is only evaluated on; without prompts that
+    # are too long
     domains: Mapping[str, int]
     fraction: float  # fraction of the training prompts, 0 to 1
-    # lengths of the prompts to train on, those that are too long included; to evaluate on if there are no others
+    # lengths of the training prompts, also of those that are too long; of the held-out ones if there are no others
     lengths: Lengths
 
 
@@ -221,7 +221,7 @@ def describe_data(config: TrainConfig, show: int, observe: Observe = unobserved)
                 num_held_out=source.num_held_out,
                 num_repeated=source.num_repeated,
                 dropped=source.dropped,
-                num_evaluated_on=source.asked,
+                num_evaluated_on=source.num_evaluated_on,
                 num_too_long=train.num_too_long + held_out.num_too_long,
                 domains=Counter(prompt.domain for prompt in (train.kept if source.train else held_out.kept)),
                 fraction=source.weight / total if train.kept else 0.0,

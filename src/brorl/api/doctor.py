@@ -1,6 +1,6 @@
-"""`brorl doctor`: facts on this machine, the sandbox that holds on it, and the extras.
+"""`brorl doctor`: this machine, the sandbox that holds on it, and the installed extras.
 
-It runs the attacks of `verify.sandbox.level`, and leaves no file and no process behind.
+It runs the attacks of `verification.sandbox.level`, and leaves no file and no process behind.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def doctor() -> Diagnosis:
     """Examine this machine: device, memory, sandbox, extras."""
     levels = tuple(probe_level(name) for name in (LANDLOCK, SECCOMP)) if sys.platform == "linux" else ()
     try:
-        in_force, problem = choose_level(AUTO).name, None
+        active, problem = choose_level(AUTO).name, None
     except UserError as error:
-        in_force, problem = None, str(error)
-    tables = [_machine(), _domains(in_force, problem, levels), _extras()]
+        active, problem = None, str(error)
+    tables = [_machine(), _domains(active, problem, levels), _extras()]
     if levels:
-        tables.insert(1, _sandbox(levels, in_force))
-    return Diagnosis(in_force, tuple(tables))
+        tables.insert(1, _sandbox(levels, active))
+    return Diagnosis(active, tuple(tables))
 
 
 def _machine() -> Table:
@@ -127,7 +127,7 @@ def _unused_card() -> str | None:
     )
 
 
-def _sandbox(levels: tuple[Level, ...], in_force: str | None) -> Table:
+def _sandbox(levels: tuple[Level, ...], active: str | None) -> Table:
     """Return the attacks as rows and the levels as columns."""
     attacks = list(dict.fromkeys(attack.name for level in levels for attack in level.attacks))
     outcome_of = {(level.name, a.name): "contained" if a.contained else f"not contained: {a.detail}"
@@ -135,31 +135,31 @@ def _sandbox(levels: tuple[Level, ...], in_force: str | None) -> Table:
     rows = [("result", *("holds" if level.problem is None else "does not hold" for level in levels))]
     rows += [(name, *(outcome_of.get((level.name, name), "not tried") for level in levels)) for name in attacks]
     notes = tuple(f"{level.name}: {level.problem}" for level in levels if level.problem)
-    strongest = f"active: {in_force}, the strongest level that holds" if in_force else "active: none"
-    columns = ("attack", *(f"{level.name}*" if level.name == in_force else level.name for level in levels))
+    strongest = f"active: {active}, the strongest level that holds" if active else "active: none"
+    columns = ("attack", *(f"{level.name}*" if level.name == active else level.name for level in levels))
     words = frozenset(range(len(columns)))
     return Table("Sandbox of untrusted code", columns, tuple(rows), (*notes, strongest), words, frozenset({0}))
 
 
-def _domains(in_force: str | None, problem: str | None, levels: tuple[Level, ...]) -> Table:
+def _domains(active: str | None, problem: str | None, levels: tuple[Level, ...]) -> Table:
     """Return which domains are available, with the fixes for those that are not."""
     domains_of: dict[str, list[str]] = {}
     for domain in DOMAINS:
-        domains_of.setdefault(_availability(domain, in_force), []).append(domain)
+        domains_of.setdefault(_availability(domain, active), []).append(domain)
     rows = tuple((", ".join(domains), effect) for effect, domains in domains_of.items())
     fixes = tuple(f"for {level.name}: {_FIXES[level.name]}" for level in levels if level.problem)
     notes = () if problem is None else fixes or (problem,)
     return Table("Domains", ("domain", "availability"), rows, notes, frozenset({0, 1}))
 
 
-def _availability(domain: str, in_force: str | None) -> str:
+def _availability(domain: str, active: str | None) -> str:
     """Return whether questions of a domain can be verified."""
     if domain == GYM_DOMAIN and _version("reasoning-gym") is None:
         return f"not available; {_install('gym')}"
-    if domain in UNTRUSTED and in_force is None:
+    if domain in UNTRUSTED and active is None:
         return "not available; `verification.sandbox: unsafe` runs their code with your files and your network"
     if domain in UNTRUSTED:
-        return f"available: programs run at the level {in_force}"
+        return f"available: programs run at the level {active}"
     if domain == INSTRUCTIONS_DOMAIN and _version("langdetect") is None:
         return f"available without instructions about languages; for these: {_install('ifeval')}"
     return "available"

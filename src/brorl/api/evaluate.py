@@ -105,7 +105,7 @@ def _sets(data: Any, checkpoint: str | Path) -> tuple[tuple[str, ...], tuple[str
     if isinstance(data, list | tuple) and all(isinstance(name, str) for name in data):
         return tuple(data), ()
 
-    from brorl.api.given import rows_to_evaluate
+    from brorl.api.in_memory import rows_to_evaluate
 
     stored, lines = rows_to_evaluate(data, checkpoint)
     return (stored,), lines
@@ -231,7 +231,7 @@ def _folder(output_dir: str | Path | None, inputs: EvaluationInputs) -> Path:
 def _announce(inputs: EvaluationInputs, output: Path, notes: Sequence[str], echo: Echo) -> None:
     """Print the settings."""
     settings, device = inputs.settings, inputs.settings["device"]
-    sets = ", ".join(f"{name} ({batch_result['prompts']:,} prompts)" for name, batch_result in settings["data"].items())
+    sets = ", ".join(f"{name} ({data_set['prompts']:,} prompts)" for name, data_set in settings["data"].items())
     drawn = f"temperature {settings['temperature']:g}, top-p {settings['top_p']:g}"
     echo(f"brorl {brorl.__version__}: {settings['checkpoint']} on {device} ({settings['dtype']}), {sets}")
     echo(

@@ -26,7 +26,7 @@ from brorl.prompts.file_questions import read_source
 from brorl.prompts.guess import guess_meaning
 from brorl.prompts.rows import is_local
 from brorl.prompts.settings import FileSource
-from brorl.storage import dotted, replace_file, storage_errors
+from brorl.storage import dotted_items, replace_file, storage_errors
 from brorl.verification.gym.taskset import PREFIX, SCORE, read_taskset
 
 _OF_TRL = {
@@ -41,7 +41,7 @@ def convert(config: Mapping[str, Any], source: str, num_prompts: int | None = No
     The other trainer's defaults count too: what the config does not set is taken from there, where the default differs.
     `source` names it in messages; epochs become steps by the number of prompts of the training data, if it was read.
     """
-    given = dict(dotted(config))
+    given = dict(dotted_items(config))
     is_verl = any(name.startswith(("actor_rollout_ref.", "algorithm.")) for name in given)
     if not is_verl and not _OF_TRL & set(given):
         raise UserError(

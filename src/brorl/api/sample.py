@@ -76,7 +76,7 @@ class SampledTree(Result):
         return Table("", ("the tree", *headings), tuple(rows), words=frozenset({0}))
 
     def parts(self) -> Iterator[Any]:
-        """Yield the tree, and what it saved."""
+        """Yield the tree, and the tokens that it saved."""
         yield self.table()
         for name, tree in zip(self.names, self.trees, strict=True):
             sampled, unique = tree.num_sampled_tokens, tree.num_unique_tokens

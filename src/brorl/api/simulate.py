@@ -109,10 +109,10 @@ def _seeds(text: str) -> tuple[int, ...]:
     return seeds
 
 
-def _require_distinct(option: str, numbers: Sequence[int]) -> None:
+def _require_distinct(name: str, numbers: Sequence[int]) -> None:
     twice = [number for number in numbers if numbers.count(number) > 1]
     if twice:
-        raise UserError(f"--{option}: {','.join(map(str, numbers))!r} has {twice[0]} twice; give each number once")
+        raise UserError(f"{option(name)}: {','.join(map(str, numbers))!r} has {twice[0]} twice; give each number once")
 
 
 _PANELS = {  # quantity: title, label of the axis, scale

@@ -29,7 +29,7 @@ from brorl.table import Result, Table
 from brorl.verification.sandbox.inside.functions import IN_A_WORKER
 
 if TYPE_CHECKING:
-    from brorl.api.given import Rewards
+    from brorl.api.in_memory import Rewards
     from brorl.console.screen import Screen
     from brorl.runs.run_directory import Record
     from brorl.training.loop import Ending
@@ -140,11 +140,11 @@ def train(
         if not isinstance(config_or_path, str | Path | None):
             raise UserError("resume=True needs a run directory as the first argument, or None for the newest run")
         return _resume(config_or_path, overrides, progress)
-    from brorl.api.given import FOLDER, resolve_given
+    from brorl.api.in_memory import FOLDER, resolve_in_memory
 
     with TemporaryDirectory(prefix="brorl-given-") as scratch:
         folder = Path(scratch) / FOLDER
-        recipe, config, said = resolve_given(config_or_path, overrides, reward, folder)
+        recipe, config, said = resolve_in_memory(config_or_path, overrides, reward, folder)
         check_cheaply(config)
         if progress and said:
             print("\n".join(said))  # noqa: T201
@@ -154,7 +154,7 @@ def train(
 def _train_new(config: TrainConfig, name: str, given: Path, progress: bool) -> TrainingResult:
     """Train in a new directory, which gets the files that Python gave."""
     with Screen(silent=not progress) as screen:  # shown while torch is imported
-        from brorl.api.given import moved
+        from brorl.api.in_memory import moved
         from brorl.api.training_session import TrainingSession
 
         directory = make_run_directory(config.output_dir, name)

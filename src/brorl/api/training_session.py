@@ -138,7 +138,7 @@ class TrainingSession:
         return run, state
 
     def _write_config(self, threads: int | None = None) -> None:
-        """Write the settings, with the number of threads if it is chosen: their sums differ in the last bits."""
+        """Write the settings, with the number of threads once it is chosen: the last bits of sums depend on it."""
         config = self.config
         if threads is not None and not config.cluster.enabled:
             config = config.model_copy(update={"engine": config.engine.model_copy(update={"threads": threads})})

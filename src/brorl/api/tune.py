@@ -1,4 +1,4 @@
-"""`brorl.tune`: which N, objective and learning rate end highest for an aim, found by a race and tested afresh."""
+"""`brorl.tune`: a race finds the N, objective and learning rate that end highest for an aim; then they are tested."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _own_config(start: ConfigOrPath | None, recipe: ConfigOrPath | None, given: 
 
 
 def _folder(start: ConfigOrPath | None, output_dir: str | Path | None) -> Path:
-    """Return the folder: that of an unfinished tuning, or a new one."""
+    """Return the folder of an unfinished tuning, or a new one."""
     if isinstance(start, str | Path) and (Path(start) / TUNE_FILE).is_file():
         if output_dir is not None:
             raise UserError(

@@ -1,4 +1,4 @@
-"""`verify`: stored responses scored again, and compared with stored verdicts; also the body of `brorl verify`.
+"""`brorl.verify`: stored responses are verified again, and the verdicts compared with the stored ones.
 
 Responses of unknown questions are counted and shown.
 """
@@ -40,8 +40,8 @@ from brorl.verification.sandbox.pool import Workers
 from brorl.verification.trial import unreadable_references
 
 SETTINGS = ("verification.",)
-"""The settings of a recipe that apply to it."""
-_REASONS, _DISAGREEMENTS, _SLOWEST, _UNKNOWN = 12, 10, 3, 3  # that are shown
+"""The settings of a recipe that apply to a verification."""
+_REASONS, _DISAGREEMENTS, _SLOWEST, _UNKNOWN = 12, 10, 3, 3  # how many are shown
 _LONGEST = 100  # characters of an answer or a response
 _NUMBER = re.compile(r"-?[0-9]+(?:[./][0-9]+)*")
 
@@ -73,7 +73,7 @@ class VerifyResult(Result):
 
     @cached_property
     def num_unverified(self) -> int:
-        """Number of responses that infrastructure failures kept from being verified, twice."""
+        """Number of responses that could not be verified at either of two tries, because of infrastructure failures."""
         return sum(item.verdict.unverified for item in self.rescored)
 
     @property

@@ -18,8 +18,8 @@ from brorl.config.reading import (
     flat_settings,
     make_config,
     options_of,
+    raw_settings,
     read_recipe,
-    settings_in,
     with_settings,
 )
 from brorl.config.settings import TrainConfig
@@ -76,7 +76,7 @@ def read_arms(recipes: Sequence[ConfigOrPath], settings: Mapping[str, Any]) -> l
     plans = []
     for number, recipe in enumerate(recipes, 1):
         if not isinstance(recipe, str | Path):
-            plans.append(ArmRecipe(f"arm {number}", _arm_config(settings_in(recipe), settings, f"arm {number}")))
+            plans.append(ArmRecipe(f"arm {number}", _arm_config(raw_settings(recipe), settings, f"arm {number}")))
             continue
         _reject_folder(recipe)
         plans.append(ArmRecipe(Path(recipe).stem, _arm_config(read_recipe(str(recipe)), settings, str(recipe))))
@@ -104,7 +104,7 @@ def sweep_arms(
         raise UserError(
             f"{option('sweep')}: two arms would have the same values {repeated}; every arm needs different values"
         )
-    given_settings = settings_in(recipe)
+    given_settings = raw_settings(recipe)
     name_of_recipe = str(recipe) if isinstance(recipe, str | Path) else "the recipe"
     plans = []
     for values in rows:

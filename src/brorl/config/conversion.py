@@ -1,6 +1,6 @@
-"""A config of another trainer on its way to a recipe, by a table of its keys; TRL and verl add what depends on several.
+"""The conversion of another trainer's config by a table of its keys; TRL and verl add what depends on several keys.
 
-A key that is not read is named: as left out if it changes what is trained, and else among the other keys.
+A key that is not read is named: as left out if it changes what is trained, and otherwise among the other keys.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from brorl.errors import UserError
 from brorl.prompts.public_data import layouts_of
 from brorl.trackers import TrackerName
 
-Action = Callable[[Any], Any] | Mapping[Any, Any]  # a value there to one here
+Action = Callable[[Any], Any] | Mapping[Any, Any]  # from a value there to a value here
 Counterpart = tuple[str, Action] | tuple[str, Action, Any]  # the name in a recipe, and the other trainer's default
 
 BFLOAT16 = {"dtype": "bfloat16", "importance.correction": "truncate", "optimizer.old_logprobs": "recompute"}
@@ -30,8 +30,8 @@ class Conversion:
 
     trainer: Literal["TRL", "verl"]
     settings: Mapping[str, Any]  # by dotted name
-    without_counterpart: tuple[str, ...]  # keys of the config that change what is trained and have none
-    not_read: tuple[str, ...]  # its other keys
+    without_counterpart: tuple[str, ...]  # keys that change what is trained and have no counterpart
+    not_read: tuple[str, ...]  # the other keys that are not read
     remarks: tuple[str, ...]  # sentences on what was chosen, and on what has to be done by hand
 
 
@@ -46,7 +46,7 @@ def all_tokens(value: Any) -> int:
 
 
 def names(value: Any) -> list[str]:
-    """Return a list of names, of which a single one may be written alone."""
+    """Return a list of names; a single name may be written without a list."""
     return [value] if isinstance(value, str) else list(value)
 
 
@@ -72,7 +72,7 @@ def distinct_names(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Converter:
-    """The keys of a config, which remembers those that are read, and the settings and remarks so far."""
+    """A config that remembers which keys are read, with the settings and remarks so far."""
 
     def __init__(self, given: Mapping[str, Any], table: Mapping[str, Counterpart]) -> None:
         self.given, self._read = given, set[str]()
@@ -107,7 +107,7 @@ class Converter:
             self.settings["lora.target_modules"] = names(modules)
 
     def say_epochs(self, key: str, epochs: Fraction, num_prompts: int | None, steps: int | None) -> None:
-        """Say what epochs became, or how they become steps if the number of prompts is unknown."""
+        """Say how many steps the epochs became, or how to compute them if the number of prompts is unknown."""
         prompts, number = self.settings["prompts_per_step"], f"{float(epochs):g}"
         self.remarks.append(
             f"set steps: {key} = {number} is {number} x (number of prompts) / {prompts} steps, and the data was not "
@@ -117,10 +117,10 @@ class Converter:
         )
 
     def finish(self, trainer: Literal["TRL", "verl"], logger: str, without: Mapping[str, Any]) -> Conversion:
-        """Return the conversion, less what does not fit together here.
+        """Return the conversion, without settings that do not fit together here.
 
-        `logger` is the key of the loggers; `without` has the keys that change what is trained and have no counterpart,
-        with the value that changes nothing.
+        `logger` is the key of the loggers. `without` has the keys that change what is trained and have no counterpart,
+        each with the value that changes nothing.
         """
         self._fit()
         given = {key: value for key, value in self.given.items() if value not in (None, [], {})}
@@ -135,7 +135,7 @@ class Converter:
         return Conversion(trainer, self.settings, (*sorted(left), *named), tuple(sorted(others)), tuple(self.remarks))
 
     def _fit(self) -> None:
-        """Replace what brorl refuses together, and say what top-p and top-k mean for its learner."""
+        """Replace settings that brorl refuses together, and say what top-p and top-k mean for its learner."""
         settings = self.settings
         if settings.get("engine.kind") == "vllm" and settings.get("lora.quantization") == "nf4":
             for name in [name for name in settings if name.startswith("engine.vllm.")]:
@@ -147,8 +147,8 @@ class Converter:
             )
         if settings.get("sampling.top_p", 1.0) < 1 or settings.get("sampling.top_k", 0):
             self.remarks.append(
-                "top_p and top_k: the log-probs, ratios and penalties of brorl's learner are those among the kept "
-                "tokens, as the rollouts are drawn; the other learner's are over all tokens"
+                "top_p and top_k: brorl's learner computes log-probs, ratios and penalties among the kept tokens, as "
+                "rollouts are drawn; the other learner computes them over all tokens"
             )
         if settings.get("loss.kind", "ppo") != "ppo":
             settings.pop("loss.dual_clip", None)
@@ -158,5 +158,5 @@ class Converter:
                 del settings[name]
             self.remarks.append(
                 f"clips at {max(clips.values()):g} have no effect on the ratio of a whole response; the recipe has "
-                "those of GSPO, 3e-4 and 4e-4"
+                "GSPO's clips, 3e-4 and 4e-4"
             )

@@ -96,7 +96,7 @@ _BUILT_IN_REWARDS = {
 
 
 def from_trl(given: Mapping[str, Any], num_prompts: int | None) -> Conversion:
-    """Return the recipe of a config of TRL, by dotted name; `num_prompts` of its data make epochs steps."""
+    """Convert a config of TRL, given by dotted name; the number of prompts of its data turns epochs into steps."""
     config = Converter(given, _TABLE)
     settings = config.settings
     _learning_rate(config, _updates(config, num_prompts))
@@ -124,11 +124,11 @@ def from_trl(given: Mapping[str, Any], num_prompts: int | None) -> Conversion:
 class _Updates(NamedTuple):
     """The updates of TRL."""
 
-    of_a_step: Fraction  # on the samples of a step here, in all iterations
-    total: int | None  # of the whole run; None if the number of prompts is unknown
+    of_a_step: Fraction  # updates on the samples of one step of brorl, in all iterations
+    total: int | None  # updates of the whole run; None if the number of prompts is unknown
 
     def number(self, given: Any) -> int | None:
-        """Return a number of updates, which below 1 is a fraction of all; None if that is unknown."""
+        """Return a number of updates; below 1 it is given as a fraction of all (None if their number is unknown)."""
         value = float(given)
         if value >= 1 or value == 0:
             return int(value)
@@ -184,7 +184,7 @@ def _intervals(config: Converter, updates: _Updates, an_epoch: int | None) -> No
 
 
 def _learning_rate(config: Converter, updates: _Updates) -> None:
-    """Set the warm-up, the fall and the end of the learning rate; `warmup_ratio` is the older name of a fraction."""
+    """Set the warm-up, the decay and the end of the learning rate; `warmup_ratio` is the older name of a fraction."""
     settings, kind = config.settings, config("lr_scheduler_type", "linear")
     key = "warmup_steps" if float(config("warmup_steps", 0)) else "warmup_ratio"
     given = 0 if kind == "constant" else config(key, 0)
@@ -227,12 +227,12 @@ def _loss(config: Converter) -> None:
     if config("importance_sampling_level") == "sequence":
         settings["loss.kind"] = "gspo"
     corrected = config("use_bias_correction_kl", True)
-    if config("beta"):  # TRL's weight on k3 makes its gradient that of KL(policy, reference), which k2 has on its own
+    if config("beta"):  # TRL's weight on k3 gives the gradient of KL(policy, reference), which is k2's own
         settings["kl.estimator"] = "k2" if corrected else "k3"
 
 
 def _vllm(config: Converter) -> None:
-    """Set the engine, and the correction for what it computes otherwise than the learner: TRL's default."""
+    """Set the engine, and the correction of the difference between its numbers and the learner's, TRL's default."""
     is_colocated = config("vllm_mode", "colocate") == "colocate"
     parallel, corrects = config("vllm_tensor_parallel_size"), config("vllm_importance_sampling_correction", True)
     mode = config("vllm_importance_sampling_mode", "sequence_mask")

@@ -29,7 +29,7 @@ _ESTIMATOR = {
 }  # fmt: skip
 _KL = {
     "kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3",
-    # with the value of the first and the gradient of k2
+    # these have the value of the part before + and the gradient of k2
     "kl+": "k2", "k1+": "k2", "mse+": "k2", "k2+": "k2", "low_var_kl+": "k2", "k3+": "k2",
 }  # fmt: skip
 
@@ -98,7 +98,7 @@ _WITHOUT: dict[str, Any] = {
 
 
 def from_verl(given: Mapping[str, Any], num_prompts: int | None) -> Conversion:
-    """Return the recipe of a config of verl; `num_prompts` as for `from_trl`."""
+    """Convert a config of verl; the arguments are those of `from_trl`."""
     given = _resolved(given)
     alone = given.get(f"{_A}clip_ratio")
     for name in (f"{_A}clip_ratio_low", f"{_A}clip_ratio_high"):
@@ -139,7 +139,7 @@ def _resolved(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _steps(config: Converter, num_prompts: int | None) -> int | None:
-    """Set the steps of the run, and return them; of epochs, those that drop the rest of the prompts, as verl does."""
+    """Set and return the number of steps; an epoch drops the prompts that do not fill a step, as in verl."""
     epochs = Fraction(str(config("trainer.total_epochs", 30)))
     steps = int(config("trainer.total_training_steps", 0))
     if steps <= 0 and num_prompts is None:
@@ -153,7 +153,7 @@ def _steps(config: Converter, num_prompts: int | None) -> int | None:
 
 
 def _learning_rate(config: Converter, steps: int | None) -> None:
-    """Set the warm-up and the fall of the learning rate, which verl counts in steps and not in updates."""
+    """Set the warm-up and the decay of the learning rate, which verl counts in steps and not in updates."""
     settings, warmup = config.settings, int(config(f"{_O}lr_warmup_steps", 0))
     ratio, end = float(config(f"{_O}lr_warmup_steps_ratio", 0)), float(config(f"{_O}min_lr_ratio", 0))
     if warmup <= 0 and ratio and steps is None:
@@ -189,7 +189,7 @@ def _advantages(config: Converter) -> None:
 
 
 def _clips(config: Converter) -> None:
-    """Say where `clip_ratio` does not count."""
+    """Say if `clip_ratio` has no effect."""
     low, high = config.settings["loss.clip_low"], config.settings["loss.clip_high"]
     alone = config(f"{_A}clip_ratio")
     if alone is not None and float(alone) not in (low, high):

@@ -1,4 +1,4 @@
-"""Recipes: read from YAML, checked, turned into a `TrainConfig`, and compared with the one of the run that is resumed.
+"""Recipes: read from YAML, checked, turned into a `TrainConfig`, and compared with the run that is resumed.
 
 An unknown key, a value of the wrong type and settings that do not fit together are `UserError`s of one line that name
 the fix.
@@ -119,8 +119,8 @@ def read_recipe(recipe: str) -> dict[str, Any]:
     return settings
 
 
-def settings_in(config_or_path: ConfigOrPath) -> dict[str, Any]:
-    """Return the settings of a recipe, unchecked: of its name, a YAML file, a mapping or a config."""
+def raw_settings(config_or_path: ConfigOrPath) -> dict[str, Any]:
+    """Return the unchecked settings of a recipe, given as a name, a YAML file, a mapping or a config."""
     if isinstance(config_or_path, TrainConfig):
         return config_or_path.model_dump(mode="json")
     if isinstance(config_or_path, Mapping):
@@ -221,16 +221,16 @@ def nested_settings(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
     return nested
 
 
-def settings_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def setting_fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted name and the field of every setting, in order."""
     for name, info in section.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            yield from settings_of(info.annotation, f"{prefix}{name}.")
+            yield from setting_fields(info.annotation, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", info
 
 
-_FIELDS = dict(settings_of(TrainConfig))
+_FIELDS = dict(setting_fields(TrainConfig))
 _SECTIONS = sorted({".".join(name.split(".")[:depth]) for name in _FIELDS for depth in range(1, name.count(".") + 1)})
 _WHOLE = {name for name, info in _FIELDS.items() if int in (info.annotation, *get_args(info.annotation))}
 
@@ -328,7 +328,7 @@ def fixed_settings(config: TrainConfig) -> dict[str, Any]:
     settings = flat_settings(config.model_dump(mode="json"))
     for name in (*CHANGEABLE_ON_RESUME, "output_dir"):
         del settings[name]
-    # 8 bits round, and the other two are the same numbers in other places
+    # 8bit rounds, and the other two keep the same numbers in other places
     settings["optimizer.states"] = "8bit" if config.optimizer.states == "8bit" else "device or host"
     for name in ("data.sources", "evaluation.sources"):
         settings[name] = [{key: item for key, item in source.items() if key != "path"} for source in settings[name]]
@@ -336,5 +336,5 @@ def fixed_settings(config: TrainConfig) -> dict[str, Any]:
 
 
 def first_change(before: Mapping[str, Any], config: TrainConfig) -> str | None:
-    """Return the dotted name of the first setting that did change since the `fixed_settings` of the run's begin."""
+    """Return the dotted name of the first setting that differs from the `fixed_settings` at the start of the run."""
     return next((name for name, now in fixed_settings(config).items() if before.get(name, now) != now), None)

@@ -170,7 +170,7 @@ class TrainConfig(Section):
         return self
 
 
-# pairs of settings with values that do not go together, of which ... is any but 0, and what to do
+# Pairs of settings with values that do not go together (`...` is any value but 0), and the fix.
 _APART: tuple[tuple[str, Any, str, Any, str], ...] = (
     ("engine.clock", "cpu", "cluster.nodes", ..., "it counts the time of one process; set engine.clock: wall"),
     ("engine.clock", "cpu", "engine.kind", "vllm", "it does not count vLLM's process; set engine.clock: wall"),

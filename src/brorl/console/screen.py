@@ -234,7 +234,7 @@ class Screen:
         self._write(text, wraps=self.console.is_terminal and not is_command)
 
     def dim(self, text: str) -> None:
-        """Write a line of less weight."""
+        """Write a dimmed line."""
         self.echo(Text(text, style="dim"))
 
     def show(self, table: Table) -> None:

@@ -15,7 +15,7 @@ _LAST_STEPS = 25
 
 
 def result_tables(records: Sequence[Record]) -> list[Table]:
-    """Make the tables of a run, less those without rows."""
+    """Make the tables of a run, without the empty ones."""
     return [table for table in (outcome_table(records), coverage_table(records), cost_table(records)) if table.rows]
 
 
@@ -89,7 +89,7 @@ def coverage_table(records: Sequence[Record]) -> Table:
 
 
 def _num_updates(records: Sequence[Record]) -> int:
-    """Return the number of steps with an update: an attempt that found no mixed group is none."""
+    """Return the number of steps with an update; an attempt that found no mixed group made none."""
     return sum("update" in record for record in records)
 
 

@@ -19,7 +19,7 @@ from brorl.errors import UserError, of_source, option, source_words
 from brorl.format import counted
 from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
 from brorl.prompts.file_questions import check_first_row, read_source
-from brorl.prompts.prompt import Question, drop_asked, split_held_out
+from brorl.prompts.prompt import Question, drop_evaluated, split_held_out
 from brorl.prompts.public_data import BENCHMARKS, benchmark_source, reasons
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource, PromptFormat
@@ -39,7 +39,7 @@ class SourceQuestions:
     train: Sequence[Question]  # questions to train on
     held_out: Sequence[Question]  # questions to evaluate on, in a seeded order; at most `evaluation.num_prompts`
     num_held_out: int = 0  # number of questions held out, evaluated on or not
-    asked: int = 0  # number of training questions that were dropped because another source evaluates on them
+    num_evaluated_on: int = 0  # number of training questions that were dropped because another source evaluates on them
     num_rows: int = 0  # rows read; 0 if the questions were generated
     num_repeated: int = 0  # rows that repeat a question with the same answer
     dropped: Mapping[str, int] = field(default_factory=dict)  # rows that the layout dropped, by reason
@@ -73,11 +73,12 @@ def build_questions(config: TrainConfig) -> list[SourceQuestions]:
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
         raise UserError(f"two sources have the same name, {repeated!r}; set a different `name` for one of them")
-    asked = [question for source in sources for question in source.held_out]
-    kept = [drop_asked(source.train, asked) for source in sources]
+    evaluated = [question for source in sources for question in source.held_out]
+    kept = [drop_evaluated(source.train, evaluated) for source in sources]
+    first = config.evaluation.skip_prompts
     return [
-        replace(source, train=train, held_out=source.held_out[config.evaluation.skip_prompts :], asked=asked)
-        for source, (train, asked) in zip(sources, kept, strict=True)
+        replace(source, train=train, held_out=source.held_out[first:], num_evaluated_on=number)
+        for source, (train, number) in zip(sources, kept, strict=True)
     ]
 
 
@@ -136,14 +137,14 @@ def check_domain_names(config: TrainConfig, domains: Iterable[str]) -> None:
             )
 
 
-def removed_lines(num_too_long: int, num_asked: int, config: TrainConfig) -> list[str]:
+def removed_lines(num_too_long: int, num_evaluated_on: int, config: TrainConfig) -> list[str]:
     """Return lines about prompts that are too long, and about training questions that are also evaluated on."""
     lines = []
     if num_too_long:
         maximum = counted(config.data.max_prompt_tokens or 0, "token")
         lines.append(f"dropped: {counted(num_too_long, 'prompt')} of more than {maximum} (data.max_prompt_tokens)")
-    if num_asked:
-        lines.append(f"removed from training: {counted(num_asked, 'question')} of the evaluation data")
+    if num_evaluated_on:
+        lines.append(f"removed from training: {counted(num_evaluated_on, 'question')} of the evaluation data")
     return lines
 
 

@@ -29,7 +29,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.rollout.engine import Engine
 from brorl.runs.stored_rollouts import responses_table
 from brorl.sampling import SamplingParams
-from brorl.storage import dotted, parquet_bytes, replace_file, storage_errors
+from brorl.storage import dotted_items, parquet_bytes, replace_file, storage_errors
 from brorl.table import Result, Table
 from brorl.verification.grade import Grader
 
@@ -101,8 +101,8 @@ class ResponseStore:
                     "another folder"
                 )
             return
-        stored = dict(dotted(_read_json(self.settings_file, f"choose another {option('output-dir')}")))
-        wanted = dict(dotted(json.loads(json.dumps(settings))))
+        stored = dict(dotted_items(_read_json(self.settings_file, f"choose another {option('output-dir')}")))
+        wanted = dict(dotted_items(json.loads(json.dumps(settings))))
         for name in (*wanted, *(stored if complete else ())):
             old, new = stored.get(name), wanted.get(name)
             if old != new:

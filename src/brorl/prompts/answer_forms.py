@@ -1,6 +1,6 @@
 r"""The form of the answer that a question asks for, and the last `\boxed{...}` of a text, found in linear time.
 
-A form counts only where the question asks for it: a heading `#### Task` or a mention of answers is none.
+A form counts only where the question asks for it, unlike a heading `#### Task` or a mention of answers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_MOSTLY = 0.9
+_MOSTLY = 0.9  # fraction of the questions that have to ask for a form
 
 
 class AnswerForm(NamedTuple):
@@ -60,7 +60,9 @@ def asked_form(texts: Sequence[str]) -> AnswerForm | None:
 
 
 _OPEN = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_BRACE = re.compile(rf"{_OPEN.pattern}|\\(?!\\(?:boxed|fbox)).|[{{}}]", re.DOTALL)  # or another escaped character
+_BRACE = re.compile(
+    rf"{_OPEN.pattern}|\\(?!\\(?:boxed|fbox)).|[{{}}]", re.DOTALL
+)  # any other escaped character is skipped
 
 
 class Box(NamedTuple):
@@ -81,15 +83,15 @@ def find_last_box(text: str) -> Box | None:
     r"""Return the last complete `\boxed{...}` or `\fbox{...}` that no other one contains; None if there is none."""
     found: tuple[int, int, int] | None = None
     first = _OPEN.search(text)
-    boxes: list[tuple[int, int] | None] = []  # where each open brace begins and its content; None for one of no box
+    boxes: list[tuple[int, int] | None] = []  # start and end of the opening of a box; None for another brace
     for match in _BRACE.finditer(text, first.start() if first else len(text)):
         if match[0].endswith("{") and match[0] != "\\{":
             boxes.append(match.span() if len(match[0]) > 1 else None)
         elif match[0] == "}" and boxes and (box := boxes.pop()):
-            found = (*box, match.end())  # one that closes later contains the earlier ones, or follows them
+            found = (*box, match.end())  # a box that closes later contains the earlier ones, or follows them
     return found and Box(found[0], found[2], text[found[1] : found[2] - 1])
 
 
 def has_open_box(text: str) -> bool:
-    r"""Whether a box begins in a text; one that has no complete box was cut off."""
+    r"""Whether a box begins in a text; if none is complete, the text was cut off."""
     return _OPEN.search(text) is not None

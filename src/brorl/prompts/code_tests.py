@@ -95,7 +95,7 @@ _OPTIONS = ("time_limit_s", "memory_bytes", "prelude", "solution")
 
 @dataclass(frozen=True)
 class _Stored:
-    """The JSON object of some tests, with one of the three kinds."""
+    """The JSON object of the tests of a question, with one of the three kinds."""
 
     __pydantic_config__ = _CONFIG
 
@@ -134,7 +134,7 @@ class CodeTests:
 
     @staticmethod
     def from_text(text: str) -> CodeTests:
-        """Read the text of `to_text`; another one is a `ValueError` with its problem."""
+        """Read the text of `to_text`; any other text is a `ValueError` that names the problem."""
         stored = {name: value for name, value in vars(read_json(_Stored, text, _FORM)).items() if value is not None}
         kinds = [name for name in _KINDS.values() if name in stored]
         if len(kinds) != 1:

@@ -56,7 +56,7 @@ class CountdownPuzzle:
     @classmethod
     @lru_cache(maxsize=4096)
     def from_reference(cls, reference: str) -> Self:
-        """Parse the one-line form of a puzzle; another form is a `ValueError`."""
+        """Parse the one-line form of a puzzle; any other text is a `ValueError`."""
         numbers, arrow, target = reference.partition(" -> ")
         try:
             if not arrow:

@@ -1,6 +1,6 @@
-"""The user's questions: files and datasets to `Question`s, each distinct one once.
+"""The rows of files and datasets as `Question`s; a question that repeats is kept once.
 
-A bad row is an error of one line with the file, the line, the column and the fix; a layout drops and counts them.
+A bad row is an error of one line with the file, the line, the column and the fix. A layout drops and counts bad rows.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ USUAL_NAMES = {
     ),
 }  # fmt: skip
 _JSON_DOMAINS = ("code", "gym", "ifeval", "science")  # their references can be JSON text
-
-
 _FORM = '[{"role": "user", "content": "..."}]'
 
 
@@ -106,7 +104,7 @@ def _choices(row: Row, question: str, source: FileSource, seed: int) -> tuple[st
 
 
 def _cell(row: Row, source: FileSource, setting: str, column: str | None = None) -> Any:
-    """Return the value of the column of a setting; for a row without it, the problem names the one that is meant."""
+    """Return a row's value in the column of a setting; without the column, the error names a similar one."""
     column = column or str(getattr(source, setting))
     value = row.cell(column)
     if value is not MISSING:
@@ -254,7 +252,7 @@ def check_first_row(source: FileSource) -> None:
 
 
 def _wanted(source: FileSource) -> set[str]:
-    """Return the columns that are used, and those whose keys are."""
+    """Return the columns that are read, and for a key inside a column (`column.key`) also that column."""
     columns: tuple[str | None, ...]
     columns = (source.prompt_column, source.answer_column, source.domain_column, *source.options_column)
     if source.layout:

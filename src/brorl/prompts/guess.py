@@ -26,7 +26,7 @@ from brorl.prompts.science import CHOICE_DOMAIN, Options, is_label, read_options
 from brorl.prompts.settings import FileSource
 from brorl.storage import split_revision
 
-_ROWS = 200  # that the guess is made from
+_ROWS = 200  # rows that the guess is made from
 _MARKER = "####"  # before the answer in GSM8K's form
 _MATH_DOMAIN = "math"
 _MOSTLY = 0.9
@@ -64,15 +64,15 @@ def find_choices(
     path: str, rows: Sequence[Row], every: Iterable[Row], groups: Sequence[OptionGroup], answer: str | None,
     first: int | None, domain: str,
 ) -> FileSource | None:  # fmt: skip
-    """Find the answer that belongs to one of several groups of options, by its name and its values if it is not given.
+    """Find the answer column of one of the groups of options: the given one, or one whose name and values fit.
 
-    Of `every` row only as many are read as tell whether an index counts from 0 or 1; `rows` are the first ones.
+    `rows` are the first rows. `every` row is read until one tells whether an index counts from 0 or from 1.
     """
     for group in groups:
-        plain = {name: _plain(name.rpartition(".")[2]) for name in _names(rows[0]) if name not in group.columns}
+        plain = {name: _letters(name.rpartition(".")[2]) for name in _names(rows[0]) if name not in group.columns}
         usual = [name for word in _ANSWERS for name in plain if plain[name] == word]  # the most specific first
         for column in [answer] if answer else usual:
-            wrong = _WRONG.search(_plain(_stem(group.columns))) and column not in group.columns
+            wrong = _WRONG.search(_letters(_stem(group.columns))) and column not in group.columns
             options = (column, *group.columns) if wrong else group.columns
             source = _source(path, answer_column=column, options_column=options, first_option=first, domain=domain)
             fit = _fit(path, rows, every, source, group.kinds)
@@ -90,7 +90,7 @@ def find_choices(
 
 
 def option_groups(rows: Sequence[Row], given: Sequence[str] = ()) -> list[OptionGroup]:
-    """Return the columns that have the form of options, those with a clear name first; or the `given` ones alone."""
+    """Return the groups of columns that have the form of options, those with a clear name first, or the `given` one."""
     if given:
         return [OptionGroup(tuple(given), frozenset(get_args(Kind)), is_clear=True)]
     families = [family for family in _families(rows[0].columns) if _have_form(rows, family)]
@@ -101,7 +101,7 @@ def option_groups(rows: Sequence[Row], given: Sequence[str] = ()) -> list[Option
 
 
 def _group(rows: Sequence[Row], columns: tuple[str, ...]) -> OptionGroup:
-    plain, is_family = _plain(_stem(columns)), len(columns) > 1
+    plain, is_family = _letters(_stem(columns)), len(columns) > 1
     first = None if is_family else cells(rows[0], columns)[0]
     is_clear = bool(_CLEAR.search(plain)) or (is_family and not plain)
     kinds: tuple[Kind, ...] = ()
@@ -121,7 +121,7 @@ def _have_form(rows: Sequence[Row], group: Sequence[str]) -> bool:
 
 
 def cells(row: Row, columns: Sequence[str]) -> list[Any]:
-    """Return the values of columns, None for those that a row does not have."""
+    """Return the values of columns; None where the row has no such column."""
     return [None if (value := row.cell(column)) is MISSING else value for column in columns]
 
 
@@ -141,7 +141,9 @@ def _families(columns: Sequence[str]) -> list[tuple[str, ...]]:
     orders = (list(ascii_lowercase), [str(n) for n in range(26)], [str(n) for n in range(1, 26)])
     families: list[tuple[str, ...]] = []
     for (stem, _), marks in members.items():
-        starts = [order[: len(marks)] for order in orders if len(marks) >= (2 if stem else 3)]  # a, b can be anything
+        starts = [
+            order[: len(marks)] for order in orders if len(marks) >= (2 if stem else 3)
+        ]  # columns a and b can be anything
         families += [tuple(marks[mark] for mark in start) for start in starts if {*start} == {*marks}]
     return families
 
@@ -155,7 +157,7 @@ def _stem(columns: Sequence[str]) -> str:
     return columns[0].rpartition(".")[2] if len(columns) == 1 else _split(columns[-1])[0]
 
 
-def _plain(name: str) -> str:
+def _letters(name: str) -> str:
     return re.sub(r"[^a-z]", "", name.lower())
 
 
@@ -180,7 +182,7 @@ def _fit(
     if is_text and all(places[None] == places[base] for base in bases):
         return source
     base: int | None = None
-    if bases and not is_text:  # the first row decides whose answer is 0 or the number of its options
+    if bases and not is_text:  # the first row whose answer is 0 or the number of its options decides
         indices = ((whole_number(a[0] if isinstance(a, list) and a else a), o) for o, a in _read(every, source))
         base = next((min(at, 1) for at, o in indices if at is not None and at in (0, len(o.texts))), None)
     if base is not None or not bases:
@@ -210,7 +212,7 @@ class Guess(NamedTuple):
     """The probable meaning of a file."""
 
     source: FileSource  # how its rows are read
-    domain: str  # domain of the questions; a layout decides it
+    domain: str  # domain of the questions, which a layout decides if there is one
     example: str  # an answer
     domain_reason: str  # the reason for the domain
     words: tuple[str, ...] = ()  # the answers, if all are words such as yes and no
@@ -263,7 +265,7 @@ def _source(path: str, **settings: Any) -> FileSource:
 
 
 def _fitting_layout(path: str, rows: Sequence[Row]) -> Guess | None:
-    """Return the layout that reads the most rows, among equals the one with the most columns; None if there is none."""
+    """Return the layout that reads the most rows, of several the one with the most columns; None if no layout fits."""
     best: tuple[int, int] = (0, 0)
     guess: Guess | None = None
     for name, layout in LAYOUTS.items():
@@ -332,7 +334,7 @@ def _column(path: str, rows: Sequence[Row], what: str, given: str | None, taken:
         keys = [f"{column}.{name}" for name in names if name in inside] if isinstance(inside, Mapping) else []
         for candidate in (column, *keys):
             values = [value for row in rows if not is_missing(value := row.cell(candidate))]
-            if values and candidate not in taken and all(_fits(value, what) for value in values):
+            if values and candidate not in taken and all(_can_be(value, what) for value in values):
                 return candidate
     role = "the question" if what == "prompt" else "the reference answer"
     raise UserError(
@@ -340,7 +342,7 @@ def _column(path: str, rows: Sequence[Row], what: str, given: str | None, taken:
     )
 
 
-def _fits(value: Any, what: str) -> bool:
+def _can_be(value: Any, what: str) -> bool:
     """Whether a value can be a question (text, messages) or an answer (text, a number, true or false)."""
     if what == "prompt" and isinstance(value, list):
         return bool(value) and all(isinstance(turn, Mapping) for turn in value)

@@ -72,7 +72,7 @@ def _one_of(allowed: Sequence[str], value: Any) -> str:
 _word = partial(_text, must_be="one word without punctuation", form=r"[^\s.,?!'\"]+")
 _relation, _language = partial(_one_of, RELATIONS), partial(_one_of, LANGUAGES)
 
-# Each argument, with a function that checks a value or raises a ValueError, and what it admits.
+# Each argument with a function that checks a value or raises a ValueError, and the values that it admits in words.
 _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Value], str]] = {
     name: (check, admits)
     for names, check, admits in (
@@ -89,7 +89,7 @@ _ARGUMENTS: Mapping[str, tuple[Callable[[Any], Value], str]] = {
     for name in names.split()
 }  # fmt: skip
 OPTIONAL = frozenset(("divider", "options"))
-"""Arguments that their kinds can do without."""
+"""Arguments that may be missing."""
 KINDS: Mapping[str, tuple[str, ...]] = {
     kind: tuple(arguments.split())
     for kind, arguments in {

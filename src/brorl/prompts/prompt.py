@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
@@ -22,7 +22,7 @@ JSON_NAMES = {
 
 
 def read_json(kind: Any, text: str, form: str) -> Any:
-    """Read the JSON text of a dataclass strictly; another text is a `ValueError` with its problem and the `form`."""
+    """Read the JSON text of a dataclass strictly; any other text is a `ValueError` with the problem and the `form`."""
     try:
         return _adapter(kind).validate_json(text, strict=True)
     except ValidationError as errors:
@@ -45,8 +45,8 @@ def read_json(kind: Any, text: str, form: str) -> Any:
 _adapter = cache(TypeAdapter)
 
 
-def problem_of(error: Exception) -> str:
-    """Return what an error of `json` says of a text, in a few words."""
+def json_problem(error: Exception) -> str:
+    """Return the problem that `json` found in a text, in a few words."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
     if isinstance(error, json.JSONDecodeError):
@@ -71,8 +71,8 @@ class Question:
     reference: str  # the reference answer, as the verifier of `domain` reads it
     domain: str  # name of the verifier
     source: str = ""  # name of the data that the question is from
-    messages: tuple[Message, ...] = ()  # A conversation that ends with the user's turn, instead of `text`
-    # File and row, for messages; empty if it is generated. It is not part of the identity of a question.
+    messages: tuple[Message, ...] = ()  # a conversation that ends with the user's turn, instead of `text`
+    # file and row, for error messages; empty if the question is generated; no part of its identity
     location: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -105,8 +105,8 @@ class Question:
         return json.dumps([[message.role, message.content] for message in self.messages], ensure_ascii=False)
 
     @property
-    def asked(self) -> str:
-        """The key without system messages and white space; no two questions to train and evaluate on share it."""
+    def words(self) -> str:
+        """The key without system messages and white space; no training question shares it with an evaluated one."""
         turns = [message for message in self.messages if message.role != "system"]
         if len(turns) <= 1:
             return " ".join((turns[0].content if turns else self.text).split())
@@ -125,7 +125,7 @@ class Split(NamedTuple, Generic[_T]):
 
 
 def split_held_out(questions: Iterable[Question], fraction: float, seed: int) -> Split[Question]:
-    """Split questions by a hash of their words (`Question.asked`).
+    """Split questions by a hash of their words (`Question.words`).
 
     The side of a question depends on its words and the seed alone: the same question in two sources is on one side.
     The held-out questions are in a seeded shuffle by their words: the first k are a uniform sample, and the same ones
@@ -134,7 +134,7 @@ def split_held_out(questions: Iterable[Question], fraction: float, seed: int) ->
     train: list[Question] = []
     held_out: list[tuple[int, Question]] = []
     for question in questions:
-        draw = uniform_hash(f"question split {seed}: {question.asked}")
+        draw = uniform_hash(f"question split {seed}: {question.words}")
         if draw < fraction * 2**64:
             held_out.append((draw, question))
         else:
@@ -143,11 +143,11 @@ def split_held_out(questions: Iterable[Question], fraction: float, seed: int) ->
     return Split(train, [question for _, question in held_out])
 
 
-def drop_asked(questions: Iterable[Question], evaluated: Iterable[Question]) -> tuple[list[Question], int]:
+def drop_evaluated(questions: Iterable[Question], evaluated: Iterable[Question]) -> tuple[list[Question], int]:
     """Drop training questions whose words are evaluated on; return the others, in order, and the number dropped."""
-    asked = {question.asked for question in evaluated}
+    asked = {question.words for question in evaluated}
     every = list(questions)
-    kept = [question for question in every if question.asked not in asked]
+    kept = [question for question in every if question.words not in asked]
     return kept, len(every) - len(kept)
 
 
@@ -156,16 +156,11 @@ def uniform_hash(key: str) -> int:
     return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "big")
 
 
-def contents(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Return messages in the form of chat templates."""
-    return [{"role": message.role, "content": message.content} for message in messages]
-
-
 Cells = Mapping[str, Any]  # a row, with its columns by name
 
 
 class DroppedRow(Exception):  # noqa: N818
-    """A row has no question that can be verified; the message is a few words that many rows share: they are counted."""
+    """A row has no question that can be verified; rows are counted by the message, which many of them share."""
 
 
 def question_of(text: str, reference: str, domain: str, missing: str = "no answer") -> Question:
@@ -203,7 +198,7 @@ class Prompt:
 
 
 def stored_reference(reference: str) -> str:
-    """Return a reference answer as files repeat it: a long one by its beginning, its length and a hash.
+    """Return a reference answer for files of responses: of a long one its beginning, its length and a hash.
 
     The tests of a program can take megabytes, and every response is stored with its reference.
     """

@@ -139,7 +139,11 @@ def read_layout(row: Row, layout: Layout, seed: int) -> Question:
         ) from None
     except KeyError as error:
         raise _other_layout(row, layout, f"it has no column {str(error.args[0])!r}") from error
-    except (ValueError, TypeError, AttributeError) as error:  # the last two: a value of another type
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as error:  # a TypeError or AttributeError comes from a value of another type
         raise _other_layout(row, layout, str(error)) from error
 
 
@@ -150,7 +154,7 @@ def reasons(dropped: Mapping[str, int]) -> str:
 
 
 def _other_layout(row: Row, layout: Layout, problem: str) -> UserError:
-    """Return the error for a row of another layout, with the layouts whose columns it has."""
+    """Return the error for a row that is not of the layout; it names the layouts whose columns the row has."""
     columns = set(row.columns)
     others = {name: other.columns for name, other in LAYOUTS.items() if other.columns and other is not layout}
     fitting = [name for name, needed in others.items() if columns.issuperset(needed)]
@@ -216,7 +220,7 @@ def benchmark_source(
     split: str | None = None,
     subset: str | None = None,
 ) -> FileSource:
-    """Return the source of a benchmark; split and subset are those known of the path, else those of the default one."""
+    """Return the source of a benchmark, with the split and subset of a known path, or else the default split."""
     if benchmark not in BENCHMARKS:
         raise ValueError(f"there is no benchmark {benchmark!r} (there are: {', '.join(BENCHMARKS)})")
     layout, hubs = BENCHMARKS[benchmark]

@@ -1,4 +1,4 @@
-"""The text of a question for the model, as a `Prompt`, and whether the model can read it and has room to answer."""
+"""A question as the `Prompt` that the model reads, and whether the model can read it and has room to answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from brorl.errors import UserError, first_line
 from brorl.format import short_repr
-from brorl.prompts.prompt import Message, Prompt, Question, contents
+from brorl.prompts.prompt import Message, Prompt, Question
 from brorl.prompts.settings import PromptFormat
 
 if TYPE_CHECKING:
@@ -41,24 +41,24 @@ _FIXED_DATE = (
 _QUESTIONS_AT_ONCE = 1024
 
 
-def render(questions: Sequence[Question], format: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:  # noqa: A002
+def render(questions: Sequence[Question], style: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
     """Turn questions into prompts, in order.
 
-    With a chat template, the text is that of the template up to the beginning of the answer, and no token is added.
-    Without one, the text is the question in `format.template`, after the system prompt and a blank line. The tokenizer
+    With a chat template, the text is the template's, up to the beginning of the answer, and no token is added.
+    Without one, the text is the question in `style.template`, after the system prompt and a blank line. The tokenizer
     then adds its tokens at the beginning; an end token that it appends is removed, since the answer follows. A template
     that writes today's date always writes 1 January 2026: a resumed run has the same prompts.
     """
-    template = _chat_template(format, tokenizer)
+    template = _chat_template(style, tokenizer)
     chat = template is not None
     drop_end = not chat and _appends_end(tokenizer)
     prompts: list[Prompt] = []
     for start in range(0, len(questions), _QUESTIONS_AT_ONCE):
         batch = questions[start : start + _QUESTIONS_AT_ONCE]
         texts = [
-            _plain_text(q, format) if template is None else _chat_text(q, format, tokenizer, template) for q in batch
+            _plain_text(q, style) if template is None else _chat_text(q, style, tokenizer, template) for q in batch
         ]
-        # not verbose: no warning about `model_max_length`, since the run checks the positions of the model
+        # not verbose: the run checks the positions of the model itself, so no warning about `model_max_length`
         ids = tokenizer(texts, add_special_tokens=not chat, verbose=False)["input_ids"]
         for q, text, token_ids in zip(batch, texts, ids, strict=True):
             kept = tuple(token_ids[:-1] if drop_end else token_ids)
@@ -74,23 +74,23 @@ def drop_long(prompts: Sequence[Prompt], max_tokens: int) -> tuple[list[Prompt],
     return kept, len(prompts) - len(kept)
 
 
-def _chat_template(format: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> str | None:  # noqa: A002
-    """Return the chat template, None if none is used; options without a variable in it are an error."""
-    if format.chat == "never":
+def _chat_template(style: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return the chat template, or None; options that are no variables of it are an error."""
+    if style.chat == "never":
         return None
     if not tokenizer.chat_template:
-        if format.chat == "always":
+        if style.chat == "always":
             raise UserError(
                 "the tokenizer has no chat template; set prompt.chat: never, and write the text around the question "
                 "into prompt.template"
             )
-        if format.chat_template_options:
+        if style.chat_template_options:
             raise UserError(
                 "the tokenizer has no chat template for prompt.chat_template_options; remove it, or choose a chat model"
             )
         return None
     template = tokenizer.get_chat_template()
-    for name in format.chat_template_options:
+    for name in style.chat_template_options:
         if not re.search(rf"\b{re.escape(name)}\b", template):
             raise UserError(
                 f"the tokenizer's chat template has no variable {name!r}; fix it in prompt.chat_template_options"
@@ -98,22 +98,22 @@ def _chat_template(format: PromptFormat, tokenizer: PreTrainedTokenizerBase) -> 
     return _FIXED_DATE + template if "strftime_now" in template else template
 
 
-def _chat_text(question: Question, format: PromptFormat, tokenizer: PreTrainedTokenizerBase, template: str) -> str:  # noqa: A002
-    messages = format.messages_of(question)
+def _chat_text(question: Question, style: PromptFormat, tokenizer: PreTrainedTokenizerBase, template: str) -> str:
+    messages = style.messages_of(question)
 
     def apply(shown: Sequence[Message]) -> str:
         return str(
             tokenizer.apply_chat_template(
-                contents(shown),
+                [{"role": message.role, "content": message.content} for message in shown],
                 tokenize=False,
                 add_generation_prompt=True,
                 chat_template=template,
-                **format.chat_template_options,
+                **style.chat_template_options,
             )
         )
 
     systems = [message.content for message in messages if message.role == "system"]
-    where = "prompt.system_prompt" if format.system_prompt is not None else f"question {question.id}"
+    where = "prompt.system_prompt" if style.system_prompt is not None else f"question {question.id}"
     try:
         text = apply(messages)
     except Exception as error:  # a chat template is a program and can raise anything
@@ -121,7 +121,7 @@ def _chat_text(question: Question, format: PromptFormat, tokenizer: PreTrainedTo
             f"the tokenizer's chat template cannot show question {question.id} ({first_line(error)}); "
             "set prompt.chat: never, or fix the row's messages"
         )
-        with suppress(Exception):  # as above
+        with suppress(Exception):
             if systems:
                 apply([message for message in messages if message.role != "system"])
                 problem = (
@@ -136,8 +136,8 @@ def _chat_text(question: Question, format: PromptFormat, tokenizer: PreTrainedTo
     return text
 
 
-def _plain_text(question: Question, format: PromptFormat) -> str:  # noqa: A002
-    messages = format.messages_of(question)
+def _plain_text(question: Question, style: PromptFormat) -> str:
+    messages = style.messages_of(question)
     roles = [message.role for message in messages]
     if roles not in (["user"], ["system", "user"]):
         raise UserError(

@@ -1,6 +1,6 @@
 """Rows of a file (JSON Lines, JSON, CSV, TSV, Parquet), a folder or a Hugging Face dataset.
 
-All are streamed but a JSON array. Unreadable data is a `UserError` of one line that names the file and the line.
+All but a JSON array are streamed. Unreadable data is a `UserError` of one line that names the file and the line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from brorl.errors import UserError, first_line, of_source
-from brorl.prompts.prompt import JSON_NAMES, problem_of
+from brorl.prompts.prompt import JSON_NAMES, json_problem
 from brorl.storage import is_file, is_folder, split_revision
 
 ROW_FORM = '{"COLUMN": VALUE, ...}'
@@ -65,7 +65,7 @@ def cell_of(values: Mapping[str, Any], column: str) -> Any:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a row has no value, an empty one or NaN; the reading of the rows names such a row."""
+    """Whether the value of a cell is missing, empty or NaN; the reading of the rows is what rejects it."""
     return value is MISSING or value is None or (isinstance(value, str) and not value.strip()) or value != value
 
 
@@ -94,7 +94,7 @@ def _jsonl_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
                 values = json.loads(text.rstrip())
             except (ValueError, RecursionError) as error:
                 raise UserError(
-                    f"{location} is not JSON ({problem_of(error)}); write one object per line, such as {ROW_FORM}"
+                    f"{location} is not JSON ({json_problem(error)}); write one object per line, such as {ROW_FORM}"
                 ) from error
             yield _row(values, location, number)
 
@@ -110,7 +110,7 @@ def _json_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
     except json.JSONDecodeError as error:
         problem, line = error.msg, error.lineno
     except (ValueError, RecursionError) as error:
-        problem, line = problem_of(error), 1
+        problem, line = json_problem(error), 1
     if problem:
         raise UserError(f"{path} line {line} is not JSON ({problem}); a .json file is a list [{ROW_FORM}, ...]")
     for number, values in enumerate(rows, 1):
@@ -200,7 +200,7 @@ READERS: dict[str, Callable[[Path, Collection[str]], Iterator[Row]]] = {
     ".csv": _table_rows,
     ".tsv": _table_rows,
 }
-"""The reader of each format, by the suffix of its files; it gets the wanted columns."""
+"""The reader of each format by the suffix of its files; a reader gets a file and the wanted columns."""
 
 
 def _decode(raw: bytes, location: str, first: bool) -> str:
@@ -348,7 +348,7 @@ def _data_set_rows(path: str, subset: str | None, split: str, wanted: Collection
 
 @contextmanager
 def _without_retries(datasets: Any, path: str) -> Iterator[None]:
-    """Send the hub one short request; without an answer, use downloaded files only: the retries take a minute."""
+    """Send the hub one short request. Without an answer, use downloaded files only, since retries take a minute."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -1,6 +1,6 @@
-"""The references of science: a measured answer with its tolerance, or options, read from any of their usual forms.
+"""The references of science: a measured answer with its tolerance, or options in any of the forms of datasets.
 
-An answer that could mean two options is an error. Options are permuted: the place of the right one says nothing.
+An answer that could mean two options is an error. Options are permuted, so the place of the right one says nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Choices:
 
     @classmethod
     def permuted(cls, options: Sequence[str], right: int, question: str, seed: int) -> Choices:
-        """Order the options of a row, of which `right` is right, by a hash of the question, the option and a seed.
+        """Order the options of a row by a hash of the question, the option and a seed.
 
         Options such as `all of the above` come last. Options that name letters keep all options in place.
         """
@@ -111,7 +111,7 @@ class _StoredChoices:
 
 @lru_cache(maxsize=4096)
 def read_science_reference(text: str) -> Choices | MeasuredAnswer:
-    """Return what a reference stands for; text that is not a JSON object is an answer without a tolerance."""
+    """Read a reference; text that is not a JSON object is an answer without a tolerance."""
     try:
         data = json.loads(text) if text.lstrip().startswith("{") else None
     except (ValueError, RecursionError):
@@ -148,8 +148,7 @@ def read_options(values: Sequence[Any]) -> Options | None:
     """Return the options in the value of one column, or of one column per option; None if there are none.
 
     Two columns can also be one option and a list of the others. Text in one of several columns is always an option.
-
-    Empty values at the end are no options. A letter before each option, such as `(A)`, is its label and is removed.
+    Empty values at the end are dropped. A letter before each option, such as `(A)`, is its label and is removed.
     """
     one, *others = values
     if len(others) == 1 and isinstance(others[0], list):
@@ -172,7 +171,7 @@ def read_options(values: Sequence[Any]) -> Options | None:
 
 
 def _pairs(value: Any) -> list[tuple[Any, Any]]:
-    """Return the labels and texts of options in any form; a label is None where the data has none."""
+    """Return the labels and texts of options in any form; a label is None where the data has no labels."""
     if isinstance(value, Mapping):
         texts = next((value[name] for name in _TEXTS if isinstance(value.get(name), list)), None)
         labels = next((value[name] for name in _LABELS if isinstance(value.get(name), list)), None)
@@ -189,9 +188,9 @@ def _pairs(value: Any) -> list[tuple[Any, Any]]:
 
 
 def right_option(options: Options, answer: Any, first: int | None) -> int:
-    """Return the place of the right option, from 0; an answer that names none, or could name two, is a `ValueError`.
+    """Return the place of the right option, from 0; an answer that names no option or two is a `ValueError`.
 
-    `first` is the index of the first option in the data, 0 or 1; None for an answer that is no index.
+    `first` is the index of the first option in the data, 0 or 1; None if the answer is not an index.
     """
     value, number = _answer(options, answer), len(options.texts)
     if isinstance(value, list):
@@ -232,7 +231,7 @@ def _labeled(options: Options, answer: Any) -> list[int]:
 
 
 def places(names: Sequence[str], wanted: str) -> list[int]:
-    """Return the places of a text, without regard to case if it stands nowhere as it is."""
+    """Return the places of a text among names; if no name equals it, those that do without regard to case."""
     plain, given = " ".join(wanted.split()), [" ".join(name.split()) for name in names]
     for text, others in ((plain, given), (plain.casefold(), [name.casefold() for name in given])):
         if found := [at for at, other in enumerate(others) if other == text]:
@@ -241,7 +240,7 @@ def places(names: Sequence[str], wanted: str) -> list[int]:
 
 
 def whole_number(value: Any) -> int | None:
-    """Return a value that is a whole number, or the text of one; None for any other."""
+    """Return a whole number of at most three digits, which may be text; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     match = re.fullmatch(r"\s*([0-9]{1,3})(?:\.0)?\s*", str(value))

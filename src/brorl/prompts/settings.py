@@ -26,7 +26,7 @@ _OWN_OPTIONS = frozenset(
 _OF_A_LAYOUT = (
     "prompt_column", "answer_column", "answer_after", "options_column", "first_option", "domain", "domain_column",
 )  # fmt: skip
-"""Settings that a layout decides."""
+"""Settings of a source that its layout decides."""
 
 
 class CountdownSource(Section):

@@ -23,8 +23,8 @@ class PromptStream:
     Every epoch of a source has each of its prompts once, and every prefix has each source's fraction to within one
     prompt. The order of sources is a fair schedule: the j-th turn of a source with fraction w comes at turn
     floor((j - 1) / w) or later, and before turn ceil(j / w). Of the sources that may come, the one with the earliest
-    deadline is next. This keeps |its turns among the first n - n w| < 1 for every n. To pick the source that lags most
-    does not.
+    deadline is next. This keeps |its turns among the first n - n w| < 1 for every n. Picking the source that lags most
+    would not.
 
     Source: Baruah, Cohen, Plaxton, Varvel, "Proportionate progress", Algorithmica 15 (1996), on one processor.
 
@@ -84,7 +84,7 @@ class PromptStream:
         return taken
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the `turns` of each source so far, its exact fraction (`shares`), and what tells the prompts."""
+        """Return the `turns` of each source so far, its exact fraction (`shares`), and what identifies the prompts."""
         return {
             "turns": list(self._turns),
             "shares": [str(fraction) for fraction in self._fractions],

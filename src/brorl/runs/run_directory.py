@@ -25,7 +25,7 @@ from brorl.algorithms.groups import Group
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt, stored_reference
 from brorl.runs.stored_rollouts import Folder, responses_table
-from brorl.storage import dotted, parquet_bytes, replace_file, storage_errors
+from brorl.storage import dotted_items, parquet_bytes, replace_file, storage_errors
 
 Record = dict[str, Any]
 
@@ -331,7 +331,7 @@ def _read_settings(file: Path) -> dict[str, str]:
         raise UserError(f"{file} is not YAML; restore the run's config, or move the file away") from error
     if not isinstance(settings, dict) or not settings:
         return {}
-    texts = ((n, v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)) for n, v in dotted(settings))
+    texts = ((n, v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)) for n, v in dotted_items(settings))
     return dict(texts)
 
 

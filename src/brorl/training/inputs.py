@@ -179,7 +179,7 @@ def check_window(config: TrainConfig, model_config: PreTrainedConfig, context: i
 def input_lines(inputs: RunInputs, config: TrainConfig) -> list[str]:
     """Return lines for the user about the sandbox, dropped data and predicted memory."""
     lines = [*sandbox_lines(config.verification, inputs.grader.verifiers), *inputs.notes]
-    lines += removed_lines(inputs.prompts.dropped, inputs.prompts.asked, config)
+    lines += removed_lines(inputs.prompts.dropped, inputs.prompts.num_evaluated_on, config)
     if not config.cluster.enabled and config.cluster.model_dump(exclude_defaults=True):
         lines.append("cluster.nodes = 0: the run has one process, and the other settings of `cluster` have no effect")
     if config.dtype == "float32" and learner_device(config).startswith("cuda"):
@@ -209,7 +209,7 @@ class Prompts:
     held_out: Sequence[Prompt]  # prompts to evaluate on
     longest: int  # tokens of the longest prompt
     dropped: int  # number of prompts that `data.max_prompt_tokens` dropped
-    asked: int  # number of training questions that were dropped because another source evaluates on them
+    num_evaluated_on: int  # number of training questions that were dropped because another source evaluates on them
 
 
 def build_prompts(
@@ -250,7 +250,7 @@ def build_prompts(
     except ValueError as error:
         raise UserError(f"data.sources: {error}") from error
     longest = max(len(prompt.token_ids) for prompt in (*train_prompts, *held_out))
-    return Prompts(stream, held_out, longest, dropped, sum(source.asked for source in sources))
+    return Prompts(stream, held_out, longest, dropped, sum(source.num_evaluated_on for source in sources))
 
 
 def no_train_prompt(name: str, lengths: Sequence[int], config: TrainConfig, positions: int | None) -> str:

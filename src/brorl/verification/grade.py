@@ -173,7 +173,7 @@ def match_questions(
     nothing.
     """
     by_id = {question.id: question for question in questions}
-    by_text = _unambiguous([(question.asked, question) for question in questions])
+    by_text = _unambiguous([(question.words, question) for question in questions])
     by_part = _unambiguous([(question.id.partition(":")[2], question) for question in questions])
     known: list[tuple[StoredResponse, Question]] = []
     unknown: list[StoredResponse] = []

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from brorl.section import Section
-from brorl.storage import of_function
+from brorl.storage import function_path
 from brorl.verification.thoughts import THINK, ThoughtTags
 
 
@@ -67,4 +67,4 @@ class VerificationSettings(Section):
     @classmethod
     def _absolute(cls, functions: dict[str, str]) -> dict[str, str]:
         """Make the path of a local file absolute, so that a run can be resumed from any folder."""
-        return {domain: of_function(path) for domain, path in functions.items()}
+        return {domain: function_path(path) for domain, path in functions.items()}

@@ -190,11 +190,11 @@ def test_questions_take_turns_are_distinct_and_held_out() -> None:
     train, held_out = ({(task.data_set, task.index) for task in part} for part in tasks)
     assert train.isdisjoint(held_out)
     assert {index for _, index in train | held_out} <= set(range(30))
-    texts = [question.asked for question in (*both.train, *both.held_out)]
+    texts = [question.words for question in (*both.train, *both.held_out)]
     assert len(set(texts)) == len(texts)
-    assert {q.asked for q in both.train}.isdisjoint(q.asked for q in legs.held_out)
+    assert {q.words for q in both.train}.isdisjoint(q.words for q in legs.held_out)
     assert both.num_repeated > 0
-    assert 60 == both.num_rows == both.num_repeated + len(both.train) + both.asked + both.num_held_out
+    assert 60 == both.num_rows == both.num_repeated + len(both.train) + both.num_evaluated_on + both.num_held_out
     assert sorted(question.id for question in legs.held_out) == sorted(f"leg_counting:{i}" for i in range(25, 35))
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002
     assert "reasoning_gym" not in sys.modules

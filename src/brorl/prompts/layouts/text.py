@@ -23,7 +23,7 @@ _AROUND = re.compile(  # what DAPO and PRIME put around a problem
     r"|Present the answer in LaTex format: \\boxed\{Your answer\}\Z",
     re.DOTALL,
 )
-# Columns of benchmarks, the first that a row has, in upper or lower case.
+# Columns of benchmarks, in upper or lower case; the first that a row has is read.
 QUESTIONS = ("problem", "question", "prompt", "query", "input")
 ANSWERS = ("answer", "final_answer", "expected_answer", "ground_truth", "gt", "target")
 SOLUTIONS = ("solution", "original_solution", "response", "output")
@@ -34,7 +34,7 @@ SPELLINGS = {
     for spelling in (name, name.capitalize(), name.title(), name.upper())
 }
 
-Find = Callable[[Any], str | None]  # from the value of a column to the answer; None if there is none
+Find = Callable[[Any], str | None]  # finds the answer in the value of a column; None if there is no answer
 
 
 def reference_answer(value: Any) -> str | None:
@@ -78,7 +78,7 @@ def the_only(value: Any) -> str | None:
 
 
 def answered(question: str, answer: str, find: Find = reference_answer) -> Callable[[Cells, int], Question]:
-    """Return the reading of a column with a problem, and a column or a key inside one with its answer."""
+    """Return the reader of a column with a problem, and of a column or a key inside one with its answer."""
 
     def read(row: Cells, _seed: int) -> Question:
         problem = _AROUND.sub("", asked_text(row[question]).strip()).strip()
@@ -127,7 +127,7 @@ _MAX_ANSWER = 100
 _SCIBENCH_TOLERANCE = 0.05
 _ANSWER = re.compile(r"\b(?:final )?answer\b[*_\s]*(?:is\b|[:=])[*_:=\s]*([^\n]{1,200})", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.;](?=\s|$)")
-_CHECKABLE = re.compile(r"[0-9\\^=]")  # of a number or a formula; words alone have many forms
+_CHECKABLE = re.compile(r"[0-9\\^=]")  # in a number or a formula; an answer of words alone has many forms
 
 
 def _text(row: Cells, column: str) -> str:

@@ -159,7 +159,7 @@ def read_gym(source: GymSource, workers: int | None, location: str = "data.sourc
         key = f"{source.label}:{name}:{index}" if several else f"{source.label}:{index}"
         if not why:
             question = Question(key, text, task, GYM_DOMAIN, source.label)
-            questions.setdefault(question.asked, question)
+            questions.setdefault(question.words, question)
     if not questions:
         raise UserError(
             f"{location}: no question of {source.label} can be used ({', '.join(dropped)}); raise num_questions, or "

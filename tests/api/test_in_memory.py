@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import brorl
-from brorl.api.given import importable_path, moved, resolve_given, rows_to_evaluate, source_of, terms_of
+from brorl.api.in_memory import importable_path, moved, resolve_in_memory, rows_to_evaluate, source_of, terms_of
 from brorl.config.reading import dump_yaml, make_config
 from brorl.errors import UserError
 from brorl.prompts.countdown import countdown_puzzles
@@ -68,7 +68,7 @@ def forms() -> dict[str, Any]:
 def test_every_form_of_rows_becomes_the_same_questions(tmp_path: Path) -> None:
     read = {}
     for form, data in forms().items():
-        _, config, said = resolve_given("quickstart", {"data": data, "steps": 3}, None, tmp_path / form)
+        _, config, said = resolve_in_memory("quickstart", {"data": data, "steps": 3}, None, tmp_path / form)
         (source,) = config.data.sources
         assert config.steps == 3
         assert "data: 40 questions" in said[0]
@@ -79,7 +79,7 @@ def test_every_form_of_rows_becomes_the_same_questions(tmp_path: Path) -> None:
 
 
 def test_rows_without_a_recipe_have_the_one_of_init(tmp_path: Path) -> None:
-    config = resolve_given(None, {"data": ROWS, "model": "quickstart"}, None, tmp_path / "given").config
+    config = resolve_in_memory(None, {"data": ROWS, "model": "quickstart"}, None, tmp_path / "given").config
     assert (config.rollouts_per_prompt, config.prompts_per_step, config.model) == (16, 8, "quickstart")
     assert config.prompt.template != "{prompt}"  # the one for mathematical answers
 
@@ -104,7 +104,7 @@ def test_what_is_no_rows_is_refused_in_words_of_python(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=re.escape(said)) as refusal:
-        resolve_given(None, {"data": data}, None, Path("given"))
+        resolve_in_memory(None, {"data": data}, None, Path("given"))
     assert not re.search("--|data.sources", str(refusal.value))
     assert str(tmp_path) not in str(refusal.value)
 
@@ -114,7 +114,7 @@ def test_a_function_that_reads_several_columns_gets_them_from_the_rows(tmp_path:
         return [1.0 for _ in zip(completions, tests, limit, strict=True)]
 
     rows = [{"prompt": f"Do {i}.", "tests": [i, i + 1], "limit": i} for i in range(9)]
-    config = resolve_given(None, {"data": rows}, graded, tmp_path).config
+    config = resolve_in_memory(None, {"data": rows}, graded, tmp_path).config
     (source,) = config.data.sources
     references = [json.loads(q.reference) for q in read_source(source).questions]  # type: ignore[arg-type]
     assert references == [{"tests": row["tests"], "limit": row["limit"]} for row in rows]
@@ -130,7 +130,7 @@ def test_a_run_is_evaluated_on_the_columns_that_its_reward_reads(tmp_path: Path)
     rows = [{"prompt": f"Do {i}.", "answer": "x", "tests": [i], "limit": i, "level": -i} for i in range(9)]
     for reward, wanted in ((graded, '{"tests": [8], "limit": 8}'), (at_level, "-8")):
         run = tmp_path / reward.__name__
-        config = resolve_given(None, {"data": rows}, reward, run / "given").config
+        config = resolve_in_memory(None, {"data": rows}, reward, run / "given").config
         (run / "config.yaml").write_text(dump_yaml(config))
         (run / "checkpoints" / "step-000001").mkdir(parents=True)
         (run / "checkpoints" / "step-000001" / "COMMIT").touch()  # complete
@@ -231,7 +231,7 @@ def test_terms_have_names_and_weights() -> None:
 
 
 def test_the_weighted_sum_is_the_reward(tmp_path: Path) -> None:
-    found = resolve_given(None, {}, {"right": (right, 2.0), "brief": (brief, 0.5)}, tmp_path).config
+    found = resolve_in_memory(None, {}, {"right": (right, 2.0), "brief": (brief, 0.5)}, tmp_path).config
     (domain,) = found.verification.functions
     factor = found.rewards.domain_weights[domain]
     assert (factor, factor * found.rewards.terms["brief"].weight) == (2.0, 0.5)
@@ -254,16 +254,16 @@ def test_all_functions_get_the_same_columns(tmp_path: Path) -> None:
         return [1.0 for _ in zip(completions, answer, level, strict=True)]
 
     for first, second in ((graded, brief), (graded, renamed), (both, both), (right, graded)):
-        resolve_given(None, {"data": ROWS}, {"first": first, "second": second}, tmp_path)
+        resolve_in_memory(None, {"data": ROWS}, {"first": first, "second": second}, tmp_path)
     for first, second in ((graded, at_level), (graded, both), (both, graded), (right, at_level)):
         with pytest.raises(UserError, match="all functions get the same columns"):
-            resolve_given(None, {"data": ROWS}, {"first": first, "second": second}, tmp_path)
+            resolve_in_memory(None, {"data": ROWS}, {"first": first, "second": second}, tmp_path)
 
 
 def test_a_function_gets_its_column_as_it_is(tmp_path: Path) -> None:
     """`init` would cut the answer of GSM8K for the verifier of mathematics."""
     rows = [{"question": f"What is {i}?", "answer": f"It is.\n#### {i}"} for i in range(9)]
-    (source,) = resolve_given(None, {"data": rows}, right, tmp_path).config.data.sources
+    (source,) = resolve_in_memory(None, {"data": rows}, right, tmp_path).config.data.sources
     references = [q.reference for q in read_source(source).questions]  # type: ignore[arg-type]
     assert references == [row["answer"] for row in rows]
 

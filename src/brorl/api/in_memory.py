@@ -1,4 +1,4 @@
-"""Rows and functions that Python gives, as files and settings: `train(data=rows, reward=function)`.
+"""Rows and functions in memory, as files and settings: `train(data=rows, reward=function)`.
 
 The files are in a folder of the caller. A run keeps them in its directory, so that it can be resumed from there.
 """
@@ -45,20 +45,20 @@ class Term(NamedTuple):
     weight: float
 
 
-class Given(NamedTuple):
-    """The settings of a call with rows and functions, whose files are in a folder."""
+class ResolvedRecipe(NamedTuple):
+    """A recipe whose rows and functions are files."""
 
-    recipe: ConfigOrPath  # the recipe, which is a first one for the rows where none was given
+    recipe: ConfigOrPath  # the given recipe, or a first one for the rows
     config: TrainConfig  # its settings with all overrides
     lines: tuple[str, ...]  # what was guessed of the rows
 
 
-def resolve_given(
+def resolve_in_memory(
     config_or_path: ConfigOrPath | None, overrides: Mapping[str, Any], reward: Rewards | None, folder: Path
-) -> Given:
-    """Return the settings of a recipe with rows among the overrides and functions, which are written into a folder.
+) -> ResolvedRecipe:
+    """Write the rows among the overrides and the functions into a folder, and return the settings that name them.
 
-    Without a recipe it is the one that `brorl init` writes for the rows, and quickstart without rows.
+    The default recipe is the one that `brorl init` writes for the rows, or quickstart without rows.
     """
     recipe, rest = config_or_path, dict(overrides)
     lines: tuple[str, ...] = ()
@@ -78,14 +78,14 @@ def resolve_given(
     config = resolve_config(recipe, rest)
     if terms:
         config = resolve_config(config, _reward_settings(terms, config, folder))
-    return Given(recipe, config, lines)
+    return ResolvedRecipe(recipe, config, lines)
 
 
 def rows_to_evaluate(data: Any, checkpoint: str | Path) -> tuple[str, tuple[str, ...]]:
     """Store rows in `runs/evaluations`, named by their content, and return them as `data` of an evaluation.
 
-    The columns are those of the rows that the run of the checkpoint was trained on. Else they are guessed, and the
-    lines say how.
+    The columns are those of the rows that the checkpoint's run was trained on. Otherwise they are guessed, and the
+    returned lines say how.
     """
     recipe = resolve_checkpoint(str(checkpoint)).recipe
     sources = [] if recipe is None else read_recipe(recipe).get("data", {}).get("sources", [])
@@ -104,7 +104,7 @@ def rows_to_evaluate(data: Any, checkpoint: str | Path) -> tuple[str, tuple[str,
 
 
 def moved(config: TrainConfig, old: Path, new: Path) -> TrainConfig:
-    """Return a config whose files of one folder are in another, to which they are copied."""
+    """Copy the files of a folder into another one, and return the config with their new paths."""
     files = sorted(old.iterdir()) if old.is_dir() else []
     text = json.dumps(config.model_dump(mode="json"))
     for file in files:
@@ -144,7 +144,10 @@ def _rows_of(data: Any) -> list[dict[str, Any]]:
 
 
 def _text(rows: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> tuple[bytes, str | None]:
-    """Return rows as JSON Lines, with a column of those that a function needs; and the answer's, None to guess it."""
+    """Return rows as JSON Lines, and the name of the answer column (None: guess it).
+
+    Where a function needs several columns, a new one holds all of them.
+    """
     lines = []
     for number, row in enumerate(rows, 1):
         for name, value in row.items():
@@ -193,14 +196,14 @@ def _guessed(
 
 
 def _of_rows(key: str, value: object) -> str:
-    """Return a setting of rows, whose columns have names that are recognized."""
+    """Name a setting of a source by what a caller with rows can change: the names of columns, or the reward."""
     if key == "domain":
         return "a recipe with domain: math" if value == "math" else "reward=FUNCTION"
     return f"the column name {key.removesuffix('_column')}" if key.endswith("_column") else in_recipe(key, value)
 
 
 def _check_columns(terms: Sequence[Term], given: Sequence[str], row: Mapping[str, Any]) -> None:
-    """Refuse a further function that needs other columns than the given ones: the answer alone, or several."""
+    """Refuse a further function that needs other columns than the first function."""
     for term in terms[1:]:
         needed = _required_columns(term.function)
         if needed and ((len(needed) > 1) != (len(given) > 1) or not {*needed} & {*row} <= {*given}):
@@ -211,7 +214,7 @@ def _check_columns(terms: Sequence[Term], given: Sequence[str], row: Mapping[str
 
 
 def _required_columns(function: Reward) -> list[str]:
-    """Return the columns without which a reward function with TRL's signature cannot be called."""
+    """Return the columns that a reward function with TRL's signature requires."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -270,7 +273,7 @@ def _reward_settings(terms: Sequence[Term], config: TrainConfig, folder: Path) -
 
 
 def _path(term: Term, folder: Path) -> str:
-    """Return the path of a function; one that is in no file is written into one."""
+    """Return the path of a function; a function of a notebook is written into a file."""
     path = importable_path(term.function)
     if path is None:
         text = source_of(term.function)
@@ -299,8 +302,8 @@ def importable_path(function: Callable[..., object]) -> str | None:
 def source_of(function: Callable[..., object]) -> str:
     """Return the text of a file that defines a function of a notebook and what it uses.
 
-    That is modules, functions and classes of modules by import, functions of the notebook by their source, and
-    constants by their value. Anything else is an error that names it, since a worker could not have it.
+    The file imports modules, and functions and classes of modules. It has the source of the notebook's functions and
+    the values of its constants. Any other variable is an error, since a worker could not have it.
     """
     parts: dict[str, str] = {}
     _add(function, parts)
@@ -361,7 +364,7 @@ def _definition(name: str, value: Any, attributes: set[str]) -> str | None:
     if (inspect.isroutine(value) or inspect.isclass(value)) and home not in (None, "__main__"):
         return f"from {home} import {qualified} as {name}" if "." not in qualified else None
     try:
-        hash(value)  # what can change is not the same in every process
+        hash(value)  # a value that can change may differ between processes
         return f"{name} = {value!r}\n" if ast.literal_eval(repr(value)) == value else None
     except (TypeError, ValueError, SyntaxError):
         return None
@@ -376,7 +379,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _taken(code: CodeType) -> Iterator[str]:
-    """Yield the names that code takes from around it."""
+    """Yield the names that code reads and does not set."""
     stored: set[str] = set()
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("STORE_NAME", "STORE_GLOBAL"):
