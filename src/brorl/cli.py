@@ -17,6 +17,7 @@ import select
 import signal
 import sys
 import textwrap
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from types import NoneType, UnionType
@@ -35,10 +36,8 @@ class Command(NamedTuple):
     summary: str  # what it does
     function: str  # its arguments are the options of the command
     inherits: tuple[str, ...] = ()  # functions whose arguments are options too
-    omit: tuple[str, ...] = ()  # arguments that are no options
-    # the settings that it accepts if a function takes `overrides`: a tuple of names and of sections
-    # (`verification.`); empty for all of them
-    settings: str = ""
+    omit: tuple[str, ...] = ()  # arguments that do not become options
+    settings: str = ""  # a tuple of the settings and sections (`verification.`) among its `overrides`; empty for all
     is_shown: bool = True  # whether the result is printed; otherwise the function prints it
 
 
@@ -46,87 +45,48 @@ COMMANDS = {
     "init": Command("write a first recipe for a data file, with a comment on every setting", "api.init:init"),
     "data": Command(
         "check the sources of a recipe, and show their questions, dropped rows, lengths and example prompts",
-        "api.data:data",
-    ),
-    "check": Command(
-        "check a recipe without training: settings, prompts, verifier, memory, seconds per step",
-        "api.check:check",
-        is_shown=False,
-    ),
-    "train": Command(
-        "train a model from a recipe (default: the built-in `quickstart`)", "api.train:train_command", is_shown=False
-    ),
-    "resume": Command(
-        "resume a run from its last checkpoint; without RUN, the newest unfinished run in runs/",
-        "api.train:resume_command",
-        settings="config.reading:CHANGEABLE_ON_RESUME",
-        is_shown=False,
-    ),
-    "eval": Command(
-        "measure pass@k of a model on benchmarks, files or held-out prompts",
-        "api.evaluate:evaluate",
-        settings="api.evaluate:SETTINGS",
-    ),
-    "compare": Command(
-        "train arms from the same checkpoint with the same budget, and conclude which is better",
-        "api.compare:compare_command",
-        inherits=("api.compare:compare",),
-    ),
-    "tune": Command(
-        "find the N, objective and learning rate that end highest for an aim, and test it against your recipe",
-        "api.tune:tune",
-        is_shown=False,
-    ),
+        "api.data:data"),
+    "check": Command("check a recipe without training: settings, prompts, verifier, memory, seconds per step",
+                     "api.check:check", is_shown=False),
+    "train": Command("train a model from a recipe (default: the built-in `quickstart`)", "api.train:train_command",
+                     is_shown=False),
+    "resume": Command("resume a run from its last checkpoint; without RUN, the newest unfinished run in runs/",
+                      "api.train:resume_command", settings="config.reading:CHANGEABLE_ON_RESUME", is_shown=False),
+    "eval": Command("measure pass@k of a model on benchmarks, files or held-out prompts", "api.evaluate:evaluate",
+                    settings="api.evaluate:SETTINGS"),
+    "compare": Command("train arms from the same checkpoint with the same budget, and conclude which is better",
+                       "api.compare:compare_command", inherits=("api.compare:compare",)),
+    "tune": Command("find the N, objective and learning rate that end highest for an aim, and test it against your "
+                    "recipe", "api.tune:tune", is_shown=False),
     "report": Command("show runs as one HTML file: charts, rollouts, settings", "api.stored_runs:report"),
-    "samples": Command(
-        "show stored rollouts: prompts with their pass rates, responses with verdicts", "api.stored_runs:samples"
-    ),
-    "tree": Command(
-        "sample N responses to one prompt and draw them as a tree, before and after training",
-        "api.sample:sample",
-        settings="api.sample:SETTINGS",
-    ),
-    "verify": Command(
-        "score stored responses, and compare the verdicts with stored ones",
-        "api.verify:verify",
-        settings="api.verify:SETTINGS",
-    ),
-    "plan": Command(
-        "predict the gains and costs of more rollouts per prompt on this machine",
-        "api.plan:plan_command",
-        inherits=("api.plan:plan",),
-        is_shown=False,
-    ),
-    "simulate": Command(
-        "simulate the effect of N on the correct tokens of one softmax (the paper's Figure 3)",
-        "api.simulate:simulate",
-        inherits=("theory.simulator:SimulationSettings",),
-        omit=("seed",),
-    ),
-    "doctor": Command(
-        "examine this machine (device, memory, extras; exit code 1 without a sandbox of code)",
-        "api.doctor:doctor_command",
-    ),
+    "samples": Command("show stored rollouts: prompts with their pass rates, responses with verdicts",
+                       "api.stored_runs:samples"),
+    "tree": Command("sample N responses to one prompt and draw them as a tree, before and after training",
+                    "api.sample:sample", settings="api.sample:SETTINGS"),
+    "verify": Command("score stored responses, and compare the verdicts with stored ones", "api.verify:verify",
+                      settings="api.verify:SETTINGS"),
+    "plan": Command("predict the gains and costs of more rollouts per prompt on this machine", "api.plan:plan_command",
+                    inherits=("api.plan:plan",), is_shown=False),
+    "simulate": Command("simulate the effect of N on the correct tokens of one softmax (the paper's Figure 3)",
+                        "api.simulate:simulate", inherits=("theory.simulator:SimulationSettings",), omit=("seed",)),
+    "doctor": Command("examine this machine (device, memory, extras; exit code 1 without a sandbox of code)",
+                      "api.doctor:doctor"),
     "completion": Command("print a script that completes commands and options in a shell", "cli:completion"),
-}
+}  # fmt: skip
 
-_OPTIONS = {"checkpoint": "from", "trainer_config": "from"}  # an option with another name than its argument
+_OPTIONS = {"checkpoint": "from", "trainer_config": "from"}  # arguments whose option has another name
 _METAVARS = {
-    "config_or_path": "RECIPE",
-    "output": "FILE",
-    "folder": "DIR",
-    "output_dir": "DIR",
-    "sweep": "KEY=V,V,...",
+    "config_or_path": "RECIPE", "output": "FILE", "folder": "DIR", "output_dir": "DIR", "sweep": "KEY=V,V,...",
     "marks": "N|X,X,...",
-}
+}  # fmt: skip
 _FILES = ("ARM", "CHECKPOINT", "DATA", "DATA_FILE", "FILE", "MODEL", "RECIPE", "RUN")  # the shell completes paths
 _SETTING = "setting:"
 _LIST = inspect.Parameter.VAR_POSITIONAL
-_NO_PERMISSION = "permission denied; give your user access to it, or choose another path"
 _PATH_PROBLEMS = {
-    errno.EACCES: _NO_PERMISSION,
-    errno.EPERM: _NO_PERMISSION,
     errno.ENAMETOOLONG: "the name is too long; choose another path",
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM), "permission denied; give your user access to it, or choose another path"
+    ),
 }
 
 
@@ -141,17 +101,24 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=_Help, **options)
+        super().__init__(formatter_class=_Help, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """End after --help or --version."""
+        sys.stdout.flush()
+        super().exit(status, message)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line without the program's name, by default that of the process, and return its exit code."""
     try:
         with shell_words(), on_stop(_interrupt, [number for number in stop_signals() if number != signal.SIGINT]):
-            return _flushed(_run, list(sys.argv[1:] if arguments is None else arguments))
+            code = _run(list(sys.argv[1:] if arguments is None else arguments))
+            sys.stdout.flush()  # a closed pipe is noticed here, and not when the interpreter exits
+            return code
     except UserError as error:
         print(f"brorl: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
@@ -172,19 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return STOPPED
 
 
-def _flushed(run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """Run a command, and notice a closed pipe here, and not at the exit of the interpreter."""
-    try:
-        code = run(arguments)
-    except SystemExit:  # after --help and --version
-        sys.stdout.flush()
-        raise
-    sys.stdout.flush()
-    return code
-
-
 def _is_closed(stream: TextIO) -> bool:
-    """Whether the reader of a pipe that is written to has closed it, as `head` does."""
+    """Whether a stream is a pipe whose reader has closed it, as `head` does."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)
@@ -203,11 +159,9 @@ def make_parser(chosen: Collection[str], with_settings: bool = True) -> argparse
     parser.add_argument("--version", action="version", version=f"brorl {brorl.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     for name, command in COMMANDS.items():
-        options = commands.add_parser(
-            name, help=command.summary, allow_abbrev=False, argument_default=argparse.SUPPRESS
-        )
+        added = commands.add_parser(name, help=command.summary, argument_default=argparse.SUPPRESS)
         if name in chosen:
-            _add_options(options, command, with_settings)
+            _add_options(added, command, with_settings)
     return parser
 
 
@@ -250,8 +204,7 @@ def _show(result: Any, is_shown: bool) -> int:
 
         is_rich = hasattr(result, "__rich__") or hasattr(result, "__rich_console__")
         Screen().console.print(result if is_rich else str(result), soft_wrap=True, markup=False)
-    code: int = getattr(result, "exit_code", 0)
-    return code
+    return int(getattr(result, "exit_code", 0))
 
 
 def _load(reference: str) -> Any:
@@ -260,18 +213,12 @@ def _load(reference: str) -> Any:
     return getattr(import_module(f"brorl.{module}"), name)
 
 
-class _Names(dict[str, Any]):
-    """The names of a module, in which those that are only imported to check types are `Any`."""
-
-    def __missing__(self, _name: str) -> Any:
-        return Any
-
-
 def _parameters_of(command: Command) -> dict[str, tuple[inspect.Parameter, str]]:
     """Return the arguments of the functions of a command, which become options, with their help."""
     found: dict[str, tuple[inspect.Parameter, str]] = {}
     for function in map(_load, (command.function, *command.inherits)):
-        names = _Names(vars(builtins) | vars(sys.modules[function.__module__]))
+        # a name that the module imports for type checkers alone is `Any`
+        names = defaultdict(lambda: Any, vars(builtins) | vars(sys.modules[function.__module__]))
         helps = _help_of(function.__doc__ or "")
         for name, parameter in inspect.signature(function, locals=names, eval_str=True).parameters.items():
             if name not in (*found, *command.omit, "progress"):
@@ -290,15 +237,14 @@ def _add_options(parser: argparse.ArgumentParser, command: Command, with_setting
     accepts_settings = "overrides" in parameters
     parser.usage = " ".join([parser.prog, *usages, *(["[--key value ...]"] if accepts_settings else [])])
     if accepts_settings and with_settings:
-        accepted = _load(command.settings) if command.settings else ()
-        _add_settings(parser, lambda name: name not in parameters and (not accepted or _is_in(name, accepted)))
+        accepted = _load(command.settings) if command.settings else ("",)
+        _add_settings(parser, lambda name: name not in parameters and name.startswith(accepted))
 
 
 def _help_of(docstring: str) -> dict[str, str]:
     """Return the descriptions of the arguments in a docstring, as help: in lower case, without a period."""
-    _, _, section = re.sub(r"(?m)^    ", "", docstring).partition("\nArgs:\n")
-    section = section or re.sub(r"(?m)^    ", "", docstring).partition("\nAttributes:\n")[2]
-    section = re.split(r"\n(?=\S)", section)[0]
+    _, *sections = re.split(r"\n(?:Args|Attributes):\n", re.sub(r"(?m)^    ", "", docstring))
+    section = re.split(r"\n(?=\S)", sections[0])[0] if sections else ""
     texts = dict(re.findall(r"(?ms)^    (\w+): (.*?)(?=^    \w|\Z)", section))
     lines = {name: " ".join(text.split()).removesuffix(".") for name, text in texts.items()}
     return {name: line[:1].lower() + line[1:] if not line[1:2].isupper() else line for name, line in lines.items()}
@@ -375,10 +321,6 @@ def _numbers_of(kind: type) -> Callable[[str], tuple[Any, ...]]:
             raise argparse.ArgumentTypeError(f"expected numbers like 1,16,256, not {text!r}") from None
 
     return numbers
-
-
-def _is_in(name: str, accepted: Collection[str]) -> bool:
-    return any(name == prefix or (prefix.endswith(".") and name.startswith(prefix)) for prefix in accepted)
 
 
 def _add_settings(parser: argparse.ArgumentParser, only: Callable[[str], bool]) -> None:

@@ -44,7 +44,7 @@ def test_the_level_in_force_is_the_one_that_a_run_would_use(capsys: pytest.Captu
     except UserError:
         expected = None
     assert doctor().level == expected
-    assert not capsys.readouterr().out
+    capsys.readouterr()
     assert main(["doctor"]) == (0 if expected else 1)
     out = capsys.readouterr().out
     assert out.splitlines()[0] == f"brorl {brorl.__version__}: starting"

@@ -54,21 +54,16 @@ class Diagnosis(Result):
         return int(self.level is None)
 
 
-def doctor_command() -> Diagnosis:
-    """Examine this machine, as a command."""
-    with Screen() as screen:  # shown while torch is imported
-        screen.observe(Phase("examining", "this machine"))
-        return doctor()
-
-
 def doctor() -> Diagnosis:
     """Examine this machine: device, memory, sandbox, extras."""
-    levels = tuple(probe_level(name) for name in (LANDLOCK, SECCOMP)) if sys.platform == "linux" else ()
-    try:
-        active, problem = choose_level(AUTO).name, None
-    except UserError as error:
-        active, problem = None, str(error)
-    tables = [_machine(), _domains(active, problem, levels), _extras()]
+    with Screen() as screen:  # shown while torch is imported
+        screen.observe(Phase("examining", "this machine"))
+        levels = tuple(probe_level(name) for name in (LANDLOCK, SECCOMP)) if sys.platform == "linux" else ()
+        try:
+            active, problem = choose_level(AUTO).name, None
+        except UserError as error:
+            active, problem = None, str(error)
+        tables = [_machine(), _domains(active, problem, levels), _extras()]
     if levels:
         tables.insert(1, _sandbox(levels, active))
     return Diagnosis(active, tuple(tables))
