@@ -82,6 +82,11 @@ def short_repr(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def shortened(text: str, length: int = 100) -> str:
+    """Return text on one line, cut to a length, with its control characters written out."""
+    return visible_text(text if len(text) <= length else f"{text[: length - 3]}...", one_line=True)
+
+
 def duration(seconds: float) -> str:
     """Return a time to wait, or one that has passed, as 45s, 3m05s or 2h07m."""
     whole = round(seconds)

@@ -42,7 +42,7 @@ def test_a_check_from_end_to_end() -> None:
         "settings of quickstart: ok",
         f"countdown: {ready.prompts.train.num_prompts:,} training prompts, 2 held out",
         f"median length {np.median(lengths):g} tokens, longest {max(lengths)}",
-        f"prompt {first.id}, as the model reads it ({len(first.token_ids)} tokens):",
+        f"{first.id} (countdown, {len(first.token_ids)} tokens), reference: {first.reference}",
         f"<bos>{first.text}",  # what the tokenizer adds is shown
         "memory: about",
         "extrapolated to 16 rollouts x 4 prompts",

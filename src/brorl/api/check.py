@@ -17,10 +17,11 @@ from rich.text import Text
 
 from brorl.activity import Echo
 from brorl.api.arguments import check_cheaply, recipe_name
+from brorl.api.data import ShownPrompt
 from brorl.config.reading import ConfigOrPath
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, option
-from brorl.format import counted, duration, listed, visible_text
+from brorl.format import counted, duration, listed, shortened
 from brorl.prompts.answer_forms import answer_forms, asked_form, last_box
 from brorl.prompts.guess import option_groups
 from brorl.prompts.prompt import Prompt
@@ -217,9 +218,9 @@ class _Report:
         self._console = Console(highlight=False, quiet=not progress)
         self.lines: list[Text | Table] = []
 
-    def show(self, *lines: str, style: str = "") -> None:
+    def show(self, *lines: str | Text, style: str = "") -> None:
         for line in lines:
-            self.lines.append(Text(line, style))
+            self.lines.append(Text(line, style) if isinstance(line, str) else line)
             self._console.print(self.lines[-1], soft_wrap=True)
 
     def show_tables(self, tables: Sequence[Table]) -> None:
@@ -236,10 +237,9 @@ def _show_source(source: str, inputs: RunInputs, report: _Report) -> list[Prompt
     report.show(
         f"\n{source}: {len(train):,} training prompts, {len(held_out):,} held out for evaluation; "
         f"median length {median(lengths):g} tokens, longest {max(lengths):,}",
-        f"prompt {first.id}, as the model reads it ({lengths[0]:,} tokens):",
     )
     text = str(inputs.tokenizer.decode(list(first.token_ids), skip_special_tokens=False))
-    report.show(*(f"  | {line}" for line in visible_text(text).split("\n")), style="cyan")
+    report.show(*ShownPrompt(first.id, first.domain, first.reference, text, lengths[0]).lines("tokens"))
     return prompts
 
 
@@ -250,13 +250,13 @@ def check_trial(trial: Trial) -> None:
         reason = verified.verdict.reason
         if is_timeout(reason) or is_failure(reason):
             raise UserError(
-                f"the verifier of the domain {prompt.domain!r} failed on the response {_short(verified.response)} to "
+                f"the verifier of the domain {prompt.domain!r} failed on the response {_quoted(verified.response)} to "
                 f"question {prompt.id}: {reason}; it must return a verdict for every text"
             )
     one_is_wrong = prompt.domain == CODE_DOMAIN and any(verdict.correct for _, verdict in trial.answers)
     if not trial.right.verdict.correct and trial.certain and not one_is_wrong:  # tests hold without their solution
         raise UserError(
-            f"question {prompt.id}: a response with the reference answer, {_short(trial.right.response)}, gets the "
+            f"question {prompt.id}: a response with the reference answer, {_quoted(trial.right.response)}, gets the "
             f"verdict {trial.right.verdict.reason!r}, so no response can be correct; fix the row's answer"
         )
 
@@ -264,7 +264,7 @@ def check_trial(trial: Trial) -> None:
 def _trial_lines(trial: Trial, is_own: bool) -> list[str]:
     prompt, verifier = trial.prompt, "your function" if is_own else "the verifier"
     reference, right = ("tests", "stored solution") if prompt.domain == CODE_DOMAIN and not is_own else (_ANSWER,) * 2
-    lines = [f"verified as {prompt.domain}, question {prompt.id} with the {reference} {_short(prompt.reference)}:"]
+    lines = [f"verified as {prompt.domain}, question {prompt.id} with the {reference} {_quoted(prompt.reference)}:"]
     known = trial.certain or (is_own and not prompt.reference.startswith("{"))  # an object is a row, not an answer
     if known:
         lines.append(_verified_line(right, trial.right))
@@ -288,9 +288,9 @@ def _trial_lines(trial: Trial, is_own: bool) -> list[str]:
 def _verified_line(name: str, verified: VerifiedResponse) -> str:
     verdict = verified.verdict
     outcome = "correct" if verdict.correct else "incorrect"
-    reason = "" if verdict.reason == outcome else f", {_short(verdict.reason, quoted=False)}"
-    extracted = "" if verdict.extracted is None else f" (extracted {_short(verdict.extracted)})"
-    return f"  {name}, as the response {_short(verified.response)}: {outcome}{reason}{extracted}"
+    reason = "" if verdict.reason == outcome else f", {shortened(verdict.reason)}"
+    extracted = "" if verdict.extracted is None else f" (extracted {_quoted(verdict.extracted)})"
+    return f"  {name}, as the response {_quoted(verified.response)}: {outcome}{reason}{extracted}"
 
 
 def _forecast(config: TrainConfig, inputs: RunInputs, echo: Echo) -> StepForecast:
@@ -385,6 +385,5 @@ def _threads_line(seconds: Mapping[int, float], chosen: int) -> str:
     return f"threads: a small step takes {timed}; the run has {chosen}{advice}"
 
 
-def _short(text: str, quoted: bool = True) -> str:
-    shown = visible_text(text if len(text) <= 80 else f"{text[:77]}...", one_line=True)
-    return f"`{shown}`" if quoted else shown
+def _quoted(text: str) -> str:
+    return f"`{shortened(text)}`"

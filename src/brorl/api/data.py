@@ -92,6 +92,19 @@ class ShownPrompt:
     text: str  # the text that the model reads; without its chat template if the tokenizer could not be loaded
     length: int  # its length
 
+    def lines(self, unit: str) -> list[Text]:
+        """Return the prompt as lines, its length in a unit, its reference and the beginning of its text."""
+        cut = visible_text(self.text[:_PROMPT])
+        more = len(self.text) - _PROMPT
+        lines = [*cut.split("\n"), *([f"... {counted(more, 'more character')}"] if more > 0 else [])]
+        reference = visible_text(self.reference[:_REFERENCE], one_line=True)
+        if len(self.reference) > _REFERENCE:
+            reference += f"... ({len(self.reference):,} characters)"
+        return [
+            Text(f"\n{self.id} ({self.domain}, {self.length:,} {unit}), reference: {reference}"),
+            *(Text(f"  | {line}", style="cyan") for line in lines),
+        ]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DataResult(Result):
@@ -137,7 +150,7 @@ class DataResult(Result):
             yield from (table, "")
         yield from self.notes
         for prompt in self.prompts:
-            yield from _shown(prompt, self.unit)
+            yield from prompt.lines(self.unit)
 
     @property
     def exit_code(self) -> int:
@@ -311,16 +324,3 @@ def _errors(
     if config.evaluation.num_prompts and not any(held_out.kept for _, held_out in parts):
         lengths = [prompt.length for _, held_out in parts for prompt in held_out.prompts]
         yield no_held_out_prompt(lengths, config, positions)
-
-
-def _shown(prompt: ShownPrompt, unit: str) -> list[Text]:
-    cut = visible_text(prompt.text[:_PROMPT])
-    more = len(prompt.text) - _PROMPT
-    lines = [*cut.split("\n"), *([f"... {counted(more, 'more character')}"] if more > 0 else [])]
-    reference = visible_text(prompt.reference[:_REFERENCE], one_line=True)
-    if len(prompt.reference) > _REFERENCE:
-        reference += f"... ({len(prompt.reference):,} characters)"
-    return [
-        Text(f"\n{prompt.id} ({prompt.domain}, {prompt.length:,} {unit}), reference: {reference}"),
-        *(Text(f"  | {line}", style="cyan") for line in lines),
-    ]

@@ -21,7 +21,7 @@ from brorl.config.reading import flat_settings
 from brorl.console.screen import Screen
 from brorl.errors import UserError, option
 from brorl.evaluation.questions import read_all_questions
-from brorl.format import counted, visible_text
+from brorl.format import counted, shortened, visible_text
 from brorl.prompts.prompt import Question
 from brorl.runs.response_files import ResponseColumns, find_responses, read_responses, run_of
 from brorl.storage import exists, is_folder, replace_file, storage_errors
@@ -42,7 +42,7 @@ from brorl.verification.trial import unreadable_references
 SETTINGS = ("verification.",)
 """The settings of a recipe that apply to a verification."""
 _REASONS, _DISAGREEMENTS, _SLOWEST, _UNKNOWN = 12, 10, 3, 3  # how many are shown
-_LONGEST = 100  # characters of an answer or a response
+_END = 100  # characters of the end of a response
 _NUMBER = re.compile(r"-?[0-9]+(?:[./][0-9]+)*")
 
 
@@ -280,20 +280,16 @@ def _no_match(path: str, data: str, responses: Sequence[StoredResponse], ids: Se
 def _named(response: StoredResponse) -> str:
     """Return the location of a response with the id or the text of its question."""
     question = response.question_id if response.question_id is not None else response.question or ""
-    return f"{response.location} ({_short(question)})"
+    return f"{response.location} ({shortened(question)})"
 
 
 def _disagreement(item: RescoredResponse) -> list[str]:
     response, verdict = item.response, item.verdict
     stored, now = ("correct" if correct else "incorrect" for correct in (response.correct, verdict.correct))
-    before = f" ({_short(response.reason)})" if response.reason and response.reason != stored else ""
-    extracted = "none" if verdict.extracted is None else _short(verdict.extracted)
+    before = f" ({shortened(response.reason)})" if response.reason and response.reason != stored else ""
+    extracted = "none" if verdict.extracted is None else shortened(verdict.extracted)
     return [
-        f"{item.question.id}, {response.location}: stored {stored}{before}, now {now} ({_short(verdict.reason)})",
-        f"  extracted: {extracted}; reference: {_short(item.question.reference)}",
-        f"  the response ends with: {visible_text(response.text.strip()[-_LONGEST:], one_line=True)}",
+        f"{item.question.id}, {response.location}: stored {stored}{before}, now {now} ({shortened(verdict.reason)})",
+        f"  extracted: {extracted}; reference: {shortened(item.question.reference)}",
+        f"  the response ends with: {visible_text(response.text.strip()[-_END:], one_line=True)}",
     ]
-
-
-def _short(text: str) -> str:
-    return visible_text(text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}...", one_line=True)
