@@ -17,7 +17,7 @@ def test_every_seed_and_pair_of_counters_gives_other_random_numbers(rng: np.rand
 
 
 def test_numpy_alone_confuses_large_seeds_with_counters(rng: np.random.Generator) -> None:
-    """What the fixed places are for."""
+    """This is what the fixed places of the words prevent."""
     seed, step = int(rng.integers(2**32)), int(rng.integers(1, 2**31))
     confused = (np.random.SeedSequence([seed + step * 2**32, 0]), np.random.SeedSequence([seed, step]))
     assert confused[0].generate_state(4).tolist() == confused[1].generate_state(4).tolist()

@@ -1,4 +1,4 @@
-"""Paths that no file can have do not exist, and are errors of one line; temporary folders of killed processes go."""
+"""Paths that no file can have do not exist. Temporary folders of killed processes are removed."""
 
 import os
 import subprocess

@@ -37,7 +37,7 @@ def record(step: int, rng: np.random.Generator) -> dict[str, Any]:
 
 
 def expected(records: Sequence[dict[str, Any]]) -> dict[str, dict[int, float]]:
-    """Name to step to number, spelled out for the records made here."""
+    """Return the expected numbers by name and step, spelled out for the records made here."""
     table: dict[str, dict[int, float]] = {}
     for line in records:
         found = {}
@@ -86,7 +86,7 @@ def test_names_and_numbers_of_a_record(rng: np.random.Generator) -> None:
 
 @needs_tensorboard
 def test_tensorboard_after_a_kill_and_a_step_back(tmp_path: Path, rng: np.random.Generator) -> None:
-    """Killed after step 7, resumed from step 4; steps 5 to 9 have other numbers than before."""
+    """The run is killed after step 7 and resumed from step 4; steps 5 to 9 have other numbers than before."""
     said: list[str] = []
     first = [record(step, rng) for step in range(8)]
     killed = open_trackers(["tensorboard"], "project", "run", {"seed": 1}, tmp_path, said.append)

@@ -123,9 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"brorl: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
     except BrokenPipeError:
-        if not _is_closed(sys.stdout):  # a process that this one writes to has ended
+        if not _is_closed(sys.stdout):  # another process that this one writes to has ended
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at its exit
         return CLOSED
     except OSError as error:
         problem = _PATH_PROBLEMS.get(error.errno or 0)
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"brorl: {error.filename}: {problem}", file=sys.stderr)  # noqa: T201
         return UserError.exit_code
     except KeyboardInterrupt as stop:
-        if not stop.args:  # else the command has printed how to continue
+        if not stop.args:  # otherwise the command has printed how to continue
             print("brorl: stopped", file=sys.stderr)  # noqa: T201
         return STOPPED
 
@@ -385,7 +385,7 @@ def _shown(default: Any) -> str:
         return f"[{', '.join(map(_shown, default))}]"
     if default is None or isinstance(default, bool):
         return {None: "null", True: "true", False: "false"}[default]
-    return str(getattr(default, "label", default))  # a source by its label
+    return str(getattr(default, "label", default))  # a source is shown by its label
 
 
 def _type_name(annotation: Any) -> str:

@@ -28,9 +28,9 @@ class SamplingParams:
     """Settings of one sampling run."""
 
     temperature: float = 1.0  # divisor of the logits; 0 is greedy decoding (all rollouts of a prompt agree)
-    # keep the smallest set of most probable tokens whose mass reaches this, and ties with the last of them; 1 keeps all
+    # keep the smallest set of most probable tokens whose mass reaches this, with ties of the last one; 1 keeps all
     top_p: float = 1.0
-    top_k: int = 0  # before that, keep this many most probable tokens, and ties likewise; 0 keeps all
+    top_k: int = 0  # before that, keep this many most probable tokens, with ties of the last one; 0 keeps all
     # length limit of a response in tokens, its end token included; a response that reaches it is cut
     max_new_tokens: int = 256
     # tokens that end a response, in addition to the engine's end-of-sequence tokens

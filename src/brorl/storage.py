@@ -87,7 +87,7 @@ def output_folder(path: Path) -> Iterator[Path]:
         yield path
     except BaseException:
         if is_new:
-            with suppress(OSError):  # it has files
+            with suppress(OSError):  # raised if it has files
                 path.rmdir()
         raise
 
@@ -143,7 +143,7 @@ def dotted_items(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 class TemporaryFolder:
     """A folder whose lock marks it as used until this process ends, even if it is killed."""
 
-    path: Path  # its path
+    path: Path  # path of the folder
     descriptor: int | None  # open file that holds the lock; None where there are no locks
 
     @classmethod

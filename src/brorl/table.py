@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
 
-_WIDTH = 80  # of a terminal
+_WIDTH = 80  # columns of a terminal
 _PAGE = '<pre style="white-space:pre; overflow-x:auto; line-height:1.2">{code}</pre>'
 _HEADING = 9  # characters that a heading may always take; a longer one is broken unless the cells below are as long
 
@@ -50,7 +50,7 @@ class Table:
     """A table of text."""
 
     title: str  # its title; may be empty
-    # headings; a line break where the terminal breaks them. All empty: the table has no header.
+    # headings, with a line break where the terminal breaks them; if all are empty, the table has no header
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]  # text of the cells, one for each column
     notes: tuple[str, ...] = ()  # lines below the table

@@ -49,7 +49,7 @@ def test_a_run_keeps_the_evaluations_that_end_it_and_never_pauses(
 @pytest.mark.parametrize("budget", [1_048_576.0, 1_048_580.0, 0.1, 7.0])
 @pytest.mark.parametrize("unit", ["seconds", "steps"])
 def test_evaluation_points_rise_to_the_budget(budget: float, unit: Unit) -> None:
-    """Also where a point just below the budget is rounded to more than it."""
+    """They do so even where a point just below the budget is rounded to more than the budget."""
     for marks in (None, 1, 9, [budget * (1 - 1e-9)], [budget / 3, budget]):
         points = _eval_points(marks, budget, unit)
         assert points[-1] == budget

@@ -166,7 +166,7 @@ def bare(model: str, source: str, domain: str, **overrides: Any) -> dict[str, An
 def test_a_malformed_reference_is_the_error_of_training(
     recipe: dict[str, Any], tmp_path: Path, rng: np.random.Generator, domain: str, few: bool
 ) -> None:
-    """Also where no question is left to evaluate on: the row is the more basic fault."""
+    """The row is reported even where no question is left to evaluate on, since it is the more basic fault."""
     number = 3 if few else 20
     bad = int(rng.integers(1, number + 1))
     wrong = bare(recipe["model"], write(tmp_path / "rows.jsonl", rows_of(domain, number, bad)), domain)
@@ -194,7 +194,7 @@ def test_a_domain_without_a_verifier_is_rejected(recipe: dict[str, Any], tmp_pat
 def test_prompts_that_training_rejects_are_counted(
     recipe: dict[str, Any], tmp_path: Path, rng: np.random.Generator
 ) -> None:
-    """Against counting by hand: a character out of the vocabulary, or too little room for a response."""
+    """They are counted by hand: a character out of the vocabulary, or too little room for a response."""
     odd, long = (rng.permutation(40)[:12] < 30), int(rng.integers(240, 250))
     texts = [f"Row {i}{'é' * bool(is_odd)}" for i, is_odd in enumerate(odd)] + ["x" * long, "y" * 30]
     path = write(tmp_path / "rows.jsonl", [{"prompt": text, "answer": "7"} for text in texts])
@@ -213,7 +213,7 @@ def test_prompts_that_training_rejects_are_counted(
 def test_prompts_that_are_all_too_long_are_the_error_of_training(
     recipe: dict[str, Any], tmp_path: Path, rng: np.random.Generator, long_part: str
 ) -> None:
-    """The counts against the lengths of the texts: the tokenizer has one token per character."""
+    """The counts follow from the lengths of the texts, since the tokenizer has one token per character."""
     most = int(rng.integers(10, 20))
     number = dict(zip(("training", "held-out"), map(int, rng.integers(1, 6, 2)), strict=True))
     for part, count in number.items():

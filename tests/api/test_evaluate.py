@@ -40,7 +40,7 @@ def stored(folder: Path) -> Any:
 
 
 def test_a_revision_of_a_model_on_the_hub_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two revisions in the cache of an offline machine, one of which is not even a model."""
+    """An offline machine has two revisions in its cache, one of which is not even a model."""
     name, commit = "nvidia/Nemotron-Research-Reasoning-Qwen-1.5B", "b" * 40
     repository = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
     save_tiny_model(repository / "snapshots" / commit)
@@ -146,7 +146,7 @@ def test_the_training_of_a_run_does_not_limit_its_evaluation(
 
 
 def test_the_stored_settings_name_what_decides_responses_and_verdicts() -> None:
-    """An evaluation in 16 bits is another one than that in 32, and so is one with another sandbox."""
+    """Evaluations in 16 and in 32 bits are different ones, and so are those with another sandbox."""
     usual = evaluate("quickstart", output_dir="usual", progress=False, **QUICK)
     assert "engine" not in usual.settings
     assert set(usual.settings["verification"]) == {"timeout_s", "memory_mib", "functions"}

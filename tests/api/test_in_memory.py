@@ -1,4 +1,4 @@
-"""Rows and functions that Python gives: what a run trains on and is verified by, and that it can be resumed."""
+"""Rows and functions in memory: what a run trains on and is verified by, and that it can be resumed."""
 
 import json
 import linecache

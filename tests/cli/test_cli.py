@@ -38,7 +38,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def contents() -> list[Path]:
-    """List the current folder, less the folder that collects run directories."""
+    """List the current folder without the folder that collects run directories."""
     return sorted(path for path in Path().rglob("*") if path != Path("runs"))
 
 
@@ -50,7 +50,7 @@ def trained(*arguments: str | Path) -> Outcome:
 
 
 def test_help_and_import_are_light() -> None:
-    """Neither loads torch or its like; one process for all, in this order."""
+    """No command loads torch or a library like it; one process runs all of them in this order."""
     program = f"""
 import sys
 def heavy(): return sorted(set({HEAVY!r}) & set(sys.modules))
@@ -91,7 +91,7 @@ def test_help_of_train_documents_every_setting() -> None:
 
 
 def test_every_option_of_every_command_has_help() -> None:
-    """It is the docstring of the function that says what its arguments are."""
+    """The help of an option is in the docstring of its function."""
     (commands,) = (a for a in make_parser(COMMANDS)._actions if isinstance(a, argparse._SubParsersAction))
     for name, parser in commands.choices.items():
         for action in parser._actions:

@@ -152,7 +152,7 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
 
 
 def test_cut_responses_tell_nothing_about_mixed_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They count as incorrect, whatever they would have become."""
+    """Cut responses count as incorrect, whatever they would have become."""
     monkeypatch.setattr(step_forecast, "MAX_TOKENS", 2)
     model = save_tiny_model(tmp_path / "tiny")
     outcome = command("check", *SMALL, f"--model={model}", "--sampling.max_new_tokens=8")
@@ -172,7 +172,7 @@ def test_a_model_that_solves_nothing_and_responses_that_are_cut_are_warned_of(tm
 
 
 def test_thoughts_are_named(tmp_path: Path) -> None:
-    """Those that the template opens, and how many a random model leaves open at the limit."""
+    """The thoughts that the template opens, and how many of them a random model leaves open at the limit."""
     from brorl.model.load import load_tokenizer
 
     model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=256)
@@ -214,7 +214,7 @@ SUM = 'def add(a, b):\n    """Add."""\n'
 
 
 def test_stored_solutions_are_tried_on_the_tests(tmp_path: Path, rng: np.random.Generator) -> None:
-    """Those of several questions, because one of them can be wrong; without one, nothing is said to be rejected."""
+    """Solutions of several questions are tried, because one can be wrong; without a solution, none is rejected."""
     model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=1024)
     bodies = ["    return a + b\n", "    return b + a\n", "    return sum((a, b))\n", "    return a\n"]
     rng.shuffle(bodies)  # the first solution can be the wrong one

@@ -110,7 +110,7 @@ def test_every_setting_has_a_comment(rng: np.random.Generator) -> None:
 
 
 def test_what_it_writes_is_checked_and_trained(rng: np.random.Generator, tmp_path: Path) -> None:
-    """By a random model, which solves nothing: training makes no step, and says so."""
+    """A random model solves nothing, so training makes no step, and says so."""
     model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=256)
     data = write("sums.jsonl", sums(rng, 12, "question", "answer"))
     assert command("init", data, "--model", model, "--output", "recipes/first.yaml").code == 0

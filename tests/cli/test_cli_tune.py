@@ -139,7 +139,7 @@ def test_a_start_without_anything_to_find_is_told_so(tmp_path: Path, monkeypatch
 def test_pass_at_1_alone_does_not_say_that_nothing_is_to_be_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own interval is no room above it."""
+    """The interval of the start leaves no room above it."""
     alone = {1: Estimate(0.5, 0.495, 0.505)}
     monkeypatch.setattr(module, "take_pilot", lambda *_: StartPilot(alone, {16: 64}, 0.1, 1.0))
     with pytest.raises(UserError, match="budget"):  # it goes on to the plan, for which this is too short

@@ -148,7 +148,7 @@ def test_wider_terminals_show_more_columns_and_the_widest_all() -> None:
 
 
 def test_a_step_that_sampled_nothing_has_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The surplus of earlier steps filled it."""
+    """The surplus of earlier steps filled the step."""
     empty = step(5, samples=0, sampled=0, unique=0, distinct=0, groups=1)
     empty["sampling"]["groups"] = 0
     before = step(4, samples=40, sampled=90, unique=80, distinct=30, groups=5)
@@ -173,7 +173,7 @@ CUT = "50% of the rollouts were cut off at sampling.max_new_tokens; raise it"
 
 
 def test_cut_rollouts_are_named_once_in_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Above a third, after a step."""
+    """A warning follows a step of which more than a third was cut."""
     records = [step(n, samples=16, sampled=90, unique=80, distinct=30, groups=2) for n in (4, 5, 6, 8, 16)]
     progress = progress_into(tmp_path / "run.log")
     counts = []
@@ -338,7 +338,7 @@ def test_dropped_rollouts_are_part_of_the_cost(records: list[dict[str, Any]]) ->
 
 
 def test_tables_fit_80_columns(records: list[dict[str, Any]]) -> None:
-    """Of a long run with several sources, whose numbers are large."""
+    """The run is long, with several sources and large numbers."""
     big = {"samples": 10**9, "sampled_tokens": 10**12, "unique_tokens": 10**11, "distinct_responses": 10**8,
            "samples_dropped": 5 * 10**8, "unique_tokens_dropped": 10**10}  # fmt: skip
     fractions = dict.fromkeys((16, 64, 256, 512), 0.123)
@@ -371,7 +371,7 @@ def lossy(record: dict[str, Any], lost: int, rollouts: int = 1000) -> dict[str, 
 
 
 def test_warnings_of_a_step(rng: np.random.Generator) -> None:
-    """More than one percent of the rollouts, and programs that were cut off."""
+    """The warnings are about more than one percent of the rollouts, and about programs that were cut off."""
     record = step_record(rng, 1, random_step(rng, 2, 8))
     for lost in (0, 10, 11, 1000):
         lines = warnings(lossy(record, lost))

@@ -65,7 +65,7 @@ def test_a_full_disk_does_not_stop_the_answer(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_terminal_shows_one_line_that_changes_and_vanishes() -> None:
-    """In a real terminal, which ends up with what stays and nothing else."""
+    """A real terminal ends up with the permanent lines and nothing else."""
     width = 60
     program = """
 import sys, time

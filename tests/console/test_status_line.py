@@ -71,7 +71,7 @@ def test_the_rest_of_a_step_is_told_from_the_steps_before(clock: Clock, status: 
 
 
 def test_the_rest_of_an_evaluation(clock: Clock, status: StatusLine) -> None:
-    """By the rollouts that ended if there was none before, else by the one before."""
+    """The first evaluation is timed by the rollouts that ended, and a later one by the evaluation before it."""
     status.observe(Phase("evaluating"))
     clock.seconds += 30
     status.observe(Decoding(1, 1000, 600, 9))

@@ -123,7 +123,7 @@ def unread_forms(verifier: Verifier, prompts: Sequence[Prompt], is_own: bool) ->
 
 
 _ANSWER = "reference answer"
-_MIN_SLOWDOWN = 1.2  # times as slow: less is noise
+_MIN_SLOWDOWN = 1.2  # ratio of seconds; a smaller one is noise
 _PHASES = ("generation", "verification", "training", "diagnostics", "storing")
 
 
@@ -254,7 +254,9 @@ def check_trial(trial: Trial) -> None:
                 f"question {prompt.id}: {reason}; it must return a verdict for every text"
             )
     one_is_wrong = prompt.domain == CODE_DOMAIN and any(verdict.correct for _, verdict in trial.answers)
-    if not trial.right.verdict.correct and trial.certain and not one_is_wrong:  # tests hold without their solution
+    if (
+        not trial.right.verdict.correct and trial.certain and not one_is_wrong
+    ):  # tests can be right although their solution is wrong
         raise UserError(
             f"question {prompt.id}: a response with the reference answer, {_quoted(trial.right.response)}, gets the "
             f"verdict {trial.right.verdict.reason!r}, so no response can be correct; fix the row's answer"
@@ -265,7 +267,7 @@ def _trial_lines(trial: Trial, is_own: bool) -> list[str]:
     prompt, verifier = trial.prompt, "your function" if is_own else "the verifier"
     reference, right = ("tests", "stored solution") if prompt.domain == CODE_DOMAIN and not is_own else (_ANSWER,) * 2
     lines = [f"verified as {prompt.domain}, question {prompt.id} with the {reference} {_quoted(prompt.reference)}:"]
-    known = trial.certain or (is_own and not prompt.reference.startswith("{"))  # an object is a row, not an answer
+    known = trial.certain or (is_own and not prompt.reference.startswith("{"))  # an object is a row and not an answer
     if known:
         lines.append(_verified_line(right, trial.right))
     else:

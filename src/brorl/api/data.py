@@ -57,14 +57,14 @@ class Lengths:
 
     median: float  # half of the prompts are at most this long
     p95: int  # 95% of the prompts are at most this long
-    longest: int  # length of the longest one
+    longest: int  # length of the longest prompt
 
 
 @dataclass(frozen=True)
 class SourceSummary:
     """The counts of one source."""
 
-    name: str  # its name
+    name: str  # name of the source
     kind: str  # its layout, `columns`, or the name of its generator
     num_rows: int | None  # rows read; None if its questions are generated
     num_train: int  # training questions, without those whose prompts are too long
@@ -87,10 +87,10 @@ class ShownPrompt:
     """A prompt that is shown as an example."""
 
     id: str  # name of the question
-    domain: str  # its domain
-    reference: str  # its reference answer
+    domain: str  # domain of the question
+    reference: str  # reference answer
     text: str  # the text that the model reads; without its chat template if the tokenizer could not be loaded
-    length: int  # its length
+    length: int  # length of the prompt
 
     def lines(self, unit: str) -> list[Text]:
         """Return the prompt as lines, its length in a unit, its reference and the beginning of its text."""
@@ -186,7 +186,7 @@ def data(
     if show < 0:
         raise UserError(f"{option('show')}: expected a number of at least 0, not {show}")
     if isinstance(config_or_path, str | Path) and is_file(Path(config_or_path) / "config.yaml"):
-        config_or_path = Path(config_or_path) / "config.yaml"  # of a run
+        config_or_path = Path(config_or_path) / "config.yaml"  # it is a run directory
     with Screen(silent=not progress) as screen:
         config = resolve_config(config_or_path, overrides)
         check_first_rows(config)

@@ -131,7 +131,7 @@ def make_request(
         )
     found = resolve_checkpoint(checkpoint)
     settings = {} if found.recipe is None else read_recipe(found.recipe)
-    settings.pop("cluster", None)  # of the run; an evaluation needs another one, or none
+    settings.pop("cluster", None)  # the cluster of the run; an evaluation needs another one, or none
     overrides = {
         **given,
         **WITHOUT_TRAINING,
@@ -141,10 +141,10 @@ def make_request(
         "evaluation.temperature": sampled["temperature"],
         "evaluation.top_p": sampled["top_p"],
         "evaluation.max_new_tokens": max_new_tokens or settings.get("evaluation", {}).get("max_new_tokens"),
-        "evaluation.num_prompts": _MAX_SAMPLES,  # without effect: the request has the limit
+        "evaluation.num_prompts": _MAX_SAMPLES,  # without effect, since the request has the limit
         "seed": sampled["seed"],
     }
-    if overrides.get("cluster.mode") == "async":  # it says how sampling and learning overlap
+    if overrides.get("cluster.mode") == "async":  # the mode says how sampling and learning overlap
         overrides["cluster.mode"] = "sync"
     config = make_config(settings, overrides, found.recipe or "the options")
     own_template = any(name.startswith(("prompt.template", "prompt.domain_templates")) for name in given)

@@ -29,9 +29,9 @@ FUNCTION_FILE = "my_checks.py"
 """File of the user's verifier."""
 _MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 _SIGNATURE = "def check(response: str, reference: str) -> bool"
-_HELD_OUT, _EVALUATED = 64, 32  # questions, if there are enough
+_HELD_OUT, _EVALUATED = 64, 32  # questions that are held out and evaluated, if there are enough
 _FRACTIONS = (0.2, 0.3, 0.4, 0.5)  # held-out fractions to try for small files
-_COLUMN = 46  # of the comments
+_COLUMN = 46  # in which comments begin
 _OF_DATA = (
     "data.sources", "data.held_out_fraction", "prompt.template", "evaluation.num_prompts", "verification.functions",
 )  # fmt: skip
@@ -67,7 +67,7 @@ class FirstRecipe:
     """A first recipe for a data file."""
 
     settings: Mapping[str, Any]  # by dotted name, in the order of the file
-    comments: Mapping[str, str]  # on each setting
+    comments: Mapping[str, str]  # comment on each setting
     guess: Guess
     reading: SourceReading
     form: AnswerForm | None  # the form of the answer that the questions ask for; None if they ask for none

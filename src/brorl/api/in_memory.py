@@ -30,8 +30,8 @@ from brorl.storage import replace_file, storage_errors
 
 FOLDER = "given"
 """Folder of these files in a run directory."""
-_DOMAIN = "own"  # of rows with a function of their own
-_COLUMNS = "reward_columns"  # the reference answer, where functions read several columns
+_DOMAIN = "own"  # domain of rows that a given function verifies
+_COLUMNS = "reward_columns"  # column of the reference answer where functions read several columns
 _SEVERAL = "give several as {'right': f, 'brief': (g, 0.2)}"
 Reward: TypeAlias = Callable[..., object]
 Rewards: TypeAlias = "Reward | Mapping[str, Reward | tuple[Reward, float]]"
@@ -129,7 +129,7 @@ def _is_rows(data: object) -> bool:
 
 def _rows_of(data: Any) -> list[dict[str, Any]]:
     rows: list[Any] = []
-    if hasattr(data, "iloc"):  # pandas.DataFrame, where nothing is NaN
+    if hasattr(data, "iloc"):  # pandas.DataFrame, in which NaN stands for nothing
         rows = data.astype(object).where(data.notna(), None).to_dict("records")
     elif hasattr(data, "to_pylist") or hasattr(data, "to_list"):  # pyarrow.Table, datasets.Dataset
         rows = data.to_pylist() if hasattr(data, "to_pylist") else data.to_list()
@@ -186,12 +186,12 @@ def _guessed(
     try:
         with source_words(_of_rows):
             guess = guess_meaning(path, None, answer, _DOMAIN if has_function else None)
-            if has_function:  # it gets the column as it is
+            if has_function:  # the function gets the column unchanged
                 guess = guess._replace(source=guess.source.model_copy(update={"answer_after": None}))
             first = make_first_recipe(path, model, guess, read_source(guess.source), "")
     except UserError as error:
         raise UserError(str(error).replace(path, "data")) from None  # the caller has given no file
-    recipe = {name: value for name, value in first.settings.items() if name != "verification.functions"}  # given
+    recipe = {name: value for name, value in first.settings.items() if name != "verification.functions"}
     return recipe, first.source, (f"data: {counted(len(first.reading.questions), 'question')}", *first.guesses())
 
 
@@ -292,7 +292,7 @@ def importable_path(function: Callable[..., object]) -> str | None:
         return None
     if file is None or not Path(file).is_file() or not all(part.isidentifier() for part in name.split(".")):
         return None
-    if function.__module__ == "__main__":  # a cell can have a file of its own, without the other cells
+    if function.__module__ == "__main__":  # the file of a cell does not have the other cells
         main = getattr(sys.modules["__main__"], "__file__", None)
         if main is None or not Path(main).exists() or not Path(main).samefile(file):
             return None
@@ -329,7 +329,7 @@ def _add(function: Any, parts: dict[str, str]) -> None:
             f"reward: the source of {name} is not available, and worker processes need it; define it in a file "
             "(in a notebook: %%writefile rewards.py, then from rewards import ...)"
         ) from error
-    parts[name] = ""  # its place; a function may call itself
+    parts[name] = ""  # marks it as added, since a function may call itself
     codes = [*_codes(compile("from __future__ import annotations\n" + source, "<reward>", "exec"))]
     attributes = {name for code in codes for name in code.co_names}
     for used in dict.fromkeys(name for code in codes for name in _taken(code)):
@@ -354,7 +354,7 @@ def _add(function: Any, parts: dict[str, str]) -> None:
 
 def _definition(name: str, value: Any, attributes: set[str]) -> str | None:
     """Return the import or the definition of a variable; None if a worker cannot have its value."""
-    if isinstance(value, ModuleType):  # with the modules in it that code can mean, such as `xml.etree` by `xml`
+    if isinstance(value, ModuleType):  # with its submodules that the code can mean, such as `xml.etree`
         inner = (other for other in sorted(sys.modules) if other.startswith(f"{value.__name__}."))
         used = (f"\nimport {other}" for other in inner if {*other.split(".")[1:]} <= attributes)
         return f"import {value.__name__} as {name}{''.join(used)}"

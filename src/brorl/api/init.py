@@ -119,12 +119,12 @@ def _num_prompts(sources: list[dict[str, Any]]) -> int | None:
         if not files or not all(is_local(file.path) for file in files):
             return None
         return sum(len(read_source(file).questions) for file in files)
-    except (UserError, ValueError):  # the checks say it
+    except (UserError, ValueError):  # the checks report the problem
         return None
 
 
-_MOST_TASKS = 10_000  # of a taskset
-_OPTIONS = {  # of a source, with placeholders
+_MOST_TASKS = 10_000  # that are written of a taskset
+_OPTIONS = {  # options that are settings of a source, with their placeholders
     **dict.fromkeys(("prompt_column", "answer_column", "options_column", "domain"), "NAME"),
     "first_option": "N",
 }

@@ -34,10 +34,10 @@ class SampledTree(Result):
 
     prompt: str  # the text that the model reads
     names: tuple[str, ...]  # names of the models; the last one is the model that was asked for
-    trees: tuple[RolloutTree, ...]  # the rollouts of each
-    verdicts: tuple[tuple[Verdict, ...], ...] | None  # of each distinct response; None if there is no reference answer
-    decode: Callable[[Sequence[int]], str]  # token ids to text
-    num_lines: int  # branches that are drawn
+    trees: tuple[RolloutTree, ...]  # the rollouts of each model
+    verdicts: tuple[tuple[Verdict, ...], ...] | None  # on each distinct response; None without a reference answer
+    decode: Callable[[Sequence[int]], str]  # turns token ids into text
+    num_lines: int  # number of branches to draw
 
     @property
     def tree(self) -> RolloutTree:
@@ -131,7 +131,7 @@ def sample(
         raise UserError(f"{wrong} is not a setting of a sampled tree; those are: {', '.join(SETTINGS)}")
     found = resolve_checkpoint(str(checkpoint))
     settings = {} if found.recipe is None else read_recipe(found.recipe)
-    for section in ("cluster", "engine"):  # of training
+    for section in ("cluster", "engine"):  # those of training
         settings.pop(section, None)
     overrides = {**given, **WITHOUT_TRAINING, "model": found.model}
     config = make_config(settings, overrides, found.recipe or "the options")

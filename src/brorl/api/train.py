@@ -41,7 +41,7 @@ class TrainingResult(Result):
 
     path: Path  # the run directory
     ending: Ending  # why the run ended
-    message: str  # the same as a sentence, with the steps done
+    message: str  # why the run ended, in a sentence with the steps done
     metrics: tuple[Record, ...]  # the lines of metrics.jsonl; step 0 is the evaluation before training
     checkpoints: tuple[Path, ...]  # the complete checkpoints, oldest first; each loads with transformers
     best_checkpoint: Path | None  # the checkpoint with the best held-out pass@k; None if none was kept

@@ -142,7 +142,7 @@ def _updates(config: Converter, num_prompts: int | None) -> _Updates:
     rounds, iterations = int(config("steps_per_generation", accumulated)), int(config("num_iterations", 1))
     if samples := int(config("generation_batch_size", 0)):
         rounds = max(samples // micro, 1)
-    updates = max(Fraction(rounds, accumulated), Fraction(1))  # of the samples of a step
+    updates = max(Fraction(rounds, accumulated), Fraction(1))  # updates on the samples of a step
     prompts = max(micro * max(rounds, accumulated) // group, 1)
     mini_batches = min(max(round(updates), 1), prompts)
     settings |= {"prompts_per_step": prompts, "optimizer.mini_batches": mini_batches}

@@ -56,7 +56,7 @@ _TABLE: dict[str, Counterpart] = {
     f"{_A}entropy_coeff": ("loss.entropy_coefficient", float),
     f"{_O}lr": ("optimizer.learning_rate", float, 1e-6),
     f"{_O}lr_scheduler_type": ("optimizer.schedule", _SCHEDULE),
-    f"{_O}warmup_style": ("optimizer.schedule", _SCHEDULE),  # its older name, which wins
+    f"{_O}warmup_style": ("optimizer.schedule", _SCHEDULE),  # its older name, which takes precedence
     f"{_O}weight_decay": ("optimizer.weight_decay", float, 0.01),
     f"{_O}betas": ("optimizer.betas", list, [0.9, 0.999]),
     f"{_O}clip_grad": ("optimizer.max_grad_norm", float),
@@ -102,7 +102,7 @@ def from_verl(given: Mapping[str, Any], num_prompts: int | None) -> Conversion:
     given = _resolved(given)
     alone = given.get(f"{_A}clip_ratio")
     for name in (f"{_A}clip_ratio_low", f"{_A}clip_ratio_high"):
-        if alone is not None and name in given and given[name] is None:  # null is `clip_ratio`
+        if alone is not None and name in given and given[name] is None:  # null stands for `clip_ratio`
             given[name] = alone
     config = Converter(given, _TABLE)
     settings = config.settings
@@ -111,7 +111,7 @@ def from_verl(given: Mapping[str, Any], num_prompts: int | None) -> Conversion:
     )
     _learning_rate(config, _steps(config, num_prompts))
     model_dtype = str(config(f"{_A}fsdp_config.dtype", "bfloat16"))
-    if model_dtype in ("bf16", "bfloat16"):  # the weights of the optimizer stay float32
+    if model_dtype in ("bf16", "bfloat16"):  # the optimizer keeps float32 weights
         settings |= BFLOAT16
     _advantages(config)
     _clips(config)
@@ -182,7 +182,7 @@ def _advantages(config: Converter) -> None:
         remarks.append(
             "grpo_passk rewards the best response only; advantage.estimator: pass_at_k rewards all, unbiased"
         )
-    if (tries := int(config("algorithm.filter_groups.max_num_gen_batches", 0))) > 0:  # else there is no limit
+    if (tries := int(config("algorithm.filter_groups.max_num_gen_batches", 0))) > 0:  # otherwise there is no limit
         settings["dynamic_sampling.max_tries"] = tries
     if int(config(f"{_A}ppo_epochs", 1)) > 1:
         remarks.append("ppo_epochs: one pass is made over the rollouts; raise optimizer.mini_batches instead")

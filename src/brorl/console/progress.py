@@ -18,9 +18,9 @@ from brorl.runs.run_directory import Record
 
 _LARGE_STEP = 0.5  # nats per token; PPO's clip keeps it near 0.01
 _LINES_PER_HEADER = 25
-_UNVERIFIED_FRACTION = 0.01  # of a step's rollouts; above it a step is worth a warning
+_UNVERIFIED_FRACTION = 0.01  # a larger fraction of a step's rollouts is worth a warning
 _STEPS_PER_WARNING = 10
-_CUT_FRACTION = 1 / 3  # of the rollouts; above it the length limit is worth a warning
+_CUT_FRACTION = 1 / 3  # a larger fraction of the rollouts is worth a warning
 _GAP = "  "
 
 

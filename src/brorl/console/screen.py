@@ -28,7 +28,7 @@ from brorl.format import duration
 from brorl.storage import storage_errors
 from brorl.table import Table
 
-PHASE_NAMES = {  # the names in the metrics, and those that users read
+PHASE_NAMES = {  # the words for users, by the names in the metrics
     "generation": "sampling",
     "verification": "verifying",
     "training": "learning",
@@ -36,7 +36,7 @@ PHASE_NAMES = {  # the names in the metrics, and those that users read
     "storing": "saving",
 }
 _RECENT_STEPS = 5
-_MIN_FRACTION = 0.05  # of the rollouts; a smaller finished share does not predict the time of the rest
+_MIN_FRACTION = 0.05  # a smaller finished fraction of the rollouts does not predict the time of the rest
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class StatusLine:
     def __init__(self, phase: Phase, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._now = _CurrentWork(phase, clock())
-        self._phase_seconds: dict[str, float] = {}  # of the last time that each phase ended
+        self._phase_seconds: dict[str, float] = {}  # how long each phase took the last time
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._saved_step: int | None = None
 
@@ -176,8 +176,8 @@ def join_fitting(parts: Sequence[str], width: int | None, separator: str = ", ")
     return line[:width]
 
 
-WIDTH = 100  # of the output if it is not a terminal
-QUIET_S = 30.0  # without output before the status line is printed if the output is not a terminal
+WIDTH = 100  # columns of an output that is not a terminal
+QUIET_S = 30.0  # seconds without a line after which an output that is no terminal gets the status line
 _REFRESHES_PER_S = 4
 
 

@@ -35,7 +35,7 @@ def outcome_table(records: Sequence[Record]) -> Table:
         compared = [(f"pass@{k}", before, last["pass_at"][k]) for k, before in first["pass_at"].items()]
         for source, before_at in first["by_source"].items():
             ks = dict.fromkeys((min(before_at, key=int), max(before_at, key=int)))
-            if source in last["by_source"]:  # else too few of its responses were verified
+            if source in last["by_source"]:  # otherwise too few of its responses were verified
                 compared += [(f"  {source} pass@{k}", before_at[k], last["by_source"][source][k]) for k in ks]
         averages = [r["ema_evaluation"]["pass_at"] for r in records if "ema_evaluation" in r]
         for k, after in averages[-1].items() if averages else ():

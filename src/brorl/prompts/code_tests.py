@@ -103,7 +103,7 @@ class _Stored:
     calls: CallCases | None = None
     code: TestCode | None = None
     time_limit_s: int | float | None = None
-    memory_bytes: int | float | None = None  # some files have 1e9
+    memory_bytes: int | float | None = None  # some files write 1e9
     prelude: str | None = None
     solution: str | None = None
 

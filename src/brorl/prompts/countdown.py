@@ -115,7 +115,7 @@ def _reachable_values(
     if numbers in memo:
         return memo[numbers]
     values: set[_Rational] = set()
-    rest = range(1, len(numbers))  # the first number is on the left
+    rest = range(1, len(numbers))  # the first number is always on the left
     chosen = [places for size in range(len(numbers) - 1) for places in combinations(rest, size)]
     parts = {
         ((numbers[0], *(numbers[i] for i in on_left)), tuple(numbers[i] for i in rest if i not in on_left))

@@ -111,7 +111,7 @@ def _cell(row: Row, source: FileSource, setting: str, column: str | None = None)
         return value
     taken = {source.prompt_column, source.answer_column, source.id_column, source.domain_column}
     lower = {name.lower(): name for name in reversed(row.columns) if name not in taken}
-    # the name but for case, a usual name, or one of similar spelling
+    # the same name in another case, a usual name, or a name of similar spelling
     names = (column.lower(), *USUAL_NAMES.get(setting, ()), *difflib.get_close_matches(column.lower(), lower, n=1))
     meant = next((lower[name] for name in names if name in lower), None)
     advice = of_source(setting, meant) if meant else f"{of_source(setting)} to one of them"
@@ -190,7 +190,7 @@ class SourceReading:
     questions: Sequence[Question]  # distinct questions, in the order of the rows
     num_rows: int  # rows read
     num_repeated: int = 0  # rows that repeat a question with the same answer
-    # rows that the layout dropped, by reason; none without a layout
+    # number of rows that the layout dropped, by reason; empty without a layout
     dropped: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -27,7 +27,7 @@ from brorl.prompts.settings import FileSource
 from brorl.storage import split_revision
 
 _ROWS = 200  # rows that the guess is made from
-_MARKER = "####"  # before the answer in GSM8K's form
+_MARKER = "####"  # stands before the answer in GSM8K's form
 _MATH_DOMAIN = "math"
 _MOSTLY = 0.9
 _LONGEST_ANSWER = 200  # characters; longer texts are solutions, not answers
@@ -51,7 +51,7 @@ class OptionGroup(NamedTuple):
     """Columns that have the form of options."""
 
     columns: tuple[str, ...]  # one column, or one column per option
-    kinds: frozenset[Kind]  # the answers that they may have: a list of an unusual name can be anything
+    kinds: frozenset[Kind]  # the kinds of answers that they may have; a list with an unusual name can be anything
     is_clear: bool  # whether the name can mean nothing else
 
     @property
@@ -213,7 +213,7 @@ class Guess(NamedTuple):
 
     source: FileSource  # how its rows are read
     domain: str  # domain of the questions, which a layout decides if there is one
-    example: str  # an answer
+    example: str  # the first answer
     domain_reason: str  # the reason for the domain
     words: tuple[str, ...] = ()  # the answers, if all are words such as yes and no
     unused: tuple[str, ...] = ()  # columns of text that are not read
@@ -270,7 +270,7 @@ def _fitting_layout(path: str, rows: Sequence[Row]) -> Guess | None:
     guess: Guess | None = None
     for name, layout in LAYOUTS.items():
         found: list[Question] = []
-        with suppress(UserError):  # a row of another layout
+        with suppress(UserError):  # raised by a row of another layout
             if not layout.columns or not {*layout.columns} <= {*rows[0].columns}:
                 continue
             for row in rows:

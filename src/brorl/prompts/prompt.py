@@ -29,7 +29,7 @@ def read_json(kind: Any, text: str, form: str) -> Any:
         error = errors.errors(include_url=False)[0]
     place, problem = ".".join(map(str, error["loc"])), f"{error['msg'][:1].lower()}{error['msg'][1:]}"
     match error["type"]:
-        case "value_error":  # of a class itself
+        case "value_error":  # raised by the class itself
             raise ValueError(str(error["ctx"]["error"]))
         case "json_invalid":
             found = f"is not JSON text ({error['ctx']['error']})"
@@ -175,7 +175,7 @@ def question_of(text: str, reference: str, domain: str, missing: str = "no answe
     return Question("", text, reference, domain)
 
 
-_LONGEST_REFERENCE = 2_000  # characters
+_LONGEST_REFERENCE = 2_000  # characters that are stored
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ class Layout(NamedTuple):
     # with the problem for a row that is not of this layout.
     read: Callable[[Cells, int], Question]
     data_sets: tuple[str, ...] = ()  # hub ids of datasets with this layout
-    optional: tuple[str, ...] = ()  # columns that `read` reads too where a dataset has them
-    only: tuple[tuple[str, str], ...] = ()  # columns with the value of the rows that are kept
+    optional: tuple[str, ...] = ()  # columns that `read` also reads where a dataset has them
+    only: tuple[tuple[str, str], ...] = ()  # columns, each with the value of the rows to keep
     # Whether every row counts: one without a question is an error, and one that repeats is a question of its own.
     is_whole: bool = False
 
@@ -139,11 +139,7 @@ def read_layout(row: Row, layout: Layout, seed: int) -> Question:
         ) from None
     except KeyError as error:
         raise _other_layout(row, layout, f"it has no column {str(error.args[0])!r}") from error
-    except (
-        ValueError,
-        TypeError,
-        AttributeError,
-    ) as error:  # a TypeError or AttributeError comes from a value of another type
+    except (ValueError, TypeError, AttributeError) as error:  # a value of another type is one of the last two
         raise _other_layout(row, layout, str(error)) from error
 
 

@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
     location: str  # its file, or the dataset and its split, with the number of the line or row
     number: int  # number of the line or row, from 1 on
-    part: str  # its file among several, relative to their common folder; empty for a single file
+    part: str  # file of the row, relative to the folder of all files; empty if there is a single file
     columns: Sequence[str]  # names of all columns
     values: Mapping[str, Any]  # values of at least the wanted columns
 
@@ -138,7 +138,7 @@ def _table_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
                         raise UserError(
                             f"{path} has two columns {repeated[0]!r}; its first line must name each column once"
                         )
-                elif values:  # a blank line has none
+                elif values:  # a blank line has no values
                     if len(values) != len(columns):
                         raise UserError(
                             f"{location} has {len(values)} values for {len(columns)} columns ({', '.join(columns)}); "
@@ -358,7 +358,7 @@ def _without_retries(datasets: Any, path: str) -> Iterator[None]:
         if not any(before):
             get_hf_file_metadata(hf_hub_url(path, "README.md", repo_type="dataset"), timeout=_PROBE_TIMEOUT_S)
     except HfHubHTTPError:
-        pass  # it answers: `datasets` has the better error
+        pass  # the hub answers, and `datasets` has the better error
     except Exception:  # the errors of the HTTP client share no base class
         for module, name in settings:
             setattr(module, name, True)
