@@ -19,8 +19,7 @@ from brorl.algorithms.settings import RewardShaping
 from brorl.planning.gradient_noise import NoiseMoments, gradient_products, noise_moments, prompt_gradient
 from brorl.planning.pilot import NoMixedGroupError, PilotCounts, generator_of, measure
 from brorl.planning.step_cost import mean_rounds, sample, timing_sizes
-from brorl.prompts.prompt import Prompt
-from brorl.prompts.stream import PromptStream
+from brorl.prompts.prompt import Prompt, PromptStream
 from brorl.rollout.native_engine import NativeEngine
 from brorl.training.collector import SyncCollector
 from brorl.training.local_parts import LocalParts

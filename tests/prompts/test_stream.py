@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brorl.prompts.prompt import Prompt
-from brorl.prompts.stream import PromptStream
+from brorl.prompts.prompt import Prompt, PromptStream
 
 
 def some_prompts(count: int) -> list[Prompt]:

@@ -34,9 +34,8 @@ from brorl.model.memory_choices import MemoryChoices
 from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, check, plan_memory
 from brorl.model.source import find_model, read_config
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
-from brorl.prompts.prompt import Prompt
+from brorl.prompts.prompt import Prompt, PromptStream
 from brorl.prompts.rendering import drop_long, model_positions, prompt_problems, render
-from brorl.prompts.stream import PromptStream
 from brorl.rollout.chosen_engine import check_engine, set_threads_and_kernels
 from brorl.seeds import derived_seed
 from brorl.table import Table

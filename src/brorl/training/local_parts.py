@@ -16,7 +16,7 @@ from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_m
 from brorl.model.logprobs import NextToken
 from brorl.model.sharding import shard
 from brorl.model.tree_path import TreeForward
-from brorl.prompts.stream import PromptStream
+from brorl.prompts.prompt import PromptStream
 from brorl.rollout.chosen_engine import OnEnd, build_engine, end_engine
 from brorl.rollout.engine import Engine
 from brorl.training.inputs import ModelInputs, RunInputs
