@@ -12,8 +12,8 @@ import pytest
 from pyarrow import parquet
 
 from brorl.errors import UserError
-from brorl.prompts.file_questions import CONTRADICTION, SourceReading, read_source
-from brorl.prompts.prompt import DroppedRow, question_of
+from brorl.prompts.file_questions import CONTRADICTION, read_source
+from brorl.prompts.prompt import DroppedRow, SourceReading, question_of
 from brorl.prompts.public_data import BENCHMARKS, LAYOUTS, Layout, layouts_of
 from brorl.prompts.settings import FileSource
 from each_row import each_row

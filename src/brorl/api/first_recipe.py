@@ -17,9 +17,8 @@ from brorl.format import counted, listed
 from brorl.model.settings import shipped_folder
 from brorl.prompts.answer_forms import AnswerForm, asked_form
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN
-from brorl.prompts.file_questions import SourceReading
 from brorl.prompts.guess import Guess
-from brorl.prompts.prompt import split_held_out
+from brorl.prompts.prompt import SourceReading, split_held_out
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import FileSource
 from brorl.verification.domains.table import DOMAINS

@@ -24,7 +24,6 @@ from brorl.config.reading import ConfigOrPath, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, in_recipe, source_words
 from brorl.format import counted
-from brorl.prompts.file_questions import read_source
 from brorl.runs import RUNS
 from brorl.storage import replace_file, storage_errors
 
@@ -180,6 +179,7 @@ def _guessed(
 ) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
     """Return a first recipe for rows, their entry of data.sources, and lines on the guesses of `brorl init`."""
     from brorl.api.first_recipe import make_first_recipe
+    from brorl.prompts.file_questions import read_source
     from brorl.prompts.guess import guess_meaning
 
     path = str(file)

@@ -18,9 +18,7 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError, of_source, option, source_words
 from brorl.format import counted
 from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
-from brorl.prompts.file_questions import check_first_row, read_source
 from brorl.prompts.prompt import Question, drop_evaluated, split_held_out
-from brorl.prompts.public_data import BENCHMARKS, benchmark_source, reasons
 from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource, PromptFormat
 from brorl.storage import is_file
@@ -61,6 +59,8 @@ def check_first_rows(config: TrainConfig) -> None:
     """Check the first row of each file on this machine, before anything large is imported or read."""
     for source in (*config.data.sources, *(config.evaluation.sources if _last_evaluated(config) else ())):
         if isinstance(source, FileSource):
+            from brorl.prompts.file_questions import check_first_row  # puzzles need no reader of files
+
             check_first_row(source)
 
 
@@ -98,6 +98,8 @@ def read_questions(
         places = [f"{name}[{at}]" for name, group in groups.items() for at, item in enumerate(group) if item is source]
         reading = read_gym(source, config.verification.workers or None, *places[:1])
     else:
+        from brorl.prompts.file_questions import read_source
+
         reading = read_source(source, data.split_seed)
     train, kept = split_held_out(reading.questions, held_out, data.split_seed)
     counts = reading.num_rows, reading.num_repeated, reading.dropped
@@ -150,8 +152,11 @@ def removed_lines(num_too_long: int, num_evaluated_on: int, config: TrainConfig)
 
 def dropped_line(name: str, num_rows: int, dropped: Mapping[str, int]) -> str:
     """Return a line about the rows of a source that its layout dropped; empty if there are none."""
-    number = sum(dropped.values())
-    return f"{name}: {number:,} of {num_rows:,} rows were dropped ({reasons(dropped)})" if number else ""
+    if not (number := sum(dropped.values())):
+        return ""
+    from brorl.prompts.public_data import reasons
+
+    return f"{name}: {number:,} of {num_rows:,} rows were dropped ({reasons(dropped)})"
 
 
 def _last_evaluated(config: TrainConfig) -> int:
@@ -197,8 +202,6 @@ def unreadable_lines(unreadable: Mapping[str, Sequence[tuple[Question, str]]]) -
 
 
 _NO_LIMIT = 2**31
-NAMES = (*BENCHMARKS, *GYM_BENCHMARKS)
-"""Names of all benchmarks."""
 DataSource: TypeAlias = FileSource | GymSource | CountdownSource
 
 
@@ -236,7 +239,7 @@ def read_sets(request: Request) -> list[SourceQuestions]:
         if not request.belongs_to_run or not (config.data.held_out_fraction or config.evaluation.sources):
             raise UserError(
                 f"{config.model} is not from a run with held-out questions; choose the data to evaluate on: "
-                f"{option('data')} {' | '.join(NAMES)} | FILE | HUB_ID | countdown"
+                f"{option('data')} {' | '.join(_names())} | FILE | HUB_ID | countdown"
             )
         sources = build_questions(config)
         check_split(config, sources)
@@ -261,8 +264,17 @@ def _copy(config: TrainConfig, **sections: Mapping[str, Any]) -> TrainConfig:
     return config.model_copy(update=made)
 
 
+def _names() -> tuple[str, ...]:
+    """Return the names of all benchmarks."""
+    from brorl.prompts.public_data import BENCHMARKS
+
+    return (*BENCHMARKS, *GYM_BENCHMARKS)
+
+
 def parse_data(text: str) -> DataSource:
     """Return what --data names: a benchmark, `NAME=PATH_OR_HUB_ID`, a puzzle, a file, a hub id, or a YAML mapping."""
+    from brorl.prompts.public_data import BENCHMARKS, benchmark_source
+
     name, equals, path = text.partition("=")
     if text in BENCHMARKS:
         return benchmark_source(text)
@@ -323,7 +335,7 @@ def naming_data(text: str, source: DataSource) -> Iterator[None]:
         message = f"{option('data', text)}: {error}"
         if isinstance(source, FileSource) and any(key.endswith("_column") for key in named):
             message += f", as in {option('data', f'{{path: {source.path}, prompt_column: NAME}}')}"
-        if text not in NAMES and (near := get_close_matches(text.lower(), NAMES, 3, 0.7)):
+        if text not in _names() and (near := get_close_matches(text.lower(), _names(), 3, 0.7)):
             message += f"; did you mean the benchmark {' or '.join(near)}?"
         raise UserError(message) from error
 

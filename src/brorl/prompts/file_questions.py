@@ -8,9 +8,9 @@ from __future__ import annotations
 import difflib
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from decimal import Decimal
 from hashlib import blake2b
 from itertools import islice
@@ -19,7 +19,7 @@ from typing import Any
 
 from brorl.errors import UserError, of_source
 from brorl.format import short_repr
-from brorl.prompts.prompt import JSON_NAMES, DroppedRow, Message, Question
+from brorl.prompts.prompt import JSON_NAMES, DroppedRow, Message, Question, SourceReading
 from brorl.prompts.public_data import find_layout, layouts_of, read_layout, reasons
 from brorl.prompts.rows import MISSING, Row, is_local, read_rows
 from brorl.prompts.science import choice_question, read_options, right_option
@@ -181,17 +181,6 @@ def _messages(values: list[Any], column: str) -> tuple[Message, ...]:
 
 
 CONTRADICTION = "the same question with different answers"
-
-
-@dataclass(frozen=True)
-class SourceReading:
-    """The questions of a source, and the number of its other rows."""
-
-    questions: Sequence[Question]  # distinct questions, in the order of the rows
-    num_rows: int  # rows read
-    num_repeated: int = 0  # rows that repeat a question with the same answer
-    # number of rows that the layout dropped, by reason; empty without a layout
-    dropped: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_source(source: FileSource, seed: int = 0) -> SourceReading:

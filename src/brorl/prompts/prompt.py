@@ -131,6 +131,17 @@ class Split(NamedTuple, Generic[_T]):
     held_out: list[_T]
 
 
+@dataclass(frozen=True)
+class SourceReading:
+    """The questions of a source, and the number of its other rows."""
+
+    questions: Sequence[Question]  # distinct questions, in the order of the rows
+    num_rows: int  # rows read
+    num_repeated: int = 0  # rows that repeat a question with the same answer
+    # number of rows that the layout dropped, by reason; empty without a layout
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+
 def split_held_out(questions: Iterable[Question], fraction: float, seed: int) -> Split[Question]:
     """Split questions by a hash of their words (`Question.words`).
 

@@ -20,8 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from brorl.errors import UserError
-from brorl.prompts.file_questions import SourceReading
-from brorl.prompts.prompt import Question, read_json
+from brorl.prompts.prompt import Question, SourceReading, read_json
 from brorl.prompts.settings import ALL, PRORL, GymSource
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 from brorl.verification.sandbox.values import decode, encode
