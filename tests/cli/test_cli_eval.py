@@ -202,7 +202,7 @@ def test_an_evaluation_of_a_run_says_how_it_differs_from_the_runs_own(tmp_path: 
     outcome = command("eval", path, "--samples=8", "--evaluation.num_prompts=3", "--top-p=1", "--output-dir=other")
     assert outcome.code == 0, outcome
     differing = "temperature 0.6 (in training 1), responses per prompt 8 (in training 4), prompts 3 (in training 2)"
-    said = f"the run's own evaluations had other settings, so their pass@k is another number: {differing}"
+    said = f"the run's own evaluations had other settings, so their pass@k is not comparable: {differing}"
     assert outcome.said.count(said) == 2  # before the work, and beside the numbers
     same = ("--samples=4", "--ks=1,4", "--temperature=1", "--top-p=1", "--evaluation.num_prompts=2")
     outcome = command("eval", path, *same, "--output-dir=same")
@@ -220,7 +220,7 @@ def test_an_evaluation_of_a_run_says_how_it_differs_from_the_runs_own(tmp_path: 
     later = tmp_path / "later"
     assert command("train", *SMALL, "--steps=1", "--evaluation.skip_prompts=2", f"--output_dir={later}").code == 0
     outcome = command("eval", later, *same, "--output-dir=all")
-    assert "another number: skipped prompts 0 (in training 2)" in outcome.said
+    assert "not comparable: skipped prompts 0 (in training 2)" in outcome.said
 
 
 def test_benchmarks_of_one_model(tiny: Path, tmp_path: Path) -> None:

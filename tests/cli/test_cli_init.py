@@ -405,7 +405,7 @@ def test_a_conversion_says_what_the_checks_find(tmp_path: Path, rows: list[str],
     (tmp_path / "trl.yaml").write_text(config)
     done = command("init", f"--from={tmp_path / 'trl.yaml'}", f"--output={tmp_path / 'mine.yaml'}")
     assert done.code == 0, done.err
-    assert said in done.said.partition("mend before training: ")[2].partition("check the recipe")[0]
+    assert said in done.said.partition("fix before training: ")[2].partition("check the recipe")[0]
 
 
 def test_a_function_of_a_config_verifies_the_data_of_a_file(tmp_path: Path) -> None:

@@ -277,7 +277,9 @@ def _trial_lines(trial: Trial, is_own: bool) -> list[str]:
         accepted = sum(verdict.correct for _, verdict in trial.answers)
         lines.append(f"  {right}s of {len(trial.answers)} questions: {accepted} accepted")
     if is_own and known and not trial.right.verdict.correct:
-        lines.append("  warning: your function rejects the reference answer; that is right only if it checks more")
+        lines.append(
+            "  warning: your function rejects the reference answer; that is right only if it also checks other things"
+        )
     if trial.wrong.verdict.correct:
         lines.append(f"  warning: {verifier} accepts another answer")
     rejected = [f"{one.id} ({verdict.reason})" for one, verdict in trial.answers if not verdict.correct]

@@ -314,5 +314,5 @@ def _compare_with_own(run_config: Path, settings: Mapping[str, Any]) -> list[str
         "skipped prompts": ("0", f"{evaluation.skip_prompts:,}"),
     }
     differing = [f"{setting} {here} (in training {own})" for setting, (here, own) in pairs.items() if here != own]
-    said = f"the run's own evaluations had other settings, so their pass@k is another number: {', '.join(differing)}"
+    said = f"the run's own evaluations had other settings, so their pass@k is not comparable: {', '.join(differing)}"
     return [said] if differing and num_prompts else []

@@ -98,7 +98,7 @@ def _write_conversion(conversion: Conversion, output: Path) -> list[str]:
     config = _write(output, "\n".join([*top, stream.getvalue()]))
     lines = [f"wrote {output}, from a config of {trainer}: {len(conversion.settings)} settings"]
     lines += [f"  {remark}" for remark in remarks]
-    lines += [f"  {counted(len(others), 'other key')} not read, which the recipe names at its top"] if others else []
+    lines += [f"  {counted(len(others), 'other key')} not read; the recipe lists them at its top"] if others else []
     sources = (*config.data.sources, *config.evaluation.sources)
     far = [one.path for one in sources if isinstance(one, FileSource) and not is_local(one.path)]
     try:
@@ -108,7 +108,7 @@ def _write_conversion(conversion: Conversion, output: Path) -> list[str]:
         rows = f"brorl check reads {', '.join(dict.fromkeys(far))}" if far else "every row of the data can be used"
         lines.append(f"  checked: the settings fit together; {rows}")
     except UserError as error:
-        lines.append(f"  mend before training: {error}")
+        lines.append(f"  fix before training: {error}")
     return [*lines, f"check the recipe: brorl check {output}", f"train with it: brorl train {output}"]
 
 
