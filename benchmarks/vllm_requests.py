@@ -22,7 +22,7 @@ from harness import table, timed
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from brorl.rollout.vllm_engine import split_request
-from brorl.rollout.vllm_process import Request, VllmProcess, VllmSettings
+from brorl.rollout.vllm_process import Request, VllmProcess, VllmSetup
 from brorl.sampling import SamplingParams
 
 VOCABULARY = 8192
@@ -41,7 +41,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         _save_model(Path(folder), options.hidden, options.layers)
-        settings = VllmSettings(
+        settings = VllmSetup(
             folder, "float32", options.prompt_tokens + options.new_tokens, options.cache_gib << 30,
             threads=options.threads, max_rows=rollouts,
         )  # fmt: skip

@@ -136,7 +136,7 @@ class Decoding:
         if find_spec("vllm") is None:
             return Findings(skipped="vllm cannot be imported")
         from brorl.rollout.vllm_engine import VllmEngine
-        from brorl.rollout.vllm_process import VllmSettings
+        from brorl.rollout.vllm_process import VllmSetup
 
         rows, stop = self.rows, self._config.vocab_size - 1
         num_rows = rows.num_rollouts * rows.num_prompts
@@ -145,7 +145,7 @@ class Decoding:
             model.save_pretrained(Path(folder))
             cache_bytes = self._cache_that_fits(model)
             engine = VllmEngine(
-                VllmSettings(
+                VllmSetup(
                     folder, "bfloat16", rows.prompt_tokens + rows.max_new_tokens, cache_bytes,
                     device="cpu" if self._device.is_cpu else "cuda", threads=torch.get_num_threads(),
                     max_rows=num_rows, responses_per_request=rows.num_rollouts,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from brorl.activity import Echo, Observe, Phase, Stopwatch, unobserved
@@ -16,7 +15,7 @@ from brorl.config.settings import TrainConfig
 from brorl.evaluation.benchmark import Benchmark, weights_fingerprint
 from brorl.evaluation.responses import EvaluatedModel
 from brorl.model.settings import LoraSettings
-from brorl.rollout.chosen_engine import OnEnd, end_engine, load_engine
+from brorl.rollout.chosen_engine import OnEnd, load_engine
 from brorl.rollout.engine import Engine
 from brorl.runs.checkpoint import TrainerState, discard_unfinished
 from brorl.runs.run_directory import Record, RunDirectory
@@ -136,7 +135,7 @@ def build_evaluation(
     verifiers = inputs.verifiers
     if cluster is None:
         model, engine = load_engine(config, config.model, inputs.tokenizer, inputs.context, observe, echo)
-        on_end(partial(end_engine, engine))
+        on_end(engine.close)
         weights = weights_fingerprint(model)
     else:
         from brorl.distributed.remote_parts import place_engine, place_verifiers, remote_fingerprint

@@ -42,7 +42,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from brorl.config.reading import make_config
 from brorl.model.tree_path import TreeForward
 from brorl.rollout.native_engine import NativeEngine
-from brorl.rollout.vllm_process import VllmSettings
+from brorl.rollout.vllm_process import VllmSetup
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from small_models import flattened_logprobs, random_tree, rollouts
@@ -451,7 +451,7 @@ def test_vllm_gets_a_cache_that_fits_beside_its_weights(
     """vLLM allocates its cache at the start; 96 GiB of the default do not fit on every GPU."""
     asked: list[int] = []
 
-    def engine(settings: VllmSettings, _: tuple[int, ...]) -> NoReturn:
+    def engine(settings: VllmSetup, _: tuple[int, ...]) -> NoReturn:
         asked.append(settings.cache_bytes)
         raise InterruptedError
 

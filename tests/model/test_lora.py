@@ -22,8 +22,8 @@ from brorl.model.lora import adapter_shapes, add_adapter, target_layers
 from brorl.model.settings import LoraSettings
 from brorl.model.tree_path import tree_logprobs
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.chosen_engine import send_adapted
 from brorl.rollout.native_engine import NativeEngine
+from brorl.rollout.vllm_engine import send_adapted
 from brorl.runs.checkpoint import TrainerState, load_state, save_checkpoint
 from brorl.sampling import SamplingParams
 from brorl.training.learner import TreeLearner

@@ -24,7 +24,7 @@ from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
 from brorl.rollout import vllm_process
 from brorl.rollout.vllm_engine import EngineLostError, VllmEngine, check_sampling, publish, split_request
-from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, VllmSettings, check_installed
+from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, VllmSetup, check_installed
 from brorl.sampling import SamplingParams, StopStrings
 from brorl.tree import RolloutTree
 from small_models import small_model
@@ -33,7 +33,7 @@ from tree_invariants import check_tree
 
 ROOT = Path(__file__).parents[2]
 
-SETTINGS = VllmSettings("folder", "float32", context=32, cache_bytes=1 << 20, responses_per_request=3)
+SETTINGS = VllmSetup("folder", "float32", context=32, cache_bytes=1 << 20, responses_per_request=3)
 SAMPLING = SamplingParams(max_new_tokens=4)
 TOKENIZER = byte_level()
 
@@ -84,12 +84,12 @@ class Fake:
 
 
 def started(
-    deaths: Sequence[str] = (), settings: VllmSettings = SETTINGS, seen: list[Activity] | None = None
+    deaths: Sequence[str] = (), settings: VllmSetup = SETTINGS, seen: list[Activity] | None = None
 ) -> tuple[VllmEngine, list[Fake]]:
     fakes: list[Fake] = []
     left = list(deaths)
 
-    def start(_: VllmSettings) -> Fake:
+    def start(_: VllmSetup) -> Fake:
         fakes.append(Fake(left))
         return fakes[-1]
 
@@ -278,7 +278,7 @@ def test_this_process_returns_its_cache_before_an_engine_on_the_same_gpu_allocat
             events.append(name)
             super()._call(name)
 
-    def start(_: VllmSettings) -> Fake:
+    def start(_: VllmSetup) -> Fake:
         events.append("start")
         return Logged(deaths)
 

@@ -30,7 +30,7 @@ from brorl.model.source import find_model
 from brorl.model.tree_path import tree_logprobs
 from brorl.rollout.native_engine import NativeEngine
 from brorl.rollout.vllm_engine import VllmEngine
-from brorl.rollout.vllm_process import Request, VllmProcess, VllmSettings
+from brorl.rollout.vllm_process import Request, VllmProcess, VllmSetup
 from brorl.sampling import SamplingParams, StopStrings
 from brorl.tree import RolloutTree
 from run_support import command
@@ -52,12 +52,12 @@ class Pair:
     def __init__(self, model: PreTrainedModel, folder: Path, separate: bool) -> None:
         model.save_pretrained(folder)
         self.model, self.version = model, 0
-        settings = VllmSettings(
+        settings = VllmSetup(
             str(folder), "float32", CONTEXT, 64 << 20, max_rows=64, responses_per_request=40, separate=separate
         )
         self.process: VllmProcess | None = None
 
-        def start(given: VllmSettings) -> VllmProcess:
+        def start(given: VllmSetup) -> VllmProcess:
             self.process = VllmProcess(given)
             return self.process
 
@@ -281,10 +281,10 @@ def test_an_engine_that_dies_is_replaced_with_its_weights(pair: Pair, rng: np.ra
 
 OWNER = """
 import psutil, time
-from brorl.rollout.vllm_process import VllmProcess, VllmSettings
+from brorl.rollout.vllm_process import VllmProcess, VllmSetup
 
 if __name__ == "__main__":
-    engine = VllmProcess(VllmSettings({folder!r}, "float32", 64, 64 << 20, max_rows=8, responses_per_request=8))
+    engine = VllmProcess(VllmSetup({folder!r}, "float32", 64, 64 << 20, max_rows=8, responses_per_request=8))
     print("processes", *[child.pid for child in psutil.Process().children(recursive=True)], flush=True)
     time.sleep(600)
 """
@@ -320,7 +320,7 @@ def test_adapters_are_followed_from_update_to_update(separate: bool, tmp_path: P
     model.save_pretrained(tmp_path)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     add_adapter(model, lora)
-    settings = VllmSettings(str(tmp_path), "float32", CONTEXT, 64 << 20, max_rows=64, separate=separate, lora=lora)
+    settings = VllmSetup(str(tmp_path), "float32", CONTEXT, 64 << 20, max_rows=64, separate=separate, lora=lora)
     engine = VllmEngine(settings, (STOP,))
     prompts, merged = [*prompts_of(rng, 2), rng.integers(1, VOCABULARY, 45).tolist()], copy.deepcopy(plain)
     try:
@@ -430,7 +430,7 @@ def test_stop_strings_end_responses_as_in_the_native_engine(tmp_path: Path, rng:
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     stop = StopStrings(tokenizer, ["\n\n", "Question:", "é", "漢", "a", "n "])
-    settings = VllmSettings(str(tmp_path), "float32", CONTEXT, 64 << 20, max_rows=64, separate=False)
+    settings = VllmSetup(str(tmp_path), "float32", CONTEXT, 64 << 20, max_rows=64, separate=False)
     whole = [
         token for token in range(2, len(tokenizer)) if "\N{REPLACEMENT CHARACTER}" not in tokenizer.decode([token])
     ]

@@ -21,10 +21,11 @@ from brorl.model.forward import choose_forward
 from brorl.model.load import load_model, load_tokenizer
 from brorl.model.lora import saved_adapter
 from brorl.model.settings import LoraSettings
-from brorl.rollout import chosen_engine as engine
-from brorl.rollout.chosen_engine import build_vllm_settings
+from brorl.rollout import vllm_engine
+from brorl.rollout.chosen_engine import build_engine, build_sampling_model, check_engine
 from brorl.rollout.native_engine import NativeEngine
-from brorl.rollout.vllm_process import VllmSettings
+from brorl.rollout.vllm_engine import vllm_setup
+from brorl.rollout.vllm_process import VllmSetup
 from brorl.training.inputs import input_lines, prepare
 from run_support import SMALL, command
 
@@ -37,7 +38,7 @@ def config(**overrides: Any) -> TrainConfig:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "check_installed", lambda: None)
+    monkeypatch.setattr(vllm_engine, "check_installed", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +78,9 @@ def test_adapters_in_float32_on_a_gpu_are_rejected(several: dict[str, Any], monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     given = {"device": "cuda", "lora.rank": 4} | several
     with pytest.raises(UserError, match=r"adapters in float32 on a GPU, .*set dtype: bfloat16"):
-        engine.check_engine(config(**given))
-    engine.check_engine(config(**given, dtype="bfloat16"))
-    engine.check_engine(config(**given | {"lora.rank": 0}))
+        check_engine(config(**given))
+    check_engine(config(**given, dtype="bfloat16"))
+    check_engine(config(**given | {"lora.rank": 0}))
 
 
 def test_a_learner_without_a_gpu_is_rejected_before_the_data_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +122,7 @@ def test_a_missing_vllm_is_one_line(
     def missing() -> None:
         raise UserError("engine.kind = vllm needs the package vllm")
 
-    monkeypatch.setattr(engine, "check_installed", missing)
+    monkeypatch.setattr(vllm_engine, "check_installed", missing)
     folder = "--output_dir" if arguments[0] == "train" else "--output-dir"
     done = command(*arguments, "--engine.kind=vllm", folder, tmp_path / "out")
     assert done.code == 2
@@ -135,7 +136,7 @@ def test_the_learner_recomputes_old_logprobs() -> None:
 
 
 def test_settings_reach_the_engine() -> None:
-    made = build_vllm_settings(
+    made = vllm_setup(
         config(
             **{
                 "dtype": "bfloat16", "engine.memory_gib": 0.5, "engine.vllm.max_rows": 33,
@@ -151,7 +152,7 @@ def test_settings_reach_the_engine() -> None:
     assert (made.separate, made.sleeps, made.threads) == (True, False, torch.get_num_threads())
     assert (made.gpus, made.lora) == ((), None)
     with_adapters = config(**{"lora.rank": 5, "lora.alpha": 7, "lora.target_modules": ["q_proj"]})
-    assert build_vllm_settings(with_adapters, "quickstart", 9).lora == with_adapters.lora
+    assert vllm_setup(with_adapters, "quickstart", 9).lora == with_adapters.lora
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # peft uses deprecated parts of transformers
@@ -177,15 +178,15 @@ def test_an_adapter_is_given_to_the_engine_at_its_start(
             assert version == 0
             given.update(weights)
 
-    monkeypatch.setattr(engine, "VllmEngine", Started)
+    monkeypatch.setattr(vllm_engine, "VllmEngine", Started)
     settings = config(**{"lora.rank": rank})
-    model, tokenizer = engine.build_sampling_model(settings, str(tmp_path)), load_tokenizer("quickstart")
+    model, tokenizer = build_sampling_model(settings, str(tmp_path)), load_tokenizer("quickstart")
     forward = choose_forward(model, "auto", 64)
     if worker:
         monkeypatch.setattr(remote_parts, "VllmEngine", Started)
         remote_parts._make_engine(settings.model_copy(update={"model": str(tmp_path)}), 64, shares_gpu=False)
     else:
-        engine.build_engine(settings, str(tmp_path), model, tokenizer, forward, 64)
+        build_engine(settings, str(tmp_path), model, tokenizer, forward, 64)
     if rank:
         saved = load_file(tmp_path / "adapter_model.safetensors")
         found = dict(saved_adapter(given.items()))
@@ -204,7 +205,7 @@ class _Engine(NativeEngine):
     running = 0
 
     def __init__(
-        self, settings: VllmSettings, stop_token_ids: tuple[int, ...], observe: Observe = unobserved, *_: object
+        self, settings: VllmSetup, stop_token_ids: tuple[int, ...], observe: Observe = unobserved, *_: object
     ) -> None:
         model = load_model(settings.source, torch.device("cpu"), torch.float32)
         super().__init__(model, stop_token_ids, 1 << 30, observe=observe)
@@ -229,7 +230,7 @@ def test_the_process_of_the_engine_ends_with_the_work(
     arguments: list[str], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(engine, "VllmEngine", _Engine)
+    monkeypatch.setattr(vllm_engine, "VllmEngine", _Engine)
     monkeypatch.setattr(_Engine, "running", 0)
     sampled: list[int] = []
     sample = NativeEngine.sample
@@ -245,10 +246,10 @@ def test_the_engine_has_the_gpus_of_its_placement(placement: str, monkeypatch: p
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     settings = {"device": "cuda:1", "engine.vllm.placement": placement}
-    made = build_vllm_settings(config(**settings), "quickstart", context=9)
+    made = vllm_setup(config(**settings), "quickstart", context=9)
     assert made.gpus == ((0,) if placement == "apart" else (1,))
     assert made.sleeps == (placement == "colocated")
-    wide = build_vllm_settings(config(**settings, **{"engine.vllm.tensor_parallel": 3}), "quickstart", context=9)
+    wide = vllm_setup(config(**settings, **{"engine.vllm.tensor_parallel": 3}), "quickstart", context=9)
     assert wide.gpus == ((0, 2, 3) if placement == "apart" else (1, 0, 2))
 
 

@@ -23,9 +23,9 @@ from brorl.evaluation.benchmark import weights_fingerprint
 from brorl.model.kernels import use_kernels
 from brorl.model.load import end_tokens, load_tokenizer
 from brorl.model.source import find_model
-from brorl.rollout.chosen_engine import build_sampling_model, build_vllm_settings, load_engine, send_adapted
+from brorl.rollout.chosen_engine import build_sampling_model, load_engine
 from brorl.rollout.engine import Engine, PooledEngine
-from brorl.rollout.vllm_engine import VllmEngine
+from brorl.rollout.vllm_engine import VllmEngine, send_adapted, vllm_setup
 from brorl.sampling import StopStrings
 from brorl.seeds import derived_seed
 from brorl.training.async_collector import AsyncCollector
@@ -154,7 +154,7 @@ def _make_engine(config: TrainConfig, context: int, shares_gpu: bool) -> Engine:
     """Load the model and make the engine of a rollout worker, in its process."""
     tokenizer = load_tokenizer(config.model, config.sampling.stop)
     if config.engine.kind == "vllm":  # it loads the model on its own
-        settings = replace(build_vllm_settings(config, config.model, context), sleeps=shares_gpu)
+        settings = replace(vllm_setup(config, config.model, context), sleeps=shares_gpu)
         stop_token_ids = end_tokens(config.model, tokenizer, config.sampling.stop)
         engine = VllmEngine(settings, stop_token_ids, stop=StopStrings(tokenizer, config.sampling.stop))
         if find_model(config.model).adapter:  # it has loaded the base

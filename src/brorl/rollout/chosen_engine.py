@@ -16,12 +16,10 @@ from brorl.model.flat_path import FlatForward
 from brorl.model.forward import choose_forward
 from brorl.model.kernels import use_kernels
 from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model
-from brorl.model.source import find_model, read_config
+from brorl.model.source import find_model
 from brorl.model.tree_path import TreeForward
-from brorl.rollout.engine import Engine, Sampler
+from brorl.rollout.engine import Engine
 from brorl.rollout.native_engine import NativeEngine
-from brorl.rollout.vllm_engine import VllmEngine, check_sampling
-from brorl.rollout.vllm_process import VllmSettings, check_installed
 from brorl.sampling import SamplingParams, StopStrings
 
 OnEnd: TypeAlias = Callable[[Callable[[], object]], object]  # receives functions to call after the work
@@ -29,42 +27,10 @@ OnEnd: TypeAlias = Callable[[Callable[[], object]], object]  # receives function
 
 def check_engine(config: TrainConfig, sampling: SamplingParams | None = None) -> None:
     """Check that the engine is installed, that the machine has what it needs, and that it can draw the rollouts."""
-    if config.engine.kind != "vllm":
-        return
-    check_installed()
-    if not config.cluster.enabled:
-        _check_gpus(config)
-    cluster = config.cluster
-    on_gpu = cluster.gpus_per_rollout_worker if cluster.enabled else choose_device(config.device).type == "cuda"
-    if config.lora.rank and config.dtype == "float32" and on_gpu:
-        raise UserError(
-            "engine.kind = vllm has no kernels for adapters in float32 on a GPU, and dtype = float32; set dtype: "
-            "bfloat16, or engine.kind: native"
-        )
-    if sampling is not None:
-        try:
-            check_sampling(sampling)
-        except ValueError as error:
-            raise UserError(str(error)) from error
+    if config.engine.kind == "vllm":
+        from brorl.rollout.vllm_engine import check_vllm
 
-
-def _check_gpus(config: TrainConfig) -> None:
-    """Check that this machine has the GPUs that the placement and the weight transfer of vLLM need."""
-    vllm = config.engine.vllm
-    if vllm.placement == "colocated":
-        return
-    if choose_device(config.device).type == "cpu":
-        raise UserError(
-            "engine.vllm.placement = apart needs the model on a GPU, and it is on the CPU (device = "
-            f"{config.device}); set engine.vllm.placement: colocated"
-        )
-    num_gpus = torch.cuda.device_count()
-    if num_gpus < 1 + vllm.tensor_parallel:
-        raise UserError(
-            f"engine.vllm.placement = apart needs {1 + vllm.tensor_parallel} GPUs, one for the learner and "
-            f"engine.vllm.tensor_parallel = {vllm.tensor_parallel} for the engine, and torch finds {num_gpus}; set "
-            "engine.vllm.placement: colocated"
-        )
+        check_vllm(config, sampling)
 
 
 def build_engine(
@@ -86,7 +52,9 @@ def build_engine(
     stop_token_ids = end_tokens(model, tokenizer, config.sampling.stop)
     match config.engine.kind:
         case "vllm":
-            engine = VllmEngine(build_vllm_settings(config, source, context), stop_token_ids, observe, stop)
+            from brorl.rollout.vllm_engine import VllmEngine, send_adapted, vllm_setup
+
+            engine = VllmEngine(vllm_setup(config, source, context), stop_token_ids, observe, stop)
             if find_model(source).adapter:  # it has loaded the base
                 send_adapted(engine, model, source)
             return engine
@@ -129,53 +97,6 @@ def load_engine(
     check_vocabulary(source, model, tokenizer)
     forward = choose_forward(model, config.engine.forward, context)
     return model, build_engine(config, source, model, tokenizer, forward, context, observe, echo)
-
-
-def send_adapted(engine: VllmEngine, model: PreTrainedModel, source: str) -> None:
-    """Send a model with adapters to vLLM, which has loaded its base; layers that the merge unties are an error."""
-    base, own = (config.get_text_config() for config in (read_config(find_model(source)), model.config))
-    if base.tie_word_embeddings != own.tie_word_embeddings:
-        raise UserError(
-            f"vLLM ties the embedding and the output layer as the base of {source} does, and its merged adapter makes "
-            "them different; save the merged model (docs/how-to/upload.md) and set model to it, or engine.kind: native"
-        )
-    engine.load_weights(model.named_parameters(), version=0)
-
-
-def end_engine(engine: Sampler) -> None:
-    """End the process of an engine that has one; rollout workers end with their cluster."""
-    if isinstance(engine, VllmEngine):
-        engine.close()
-
-
-def build_vllm_settings(config: TrainConfig, source: str, context: int) -> VllmSettings:
-    """Return the settings of a vLLM engine: in a process of its own, or in that of a rollout worker."""
-    device = choose_device(config.device)
-    vllm = config.engine.vllm
-    found = find_model(source)
-    return VllmSettings(
-        source=found.path,
-        revision=found.revision,
-        dtype="bfloat16" if config.dtype == "bfloat16" else "float32",
-        context=context,
-        cache_bytes=int(config.engine.memory_gib * 2**30),
-        device="cpu" if device.type == "cpu" else "cuda",
-        threads=torch.get_num_threads(),
-        max_rows=vllm.max_rows,
-        responses_per_request=vllm.responses_per_request,
-        tensor_parallel=vllm.tensor_parallel,
-        sleeps=device.type != "cpu" and not config.cluster.enabled and vllm.placement == "colocated",
-        separate=not config.cluster.enabled,  # a rollout worker is a process of its own, and replaced as a whole
-        gpus=() if device.type == "cpu" or config.cluster.enabled else _engine_gpus(config, device.index or 0),
-        lora=config.adapters,
-    )
-
-
-def _engine_gpus(config: TrainConfig, learner: int) -> tuple[int, ...]:
-    """Return the numbers of the engine's GPUs."""
-    others = [gpu for gpu in range(torch.cuda.device_count()) if gpu != learner]
-    gpus = others if config.engine.vllm.placement == "apart" else [learner, *others]
-    return tuple(gpus[: config.engine.vllm.tensor_parallel])
 
 
 def build_sampling_model(config: TrainConfig, source: str) -> PreTrainedModel:

@@ -61,6 +61,10 @@ class Engine(Sampler, Protocol):
         """Sample with these weights from now on."""
         ...
 
+    def close(self) -> None:
+        """End the processes that the engine has started."""
+        ...
+
 
 _POLL_S = 0.2  # between two reports to the observer, which ends the call on Ctrl-C
 
@@ -141,6 +145,9 @@ class PooledEngine:
         """Publish weights to the workers; see `Engine`."""
         self._pool.publish(weights, version)
         self.version = version
+
+    def close(self) -> None:
+        """Do nothing: the workers end with their cluster."""
 
     def sample(
         self,

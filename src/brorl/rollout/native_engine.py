@@ -184,6 +184,9 @@ class NativeEngine:
                 own[name].copy_(tensor)
         self.version = version
 
+    def close(self) -> None:
+        """Do nothing: this engine samples in the process of its caller."""
+
     @torch.no_grad()
     def sample(
         self,

@@ -27,14 +27,26 @@ from typing import TypeVar
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from brorl.activity import Decoding, Observe, unobserved
+from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.device import to_host
+from brorl.model.load import choose_device
 from brorl.model.lora import saved_adapter
 from brorl.model.settings import LoraSettings
+from brorl.model.source import find_model, read_config
 from brorl.rollout.engine import rollouts_of_prompts
-from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, VllmProcess, VllmSettings, Weights
+from brorl.rollout.vllm_process import (
+    Completion,
+    EngineDiedError,
+    Request,
+    VllmProcess,
+    VllmSetup,
+    Weights,
+    check_installed,
+)
 from brorl.sampling import SamplingParams, StopStrings
 from brorl.seeds import derived_seed
 from brorl.storage import TemporaryFolder
@@ -61,11 +73,11 @@ class VllmEngine:
 
     def __init__(
         self,
-        settings: VllmSettings,
+        settings: VllmSetup,
         stop_token_ids: Sequence[int],
         observe: Observe = unobserved,
         stop: StopStrings | None = None,
-        start: Callable[[VllmSettings], VllmProcess] = VllmProcess,
+        start: Callable[[VllmSetup], VllmProcess] = VllmProcess,
     ) -> None:
         self.stop_token_ids = tuple(stop_token_ids)
         self.version = 0
@@ -243,3 +255,82 @@ def split_request(prompt: Sequence[int], num_responses: int, seed: int, largest:
         Request(tuple(prompt), min(largest, num_responses - start), base + start)
         for start in range(0, num_responses, largest)
     ]
+
+
+def check_vllm(config: TrainConfig, sampling: SamplingParams | None = None) -> None:
+    """Check that vLLM is installed, that the machine has what it needs, and that it can draw the rollouts."""
+    check_installed()
+    if not config.cluster.enabled:
+        _check_gpus(config)
+    cluster = config.cluster
+    on_gpu = cluster.gpus_per_rollout_worker if cluster.enabled else choose_device(config.device).type == "cuda"
+    if config.lora.rank and config.dtype == "float32" and on_gpu:
+        raise UserError(
+            "engine.kind = vllm has no kernels for adapters in float32 on a GPU, and dtype = float32; set dtype: "
+            "bfloat16, or engine.kind: native"
+        )
+    if sampling is not None:
+        try:
+            check_sampling(sampling)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
+
+def _check_gpus(config: TrainConfig) -> None:
+    """Check that this machine has the GPUs that the placement and the weight transfer of vLLM need."""
+    vllm = config.engine.vllm
+    if vllm.placement == "colocated":
+        return
+    if choose_device(config.device).type == "cpu":
+        raise UserError(
+            "engine.vllm.placement = apart needs the model on a GPU, and it is on the CPU (device = "
+            f"{config.device}); set engine.vllm.placement: colocated"
+        )
+    num_gpus = torch.cuda.device_count()
+    if num_gpus < 1 + vllm.tensor_parallel:
+        raise UserError(
+            f"engine.vllm.placement = apart needs {1 + vllm.tensor_parallel} GPUs, one for the learner and "
+            f"engine.vllm.tensor_parallel = {vllm.tensor_parallel} for the engine, and torch finds {num_gpus}; set "
+            "engine.vllm.placement: colocated"
+        )
+
+
+def vllm_setup(config: TrainConfig, source: str, context: int) -> VllmSetup:
+    """Return what the settings say of a vLLM engine, in its own process or in the process of a rollout worker."""
+    device = choose_device(config.device)
+    vllm = config.engine.vllm
+    found = find_model(source)
+    return VllmSetup(
+        source=found.path,
+        revision=found.revision,
+        dtype="bfloat16" if config.dtype == "bfloat16" else "float32",
+        context=context,
+        cache_bytes=int(config.engine.memory_gib * 2**30),
+        device="cpu" if device.type == "cpu" else "cuda",
+        threads=torch.get_num_threads(),
+        max_rows=vllm.max_rows,
+        responses_per_request=vllm.responses_per_request,
+        tensor_parallel=vllm.tensor_parallel,
+        sleeps=device.type != "cpu" and not config.cluster.enabled and vllm.placement == "colocated",
+        separate=not config.cluster.enabled,  # a rollout worker is a process of its own, and replaced as a whole
+        gpus=() if device.type == "cpu" or config.cluster.enabled else _engine_gpus(config, device.index or 0),
+        lora=config.adapters,
+    )
+
+
+def _engine_gpus(config: TrainConfig, learner: int) -> tuple[int, ...]:
+    """Return the numbers of the engine's GPUs."""
+    others = [gpu for gpu in range(torch.cuda.device_count()) if gpu != learner]
+    gpus = others if config.engine.vllm.placement == "apart" else [learner, *others]
+    return tuple(gpus[: config.engine.vllm.tensor_parallel])
+
+
+def send_adapted(engine: VllmEngine, model: PreTrainedModel, source: str) -> None:
+    """Send a model with adapters to vLLM, which has loaded its base; layers that the merge unties are an error."""
+    base, own = (config.get_text_config() for config in (read_config(find_model(source)), model.config))
+    if base.tie_word_embeddings != own.tie_word_embeddings:
+        raise UserError(
+            f"vLLM ties the embedding and the output layer as the base of {source} does, and its merged adapter makes "
+            "them different; save the merged model (docs/how-to/upload.md) and set model to it, or engine.kind: native"
+        )
+    engine.load_weights(model.named_parameters(), version=0)

@@ -39,7 +39,7 @@ Weights = Path | Iterable[tuple[str, Tensor]]  # a folder that `publish` has wri
 
 
 @dataclass(frozen=True)
-class VllmSettings:
+class VllmSetup:
     """Settings of a vLLM engine."""
 
     source: str  # folder or hub id of the model
@@ -109,7 +109,7 @@ def check_installed() -> None:
 class VllmProcess:
     """A vLLM engine; an error names a version, a model or adapters that it cannot run."""
 
-    def __init__(self, settings: VllmSettings) -> None:
+    def __init__(self, settings: VllmSetup) -> None:
         check_installed()
         with _environment(settings):
             import vllm
@@ -247,7 +247,7 @@ def _completion(response: Any) -> Completion:
     )
 
 
-def _arguments(settings: VllmSettings) -> dict[str, Any]:
+def _arguments(settings: VllmSetup) -> dict[str, Any]:
     """Return the arguments of `vllm.LLM`."""
     on_cpu = settings.device == "cpu"
     arguments: dict[str, Any] = {
@@ -280,7 +280,7 @@ def _arguments(settings: VllmSettings) -> dict[str, Any]:
 
 
 @contextmanager
-def _environment(settings: VllmSettings) -> Iterator[None]:
+def _environment(settings: VllmSetup) -> Iterator[None]:
     """Set the environment variables that vLLM reads when it is imported and started."""
     own = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(settings.separate)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 from transformers import PreTrainedModel
@@ -17,7 +16,7 @@ from brorl.model.logprobs import NextToken
 from brorl.model.sharding import shard
 from brorl.model.tree_path import TreeForward
 from brorl.prompts.prompt import PromptStream
-from brorl.rollout.chosen_engine import OnEnd, build_engine, end_engine
+from brorl.rollout.chosen_engine import OnEnd, build_engine
 from brorl.rollout.engine import Engine
 from brorl.training.inputs import ModelInputs, RunInputs
 from brorl.training.learner import TreeLearner
@@ -52,7 +51,7 @@ class LocalParts:
         model = build_model(config, inputs, observe)
         forward = build_forward(config, inputs, model, echo)
         engine = build_engine(config, inputs.model_path, model, tokenizer, forward, inputs.context, observe, echo)
-        on_end(partial(end_engine, engine))
+        on_end(engine.close)
         forward = build_learner_forward(config, model, forward, echo)
         stop_token_ids = end_tokens(model, tokenizer, stop)
         return cls(config, model, engine, inputs.prompts.train, inputs.grader, forward, stop_token_ids)
